@@ -1,0 +1,1 @@
+"""Metrics, requirements and error tables."""

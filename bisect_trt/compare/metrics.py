@@ -1,0 +1,143 @@
+"""How far one tensor is from its reference, in the numbers people use.
+
+Where the reference itself is not finite (a mask of -inf), an equal value is no error; anything else there, and any new
+NaN or infinity, counts as non-finite and leaves the finite statistics to the remaining elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+NAN = float("nan")
+
+
+@dataclass(frozen=True)
+class TensorError:
+    """The errors of one tensor on one sample, or the worst over several.
+
+    ``max_abs``, ``mean_abs``, ``median_abs``, ``rmse`` are in the tensor's units; ``rel_range`` is ``max_abs`` over the
+    reference's range; ``cosine`` is in [-1, 1]; ``snr_db`` is 10 log10(sum ref^2 / sum err^2), inf for no error;
+    ``nonfinite`` counts elements that are NaN or infinite without the reference being equal there.
+    """
+
+    max_abs: float
+    mean_abs: float
+    median_abs: float
+    rmse: float
+    rel_range: float
+    cosine: float
+    snr_db: float
+    nonfinite: int
+    elements: int
+    ref_min: float
+    ref_max: float
+
+    @property
+    def finite(self) -> bool:
+        """True if nothing became NaN or infinite."""
+        return self.nonfinite == 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The numbers by name, with ``finite`` among them."""
+        return {**asdict(self), "finite": self.finite}
+
+
+def tensor_error(reference: NDArray[Any], candidate: NDArray[Any]) -> TensorError:
+    """Compare two arrays of one shape; any numeric or boolean dtype, computed in float64.
+
+    Raises :class:`ValueError` if the shapes differ.
+    """
+    if reference.shape != candidate.shape:
+        raise ValueError(f"shape {candidate.shape} instead of {reference.shape}")
+    ref, got = _as_float64(reference).ravel(), _as_float64(candidate).ravel()
+    usable = np.isfinite(ref) & np.isfinite(got)
+    if usable.all():
+        nonfinite = 0
+    else:
+        same = (ref == got) | (np.isnan(ref) & np.isnan(got))
+        nonfinite = int(np.count_nonzero(~usable & ~same))
+        ref, got = ref[usable], got[usable]
+    if ref.size == 0:
+        empty = reference.size == 0 or nonfinite == 0
+        value = 0.0 if empty else NAN
+        return TensorError(
+            value, value, value, value, value, 1.0 if empty else NAN, float("inf") if empty else NAN,
+            nonfinite, reference.size, NAN, NAN,
+        )  # fmt: skip
+    error = np.abs(got - ref)
+    low, high = float(ref.min()), float(ref.max())
+    worst = float(error.max())
+    return TensorError(
+        max_abs=worst,
+        mean_abs=float(error.mean()),
+        median_abs=float(np.median(error)),
+        rmse=float(np.sqrt(np.mean(error * error))),
+        rel_range=_ratio(worst, (high - low) or max(abs(high), abs(low))),
+        cosine=_cosine(ref, got),
+        snr_db=_snr_db(ref, error),
+        nonfinite=nonfinite,
+        elements=reference.size,
+        ref_min=low,
+        ref_max=high,
+    )
+
+
+_LARGER_IS_BETTER = frozenset({"cosine", "snr_db"})
+
+
+def worst_of(errors: Sequence[TensorError]) -> TensorError:
+    """The worst of each number over several samples; counts add up, the range covers all."""
+    return _combine(errors, np.nanmax, np.nanmin)
+
+
+def mean_of(errors: Sequence[TensorError]) -> TensorError:
+    """The mean of each number over several samples; counts add up, the range covers all."""
+    return _combine(errors, np.nanmean, np.nanmean)
+
+
+def _combine(errors: Sequence[TensorError], up: Any, down: Any) -> TensorError:
+    if len(errors) == 1:
+        return errors[0]
+    values: dict[str, Any] = {}
+    for item in fields(TensorError):
+        column = np.asarray([getattr(e, item.name) for e in errors], np.float64)
+        if item.name in ("nonfinite", "elements"):
+            values[item.name] = int(column.sum())
+        elif np.isnan(column).all():
+            values[item.name] = NAN
+        elif item.name in ("ref_min", "ref_max"):
+            values[item.name] = float(np.nanmin(column) if item.name == "ref_min" else np.nanmax(column))
+        else:
+            values[item.name] = float((down if item.name in _LARGER_IS_BETTER else up)(column))
+    return TensorError(**values)
+
+
+def _as_float64(array: NDArray[Any]) -> NDArray[np.float64]:
+    return np.asarray(array).astype(np.float64)
+
+
+def _ratio(value: float, over: float) -> float:
+    if value == 0.0:
+        return 0.0
+    return value / over if over > 0.0 else float("inf")
+
+
+def _cosine(ref: NDArray[np.float64], got: NDArray[np.float64]) -> float:
+    # Scaled by the largest value first: squares of values near 1e200 overflow even float64.
+    ref_scale, got_scale = float(np.abs(ref).max()), float(np.abs(got).max())
+    if ref_scale == 0.0 or got_scale == 0.0:
+        return 1.0 if ref_scale == got_scale else 0.0
+    a, b = ref / ref_scale, got / got_scale
+    return float(np.clip(np.dot(a, b) / (np.linalg.norm(a) * np.linalg.norm(b)), -1.0, 1.0))
+
+
+def _snr_db(ref: NDArray[np.float64], error: NDArray[np.float64]) -> float:
+    noise, signal = float(np.linalg.norm(error)), float(np.linalg.norm(ref))
+    if noise == 0.0:
+        return float("inf")
+    return 20.0 * float(np.log10(signal / noise)) if signal > 0.0 else float("-inf")

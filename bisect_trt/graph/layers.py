@@ -1,0 +1,154 @@
+"""What the nodes of a model are to this tool: layers, kept nodes or constants, each with a stable unique id."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import onnx
+from onnx import TensorProto
+
+from bisect_trt.graph.lowering import (
+    CONTROL_FLOW,
+    FLOAT,
+    MATRIX_INPUTS,
+    STAYS_FP32,
+    is_standard,
+    lowerable_slots,
+)
+from bisect_trt.graph.types import Scope, infer_types, opset_of
+from bisect_trt.precision import Precision
+
+
+class Kind(Enum):
+    """What a plan may do with a node."""
+
+    LAYER = "layer"
+    KEPT = "kept"
+    CONSTANT = "constant"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A node with a float output that can run at reduced precision.
+
+    ``name`` is the unique id used in plans, tables and journals: the node's own name where it is unique.
+    ``scope`` is the part of the name before the last slash. ``outputs`` are its float tensors.
+    """
+
+    name: str
+    op: str
+    index: int
+    outputs: tuple[str, ...]
+    inputs: tuple[str, ...]
+    precisions: frozenset[Precision]
+
+    @property
+    def id(self) -> str:
+        """The layer's id, which is its name."""
+        return self.name
+
+    @property
+    def scope(self) -> str:
+        """The path of modules that the name spells, '' where it spells none."""
+        return self.name.rpartition("/")[0].strip("/")
+
+
+@dataclass(frozen=True)
+class Role:
+    """What one node may do at one precision: the float slots that change, and those that stay FP32.
+
+    ``reduced_in`` and ``reduced_out`` are slots of FP32 tensors that a lowered node reads and writes reduced;
+    ``float_in`` are all its FP32 input slots.
+    """
+
+    name: str
+    kind: Kind
+    reduced_in: tuple[int, ...] = ()
+    reduced_out: tuple[int, ...] = ()
+    float_in: tuple[int, ...] = ()
+
+
+def node_names(nodes: Sequence[onnx.NodeProto]) -> list[str]:
+    """A unique name for each node: its own where it has one to itself, made up from its output where it has none.
+
+    The first node of several with one name keeps it; the later ones get ``_1``, ``_2``, ... A made-up name is
+    ``Op_output``, which survives edits elsewhere in the graph (a position would not).
+    """
+    taken = {n.name for n in nodes if n.name}
+    seen: set[str] = set()
+    names = []
+    for position, node in enumerate(nodes):
+        name = node.name
+        if not name or name in seen:
+            first_output = next((o for o in node.output if o), str(position))
+            stem = name or f"{node.op_type}_{first_output}"
+            name, number = stem, 0
+            while name in taken or name in seen:
+                number += 1
+                name = f"{stem}_{number}"
+        seen.add(name)
+        names.append(name)
+    return names
+
+
+def role_of(node: onnx.NodeProto, name: str, scope: Scope, opset: int, precision: Precision) -> Role:
+    """What ``node`` may do at ``precision``; FP32 asks for nothing, so every node is then kept."""
+    if node.op_type == "Constant" and is_standard(node):
+        return Role(name, Kind.CONSTANT)
+    float_in = tuple(i for i, tensor in enumerate(node.input) if tensor and scope.type_of(tensor) == FLOAT)
+    float_out = tuple(i for i, tensor in enumerate(node.output) if tensor and scope.type_of(tensor) == FLOAT)
+    kept = Role(name, Kind.KEPT, float_in=float_in)
+    if not float_out or not is_standard(node) or precision is Precision.FP32:
+        return kept
+    if node.op_type in CONTROL_FLOW:
+        return Role(name, Kind.LAYER, float_in, float_out, float_in)
+    if precision is Precision.TF32:
+        operands = tuple(i for i in MATRIX_INPUTS.get(node.op_type, ()) if i in float_in)
+        return Role(name, Kind.LAYER, operands, (), float_in) if operands else kept
+    ins, outs = lowerable_slots(node.op_type, opset, len(node.input), len(node.output), precision)
+    reduced_in = tuple(i for i in float_in if i in ins)
+    reduced_out = tuple(i for i in float_out if i in outs)
+    if not reduced_out or not (reduced_in or node.op_type == "Cast"):
+        return kept
+    return Role(name, Kind.LAYER, reduced_in, reduced_out, float_in)
+
+
+def list_layers(model: onnx.ModelProto) -> list[Layer]:
+    """The layers of ``model`` in the file's order, which ONNX requires to be a topological one.
+
+    A layer is a node with an FP32 output that can run at FP16, BF16 or TF32. Nodes that already run in FP16 or BF16
+    in the source, integer and boolean nodes, custom domains, Q/DQ and the operators of ``STAYS_FP32`` are none.
+    """
+    scope, opset, layers = infer_types(model), opset_of(model), []
+    nodes = model.graph.node
+    for index, (node, name) in enumerate(zip(nodes, node_names(nodes), strict=True)):
+        precisions = frozenset(
+            p
+            for p in (Precision.FP16, Precision.BF16, Precision.TF32)
+            if role_of(node, name, scope, opset, p).kind is Kind.LAYER
+        )
+        if precisions:
+            outputs = tuple(o for o in node.output if o and scope.type_of(o) == FLOAT)
+            layers.append(
+                Layer(name, node.op_type, index, outputs, tuple(i for i in node.input if i), precisions)
+            )
+    return layers
+
+
+def kept_nodes(model: onnx.ModelProto) -> dict[str, str]:
+    """The nodes that touch floats and still are no layers, with the reason, for ``inspect``."""
+    scope, opset, kept = infer_types(model), opset_of(model), {}
+    low = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+    for node, name in zip(model.graph.node, node_names(model.graph.node), strict=True):
+        types = [scope.type_of(o) for o in node.output if o]
+        if not is_standard(node):
+            kept[name] = f"{node.domain}.{node.op_type} is not a standard operator"
+        elif any(t in low for t in types):
+            kept[name] = f"{node.op_type} already runs at reduced precision in the source"
+        elif node.op_type in STAYS_FP32 and FLOAT in types:
+            kept[name] = f"{node.op_type}: {STAYS_FP32[node.op_type]}"
+        elif FLOAT in types and role_of(node, name, scope, opset, Precision.FP16).kind is Kind.KEPT:
+            kept[name] = f"{node.op_type} has no FP16 form in opset {opset}"
+    return kept

@@ -1,0 +1,73 @@
+"""Raising a model's opset where BF16 needs it, and advice about the opset a model has.
+
+``Cast`` knows bfloat16 from opset 13 on, most operators too, the convolutions and pools from 22 on. ONNX's own version
+converter does the work; layers keep their ids, because the names are made unique before.
+"""
+
+from __future__ import annotations
+
+import onnx
+from onnx import defs
+
+from bisect_trt.errors import BadInputError, one_line
+from bisect_trt.graph.layers import list_layers, node_names
+from bisect_trt.graph.lowering import schema_of
+from bisect_trt.graph.types import opset_of
+from bisect_trt.precision import Precision, PrecisionPlan
+
+CAST_HAS_BF16 = 13
+ALL_HAVE_BF16 = 22
+HAS_LAYER_NORMALIZATION = 17
+
+
+def with_roundings(model: onnx.ModelProto, base: Precision) -> onnx.ModelProto:
+    """``model``, or a copy at opset 13 where the roundings to ``base`` cannot be written in its own opset."""
+    if base is Precision.BF16 and opset_of(model) < CAST_HAS_BF16:
+        return raised(model, CAST_HAS_BF16)
+    return model
+
+
+def with_bf16_operators(model: onnx.ModelProto, plan: PrecisionPlan) -> onnx.ModelProto:
+    """``model``, or a copy at opset 22 where an operator that ``plan`` lowers has no BF16 form in its own opset."""
+    opset = opset_of(model)
+    lowered = {layer.op for layer in list_layers(model) if layer.name not in plan.pinned}
+    if opset >= ALL_HAVE_BF16 or not lowered or (opset >= CAST_HAS_BF16 and all(_has_bf16(op, opset) for op in lowered)):
+        return model
+    return raised(model, ALL_HAVE_BF16)
+
+
+def raised(model: onnx.ModelProto, target: int) -> onnx.ModelProto:
+    """A copy of ``model`` at opset ``target``. Raises :class:`BadInputError` where the converter cannot do it."""
+    named = onnx.ModelProto()
+    named.CopyFrom(model)
+    for node, name in zip(named.graph.node, node_names(model.graph.node), strict=True):
+        node.name = name
+    del named.graph.value_info[:]
+    try:
+        return onnx.version_converter.convert_version(named, target)
+    except Exception as error:  # the converter raises whatever its C++ adapters throw
+        raise BadInputError(
+            f"model: BF16 needs opset {target} and opset {opset_of(model)} cannot be converted "
+            f"({one_line(error, 120)}); export the model again with opset {target}, or use --precision fp16"
+        ) from error
+
+
+def with_new_nodes_pinned(
+    source: onnx.ModelProto, converted: onnx.ModelProto, plan: PrecisionPlan
+) -> PrecisionPlan:
+    """``plan`` with pins on the nodes that raising the opset added: they are nobody's layers."""
+    if converted is source:
+        return plan
+    added = set(node_names(converted.graph.node)) - set(node_names(source.graph.node))
+    return plan.with_pins(plan.pinned | added)
+
+
+def _has_bf16(op_type: str, opset: int) -> bool:
+    schema, newest = schema_of(op_type, opset), schema_of(op_type, defs.onnx_opset_version())
+    if schema is None or newest is None:
+        return True
+    return _bf16_variables(newest) <= _bf16_variables(schema)
+
+
+def _bf16_variables(schema: defs.OpSchema) -> set[str]:
+    return {c.type_param_str for c in schema.type_constraints if "tensor(bfloat16)" in c.allowed_type_strs}

@@ -1,0 +1,1 @@
+"""One result record, written as CSV, JSON, HTML, Markdown and JUnit."""

@@ -1,0 +1,1 @@
+"""Runners execute a model under a plan, behind one small protocol."""

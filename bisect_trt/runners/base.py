@@ -1,0 +1,37 @@
+"""The protocol every runner meets: a plan in, each sample's outputs out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from bisect_trt.precision import PrecisionPlan
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One set of real inputs: ``arrays`` by graph input name, ``name`` for tables and messages."""
+
+    name: str
+    arrays: Mapping[str, NDArray[Any]]
+
+
+class Runner(Protocol):
+    """Executes one model, given at construction, under many plans.
+
+    ``name`` is the word of ``--runner`` and of the journal; ``versions`` goes into run.json and, with the name, into
+    the journal's keys, because another version may answer differently.
+    """
+
+    name: str
+    versions: Mapping[str, str]
+
+    def outputs(self, plan: PrecisionPlan) -> Iterator[Mapping[str, NDArray[Any]]]:
+        """The outputs of each sample in order, arrays by output name, one sample in memory at a time.
+
+        Raises :class:`~bisect_trt.errors.RunnerFailedError` where the plan cannot be executed.
+        """
+        ...
