@@ -122,25 +122,19 @@ def _checked(sample: Sample, specs: Sequence[InputSpec]) -> Sample:
 
 def _check_array(where: str, spec: InputSpec, array: NDArray[Any], symbols: dict[str, int]) -> None:
     if array.dtype != spec.dtype:
-        raise BadInputError(
-            f"{where}: input {spec.name!r} is {array.dtype}, the model takes {spec.dtype}; convert it with .astype()"
-        )
+        raise BadInputError(f"{where}: input {spec.name!r} is {array.dtype}, the model takes {spec.dtype}; convert it with .astype()")
     if spec.shape is not None and array.ndim != len(spec.shape):
         raise BadInputError(f"{where}: input {spec.name!r} has {array.ndim} dimensions, the model takes {len(spec.shape)}")
     for axis, (size, dim) in enumerate(zip(array.shape, spec.shape or (), strict=False)):
         if isinstance(dim, int) and size != dim:
             raise BadInputError(f"{where}: input {spec.name!r} has size {size} on axis {axis}, the model takes {dim}")
         if isinstance(dim, str) and symbols.setdefault(dim, size) != size:
-            raise BadInputError(
-                f"{where}: input {spec.name!r} has size {size} on axis {axis}, but {dim!r} is {symbols[dim]} elsewhere"
-            )
+            raise BadInputError(f"{where}: input {spec.name!r} has size {size} on axis {axis}, but {dim!r} is {symbols[dim]} elsewhere")
     if array.dtype.kind == "f":
         bad = ~np.isfinite(array)
         if bad.any():
             first = tuple(int(i) for i in np.argwhere(bad)[0])
-            raise BadInputError(
-                f"{where}: input {spec.name!r} holds {int(bad.sum())} NaN or infinite values, the first at {first}"
-            )
+            raise BadInputError(f"{where}: input {spec.name!r} holds {int(bad.sum())} NaN or infinite values, the first at {first}")
 
 
 def suspicious_inputs(samples: Sequence[Sample]) -> list[str]:
@@ -178,4 +172,4 @@ def looks_like_noise(array: NDArray[Any]) -> bool:
     kurtosis = float(np.mean(((flat - flat.mean()) / deviation) ** 4))
     slack = 10.0 / np.sqrt(flat.size)
     normal, uniform = abs(kurtosis - 3.0) < 5 * slack, abs(kurtosis - 1.8) < 2 * slack
-    return normal or uniform
+    return bool(normal or uniform)

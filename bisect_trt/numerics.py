@@ -17,7 +17,7 @@ TF32_SPLITTER = np.float32(2.0**13 + 1.0)
 """Veltkamp's constant that leaves 24 - 13 = 11 significant bits, TF32's 10 explicit ones (Dekker 1971, section 5)."""
 
 STORAGE_DTYPE = {Precision.FP16: np.dtype(np.float16), Precision.BF16: np.dtype(ml_dtypes.bfloat16)}
-LARGEST = {Precision.FP16: 65504.0, Precision.BF16: float(ml_dtypes.finfo(ml_dtypes.bfloat16).max)}
+LARGEST = {Precision.FP16: 65504.0, Precision.BF16: float(np.ldexp(255.0, 120))}
 SMALLEST_SUBNORMAL = {Precision.FP16: 2.0**-24, Precision.BF16: 2.0**-133}
 
 

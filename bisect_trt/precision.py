@@ -75,8 +75,6 @@ class PrecisionPlan:
             pinned = data["pinned"]
             if not isinstance(pinned, list) or not all(isinstance(p, str) for p in pinned):
                 raise TypeError("'pinned' must be a list of layer names")
-            return PrecisionPlan(
-                Precision(data["base"]), frozenset(pinned), Precision(data.get("pin_precision", "fp32"))
-            )
+            return PrecisionPlan(Precision(data["base"]), frozenset(pinned), Precision(data.get("pin_precision", "fp32")))
         except (ValueError, KeyError, TypeError) as error:
             raise BadInputError(f"{where}: not a plan that bisect-trt wrote ({error}); run `bisect-trt run` to make one") from error

@@ -85,7 +85,9 @@ class Requirements:
             if item.metric in self.metrics:
                 worst = max(worst, item.score_of(self._task(item.metric, reference, candidate)))
                 continue
-            for name in reference if item.output is None else (item.output,):
+            for name in reference:
+                if item.output not in (None, name):
+                    continue
                 worst = max(worst, item.score(reference[name], candidate[name], errors[name]))
         return worst
 
@@ -101,9 +103,7 @@ class Requirements:
         return tuple(item.text for item in self.items)
 
 
-def parse_requirements(
-    texts: Sequence[str], outputs: Sequence[str], metrics: Mapping[str, TaskMetric] | None = None
-) -> Requirements:
+def parse_requirements(texts: Sequence[str], outputs: Sequence[str], metrics: Mapping[str, TaskMetric] | None = None) -> Requirements:
     """Read conditions such as ``max_abs<=1e-2``, ``logits:cosine>=0.999`` or ``atol=1e-3,rtol=1e-2``.
 
     Raises :class:`BadInputError` for an unknown form, metric or output, or a limit that nothing can meet.
@@ -137,13 +137,9 @@ def _parse(text: str, outputs: Sequence[str], metrics: Mapping[str, TaskMetric])
         )
         _check_metric(item, metrics)
     else:
-        raise BadInputError(
-            f"--requirement {text!r}: not understood; write METRIC<=VALUE, OUTPUT:METRIC>=VALUE or atol=A,rtol=R"
-        )
+        raise BadInputError(f"--requirement {text!r}: not understood; write METRIC<=VALUE, OUTPUT:METRIC>=VALUE or atol=A,rtol=R")
     if item.output is not None and item.output not in outputs:
-        raise BadInputError(
-            f"--requirement {text!r}: the model has no output {item.output!r}; it has {', '.join(outputs)}"
-        )
+        raise BadInputError(f"--requirement {text!r}: the model has no output {item.output!r}; it has {', '.join(outputs)}")
     return item
 
 

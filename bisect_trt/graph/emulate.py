@@ -46,9 +46,7 @@ def rounding_model(precision: Precision) -> onnx.ModelProto:
 class EmulationRewriter(Rewriter):
     """``rounded_inputs`` names the graph inputs that arrive rounded already, so that no nodes are spent on them."""
 
-    def __init__(
-        self, model: onnx.ModelProto, plan: PrecisionPlan, *, rounded_inputs: frozenset[str] = frozenset()
-    ) -> None:
+    def __init__(self, model: onnx.ModelProto, plan: PrecisionPlan, *, rounded_inputs: frozenset[str] = frozenset()) -> None:
         super().__init__(model, plan)
         self._rounded_inputs = rounded_inputs
 

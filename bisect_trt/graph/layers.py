@@ -125,15 +125,11 @@ def list_layers(model: onnx.ModelProto) -> list[Layer]:
     nodes = model.graph.node
     for index, (node, name) in enumerate(zip(nodes, node_names(nodes), strict=True)):
         precisions = frozenset(
-            p
-            for p in (Precision.FP16, Precision.BF16, Precision.TF32)
-            if role_of(node, name, scope, opset, p).kind is Kind.LAYER
+            p for p in (Precision.FP16, Precision.BF16, Precision.TF32) if role_of(node, name, scope, opset, p).kind is Kind.LAYER
         )
         if precisions:
             outputs = tuple(o for o in node.output if o and scope.type_of(o) == FLOAT)
-            layers.append(
-                Layer(name, node.op_type, index, outputs, tuple(i for i in node.input if i), precisions)
-            )
+            layers.append(Layer(name, node.op_type, index, outputs, tuple(i for i in node.input if i), precisions))
     return layers
 
 

@@ -92,9 +92,7 @@ def schema_of(op_type: str, opset: int) -> defs.OpSchema | None:
         return None
 
 
-def formals(
-    parameters: list[defs.OpSchema.FormalParameter], count: int
-) -> Iterator[tuple[int, defs.OpSchema.FormalParameter]]:
+def formals(parameters: list[defs.OpSchema.FormalParameter], count: int) -> Iterator[tuple[int, defs.OpSchema.FormalParameter]]:
     """The formal parameter of each actual slot; the last, variadic one covers the rest."""
     for slot in range(count):
         if slot < len(parameters):
@@ -104,9 +102,7 @@ def formals(
 
 
 @lru_cache(maxsize=4096)
-def lowerable_slots(
-    op_type: str, opset: int, inputs: int, outputs: int, precision: Precision
-) -> tuple[frozenset[int], frozenset[int]]:
+def lowerable_slots(op_type: str, opset: int, inputs: int, outputs: int, precision: Precision) -> tuple[frozenset[int], frozenset[int]]:
     """The input and output slots of an operator whose schema admits ``precision`` (FP16 or BF16).
 
     Control flow is not answered here: its bodies decide. Opset 13 gave bfloat16 to most operators, opset 22 to the

@@ -52,9 +52,7 @@ def raised(model: onnx.ModelProto, target: int) -> onnx.ModelProto:
         ) from error
 
 
-def with_new_nodes_pinned(
-    source: onnx.ModelProto, converted: onnx.ModelProto, plan: PrecisionPlan
-) -> PrecisionPlan:
+def with_new_nodes_pinned(source: onnx.ModelProto, converted: onnx.ModelProto, plan: PrecisionPlan) -> PrecisionPlan:
     """``plan`` with pins on the nodes that raising the opset added: they are nobody's layers."""
     if converted is source:
         return plan

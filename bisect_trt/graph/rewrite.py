@@ -142,7 +142,7 @@ class Rewriter(ABC):
         target.quantization_annotation.extend(source.quantization_annotation)
         target.metadata_props.extend(source.metadata_props)
         frame = Frame(scope, target, parent, outputs=frozenset(o.name for o in source.output))
-        frame.constants.update(_float_constants(source))
+        frame.constants.update(float_constants(source))
         if body_precision is not None:
             self.enter_body(frame, body_precision)
         for index, (node, name) in enumerate(zip(source.node, node_names(source.node), strict=True)):
@@ -175,9 +175,7 @@ class Rewriter(ABC):
         """What ``node`` reads at ``slot``; a rewriter may leave slots alone whose type does not matter."""
         return self.read(frame, node.input[slot], wanted)
 
-    def _body(
-        self, index: int, attribute: AttributeProto, frame: Frame, precision: Precision, reduces_borders: bool
-    ) -> None:
+    def _body(self, index: int, attribute: AttributeProto, frame: Frame, precision: Precision, reduces_borders: bool) -> None:
         source = onnx.GraphProto()
         source.CopyFrom(attribute.g)
         attribute.g.Clear()
@@ -229,7 +227,7 @@ def _names_read(graph: onnx.GraphProto) -> set[str]:
     return names
 
 
-def _float_constants(graph: onnx.GraphProto) -> dict[str, NDArray[np.float32]]:
+def float_constants(graph: onnx.GraphProto) -> dict[str, NDArray[np.float32]]:
     """The FP32 constants of ``graph``: initialisers and Constant nodes, as float32 arrays."""
     found = {t.name: numpy_helper.to_array(t) for t in graph.initializer if t.data_type == FLOAT}
     for node in graph.node:

@@ -19,6 +19,7 @@ from bisect_trt.graph.rewrite import Frame, Rewriter
 from bisect_trt.numerics import to_storage
 from bisect_trt.precision import Precision, PrecisionPlan
 
+
 def to_typed(model: onnx.ModelProto, plan: PrecisionPlan) -> onnx.ModelProto:
     """``model`` with the types of ``plan``; the model given is not changed.
 
@@ -38,8 +39,7 @@ def check_plan(model: onnx.ModelProto, plan: PrecisionPlan) -> None:
     unknown = sorted(plan.pinned - set(node_names(model.graph.node)))
     if unknown:
         raise BadInputError(
-            f"plan: pins layer {unknown[0]!r}, which the model does not have ({len(unknown)} such); "
-            "`bisect-trt inspect` lists the layers"
+            f"plan: pins layer {unknown[0]!r}, which the model does not have ({len(unknown)} such); `bisect-trt inspect` lists the layers"
         )
 
 
@@ -49,7 +49,7 @@ class _TypedRewriter(Rewriter):
 
     def read_slot(self, frame: Frame, node: onnx.NodeProto, slot: int, wanted: Precision) -> str:
         if node.op_type in TYPE_AGNOSTIC:
-            return node.input[slot]
+            return str(node.input[slot])
         return super().read_slot(frame, node, slot, wanted)
 
     def convert(self, frame: Frame, name: str, precision: Precision) -> str:

@@ -20,9 +20,13 @@ UNKNOWN = TensorProto.UNDEFINED
 
 @dataclass
 class Scope:
-    """The tensors' element types of one graph, and of the bodies inside it by (node index, attribute name)."""
+    """The tensors' element types of one graph, and of the bodies inside it by (node index, attribute name).
+
+    ``ranks`` holds the number of dimensions where it could be inferred.
+    """
 
     types: dict[str, int] = field(default_factory=dict)
+    ranks: dict[str, int] = field(default_factory=dict)
     parent: Scope | None = None
     bodies: dict[tuple[int, str], Scope] = field(default_factory=dict)
 
@@ -103,9 +107,11 @@ def _collect(graph: onnx.GraphProto, opset: int, parent: Scope | None) -> Scope:
     scope = Scope(parent=parent)
     types = scope.types
     for info in (*graph.value_info, *graph.output, *graph.input):
-        types[info.name] = info.type.tensor_type.elem_type if info.type.HasField("tensor_type") else UNKNOWN
-    for tensor in graph.initializer:
-        types[tensor.name] = tensor.data_type
+        tensor = info.type.tensor_type
+        types[info.name] = tensor.elem_type if info.type.HasField("tensor_type") else UNKNOWN
+        if tensor.HasField("shape"):
+            scope.ranks[info.name] = len(tensor.shape.dim)
+    types.update((t.name, t.data_type) for t in graph.initializer)
     for index, node in enumerate(graph.node):
         for name, body in subgraphs(node):
             scope.bodies[(index, name)] = _collect(body, opset, scope)
@@ -164,5 +170,3 @@ def _elem_type(text: str) -> int:
         "double": TensorProto.DOUBLE, "bool": TensorProto.BOOL, "int64": TensorProto.INT64,
         "int32": TensorProto.INT32, "uint8": TensorProto.UINT8, "string": TensorProto.STRING,
     }.get(text[len("tensor(") : -1], UNKNOWN)  # fmt: skip
-
-

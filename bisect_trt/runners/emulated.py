@@ -7,7 +7,7 @@ so that memory does not grow with the number of layers, and the same walk gives 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,6 +117,26 @@ class EmulatedRunner:
             exact.free(step.frees)
             low.free(step.frees)
 
+    def effects(self, sample: Sample, precision: Precision, wanted: Container[str]) -> Iterator[tuple[str, Mapping[str, NDArray[Any]]]]:
+        """The model's outputs on ``sample`` when only one layer is lowered, for each layer of ``wanted`` in network order.
+
+        The exact history advances once; at each wanted layer a fork of it runs to the end. That costs half an inference
+        a layer, and one more network's live tensors.
+        """
+        exact = self._start(sample)
+        for position, step in enumerate(self._steps):
+            if step.name in wanted and step.roles[precision].kind is Kind.LAYER:
+                fork = _Chain(dict(exact.values), dict(exact.versions), dict(exact.state))
+                lowered = self._execute(step, precision, fork)
+                self._keep(step, precision, lowered, fork)
+                fork.free(step.frees)
+                for later in self._steps[position + 1 :]:
+                    self._keep(later, Precision.FP32, self._execute(later, Precision.FP32, fork), fork)
+                    fork.free(later.frees)
+                yield step.name, {name: self._fetch(name, fork) for name in self._outputs}
+            self._keep(step, Precision.FP32, self._execute(step, Precision.FP32, exact), exact)
+            exact.free(step.frees)
+
     def _compile(self) -> list[_Step]:
         graph = self._model.graph
         scope, opset = infer_types(self._model), opset_of(self._model)
@@ -182,9 +202,7 @@ class EmulatedRunner:
         key = (name, precision)
         if key not in chain.versions:
             piece = self._pieces.rounding(precision)
-            chain.versions[key] = piece.session._sess.run_with_ort_values(
-                {piece.inputs[0]: chain.values[name]}, piece.outputs, None
-            )[0]
+            chain.versions[key] = piece.session._sess.run_with_ort_values({piece.inputs[0]: chain.values[name]}, piece.outputs, None)[0]
         return chain.versions[key]
 
     def _rounded_constant(self, name: str, precision: Precision) -> ort.OrtValue:
@@ -216,5 +234,3 @@ def _constants(graph: onnx.GraphProto) -> dict[str, NDArray[Any]]:
                 data = attribute.i if attribute.name == "value_int" else list(attribute.ints)
                 found[node.output[0]] = np.asarray(data, np.int64)
     return found
-
-

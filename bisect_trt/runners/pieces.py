@@ -106,9 +106,7 @@ class PieceStore:
             self._pieces[precision] = Piece(piece_session(model.SerializeToString()), ("x",), ("y",))
         return self._pieces[precision]
 
-    def _make(
-        self, node: onnx.NodeProto, captures: tuple[str, ...], precision: Precision, types: Sequence[str]
-    ) -> Piece:
+    def _make(self, node: onnx.NodeProto, captures: tuple[str, ...], precision: Precision, types: Sequence[str]) -> Piece:
         new = onnx.NodeProto()
         new.CopyFrom(node)
         new.name = "piece"

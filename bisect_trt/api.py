@@ -1,0 +1,55 @@
+"""The command's job for a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+
+from bisect_trt.errors import BadInputError
+from bisect_trt.observer import Observer
+from bisect_trt.pipeline import Settings, run
+from bisect_trt.precision import Precision
+from bisect_trt.result import Result
+
+Source = str | Path | Mapping[str, NDArray[Any]]
+
+
+def bisect(
+    model: str | Path | onnx.ModelProto,
+    inputs: Source | Sequence[Source],
+    *,
+    precision: str | Precision = "fp16",
+    runner: str = "auto",
+    require: str | Sequence[str] = (),
+    golden: Source | None = None,
+    metrics: Sequence[str] = (),
+    out: str | Path | None = None,
+    workers: int = 1,
+    observer: Observer | None = None,
+) -> Result:
+    """Find the layers of ``model`` that must stay in FP32; writes the run's folder and returns what it holds.
+
+    ``inputs`` is one sample or several: a mapping of input name to array, or an .npz file, folder or glob. The other
+    arguments are those of ``bisect-trt run``. Raises :class:`BadInputError` for what the caller can mend.
+    """
+    several = list(inputs) if isinstance(inputs, Sequence) and not isinstance(inputs, (str, Path)) else [inputs]
+    try:
+        wanted = Precision(precision)
+    except ValueError as error:
+        raise BadInputError(f"precision {precision!r}: choose fp16, bf16 or tf32") from error
+    settings = Settings(
+        model=model,
+        inputs=several,
+        precision=wanted,
+        runner=runner,
+        require=(require,) if isinstance(require, str) else tuple(require),
+        golden=golden,
+        metrics=metrics,
+        out=Path(out) if out is not None else None,
+        workers=workers,
+    )
+    return run(settings, observer)

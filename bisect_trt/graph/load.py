@@ -1,0 +1,139 @@
+"""Models in and out of files: checked before use, written whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import TensorProto
+from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_model, uses_external_data
+
+from bisect_trt.errors import BadInputError, one_line
+from bisect_trt.graph.types import subgraphs
+
+_PROTOBUF_LIMIT = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in memory: ``path`` is None if it was given as a proto; ``digest`` is the SHA-256 of its content."""
+
+    proto: onnx.ModelProto
+    digest: str
+    path: Path | None
+
+    @property
+    def name(self) -> str:
+        """What to call the model in reports."""
+        return str(self.path) if self.path is not None else self.proto.graph.name or "model"
+
+
+def load_model(source: str | Path | onnx.ModelProto) -> LoadedModel:
+    """Read a model with its external data. Raises :class:`BadInputError` naming the file and the tensor."""
+    if isinstance(source, onnx.ModelProto):
+        _check_graph(source, "model")
+        return LoadedModel(source, _proto_digest(source), None)
+    path = Path(source)
+    if not path.exists():
+        raise BadInputError(f"{path}: no such file")
+    if path.is_dir():
+        raise BadInputError(f"{path}: a folder; give the .onnx file in it")
+    digest = hashlib.sha256()
+    try:
+        data = path.read_bytes()
+        digest.update(data)
+        model = onnx.ModelProto()
+        model.ParseFromString(data)
+        del data
+    except OSError as error:
+        raise BadInputError(f"{path}: cannot be read ({error.strerror})") from error
+    except DecodeError as error:
+        raise BadInputError(f"{path}: not an ONNX file, or a truncated one ({one_line(error, 80)})") from error
+    _check_graph(model, str(path))
+    for file in _check_external_data(model, path):
+        with file.open("rb") as stream:
+            for chunk in iter(lambda: stream.read(1 << 22), b""):
+                digest.update(chunk)
+    try:
+        load_external_data_for_model(model, str(path.parent))
+    except Exception as error:  # the library raises ValidationError, OSError and ValueError here
+        raise BadInputError(f"{path}: its external data cannot be read ({one_line(error)})") from error
+    return LoadedModel(model, digest.hexdigest(), path)
+
+
+def save_model(model: onnx.ModelProto, path: Path) -> None:
+    """Write ``model`` to ``path`` in one step; over 2 GB the weights go beside it, into ``<name>.data``.
+
+    Raises :class:`BadInputError` if the folder cannot be written.
+    """
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".bisect-trt-") as folder:
+            draft = Path(folder) / path.name
+            weights = sum(len(t.raw_data) for t in model.graph.initializer)
+            if weights < _PROTOBUF_LIMIT - (64 << 20):
+                onnx.save_model(model, str(draft))
+            else:
+                side = f"{path.name}.data"
+                onnx.save_model(model, str(draft), save_as_external_data=True, location=side, size_threshold=1024)
+                os.replace(Path(folder) / side, path.parent / side)
+            os.replace(draft, path)
+    except OSError as error:
+        raise BadInputError(f"{path}: cannot be written ({error.strerror})") from error
+
+
+def _check_graph(model: onnx.ModelProto, where: str) -> None:
+    if not model.graph.node:
+        raise BadInputError(f"{where}: the graph is empty; is this an ONNX model?")
+    if not model.graph.output:
+        raise BadInputError(f"{where}: the graph has no outputs, so there is nothing to compare")
+    if not model.opset_import:
+        raise BadInputError(f"{where}: the model names no opset; export it again")
+
+
+def _check_external_data(model: onnx.ModelProto, path: Path) -> list[Path]:
+    """The external files, each checked to lie inside the model's folder, exist and be long enough."""
+    folder = path.parent.resolve()
+    files: dict[Path, None] = {}
+    for tensor in _all_tensors(model.graph):
+        if not uses_external_data(tensor):
+            continue
+        info = ExternalDataInfo(tensor)
+        file = (folder / info.location).resolve()
+        if not file.is_relative_to(folder):
+            raise BadInputError(f"{path}: external data of {tensor.name!r} points outside the model's folder ({info.location}); refused")
+        if not file.is_file():
+            raise BadInputError(f"{path}: external data of {tensor.name!r} is missing; expected {info.location} beside it")
+        end = (info.offset or 0) + (info.length or 0)
+        if file.stat().st_size < end:
+            raise BadInputError(
+                f"{path}: external data file {info.location} is truncated: {tensor.name!r} ends at byte {end}, "
+                f"the file has {file.stat().st_size}"
+            )
+        files[file] = None
+    return list(files)
+
+
+def _all_tensors(graph: onnx.GraphProto) -> list[TensorProto]:
+    tensors = list(graph.initializer)
+    for node in graph.node:
+        tensors += [a.t for a in node.attribute if a.HasField("t")]
+        for _, body in subgraphs(node):
+            tensors += _all_tensors(body)
+    return tensors
+
+
+def _proto_digest(model: onnx.ModelProto) -> str:
+    try:
+        return hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
+    except ValueError:  # over protobuf's 2 GB: hash the weights apart
+        digest = hashlib.sha256()
+        for tensor in _all_tensors(model.graph):
+            digest.update(tensor.name.encode() + tensor.raw_data)
+        for node in model.graph.node:
+            digest.update(f"{node.op_type}{node.name}{list(node.input)}{list(node.output)}".encode())
+        return digest.hexdigest()

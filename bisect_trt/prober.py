@@ -1,0 +1,165 @@
+"""A probe: one plan executed, compared with the reference, judged, and written to the journal.
+
+The prober is the only place that runs plans. It answers from the journal where it can, and computes the reference only when
+a new probe needs it, so that a repeated command makes no inference at all.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bisect_trt.compare.metrics import TensorError, mean_of, tensor_error, worst_of
+from bisect_trt.compare.requirements import Requirements
+from bisect_trt.compare.sampling import ErrorSampler
+from bisect_trt.errors import RunnerFailedError, one_line
+from bisect_trt.precision import PrecisionPlan
+from bisect_trt.runners.base import Runner
+from bisect_trt.store import RunFolder, content_key
+from bisect_trt.verdict import Verdict
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """What one plan showed. ``score`` is in multiples of the tolerance (at most 1 passes, inf is not finite).
+
+    ``worst`` and ``mean`` give each output's errors over the samples; ``vector`` the sampled signed errors, in
+    tolerances, if the prober had a sampler; ``seconds`` the wall time of the probe.
+    """
+
+    plan: PrecisionPlan
+    runner: str
+    verdict: Verdict
+    score: float
+    worst: Mapping[str, TensorError]
+    mean: Mapping[str, TensorError]
+    seconds: float
+    note: str = ""
+    vector: NDArray[np.float32] | None = None
+
+
+class Prober:
+    """Runs plans on one runner and judges them by ``requirements``; ``done`` lists the probes of this run in order."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        references: Callable[[], Sequence[Arrays]],
+        requirements: Requirements,
+        folder: RunFolder,
+        run_key: str,
+        workers: int = 1,
+    ) -> None:
+        self.runner = runner
+        self.requirements = requirements
+        self.make_sampler: Callable[[], ErrorSampler] | None = None
+        self.done: dict[PrecisionPlan, ProbeResult] = {}
+        self.new_probes = 0
+        self.on_probe: Callable[[ProbeResult], None] = lambda _: None
+        self._references = references
+        self._folder = folder
+        self._key = content_key(run_key, runner.name, dict(runner.versions))
+        self._workers = workers
+
+    def key(self, *parts: str) -> str:
+        """The journal's key of an answer of this runner on this model, inputs and requirements."""
+        return content_key(self._key, *parts)
+
+    @cached_property
+    def sampler(self) -> ErrorSampler | None:
+        """What reduces a probe's outputs to a vector, made when the first new probe needs it."""
+        return self.make_sampler() if self.make_sampler is not None else None
+
+    def probe(self, plan: PrecisionPlan) -> ProbeResult:
+        """The result of ``plan``, from this run, the journal, or a new execution."""
+        return self.probe_many([plan])[0]
+
+    def probe_many(self, plans: Sequence[PrecisionPlan]) -> list[ProbeResult]:
+        """The results of several plans; new ones run on ``workers`` threads, results are journalled in order."""
+        missing = []
+        for plan in dict.fromkeys(plans):
+            if plan not in self.done:
+                recalled = self._recall(plan)
+                if recalled is None:
+                    missing.append(plan)
+                else:
+                    self._note(recalled)
+        for result in self._execute_all(missing):
+            self._record(result)
+            self.new_probes += 1
+            self._note(result)
+        return [self.done[plan] for plan in plans]
+
+    def _execute_all(self, plans: Sequence[PrecisionPlan]) -> list[ProbeResult]:
+        if plans:
+            self._references()
+            if self.make_sampler is not None:
+                _ = self.sampler
+        if len(plans) > 1 and self._workers > 1:
+            with ThreadPoolExecutor(self._workers) as pool:
+                return list(pool.map(self._execute, plans))
+        return [self._execute(plan) for plan in plans]
+
+    def _execute(self, plan: PrecisionPlan) -> ProbeResult:
+        references = self._references()
+        began = time.perf_counter()
+        errors: dict[str, list[TensorError]] = {}
+        score, vectors = 0.0, []
+        try:
+            for number, outputs in enumerate(self.runner.outputs(plan)):
+                reference = references[number]
+                for name in reference:
+                    errors.setdefault(name, []).append(tensor_error(reference[name], outputs[name]))
+                score = max(score, self.requirements.score(reference, outputs))
+                if self.make_sampler is not None and self.sampler is not None:
+                    vectors.append(self.sampler.errors(number, outputs))
+        except RunnerFailedError as error:
+            return ProbeResult(plan, self.runner.name, Verdict.CRASHED, math.inf, {}, {}, 0.0, one_line(error))
+        seconds = time.perf_counter() - began
+        worst = {name: worst_of(e) for name, e in errors.items()}
+        mean = {name: mean_of(e) for name, e in errors.items()}
+        if not all(e.finite for e in worst.values()):
+            verdict = Verdict.NON_FINITE
+        else:
+            verdict = Verdict.PASS if score <= 1.0 else Verdict.FAIL
+        vector = np.concatenate(vectors) if vectors else None
+        return ProbeResult(plan, self.runner.name, verdict, score, worst, mean, seconds, "", vector)
+
+    def _note(self, result: ProbeResult) -> None:
+        self.done[result.plan] = result
+        self.on_probe(result)
+
+    def _record(self, result: ProbeResult) -> None:
+        meta = {
+            "verdict": result.verdict.value,
+            "score": result.score,
+            "seconds": result.seconds,
+            "note": result.note,
+            "worst": {n: vars(e) for n, e in result.worst.items()},
+            "mean": {n: vars(e) for n, e in result.mean.items()},
+        }
+        payload = b"" if result.vector is None else result.vector.tobytes()
+        self._folder.record(self.key("probe", result.plan.to_json()), "probe", meta, payload)
+
+    def _recall(self, plan: PrecisionPlan) -> ProbeResult | None:
+        found = self._folder.recall(self.key("probe", plan.to_json()))
+        if found is None:
+            return None
+        meta, payload = found
+        vector = np.frombuffer(payload, np.float32) if payload else None
+        return ProbeResult(
+            plan, self.runner.name, Verdict(meta["verdict"]), meta["score"],
+            {n: TensorError(**e) for n, e in meta["worst"].items()},
+            {n: TensorError(**e) for n, e in meta["mean"].items()},
+            meta["seconds"], meta["note"], vector,
+        )  # fmt: skip
