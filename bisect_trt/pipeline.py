@@ -25,7 +25,7 @@ from bisect_trt.bisecting import Bisection, Bisector
 from bisect_trt.compare.requirements import TaskMetric, load_metric, parse_requirements
 from bisect_trt.compare.sampling import ErrorSampler
 from bisect_trt.errors import BadInputError, RunnerUnavailableError
-from bisect_trt.graph.layers import list_layers
+from bisect_trt.graph.layers import list_layers, with_unique_names
 from bisect_trt.graph.load import LoadedModel, load_model
 from bisect_trt.graph.weights import Finding, weight_findings
 from bisect_trt.inputs import input_specs, load_samples, read_npz, suspicious_inputs
@@ -146,7 +146,7 @@ class Job:
             plan = PrecisionPlan(baseline)
             self.baselines[baseline.value] = self.prober.probe(plan)
         fp32, tf32, base = (self.baselines[p.value] for p in (Precision.FP32, Precision.TF32, precision))
-        if tf32 is not base and not tf32.verdict.passed:
+        if tf32 is not base and fp32.verdict.passed and not tf32.verdict.passed:
             self._find(
                 "tf32", "", f"TF32 alone misses the requirement ({times(tf32.score)}): turn it off in the engine, pins "
                 "cannot cure it."
@@ -286,6 +286,10 @@ class Job:
         return ErrorSampler(self.requirements, self.references, candidates, limit)
 
     def _reference_source(self) -> str | bytes:
+        nodes = self.model.proto.graph.node
+        named = [n.name for n in nodes if n.name]
+        if len(set(named)) < len(named):  # ONNX Runtime refuses two nodes of one name, which other engines accept
+            return bytes(with_unique_names(self.model.proto).SerializeToString())
         if self.model.path is not None:
             return str(self.model.path)
         return bytes(self.model.proto.SerializeToString())

@@ -17,7 +17,7 @@ from bisect_trt.graph.lowering import (
     is_standard,
     lowerable_slots,
 )
-from bisect_trt.graph.types import Scope, infer_types, opset_of
+from bisect_trt.graph.types import UNKNOWN, Scope, infer_types, opset_of
 from bisect_trt.precision import Precision
 
 
@@ -93,6 +93,16 @@ def node_names(nodes: Sequence[onnx.NodeProto]) -> list[str]:
     return names
 
 
+def with_unique_names(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of ``model`` whose nodes bear their ids, without the shapes that the file claims for inner tensors."""
+    named = onnx.ModelProto()
+    named.CopyFrom(model)
+    for node, name in zip(named.graph.node, node_names(model.graph.node), strict=True):
+        node.name = name
+    del named.graph.value_info[:]
+    return named
+
+
 def role_of(node: onnx.NodeProto, name: str, scope: Scope, opset: int, precision: Precision) -> Role:
     """What ``node`` may do at ``precision``; FP32 asks for nothing, so every node is then kept."""
     if node.op_type == "Constant" and is_standard(node):
@@ -108,6 +118,8 @@ def role_of(node: onnx.NodeProto, name: str, scope: Scope, opset: int, precision
         operands = tuple(i for i in MATRIX_INPUTS.get(node.op_type, ()) if i in float_in)
         return Role(name, Kind.LAYER, operands, (), float_in) if operands else kept
     ins, outs = lowerable_slots(node.op_type, opset, len(node.input), len(node.output), precision)
+    if any(node.input[i] and scope.type_of(node.input[i]) == UNKNOWN for i in ins):
+        return kept  # behind a custom operator of unknown type: casting only the other operands would mix types
     reduced_in = tuple(i for i in float_in if i in ins)
     reduced_out = tuple(i for i in float_out if i in outs)
     if not reduced_out or not (reduced_in or node.op_type == "Cast"):

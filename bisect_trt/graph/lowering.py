@@ -59,6 +59,7 @@ STAYS_FP32: dict[str, str] = {
     "DynamicQuantizeLinear": "quantised models carry their own scales and types: Q/DQ is left alone",
     "QLinearConv": "quantised models carry their own scales and types: Q/DQ is left alone",
     "QLinearMatMul": "quantised models carry their own scales and types: Q/DQ is left alone",
+    "MeanVarianceNormalization": "the standard's function body mixes the input with FP32 constants",
     "BitCast": "reinterprets the stored bits, whose width must not change",
     "Optional": "holds a tensor of a fixed type",
     "OptionalGetElement": "holds a tensor of a fixed type",

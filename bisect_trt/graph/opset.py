@@ -10,7 +10,7 @@ import onnx
 from onnx import defs
 
 from bisect_trt.errors import BadInputError, one_line
-from bisect_trt.graph.layers import list_layers, node_names
+from bisect_trt.graph.layers import list_layers, node_names, with_unique_names
 from bisect_trt.graph.lowering import schema_of
 from bisect_trt.graph.types import opset_of
 from bisect_trt.precision import Precision, PrecisionPlan
@@ -38,11 +38,7 @@ def with_bf16_operators(model: onnx.ModelProto, plan: PrecisionPlan) -> onnx.Mod
 
 def raised(model: onnx.ModelProto, target: int) -> onnx.ModelProto:
     """A copy of ``model`` at opset ``target``. Raises :class:`BadInputError` where the converter cannot do it."""
-    named = onnx.ModelProto()
-    named.CopyFrom(model)
-    for node, name in zip(named.graph.node, node_names(model.graph.node), strict=True):
-        node.name = name
-    del named.graph.value_info[:]
+    named = with_unique_names(model)
     try:
         return onnx.version_converter.convert_version(named, target)
     except Exception as error:  # the converter raises whatever its C++ adapters throw

@@ -40,6 +40,7 @@ class Frame:
     versions: dict[tuple[str, Precision], str] = field(default_factory=dict)
     constants: dict[str, NDArray[np.float32]] = field(default_factory=dict)
     outputs: frozenset[str] = frozenset()
+    converted: set[str] = field(default_factory=set)
 
     def owner(self, name: str) -> Frame:
         """The frame that defines ``name``."""
@@ -59,7 +60,6 @@ class Rewriter(ABC):
         self.plan = plan
         self.opset = opset_of(model)
         self._used: set[str] = set()
-        self._converted: set[str] = set()
 
     @abstractmethod
     def chosen(self, precision: Precision) -> Precision:
@@ -94,7 +94,6 @@ class Rewriter(ABC):
         scope = infer_types(source)
         self._collect_names(source.graph)
         self._graph(source.graph, target.graph, scope, None, self.plan.precision_of, None)
-        self._drop_converted(target.graph)
         name_placeholder_dims(target.graph)
         return target
 
@@ -109,7 +108,7 @@ class Rewriter(ABC):
         if name in owner.constants:
             version = self.fresh(f"{name}__{precision}")
             owner.graph.initializer.append(self.convert_constant(owner.constants[name], version, precision))
-            self._converted.add(name)
+            owner.converted.add(name)
         else:
             version = self.convert(owner, name, precision)
         owner.versions[(name, precision)] = version
@@ -150,6 +149,7 @@ class Rewriter(ABC):
         if body_precision is not None:
             self._leave_body(frame, body_precision)
         target.node.extend(frame.nodes)
+        _drop_unread(target, frame.converted)
 
     def _node(self, index: int, node: onnx.NodeProto, name: str, frame: Frame, choose: Chooser) -> None:
         precision = self.chosen(choose(name))
@@ -200,22 +200,18 @@ class Rewriter(ABC):
             for _, body in subgraphs(node):
                 self._collect_names(body)
 
-    def _drop_converted(self, graph: onnx.GraphProto) -> None:
-        """Remove the FP32 constants that only lowered layers used: they read their converted copies now."""
-        if not self._converted:
-            return
-        needed = _names_read(graph)
-        unused = self._converted - needed
-        if not unused:
-            return
-        kept = [t for t in graph.initializer if t.name not in unused]
-        if len(kept) < len(graph.initializer):
-            del graph.initializer[:]
-            graph.initializer.extend(kept)
-        nodes = [n for n in graph.node if not (n.op_type == "Constant" and n.output[0] in unused)]
-        if len(nodes) < len(graph.node):
-            del graph.node[:]
-            graph.node.extend(nodes)
+
+def _drop_unread(graph: onnx.GraphProto, converted: set[str]) -> None:
+    """Remove the FP32 constants among ``converted`` that only lowered layers used: they read their copies now."""
+    unread = converted - _names_read(graph) if converted else converted
+    if not unread:
+        return
+    kept = [t for t in graph.initializer if t.name not in unread]
+    nodes = [n for n in graph.node if not (n.op_type == "Constant" and n.output[0] in unread)]
+    for field_of, remaining in ((graph.initializer, kept), (graph.node, nodes)):
+        if len(remaining) < len(field_of):
+            del field_of[:]
+            field_of.extend(remaining)
 
 
 def _names_read(graph: onnx.GraphProto) -> set[str]:

@@ -115,7 +115,7 @@ def _collect(graph: onnx.GraphProto, opset: int, parent: Scope | None) -> Scope:
     for index, node in enumerate(graph.node):
         for name, body in subgraphs(node):
             scope.bodies[(index, name)] = _collect(body, opset, scope)
-        if is_standard(node) and any(types.get(o, UNKNOWN) == UNKNOWN for o in node.output if o):
+        if is_standard(node) and any(scope.type_of(t) == UNKNOWN for t in (*node.input, *node.output) if t):
             _bind(node, opset, scope)
     return scope
 
@@ -150,6 +150,11 @@ def _by_schema(node: onnx.NodeProto, opset: int, scope: Scope) -> dict[int, int]
         elem_type = scope.type_of(node.input[slot]) if node.input[slot] else UNKNOWN
         if elem_type != UNKNOWN:
             bound.setdefault(formal.type_str, elem_type)
+    for slot, formal in formals(list(schema.inputs), len(node.input)):
+        name = node.input[slot]
+        # A custom operator's output: its reader's type variable, bound by another operand, gives the type.
+        if name and formal.type_str in bound and scope.type_of(name) == UNKNOWN:
+            scope.types[name] = bound[formal.type_str]
     for constraint in schema.type_constraints:
         if len(constraint.allowed_type_strs) == 1:
             bound.setdefault(constraint.type_param_str, _elem_type(constraint.allowed_type_strs[0]))

@@ -1,0 +1,39 @@
+"""Shared helpers: running models on ONNX Runtime, and the public OCR models where they can be had."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from numpy.typing import NDArray
+
+ort.set_default_logger_severity(4)
+
+
+def run_model(
+    model: onnx.ModelProto, feed: Mapping[str, Any], level: ort.GraphOptimizationLevel = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+) -> list[Any]:
+    """The outputs of ``model`` on ONNX Runtime's CPU provider."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = level
+    options.log_severity_level = 4
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return list(session.run(None, dict(feed)))
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal bit for bit, NaN included; sequences element by element."""
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    x, y = np.asarray(a), np.asarray(b)
+    return x.shape == y.shape and x.dtype == y.dtype and (x.tobytes() == y.tobytes() or bool(np.array_equal(x, y)))
+
+
+@pytest.fixture
+def waves() -> NDArray[np.float32]:
+    """A smooth (2, 8) input."""
+    return np.sin(np.linspace(0.0, 6.0, 16)).reshape(2, 8).astype(np.float32)
