@@ -1,0 +1,123 @@
+"""Metrics against NumPy, requirements as users write them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from bisect_trt.compare.metrics import mean_of, tensor_error, worst_of
+from bisect_trt.compare.requirements import load_metric, parse_requirements
+from bisect_trt.errors import BadInputError
+
+ARRAYS = hnp.arrays(np.float32, (3, 5), elements=st.floats(-1e3, 1e3, width=32))
+
+
+@given(ARRAYS, ARRAYS)
+def test_metrics_are_numpys(reference: np.ndarray, candidate: np.ndarray) -> None:
+    got = tensor_error(reference, candidate)
+    ref, error = reference.astype(np.float64), np.abs(candidate.astype(np.float64) - reference)
+    assert got.max_abs == error.max() and got.mean_abs == pytest.approx(error.mean())
+    assert got.median_abs == np.median(error) and got.rmse == pytest.approx(np.sqrt((error**2).mean()))
+    assert (got.ref_min, got.ref_max, got.finite) == (ref.min(), ref.max(), True)
+    if np.ptp(ref) > 0:
+        assert got.rel_range == pytest.approx(error.max() / np.ptp(ref))
+    if error.any() and ref.any():
+        assert got.snr_db == pytest.approx(10 * np.log10((ref**2).sum() / (error**2).sum()), abs=1e-6)
+    norms = np.linalg.norm(ref) * np.linalg.norm(candidate.astype(np.float64))
+    if norms > 0:
+        assert got.cosine == pytest.approx((ref * candidate).sum() / norms, abs=1e-9)
+
+
+def test_no_error_is_no_error() -> None:
+    got = tensor_error(np.zeros(3, np.float32), np.zeros(3, np.float32))
+    assert (got.max_abs, got.cosine, got.snr_db) == (0.0, 1.0, math.inf)
+    assert tensor_error(np.zeros((0, 2)), np.zeros((0, 2))).max_abs == 0.0
+
+
+def test_infinities_of_the_reference_are_no_error_but_new_ones_are() -> None:
+    reference = np.float32([1, -np.inf, np.nan, 2])
+    assert tensor_error(reference, reference.copy()).finite
+    got = tensor_error(reference, np.float32([np.inf, -np.inf, np.nan, 2.5]))
+    assert got.nonfinite == 1 and got.max_abs == 0.5
+
+
+def test_integers_and_booleans() -> None:
+    assert tensor_error(np.array([1, 2, 3]), np.array([1, 2, 5])).max_abs == 2.0
+    assert tensor_error(np.array([True, False]), np.array([True, True])).max_abs == 1.0
+
+
+def test_huge_values_do_not_overflow_the_cosine() -> None:
+    assert tensor_error(np.float64([1e200, 0]), np.float64([1e200, 0])).cosine == 1.0
+
+
+def test_several_samples_worst_and_mean() -> None:
+    errors = [tensor_error(np.float32([0, 1]), np.float32([0, 1 + d])) for d in (0.5, 0.25)]
+    assert worst_of(errors).max_abs == 0.5 and mean_of(errors).max_abs == 0.375
+    assert worst_of(errors).snr_db == min(e.snr_db for e in errors)
+
+
+OUT = {"y": np.float32([1.0, 100.0])}
+
+
+@pytest.mark.parametrize(
+    ("text", "moved", "score"),
+    [
+        ("max_abs<=0.5", [1.25, 100.0], 0.5),
+        ("y:max_abs <= 0.5", [2.0, 100.0], 2.0),
+        ("atol=0.5,rtol=0.01", [1.0, 103.0], 2.0),
+        ("rtol=0.01,atol=0.5", [1.0, 103.0], 2.0),
+        ("rtol=0.01", [1.0, 103.0], 3.0),
+        ("atol=.5", [1.0, 100.25], 0.5),
+        ("rel_range<=1e-2", [1.0, 100.99], 1.0),
+    ],
+)
+def test_scores_are_multiples_of_the_tolerance(text: str, moved: list[float], score: float) -> None:
+    requirements = parse_requirements([text], ["y"])
+    assert requirements.score(OUT, {"y": np.float32(moved)}) == pytest.approx(score, rel=1e-5)
+
+
+def test_lower_bounds_score_by_what_is_missing() -> None:
+    assert parse_requirements(["cosine>=0.99"], ["y"]).items[0].score_of(0.98) == pytest.approx(2.0)
+    assert parse_requirements(["snr_db>=40"], ["y"]).items[0].score_of(34.0) == pytest.approx(10 ** (6 / 20))
+
+
+def test_new_infinities_never_pass_even_where_no_requirement_looks() -> None:
+    requirements = parse_requirements(["a:max_abs<=1"], ["a", "b"])
+    reference = {"a": np.float32([1]), "b": np.float32([1])}
+    assert requirements.score(reference, {"a": np.float32([1]), "b": np.float32([np.nan])}) == math.inf
+
+
+def test_output_names_with_colons() -> None:
+    item = parse_requirements(["Identity:0:max_abs<=1"], ["Identity:0"]).items[0]
+    assert item.output == "Identity:0"
+
+
+def test_the_default_is_one_percent_of_the_range() -> None:
+    assert parse_requirements([], ["y"]).texts == ("rel_range<=1e-2",)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "max_abs", "max_abs<1", "nonsense<=1", "max_abs>=1", "cosine<=0.9", "cosine>=1.5", "zz:max_abs<=1", "atol=0,rtol=0",
+     "max_abs<=-1", "atol=-1", "max_abs<=1e-2x"],
+)  # fmt: skip
+def test_bad_requirements_are_named(text: str) -> None:
+    with pytest.raises(BadInputError, match="--requirement"):
+        parse_requirements([text], ["y"])
+
+
+def test_task_metric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mymetric.py").write_text("def worst(ref, got):\n    return float(max(abs(ref[n] - got[n]).max() for n in ref))\n")
+    monkeypatch.chdir(tmp_path)
+    name, function = load_metric("mymetric:worst")
+    requirements = parse_requirements(["worst<=2"], ["y"], {name: function})
+    assert requirements.score(OUT, {"y": np.float32([1, 101])}) == 0.5
+    for bad in ("mymetric", "mymetric:absent", "no_such_module:f"):
+        with pytest.raises(BadInputError, match="--metric"):
+            load_metric(bad)

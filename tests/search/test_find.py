@@ -1,0 +1,111 @@
+"""The search against oracles whose answer is known, with the number of probes asserted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bisect_trt import Verdict as PublicVerdict
+from bisect_trt.search import PinSearch, Verdict, find_pins
+
+NO_PRIOR = {(200, 1): 11, (200, 4): 31, (200, 16): 87, (1000, 1): 13, (1000, 4): 40, (1000, 16): 125}
+"""Mean probes of the design's table, baselines not counted."""
+
+
+def names(n: int) -> list[str]:
+    return [f"layer{i}" for i in range(n)]
+
+
+def needs(culprits: frozenset[str]):
+    return lambda pinned: Verdict.PASS if culprits <= pinned else Verdict.FAIL
+
+
+def check(found: PinSearch, culprits: frozenset[str]) -> None:
+    assert found.feasible and found.complete and found.pinned == culprits
+    assert set(found.certificate) == culprits
+    for name, proof in found.certificate.items():
+        assert name not in proof.pinned and not proof.verdict.passed and found.probes[proof.index] == proof
+    assert len({p.pinned for p in found.probes}) == len(found.probes)
+
+
+@given(st.integers(1, 60), st.data())
+def test_finds_exactly_the_culprits(n: int, data: st.DataObject) -> None:
+    layers = names(n)
+    culprits = frozenset(data.draw(st.sets(st.sampled_from(layers), min_size=1)))
+    suspicion = data.draw(st.none() | st.fixed_dictionaries({name: st.floats(-1, 1) for name in layers}))
+    workers = data.draw(st.sampled_from([1, 3]))
+    check(find_pins(layers, needs(culprits), suspicion=suspicion, workers=workers), culprits)
+
+
+@pytest.mark.parametrize(("n", "k"), list(NO_PRIOR))
+def test_mean_probes_without_a_prior(n: int, k: int) -> None:
+    layers, counts = names(n), []
+    for seed in range(200 if k < 16 else 100):
+        culprits = frozenset(np.random.default_rng(seed).choice(layers, k, replace=False).tolist())
+        found = find_pins(layers, needs(culprits))
+        assert found.pinned == culprits
+        counts.append(len(found.probes) - 2)
+    assert np.mean(counts) <= 1.05 * NO_PRIOR[(n, k)]
+
+
+def test_a_perfect_prior_needs_few_probes_and_a_useless_one_costs_little() -> None:
+    layers, counts = names(1000), {"none": [], "perfect": [], "useless": []}
+    for seed in range(40):
+        random = np.random.default_rng(seed)
+        culprits = frozenset(random.choice(layers, 4, replace=False).tolist())
+        priors = {
+            "none": None,
+            "perfect": {name: float(name in culprits) for name in layers},
+            "useless": dict(zip(layers, random.normal(size=1000).tolist(), strict=True)),
+        }
+        for kind, prior in priors.items():
+            counts[kind].append(len(find_pins(layers, needs(culprits), suspicion=prior).probes) - 2)
+    assert np.mean(counts["perfect"]) <= 14
+    assert np.mean(counts["useless"]) <= 1.25 * np.mean(counts["none"])
+
+
+def test_baselines_come_first_and_can_end_the_search() -> None:
+    layers = names(5)
+    nothing = find_pins(layers, lambda _: Verdict.PASS)
+    assert nothing.feasible and nothing.pinned == frozenset() and len(nothing.probes) == 1
+    hopeless = find_pins(layers, lambda _: Verdict.FAIL)
+    assert not hopeless.feasible and hopeless.complete
+    assert [p.pinned for p in hopeless.probes] == [frozenset(), frozenset(layers)]
+
+
+@pytest.mark.parametrize("verdict", [v for v in Verdict if v is not Verdict.PASS])
+def test_only_a_clear_pass_drops_a_pin(verdict: Verdict) -> None:
+    culprits = frozenset({"layer3", "layer7"})
+    found = find_pins(names(10), lambda pinned: Verdict.PASS if culprits <= pinned else verdict)
+    check(found, culprits)
+    assert {p.verdict for p in found.probes} == {Verdict.PASS, verdict}
+
+
+@pytest.mark.parametrize("budget", [2, 3, 6, 12])
+def test_a_budget_ends_with_a_set_that_passes(budget: int) -> None:
+    culprits = frozenset({"layer30", "layer70"})
+    found = find_pins(names(100), needs(culprits), max_probes=budget)
+    assert len(found.probes) == budget and not found.complete and found.feasible
+    assert culprits <= found.pinned
+    assert {p.verdict for p in found.probes if p.pinned == found.pinned} == {Verdict.PASS}
+
+
+def test_same_verdicts_same_walk() -> None:
+    culprits = frozenset({"layer2", "layer44"})
+    first, second = (find_pins(names(64), needs(culprits)) for _ in range(2))
+    assert first == second
+
+
+def test_workers_need_fewer_rounds() -> None:
+    culprits = frozenset({"layer30", "layer70", "layer71"})
+    alone, together = (find_pins(names(300), needs(culprits), workers=w) for w in (1, 7))
+    check(together, culprits)
+    assert together.rounds * 2 < alone.rounds
+
+
+def test_duplicate_layers_are_refused_and_the_verdict_is_public() -> None:
+    with pytest.raises(ValueError, match="unique"):
+        find_pins(["a", "a"], lambda _: Verdict.PASS)
+    assert PublicVerdict is Verdict

@@ -1,0 +1,188 @@
+"""The whole main job on every fixture: cause, pins, exit code and files; then what happens when it is run again or killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pandas as pd
+import pytest
+
+import bisect_trt
+from bisect_trt import PrecisionPlan, Result
+from bisect_trt.graph import to_typed
+from bisect_trt.runners import emulated
+from fixtures.__main__ import FILES, input_bytes, model_bytes
+from fixtures.models import ALL, Fixture, encoder_decomposed, healthy, residual, tf32_victim
+from tests.conftest import run_model
+
+FILES_OF_A_RUN = {
+    "layers.csv", "outputs.csv", "search.csv", "pins.csv", "run.json", "plan.json",
+    "report.html", "report.md", "junit.xml", "model.typed.onnx", "journal.sqlite",
+}  # fmt: skip
+
+
+def run(fixture: Fixture, out: Path, **options: object) -> Result:
+    return bisect_trt.bisect(
+        fixture.model, fixture.inputs, precision=fixture.precision, require=fixture.require, out=out, **options
+    )  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("make", ALL, ids=lambda f: f.__name__)
+def test_fixture(make: Callable[[], Fixture], tmp_path: Path) -> None:
+    fixture = make()
+    result = run(fixture, tmp_path / "run")
+    assert (result.cause.value, result.exit_code) == (fixture.cause, fixture.exit_code), result.sentence
+    if fixture.pins is None:
+        assert 0 < len(result.pinned) <= fixture.most_pins
+    else:
+        assert set(result.pinned) == fixture.pins
+    assert {p.name for p in (tmp_path / "run").iterdir()} == FILES_OF_A_RUN
+    saved = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert {"model", "precision", "runner", "cause", "passed", "pinned", "layers", "probes", "outputs", "versions"} <= set(saved)
+    assert saved["cause"] == fixture.cause and saved["passed"] is (fixture.exit_code == 0)
+    if result.pinned:
+        pins = pd.read_csv(tmp_path / "run" / "pins.csv")
+        assert pins["proved"].all() and (pins["score_without"].astype(float) > 1.0).all()
+        assert result.score <= 1.0 < result.base_score
+    typed = onnx.load(tmp_path / "run" / "model.typed.onnx")
+    onnx.checker.check_model(typed, full_check=True)
+    layers = pd.read_csv(tmp_path / "run" / "layers.csv")
+    wanted = "layer op scope max_abs mean_abs rmse cosine snr_db finite introduced_max_abs ref_min ref_max pinned".split()
+    assert set(wanted) <= set(layers.columns)
+    assert set(layers.loc[layers["pinned"], "layer"]) == set(result.pinned)
+
+
+def test_the_proof_of_each_pin_is_a_probe_of_the_set_without_it(tmp_path: Path) -> None:
+    fixture = encoder_decomposed()
+    result = run(fixture, tmp_path / "run")
+    reference = run_model(fixture.model, fixture.inputs)[0]
+    for pin in result.pinned:
+        rest = set(result.pinned) - {pin}
+        probe = result.search.iloc[int(result.pins.set_index("layer").loc[pin, "proof_probe"])]
+        assert set(probe["pinned"].split()) == rest
+        runner = emulated.EmulatedRunner(fixture.model, [emulated.Sample("s", fixture.inputs)])
+        got = next(runner.outputs(PrecisionPlan("fp16", rest)))["logits"]
+        assert not np.abs(got - reference).max() <= 2e-3
+
+
+@pytest.mark.parametrize("make", [encoder_decomposed, residual, tf32_victim, healthy], ids=lambda f: f.__name__)
+def test_the_same_command_again_makes_no_inference(
+    make: Callable[[], Fixture], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run(make(), tmp_path / "run")
+
+    def forbidden(*_: object) -> None:
+        raise AssertionError("an inference was made")
+
+    monkeypatch.setattr(emulated.EmulatedRunner, "_execute", forbidden)
+    monkeypatch.setattr("bisect_trt.pipeline.run_all", forbidden)
+    again = run(make(), tmp_path / "run")
+    assert again.new_probes == 0 and again.effect_runs == 0
+    assert again.pinned == first.pinned and again.cause == first.cause
+    pd.testing.assert_frame_equal(again.search, first.search)
+    pd.testing.assert_frame_equal(again.layers, first.layers)
+
+
+def test_another_requirement_is_another_question(tmp_path: Path) -> None:
+    fixture = residual()
+    tight = run(fixture, tmp_path / "run")
+    loose = bisect_trt.bisect(fixture.model, fixture.inputs, require="rel_range<=1e-2", out=tmp_path / "run")
+    assert tight.pinned and loose.pinned == [] and loose.new_probes > 0
+
+
+def test_kill_loses_at_most_the_probe_in_flight(tmp_path: Path) -> None:
+    fixture = residual()
+    out = tmp_path / "run"
+    (tmp_path / "m.onnx").write_bytes(model_bytes(fixture))
+    (tmp_path / "x.npz").write_bytes(input_bytes(fixture))
+    command = [sys.executable, "-m", "bisect_trt", "run", str(tmp_path / "m.onnx"), "--input", str(tmp_path / "x.npz"),
+               "--requirement", fixture.require, "--out", str(out), "-v"]  # fmt: skip
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    assert process.stderr is not None
+    heard = 0
+    for line in process.stderr:
+        heard += "pins:" in line
+        if heard == 12:
+            break
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (out / "run.json").exists(), "nothing pretends to be finished"
+    whole = run(fixture, tmp_path / "other")
+    finished = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
+    resumed = json.loads(finished.stdout)
+    assert finished.returncode == 0 and resumed["pinned"] == whole.pinned
+    assert resumed["effect_runs"] == 0
+    assert resumed["new_probes"] <= resumed["probes"]["emulated"] - 12
+    assert not [p.name for p in out.iterdir() if p.name.startswith(".")]
+
+
+def test_interrupt_leaves_the_best_plan_on_disk(tmp_path: Path) -> None:
+    fixture = residual()
+    out = tmp_path / "run"
+    (tmp_path / "m.onnx").write_bytes(model_bytes(fixture))
+    (tmp_path / "x.npz").write_bytes(input_bytes(fixture))
+    command = [sys.executable, "-m", "bisect_trt", "run", str(tmp_path / "m.onnx"), "--input", str(tmp_path / "x.npz"),
+               "--requirement", "rel_range<=2e-4", "--out", str(out), "-v"]  # fmt: skip
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "pins:" in line:
+            break
+    os.kill(process.pid, signal.SIGINT)
+    rest = process.stderr.read()
+    assert process.wait() == 130 and "interrupted" in rest and "Traceback" not in rest
+    plan = PrecisionPlan.from_json((out / "plan.json").read_text())
+    onnx.checker.check_model(to_typed(fixture.model, plan), full_check=True)
+    saved = json.loads((out / "run.json").read_text())
+    assert saved["passed"] and not saved["complete"] and len(saved["pinned"]) == len(plan.pinned)
+
+
+def test_golden_outputs_are_compared_first(tmp_path: Path) -> None:
+    fixture = healthy()
+    golden = {"y": run_model(fixture.model, fixture.inputs)[0]}
+    assert run(fixture, tmp_path / "a", golden=golden).cause.value == "none"
+    result = run(fixture, tmp_path / "b", golden={"y": golden["y"] + 0.5})
+    assert (result.cause.value, result.exit_code) == ("golden-mismatch", 1)
+    assert (tmp_path / "b" / "run.json").exists() and result.new_probes == 0
+
+
+def test_several_samples_are_judged_by_the_worst(tmp_path: Path) -> None:
+    fixture = encoder_decomposed()
+    small = {"tokens": fixture.inputs["tokens"] * 0.5}
+    both = bisect_trt.bisect(fixture.model, [fixture.inputs, small], require=fixture.require, out=tmp_path / "run")
+    assert both.passed and len(both.samples) == 2 and set(both.pinned) == fixture.pins
+    row = both.outputs[both.outputs["baseline"] == "fp16"].iloc[0]
+    assert row["max_abs"] >= row["mean_over_samples_max_abs"]
+
+
+def test_workers_find_the_same_set(tmp_path: Path) -> None:
+    fixture = encoder_decomposed()
+    assert run(fixture, tmp_path / "run", workers=3).pinned == run(fixture, tmp_path / "other").pinned
+
+
+def test_noise_is_warned_about(tmp_path: Path) -> None:
+    fixture = healthy()
+    noise = {"x": np.random.default_rng(0).normal(size=(4, 16)).astype(np.float32)}
+    result = bisect_trt.bisect(fixture.model, noise, require=fixture.require, out=tmp_path / "run")
+    assert any("noise" in f.message for f in result.findings)
+    constant = {"x": np.ones((4, 16), np.float32)}
+    result = bisect_trt.bisect(fixture.model, constant, require=fixture.require, out=tmp_path / "run2")
+    assert any("constant" in f.message for f in result.findings)
+    assert not run(fixture, tmp_path / "run3").findings
+
+
+def test_files_of_the_fixtures_are_rebuilt_bit_for_bit() -> None:
+    for make in ALL:
+        fixture = make()
+        assert (FILES / f"{fixture.name}.onnx").read_bytes() == model_bytes(fixture)
+        assert (FILES / f"{fixture.name}.npz").read_bytes() == input_bytes(fixture)
+
+
