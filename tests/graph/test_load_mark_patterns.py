@@ -1,0 +1,107 @@
+"""Files, marks, patterns and weight findings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from bisect_trt.errors import BadInputError
+from bisect_trt.graph.load import load_model, save_model
+from bisect_trt.graph.mark import mark_outputs, select_tensors
+from bisect_trt.graph.patterns import find_patterns
+from bisect_trt.graph.weights import weight_findings
+from bisect_trt.precision import Precision
+from fixtures.models import encoder_decomposed, encoder_layernorm
+from tests.conftest import run_model
+
+
+def test_external_data_is_loaded_and_part_of_the_digest(tmp_path: Path) -> None:
+    model = encoder_decomposed().model
+    onnx.save_model(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.bin", size_threshold=0)
+    first = load_model(tmp_path / "m.onnx")
+    inline = [numpy_helper.to_array(t).tobytes() for t in load_model(encoder_decomposed().model).proto.graph.initializer]
+    assert [numpy_helper.to_array(t).tobytes() for t in first.proto.graph.initializer] == inline
+    data = bytearray((tmp_path / "m.bin").read_bytes())
+    data[100] ^= 1
+    (tmp_path / "m.bin").write_bytes(bytes(data))
+    assert load_model(tmp_path / "m.onnx").digest != first.digest
+
+
+def test_save_is_atomic_and_replaces(tmp_path: Path) -> None:
+    model = encoder_layernorm().model
+    (tmp_path / "m.onnx").write_bytes(b"old")
+    save_model(model, tmp_path / "m.onnx")
+    assert load_model(tmp_path / "m.onnx").proto == model
+    assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
+    with pytest.raises(BadInputError, match="cannot be written"):
+        save_model(model, tmp_path / "no" / "m.onnx")
+
+
+@pytest.mark.parametrize(
+    ("selector", "count"),
+    [("MatMul", 17), ("Pow", 5), ("LayerNorm", 45), ("/head/*", 10), ("/head/Pow", 1), ("/head/Pow_output_0", 1), ("*", 75)],
+)
+def test_marks_by_name_glob_operator_and_pattern(selector: str, count: int) -> None:
+    fixture = encoder_decomposed()
+    tensors = select_tensors(fixture.model, [selector])
+    assert len(tensors) == count
+    marked = mark_outputs(fixture.model, tensors)
+    onnx.checker.check_model(marked, full_check=True)
+    reference = run_model(fixture.model, fixture.inputs)[0]
+    results = dict(zip([o.name for o in marked.graph.output], run_model(marked, fixture.inputs), strict=True))
+    np.testing.assert_allclose(results["logits"], reference, rtol=1e-5, atol=1e-6)
+    assert set(tensors) <= set(results)
+
+
+def test_a_selector_that_matches_nothing_is_refused() -> None:
+    with pytest.raises(BadInputError, match="'Conv'"):
+        select_tensors(encoder_decomposed().model, ["Conv"])
+
+
+def test_layernorm_operator_is_a_pattern_too() -> None:
+    patterns = find_patterns(encoder_layernorm().model)
+    assert [p.kind for p in patterns if not p.decomposed].count("LayerNorm") == 5
+    assert len(select_tensors(encoder_layernorm().model, ["LayerNorm"])) == 5
+
+
+def test_a_residual_addition_is_not_part_of_the_norm() -> None:
+    f = TensorProto.FLOAT
+    nodes = [
+        helper.make_node("ReduceMean", ["x"], ["m"], "mean", axes=[-1]),
+        helper.make_node("Sub", ["x", "m"], ["c"], "sub"),
+        helper.make_node("Mul", ["c", "c"], ["s"], "square"),
+        helper.make_node("ReduceMean", ["s"], ["v"], "variance", axes=[-1]),
+        helper.make_node("Add", ["v", "eps"], ["e"], "eps_add"),
+        helper.make_node("Sqrt", ["e"], ["r"], "root"),
+        helper.make_node("Div", ["c", "r"], ["n"], "div"),
+        helper.make_node("Mul", ["n", "g"], ["k"], "scale"),
+        helper.make_node("Add", ["k", "x2"], ["y"], "residual"),
+        helper.make_node("Relu", ["x"], ["x2"], "branch"),
+    ]
+    nodes.insert(0, nodes.pop())
+    weights = [numpy_helper.from_array(np.float32(1e-5), "eps"), numpy_helper.from_array(np.ones(4, np.float32), "g")]
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(nodes, "g", [info("x", f, [2, 4])], [info("y", f, [2, 4])], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    (pattern,) = find_patterns(model)
+    assert pattern.layers == ("mean", "sub", "square", "variance", "eps_add", "root", "div", "scale")
+
+
+def test_weights_out_of_range_are_named() -> None:
+    f = TensorProto.FLOAT
+    weights = {"big": [1e5, 1.0], "tiny": [1e-9, 1.0], "zero": [0.0, 65504.0], "mask": [np.finfo(np.float32).min, 0.0]}
+    nodes = [helper.make_node("Add", ["x", w], [f"y_{w}"], f"add_{w}") for w in weights]
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes, "g", [info("x", f, [2])], [info(f"y_{w}", f, [2]) for w in weights],
+        [numpy_helper.from_array(np.float32(v), n) for n, v in weights.items()],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    found = {(f.kind, f.where) for f in weight_findings(model, Precision.FP16)}
+    assert found == {("weight-overflow", "add_big"), ("weight-overflow", "add_mask"), ("weight-underflow", "add_tiny")}
+    assert {f.where for f in weight_findings(model, Precision.BF16)} == {"add_mask"}
+    assert weight_findings(model, Precision.TF32) == []

@@ -1,0 +1,80 @@
+"""The node-by-node emulator against the emulated model as a whole on ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from bisect_trt.graph import list_layers, to_emulated
+from bisect_trt.precision import Precision, PrecisionPlan
+from bisect_trt.runners.base import Sample
+from bisect_trt.runners.emulated import EmulatedRunner
+from fixtures.models import ALL, Fixture, encoder_decomposed, residual
+from tests.conftest import run_model
+
+UNOPTIMISED = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+
+
+@pytest.mark.parametrize("make", ALL, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("base", [Precision.FP16, Precision.BF16, Precision.TF32])
+def test_equals_the_emulated_model(make: Callable[[], Fixture], base: Precision) -> None:
+    fixture = make()
+    runner = EmulatedRunner(fixture.model, [Sample("s", fixture.inputs)], base)
+    layers = [layer.name for layer in list_layers(fixture.model)]
+    for plan in (
+        PrecisionPlan(base),
+        PrecisionPlan(base, layers[::2]),
+        PrecisionPlan(base, layers[1::2], Precision.TF32),
+        PrecisionPlan(base, layers),
+        PrecisionPlan("fp32"),
+    ):
+        expected = run_model(to_emulated(fixture.model, plan), fixture.inputs, UNOPTIMISED)
+        got = next(runner.outputs(plan))
+        for output, value in zip(fixture.model.graph.output, expected, strict=True):
+            np.testing.assert_allclose(got[output.name], value, rtol=2e-6, atol=2e-6 * np.nanmax(np.abs(value), initial=0.0))
+
+
+def test_trace_gives_accumulated_and_introduced_errors() -> None:
+    fixture = encoder_decomposed()
+    sample = Sample("s", fixture.inputs)
+    runner = EmulatedRunner(fixture.model, [sample])
+    rows = {v.layer: v for v in runner.trace(sample, PrecisionPlan("fp16"))}
+    assert list(rows) == [layer.name for layer in list_layers(fixture.model)]
+    square = rows["/encoder/layers.0/norm1/Pow"]
+    assert np.isinf(square.introduced).any() and np.isfinite(square.reference).all()
+    add = rows["/embed/Add"]
+    assert np.array_equal(add.introduced, add.accumulated), "the first layer has nothing upstream"
+    last = rows["/head/MatMul"]
+    low = next(runner.outputs(PrecisionPlan("fp16")))["logits"]
+    assert np.array_equal(last.accumulated, low)
+    alone = np.abs(last.introduced - last.reference).max()
+    assert alone < np.abs(last.accumulated - last.reference).max() / 10
+
+
+def test_effects_are_the_outputs_with_one_layer_lowered() -> None:
+    fixture = residual()
+    sample = Sample("s", fixture.inputs)
+    runner = EmulatedRunner(fixture.model, [sample])
+    layers = [layer.name for layer in list_layers(fixture.model)]
+    wanted = {layers[0], layers[50], layers[-1]}
+    effects = dict(runner.effects(sample, Precision.FP16, wanted))
+    assert set(effects) == wanted
+    for name, outputs in effects.items():
+        others = [other for other in layers if other != name]
+        expected = next(runner.outputs(PrecisionPlan("fp16", others)))
+        assert np.array_equal(outputs["y"], expected["y"])
+
+
+def test_probes_make_no_new_sessions() -> None:
+    fixture = residual()
+    runner = EmulatedRunner(fixture.model, [Sample("s", fixture.inputs)])
+    layers = [layer.name for layer in list_layers(fixture.model)]
+    for plan in (PrecisionPlan("fp16"), PrecisionPlan("fp16", layers)):
+        next(runner.outputs(plan))
+    made = len(runner._pieces)
+    for start in range(0, len(layers), 7):
+        next(runner.outputs(PrecisionPlan("fp16", layers[start:])))
+    assert len(runner._pieces) == made <= 8

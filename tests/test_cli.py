@@ -1,0 +1,115 @@
+"""The commands as a user calls them."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import onnx
+import pytest
+from click.testing import CliRunner, Result
+
+from bisect_trt.cli import main
+from bisect_trt.errors import BadInputError
+from bisect_trt.export import trtexec_arguments
+from bisect_trt.precision import PrecisionPlan
+from fixtures.__main__ import input_bytes, model_bytes
+from fixtures.models import Fixture, encoder_decomposed, encoder_layernorm, unsavable
+
+
+def files(fixture: Fixture, folder: Path) -> list[str]:
+    (folder / "m.onnx").write_bytes(model_bytes(fixture))
+    (folder / "x.npz").write_bytes(input_bytes(fixture))
+    return [str(folder / "m.onnx"), "--input", str(folder / "x.npz"), "--requirement", fixture.require, "--out", str(folder / "run")]
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments))
+
+
+def test_run_says_the_answer_on_one_screen(tmp_path: Path) -> None:
+    result = call("run", *files(encoder_decomposed(), tmp_path))
+    assert result.exit_code == 0, result.output
+    assert "Keep 10 of 75 layers in FP32" in " ".join(result.output.split())
+    assert "/head/Pow" in result.output and "report.html" in result.output
+    assert len(result.output.splitlines()) <= 45
+
+
+def test_run_that_cannot_be_met_exits_1(tmp_path: Path) -> None:
+    result = call("run", *files(unsavable(), tmp_path))
+    assert result.exit_code == 1 and "not a precision problem" in " ".join(result.output.split())
+
+
+def test_json_is_run_json_and_quiet_is_quiet(tmp_path: Path) -> None:
+    arguments = files(encoder_decomposed(), tmp_path)
+    printed = json.loads(CliRunner().invoke(main, ["run", *arguments, "--json"]).stdout)
+    saved = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert printed == saved and printed["cause"] == "overflow"
+    again = call("run", *arguments, "--quiet")
+    assert again.output == "" and again.exit_code == 0
+
+
+def test_dry_run_prices_and_writes_nothing(tmp_path: Path) -> None:
+    result = call("run", *files(encoder_decomposed(), tmp_path), "--dry-run")
+    assert result.exit_code == 0 and "75 layers" in result.output and "probes" in result.output
+    assert not (tmp_path / "run").exists()
+
+
+def test_compare_writes_tables_only(tmp_path: Path) -> None:
+    result = call("compare", *files(encoder_decomposed(), tmp_path))
+    assert result.exit_code == 0
+    assert {p.name for p in (tmp_path / "run").iterdir()} == {"layers.csv", "outputs.csv", "journal.sqlite"}
+
+
+def test_inspect_names_patterns_suspects_and_advice(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(model_bytes(encoder_decomposed()))
+    data = json.loads(call("inspect", str(tmp_path / "m.onnx"), "--json").output)
+    norms = [p for p in data["patterns"] if p["kind"] == "LayerNorm"]
+    assert len(norms) == 5 and all(p["decomposed"] and len(p["layers"]) == 9 for p in norms)
+    assert [p["kind"] for p in data["patterns"]].count("Softmax") == 2
+    assert "/head/Pow" in data["suspects"] and "opset 17" in data["advice"][0]
+    (tmp_path / "n.onnx").write_bytes(model_bytes(encoder_layernorm()))
+    data = json.loads(call("inspect", str(tmp_path / "n.onnx"), "--json").output)
+    assert sum(p["kind"] == "LayerNorm" and not p["decomposed"] for p in data["patterns"]) == 5 and data["advice"] == []
+    text = call("inspect", str(tmp_path / "m.onnx"))
+    assert text.exit_code == 0 and "LayerNorm (written out)" in text.output
+
+
+def test_doctor() -> None:
+    checks = json.loads(call("doctor", "--json").output)
+    assert {"runner emulated", "onnxruntime"} <= {c["name"] for c in checks}
+    assert next(c for c in checks if c["name"] == "runner emulated")["works"] is True
+    warned = CliRunner().invoke(main, ["doctor"], env={"NVIDIA_TF32_OVERRIDE": "0"})
+    assert "NVIDIA_TF32_OVERRIDE" in warned.output
+
+
+def test_exports_hold_the_plan(tmp_path: Path) -> None:
+    arguments = files(encoder_decomposed(), tmp_path)
+    assert call("run", *arguments, "--quiet").exit_code == 0
+    common = ["export", arguments[0], "--plan", str(tmp_path / "run" / "plan.json"), "--format"]
+    line = call(*common, "trtexec").output
+    assert line.startswith("--fp16 --precisionConstraints=obey") and line.count(":fp32") == 20
+    script = call(*common, "polygraphy").output
+    assert ast.parse(script) and "'/head/Pow'" in script
+    assert call(*common, "onnx", "-o", str(tmp_path / "t.onnx")).exit_code == 0
+    onnx.checker.check_model(onnx.load(tmp_path / "t.onnx"), full_check=True)
+    assert (tmp_path / "t.onnx").read_bytes() == (tmp_path / "run" / "model.typed.onnx").read_bytes()
+    assert call(*common, "onnx").exit_code == 2
+
+
+def test_names_that_trtexec_cannot_write_are_refused() -> None:
+    model = encoder_layernorm().model
+    model.graph.node[3].name = "a,b"
+    with pytest.raises(BadInputError, match="'a,b' cannot be written"):
+        trtexec_arguments(model, PrecisionPlan("fp16", {"a,b"}))
+
+
+def test_report_files_are_well_formed(tmp_path: Path) -> None:
+    assert call("run", *files(encoder_decomposed(), tmp_path), "--quiet").exit_code == 0
+    junit = ElementTree.parse(tmp_path / "run" / "junit.xml").getroot()
+    assert (junit.get("tests"), junit.get("failures")) == ("11", "0")
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "<script" not in page and "http" not in page and "Keep 10 of 75 layers" in page
+    assert "| /head/Pow | Pow |" in (tmp_path / "run" / "report.md").read_text()
