@@ -128,10 +128,9 @@ class Prober:
         seconds = time.perf_counter() - began
         worst = {name: worst_of(e) for name, e in errors.items()}
         mean = {name: mean_of(e) for name, e in errors.items()}
+        verdict = Verdict.PASS if score <= 1.0 else Verdict.FAIL
         if not all(e.finite for e in worst.values()):
             verdict = Verdict.NON_FINITE
-        else:
-            verdict = Verdict.PASS if score <= 1.0 else Verdict.FAIL
         vector = np.concatenate(vectors) if vectors else None
         return ProbeResult(plan, self.runner.name, verdict, score, worst, mean, seconds, "", vector)
 

@@ -84,10 +84,7 @@ def print_verdict(console: Console, result: Result) -> None:
             console.print(f"... and {len(result.pins) - _SHOWN_PINS} more in pins.csv", highlight=False)
     if len(result.outputs):
         console.print(_frame(result.outputs[["baseline", "output", "verdict", "max_abs", "cosine", "snr_db"]]))
-    for finding in result.findings[:5]:
-        console.print(escape(f"note: {finding.message}"), highlight=False, style="yellow")
-    if len(result.findings) > 5:
-        console.print(f"note: {len(result.findings) - 5} more findings in report.md", highlight=False, style="yellow")
+    _print_findings(console, result)
     console.print(
         f"{sum(result.probes.values())} probes ({result.new_probes} new) and {result.effect_runs} single-layer runs on "
         f"{result.runner} in {result.seconds:.1f} s; judged by emulation, not yet by an engine",
@@ -95,6 +92,22 @@ def print_verdict(console: Console, result: Result) -> None:
     )
     files = f"report: {result.folder}/report.html   model to ship: {result.folder}/model.typed.onnx"
     console.print(escape(files), highlight=False, soft_wrap=True)
+
+
+def _print_findings(console: Console, result: Result) -> None:
+    """The findings that may matter, each in full; constants that partly vanish are many and harmless, so one line for all."""
+    vanishing = [f for f in result.findings if f.kind == "weight-underflow"]
+    others = [f for f in result.findings if f.kind != "weight-underflow"]
+    lines = [f.message for f in others[:5]]
+    if len(others) > 5:
+        lines.append(f"{len(others) - 5} more findings in report.md")
+    if vanishing:
+        lines.append(
+            f"{len(vanishing)} constants hold values below {result.precision.value}'s smallest number, which become zero; "
+            "report.md names them"
+        )
+    for line in lines:
+        console.print(escape(f"note: {line}"), highlight=False, style="yellow")
 
 
 def print_comparison(console: Console, result: Result) -> None:

@@ -30,9 +30,7 @@ FILES_OF_A_RUN = {
 
 
 def run(fixture: Fixture, out: Path, **options: object) -> Result:
-    return bisect_trt.bisect(
-        fixture.model, fixture.inputs, precision=fixture.precision, require=fixture.require, out=out, **options
-    )  # type: ignore[arg-type]
+    return bisect_trt.bisect(fixture.model, fixture.inputs, precision=fixture.precision, require=fixture.require, out=out, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("make", ALL, ids=lambda f: f.__name__)
@@ -55,7 +53,21 @@ def test_fixture(make: Callable[[], Fixture], tmp_path: Path) -> None:
     typed = onnx.load(tmp_path / "run" / "model.typed.onnx")
     onnx.checker.check_model(typed, full_check=True)
     layers = pd.read_csv(tmp_path / "run" / "layers.csv")
-    wanted = "layer op scope max_abs mean_abs rmse cosine snr_db finite introduced_max_abs ref_min ref_max pinned".split()
+    wanted = [
+        "layer",
+        "op",
+        "scope",
+        "max_abs",
+        "mean_abs",
+        "rmse",
+        "cosine",
+        "snr_db",
+        "finite",
+        "introduced_max_abs",
+        "ref_min",
+        "ref_max",
+        "pinned",
+    ]
     assert set(wanted) <= set(layers.columns)
     assert set(layers.loc[layers["pinned"], "layer"]) == set(result.pinned)
 
@@ -74,9 +86,7 @@ def test_the_proof_of_each_pin_is_a_probe_of_the_set_without_it(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("make", [encoder_decomposed, residual, tf32_victim, healthy], ids=lambda f: f.__name__)
-def test_the_same_command_again_makes_no_inference(
-    make: Callable[[], Fixture], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_command_again_makes_no_inference(make: Callable[[], Fixture], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = run(make(), tmp_path / "run")
 
     def forbidden(*_: object) -> None:
@@ -184,5 +194,3 @@ def test_files_of_the_fixtures_are_rebuilt_bit_for_bit() -> None:
         fixture = make()
         assert (FILES / f"{fixture.name}.onnx").read_bytes() == model_bytes(fixture)
         assert (FILES / f"{fixture.name}.npz").read_bytes() == input_bytes(fixture)
-
-
