@@ -94,6 +94,7 @@ class Job:
             raise BadInputError("--precision fp32: that is the reference; choose fp16, bf16 or tf32")
         self.model: LoadedModel = load_model(settings.model)
         self.samples = load_samples(settings.inputs, input_specs(self.model.proto))
+        self._session = reference_session(self._reference_source())
         self.layers = [x for x in list_layers(self.model.proto) if settings.precision in x.precisions]
         if not self.layers:
             raise BadInputError(
@@ -104,7 +105,6 @@ class Job:
         outputs = [o.name for o in self.model.proto.graph.output]
         self.requirements = parse_requirements(settings.require, outputs, task_metrics)
         self.golden = load_golden(settings.golden, outputs)
-        self._session = reference_session(self._reference_source())
         self.folder = RunFolder(settings.out or default_folder(self.model, settings.precision))
         self.run_key = content_key(
             __version__,

@@ -1,0 +1,56 @@
+"""Timing and the public models the benchmarks run on."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from bisect_trt.version import __version__
+
+ROOT = Path(__file__).resolve().parent.parent
+MODELS = ROOT / ".cache" / "demo"
+SHARED = ROOT.parent / "shared" / "data"
+DETECTOR = MODELS / "ch_PP-OCRv4_det_infer.onnx"
+RECOGNISER = MODELS / "ch_PP-OCRv4_rec_infer.onnx"
+
+
+def detector_input() -> Path:
+    """The shared 192x320 page where it is there, else the demo's."""
+    shared = SHARED / "ocr_det.npz"
+    return shared if shared.exists() else MODELS / "page.npz"
+
+
+def load(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file."""
+    with np.load(path) as arrays:
+        return {name: arrays[name] for name in arrays.files}
+
+
+def medians(*functions: Callable[[], object], rounds: int = 25) -> list[float]:
+    """The median seconds of each function, called in turn, so that a drifting machine hurts all alike."""
+    for function in functions:
+        function()
+    times: list[list[float]] = [[] for _ in functions]
+    for _ in range(rounds):
+        for function, taken in zip(functions, times, strict=True):
+            began = time.perf_counter()
+            function()
+            taken.append(time.perf_counter() - began)
+    return [statistics.median(t) for t in times]
+
+
+def machine() -> str:
+    """One line for the head of a result."""
+    return (
+        f"{date.today().isoformat()}, bisect-trt {__version__}, onnxruntime {ort.__version__}, onnx {onnx.__version__}, "
+        f"Python {platform.python_version()}, {os.cpu_count()} cores, {platform.machine()}, no GPU"
+    )
