@@ -25,7 +25,7 @@ from bisect_trt.graph.types import infer_types, opset_of
 from bisect_trt.numerics import rounded
 from bisect_trt.precision import Precision, PrecisionPlan
 from bisect_trt.runners.base import Sample
-from bisect_trt.runners.pieces import PieceStore, captured_names
+from bisect_trt.runners.pieces import Piece, PieceStore, captured_names
 
 Value = Any  # ONNX Runtime's C OrtValue, which has no public type
 
@@ -46,10 +46,15 @@ class _Step:
     index: int
     name: str
     inputs: tuple[str, ...]
-    slots: tuple[int, ...]
     outputs: tuple[str, ...]
     roles: Mapping[Precision, Role]
+    reduced_in: Mapping[Precision, frozenset[int]]
+    reduced_out: Mapping[Precision, tuple[str, ...]]
     frees: tuple[str, ...]
+
+    def lowers(self, precision: Precision) -> bool:
+        """True if the node is a layer that runs differently at ``precision``."""
+        return self.roles[precision].kind is Kind.LAYER
 
 
 @dataclass
@@ -63,8 +68,10 @@ class _Chain:
     def free(self, names: Sequence[str]) -> None:
         for name in names:
             self.values.pop(name, None)
-            for precision in Precision:
-                self.versions.pop((name, precision), None)
+        if self.versions:
+            gone = set(names)
+            for key in [k for k in self.versions if k[0] in gone]:
+                del self.versions[key]
 
 
 class EmulatedRunner:
@@ -79,6 +86,7 @@ class EmulatedRunner:
         self._model = with_roundings(model, base)
         self._pieces = PieceStore(self._model)
         self._constants = {n: ort.OrtValue.ortvalue_from_numpy(a) for n, a in _constants(self._model.graph).items()}
+        self._ready: dict[tuple[int, Precision], Piece] = {}
         self._rounded_constants: dict[str, tuple[Precision, ort.OrtValue]] = {}
         self._outputs = tuple(o.name for o in self._model.graph.output)
         self._steps = self._compile()
@@ -87,10 +95,7 @@ class EmulatedRunner:
         plan = with_new_nodes_pinned(self._source, self._model, plan)
         for sample in self._samples:
             chain = self._start(sample)
-            for step in self._steps:
-                results = self._execute(step, plan.precision_of(step.name), chain)
-                self._keep(step, plan.precision_of(step.name), results, chain)
-                chain.free(step.frees)
+            self._advance(self._steps, plan, chain)
             yield {name: self._fetch(name, chain) for name in self._outputs}
 
     def trace(self, sample: Sample, plan: PrecisionPlan) -> Iterator[LayerValues]:
@@ -105,8 +110,7 @@ class EmulatedRunner:
             precision = plan.precision_of(step.name)
             reference = self._execute(step, Precision.FP32, exact)
             accumulated = self._execute(step, precision, low)
-            role = step.roles[precision]
-            if role.kind is Kind.LAYER:
+            if step.lowers(precision):
                 introduced = self._execute(step, precision, exact)
                 rows = zip(step.outputs, reference, accumulated, introduced, strict=True)
                 for tensor, *values in rows:
@@ -125,17 +129,20 @@ class EmulatedRunner:
         """
         exact = self._start(sample)
         for position, step in enumerate(self._steps):
-            if step.name in wanted and step.roles[precision].kind is Kind.LAYER:
+            if step.name in wanted and step.lowers(precision):
                 fork = _Chain(dict(exact.values), dict(exact.versions), dict(exact.state))
                 lowered = self._execute(step, precision, fork)
                 self._keep(step, precision, lowered, fork)
                 fork.free(step.frees)
-                for later in self._steps[position + 1 :]:
-                    self._keep(later, Precision.FP32, self._execute(later, Precision.FP32, fork), fork)
-                    fork.free(later.frees)
+                self._advance(self._steps[position + 1 :], PrecisionPlan(Precision.FP32), fork)
                 yield step.name, {name: self._fetch(name, fork) for name in self._outputs}
-            self._keep(step, Precision.FP32, self._execute(step, Precision.FP32, exact), exact)
-            exact.free(step.frees)
+            self._advance([step], PrecisionPlan(Precision.FP32), exact)
+
+    def _advance(self, steps: Sequence[_Step], plan: PrecisionPlan, chain: _Chain) -> None:
+        for step in steps:
+            precision = plan.precision_of(step.name)
+            self._keep(step, precision, self._execute(step, precision, chain), chain)
+            chain.free(step.frees)
 
     def _compile(self) -> list[_Step]:
         graph = self._model.graph
@@ -156,7 +163,9 @@ class EmulatedRunner:
         for index, node, name, slots, inputs, outputs in parts:
             frees = tuple(t for t in {*inputs, *outputs} if last_use[t] == index and t not in kept)
             roles = {p: role_of(node, name, scope, opset, p) for p in Precision}
-            steps.append(_Step(index, name, inputs, slots, outputs, roles, frees))
+            positions = {p: frozenset(slots.index(i) for i in role.reduced_in) for p, role in roles.items()}
+            reduced = {p: tuple(node.output[i] for i in role.reduced_out) for p, role in roles.items()}
+            steps.append(_Step(index, name, inputs, outputs, roles, positions, reduced, frees))
         return steps
 
     def _start(self, sample: Sample) -> _Chain:
@@ -164,30 +173,30 @@ class EmulatedRunner:
         return _Chain({n: v._ortvalue for n, v in values.items()})
 
     def _execute(self, step: _Step, precision: Precision, chain: _Chain) -> list[Value]:
-        role = step.roles[precision]
-        if role.kind is not Kind.LAYER:
+        if not step.lowers(precision):
             precision = Precision.FP32
-        values = [self._value(name, chain) for name in step.inputs]
-        if precision is not Precision.FP32:
-            for position, slot in enumerate(step.slots):
-                if slot in role.reduced_in:
-                    values[position] = self._rounded(step.inputs[position], precision, chain)
+        rounded_positions = step.reduced_in[precision]
+        values = [
+            self._rounded(name, precision, chain) if position in rounded_positions else self._value(name, chain)
+            for position, name in enumerate(step.inputs)
+        ]
         try:
-            piece = self._pieces.node(step.index, precision, [v.data_type() for v in values])
-            feed = dict(zip(piece.inputs, values, strict=True))
-            return list(piece.session._sess.run_with_ort_values(feed, piece.outputs, None))
+            piece = self._ready.get((step.index, precision))
+            if piece is None:
+                piece = self._pieces.node(step.index, precision, [v.data_type() for v in values])
+                self._ready[(step.index, precision)] = piece
+            results = piece.run(dict(zip(piece.inputs, values, strict=True)), piece.outputs, None)
+            # By index: iterating this C++ vector to its end throws a C++ exception, which was seen to cost 30 us a layer.
+            return [results[i] for i in range(len(piece.outputs))]
         except Exception as error:
             op = self._model.graph.node[step.index].op_type
             raise RunnerFailedError(f"layer {step.name!r} ({op}): ONNX Runtime failed ({one_line(error)})") from error
 
     def _keep(self, step: _Step, precision: Precision, results: Sequence[Value], chain: _Chain) -> None:
-        role = step.roles[precision]
-        node = self._model.graph.node[step.index]
-        for name, value in zip(step.outputs, results, strict=True):
-            chain.values[name] = value
-        if role.kind is Kind.LAYER:
-            for slot in role.reduced_out:
-                chain.state[node.output[slot]] = precision
+        chain.values.update(zip(step.outputs, results, strict=True))
+        if step.lowers(precision):
+            for name in step.reduced_out[precision]:
+                chain.state[name] = precision
 
     def _value(self, name: str, chain: _Chain) -> Value:
         constant = self._constants.get(name)
