@@ -36,15 +36,18 @@ def load(path: Path) -> dict[str, np.ndarray]:
 
 
 def medians(*functions: Callable[[], object], rounds: int = 25) -> list[float]:
-    """The median seconds of each function, called in turn, so that a drifting machine hurts all alike."""
-    for function in functions:
-        function()
+    """The median seconds of each function, in alternating blocks of five, so that a drifting machine hurts all alike.
+
+    Not call by call: a session's worker threads spin for a while after a run, and would slow down whoever comes next.
+    """
     times: list[list[float]] = [[] for _ in functions]
-    for _ in range(rounds):
+    for _ in range(rounds // 5):
         for function, taken in zip(functions, times, strict=True):
-            began = time.perf_counter()
             function()
-            taken.append(time.perf_counter() - began)
+            for _ in range(5):
+                began = time.perf_counter()
+                function()
+                taken.append(time.perf_counter() - began)
     return [statistics.median(t) for t in times]
 
 

@@ -1,13 +1,15 @@
 """The bisect and verify stations: from "everything lowered fails" to a small set of pins, each proved directly.
 
 Three ways, best first: grow a set from the measured effects and shrink it; where growing stalls, bisect over all layers,
-ordered by suspicion; and in any case verify the end, the set itself and each single removal, to a fixpoint.
+ordered by suspicion; and in any case verify the end, the set itself and each single removal, to a fixpoint. A second
+runner that orders its arithmetic differently must agree: if it does not, the answer was too close to the tolerance, and
+the set is repaired and shrunk once more with both as the judge (the second is only asked where the first passes).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bisect_trt.precision import PrecisionPlan
@@ -19,102 +21,100 @@ from bisect_trt.verdict import Verdict
 
 MAX_GROWTH_PROBES = 400
 
+Judge = Callable[[Sequence[frozenset[str]]], list[ProbeResult]]
+
 
 @dataclass(frozen=True)
 class Bisection:
-    """``pinned`` passes; ``proof`` maps each pin to the probe of the same set without it, which does not.
+    """``pinned`` passes on both runners; ``proof`` maps each pin to the probe of the same set without it, which does not.
 
-    ``complete`` is false if a pin could not be proved; ``violations`` counts verdicts that a monotone model cannot give.
+    ``complete`` is false if a pin could not be proved; ``violations`` counts pins that the search took for needed and the
+    verification did not, which a monotone model cannot give.
     """
 
     pinned: frozenset[str]
     proof: Mapping[str, ProbeResult]
     complete: bool
-    violations: int
+    violations: int = 0
 
 
 class Bisector:
-    """Searches with one prober; ``best`` is the smallest passing set so far, a usable answer at any time."""
+    """Searches with ``prober`` and confirms with ``second``; ``best`` is the smallest set so far that passes the first."""
 
-    def __init__(self, prober: Prober, base: PrecisionPlan, layers: Sequence[str]) -> None:
+    def __init__(self, prober: Prober, second: Prober, base: PrecisionPlan, layers: Sequence[str]) -> None:
         self._prober = prober
+        self._second = second
         self._base = base
         self._layers = list(layers)
+        self._order = {name: position for position, name in enumerate(self._layers)}
         self.best: frozenset[str] | None = None
 
-    def run(self, suspicion: Mapping[str, float], sensitivity: Sensitivity | None) -> Bisection:
+    def run(self, suspicion: Mapping[str, float], sensitivity: Sensitivity) -> Bisection:
         """Search and verify. All pins are known to pass, no pins to fail."""
         self.best = frozenset(self._layers)
-        start: frozenset[str] = frozenset()
-        if sensitivity is not None:
-            start = self._grown(sensitivity, suspicion)
-        if start and self._passes(start):
-            self._search(sorted(start, key=self._layers.index), suspicion)
-        else:
-            self._search(self._layers, suspicion)
-        return self._verified()
+        found = self._small_set(sensitivity.must_pin, suspicion, sensitivity, self._by_first)
+        if not self._by_both([found])[0].verdict.passed:
+            found = self._small_set(found, suspicion, sensitivity, self._by_both)
+        return self._verified(found)
 
-    def _grown(self, sensitivity: Sensitivity, suspicion: Mapping[str, float]) -> frozenset[str]:
-        must = sensitivity.must_pin
-        first = self._trials([must])[0]
-        if first.vector is None and not must:
-            first = Trial(must, first.passed, first.score, sensitivity.base)
+    def _small_set(self, start: frozenset[str], suspicion: Mapping[str, float], sensitivity: Sensitivity, judge: Judge) -> frozenset[str]:
+        """A set that ``judge`` passes, 1-minimal by the search's certificate."""
+        grown = self._grown(start, suspicion, sensitivity, judge)
+        candidates = sorted(grown, key=self._order.__getitem__) if grown is not None else self._layers
+        found = find_pins(candidates, lambda pins: judge([pins])[0].verdict, suspicion=suspicion)
+        return found.pinned if found.feasible else frozenset(self._layers)
+
+    def _grown(
+        self, start: frozenset[str], suspicion: Mapping[str, float], sensitivity: Sensitivity, judge: Judge
+    ) -> frozenset[str] | None:
+        """A passing set grown from ``start``, None if growing stalls."""
+
+        def evaluate(sets: Sequence[frozenset[str]]) -> list[Trial]:
+            results = judge(sets)
+            return [Trial(s, r.verdict.passed, r.score, r.vector) for s, r in zip(sets, results, strict=True)]
+
+        first = evaluate([start])[0]
+        if first.vector is None and not start:
+            first = Trial(start, first.passed, first.score, sensitivity.base)
         if math.isinf(first.score):
-            finite = self._made_finite(suspicion) | must
-            first = self._trials([finite])[0]
-        grown = grow(first, sensitivity.effects, sensitivity.order, self._trials, max_trials=MAX_GROWTH_PROBES)
-        return grown.pinned if grown.passed else frozenset()
+            first = evaluate([self._made_finite(suspicion) | start])[0]
+        grown = grow(first, sensitivity.effects, sensitivity.order, evaluate, max_trials=MAX_GROWTH_PROBES)
+        return grown.pinned if grown.passed else None
 
     def _made_finite(self, suspicion: Mapping[str, float]) -> frozenset[str]:
         """The pins that are needed for finite outputs alone, whatever their error."""
 
         def probe(pinned: frozenset[str]) -> Verdict:
-            result = self._probe(pinned)
+            result = self._by_first([pinned])[0]
             return Verdict.PASS if math.isfinite(result.score) else result.verdict
 
         return find_pins(self._layers, probe, suspicion=suspicion).pinned
 
-    def _search(self, candidates: Sequence[str], suspicion: Mapping[str, float]) -> None:
-        found = find_pins(candidates, lambda p: self._probe(p).verdict, suspicion=suspicion)
-        if found.feasible:
-            self._improve(found.pinned)
-
-    def _verified(self) -> Bisection:
-        assert self.best is not None
-        pinned, violations = self.best, 0
-        proof: dict[str, ProbeResult] = {}
+    def _verified(self, pinned: frozenset[str]) -> Bisection:
+        """Every removal tried, until a whole round removes nothing: then the round's probes are the proof."""
+        violations, proof = 0, dict[str, ProbeResult]()
         while True:
-            if not self._passes(pinned):
-                return Bisection(pinned, proof, False, violations)
-            proof = {}
-            superfluous = None
-            for name in sorted(pinned, key=self._layers.index):
-                result = self._probe(pinned - {name})
+            for name in sorted(pinned, key=self._order.__getitem__):
+                rest = pinned - {name}
+                result = self._by_both([rest])[0]
                 if result.verdict.passed:
-                    superfluous = name
-                    break
-                proof[name] = result
-            if superfluous is None:
-                return Bisection(pinned, proof, True, violations)
-            violations += 1
-            pinned = pinned - {superfluous}
+                    violations += 1
+                    pinned, proof = rest, {}
+                else:
+                    proof[name] = result
+            if len(proof) == len(pinned):
+                return Bisection(pinned, proof, self._by_both([pinned])[0].verdict.passed, violations)
 
-    def _probe(self, pinned: frozenset[str]) -> ProbeResult:
-        result = self._prober.probe(self._base.with_pins(pinned))
-        if result.verdict.passed:
-            self._improve(pinned)
-        return result
-
-    def _passes(self, pinned: frozenset[str]) -> bool:
-        return self._probe(pinned).verdict.passed
-
-    def _improve(self, pinned: frozenset[str]) -> None:
-        if self.best is None or len(pinned) < len(self.best):
-            self.best = pinned
-
-    def _trials(self, sets: Sequence[frozenset[str]]) -> list[Trial]:
+    def _by_first(self, sets: Sequence[frozenset[str]]) -> list[ProbeResult]:
         results = self._prober.probe_many([self._base.with_pins(s) for s in sets])
         for pinned, result in zip(sets, results, strict=True):
-            if result.verdict.passed:
-                self._improve(pinned)
-        return [Trial(s, r.verdict.passed, r.score, r.vector) for s, r in zip(sets, results, strict=True)]
+            if result.verdict.passed and (self.best is None or len(pinned) < len(self.best)):
+                self.best = pinned
+        return results
+
+    def _by_both(self, sets: Sequence[frozenset[str]]) -> list[ProbeResult]:
+        """The first runner's result where it fails, else the worse of the two."""
+        results = self._by_first(sets)
+        passing = [r.plan for r in results if r.verdict.passed]
+        second = dict(zip(passing, self._second.probe_many(passing), strict=True))
+        return [max(r, second.get(r.plan, r), key=lambda x: x.score) for r in results]

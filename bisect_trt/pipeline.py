@@ -36,6 +36,7 @@ from bisect_trt.report.write import write_report
 from bisect_trt.result import Result, outputs_table, search_table
 from bisect_trt.runners.emulated import EmulatedRunner
 from bisect_trt.runners.sessions import reference_session, run_all
+from bisect_trt.runners.whole import WholeModelRunner
 from bisect_trt.sensitivity import Sensitivity, affordable, measure_sensitivity
 from bisect_trt.store import RunFolder, content_key
 from bisect_trt.tracing import suspicion_of, trace_layers
@@ -117,9 +118,12 @@ class Job:
         self.runner = EmulatedRunner(self.model.proto, self.samples, settings.precision)
         self.prober = Prober(self.runner, lambda: self.references, self.requirements, self.folder, self.run_key, settings.workers)
         self.prober.make_sampler = self._make_sampler
+        whole = WholeModelRunner(self.model.proto, self.samples)
+        self.second = Prober(whole, lambda: self.references, self.requirements, self.folder, self.run_key, log=self.prober.log)
+        self.second.make_sampler = lambda: self.prober.sampler
         self.baselines: dict[str, ProbeResult] = {}
         self.sensitivity: Sensitivity | None = None
-        self.bisector = Bisector(self.prober, self.base, [x.name for x in self.layers])
+        self.bisector = Bisector(self.prober, self.second, self.base, [x.name for x in self.layers])
         for sentence in suspicious_inputs(self.samples):
             self._find("input", sentence.partition(":")[0], sentence)
         for finding in weight_findings(self.model.proto, settings.precision):
@@ -191,7 +195,8 @@ class Job:
         plan, final = self._answer(diagnosis, bisection)
         shown = dict(self.baselines)
         if bisection is not None:
-            shown["plan"] = final if final is not None else self.prober.probe(plan)
+            shown["plan"] = self.prober.probe(plan)
+            shown["plan, second emulator"] = self.second.probe(plan)
         base = self.baselines.get(precision.value)
         passed = final is not None and final.verdict.passed
         return Result(
@@ -208,13 +213,13 @@ class Job:
             layer_count=len(self.layers),
             layers=self._layers_table(plan),
             outputs=outputs_table(shown),
-            search=search_table(list(self.prober.done.values())),
+            search=search_table(self.prober.log),
             pins=self._pins_table(plan, bisection),
             requirements=self.requirements.texts,
             samples=[s.name for s in self.samples],
             findings=self.findings,
-            probes={self.runner.name: len(self.prober.done)},
-            new_probes=self.prober.new_probes,
+            probes={p.runner.name: len(p.done) for p in (self.prober, self.second) if p.done},
+            new_probes=self.prober.new_probes + self.second.new_probes,
             effect_runs=self.sensitivity.runs if self.sensitivity is not None else 0,
             seconds=seconds,
             folder=self.folder.path,
@@ -226,14 +231,14 @@ class Job:
         if self.bisector.best is None:
             return
         diagnosis = Diagnosis(Cause.ACCUMULATION, "Interrupted: the best plan so far is written; run again to go on.", True)
-        bisection = Bisection(self.bisector.best, {}, False, 0)
+        bisection = Bisection(self.bisector.best, {}, False)
         write_report(self.result(diagnosis, bisection, seconds), self.model.proto, self.folder)
 
     def _answer(self, diagnosis: Diagnosis, bisection: Bisection | None) -> tuple[PrecisionPlan, ProbeResult | None]:
         """The plan to write and the probe that says whether it meets the requirements."""
         if bisection is not None:
             plan = self.base.with_pins(bisection.pinned)
-            return plan, self.prober.probe(plan)
+            return plan, max(self.prober.probe(plan), self.second.probe(plan), key=lambda r: r.score)
         if diagnosis.cause is Cause.NONE:
             return self.base, self.baselines[self.base.base.value]
         if diagnosis.cause is Cause.TF32:
@@ -262,7 +267,7 @@ class Job:
         return table
 
     def _pins_table(self, plan: PrecisionPlan, bisection: Bisection | None) -> pd.DataFrame:
-        order = {p: i for i, p in enumerate(self.prober.done)}
+        order = {(p.runner, p.plan): i for i, p in enumerate(self.prober.log)}
         rows = []
         for layer in self.layers:
             if layer.name in plan.pinned:
@@ -275,7 +280,7 @@ class Job:
                         "proved": proof is not None,
                         "verdict_without": proof.verdict.value if proof is not None else "",
                         "score_without": proof.score if proof is not None else float("nan"),
-                        "proof_probe": order[proof.plan] if proof is not None else -1,
+                        "proof_probe": order[(proof.runner, proof.plan)] if proof is not None else -1,
                     }
                 )
         return pd.DataFrame(rows, columns=["layer", "op", "scope", "proved", "verdict_without", "score_without", "proof_probe"])

@@ -49,7 +49,10 @@ class ProbeResult:
 
 
 class Prober:
-    """Runs plans on one runner and judges them by ``requirements``; ``done`` lists the probes of this run in order."""
+    """Runs plans on one runner and judges them by ``requirements``; ``done`` holds this run's probes.
+
+    ``log`` lists them in order, and may be shared with another prober of the same run.
+    """
 
     def __init__(
         self,
@@ -59,12 +62,14 @@ class Prober:
         folder: RunFolder,
         run_key: str,
         workers: int = 1,
+        log: list[ProbeResult] | None = None,
     ) -> None:
         self.runner = runner
         self.requirements = requirements
-        self.make_sampler: Callable[[], ErrorSampler] | None = None
+        self.make_sampler: Callable[[], ErrorSampler | None] | None = None
         self.done: dict[PrecisionPlan, ProbeResult] = {}
         self.new_probes = 0
+        self.log: list[ProbeResult] = [] if log is None else log
         self.on_probe: Callable[[ProbeResult], None] = lambda _: None
         self._references = references
         self._folder = folder
@@ -136,6 +141,7 @@ class Prober:
 
     def _note(self, result: ProbeResult) -> None:
         self.done[result.plan] = result
+        self.log.append(result)
         self.on_probe(result)
 
     def _record(self, result: ProbeResult) -> None:
