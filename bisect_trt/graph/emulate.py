@@ -39,7 +39,6 @@ def rounding_model(precision: Precision) -> onnx.ModelProto:
     rewriter = EmulationRewriter(onnx.ModelProto(), PrecisionPlan(precision))
     frame = Frame(Scope(), target, None)
     rewriter.round(frame, "x", "y", precision)
-    target.node.extend(frame.nodes)
     return helper.make_model(target, opset_imports=[helper.make_opsetid("", CAST_HAS_BF16)], ir_version=8)
 
 
@@ -73,13 +72,16 @@ class EmulationRewriter(Rewriter):
         return numpy_helper.from_array(np.asarray(rounded(array, precision), np.float32), name)
 
     def write(self, node: onnx.NodeProto, role: Role, precision: Precision, frame: Frame) -> None:
-        frame.nodes.append(node)
-        for slot in role.reduced_out:
-            name = node.output[slot]
-            frame.state[name] = precision
-            if node.op_type not in CONTROL_FLOW:  # a lowered body rounds what it gives
-                node.output[slot] = self.fresh(f"{name}__raw")
-                self.round(frame, node.output[slot], name, precision)
+        names = [(slot, node.output[slot]) for slot in role.reduced_out]
+        frame.state.update((name, precision) for _, name in names)
+        if node.op_type in CONTROL_FLOW:  # a lowered body rounds what it gives
+            frame.graph.node.append(node)
+            return
+        for slot, name in names:
+            node.output[slot] = self.fresh(f"{name}__raw")
+        frame.graph.node.append(node)
+        for slot, name in names:
+            self.round(frame, node.output[slot], name, precision)
 
     def enter_body(self, frame: Frame, precision: Precision) -> None:
         for value in frame.graph.input:
@@ -94,16 +96,18 @@ class EmulationRewriter(Rewriter):
         stored = self.fresh(f"{target}__stored")
         down = helper.make_node("Cast", [source], [stored], self.fresh(f"down_{target}"), to=STORAGE_TYPE[precision])
         up = helper.make_node("Cast", [stored], [target], self.fresh(f"up_{target}"), to=FLOAT)
-        frame.nodes += [down, up]
+        frame.graph.node.extend([down, up])
 
     def _split(self, frame: Frame, source: str, target: str) -> None:
         splitter = self._splitter(frame)
         scaled, rest = self.fresh(f"{target}__scaled"), self.fresh(f"{target}__rest")
-        frame.nodes += [
-            helper.make_node("Mul", [source, splitter], [scaled], self.fresh(f"scale_{target}")),
-            helper.make_node("Sub", [scaled, source], [rest], self.fresh(f"rest_{target}")),
-            helper.make_node("Sub", [scaled, rest], [target], self.fresh(f"high_{target}")),
-        ]
+        frame.graph.node.extend(
+            [
+                helper.make_node("Mul", [source, splitter], [scaled], self.fresh(f"scale_{target}")),
+                helper.make_node("Sub", [scaled, source], [rest], self.fresh(f"rest_{target}")),
+                helper.make_node("Sub", [scaled, rest], [target], self.fresh(f"high_{target}")),
+            ]
+        )
 
     def _splitter(self, frame: Frame) -> str:
         key = ("", Precision.TF32)

@@ -26,7 +26,7 @@ Chooser = Callable[[str], Precision]
 
 @dataclass
 class Frame:
-    """One graph being written: its nodes so far, what its tensors are, and which versions of them exist.
+    """One graph being written (nodes go straight into it), what its tensors are, and which versions of them exist.
 
     ``state`` says at which precision a tensor already is (stored so, or rounded so); absent means FP32.
     ``versions`` maps (tensor, precision) to the name under which that version can be read.
@@ -35,7 +35,6 @@ class Frame:
     scope: Scope
     graph: onnx.GraphProto
     parent: Frame | None
-    nodes: list[onnx.NodeProto] = field(default_factory=list)
     state: dict[str, Precision] = field(default_factory=dict)
     versions: dict[tuple[str, Precision], str] = field(default_factory=dict)
     constants: dict[str, NDArray[np.float32]] = field(default_factory=dict)
@@ -148,7 +147,6 @@ class Rewriter(ABC):
             self._node(index, node, name, frame, choose)
         if body_precision is not None:
             self._leave_body(frame, body_precision)
-        target.node.extend(frame.nodes)
         _drop_unread(target, frame.converted)
 
     def _node(self, index: int, node: onnx.NodeProto, name: str, frame: Frame, choose: Chooser) -> None:
@@ -169,7 +167,7 @@ class Rewriter(ABC):
         if lowered:
             self.write(new, role, precision, frame)
         else:
-            frame.nodes.append(new)
+            frame.graph.node.append(new)
 
     def read_slot(self, frame: Frame, node: onnx.NodeProto, slot: int, wanted: Precision) -> str:
         """What ``node`` reads at ``slot``; a rewriter may leave slots alone whose type does not matter."""

@@ -63,7 +63,7 @@ class _TypedRewriter(Rewriter):
     def write(self, node: onnx.NodeProto, role: Role, precision: Precision, frame: Frame) -> None:
         if node.op_type == "Cast":
             _set_cast_type(node, STORAGE_TYPE[precision])
-        frame.nodes.append(node)
+        back_to_float = []
         for slot in role.reduced_out:
             name = node.output[slot]
             frame.state[name] = precision
@@ -71,7 +71,10 @@ class _TypedRewriter(Rewriter):
                 node.output[slot] = self.fresh(f"{name}__{precision}")
                 frame.versions[(name, precision)] = node.output[slot]
                 frame.versions[(name, Precision.FP32)] = name
-                self._cast(frame, node.output[slot], name, FLOAT)
+                back_to_float.append((node.output[slot], name))
+        frame.graph.node.append(node)
+        for reduced, name in back_to_float:
+            self._cast(frame, reduced, name, FLOAT)
 
     def enter_body(self, frame: Frame, precision: Precision) -> None:
         for value in frame.graph.input:
@@ -84,7 +87,7 @@ class _TypedRewriter(Rewriter):
         output.type.tensor_type.elem_type = STORAGE_TYPE[precision]
 
     def _cast(self, frame: Frame, source: str, target: str, elem_type: int) -> None:
-        frame.nodes.append(helper.make_node("Cast", [source], [target], self.fresh(f"cast_{target}"), to=elem_type))
+        frame.graph.node.append(helper.make_node("Cast", [source], [target], self.fresh(f"cast_{target}"), to=elem_type))
 
 
 def _set_cast_type(node: onnx.NodeProto, elem_type: int) -> None:
