@@ -26,7 +26,7 @@ from bisect_trt.compare.requirements import TaskMetric, load_metric, parse_requi
 from bisect_trt.compare.sampling import ErrorSampler
 from bisect_trt.errors import BadInputError, RunnerUnavailableError
 from bisect_trt.graph.layers import list_layers, with_unique_names
-from bisect_trt.graph.load import LoadedModel, load_model
+from bisect_trt.graph.load import LoadedModel, load_model, loadable
 from bisect_trt.graph.weights import Finding, weight_findings
 from bisect_trt.inputs import input_specs, load_samples, read_npz, suspicious_inputs
 from bisect_trt.observer import Observer
@@ -95,7 +95,7 @@ class Job:
             raise BadInputError("--precision fp32: that is the reference; choose fp16, bf16 or tf32")
         self.model: LoadedModel = load_model(settings.model)
         self.samples = load_samples(settings.inputs, input_specs(self.model.proto))
-        self._session = reference_session(self._reference_source())
+        self._session = self._open_reference()
         self.layers = [x for x in list_layers(self.model.proto) if settings.precision in x.precisions]
         if not self.layers:
             raise BadInputError(
@@ -290,14 +290,15 @@ class Job:
         candidates = list(self.runner.outputs(self.base))
         return ErrorSampler(self.requirements, self.references, candidates, limit)
 
-    def _reference_source(self) -> str | bytes:
+    def _open_reference(self) -> ort.InferenceSession:
         nodes = self.model.proto.graph.node
         named = [n.name for n in nodes if n.name]
-        if len(set(named)) < len(named):  # ONNX Runtime refuses two nodes of one name, which other engines accept
-            return bytes(with_unique_names(self.model.proto).SerializeToString())
-        if self.model.path is not None:
-            return str(self.model.path)
-        return bytes(self.model.proto.SerializeToString())
+        unique = len(set(named)) == len(named)
+        if unique and self.model.path is not None:
+            return reference_session(str(self.model.path))
+        # ONNX Runtime refuses two nodes of one name, which other engines accept.
+        with loadable(self.model.proto if unique else with_unique_names(self.model.proto)) as source:
+            return reference_session(source)
 
     def _find(self, kind: str, where: str, message: str) -> None:
         self.findings.append(Finding(kind, where, message))

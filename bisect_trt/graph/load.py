@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
-from google.protobuf.message import DecodeError
-from onnx import TensorProto
+from google.protobuf.message import DecodeError, EncodeError
+from onnx import TensorProto, helper
 from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_model, uses_external_data
 
 from bisect_trt.errors import BadInputError, one_line
 from bisect_trt.graph.types import subgraphs
 
-_PROTOBUF_LIMIT = 2**31 - 1
+_PROTOBUF_LIMIT = 2**31 - (64 << 20)
+"""Protobuf writes less than 2 GB; 64 MB are left for everything that is not a weight."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,18 @@ def load_model(source: str | Path | onnx.ModelProto) -> LoadedModel:
     return LoadedModel(model, digest.hexdigest(), path)
 
 
+@contextmanager
+def loadable(model: onnx.ModelProto) -> Iterator[str | bytes]:
+    """``model`` in a form that ONNX Runtime loads: its bytes, or over 2 GB a file that lives as long as the context."""
+    if _weights_size(model) < _PROTOBUF_LIMIT:
+        yield model.SerializeToString()
+        return
+    with tempfile.TemporaryDirectory(prefix="bisect-trt-") as folder:
+        path = Path(folder) / "model.onnx"
+        save_model(model, path)
+        yield str(path)
+
+
 def save_model(model: onnx.ModelProto, path: Path) -> None:
     """Write ``model`` to ``path`` in one step; over 2 GB the weights go beside it, into ``<name>.data``.
 
@@ -74,13 +90,13 @@ def save_model(model: onnx.ModelProto, path: Path) -> None:
     try:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".bisect-trt-") as folder:
             draft = Path(folder) / path.name
-            weights = sum(len(t.raw_data) for t in model.graph.initializer)
-            if weights < _PROTOBUF_LIMIT - (64 << 20):
+            if _weights_size(model) < _PROTOBUF_LIMIT:
                 onnx.save_model(model, str(draft))
             else:
                 side = f"{path.name}.data"
                 onnx.save_model(model, str(draft), save_as_external_data=True, location=side, size_threshold=1024)
                 os.replace(Path(folder) / side, path.parent / side)
+                (path.parent / side).chmod(0o644)
             os.replace(draft, path)
     except OSError as error:
         raise BadInputError(f"{path}: cannot be written ({error.strerror})") from error
@@ -127,10 +143,19 @@ def _all_tensors(graph: onnx.GraphProto) -> list[TensorProto]:
     return tensors
 
 
+def _weights_size(model: onnx.ModelProto) -> int:
+    """The bytes of all tensors, computed from their shapes so that nothing is copied."""
+    return sum(
+        math.prod(t.dims) * helper.tensor_dtype_to_np_dtype(t.data_type).itemsize
+        for t in _all_tensors(model.graph)
+        if t.data_type != TensorProto.STRING
+    )
+
+
 def _proto_digest(model: onnx.ModelProto) -> str:
     try:
         return hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
-    except ValueError:  # over protobuf's 2 GB: hash the weights apart
+    except (ValueError, EncodeError):  # over protobuf's 2 GB: hash the weights apart
         digest = hashlib.sha256()
         for tensor in _all_tensors(model.graph):
             digest.update(tensor.name.encode() + tensor.raw_data)

@@ -14,6 +14,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from bisect_trt.graph.emulate import to_emulated
+from bisect_trt.graph.load import loadable
 from bisect_trt.precision import PrecisionPlan
 from bisect_trt.runners.base import Sample
 from bisect_trt.runners.sessions import reference_session, run_all
@@ -30,6 +31,7 @@ class WholeModelRunner:
         self._samples = list(samples)
 
     def outputs(self, plan: PrecisionPlan) -> Iterator[Mapping[str, NDArray[Any]]]:
-        session = reference_session(to_emulated(self._model, plan).SerializeToString())
+        with loadable(to_emulated(self._model, plan)) as source:
+            session = reference_session(source)
         for sample in self._samples:
             yield run_all(session, sample.arrays, sample.name)
