@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 from numpy.typing import NDArray
 
@@ -36,6 +37,8 @@ def bisect(
     ``inputs`` is one sample or several: a mapping of input name to array, or an .npz file, folder or glob. The other
     arguments are those of ``bisect-trt run``. Raises :class:`BadInputError` for what the caller can mend.
     """
+    if isinstance(inputs, np.ndarray):
+        raise BadInputError("inputs: an array without a name; pass {'input name': array}")
     several = list(inputs) if isinstance(inputs, Sequence) and not isinstance(inputs, (str, Path)) else [inputs]
     try:
         wanted = Precision(precision)

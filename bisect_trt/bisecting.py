@@ -39,7 +39,7 @@ class Bisection:
 
 
 class Bisector:
-    """Searches with ``prober`` and confirms with ``second``; ``best`` is the smallest set so far that passes the first."""
+    """Searches with ``prober`` and confirms with ``second``; ``best`` is the smallest set so far that passes both."""
 
     def __init__(self, prober: Prober, second: Prober, base: PrecisionPlan, layers: Sequence[str]) -> None:
         self._prober = prober
@@ -47,11 +47,10 @@ class Bisector:
         self._base = base
         self._layers = list(layers)
         self._order = {name: position for position, name in enumerate(self._layers)}
-        self.best: frozenset[str] | None = None
+        self.best = frozenset(self._layers)
 
     def run(self, suspicion: Mapping[str, float], sensitivity: Sensitivity) -> Bisection:
         """Search and verify. All pins are known to pass, no pins to fail."""
-        self.best = frozenset(self._layers)
         found = self._small_set(sensitivity.must_pin, suspicion, sensitivity, self._by_first)
         if not self._by_both([found])[0].verdict.passed:
             found = self._small_set(found, suspicion, sensitivity, self._by_both)
@@ -106,15 +105,15 @@ class Bisector:
                 return Bisection(pinned, proof, self._by_both([pinned])[0].verdict.passed, violations)
 
     def _by_first(self, sets: Sequence[frozenset[str]]) -> list[ProbeResult]:
-        results = self._prober.probe_many([self._base.with_pins(s) for s in sets])
-        for pinned, result in zip(sets, results, strict=True):
-            if result.verdict.passed and (self.best is None or len(pinned) < len(self.best)):
-                self.best = pinned
-        return results
+        return self._prober.probe_many([self._base.with_pins(s) for s in sets])
 
     def _by_both(self, sets: Sequence[frozenset[str]]) -> list[ProbeResult]:
         """The first runner's result where it fails, else the worse of the two."""
         results = self._by_first(sets)
         passing = [r.plan for r in results if r.verdict.passed]
         second = dict(zip(passing, self._second.probe_many(passing), strict=True))
-        return [max(r, second.get(r.plan, r), key=lambda x: x.score) for r in results]
+        worse = [max(r, second.get(r.plan, r), key=lambda x: x.score) for r in results]
+        for result in worse:
+            if result.verdict.passed and len(result.plan.pinned) < len(self.best):
+                self.best = result.plan.pinned
+        return worse

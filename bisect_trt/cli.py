@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import click
 from rich.console import Console
 
 from bisect_trt.doctor import examine
-from bisect_trt.errors import EXIT_INTERRUPTED, BadInputError, BisectError, one_line
+from bisect_trt.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, BadInputError, BisectError, one_line
 from bisect_trt.export import polygraphy_script, trtexec_arguments
 from bisect_trt.graph.load import load_model, save_model
 from bisect_trt.graph.typed import to_typed
@@ -21,7 +22,7 @@ from bisect_trt.inspecting import inspect_model
 from bisect_trt.pipeline import RUNNERS, Settings, compare, estimate, run
 from bisect_trt.precision import Precision, PrecisionPlan
 from bisect_trt.report.write import to_json
-from bisect_trt.screen import ProgressObserver, print_comparison, print_inspection, print_verdict
+from bisect_trt.screen import ProgressObserver, print_comparison, print_inspection, print_verdict, screen
 from bisect_trt.version import __version__
 
 Command = Callable[..., int | None]
@@ -42,6 +43,10 @@ def guarded(command: Command) -> Command:
             code = EXIT_INTERRUPTED
         except BrokenPipeError:
             code = 0
+        except Exception:  # our own mistake: the traceback helps whoever mends it, and 1 would mean "cannot be met"
+            traceback.print_exc()
+            click.echo("bisect-trt: internal error, please report it with the lines above", err=True)
+            code = EXIT_INTERNAL
         sys.exit(code)
 
     return wrapper
@@ -120,7 +125,7 @@ def run_command(workers: int, max_builds: int | None, dry_run: bool, verbose: bo
     if as_json:
         click.echo(to_json(result.as_json()))
     elif not quiet:
-        print_verdict(Console(), result)
+        print_verdict(screen(), result)
     return result.exit_code
 
 
@@ -134,7 +139,7 @@ def compare_command(as_json: bool, **options: Any) -> int:
     if as_json:
         click.echo(to_json(result.as_json()))
     else:
-        print_comparison(Console(), result)
+        print_comparison(screen(), result)
     return 0
 
 
@@ -149,7 +154,7 @@ def inspect_command(model: Path, precision: str, as_json: bool) -> int:
     if as_json:
         click.echo(to_json(inspection.as_json()))
     else:
-        print_inspection(Console(), inspection)
+        print_inspection(screen(), inspection)
     return 0
 
 

@@ -22,6 +22,7 @@ def trtexec_arguments(model: onnx.ModelProto, plan: PrecisionPlan) -> str:
     check_plan(model, plan)
     if not plan.base.is_storage:
         return "--noTF32" if plan.base is Precision.FP32 else ""
+    _check_named(model, plan)
     pinned = [layer for layer in list_layers(model) if layer.name in plan.pinned]
     for layer in pinned:
         bad = [c for c in ",'\"*\\ " if c in layer.name]
@@ -30,11 +31,24 @@ def trtexec_arguments(model: onnx.ModelProto, plan: PrecisionPlan) -> str:
                 f"layer {layer.name!r} cannot be written in --layerPrecisions ({bad[0]!r} in its name); "
                 "use the typed ONNX or the polygraphy script"
             )
+    # The pins were found with FP32 meaning FP32; trtexec lets FP32 layers run in TF32 unless told otherwise.
+    flags = _BUILDER_FLAG[plan.base] + (" --noTF32" if plan.pin_precision is Precision.FP32 else "")
     if not pinned:
-        return _BUILDER_FLAG[plan.base]
+        return flags
     precisions = ",".join(f"{layer.name}:fp32" for layer in pinned)
     types = ",".join(f"{layer.name}:{'+'.join(['fp32'] * len(layer.outputs))}" for layer in pinned)
-    return f"{_BUILDER_FLAG[plan.base]} --precisionConstraints=obey '--layerPrecisions={precisions}' '--layerOutputTypes={types}'"
+    return f"{flags} --precisionConstraints=obey '--layerPrecisions={precisions}' '--layerOutputTypes={types}'"
+
+
+def _check_named(model: onnx.ModelProto, plan: PrecisionPlan) -> None:
+    """Names that this tool made up are not in the user's file, where weak typing would look for them."""
+    given = {node.name for node in model.graph.node}
+    unnamed = sorted(plan.pinned - given)
+    if unnamed:
+        raise BadInputError(
+            f"layer {unnamed[0]!r} has no unique name in the model itself, so {len(unnamed)} pins cannot be written by name; "
+            "use the typed ONNX (--format onnx)"
+        )
 
 
 _SCRIPT = '''"""Precision constraints for polygraphy and TensorRT 8.6 to 10.x (weak typing), written by bisect-trt.
@@ -80,5 +94,6 @@ def postprocess(network):
 def polygraphy_script(model: onnx.ModelProto, plan: PrecisionPlan) -> str:
     """A Python file for polygraphy's ``--trt-network-postprocess-script`` that pins ``plan``'s layers."""
     check_plan(model, plan)
+    _check_named(model, plan)
     lines = "".join(f"    {name!r},\n" for name in sorted(plan.pinned))
     return _SCRIPT.format(base=plan.base.value, pinned="{\n" + lines + "}" if plan.pinned else "set()")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import zipfile
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +84,7 @@ def read_npz(path: Path) -> Arrays:
         for name in loaded.files:
             try:
                 arrays[name] = loaded[name]
-            except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+            except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
                 hint = "it holds Python objects, save plain numbers" if "pickle" in str(error) else one_line(error)
                 raise BadInputError(f"{path}: array {name!r} cannot be read ({hint})") from error
     return arrays
@@ -102,7 +103,7 @@ def load_samples(sources: Sequence[str | Path | Mapping[str, NDArray[Any]]], spe
             continue
         samples.extend(_checked(Sample(str(path), read_npz(path)), specs) for path in find_files([source]))
     if not samples:
-        raise BadInputError("no input given; pass --input real.npz with the model's real inputs")
+        raise BadInputError("no input given; the model's real inputs are needed (--input real.npz)")
     return samples
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from bisect_trt.graph.layers import Layer, kept_nodes, list_layers
 from bisect_trt.graph.load import LoadedModel
-from bisect_trt.graph.opset import HAS_LAYER_NORMALIZATION
+from bisect_trt.graph.opset import ALL_HAVE_BF16, HAS_LAYER_NORMALIZATION, lacks_bf16
 from bisect_trt.graph.patterns import Pattern, find_patterns
 from bisect_trt.graph.types import opset_of
 from bisect_trt.graph.weights import Finding, weight_findings
@@ -70,11 +70,11 @@ def inspect_model(model: LoadedModel, precision: Precision) -> Inspection:
         suspects,
         kept_nodes(model.proto),
         tuple(weight_findings(model.proto, precision)),
-        tuple(_advice(opset, patterns, precision)),
+        tuple(_advice(opset, patterns, precision is Precision.BF16 and lacks_bf16({x.op for x in layers}, opset))),
     )
 
 
-def _advice(opset: int, patterns: list[Pattern], precision: Precision) -> list[str]:
+def _advice(opset: int, patterns: list[Pattern], raises_opset: bool) -> list[str]:
     advice = []
     written_out = sum(p.decomposed and p.kind == "LayerNorm" for p in patterns)
     if written_out and opset < HAS_LAYER_NORMALIZATION:
@@ -87,6 +87,6 @@ def _advice(opset: int, patterns: list[Pattern], precision: Precision) -> list[s
             f"{written_out} LayerNorms are written out although opset {opset} has LayerNormalization, whose inside engines keep in "
             "FP32; export with the operator where the exporter can."
         )
-    if precision is Precision.BF16 and opset < 22:
-        advice.append(f"BF16 convolutions exist from opset 22 (this model has {opset}): the typed model will be raised to it.")
+    if raises_opset:
+        advice.append(f"Some operators have no BF16 form in opset {opset}: the typed model will be raised to {ALL_HAVE_BF16}.")
     return advice

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from bisect_trt.bisecting import Bisection, Bisector
 from bisect_trt.compare.requirements import TaskMetric, load_metric, parse_requirements
 from bisect_trt.compare.sampling import ErrorSampler
-from bisect_trt.errors import BadInputError, RunnerUnavailableError
+from bisect_trt.errors import BadInputError, RunnerFailedError, RunnerUnavailableError
 from bisect_trt.graph.layers import list_layers, with_unique_names
 from bisect_trt.graph.load import LoadedModel, load_model, loadable
 from bisect_trt.graph.weights import Finding, weight_findings
@@ -67,6 +67,7 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
     began = time.perf_counter()
     job = Job(settings, observer or Observer())
     try:
+        job.folder.discard("run.json")
         diagnosis = job.triage()
         bisection = job.bisect() if diagnosis.searchable else None
         result = job.result(diagnosis, bisection, time.perf_counter() - began)
@@ -85,10 +86,15 @@ class Job:
 
     settings: Settings
     observer: Observer
+    folder_suffix: str = ""
     findings: list[Finding] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        settings = self.settings
+        self._check(self.settings)
+        self._open(self.settings)
+
+    def _check(self, settings: Settings) -> None:
+        """Load and refuse: nothing is written before all of this has passed."""
         self.observer.station("load")
         check_runner(settings.runner)
         if settings.precision is Precision.FP32:
@@ -102,20 +108,25 @@ class Job:
                 f"{self.model.name}: no layer can run in {settings.precision.value}: there is nothing to search "
                 "(integer, quantised or already reduced models have no FP32 layers)"
             )
-        task_metrics: dict[str, TaskMetric] = dict(load_metric(m) for m in settings.metrics)
+        self.task_metrics: dict[str, TaskMetric] = dict(load_metric(m) for m in settings.metrics)
         outputs = [o.name for o in self.model.proto.graph.output]
-        self.requirements = parse_requirements(settings.require, outputs, task_metrics)
+        self.requirements = parse_requirements(settings.require, outputs, self.task_metrics)
         self.golden = load_golden(settings.golden, outputs)
-        self.folder = RunFolder(settings.out or default_folder(self.model, settings.precision))
+        if self.golden is not None and len(self.samples) > 1:
+            raise BadInputError(f"--golden belongs to one input, and {len(self.samples)} were given; pass one --input")
+        self.base = PrecisionPlan(settings.precision)
+        self.runner = EmulatedRunner(self.model.proto, self.samples, settings.precision)
+
+    def _open(self, settings: Settings) -> None:
+        """The run's folder and journal, and all that answers from them."""
+        self.folder = RunFolder(settings.out or default_folder(self.model, settings.precision, self.folder_suffix))
         self.run_key = content_key(
             __version__,
             self.model.digest,
             [(n, a.dtype.str, a.shape, sha256(a.tobytes()).hexdigest()) for s in self.samples for n, a in s.arrays.items()],
             self.requirements.texts,
-            [inspect.getsource(m) for m in task_metrics.values()],
+            [source_of(m) for m in self.task_metrics.values()],
         )
-        self.base = PrecisionPlan(settings.precision)
-        self.runner = EmulatedRunner(self.model.proto, self.samples, settings.precision)
         self.prober = Prober(self.runner, lambda: self.references, self.requirements, self.folder, self.run_key, settings.workers)
         self.prober.make_sampler = self._make_sampler
         whole = WholeModelRunner(self.model.proto, self.samples)
@@ -123,6 +134,8 @@ class Job:
         self.second.make_sampler = lambda: self.prober.sampler
         self.baselines: dict[str, ProbeResult] = {}
         self.sensitivity: Sensitivity | None = None
+        self.diagnosis: Diagnosis | None = None
+        self.savable = False
         self.bisector = Bisector(self.prober, self.second, self.base, [x.name for x in self.layers])
         for sentence in suspicious_inputs(self.samples):
             self._find("input", sentence.partition(":")[0], sentence)
@@ -150,6 +163,10 @@ class Job:
             plan = PrecisionPlan(baseline)
             self.baselines[baseline.value] = self.prober.probe(plan)
         fp32, tf32, base = (self.baselines[p.value] for p in (Precision.FP32, Precision.TF32, precision))
+        for name, error in fp32.worst.items():
+            if error.ref_nonfinite:
+                message = f"output {name!r} of the FP32 reference holds {error.ref_nonfinite} NaN or infinite values"
+                self._find("reference", name, f"{message}; they are left out of the errors")
         if tf32 is not base and fp32.verdict.passed and not tf32.verdict.passed:
             self._find(
                 "tf32", "", f"TF32 alone misses the requirement ({times(tf32.score)}): turn it off in the engine, pins "
@@ -172,13 +189,17 @@ class Job:
                 Cause.NOT_PRECISION,
                 f"Even with every layer pinned the requirement is missed ({times(everything.score)}): pinning cannot help.",
             )
+        self.savable = True
         suspicion = suspicion_of(self.table)
         measured = affordable([x.name for x in self.layers], suspicion, base.seconds)
         self.sensitivity = measure_sensitivity(
             self.prober, self.runner, self.samples, lambda: self.references, precision, measured, self.folder, self.observer
         )
         heavy = frozenset(f.where for f in self.findings if f.kind == "weight-overflow")
-        return diagnose_reduced(base, self.table, self.sensitivity, lambda p: self.prober.probe(self.base.with_pins(p)), precision, heavy)
+        self.diagnosis = diagnose_reduced(
+            base, self.table, self.sensitivity, lambda p: self.prober.probe(self.base.with_pins(p)), precision, heavy
+        )
+        return self.diagnosis
 
     def bisect(self) -> Bisection:
         """Search and verify the pins."""
@@ -227,12 +248,14 @@ class Job:
         )
 
     def write_partial(self, seconds: float) -> None:
-        """After an interruption: the best plan so far, and every file, on disk."""
-        if self.bisector.best is None:
+        """After an interruption: the best plan so far, and every file, on disk; nothing if none is known to pass yet."""
+        if not self.savable:
             return
-        diagnosis = Diagnosis(Cause.ACCUMULATION, "Interrupted: the best plan so far is written; run again to go on.", True)
+        found = self.diagnosis or Diagnosis(Cause.UNKNOWN, "Interrupted before the cause was known.")
+        sentence = f"{found.sentence} Interrupted: this is the best plan so far; run the same command again to go on."
         bisection = Bisection(self.bisector.best, {}, False)
-        write_report(self.result(diagnosis, bisection, seconds), self.model.proto, self.folder)
+        result = self.result(Diagnosis(found.cause, sentence, True), bisection, seconds)
+        write_report(result, self.model.proto, self.folder)
 
     def _answer(self, diagnosis: Diagnosis, bisection: Bisection | None) -> tuple[PrecisionPlan, ProbeResult | None]:
         """The plan to write and the probe that says whether it meets the requirements."""
@@ -246,8 +269,6 @@ class Job:
         return PrecisionPlan(Precision.FP32), None
 
     def _check_golden(self, golden: Mapping[str, NDArray[Any]]) -> None:
-        if len(self.samples) > 1:
-            raise BadInputError(f"--golden belongs to one input, and {len(self.samples)} were given; pass one --input")
         for name, array in golden.items():
             shape = self.references[0][name].shape
             if array.shape != shape:
@@ -287,7 +308,10 @@ class Job:
 
     def _make_sampler(self) -> ErrorSampler:
         limit = max(256, min(4096, 4_000_000 // max(1, len(self.layers))))
-        candidates = list(self.runner.outputs(self.base))
+        try:
+            candidates: Sequence[Mapping[str, NDArray[Any]]] = list(self.runner.outputs(self.base))
+        except RunnerFailedError:  # a rounded index out of range, say: that plan's own probe reports it
+            candidates = self.references
         return ErrorSampler(self.requirements, self.references, candidates, limit)
 
     def _open_reference(self) -> ort.InferenceSession:
@@ -303,6 +327,14 @@ class Job:
     def _find(self, kind: str, where: str, message: str) -> None:
         self.findings.append(Finding(kind, where, message))
         self.observer.finding(message)
+
+
+def source_of(metric: TaskMetric) -> str:
+    """What the journal knows a task metric by: its source, or its name where Python cannot show one."""
+    try:
+        return inspect.getsource(metric)
+    except (OSError, TypeError):
+        return repr(metric)
 
 
 def check_runner(name: str) -> None:
@@ -328,10 +360,10 @@ def load_golden(golden: str | Path | Mapping[str, NDArray[Any]] | None, outputs:
     return {name: np.asarray(a) for name, a in arrays.items()}
 
 
-def default_folder(model: LoadedModel, precision: Precision) -> Path:
-    """``reports/<model>-<precision>`` in the current folder."""
+def default_folder(model: LoadedModel, precision: Precision, suffix: str) -> Path:
+    """``reports/<model>-<precision><suffix>`` in the current folder."""
     stem = model.path.stem if model.path is not None else model.name.replace("/", "_")
-    return Path("reports") / f"{stem}-{precision.value}"
+    return Path("reports") / f"{stem}-{precision.value}{suffix}"
 
 
 def versions() -> dict[str, str]:
@@ -349,7 +381,7 @@ def versions() -> dict[str, str]:
 def compare(settings: Settings, observer: Observer | None = None) -> Result:
     """The error tables of the baselines and layers, without a search; writes layers.csv, outputs.csv and the rest."""
     began = time.perf_counter()
-    job = Job(settings, observer or Observer())
+    job = Job(settings, observer or Observer(), "-compare")
     try:
         diagnosis = job.baselines_only() or Diagnosis(Cause.ACCUMULATION, "Not searched: error tables only.")
         result = job.result(diagnosis, None, time.perf_counter() - began)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_trt.compare.metrics import TensorError, mean_of, tensor_error, worst_of
+from bisect_trt.compare.metrics import SHAPE_CHANGED, TensorError, mean_of, tensor_error, worst_of
 from bisect_trt.compare.requirements import Requirements
 from bisect_trt.compare.sampling import ErrorSampler
 from bisect_trt.errors import RunnerFailedError, one_line
@@ -133,11 +133,14 @@ class Prober:
         seconds = time.perf_counter() - began
         worst = {name: worst_of(e) for name, e in errors.items()}
         mean = {name: mean_of(e) for name, e in errors.items()}
-        verdict = Verdict.PASS if score <= 1.0 else Verdict.FAIL
-        if not all(e.finite for e in worst.values()):
+        verdict, note = (Verdict.PASS if score <= 1.0 else Verdict.FAIL), ""
+        changed = [name for name, e in worst.items() if e.nonfinite == SHAPE_CHANGED]
+        if changed:
+            note = f"the shape of output {changed[0]!r} changed"
+        elif not all(e.finite for e in worst.values()):
             verdict = Verdict.NON_FINITE
         vector = np.concatenate(vectors) if vectors else None
-        return ProbeResult(plan, self.runner.name, verdict, score, worst, mean, seconds, "", vector)
+        return ProbeResult(plan, self.runner.name, verdict, score, worst, mean, seconds, note, vector)
 
     def _note(self, result: ProbeResult) -> None:
         self.done[result.plan] = result

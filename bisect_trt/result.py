@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -125,7 +126,7 @@ def search_table(probes: Sequence[ProbeResult]) -> pd.DataFrame:
             "score": p.score,
             "seconds": round(p.seconds, 4),
             "note": p.note,
-            "pinned": " ".join(sorted(p.plan.pinned)) if len(p.plan.pinned) <= 64 else f"{len(p.plan.pinned)} layers",
+            "pinned": json.dumps(sorted(p.plan.pinned)) if len(p.plan.pinned) <= 64 else f"{len(p.plan.pinned)} layers",
         }
         for index, p in enumerate(probes)
     ]

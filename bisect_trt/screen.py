@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import os
+import sys
 import time
 from types import TracebackType
 
@@ -66,15 +69,20 @@ class ProgressObserver(Observer):
             self._console.print(escape(f"note: {message}"), style="yellow", highlight=False)
 
 
+def screen() -> Console:
+    """The console for results: wide where a program reads it, so that no name is broken over two lines."""
+    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200)
+
+
 def print_verdict(console: Console, result: Result) -> None:
     """The answer, the pins with their proof, the outputs, where the files are."""
     colour = "green" if result.passed else "red"
     console.print(f"[bold {colour}]{escape(headline(result))}[/]", highlight=False)
     console.print(escape(result.sentence), highlight=False)
-    console.print(
-        f"before: {times(result.base_score)}   after: {times(result.score)}   requirement: {escape(', '.join(result.requirements))}",
-        highlight=False,
-    )
+    if not math.isnan(result.base_score):
+        after = f"   after: {times(result.score)}" if result.passed else ""
+        requirement = escape(", ".join(result.requirements))
+        console.print(f"before: {times(result.base_score)}{after}   requirement: {requirement}", highlight=False)
     if len(result.pins):
         table = _table(["pinned layer", "op", "without it"])
         for row in list(result.pins.itertuples())[:_SHOWN_PINS]:
@@ -90,7 +98,9 @@ def print_verdict(console: Console, result: Result) -> None:
         f"{result.runner} in {result.seconds:.1f} s; judged by emulation, not yet by an engine",
         highlight=False,
     )
-    files = f"report: {result.folder}/report.html   model to ship: {result.folder}/model.typed.onnx"
+    files = f"report: {result.folder}/report.html"
+    if result.passed:
+        files += f"   model to ship: {result.folder}/model.typed.onnx"
     console.print(escape(files), highlight=False, soft_wrap=True)
 
 
@@ -103,7 +113,7 @@ def _print_findings(console: Console, result: Result) -> None:
         lines.append(f"{len(others) - 5} more findings in report.md")
     if vanishing:
         lines.append(
-            f"{len(vanishing)} constants hold values below {result.precision.value}'s smallest number, which become zero; "
+            f"values below {result.precision.value}'s smallest number become zero in {len(vanishing)} of the constants; "
             "report.md names them"
         )
     for line in lines:
@@ -112,6 +122,9 @@ def _print_findings(console: Console, result: Result) -> None:
 
 def print_comparison(console: Console, result: Result) -> None:
     """The baselines' outputs and the layers that err most."""
+    if result.outputs.empty:
+        console.print(escape(result.sentence), highlight=False)
+        return
     console.print(_frame(result.outputs[["baseline", "output", "verdict", "score", "max_abs", "mean_abs", "cosine", "snr_db"]]))
     console.print(_frame(worst_layers(result)))
     console.print(escape(f"all layers: {result.folder}/layers.csv"), highlight=False)

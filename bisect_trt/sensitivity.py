@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bisect_trt.errors import RunnerFailedError
 from bisect_trt.observer import Observer
 from bisect_trt.precision import Precision, PrecisionPlan
 from bisect_trt.prober import Prober
@@ -63,8 +64,11 @@ def measure_sensitivity(
     if base is None:
         sampler = prober.sampler
         assert sampler is not None
-        outputs = runner.outputs(PrecisionPlan(precision))
-        vector = np.concatenate([sampler.errors(i, o) for i, o in enumerate(outputs)])
+        try:
+            outputs = runner.outputs(PrecisionPlan(precision))
+            vector = np.concatenate([sampler.errors(i, o) for i, o in enumerate(outputs)])
+        except RunnerFailedError:
+            vector = np.full(sampler.size, np.nan, np.float32)
         folder.record(prober.key("base", precision.value), "base", sampler.order, vector.tobytes())
         base = (sampler.order, vector.tobytes())
     for number, sample in enumerate(samples):
@@ -74,8 +78,11 @@ def measure_sensitivity(
             sampler = prober.sampler
             assert sampler is not None
             for name, outputs_of_one in runner.effects(sample, precision, missing):
-                score = prober.requirements.score(references()[number], outputs_of_one)
-                row = sampler.errors(number, outputs_of_one)
+                if outputs_of_one is None:
+                    score, row = math.inf, np.full(sampler.size_of(number), np.nan, np.float32)
+                else:
+                    score = prober.requirements.score(references()[number], outputs_of_one)
+                    row = sampler.errors(number, outputs_of_one)
                 folder.record(prober.key("effect", precision.value, str(number), name), "effect", score, row.tobytes())
                 known[name] = (score, row.tobytes())
                 runs += 1

@@ -67,6 +67,10 @@ class RunFolder:
             raise
         return target
 
+    def discard(self, name: str) -> None:
+        """Remove an earlier run's file, if it is there: what is being computed anew must not look finished."""
+        (self.path / name).unlink(missing_ok=True)
+
     def close(self) -> None:
         """Close the journal."""
         self._journal.close()

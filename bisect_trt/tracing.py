@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import pandas as pd
 
 from bisect_trt.compare.metrics import TensorError, mean_of, tensor_error, worst_of
+from bisect_trt.errors import RunnerFailedError
 from bisect_trt.graph.layers import Layer
 from bisect_trt.observer import Observer
 from bisect_trt.precision import PrecisionPlan
 from bisect_trt.runners.base import Sample
-from bisect_trt.runners.emulated import EmulatedRunner
+from bisect_trt.runners.emulated import EmulatedRunner, LayerValues
 from bisect_trt.store import RunFolder
 
 _SHOWN = ("max_abs", "mean_abs", "median_abs", "rmse", "rel_range", "cosine", "snr_db")
@@ -37,7 +38,7 @@ def trace_layers(
         accumulated: dict[str, list[list[TensorError]]] = {}
         introduced: dict[str, list[list[TensorError]]] = {}
         for number, sample in enumerate(samples):
-            for count, values in enumerate(runner.trace(sample, plan)):
+            for count, values in enumerate(_until_failure(runner.trace(sample, plan))):
                 for table, candidate in ((accumulated, values.accumulated), (introduced, values.introduced)):
                     per_sample = table.setdefault(values.layer, [[] for _ in samples])
                     per_sample[number].append(tensor_error(values.reference, candidate))
@@ -51,6 +52,14 @@ def trace_layers(
         {"layer": name, "op": by_name[name].op, "scope": by_name[name].scope, **row} for name, row in rows.items() if name in by_name
     ]
     return pd.DataFrame(records)
+
+
+def _until_failure(rows: Iterator[LayerValues]) -> Iterator[LayerValues]:
+    """The rows up to a layer that cannot be computed with rounded inputs; what follows has no errors to show."""
+    try:
+        yield from rows
+    except RunnerFailedError:
+        return
 
 
 def _row(accumulated: list[list[TensorError]], introduced: list[list[TensorError]]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ class Cause(str, Enum):
     OVERFLOW = "overflow"
     ROUNDING = "rounding"
     ACCUMULATION = "accumulation"
+    UNKNOWN = "unknown"
 
     def __str__(self) -> str:
         return self.value
@@ -41,6 +42,8 @@ class Diagnosis:
 
 def times(score: float) -> str:
     """A score in words."""
+    if math.isnan(score):
+        return "not measured"
     if math.isinf(score):
         return "NaN or infinite values"
     return f"{score:.3g} times the tolerance"

@@ -90,7 +90,7 @@ def test_exports_hold_the_plan(tmp_path: Path) -> None:
     assert call("run", *arguments, "--quiet").exit_code == 0
     common = ["export", arguments[0], "--plan", str(tmp_path / "run" / "plan.json"), "--format"]
     line = call(*common, "trtexec").output
-    assert line.startswith("--fp16 --precisionConstraints=obey") and line.count(":fp32") == 20
+    assert line.startswith("--fp16 --noTF32 --precisionConstraints=obey") and line.count(":fp32") == 20
     script = call(*common, "polygraphy").output
     assert ast.parse(script) and "'/head/Pow'" in script
     assert call(*common, "onnx", "-o", str(tmp_path / "t.onnx")).exit_code == 0
@@ -104,6 +104,17 @@ def test_names_that_trtexec_cannot_write_are_refused() -> None:
     model.graph.node[3].name = "a,b"
     with pytest.raises(BadInputError, match="'a,b' cannot be written"):
         trtexec_arguments(model, PrecisionPlan("fp16", {"a,b"}))
+
+
+@pytest.mark.parametrize("form", ["trtexec", "polygraphy"])
+def test_names_that_the_model_does_not_have_are_not_exported(form: str, tmp_path: Path) -> None:
+    model = encoder_layernorm().model
+    for node in model.graph.node:
+        node.name = ""
+    onnx.save(model, tmp_path / "m.onnx")
+    (tmp_path / "plan.json").write_text(PrecisionPlan("fp16", {"Add_/embed/Add_output_0"}).to_json())
+    result = call("export", str(tmp_path / "m.onnx"), "--plan", str(tmp_path / "plan.json"), "--format", form)
+    assert result.exit_code == 2 and "no unique name" in result.output
 
 
 def test_report_files_are_well_formed(tmp_path: Path) -> None:

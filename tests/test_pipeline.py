@@ -79,7 +79,7 @@ def test_the_proof_of_each_pin_is_a_probe_of_the_set_without_it(tmp_path: Path) 
     for pin in result.pinned:
         rest = set(result.pinned) - {pin}
         probe = result.search.iloc[int(result.pins.set_index("layer").loc[pin, "proof_probe"])]
-        assert set(probe["pinned"].split()) == rest
+        assert set(json.loads(probe["pinned"])) == rest
         runner = emulated.EmulatedRunner(fixture.model, [emulated.Sample("s", fixture.inputs)])
         got = next(runner.outputs(PrecisionPlan("fp16", rest)))["logits"]
         assert not np.abs(got - reference).max() <= 2e-3
@@ -153,6 +153,7 @@ def test_interrupt_leaves_the_best_plan_on_disk(tmp_path: Path) -> None:
     onnx.checker.check_model(to_typed(fixture.model, plan), full_check=True)
     saved = json.loads((out / "run.json").read_text())
     assert saved["passed"] and not saved["complete"] and len(saved["pinned"]) == len(plan.pinned)
+    assert saved["cause"] == "rounding" and "best plan so far" in saved["sentence"]
 
 
 def test_golden_outputs_are_compared_first(tmp_path: Path) -> None:
@@ -194,3 +195,39 @@ def test_files_of_the_fixtures_are_rebuilt_bit_for_bit() -> None:
         fixture = make()
         assert (FILES / f"{fixture.name}.onnx").read_bytes() == model_bytes(fixture)
         assert (FILES / f"{fixture.name}.npz").read_bytes() == input_bytes(fixture)
+
+
+def _run_nodes(nodes: list[onnx.NodeProto], output: onnx.ValueInfoProto, x: np.ndarray, out: Path, **weights: np.ndarray) -> Result:
+    info = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, list(x.shape))
+    tensors = [onnx.numpy_helper.from_array(a, n) for n, a in weights.items()]
+    graph = onnx.helper.make_graph(nodes, "g", [info], [output], tensors)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    return bisect_trt.bisect(model, {"x": x}, out=out)
+
+
+def test_outputs_whose_shape_depends_on_values(tmp_path: Path) -> None:
+    """FP16 rounds 1.0001 to 1, so fewer elements exceed 1 and the output shrinks: a failure like any other."""
+    nodes = [
+        onnx.helper.make_node("Mul", ["x", "one"], ["m"], "mul"),
+        onnx.helper.make_node("Greater", ["m", "one"], ["g"], "greater"),
+        onnx.helper.make_node("Compress", ["m", "g"], ["y"], "compress"),
+    ]
+    output = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["n"])
+    x = np.float32([0.5, 1.0001, 2.0, 1.0001])
+    result = _run_nodes(nodes, output, x, tmp_path / "run", one=np.float32(1))
+    assert result.passed and result.pinned == ["mul"]
+    assert result.search["note"].str.contains("shape of output 'y' changed").any()
+
+
+def test_a_plan_that_cannot_run_is_a_verdict(tmp_path: Path) -> None:
+    """The index 2049 is no FP16 number: it becomes 2048, and 4095 becomes 4096, which is out of range."""
+    nodes = [
+        onnx.helper.make_node("Mul", ["x", "one"], ["m"], "mul"),
+        onnx.helper.make_node("Cast", ["m"], ["i"], "to_index", to=onnx.TensorProto.INT64),
+        onnx.helper.make_node("Gather", ["table", "i"], ["y"], "gather"),
+    ]
+    output = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [2])
+    table = np.arange(4096, dtype=np.float32) / 4096
+    result = _run_nodes(nodes, output, np.float32([4095.0, 7.0]), tmp_path / "run", one=np.float32(1), table=table)
+    assert "crashed" in set(result.search["verdict"])
+    assert result.passed and result.pinned == ["mul"]

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 NAN = float("nan")
+SHAPE_CHANGED = -1
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,9 @@ class TensorError:
 
     ``max_abs``, ``mean_abs``, ``median_abs``, ``rmse`` are in the tensor's units; ``rel_range`` is ``max_abs`` over the
     reference's range; ``cosine`` is in [-1, 1]; ``snr_db`` is 10 log10(sum ref^2 / sum err^2), inf for no error;
-    ``nonfinite`` counts elements that are NaN or infinite without the reference being equal there.
+    ``nonfinite`` counts elements that are NaN or infinite without the reference being equal there (``SHAPE_CHANGED`` if the
+    shapes differ, as outputs whose shape depends on values may); ``ref_nonfinite`` those of the reference itself, which the
+    other numbers leave out.
     """
 
     max_abs: float
@@ -36,6 +39,7 @@ class TensorError:
     elements: int
     ref_min: float
     ref_max: float
+    ref_nonfinite: int = 0
 
     @property
     def finite(self) -> bool:
@@ -48,13 +52,11 @@ class TensorError:
 
 
 def tensor_error(reference: NDArray[Any], candidate: NDArray[Any]) -> TensorError:
-    """Compare two arrays of one shape; any numeric or boolean dtype, computed in float64.
-
-    Raises :class:`ValueError` if the shapes differ.
-    """
+    """Compare two arrays; any numeric or boolean dtype, computed in float64. Another shape is an error without numbers."""
     if reference.shape != candidate.shape:
-        raise ValueError(f"shape {candidate.shape} instead of {reference.shape}")
+        return TensorError(NAN, NAN, NAN, NAN, NAN, NAN, NAN, SHAPE_CHANGED, reference.size, NAN, NAN)
     ref, got = _as_float64(reference).ravel(), _as_float64(candidate).ravel()
+    ref_nonfinite = int(np.count_nonzero(~np.isfinite(ref)))
     usable = np.isfinite(ref) & np.isfinite(got)
     if usable.all():
         nonfinite = 0
@@ -67,7 +69,7 @@ def tensor_error(reference: NDArray[Any], candidate: NDArray[Any]) -> TensorErro
         value = 0.0 if empty else NAN
         return TensorError(
             value, value, value, value, value, 1.0 if empty else NAN, float("inf") if empty else NAN,
-            nonfinite, reference.size, NAN, NAN,
+            nonfinite, reference.size, NAN, NAN, ref_nonfinite,
         )  # fmt: skip
     error = np.abs(got - ref)
     low, high = float(ref.min()), float(ref.max())
@@ -84,6 +86,7 @@ def tensor_error(reference: NDArray[Any], candidate: NDArray[Any]) -> TensorErro
         elements=reference.size,
         ref_min=low,
         ref_max=high,
+        ref_nonfinite=ref_nonfinite,
     )
 
 
@@ -106,8 +109,8 @@ def _combine(errors: Sequence[TensorError], up: Any, down: Any) -> TensorError:
     values: dict[str, Any] = {}
     for item in fields(TensorError):
         column = np.asarray([getattr(e, item.name) for e in errors], np.float64)
-        if item.name in ("nonfinite", "elements"):
-            values[item.name] = int(column.sum())
+        if item.name in ("nonfinite", "elements", "ref_nonfinite"):
+            values[item.name] = SHAPE_CHANGED if column.min() < 0 else int(column.sum())
         elif np.isnan(column).all():
             values[item.name] = NAN
         elif item.name in ("ref_min", "ref_max"):

@@ -24,6 +24,9 @@ METRICS = ("max_abs", "mean_abs", "median_abs", "rmse", "rel_range", "cosine", "
 DEFAULT_REQUIREMENTS = ("rel_range<=1e-2",)
 """No element of any output moves by more than 1 % of that output's range. Scale free, so it fits most models."""
 
+_UNBOUNDED = 1e9
+"""The score of a finite error where none is allowed; infinity is kept for values that are not finite."""
+
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _CONDITION = re.compile(rf"^(?:(?P<output>.+):)?(?P<metric>[A-Za-z_]\w*)\s*(?P<op><=|>=)\s*(?P<value>{_NUMBER})$")
 _TOLERANCE = re.compile(
@@ -65,6 +68,8 @@ class Requirement:
             return _fraction(1.0 - value, 1.0 - self.limit)
         if self.metric == "snr_db":
             return float(10.0 ** ((self.limit - value) / 20.0))
+        if self.limit > 0.0 and value > 0.0:
+            return self.limit / value
         return 1.0 if value >= self.limit else 1.0 + _fraction(self.limit - value, abs(self.limit) or 1.0)
 
 
@@ -187,10 +192,10 @@ def _elementwise(reference: NDArray[Any], candidate: NDArray[Any], absolute: flo
     allowed = absolute + relative * np.abs(ref[usable])
     with np.errstate(divide="ignore", invalid="ignore"):
         used = np.where(error == 0.0, 0.0, error / allowed)
-    return float(used.max())
+    return float(np.minimum(used, _UNBOUNDED).max())
 
 
 def _fraction(value: float, limit: float) -> float:
     if value <= 0.0:
         return 0.0
-    return value / limit if limit > 0.0 else math.inf
+    return value / limit if limit > 0.0 else _UNBOUNDED

@@ -37,8 +37,10 @@ class ErrorSampler:
                 if tolerance is None or array.size == 0:
                     continue
                 ref = array.astype(np.float64).ravel()
-                with np.errstate(invalid="ignore", over="ignore"):
-                    used = np.nan_to_num(np.abs(candidate[name].astype(np.float64).ravel() - ref) / tolerance, nan=0.0)
+                used = np.zeros(ref.size)
+                if candidate[name].shape == array.shape:
+                    with np.errstate(invalid="ignore", over="ignore"):
+                        used = np.nan_to_num(np.abs(candidate[name].astype(np.float64).ravel() - ref) / tolerance, nan=0.0)
                 half = min(share // 2 + 1, ref.size)
                 worst = np.argpartition(-used, half - 1)[:half]
                 index = np.unique(np.concatenate([worst, random.choice(ref.size, half, replace=False)]))
@@ -48,12 +50,19 @@ class ErrorSampler:
     @property
     def size(self) -> int:
         """The number of elements over all samples and outputs."""
-        return sum(pick[1].size for picks in self._picks for pick in picks)
+        return sum(self.size_of(sample) for sample in range(len(self._picks)))
+
+    def size_of(self, sample: int) -> int:
+        """The number of elements of one sample."""
+        return sum(pick[1].size for pick in self._picks[sample])
 
     def errors(self, sample: int, outputs: Arrays) -> NDArray[np.float32]:
         """The signed errors of ``outputs`` of sample number ``sample`` at the chosen elements, in tolerances."""
         parts = []
         for name, index, reference, tolerance in self._picks[sample]:
+            if outputs[name].size <= index[-1]:  # its shape changed: no error can be told
+                parts.append(np.full(index.size, np.nan, np.float32))
+                continue
             values = outputs[name].ravel()[index].astype(np.float64)
             with np.errstate(invalid="ignore", over="ignore"):
                 parts.append(((values - reference) / tolerance).astype(np.float32))

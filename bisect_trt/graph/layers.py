@@ -17,7 +17,7 @@ from bisect_trt.graph.lowering import (
     is_standard,
     lowerable_slots,
 )
-from bisect_trt.graph.types import UNKNOWN, Scope, infer_types, opset_of
+from bisect_trt.graph.types import UNKNOWN, Scope, infer_types, opset_of, subgraphs
 from bisect_trt.precision import Precision
 
 
@@ -113,7 +113,9 @@ def role_of(node: onnx.NodeProto, name: str, scope: Scope, opset: int, precision
     if not float_out or not is_standard(node) or precision is Precision.FP32:
         return kept
     if node.op_type in CONTROL_FLOW:
-        return Role(name, Kind.LAYER, float_in, float_out, float_in)
+        if precision is not Precision.TF32:
+            return Role(name, Kind.LAYER, float_in, float_out, float_in)
+        return Role(name, Kind.LAYER, (), (), float_in) if _multiplies_matrices(node) else kept
     if precision is Precision.TF32:
         operands = tuple(i for i in MATRIX_INPUTS.get(node.op_type, ()) if i in float_in)
         return Role(name, Kind.LAYER, operands, (), float_in) if operands else kept
@@ -125,6 +127,11 @@ def role_of(node: onnx.NodeProto, name: str, scope: Scope, opset: int, precision
     if not reduced_out or not (reduced_in or node.op_type == "Cast"):
         return kept
     return Role(name, Kind.LAYER, reduced_in, reduced_out, float_in)
+
+
+def _multiplies_matrices(node: onnx.NodeProto) -> bool:
+    """True if a body of ``node`` holds an operator that TF32 touches."""
+    return any(inner.op_type in MATRIX_INPUTS or _multiplies_matrices(inner) for _, body in subgraphs(node) for inner in body.node)
 
 
 def list_layers(model: onnx.ModelProto) -> list[Layer]:

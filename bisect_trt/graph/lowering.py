@@ -75,6 +75,11 @@ FIXED_SLOTS: dict[str, tuple[int, ...]] = {
 }
 """Input slots that keep their type although the operator's schema would allow a reduced one."""
 
+FIXED_OUTPUTS: dict[str, tuple[int, ...]] = {
+    "LayerNormalization": (1, 2),  # mean and deviation have the type that stash_type names
+}
+"""Output slots that keep their type, likewise."""
+
 TYPE_AGNOSTIC = frozenset({"Shape", "Size"})
 """They read no values, so they take whatever type the tensor has: no cast is needed for them."""
 
@@ -120,5 +125,6 @@ def lowerable_slots(op_type: str, opset: int, inputs: int, outputs: int, precisi
     variables = {c.type_param_str for c in schema.type_constraints if wanted in c.allowed_type_strs}
     fixed = FIXED_SLOTS.get(op_type, ())
     ins = frozenset(s for s, p in formals(list(schema.inputs), inputs) if p.type_str in variables and s not in fixed)
-    outs = frozenset(s for s, p in formals(list(schema.outputs), outputs) if p.type_str in variables)
+    kept_out = FIXED_OUTPUTS.get(op_type, ())
+    outs = frozenset(s for s, p in formals(list(schema.outputs), outputs) if p.type_str in variables and s not in kept_out)
     return ins, outs

@@ -6,13 +6,15 @@ converter does the work; layers keep their ids, because the names are made uniqu
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import onnx
 from onnx import defs
 
 from bisect_trt.errors import BadInputError, one_line
 from bisect_trt.graph.layers import list_layers, node_names, with_unique_names
 from bisect_trt.graph.lowering import schema_of
-from bisect_trt.graph.types import opset_of
+from bisect_trt.graph.types import opset_of, subgraphs
 from bisect_trt.precision import Precision, PrecisionPlan
 
 CAST_HAS_BF16 = 13
@@ -29,23 +31,43 @@ def with_roundings(model: onnx.ModelProto, base: Precision) -> onnx.ModelProto:
 
 def with_bf16_operators(model: onnx.ModelProto, plan: PrecisionPlan) -> onnx.ModelProto:
     """``model``, or a copy at opset 22 where an operator that ``plan`` lowers has no BF16 form in its own opset."""
-    opset = opset_of(model)
-    lowered = {layer.op for layer in list_layers(model) if layer.name not in plan.pinned}
-    if opset >= ALL_HAVE_BF16 or not lowered or (opset >= CAST_HAS_BF16 and all(_has_bf16(op, opset) for op in lowered)):
-        return model
-    return raised(model, ALL_HAVE_BF16)
+    lowered = {layer.index for layer in list_layers(model) if layer.name not in plan.pinned}
+    ops = _operators(node for index, node in enumerate(model.graph.node) if index in lowered)
+    return raised(model, ALL_HAVE_BF16) if lacks_bf16(ops, opset_of(model)) else model
+
+
+def lacks_bf16(ops: set[str], opset: int) -> bool:
+    """True if one of the operators ``ops`` (or the casts beside them) has no BF16 form in ``opset`` but in a later one."""
+    if not ops or opset >= ALL_HAVE_BF16:
+        return False
+    return opset < CAST_HAS_BF16 or not all(_has_bf16(op, opset) for op in ops)
+
+
+def _operators(nodes: Iterable[onnx.NodeProto]) -> set[str]:
+    """The operator types of ``nodes`` and of everything in their bodies."""
+    found = set()
+    for node in nodes:
+        found.add(node.op_type)
+        for _, body in subgraphs(node):
+            found |= _operators(body.node)
+    return found
 
 
 def raised(model: onnx.ModelProto, target: int) -> onnx.ModelProto:
     """A copy of ``model`` at opset ``target``. Raises :class:`BadInputError` where the converter cannot do it."""
     named = with_unique_names(model)
     try:
-        return onnx.version_converter.convert_version(named, target)
+        converted = onnx.version_converter.convert_version(named, target)
     except Exception as error:  # the converter raises whatever its C++ adapters throw
         raise BadInputError(
             f"model: BF16 needs opset {target} and opset {opset_of(model)} cannot be converted "
             f"({one_line(error, 120)}); export the model again with opset {target}, or use --precision fp16"
         ) from error
+    del converted.functions[:]  # the converter drops them, and the imports of their domains
+    converted.functions.extend(named.functions)
+    known = {o.domain for o in converted.opset_import}
+    converted.opset_import.extend(o for o in named.opset_import if o.domain not in known)
+    return converted
 
 
 def with_new_nodes_pinned(source: onnx.ModelProto, converted: onnx.ModelProto, plan: PrecisionPlan) -> PrecisionPlan:

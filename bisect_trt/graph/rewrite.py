@@ -17,7 +17,7 @@ from onnx import AttributeProto, TensorProto, numpy_helper
 
 from bisect_trt.graph.dims import name_placeholder_dims
 from bisect_trt.graph.layers import Kind, Role, node_names, role_of
-from bisect_trt.graph.lowering import CONTROL_FLOW, FLOAT, is_standard
+from bisect_trt.graph.lowering import FLOAT, is_standard
 from bisect_trt.graph.types import Scope, infer_types, opset_of, subgraphs
 from bisect_trt.precision import Precision, PrecisionPlan
 
@@ -159,11 +159,10 @@ class Rewriter(ABC):
         for slot in role.float_in:
             wanted = precision if lowered and slot in role.reduced_in else Precision.FP32
             new.input[slot] = self.read_slot(frame, new, slot, wanted)
-        if node.op_type in CONTROL_FLOW and is_standard(node):
-            inner = precision if lowered else Precision.FP32
-            for attribute in new.attribute:
-                if attribute.type == AttributeProto.GRAPH:
-                    self._body(index, attribute, frame, inner, bool(role.reduced_out))
+        inner = precision if lowered else Precision.FP32
+        for attribute in new.attribute:  # bodies of control flow, of SequenceMap and of custom operators
+            if attribute.type == AttributeProto.GRAPH:
+                self._body(index, attribute, frame, inner, bool(role.reduced_out))
         if lowered:
             self.write(new, role, precision, frame)
         else:

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.errors import BadInputError
 from bisect_trt.graph.layers import Role, node_names
-from bisect_trt.graph.lowering import FLOAT, STORAGE_TYPE, TYPE_AGNOSTIC
+from bisect_trt.graph.lowering import FLOAT, STORAGE_TYPE, TYPE_AGNOSTIC, is_standard
 from bisect_trt.graph.opset import with_bf16_operators, with_new_nodes_pinned
 from bisect_trt.graph.rewrite import Frame, Rewriter
 from bisect_trt.numerics import to_storage
@@ -48,7 +48,7 @@ class _TypedRewriter(Rewriter):
         return precision if precision.is_storage else Precision.FP32
 
     def read_slot(self, frame: Frame, node: onnx.NodeProto, slot: int, wanted: Precision) -> str:
-        if node.op_type in TYPE_AGNOSTIC:
+        if node.op_type in TYPE_AGNOSTIC and is_standard(node):
             return str(node.input[slot])
         return super().read_slot(frame, node, slot, wanted)
 

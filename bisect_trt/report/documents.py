@@ -47,8 +47,7 @@ def headline(result: Result) -> str:
     if result.cause.value == "tf32":
         return "Strict FP32 meets the requirement: turn TF32 off."
     proof = "each proved to be needed" if result.complete else "not yet proved to be minimal"
-    plural = "layer" if len(result.pinned) == 1 else "layers"
-    return f"Keep {len(result.pinned)} of {result.layer_count} {plural} in FP32 and the requirement is met; {proof}."
+    return f"Keep {len(result.pinned)} of {result.layer_count} layers in FP32 and the requirement is met; {proof}."
 
 
 def worst_layers(result: Result) -> pd.DataFrame:

@@ -121,21 +121,25 @@ class EmulatedRunner:
             exact.free(step.frees)
             low.free(step.frees)
 
-    def effects(self, sample: Sample, precision: Precision, wanted: Container[str]) -> Iterator[tuple[str, Mapping[str, NDArray[Any]]]]:
+    def effects(
+        self, sample: Sample, precision: Precision, wanted: Container[str]
+    ) -> Iterator[tuple[str, Mapping[str, NDArray[Any]] | None]]:
         """The model's outputs on ``sample`` when only one layer is lowered, for each layer of ``wanted`` in network order.
 
         The exact history advances once; at each wanted layer a fork of it runs to the end. That costs half an inference
-        a layer, and one more network's live tensors.
+        a layer, and one more network's live tensors. None stands for outputs that could not be computed.
         """
         exact = self._start(sample)
         for position, step in enumerate(self._steps):
             if step.name in wanted and step.lowers(precision):
                 fork = _Chain(dict(exact.values), dict(exact.versions), dict(exact.state))
-                lowered = self._execute(step, precision, fork)
-                self._keep(step, precision, lowered, fork)
-                fork.free(step.frees)
-                self._advance(self._steps[position + 1 :], PrecisionPlan(Precision.FP32), fork)
-                yield step.name, {name: self._fetch(name, fork) for name in self._outputs}
+                try:
+                    self._advance([step], PrecisionPlan(precision), fork)
+                    self._advance(self._steps[position + 1 :], PrecisionPlan(Precision.FP32), fork)
+                except RunnerFailedError:
+                    yield step.name, None
+                else:
+                    yield step.name, {name: self._fetch(name, fork) for name in self._outputs}
             self._advance([step], PrecisionPlan(Precision.FP32), exact)
 
     def _advance(self, steps: Sequence[_Step], plan: PrecisionPlan, chain: _Chain) -> None:
@@ -183,7 +187,7 @@ class EmulatedRunner:
         try:
             piece = self._ready.get((step.index, precision))
             if piece is None:
-                piece = self._pieces.node(step.index, precision, [v.data_type() for v in values])
+                piece = self._pieces.node(step.index, precision, [v.data_type() for v in values], rounded_positions)
                 self._ready[(step.index, precision)] = piece
             results = piece.run(dict(zip(piece.inputs, values, strict=True)), piece.outputs, None)
             # By index: iterating this C++ vector to its end throws a C++ exception, which was seen to cost 30 us a layer.

@@ -94,11 +94,11 @@ class PieceStore:
     def __len__(self) -> int:
         return len(self._pieces)
 
-    def node(self, index: int, precision: Precision, types: Sequence[str]) -> Piece:
+    def node(self, index: int, precision: Precision, types: Sequence[str], rounded: frozenset[int]) -> Piece:
         """The session of node ``index`` at ``precision``, for inputs of ONNX Runtime's ``types``.
 
-        The inputs are the node's own (absent ones left out), then the tensors that its bodies capture. At a reduced
-        precision the node's own inputs must arrive rounded; the outputs leave rounded.
+        The inputs are the node's own (absent ones left out), then the tensors that its bodies capture. Those at the
+        positions ``rounded`` must arrive rounded; the outputs leave rounded.
         """
         node = self._model.graph.node[index]
         captures = captured_names(node)
@@ -108,7 +108,7 @@ class PieceStore:
         attributes: object = index if captures else self._attributes[index]
         key = (node.domain, node.op_type, attributes, shape, tuple(types), precision)
         if key not in self._pieces:
-            self._pieces[key] = self._make(node, captures, precision, types)
+            self._pieces[key] = self._make(node, captures, precision, types, rounded)
         return self._pieces[key]
 
     def rounding(self, precision: Precision) -> Piece:
@@ -118,18 +118,20 @@ class PieceStore:
             self._pieces[precision] = Piece(piece_session(model.SerializeToString()), ("x",), ("y",))
         return self._pieces[precision]
 
-    def _make(self, node: onnx.NodeProto, captures: tuple[str, ...], precision: Precision, types: Sequence[str]) -> Piece:
+    def _make(
+        self, node: onnx.NodeProto, captures: tuple[str, ...], precision: Precision, types: Sequence[str], rounded: frozenset[int]
+    ) -> Piece:
         new = onnx.NodeProto()
         new.CopyFrom(node)
         new.name = "piece"
         own = []
         for slot, name in enumerate(node.input):
             if name:
-                new.input[slot] = f"in_{slot}"
+                new.input[slot] = f"__piece_in_{slot}"
                 own.append(new.input[slot])
         for slot, name in enumerate(node.output):
             if name:
-                new.output[slot] = f"out_{slot}"
+                new.output[slot] = f"__piece_out_{slot}"
         names = (*own, *captures)
         inputs = [helper.make_value_info(n, type_proto(t)) for n, t in zip(names, types, strict=True)]
         outputs = [onnx.ValueInfoProto(name=o) for o in new.output if o]
@@ -137,6 +139,6 @@ class PieceStore:
         model = onnx.ModelProto(ir_version=max(self._model.ir_version, 4), graph=graph)
         model.opset_import.extend(self._model.opset_import)
         model.functions.extend(self._model.functions)
-        emulated = EmulationRewriter(model, PrecisionPlan(precision), rounded_inputs=frozenset(own)).rewrite()
+        emulated = EmulationRewriter(model, PrecisionPlan(precision), rounded_inputs=frozenset(names[i] for i in rounded)).rewrite()
         session = piece_session(emulated.SerializeToString())
         return Piece(session, names, tuple(o.name for o in outputs))

@@ -77,7 +77,7 @@ def find_pins(
     ``probe`` takes the pinned set and returns a verdict; with ``workers`` > 1 it is called from that many threads.
     ``suspicion`` (larger is more suspicious, absent is 0) sets the order and the group sizes. ``max_probes`` bounds the distinct
     probes, the two baselines (no pins, all pins) included. Deterministic for given verdicts. For an oracle that is not
-    monotone the certificate still holds for the sets it was probed with; ``verify`` checks the final set directly.
+    monotone the certificate still holds for the sets it was probed with; the caller verifies the final set directly.
     """
     if len(set(layers)) != len(layers):
         raise ValueError("layer ids must be unique")
@@ -103,9 +103,12 @@ class _Search:
         try:
             nothing, everything = frozenset[str](), self._everything
             unpinned = self._oracle.ask([nothing, everything])
-            if not self._order or unpinned.verdict.passed:
-                return self._result(nothing if unpinned.verdict.passed else everything, unpinned.verdict.passed, True)
-            feasible = self._oracle.ask([everything]).verdict.passed
+            if unpinned.verdict.passed:
+                feasible, self._best = True, nothing
+            passes_pinned = self._oracle.ask([everything]).verdict.passed
+            if unpinned.verdict.passed:
+                return self._result(nothing, True, True)
+            feasible = passes_pinned
             if not feasible:
                 return self._result(everything, False, True)
             self._walk(unpinned)

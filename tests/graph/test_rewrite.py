@@ -373,3 +373,60 @@ def test_random_graphs(data: st.DataObject) -> None:
             assert {types[t] for t in (*node.input, *node.output)} == {wanted}
     pairs = [(n.input[0], n.attribute[0].i) for n in typed.graph.node if n.op_type == "Cast"]
     assert len(pairs) == len(set(pairs)), "one cast for each tensor and type"
+
+
+def test_layernorm_statistics_keep_their_type_in_bf16() -> None:
+    nodes = [
+        helper.make_node("LayerNormalization", ["x", "s"], ["n", "mean"], "norm", axis=-1),
+        helper.make_node("Add", ["n", "mean"], ["y"], "add"),
+    ]
+    model = model_of(nodes, {"x": [2, 4]}, {"y": [2, 4]}, {"s": np.ones(4, np.float32)})
+    typed = to_typed(model, PrecisionPlan("bf16"))
+    onnx.checker.check_model(typed, full_check=True)
+    assert types_of(typed)["mean"] == F and types_of(typed)["n"] == TensorProto.BFLOAT16
+
+
+def test_raising_the_opset_keeps_functions_and_looks_into_bodies() -> None:
+    body = helper.make_function("my", "Fn", ["a"], ["b"], [helper.make_node("Neg", ["a"], ["b"])], [helper.make_opsetid("", 17)])
+    conv = helper.make_graph(
+        [helper.make_node("Conv", ["f", "w"], ["c"], "conv")], "b", [], [helper.make_tensor_value_info("c", F, [1, 1, 2, 2])]
+    )
+    same_conv = helper.make_graph(
+        [helper.make_node("Conv", ["f", "w"], ["d"], "conv")], "e", [], [helper.make_tensor_value_info("d", F, [1, 1, 2, 2])]
+    )
+    nodes = [
+        helper.make_node("Fn", ["x"], ["f"], "call", domain="my"),
+        helper.make_node("If", ["go"], ["y"], "if", then_branch=conv, else_branch=same_conv),
+    ]
+    weights = {"w": np.ones((1, 1, 1, 1), np.float32), "go": np.array(True)}
+    model = model_of(nodes, {"x": [1, 1, 2, 2]}, {"y": [1, 1, 2, 2]}, weights)
+    model.opset_import.append(helper.make_opsetid("my", 1))
+    model.functions.append(body)
+    typed = to_typed(model, PrecisionPlan("bf16"))
+    assert typed.functions and typed.opset_import[0].version == 22
+    onnx.checker.check_model(typed, full_check=True)
+
+
+def test_bodies_of_sequence_map_read_fp32() -> None:
+    body = helper.make_graph(
+        [helper.make_node("Add", ["e", "c"], ["r"], "inner")],
+        "b",
+        [helper.make_tensor_value_info("e", F, [2])],
+        [helper.make_tensor_value_info("r", F, [2])],
+    )
+    nodes = [
+        helper.make_node("Mul", ["x", "x"], ["c"], "mul"),
+        helper.make_node("SequenceConstruct", ["x", "x"], ["s"], "seq"),
+        helper.make_node("SequenceMap", ["s"], ["m"], "map", body=body),
+        helper.make_node("SequenceAt", ["m", "zero"], ["y"], "at"),
+    ]
+    check_both(model_of(nodes, {"x": [2]}, {"y": [2]}, {"zero": np.array(0)}), {"x": np.float32([0.1, 0.2])})
+
+
+def test_tf32_leaves_bodies_without_matrix_products_alone() -> None:
+    for make in ALL:
+        fixture = make()
+        if fixture.name in ("branch", "loop"):
+            reference = run_model(fixture.model, fixture.inputs)
+            assert same(run_model(to_emulated(fixture.model, PrecisionPlan("tf32")), fixture.inputs), reference)
+            assert all(Precision.TF32 not in layer.precisions for layer in list_layers(fixture.model))
