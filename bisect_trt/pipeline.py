@@ -110,6 +110,9 @@ class Job:
             )
         self.task_metrics: dict[str, TaskMetric] = dict(load_metric(m) for m in settings.metrics)
         outputs = [o.name for o in self.model.proto.graph.output]
+        for output in self.model.proto.graph.output:
+            if not output.type.HasField("tensor_type"):
+                raise BadInputError(f"{self.model.name}: output {output.name!r} is no tensor; sequences cannot be compared")
         self.requirements = parse_requirements(settings.require, outputs, self.task_metrics)
         self.golden = load_golden(settings.golden, outputs)
         if self.golden is not None and len(self.samples) > 1:
@@ -173,6 +176,8 @@ class Job:
                 "cannot cure it."
             )  # fmt: skip
         self.table = self._trace()
+        if base.verdict.passed:
+            base = self.baselines[f"{precision.value}, second emulator"] = self.second.probe(self.base)
         return diagnose_baselines(fp32, tf32, base, precision)
 
     def triage(self) -> Diagnosis:
@@ -182,7 +187,7 @@ class Job:
             return settled
         self.observer.station("triage")
         precision = self.settings.precision
-        base = self.baselines[precision.value]
+        base = self.baselines.get(f"{precision.value}, second emulator", self.baselines[precision.value])
         everything = self.prober.probe(self.base.with_pins(x.name for x in self.layers))
         if not everything.verdict.passed:
             return Diagnosis(
@@ -415,6 +420,8 @@ def estimate(settings: Settings) -> Estimate:
     """Price a run without searching or writing anything: one emulated inference is measured, twice, the second counts."""
     model = load_model(settings.model)
     check_runner(settings.runner)
+    metrics = dict(load_metric(m) for m in settings.metrics)
+    parse_requirements(settings.require, [o.name for o in model.proto.graph.output], metrics)
     samples = load_samples(settings.inputs, input_specs(model.proto))
     layers = [x.name for x in list_layers(model.proto) if settings.precision in x.precisions]
     runner = EmulatedRunner(model.proto, samples, settings.precision)

@@ -15,9 +15,9 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
-from bisect_trt.errors import RunnerFailedError, one_line
+from bisect_trt.errors import BadInputError, RunnerFailedError, one_line
 from bisect_trt.graph.layers import Kind, Role, node_names, role_of
 from bisect_trt.graph.lowering import is_standard
 from bisect_trt.graph.opset import with_new_nodes_pinned, with_roundings
@@ -85,7 +85,10 @@ class EmulatedRunner:
         self._samples = list(samples)
         self._model = with_roundings(model, base)
         self._pieces = PieceStore(self._model)
-        self._constants = {n: ort.OrtValue.ortvalue_from_numpy(a) for n, a in _constants(self._model.graph).items()}
+        if self._model.graph.sparse_initializer:
+            name = self._model.graph.sparse_initializer[0].values.name
+            raise BadInputError(f"model: sparse initialiser {name!r} cannot be emulated; store it as a dense tensor")
+        self._constants = {n: _ort_value(n, a) for n, a in _constants(self._model.graph).items()}
         self._ready: dict[tuple[int, Precision], Piece] = {}
         self._rounded_constants: dict[str, tuple[Precision, ort.OrtValue]] = {}
         self._outputs = tuple(o.name for o in self._model.graph.output)
@@ -230,6 +233,17 @@ class EmulatedRunner:
     def _fetch(self, name: str, chain: _Chain) -> NDArray[Any]:
         value: NDArray[Any] = self._value(name, chain).numpy()
         return value
+
+
+def _ort_value(name: str, array: NDArray[Any]) -> ort.OrtValue:
+    """A constant as ONNX Runtime holds it; NumPy's own types go without a copy."""
+    try:
+        if array.dtype.kind == "V":  # ml_dtypes: bfloat16 and the 8-bit floats, which ONNX Runtime takes as raw bits
+            bits = array.view(np.uint16 if array.dtype.itemsize == 2 else np.uint8)
+            return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, helper.np_dtype_to_tensor_dtype(array.dtype))
+        return ort.OrtValue.ortvalue_from_numpy(array)
+    except Exception as error:
+        raise BadInputError(f"model: constant {name!r} ({array.dtype}) cannot be emulated ({one_line(error, 80)})") from error
 
 
 def _constants(graph: onnx.GraphProto) -> dict[str, NDArray[Any]]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import ml_dtypes
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 
@@ -78,3 +80,15 @@ def test_probes_make_no_new_sessions() -> None:
     for start in range(0, len(layers), 7):
         next(runner.outputs(PrecisionPlan("fp16", layers[start:])))
     assert len(runner._pieces) == made <= 8
+
+
+def test_weights_stored_in_bf16() -> None:
+    """ONNX Runtime gets them as raw bits; the model itself converts them to FP32 before use."""
+    info = onnx.helper.make_tensor_value_info
+    f = onnx.TensorProto.FLOAT
+    weight = onnx.numpy_helper.from_array(np.asarray([1.5, -2.0], ml_dtypes.bfloat16), "w")
+    nodes = [onnx.helper.make_node("Cast", ["w"], ["wf"], "up", to=f), onnx.helper.make_node("Mul", ["x", "wf"], ["y"], "mul")]
+    graph = onnx.helper.make_graph(nodes, "g", [info("x", f, [2])], [info("y", f, [2])], [weight])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    runner = EmulatedRunner(model, [Sample("s", {"x": np.float32([3.0, 5.0])})])
+    assert next(runner.outputs(PrecisionPlan("fp16")))["y"].tolist() == [4.5, -10.0]
