@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime as ort
-from onnx import TensorProto, helper
 
 from benchmarks.common import DETECTOR, RECOGNISER, SHARED, detector_input, load, medians
 from bisect_trt.graph import list_layers, to_emulated
@@ -27,37 +26,10 @@ def session(model: onnx.ModelProto, *, optimise: bool) -> ort.InferenceSession:
     return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-def switchable(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
-    """One graph for all plans: every layer's output goes through an If that rounds it or not, by an input a layer.
-
-    Only the outputs are rounded and weights are left alone, so this is a lower bound of what the way costs.
-    """
-    new = onnx.ModelProto()
-    new.CopyFrom(model)
-    layers = {layer.index: layer for layer in list_layers(model)}
-    nodes, flags = [], []
-    for index, node in enumerate(model.graph.node):
-        copy = nodes.append(onnx.NodeProto()) or nodes[-1]
-        copy.CopyFrom(node)
-        if index not in layers:
-            continue
-        flag, name, raw = f"flag_{index}", node.output[0], f"{node.output[0]}__raw"
-        copy.output[0] = raw
-        flags.append(flag)
-        new.graph.input.append(helper.make_tensor_value_info(flag, TensorProto.BOOL, []))
-        rounded = [
-            helper.make_node("Cast", [raw], [f"{name}__h"], to=TensorProto.FLOAT16),
-            helper.make_node("Cast", [f"{name}__h"], [f"{name}__r"], to=TensorProto.FLOAT),
-        ]
-        plain = [helper.make_node("Identity", [raw], [f"{name}__p"])]
-        bodies = {
-            "then_branch": helper.make_graph(rounded, "r", [], [helper.make_tensor_value_info(f"{name}__r", TensorProto.FLOAT, None)]),
-            "else_branch": helper.make_graph(plain, "p", [], [helper.make_tensor_value_info(f"{name}__p", TensorProto.FLOAT, None)]),
-        }
-        nodes.append(helper.make_node("If", [flag], [name], **bodies))
-    del new.graph.node[:]
-    new.graph.node.extend(nodes)
-    return new, flags
+def walk(runner: EmulatedRunner, plan: PrecisionPlan) -> None:
+    """The way that gives every layer's values, used for the error table."""
+    chain = runner._start(runner._samples[0])
+    runner._advance(runner._steps, plan, chain)
 
 
 def measure(path: Path, inputs: Path) -> list[tuple[str, float]]:
@@ -66,8 +38,6 @@ def measure(path: Path, inputs: Path) -> list[tuple[str, float]]:
     layers = [layer.name for layer in list_layers(model)]
     runner = EmulatedRunner(model, [Sample("s", feed)])
     plain, counter = session(model, optimise=True), itertools.count()
-    graph, flags = switchable(model)
-    switched = session(graph, optimise=True)
     random = np.random.default_rng(0)
 
     def plan() -> PrecisionPlan:
@@ -75,8 +45,8 @@ def measure(path: Path, inputs: Path) -> list[tuple[str, float]]:
 
     ways: dict[str, Callable[[], object]] = {
         "plain FP32 inference": lambda: plain.run(None, feed),
-        "probe: pieces, kept sessions (in use)": lambda: list(runner.outputs(plan())),
-        "probe: one graph, an If a layer": lambda: switched.run(None, {**feed, **{f: np.array(random.random() < 0.5) for f in flags}}),
+        "probe: one session, roundings switched by inputs (in use)": lambda: list(runner.outputs(plan())),
+        "probe: node by node, a kept session a node": lambda: walk(runner, plan()),
         "probe: rebuild model and session": lambda: session(to_emulated(model, plan()), optimise=False).run(None, feed),
     }
     return list(zip(ways, medians(*ways.values()), strict=True))

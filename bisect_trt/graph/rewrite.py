@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import AttributeProto, TensorProto, numpy_helper
+from onnx import AttributeProto, TensorProto
 
+from bisect_trt.graph.constants import float_constants
 from bisect_trt.graph.dims import name_placeholder_dims
 from bisect_trt.graph.layers import Kind, Role, node_names, role_of
-from bisect_trt.graph.lowering import FLOAT, is_standard
+from bisect_trt.graph.lowering import FLOAT
 from bisect_trt.graph.types import Scope, infer_types, opset_of, subgraphs
 from bisect_trt.precision import Precision, PrecisionPlan
 
@@ -91,10 +92,22 @@ class Rewriter(ABC):
         target.functions.extend(source.functions)
         target.metadata_props.extend(source.metadata_props)
         scope = infer_types(source)
-        self._collect_names(source.graph)
+        self.claim_names()
         self._graph(source.graph, target.graph, scope, None, self.plan.precision_of, None)
         name_placeholder_dims(target.graph)
         return target
+
+    def claim_names(self) -> None:
+        """Let :meth:`fresh` avoid every name of the model."""
+        self._collect_names(self.model.graph)
+
+    def share_names(self, other: Rewriter) -> None:
+        """Take fresh names from the same pool as ``other``, which writes into the same model."""
+        self._used = other._used
+
+    def rewrite_node(self, index: int, node: onnx.NodeProto, name: str, frame: Frame) -> None:
+        """Append what one node becomes to ``frame``."""
+        self._node(index, node, name, frame, self.plan.precision_of)
 
     def read(self, frame: Frame, name: str, precision: Precision) -> str:
         """The name under which the FP32 source tensor ``name`` can be read at ``precision``."""
@@ -147,7 +160,7 @@ class Rewriter(ABC):
             self._node(index, node, name, frame, choose)
         if body_precision is not None:
             self._leave_body(frame, body_precision)
-        _drop_unread(target, frame.converted)
+        drop_unread(target, frame.converted)
 
     def _node(self, index: int, node: onnx.NodeProto, name: str, frame: Frame, choose: Chooser) -> None:
         precision = self.chosen(choose(name))
@@ -198,8 +211,8 @@ class Rewriter(ABC):
                 self._collect_names(body)
 
 
-def _drop_unread(graph: onnx.GraphProto, converted: set[str]) -> None:
-    """Remove the FP32 constants among ``converted`` that only lowered layers used: they read their copies now."""
+def drop_unread(graph: onnx.GraphProto, converted: set[str]) -> None:
+    """Remove the constants among ``converted`` that nothing reads any more."""
     unread = converted - _names_read(graph) if converted else converted
     if not unread:
         return
@@ -218,19 +231,3 @@ def _names_read(graph: onnx.GraphProto) -> set[str]:
         for _, body in subgraphs(node):
             names |= _names_read(body)
     return names
-
-
-def float_constants(graph: onnx.GraphProto) -> dict[str, NDArray[np.float32]]:
-    """The FP32 constants of ``graph``: initialisers and Constant nodes, as float32 arrays."""
-    found = {t.name: numpy_helper.to_array(t) for t in graph.initializer if t.data_type == FLOAT}
-    for node in graph.node:
-        if node.op_type != "Constant" or not is_standard(node) or not node.attribute:
-            continue
-        attribute = node.attribute[0]
-        if attribute.name == "value" and attribute.t.data_type == FLOAT:
-            found[node.output[0]] = numpy_helper.to_array(attribute.t)
-        elif attribute.name == "value_float":
-            found[node.output[0]] = np.asarray(attribute.f, np.float32)
-        elif attribute.name == "value_floats":
-            found[node.output[0]] = np.asarray(attribute.floats, np.float32)
-    return found

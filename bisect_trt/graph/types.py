@@ -57,6 +57,28 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
             yield attribute.name, attribute.g
 
 
+def captured_names(node: onnx.NodeProto) -> tuple[str, ...]:
+    """The outer tensors that the bodies of ``node`` read, in order of first use."""
+    found: dict[str, None] = {}
+
+    def visit(graph: onnx.GraphProto, known: frozenset[str]) -> None:
+        inside = set(known) | {i.name for i in graph.input} | {t.name for t in graph.initializer}
+        for inner in graph.node:
+            for name in inner.input:
+                if name and name not in inside:
+                    found.setdefault(name)
+            for _, body in subgraphs(inner):
+                visit(body, frozenset(inside))
+            inside.update(inner.output)
+        for output in graph.output:
+            if output.name not in inside:
+                found.setdefault(output.name)
+
+    for _, body in subgraphs(node):
+        visit(body, frozenset())
+    return tuple(found)
+
+
 def infer_types(model: onnx.ModelProto) -> Scope:
     """The element types of every tensor of ``model``, bodies included. The model is not changed."""
     light = _skeleton(model)

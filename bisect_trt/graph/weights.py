@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from bisect_trt.graph.constants import float_constants
 from bisect_trt.graph.layers import list_layers
-from bisect_trt.graph.rewrite import float_constants
 from bisect_trt.numerics import LARGEST, SMALLEST_SUBNORMAL
 from bisect_trt.precision import Precision
 

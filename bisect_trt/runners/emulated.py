@@ -1,8 +1,8 @@
 """The ``emulated`` runner: reduced precision on any machine, without making a session for each probe.
 
-It executes ``to_emulated``'s semantics node by node. Each node is a session of its own (see ``pieces``), made once; a
-probe only chooses, for each layer, between the plain piece and the rounding one. Values are freed after their last use,
-so that memory does not grow with the number of layers, and the same walk gives every layer's errors in one pass.
+A probe is one call of a session that holds every plan (see ``switched``). What needs every layer's values, the error
+table and the effects of single layers, walks node by node instead: each node is a session of its own (see ``pieces``),
+made once, and values are freed after their last use, so that memory does not grow with the number of layers.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
 
-from bisect_trt.errors import BadInputError, RunnerFailedError, one_line
-from bisect_trt.graph.layers import Kind, Role, node_names, role_of
-from bisect_trt.graph.lowering import is_standard
+from bisect_trt.errors import RunnerFailedError, one_line
+from bisect_trt.graph.layers import Kind, Role, list_layers, node_names, role_of
 from bisect_trt.graph.opset import with_new_nodes_pinned, with_roundings
-from bisect_trt.graph.types import infer_types, opset_of
-from bisect_trt.numerics import rounded
+from bisect_trt.graph.types import captured_names, infer_types, opset_of
 from bisect_trt.precision import Precision, PrecisionPlan
 from bisect_trt.runners.base import Sample
-from bisect_trt.runners.pieces import Piece, PieceStore, captured_names
+from bisect_trt.runners.pieces import Piece, PieceStore
+from bisect_trt.runners.switched import SwitchedSession
+from bisect_trt.runners.weights import ConstantStore, Value
 
-Value = Any  # ONNX Runtime's C OrtValue, which has no public type
+_KEPT_SESSIONS = 2
+"""Most runs need the base's session and once TF32's; each holds one network's activations."""
 
 
 @dataclass(frozen=True)
@@ -85,21 +85,31 @@ class EmulatedRunner:
         self._samples = list(samples)
         self._model = with_roundings(model, base)
         self._pieces = PieceStore(self._model)
-        if self._model.graph.sparse_initializer:
-            name = self._model.graph.sparse_initializer[0].values.name
-            raise BadInputError(f"model: sparse initialiser {name!r} cannot be emulated; store it as a dense tensor")
-        self._constants = {n: _ort_value(n, a) for n, a in _constants(self._model.graph).items()}
+        self._constants = ConstantStore(self._model.graph)
+        self._base = base
+        self._switched: dict[tuple[Precision, Precision], SwitchedSession] = {}
+        self._layer_names = frozenset(layer.name for layer in list_layers(model))
         self._ready: dict[tuple[int, Precision], Piece] = {}
-        self._rounded_constants: dict[str, tuple[Precision, ort.OrtValue]] = {}
         self._outputs = tuple(o.name for o in self._model.graph.output)
         self._steps = self._compile()
 
     def outputs(self, plan: PrecisionPlan) -> Iterator[Mapping[str, NDArray[Any]]]:
-        plan = with_new_nodes_pinned(self._source, self._model, plan)
+        session, lowered = self._session_for(plan)
         for sample in self._samples:
-            chain = self._start(sample)
-            self._advance(self._steps, plan, chain)
-            yield {name: self._fetch(name, chain) for name in self._outputs}
+            yield session.run(sample.arrays, lowered)
+
+    def _session_for(self, plan: PrecisionPlan) -> tuple[SwitchedSession, frozenset[str]]:
+        """A session that holds ``plan``, and the layers it lowers there."""
+        if plan.base is Precision.FP32 and plan.pin_precision is Precision.FP32:
+            low, lowered = self._base, frozenset[str]()
+        else:
+            low, lowered = plan.base, self._layer_names - plan.pinned
+        key = (low, plan.pin_precision)
+        if key not in self._switched:
+            if len(self._switched) == _KEPT_SESSIONS:
+                del self._switched[next(iter(self._switched))]
+            self._switched[key] = SwitchedSession(self._model, self._constants, *key)
+        return self._switched[key], lowered
 
     def trace(self, sample: Sample, plan: PrecisionPlan) -> Iterator[LayerValues]:
         """Each lowered layer's float outputs on ``sample`` in network order, against the exact ones.
@@ -206,12 +216,11 @@ class EmulatedRunner:
                 chain.state[name] = precision
 
     def _value(self, name: str, chain: _Chain) -> Value:
-        constant = self._constants.get(name)
-        return chain.values[name] if constant is None else constant._ortvalue
+        return self._constants.value(name) if name in self._constants else chain.values[name]
 
     def _rounded(self, name: str, precision: Precision, chain: _Chain) -> Value:
         if name in self._constants:
-            return self._rounded_constant(name, precision)._ortvalue
+            return self._constants.value(name, precision)
         state = chain.state.get(name, Precision.FP32)
         if state is precision or (precision is Precision.TF32 and state.is_storage):
             return chain.values[name]
@@ -221,43 +230,6 @@ class EmulatedRunner:
             chain.versions[key] = piece.session._sess.run_with_ort_values({piece.inputs[0]: chain.values[name]}, piece.outputs, None)[0]
         return chain.versions[key]
 
-    def _rounded_constant(self, name: str, precision: Precision) -> ort.OrtValue:
-        """One rounded copy of each constant is kept, of the precision last asked for: weights are held twice at most."""
-        held = self._rounded_constants.get(name)
-        if held is None or held[0] is not precision:
-            array = np.asarray(rounded(self._constants[name].numpy(), precision), np.float32)
-            held = (precision, ort.OrtValue.ortvalue_from_numpy(array))
-            self._rounded_constants[name] = held
-        return held[1]
-
     def _fetch(self, name: str, chain: _Chain) -> NDArray[Any]:
         value: NDArray[Any] = self._value(name, chain).numpy()
         return value
-
-
-def _ort_value(name: str, array: NDArray[Any]) -> ort.OrtValue:
-    """A constant as ONNX Runtime holds it; NumPy's own types go without a copy."""
-    try:
-        if array.dtype.kind == "V":  # ml_dtypes: bfloat16 and the 8-bit floats, which ONNX Runtime takes as raw bits
-            bits = array.view(np.uint16 if array.dtype.itemsize == 2 else np.uint8)
-            return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, helper.np_dtype_to_tensor_dtype(array.dtype))
-        return ort.OrtValue.ortvalue_from_numpy(array)
-    except Exception as error:
-        raise BadInputError(f"model: constant {name!r} ({array.dtype}) cannot be emulated ({one_line(error, 80)})") from error
-
-
-def _constants(graph: onnx.GraphProto) -> dict[str, NDArray[Any]]:
-    """Every constant tensor of the top-level graph, whatever its type."""
-    found = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
-    for node in graph.node:
-        if node.op_type == "Constant" and is_standard(node) and node.attribute:
-            attribute = node.attribute[0]
-            if attribute.name == "value":
-                found[node.output[0]] = numpy_helper.to_array(attribute.t)
-            elif attribute.name in ("value_float", "value_floats"):
-                data = attribute.f if attribute.name == "value_float" else list(attribute.floats)
-                found[node.output[0]] = np.asarray(data, np.float32)
-            elif attribute.name in ("value_int", "value_ints"):
-                data = attribute.i if attribute.name == "value_int" else list(attribute.ints)
-                found[node.output[0]] = np.asarray(data, np.int64)
-    return found

@@ -16,7 +16,7 @@ import onnxruntime as ort
 from onnx import TensorProto, helper
 
 from bisect_trt.graph.emulate import EmulationRewriter, rounding_model
-from bisect_trt.graph.types import subgraphs
+from bisect_trt.graph.types import captured_names
 from bisect_trt.precision import Precision, PrecisionPlan
 from bisect_trt.runners.sessions import piece_session
 
@@ -59,28 +59,6 @@ def type_proto(text: str) -> onnx.TypeProto:
     if outer == "seq":
         return helper.make_sequence_type_proto(type_proto(inner))
     return helper.make_optional_type_proto(type_proto(inner))
-
-
-def captured_names(node: onnx.NodeProto) -> tuple[str, ...]:
-    """The outer tensors that the bodies of ``node`` read, in order of first use."""
-    found: dict[str, None] = {}
-
-    def visit(graph: onnx.GraphProto, known: frozenset[str]) -> None:
-        inside = set(known) | {i.name for i in graph.input} | {t.name for t in graph.initializer}
-        for inner in graph.node:
-            for name in inner.input:
-                if name and name not in inside:
-                    found.setdefault(name)
-            for _, body in subgraphs(inner):
-                visit(body, frozenset(inside))
-            inside.update(inner.output)
-        for output in graph.output:
-            if output.name not in inside:
-                found.setdefault(output.name)
-
-    for _, body in subgraphs(node):
-        visit(body, frozenset())
-    return tuple(found)
 
 
 class PieceStore:

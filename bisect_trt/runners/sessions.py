@@ -58,6 +58,17 @@ def piece_session(model: bytes) -> ort.InferenceSession:
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
+def switched_session(source: str | bytes) -> ort.InferenceSession:
+    """A session over a whole model with switches, exactly as written. Raises :class:`RunnerFailedError`."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    try:
+        return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise RunnerFailedError(f"ONNX Runtime cannot load the emulated model ({one_line(error)})") from error
+
+
 def run_all(session: ort.InferenceSession, feed: Mapping[str, NDArray[Any]], where: str) -> Arrays:
     """The outputs of ``session`` by name. Raises :class:`RunnerFailedError` that names ``where``."""
     names = [o.name for o in session.get_outputs()]
