@@ -18,6 +18,7 @@ from bisect_trt.version import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = ROOT / ".cache" / "demo"
+RESULTS = ROOT / "benchmarks" / "results"
 SHARED = ROOT.parent / "shared" / "data"
 DETECTOR = MODELS / "ch_PP-OCRv4_det_infer.onnx"
 RECOGNISER = MODELS / "ch_PP-OCRv4_rec_infer.onnx"

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from bisect_trt.errors import BadInputError
 from bisect_trt.observer import Observer
-from bisect_trt.pipeline import Settings, run
+from bisect_trt.pipeline import run
 from bisect_trt.precision import Precision
 from bisect_trt.result import Result
+from bisect_trt.settings import PROBE_TIMEOUT_S, Settings
 
 Source = str | Path | Mapping[str, NDArray[Any]]
 
@@ -30,6 +31,12 @@ def bisect(
     metrics: Sequence[str] = (),
     out: str | Path | None = None,
     workers: int = 1,
+    trt_module: str | None = None,
+    typing: str = "strong",
+    profiles: Sequence[str] = (),
+    probe_timeout_s: float = PROBE_TIMEOUT_S,
+    max_builds: int | None = None,
+    certify: str = "emulated",
     observer: Observer | None = None,
 ) -> Result:
     """Find the layers of ``model`` that must stay in FP32; writes the run's folder and returns what it holds.
@@ -54,5 +61,11 @@ def bisect(
         metrics=metrics,
         out=Path(out) if out is not None else None,
         workers=workers,
+        trt_module=trt_module,
+        typing=typing,
+        profiles=tuple(profiles),
+        probe_timeout_s=probe_timeout_s,
+        max_builds=max_builds,
+        certify=certify,
     )
     return run(settings, observer)

@@ -39,9 +39,13 @@ class Bisection:
 
 
 class Bisector:
-    """Searches with ``prober`` and confirms with ``second``; ``best`` is the smallest set so far that passes both."""
+    """Searches with ``prober`` and confirms with ``second``; ``best`` is the smallest set so far that passes both.
 
-    def __init__(self, prober: Prober, second: Prober, base: PrecisionPlan, layers: Sequence[str]) -> None:
+    ``limit`` is the share of the tolerance that a set may use: an engine that errs twice as much asks for a half.
+    """
+
+    def __init__(self, prober: Prober, second: Prober, base: PrecisionPlan, layers: Sequence[str], limit: float = 1.0) -> None:
+        self._limit = limit
         self._prober = prober
         self._second = second
         self._base = base
@@ -105,13 +109,13 @@ class Bisector:
                 return Bisection(pinned, proof, self._by_both([pinned])[0].verdict.passed, violations)
 
     def _by_first(self, sets: Sequence[frozenset[str]]) -> list[ProbeResult]:
-        return self._prober.probe_many([self._base.with_pins(s) for s in sets])
+        return [r.under(self._limit) for r in self._prober.probe_many([self._base.with_pins(s) for s in sets])]
 
     def _by_both(self, sets: Sequence[frozenset[str]]) -> list[ProbeResult]:
         """The first runner's result where it fails, else the worse of the two."""
         results = self._by_first(sets)
         passing = [r.plan for r in results if r.verdict.passed]
-        second = dict(zip(passing, self._second.probe_many(passing), strict=True))
+        second = {r.plan: r.under(self._limit) for r in self._second.probe_many(passing)}
         worse = [max(r, second.get(r.plan, r), key=lambda x: x.score) for r in results]
         for result in worse:
             if result.verdict.passed and len(result.plan.pinned) < len(self.best):

@@ -15,14 +15,17 @@ from rich.console import Console
 
 from bisect_trt.doctor import examine
 from bisect_trt.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, BadInputError, BisectError, one_line
+from bisect_trt.estimating import estimate
 from bisect_trt.export import polygraphy_script, trtexec_arguments
 from bisect_trt.graph.load import load_model, save_model
 from bisect_trt.graph.typed import to_typed
 from bisect_trt.inspecting import inspect_model
-from bisect_trt.pipeline import RUNNERS, Settings, compare, estimate, run
+from bisect_trt.pipeline import compare, run
 from bisect_trt.precision import Precision, PrecisionPlan
 from bisect_trt.report.write import to_json
+from bisect_trt.runners.trt.module import MODULES
 from bisect_trt.screen import ProgressObserver, print_comparison, print_inspection, print_verdict, screen
+from bisect_trt.settings import CERTIFIERS, PROBE_TIMEOUT_S, RUNNERS, TYPINGS, Settings
 from bisect_trt.version import __version__
 
 Command = Callable[..., int | None]
@@ -79,43 +82,50 @@ GOLDEN = click.option(
     help="The original framework's outputs (.npz), checked against the reference.",
 )
 OUT = click.option("--out", type=click.Path(path_type=Path), help="The run's folder. Default: reports/MODEL-PRECISION.")
+TRT_MODULE = click.option("--trt-module", type=click.Choice(MODULES), help="Which TensorRT. Default: whichever imports.")
+TYPING = click.option(
+    "--typing", type=click.Choice(TYPINGS), default="strong", show_default=True, help="Weak: flags, for TensorRT 8.6 to 10.x."
+)
+PROFILE = click.option(
+    "--profile", "profiles", multiple=True,
+    help="INPUT:MIN/OPT/MAX, such as x:1x3x32x32/1x3x64x64/1x3x99x99. Default: from the inputs. Repeatable.",
+)  # fmt: skip
+TIMEOUT = click.option(
+    "--probe-timeout", "probe_timeout_s", type=click.FloatRange(min=0, min_open=True), default=PROBE_TIMEOUT_S, show_default=True,
+    help="Seconds that one engine may take to build and run.",
+)  # fmt: skip
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 QUIET = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 
 
 def settings_options(command: Command) -> Command:
     """The options that make up a run's settings."""
-    for option in reversed((MODEL, INPUT, PRECISION, RUNNER, REQUIREMENT, METRIC, GOLDEN, OUT)):
+    for option in reversed((MODEL, INPUT, PRECISION, RUNNER, REQUIREMENT, METRIC, GOLDEN, OUT, TRT_MODULE, TYPING, PROFILE, TIMEOUT)):
         command = option(command)
     return command
-
-
-def _settings(options: dict[str, Any], workers: int = 1) -> Settings:
-    return Settings(
-        model=options["model"],
-        inputs=options["inputs"],
-        precision=Precision(options["precision"]),
-        runner=options["runner"],
-        require=options["require"],
-        golden=options["golden"],
-        metrics=options["metrics"],
-        out=options["out"],
-        workers=workers,
-    )
 
 
 @main.command("run")
 @settings_options
 @click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Probes to run at a time.")
-@click.option("--max-builds", type=click.IntRange(min=0), default=None, help="Engine builds at most; emulated runs build none.")
+@click.option(
+    "--max-builds",
+    type=click.IntRange(min=0),
+    default=None,
+    help="Engine builds beyond the baselines. Default: 8, with --certify engine as many as needed.",
+)
+@click.option(
+    "--certify", type=click.Choice(CERTIFIERS), default="emulated", show_default=True,
+    help="Where each pin is proved: engine builds the model once without each.",
+)  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Only say how many layers, about how many probes and how long.")
 @click.option("-v", "--verbose", is_flag=True, help="Tell each probe as it is made.")
 @JSON
 @QUIET
 @guarded
-def run_command(workers: int, max_builds: int | None, dry_run: bool, verbose: bool, as_json: bool, quiet: bool, **options: Any) -> int:
+def run_command(dry_run: bool, verbose: bool, as_json: bool, quiet: bool, precision: str, **options: Any) -> int:
     """Find the problem's kind and the smallest proved set of FP32 layers; write the plan, model and report."""
-    settings = _settings(options, workers)
+    settings = Settings(precision=Precision(precision), **options)
     if dry_run:
         price = estimate(settings)
         click.echo(to_json(vars(price)) if as_json else price.sentence)
@@ -133,9 +143,9 @@ def run_command(workers: int, max_builds: int | None, dry_run: bool, verbose: bo
 @settings_options
 @JSON
 @guarded
-def compare_command(as_json: bool, **options: Any) -> int:
+def compare_command(as_json: bool, precision: str, **options: Any) -> int:
     """Error tables only: every baseline's outputs and every layer, without a search."""
-    result = compare(_settings(options))
+    result = compare(Settings(precision=Precision(precision), **options))
     if as_json:
         click.echo(to_json(result.as_json()))
     else:

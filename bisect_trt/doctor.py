@@ -9,7 +9,15 @@ from importlib import metadata
 
 import onnxruntime as ort
 
-_PACKAGES = ("numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "onnx-graphsurgeon", "pandas", "tensorrt", "tensorrt-rtx-cu13")
+from bisect_trt.errors import BisectError, one_line
+from bisect_trt.runners.isolation import IsolatedWorker
+from bisect_trt.runners.ort_cuda import why_unavailable
+from bisect_trt.runners.tensorrt import WORKER
+
+_PACKAGES = (
+    "numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "onnx-graphsurgeon", "pandas", "tensorrt", "tensorrt-rtx-cu13", "cuda-python",
+)  # fmt: skip
+_START_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -22,7 +30,7 @@ class Check:
 
 
 def examine() -> list[Check]:
-    """The checks in the order they are worth reading."""
+    """The checks in the order they are worth reading. TensorRT and the GPU are asked in a child process."""
     checks = [Check("python", None, platform.python_version())]
     for package in _PACKAGES:
         try:
@@ -32,11 +40,21 @@ def examine() -> list[Check]:
     providers = ort.get_available_providers()
     works = "CPUExecutionProvider" in providers
     checks.append(Check("runner emulated", works, "works without a GPU" if works else "ONNX Runtime has no CPU provider"))
-    for runner in ("tensorrt", "onnxruntime-cuda"):
-        checks.append(Check(f"runner {runner}", False, "not in this version of bisect-trt; plans are judged by emulation"))
+    checks.append(_tensorrt())
+    missing = why_unavailable()
+    checks.append(Check("runner onnxruntime-cuda", missing is None, missing or "the CUDA provider is there"))
     override = os.environ.get("NVIDIA_TF32_OVERRIDE")
     if override is not None:
         checks.append(
             Check("NVIDIA_TF32_OVERRIDE", False, f"set to {override!r}: it changes what FP32 means in every CUDA library; unset it")
         )
     return checks
+
+
+def _tensorrt() -> Check:
+    with IsolatedWorker(WORKER, {"module": None, "samples": []}) as worker:
+        try:
+            described: dict[str, str] = worker.call("describe", timeout_s=_START_S)
+        except BisectError as error:
+            return Check("runner tensorrt", False, one_line(error))
+    return Check("runner tensorrt", True, ", ".join(f"{name} {value}" for name, value in described.items()))

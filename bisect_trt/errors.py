@@ -5,6 +5,10 @@ Every message is one line: what is wrong, where, and what to do about it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from bisect_trt.verdict import Verdict
+
 EXIT_OK = 0
 EXIT_NOT_MET = 1
 EXIT_BAD_INPUT = 2
@@ -30,7 +34,12 @@ class RunnerUnavailableError(BisectError):
 
 
 class RunnerFailedError(BisectError):
-    """A runner broke on a model that was expected to run."""
+    """A runner broke on a model that was expected to run: ``verdict`` says how, ``log`` holds the runner's last lines."""
+
+    def __init__(self, message: str, verdict: Verdict = Verdict.CRASHED, log: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.verdict = verdict
+        self.log = tuple(log)
 
 
 def one_line(error: BaseException, limit: int = 300) -> str:

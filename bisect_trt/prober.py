@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -34,7 +34,7 @@ class ProbeResult:
     """What one plan showed. ``score`` is in multiples of the tolerance (at most 1 passes, inf is not finite).
 
     ``worst`` and ``mean`` give each output's errors over the samples; ``vector`` the sampled signed errors, in
-    tolerances, if the prober had a sampler; ``seconds`` the wall time of the probe.
+    tolerances, if the prober had a sampler; ``seconds`` the wall time of the probe; ``facts`` what the runner adds.
     """
 
     plan: PrecisionPlan
@@ -46,6 +46,17 @@ class ProbeResult:
     seconds: float
     note: str = ""
     vector: NDArray[np.float32] | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def under(self, limit: float) -> ProbeResult:
+        """The same outcome judged against ``limit`` times the tolerance."""
+        if limit == 1.0:
+            return self
+        score = self.score / limit
+        verdict = self.verdict
+        if verdict in (Verdict.PASS, Verdict.FAIL):
+            verdict = Verdict.PASS if score <= 1.0 else Verdict.FAIL
+        return replace(self, score=score, verdict=verdict, vector=None if self.vector is None else self.vector / np.float32(limit))
 
 
 class Prober:
@@ -129,7 +140,9 @@ class Prober:
                 if self.make_sampler is not None and self.sampler is not None:
                     vectors.append(self.sampler.errors(number, outputs))
         except RunnerFailedError as error:
-            return ProbeResult(plan, self.runner.name, Verdict.CRASHED, math.inf, {}, {}, 0.0, one_line(error))
+            note = one_line(error) if not error.log else f"{one_line(error)} | {' | '.join(error.log)}"
+            spent = time.perf_counter() - began
+            return ProbeResult(plan, self.runner.name, error.verdict, math.inf, {}, {}, spent, note)
         seconds = time.perf_counter() - began
         worst = {name: worst_of(e) for name, e in errors.items()}
         mean = {name: mean_of(e) for name, e in errors.items()}
@@ -140,7 +153,8 @@ class Prober:
         elif not all(e.finite for e in worst.values()):
             verdict = Verdict.NON_FINITE
         vector = np.concatenate(vectors) if vectors else None
-        return ProbeResult(plan, self.runner.name, verdict, score, worst, mean, seconds, note, vector)
+        facts = self.runner.facts(plan)
+        return ProbeResult(plan, self.runner.name, verdict, score, worst, mean, seconds, note, vector, facts)
 
     def _note(self, result: ProbeResult) -> None:
         self.done[result.plan] = result
@@ -155,6 +169,7 @@ class Prober:
             "note": result.note,
             "worst": {n: vars(e) for n, e in result.worst.items()},
             "mean": {n: vars(e) for n, e in result.mean.items()},
+            "facts": dict(result.facts),
         }
         payload = b"" if result.vector is None else result.vector.tobytes()
         self._folder.record(self.key("probe", result.plan.to_json()), "probe", meta, payload)
@@ -169,5 +184,5 @@ class Prober:
             plan, self.runner.name, Verdict(meta["verdict"]), meta["score"],
             {n: TensorError(**e) for n, e in meta["worst"].items()},
             {n: TensorError(**e) for n, e in meta["mean"].items()},
-            meta["seconds"], meta["note"], vector,
+            meta["seconds"], meta["note"], vector, meta["facts"],
         )  # fmt: skip

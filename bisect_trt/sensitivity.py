@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,14 @@ class Sensitivity:
     base: NDArray[np.float32]
     order: float
     runs: int
+
+    def under(self, limit: float) -> Sensitivity:
+        """The same measurements in units of ``limit`` times the tolerance."""
+        if limit == 1.0:
+            return self
+        effects = {name: row / np.float32(limit) for name, row in self.effects.items()}
+        scores = {name: score / limit for name, score in self.scores.items()}
+        return replace(self, effects=effects, scores=scores, base=self.base / np.float32(limit))
 
     @property
     def must_pin(self) -> frozenset[str]:

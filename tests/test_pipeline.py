@@ -93,7 +93,7 @@ def test_the_same_command_again_makes_no_inference(make: Callable[[], Fixture], 
         raise AssertionError("an inference was made")
 
     monkeypatch.setattr(emulated.EmulatedRunner, "_execute", forbidden)
-    monkeypatch.setattr("bisect_trt.pipeline.run_all", forbidden)
+    monkeypatch.setattr("bisect_trt.material.run_all", forbidden)
     again = run(make(), tmp_path / "run")
     assert again.new_probes == 0 and again.effect_runs == 0
     assert again.pinned == first.pinned and again.cause == first.cause

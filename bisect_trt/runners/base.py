@@ -35,3 +35,9 @@ class Runner(Protocol):
         Raises :class:`~bisect_trt.errors.RunnerFailedError` where the plan cannot be executed.
         """
         ...
+
+    def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
+        """What else the last execution of ``plan`` showed, as plain data for the journal: ``seconds`` by step,
+        ``latency_ms``, ``engine_bytes``, ``findings``. Empty for a runner that has nothing to add.
+        """
+        ...

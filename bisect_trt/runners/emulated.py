@@ -111,6 +111,9 @@ class EmulatedRunner:
             self._switched[key] = SwitchedSession(self._model, self._constants, *key)
         return self._switched[key], lowered
 
+    def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
+        return {}
+
     def trace(self, sample: Sample, plan: PrecisionPlan) -> Iterator[LayerValues]:
         """Each lowered layer's float outputs on ``sample`` in network order, against the exact ones.
 

@@ -35,3 +35,6 @@ class WholeModelRunner:
             session = reference_session(source)
         for sample in self._samples:
             yield run_all(session, sample.arrays, sample.name)
+
+    def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
+        return {}

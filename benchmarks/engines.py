@@ -1,0 +1,162 @@
+"""The tool on real engines: emulated against measured errors, plans decided by the engine, builds, latency, time split.
+
+`make gpu-bench` on a machine with a GPU; results/ keeps what was printed, with the date, the versions and the GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+import bisect_trt
+from benchmarks.common import RESULTS, SHARED, load
+from bisect_trt.errors import BisectError
+from bisect_trt.result import Result
+from fixtures.models import ALL
+from tests import models
+
+Case = tuple[str, Any, Mapping[str, Any], str, str]
+STEPS = ("write", "parse", "build", "load", "context", "run")
+
+
+def cases() -> list[Case]:
+    """(name, model, inputs, precision, requirement): the OCR models, then every fixture."""
+    data = Path(sys.argv[1]) if len(sys.argv) > 1 else SHARED
+    found: list[Case] = []
+    if models.DETECTOR.exists():
+        found = [
+            ("PP-OCRv4 det", models.DETECTOR, load(data / "ocr_det.npz"), "fp16", "atol=1e-1,rtol=1e-2"),
+            ("PP-OCRv4 rec", models.RECOGNISER, load(data / "ocr_rec.npz"), "fp16", "atol=3e-2,rtol=1e-2"),
+            ("PP-OCR cls", models.CLASSIFIER, {"x": models.line(192)}, "fp16", "atol=1e-2,rtol=1e-2"),
+        ]
+    for make in ALL:
+        fixture = make()
+        found.append((fixture.name, fixture.model, fixture.inputs, fixture.precision, fixture.require))
+    return found
+
+
+def rank_correlation(table: pd.DataFrame) -> tuple[float, int, int]:
+    """Spearman over the layers finite on both sides, how many layers agree on being finite, and of how many."""
+    both = table.dropna(subset=["engine_rmse"]) if "engine_rmse" in table else table.head(0)
+    agree = int((both["finite"].astype(bool) == both["engine_finite"].astype(bool)).sum()) if len(both) else 0
+    usable = both[both["finite"].astype(bool) & both["engine_finite"].astype(bool)] if len(both) else both
+    if len(usable) < 3:
+        return float("nan"), agree, len(both)
+    return float(usable["rmse"].rank().corr(usable["engine_rmse"].rank())), agree, len(both)
+
+
+def errors(result: Result) -> dict[str, float]:
+    """The worst output's max_abs by baseline; infinite where something is not finite."""
+    found: dict[str, float] = {}
+    for label, rows in result.outputs.groupby("baseline", sort=False):
+        finite = "finite" in rows and rows["finite"].astype(bool).all()
+        found[str(label)] = float(rows["max_abs"].max()) if finite else float("inf")
+    return found
+
+
+def table(head: list[str], rows: list[list[Any]]) -> list[str]:
+    """Markdown."""
+
+    def text(v: Any) -> str:
+        return f"{v:.3g}" if isinstance(v, float) else str(v)
+
+    return ["| " + " | ".join(map(text, row)) + " |" for row in (head, ["---"] * len(head), *rows)]
+
+
+class Tables:
+    """The rows of the report, filled case by case and written after each, so that a run cut short leaves what it has."""
+
+    def __init__(self) -> None:
+        self.errors: list[list[Any]] = []
+        self.plans: list[list[Any]] = []
+        self.split: list[list[Any]] = []
+        self.effects: list[list[Any]] = []
+        self.builds: list[int] = []
+        self.kept: dict[str, Any] = {}
+
+    def add(self, name: str, requirement: str, result: Result, spent: float) -> None:
+        """One case."""
+        found, engine, precision = errors(result), result.engine, result.precision.value
+        rho, agree, of = rank_correlation(result.layers)
+        pairs = []
+        for base in ("fp32", "tf32", precision):
+            pairs.append(f"{found.get(base, np.nan):.2e} / {found.get(f'tensorrt {base}', np.nan):.2e}")
+        self.errors.append([name, precision, *pairs, engine.get("fp32_is", ""), rho, f"{agree} of {of}"])
+        latency = {row["engine"].removeprefix("tensorrt "): row["latency_ms"] for row in engine.get("cost", [])}
+        made = engine.get("builds_beyond_baselines", 0)
+        if "plan" in latency:
+            self.builds.append(made)
+        pins, share = f"{len(result.pinned)} of {result.layer_count}", engine.get("tolerance_share", "")
+        times = [latency.get(k, np.nan) for k in ("fp32", precision, "plan")]
+        cause = result.cause.value
+        self.plans.append([name, requirement, cause, result.passed, pins, made, share, result.base_score, result.score, *times, spent])
+        effect = engine.get("probe_effect")
+        if effect:
+            self.effects.append([name, effect["unmarked_score"], effect["marked_score"], engine["layer_errors_from"]])
+        for row in engine.get("cost", []):
+            self.split.append([name, row["engine"], *(row[f"{s}_s"] for s in STEPS), row["probe_s"], row["own_share"]])
+        self.kept[name] = result.as_json()
+
+    def lines(self, versions: Mapping[str, str]) -> list[str]:
+        """The report."""
+        shares = [row[-1] for row in self.split]
+        known = ", ".join(f"{k} {v}" for k, v in versions.items() if k not in ("profile", "typing"))
+        marks = ["model", "unmarked", "marked", "layer errors from"]
+        errors_head = ["model", "precision", "FP32", "TF32", "reduced", "engine's FP32 is", "Spearman of layer errors", "finite alike"]
+        plans_head = ["model", "requirement", "cause", "met", "pins", "builds", "emulator's share", "score before", "score after"]
+        return [
+            "# Engines", "", f"`make gpu-bench`, {date.today()}, {known}", "",
+            "## Final errors (max abs, emulated / engine), and how the layers' errors rank", "", *table(errors_head, self.errors), "",
+            "## Plans decided by the engine", "",
+            *table([*plans_head, "FP32 ms", "reduced ms", "plan ms", "run s"], self.plans), "",
+            f"Builds beyond the baselines: median {statistics.median(self.builds or [0])}, most {max(self.builds, default=0)}.", "",
+            "## Marking changes the engine (final score, all layers lowered)", "", *table(marks, self.effects), "",
+            "## A probe's seconds, and the tool's own share (limit 0.15)", "",
+            *table(["model", "engine", *STEPS, "whole probe", "own share"], self.split), "",
+            f"Own share: median {statistics.median(shares or [np.nan]):.3f}, most {max(shares, default=np.nan):.3f}.",
+        ]  # fmt: skip
+
+    def write(self, versions: Mapping[str, str]) -> None:
+        """results/engines.md and .json."""
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / "engines.md").write_text("\n".join(self.lines(versions)) + "\n")
+        (RESULTS / "engines.json").write_text(json.dumps(self.kept, indent=1, default=str))
+
+
+def main() -> None:
+    """Run every case, or those whose names hold the second argument."""
+    tables, versions = Tables(), dict[str, str]()
+    wanted = sys.argv[2] if len(sys.argv) > 2 else ""
+    for name, model, inputs, precision, requirement in cases():
+        if wanted not in name:
+            continue
+        began = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                result = bisect_trt.bisect(model, inputs, precision=precision, require=requirement, runner="tensorrt", out=folder)
+            except BisectError as error:
+                print(f"{name}: {error}")
+                continue
+        versions = dict(result.versions)
+        tables.add(name, requirement, result, time.perf_counter() - began)
+        tables.write(versions)
+        met = "met" if result.passed else "not met"
+        print(f"{name}: {result.cause}, {met}, {len(result.pinned)} pins, {time.perf_counter() - began:.0f} s. {result.sentence}")
+        for finding in result.findings:
+            if finding.kind != "weight-underflow":
+                print(f"    {finding.kind} {finding.where}: {finding.message[:160]}")
+    print("\n".join(tables.lines(versions)))
+
+
+if __name__ == "__main__":
+    main()

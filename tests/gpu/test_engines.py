@@ -1,0 +1,130 @@
+"""Real engines on a real GPU. Run with `make gpu-test`; skipped, with the reason, where no engine can run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import bisect_trt
+from bisect_trt.doctor import examine
+from bisect_trt.errors import RunnerFailedError
+from bisect_trt.graph import list_layers
+from bisect_trt.precision import PrecisionPlan
+from bisect_trt.runners.base import Sample
+from bisect_trt.runners.emulated import EmulatedRunner
+from bisect_trt.runners.tensorrt import TensorRTRunner
+from bisect_trt.verdict import Verdict
+from fixtures.models import ALL, Fixture, encoder_decomposed, healthy, residual
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def engine() -> None:
+    check = next(c for c in examine() if c.name == "runner tensorrt")
+    if not check.works:
+        pytest.skip(f"no engine can run here: {check.detail}")
+
+
+@pytest.fixture
+def closing() -> Iterator[Callable[..., TensorRTRunner]]:
+    made: list[TensorRTRunner] = []
+
+    def make(model: onnx.ModelProto, samples: list[Sample], **options: object) -> TensorRTRunner:
+        made.append(TensorRTRunner(model, samples, **options))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for runner in made:
+        runner.close()
+
+
+@pytest.mark.parametrize("make", ALL, ids=lambda f: f.__name__)
+def test_fixture_s_errors_are_near_the_emulated_ones(make: Callable[[], Fixture], closing: Callable[..., TensorRTRunner]) -> None:
+    fixture = make()
+    sample = Sample("s", fixture.inputs)
+    engine, emulator = closing(fixture.model, [sample]), EmulatedRunner(fixture.model, [sample])
+    exact = next(emulator.outputs(PrecisionPlan("fp32")))
+    for plan in (PrecisionPlan("fp32"), PrecisionPlan("fp16"), PrecisionPlan("bf16")):
+        got, emulated = next(engine.outputs(plan)), next(emulator.outputs(plan))
+        reference = next(emulator.outputs(PrecisionPlan("tf32"))) if plan.base.value == "fp32" else emulated
+        for name, value in exact.items():
+            finite = np.isfinite(emulated[name]) & np.isfinite(value)
+            allowed = 4.0 * np.abs(reference[name] - value)[finite].max(initial=0.0) + 1e-4 * np.abs(value)[finite].max(initial=0.0)
+            assert np.abs(got[name] - value)[finite & np.isfinite(got[name])].max(initial=0.0) <= allowed, (plan.base, name)
+        facts = engine.facts(plan)
+        assert facts["latency_ms"] > 0 and facts["engine_bytes"] > 0 and facts["read_back"] >= 0.5 * len(list_layers(fixture.model))
+        assert [f for f in facts["findings"] if f["kind"] == "pin-not-honoured"] == []
+
+
+@pytest.mark.parametrize("make", ALL, ids=lambda f: f.__name__)
+def test_run_decides_on_the_engine(make: Callable[[], Fixture], tmp_path: Path) -> None:
+    fixture = make()
+    result = bisect_trt.bisect(
+        fixture.model, fixture.inputs, precision=fixture.precision, require=fixture.require, runner="tensorrt", out=tmp_path / "run"
+    )
+    assert result.runner == "tensorrt"
+    assert result.exit_code == fixture.exit_code or (result.cause.value == "tf32" and result.engine["fp32_is"] == "tf32"), result.sentence
+    assert (tmp_path / "run" / "report.html").exists()
+    again = bisect_trt.bisect(
+        fixture.model, fixture.inputs, precision=fixture.precision, require=fixture.require, runner="tensorrt", out=tmp_path / "run"
+    )
+    assert again.new_probes == 0 and again.pinned == result.pinned
+
+
+def test_certified_pins_are_proved_by_builds(tmp_path: Path) -> None:
+    fixture = encoder_decomposed()
+    result = bisect_trt.bisect(
+        fixture.model, fixture.inputs, require=fixture.require, runner="tensorrt", certify="engine", out=tmp_path / "run"
+    )
+    assert result.passed and result.complete and set(result.pins["proved_on"]) == {"tensorrt"}
+
+
+def test_out_of_builds_gives_the_closest_plan(tmp_path: Path) -> None:
+    fixture = residual()
+    result = bisect_trt.bisect(
+        fixture.model, fixture.inputs, require=fixture.require, runner="tensorrt", max_builds=0, out=tmp_path / "run"
+    )
+    assert result.engine["out_of_builds"] and result.engine["builds_beyond_baselines"] <= 1
+
+
+def test_several_samples_integer_inputs_and_outputs_of_unknown_shape(closing: Callable[..., TensorRTRunner]) -> None:
+    nodes = [
+        helper.make_node("Gather", ["x", "pick"], ["rows"], name="gather", axis=0),
+        helper.make_node("Relu", ["rows"], ["y"], name="relu"),
+        helper.make_node("NonZero", ["y"], ["where"], name="nonzero"),
+    ]
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4]),
+        helper.make_tensor_value_info("pick", TensorProto.INT64, ["k"]),
+    ]
+    outputs = [
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, ["k", 4]),
+        helper.make_tensor_value_info("where", TensorProto.INT64, [2, "m"]),
+    ]
+    model = helper.make_model(helper.make_graph(nodes, "g", inputs, outputs), opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    samples = []
+    for n, picks in ((3, [0, 2]), (6, [5, 5, 1, 0])):
+        x = np.linspace(-1.0, 1.0, n * 4, dtype=np.float32).reshape(n, 4)
+        samples.append(Sample(f"s{n}", {"x": x, "pick": np.array(picks, np.int64)}))
+    got = list(closing(model, samples).outputs(PrecisionPlan("fp32")))
+    for sample, outputs_of_one in zip(samples, got, strict=True):
+        expected = np.maximum(sample.arrays["x"][sample.arrays["pick"]], 0.0)
+        np.testing.assert_array_equal(outputs_of_one["y"], expected)
+        np.testing.assert_array_equal(outputs_of_one["where"], np.stack(np.nonzero(expected)))
+
+
+def test_a_hang_is_a_verdict(closing: Callable[..., TensorRTRunner]) -> None:
+    fixture = healthy()
+    runner = closing(fixture.model, [Sample("s", fixture.inputs)])
+    runner._timeout_s = 1e-3
+    with pytest.raises(RunnerFailedError) as caught:
+        next(runner.outputs(PrecisionPlan("fp16")))
+    assert caught.value.verdict is Verdict.TIMED_OUT
+    runner._timeout_s = 200.0
+    assert next(runner.outputs(PrecisionPlan("fp16")))

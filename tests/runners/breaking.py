@@ -1,0 +1,48 @@
+"""A worker that breaks in the ways native code does."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+
+from bisect_trt.errors import RunnerFailedError, RunnerUnavailableError
+from bisect_trt.verdict import Verdict
+
+
+class Breaking:
+    def __init__(self, available: bool = True) -> None:
+        if not available:
+            raise RunnerUnavailableError("no such library; install it")
+        self.calls = 0
+
+    def count(self, step: int) -> int:
+        self.calls += step
+        return self.calls
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def noisy(self) -> str:
+        os.write(1, b"a native library prints to standard output\n")
+        print("and Python too")
+        return "fine"
+
+    def segfault(self) -> None:
+        print("about to touch address 0", file=sys.stderr, flush=True)
+        ctypes.string_at(0)
+
+    def killed(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def hang(self) -> None:
+        print("going to sleep", file=sys.stderr, flush=True)
+        time.sleep(60)
+
+    def refuse(self) -> None:
+        raise RunnerFailedError("layer 'x' does not build", Verdict.BUILD_FAILED, ["[E] no implementation for x"])
+
+    def blunder(self) -> None:
+        raise KeyError("tensor")

@@ -1,0 +1,55 @@
+"""A child that really crashes, hangs and is killed; each is a verdict and the next call works."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from bisect_trt.errors import RunnerFailedError, RunnerUnavailableError
+from bisect_trt.runners.isolation import IsolatedWorker
+from bisect_trt.verdict import Verdict
+
+
+@pytest.fixture
+def worker() -> Iterator[IsolatedWorker]:
+    with IsolatedWorker("tests.runners.breaking:Breaking", {}) as one:
+        yield one
+
+
+def test_lives_across_calls(worker: IsolatedWorker) -> None:
+    assert [worker.call("count", 1), worker.call("count", 2)] == [1, 3]
+    assert worker.call("noisy") == "fine"
+    assert worker.restarts == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "verdict", "words", "log"),
+    [
+        ("segfault", Verdict.CRASHED, "SIGSEGV", "about to touch address 0"),
+        ("killed", Verdict.CRASHED, "out of memory", ""),
+        ("hang", Verdict.TIMED_OUT, "no answer in 0.7 s", "going to sleep"),
+        ("refuse", Verdict.BUILD_FAILED, "layer 'x'", "no implementation"),
+        ("blunder", Verdict.CRASHED, "KeyError", ""),
+    ],
+)
+def test_every_end_is_a_verdict(worker: IsolatedWorker, method: str, verdict: Verdict, words: str, log: str) -> None:
+    worker.call("count", 1)
+    began = time.monotonic()
+    with pytest.raises(RunnerFailedError, match=words) as caught:
+        worker.call(method, timeout_s=0.7 if method == "hang" else 30.0)
+    assert caught.value.verdict is verdict
+    assert log in "\n".join(caught.value.log)
+    assert time.monotonic() - began < 10.0
+    survived = method in ("refuse", "blunder")
+    assert worker.call("count", 1) == (2 if survived else 1)
+    assert worker.restarts == (0 if survived else 1)
+
+
+def test_unavailable_is_said_so() -> None:
+    with (
+        IsolatedWorker("tests.runners.breaking:Breaking", {"available": False}) as worker,
+        pytest.raises(RunnerUnavailableError, match="install it"),
+    ):
+        worker.call("pid")
