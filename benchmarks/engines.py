@@ -47,7 +47,7 @@ def cases() -> list[Case]:
 
 def rank_correlation(table: pd.DataFrame) -> tuple[float, int, int]:
     """Spearman over the layers finite on both sides, how many layers agree on being finite, and of how many."""
-    both = table.dropna(subset=["engine_rmse"]) if "engine_rmse" in table else table.head(0)
+    both = table.dropna(subset=["engine_finite"]) if "engine_finite" in table else table.head(0)
     agree = int((both["finite"].astype(bool) == both["engine_finite"].astype(bool)).sum()) if len(both) else 0
     usable = both[both["finite"].astype(bool) & both["engine_finite"].astype(bool)] if len(both) else both
     if len(usable) < 3:
@@ -105,7 +105,8 @@ class Tables:
             self.effects.append([name, effect["unmarked_score"], effect["marked_score"], engine["layer_errors_from"]])
         for row in engine.get("cost", []):
             self.split.append([name, row["engine"], *(row[f"{s}_s"] for s in STEPS), row["probe_s"], row["own_share"]])
-        self.kept[name] = result.as_json()
+        columns = [c for c in result.layers if c in ("layer", "op", "rmse", "max_abs", "finite") or c.startswith("engine_")]
+        self.kept[name] = {**result.as_json(), "layer_errors": result.layers[columns].to_dict(orient="list")}
 
     def lines(self, versions: Mapping[str, str]) -> list[str]:
         """The report."""

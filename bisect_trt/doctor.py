@@ -15,7 +15,7 @@ from bisect_trt.runners.ort_cuda import why_unavailable
 from bisect_trt.runners.tensorrt import WORKER
 
 _PACKAGES = (
-    "numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "onnx-graphsurgeon", "pandas", "tensorrt", "tensorrt-rtx-cu13", "cuda-python",
+    "numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "onnx-graphsurgeon", "pandas", "tensorrt", "tensorrt-rtx-cu13", "cuda-bindings",
 )  # fmt: skip
 _START_S = 120.0
 

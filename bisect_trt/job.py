@@ -166,6 +166,7 @@ class Job:
             lambda pins: self.prober.probe(self.base.with_pins(pins)).score,
             self.settings.max_builds,
             self.settings.certify == "engine",
+            self._floors(everything),
         )
         return self.judge.decide(self._first_limit(base, everything))
 
@@ -179,6 +180,11 @@ class Job:
         if not everything.verdict.passed and found.fp32.score > 0.0:  # the engine meets what the emulator misses
             return max(1.0, MARGIN * everything.score / found.fp32.score)
         return 1.0
+
+    def _floors(self, everything: ProbeResult) -> tuple[float, float]:
+        """The scores that all pins leave, on the emulator and on the engine; an engine below its emulation leaves its own."""
+        assert self.engine_baselines is not None
+        return (everything.score, self.engine_baselines.fp32.score)
 
     def _search(self, limit: float) -> Bisection | None:
         """The emulator's answer within ``limit`` of the tolerance; None where even all pins miss it."""

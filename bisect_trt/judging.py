@@ -18,7 +18,7 @@ from bisect_trt.precision import PrecisionPlan
 from bisect_trt.prober import Prober, ProbeResult
 
 DEFAULT_MAX_BUILDS = 8
-MAX_SEARCHES = 3
+MAX_SEARCHES = 4
 MARGIN = 0.9
 """A scaled search aims a tenth below what the observed ratio asks for: the ratio moves a little from plan to plan."""
 
@@ -93,7 +93,7 @@ class EngineJudge:
     """Decides with ``engine``; ``ranked`` are the layers, most suspicious first, that a repair pins next.
 
     ``search`` gives the emulator's answer within a share of the tolerance, None where even all pins miss it there;
-    ``emulated_score`` scores a set of pins on the emulator.
+    ``emulated_score`` scores a set of pins on the emulator; ``floors`` are the all-pinned scores on (emulator, engine).
     """
 
     def __init__(
@@ -105,7 +105,9 @@ class EngineJudge:
         emulated_score: Callable[[frozenset[str]], float],
         max_builds: int | None,
         certify: bool,
+        floors: tuple[float, float] = (0.0, 0.0),
     ) -> None:
+        self._floors = floors
         self._engine = engine
         self._base = PrecisionPlan(base.base)
         self._ranked = list(ranked)
@@ -131,7 +133,7 @@ class EngineJudge:
                 result = self._build(pins)
                 if result.verdict.passed:
                     break
-                limit = tightened(limit, result.score, self._emulated_score(pins))
+                limit = tightened(limit, result.score, self._emulated_score(pins), self._floors)
             if pins not in self.tried or not self.tried[pins].verdict.passed:
                 pins = self._repaired(pins)
             if self._certify:
@@ -194,8 +196,17 @@ class EngineJudge:
         return pins, proof
 
 
-def tightened(limit: float, engine_score: float, emulated_score: float) -> float:
-    """The share of the tolerance that the emulator must keep to, so that the engine, erring as much more, meets it."""
+def tightened(limit: float, engine_score: float, emulated_score: float, floors: tuple[float, float] = (0.0, 0.0)) -> float:
+    """The share of the tolerance that the emulator must keep to, so that the engine meets the tolerance.
+
+    What counts is the error above the floor that no pin removes, the all-pinned scores on (emulator, engine): the engine's
+    excess is taken to be a multiple of the emulator's, and that multiple was just seen.
+    """
+    emulated_floor, engine_floor = floors
+    room = max(limit - emulated_floor, 0.0)
     if not math.isfinite(engine_score):
-        return limit / 2.0
-    return min(0.7 * limit, MARGIN * max(emulated_score, 1e-9) / engine_score)
+        return emulated_floor + room / 2.0
+    allowed = max(1.0 - engine_floor, 0.0)
+    excess = max(engine_score - engine_floor, 1e-9)
+    seen = max(emulated_score - emulated_floor, 1e-9)
+    return emulated_floor + min(0.7 * room, MARGIN * seen * allowed / excess)

@@ -82,6 +82,8 @@ class OrtCudaWorker:
 
     def __init__(self, samples: Sequence[Mapping[str, NDArray[Any]]]) -> None:
         self._samples = samples
+        if hasattr(ort, "preload_dlls"):  # finds CUDA's libraries in NVIDIA's own packages, where the system has none
+            ort.preload_dlls()
 
     def probe(self, source: str | bytes, tf32: bool) -> tuple[list[dict[str, NDArray[Any]]], list[str]]:
         """Each sample's outputs, and the nodes that ran on the CPU provider."""

@@ -27,6 +27,7 @@ from bisect_trt.runners.isolation import IsolatedWorker
 from bisect_trt.runners.trt.readback import dishonoured_after_parsing, dishonoured_in_engine, warnings_as_findings
 from bisect_trt.runners.trt.records import EngineAnswer, EngineRequest, Profile, Shape, WeakTyping
 
+_MOST_SHAPE_VALUES = 64
 WORKER = "bisect_trt.runners.trt.worker:EngineWorker"
 
 
@@ -57,6 +58,7 @@ class TensorRTRunner:
         self._producers = {tensor: layer.name for layer in self._layers for tensor in layer.outputs}
         self._outputs = [o.name for o in model.graph.output]
         self._profile = profile_of(model, samples, profiles)
+        self._values = values_of(samples)
         self._timeout_s = timeout_s
         self._weak = weak
         self._facts: dict[PrecisionPlan, Mapping[str, Any]] = {}
@@ -111,7 +113,7 @@ class TensorRTRunner:
         # A pin means FP32: the engine's TF32 switch stays off unless TF32 itself is asked for.
         tf32 = plan.base is Precision.TF32
         with loadable(model) as source:
-            request = EngineRequest(source, self._profile, tf32, weak, tuple(debug), measure_latency, self._producers)
+            request = EngineRequest(source, self._profile, tf32, weak, tuple(debug), measure_latency, self._producers, self._values)
             answer: EngineAnswer = self._worker.call("probe", request, timeout_s=self._timeout_s)
         return answer
 
@@ -151,6 +153,17 @@ def profile_of(model: onnx.ModelProto, samples: Sequence[Sample], texts: Sequenc
             if not inside:
                 raise BadInputError(f"{sample.name}: input {name!r} of shape {shape} is outside --profile {smallest} to {largest}")
     return profile
+
+
+def values_of(samples: Sequence[Sample]) -> Profile:
+    """(min, opt, max) values of the small integer inputs over the samples: TensorRT asks for them where an input is a shape."""
+    found: dict[str, tuple[Shape, Shape, Shape]] = {}
+    for name, first in samples[0].arrays.items():
+        arrays = [s.arrays[name].ravel() for s in samples]
+        if first.dtype.kind in "iu" and first.size <= _MOST_SHAPE_VALUES and len({a.size for a in arrays}) == 1:
+            stacked = np.stack(arrays)
+            found[name] = tuple(tuple(int(v) for v in row) for row in (stacked.min(axis=0), stacked[0], stacked.max(axis=0)))  # type: ignore[assignment]
+    return found
 
 
 def _parsed_profile(text: str) -> tuple[str, tuple[Shape, Shape, Shape]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bisect_trt.errors import RunnerFailedError
-from bisect_trt.runners.trt.records import Built, EngineRequest, Profile
+from bisect_trt.runners.trt.records import Built, EngineRequest
 from bisect_trt.runners.trt.weak import apply_weak_types
 from bisect_trt.verdict import Verdict
 
@@ -106,20 +106,22 @@ def _configure(trt: Any, builder: Any, network: Any, config: Any, request: Engin
         config.set_flag(trt.BuilderFlag.TF32)
     else:
         config.clear_flag(trt.BuilderFlag.TF32)
-    profile = _profile(builder, network, request.profile)
+    profile = _profile(builder, network, request)
     if profile is not None:
         config.add_optimization_profile(profile)
 
 
-def _profile(builder: Any, network: Any, shapes: Profile) -> Any:
+def _profile(builder: Any, network: Any, request: EngineRequest) -> Any:
     """The optimisation profile, None for a network of fixed shapes."""
     profile, needed = builder.create_optimization_profile(), False
     for index in range(network.num_inputs):
         tensor = network.get_input(index)
-        if tensor.is_shape_tensor or -1 in tuple(tensor.shape):
+        if tensor.is_shape_tensor and tensor.name in request.values:
             needed = True
-            smallest, usual, largest = shapes[tensor.name]
-            profile.set_shape(tensor.name, smallest, usual, largest)
+            profile.set_shape_input(tensor.name, *request.values[tensor.name])
+        elif -1 in tuple(tensor.shape):
+            needed = True
+            profile.set_shape(tensor.name, *request.profile[tensor.name])
     return profile if needed else None
 
 

@@ -33,9 +33,6 @@ def import_tensorrt(choice: str | None = None) -> Any:
         module: ModuleType = importlib.import_module(name)
     except Exception as error:  # a missing library shows as ImportError, OSError or RuntimeError
         raise RunnerUnavailableError(f"{name} is installed and cannot be imported ({error}); reinstall it") from error
+    if hasattr(module, "init_libnvinfer_plugins"):  # without it no plugin is found, ROIAlign's for example
+        module.init_libnvinfer_plugins(None, "")
     return module
-
-
-def is_strongly_typed_only(trt: Any) -> bool:
-    """True for TensorRT 11 and TensorRT for RTX, which know no precision flags."""
-    return not hasattr(trt.BuilderFlag, "FP16")

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 Shape = tuple[int, ...]
 Profile = Mapping[str, tuple[Shape, Shape, Shape]]
+"""(min, opt, max) by input: shapes, or the values themselves of an input that is a shape."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class WeakTyping:
 class EngineRequest:
     """One engine to build: ``model`` is the ONNX file's bytes or, over 2 GB, its path.
 
-    ``profile`` gives (min, opt, max) shapes of the inputs with dynamic dimensions. ``weak`` is None for strong typing.
+    ``profile`` gives every input's shapes, ``values`` those of the small integer inputs, which may turn out to be shapes.
+    ``weak`` is None for strong typing.
     ``debug`` names tensors whose values are wanted without marking them as outputs; ``producers`` maps the layers' output
     tensors to the layers.
     """
@@ -36,6 +38,7 @@ class EngineRequest:
     debug: Sequence[str] = ()
     measure_latency: bool = True
     producers: Mapping[str, str] = field(default_factory=dict)
+    values: Profile = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
