@@ -16,7 +16,7 @@ from rich.table import Table
 
 from bisect_trt.inspecting import Inspection
 from bisect_trt.observer import Observer
-from bisect_trt.report.documents import headline, number, worst_layers
+from bisect_trt.report.documents import headline, judged_by, number, worst_layers
 from bisect_trt.result import Result
 from bisect_trt.triage import times
 
@@ -93,11 +93,8 @@ def print_verdict(console: Console, result: Result) -> None:
     if len(result.outputs):
         console.print(_frame(result.outputs[["baseline", "output", "verdict", "max_abs", "cosine", "snr_db"]]))
     _print_findings(console, result)
-    console.print(
-        f"{sum(result.probes.values())} probes ({result.new_probes} new) and {result.effect_runs} single-layer runs on "
-        f"{result.runner} in {result.seconds:.1f} s; judged by emulation, not yet by an engine",
-        highlight=False,
-    )
+    counted = f"{sum(result.probes.values())} probes ({result.new_probes} new) and {result.effect_runs} single-layer runs in {result.seconds:.1f} s"
+    console.print(f"{counted}; {judged_by(result)}", highlight=False)
     files = f"report: {result.folder}/report.html"
     if result.passed:
         files += f"   model to ship: {result.folder}/model.typed.onnx"

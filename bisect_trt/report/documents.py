@@ -22,9 +22,12 @@ _LAYER_COLUMNS = [
     "max_abs",
     "snr_db",
     "finite",
+    "engine_max_abs",
+    "engine_finite",
     "ref_min",
     "ref_max",
 ]
+_COST_COLUMNS = ["engine", "verdict", "pins", "latency_ms", "engine_mb", "build_s", "context_s", "probe_s"]
 _OUTPUT_COLUMNS = ["baseline", "output", "verdict", "score", "max_abs", "mean_abs", "median_abs", "rel_range", "cosine", "snr_db"]
 
 
@@ -50,6 +53,40 @@ def headline(result: Result) -> str:
     return f"Keep {len(result.pinned)} of {result.layer_count} layers in FP32 and the requirement is met; {proof}."
 
 
+def judged_by(result: Result) -> str:
+    """Who decided, and on an engine what the pins cost."""
+    if not result.engine:
+        return "judged by emulation, not yet by an engine"
+    latency = {row["engine"].rpartition(" ")[2]: row["latency_ms"] for row in result.engine["cost"]}
+    costs = ", ".join(f"{name} {number(ms)} ms" for name, ms in latency.items() if name in ("fp32", result.precision.value, "plan"))
+    builds = result.engine.get("builds_beyond_baselines", 0)
+    return f"decided on {result.runner}, {builds} builds beyond the baselines" + (f"; latency {costs}" if costs else "")
+
+
+def engine_sentences(result: Result) -> list[str]:
+    """What else the engine showed, for people."""
+    facts = result.engine
+    if not facts:
+        return []
+    lines = [f"The engine's FP32 is {facts['fp32_is']}; pins were emulated as {facts['pins_emulated_as'].upper()}."]
+    effect = facts.get("probe_effect")
+    if effect:
+        lines.append(
+            f"Layer errors come from {facts['layer_errors_from']} ({facts['marked_batches']} builds). Marking moved the final score from "
+            f"{number(effect['unmarked_score'])} to {number(effect['marked_score'])}: the unmarked engine decides."
+        )
+    if "tolerance_share" in facts:
+        lines.append(
+            f"The emulator was held to {number(facts['tolerance_share'])} of the tolerance; {facts['builds_beyond_baselines']} builds beyond "
+            f"the baselines, {len(facts['pins_added_by_engine'])} pins added by the engine's own probes."
+        )
+    if facts.get("out_of_builds"):
+        lines.append(
+            "The budget of builds was spent: this is the best plan seen, and not every pin is proved. Raise --max-builds to go on."
+        )
+    return lines
+
+
 def worst_layers(result: Result) -> pd.DataFrame:
     """The rows of the layer table worth showing: pinned layers, then those that do most alone."""
     table = result.layers
@@ -69,6 +106,9 @@ def as_html(result: Result) -> str:
         outputs=_records(result.outputs, _OUTPUT_COLUMNS),
         pins=_records(result.pins, list(result.pins.columns)),
         layers=_records(worst_layers(result), _LAYER_COLUMNS),
+        cost=_records(result.cost, _COST_COLUMNS),
+        engine=engine_sentences(result),
+        judged_by=judged_by(result),
         search=_records(result.search, ["probe", "base", "pins", "verdict", "score", "seconds"]),
     )
 
@@ -88,12 +128,14 @@ def as_markdown(result: Result) -> str:
         "",
         "## Pinned layers",
         "",
-        *_markdown(result.pins, ["layer", "op", "proved", "verdict_without", "score_without"]),
+        *_markdown(result.pins, ["layer", "op", "proved", "proved_on", "verdict_without", "score_without"]),
         "",
         "## Outputs",
         "",
         *_markdown(result.outputs, _OUTPUT_COLUMNS),
     ]
+    if result.engine:
+        lines += ["", "## Engines", "", *_markdown(result.cost, _COST_COLUMNS), "", *(f"- {s}" for s in engine_sentences(result))]
     if result.findings:
         lines += ["", "## Findings", "", *(f"- {f.message}" for f in result.findings)]
     return "\n".join(lines) + "\n"

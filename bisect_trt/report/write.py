@@ -20,6 +20,8 @@ def write_report(result: Result, model: onnx.ModelProto, folder: RunFolder) -> N
     """Write every file, each in one step; ``run.json`` last, so that its presence means the folder is complete."""
     for name in ("layers", "outputs", "search", "pins"):
         folder.write(f"{name}.csv", getattr(result, name).to_csv(index=False, lineterminator="\n"))
+    if len(result.cost):
+        folder.write("engines.csv", result.cost.to_csv(index=False, lineterminator="\n"))
     folder.write("plan.json", result.plan.to_json() + "\n")
     save_model(to_typed(model, result.plan), folder.path / TYPED_MODEL)
     folder.write("report.md", as_markdown(result))
