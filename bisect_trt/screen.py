@@ -93,7 +93,8 @@ def print_verdict(console: Console, result: Result) -> None:
     if len(result.outputs):
         console.print(_frame(result.outputs[["baseline", "output", "verdict", "max_abs", "cosine", "snr_db"]]))
     _print_findings(console, result)
-    counted = f"{sum(result.probes.values())} probes ({result.new_probes} new) and {result.effect_runs} single-layer runs in {result.seconds:.1f} s"
+    made = f"{sum(result.probes.values())} probes ({result.new_probes} new) and {result.effect_runs} single-layer runs"
+    counted = f"{made} in {result.seconds:.1f} s"
     console.print(f"{counted}; {judged_by(result)}", highlight=False)
     files = f"report: {result.folder}/report.html"
     if result.passed:

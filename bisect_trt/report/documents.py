@@ -72,13 +72,13 @@ def engine_sentences(result: Result) -> list[str]:
     effect = facts.get("probe_effect")
     if effect:
         lines.append(
-            f"Layer errors come from {facts['layer_errors_from']} ({facts['marked_batches']} builds). Marking moved the final score from "
-            f"{number(effect['unmarked_score'])} to {number(effect['marked_score'])}: the unmarked engine decides."
+            f"Layer errors come from {facts['layer_errors_from']} ({facts['marked_batches']} builds). Marking moved the final "
+            f"score from {number(effect['unmarked_score'])} to {number(effect['marked_score'])}: the unmarked engine decides."
         )
     if "tolerance_share" in facts:
         lines.append(
-            f"The emulator was held to {number(facts['tolerance_share'])} of the tolerance; {facts['builds_beyond_baselines']} builds beyond "
-            f"the baselines, {len(facts['pins_added_by_engine'])} pins added by the engine's own probes."
+            f"The emulator was held to {number(facts['tolerance_share'])} of the tolerance; {facts['builds_beyond_baselines']} "
+            f"builds beyond the baselines, {len(facts['pins_added_by_engine'])} pins added by the engine's own probes."
         )
     if facts.get("out_of_builds"):
         lines.append(
