@@ -17,6 +17,8 @@ from bisect_trt.search.record import PinSearch, Probe
 from bisect_trt.search.walk import Walk
 from bisect_trt.verdict import Verdict
 
+_SMALLEST_POOL = 8
+
 ProbeFunction = Callable[[frozenset[str]], Verdict]
 
 
@@ -45,18 +47,21 @@ class Oracle:
 
         Raises :class:`BudgetSpentError` before the first probe over the budget.
         """
-        first = wanted[0]
-        if first not in self.known:
-            new = [w for w in dict.fromkeys(wanted) if w not in self.known][: self.workers]
-            if self._max is not None:
-                if len(self.known) >= self._max:
-                    raise BudgetSpentError
-                new = new[: self._max - len(self.known)]
-            verdicts = [self._probe(new[0])] if self._pool is None else list(self._pool.map(self._probe, new))
-            for pinned, verdict in zip(new, verdicts, strict=False):
-                self.known[pinned] = Probe(len(self.known), pinned, Verdict(verdict))
-            self.rounds += 1
-        return self.known[first]
+        if wanted[0] not in self.known:
+            self.run(wanted)
+        return self.known[wanted[0]]
+
+    def run(self, wanted: Sequence[frozenset[str]]) -> None:
+        """One round: the first of ``wanted`` that are new, as many as there are workers."""
+        new = [w for w in dict.fromkeys(wanted) if w not in self.known][: self.workers]
+        if self._max is not None:
+            if len(self.known) >= self._max:
+                raise BudgetSpentError
+            new = new[: self._max - len(self.known)]
+        verdicts = [self._probe(new[0])] if self._pool is None else list(self._pool.map(self._probe, new))
+        for pinned, verdict in zip(new, verdicts, strict=False):
+            self.known[pinned] = Probe(len(self.known), pinned, Verdict(verdict))
+        self.rounds += 1
 
     def close(self) -> None:
         """Let the workers end."""
@@ -88,6 +93,40 @@ def find_pins(
         oracle.close()
 
 
+class _Pool:
+    """A walk over the layers of ``order``, with ``pinned`` pinned throughout; ``unpinned`` is the probe that gave all of them up."""
+
+    def __init__(self, order: Sequence[str], pinned: frozenset[str], informed: bool, unpinned: Probe | None) -> None:
+        n = len(order)
+        self.order = order
+        self.pinned = pinned
+        self.walk = Walk(Belief.start(make_hypotheses(n, informed=informed)), fails_at=None if unpinned is None else n)
+        if unpinned is not None and n == 1:
+            self.walk = self.walk.after(n, passed=False)
+        self.certificate: dict[str, Probe] = {} if unpinned is None or n > 1 else {order[0]: unpinned}
+        self._failed_with: dict[int, Probe] = {} if unpinned is None else {n: unpinned}
+
+    @property
+    def culprits(self) -> frozenset[str]:
+        """What was found so far."""
+        return frozenset(self.order[c] for c in self.walk.culprits)
+
+    def pins(self, walk: Walk) -> frozenset[str]:
+        """The set that ``walk`` asks for next."""
+        return self.pinned.union(self.order[walk.next_end :], (self.order[c] for c in walk.culprits))
+
+    def learn(self, probe: Probe) -> None:
+        """Move on by the answer to the set asked for."""
+        end = self.walk.next_end
+        if not probe.verdict.passed:
+            self._failed_with[end] = probe
+        before, self.walk = len(self.walk.culprits), self.walk.after(end, probe.verdict.passed)
+        if len(self.walk.culprits) > before:
+            found = self.walk.culprits[-1]
+            self.certificate[self.order[found]] = self._failed_with[found + 1]
+            self._failed_with.clear()
+
+
 class _Search:
     def __init__(self, layers: Sequence[str], oracle: Oracle, suspicion: Mapping[str, float] | None) -> None:
         self._oracle = oracle
@@ -111,50 +150,63 @@ class _Search:
             feasible = passes_pinned
             if not feasible:
                 return self._result(everything, False, True)
-            self._walk(unpinned)
+            self._settle(unpinned)
         except BudgetSpentError:
             return self._result(self._best, feasible, False)
         return self._result(self._best, True, True)
 
-    def _walk(self, unpinned: Probe) -> None:
-        n = len(self._order)
-        walk = Walk(Belief.start(make_hypotheses(n, informed=self._informed)), fails_at=n)
-        failed_with: dict[int, Probe] = {n: unpinned}
-        if n == 1:
-            self._certificate[self._order[0]] = unpinned
+    def _settle(self, unpinned: Probe) -> None:
+        count = max(1, min(self._oracle.workers, len(self._order) // _SMALLEST_POOL))
+        if count == 1:
+            self._explore([_Pool(self._order, frozenset(), self._informed, unpinned)])
             return
-        while not walk.done:
-            end = walk.next_end
-            probe = self._oracle.ask(self._likely_next(walk))
-            if probe.verdict.passed:
-                self._best = probe.pinned
-            else:
-                failed_with[end] = probe
-            before, walk = len(walk.culprits), walk.after(end, probe.verdict.passed)
-            if len(walk.culprits) > before:
-                found = walk.culprits[-1]
-                self._certificate[self._order[found]] = failed_with[found + 1]
-                failed_with.clear()
+        dealt = [self._order[i::count] for i in range(count)]
+        pools = [_Pool(o, self._everything.difference(o), self._informed, None) for o in dealt]
+        self._explore(pools)
+        found = frozenset().union(*(pool.culprits for pool in pools))
+        together = self._oracle.ask([found])
+        if together.verdict.passed:
+            self._best = found
+            return
+        # Each pool was judged with the others pinned; together they give up too much. What must come back lies in the rest.
+        rest = [name for name in self._order if name not in found]
+        self._explore([_Pool(rest, found, self._informed, together)])
 
-    def _pins(self, walk: Walk, end: int) -> frozenset[str]:
-        return frozenset(self._order[end:]).union(self._order[c] for c in walk.culprits)
+    def _explore(self, pools: Sequence[_Pool]) -> None:
+        """Walk all ``pools`` to their ends, a round at a time."""
+        while True:
+            for pool in pools:
+                while not pool.walk.done and (asked := pool.pins(pool.walk)) in self._oracle.known:
+                    probe = self._oracle.known[asked]
+                    if probe.verdict.passed and len(asked) <= len(self._best):
+                        self._best = asked
+                    pool.learn(probe)
+            if all(pool.walk.done for pool in pools):
+                break
+            self._oracle.run(self._likely_next(pools))
+        for pool in pools:
+            self._certificate.update(pool.certificate)
 
-    def _likely_next(self, walk: Walk) -> list[frozenset[str]]:
-        """The next probe, then the probes that would follow it, the likeliest first: work for idle workers."""
-        wanted: list[frozenset[str]] = []
-        queue: list[tuple[float, int, Walk]] = [(-1.0, 0, walk)]
-        pushed = 0
+    def _likely_next(self, pools: Sequence[_Pool]) -> list[frozenset[str]]:
+        """Each pool's next probe, then the probes that would follow, the likeliest first: work for idle workers."""
+        wanted: dict[frozenset[str], None] = {}
+        queue: list[tuple[float, int, _Pool, Walk]] = []
+        for number, pool in enumerate(pools):
+            if not pool.walk.done:
+                queue.append((-1.0, number, pool, pool.walk))
+        pushed = len(pools)
         while queue and len(wanted) < self._oracle.workers:
-            probability, _, state = heapq.heappop(queue)
-            end = state.next_end
-            wanted.append(self._pins(state, end))
-            chance = state.pass_probability(end)
+            probability, _, pool, state = heapq.heappop(queue)
+            wanted.setdefault(pool.pins(state))
+            if self._oracle.workers == 1:
+                break
+            chance = state.pass_probability(state.next_end)
             for passed, share in ((True, chance), (False, 1.0 - chance)):
-                following = state.after(end, passed)
+                following = state.after(state.next_end, passed)
                 if not following.done:
                     pushed += 1
-                    heapq.heappush(queue, (probability * share, pushed, following))
-        return wanted
+                    heapq.heappush(queue, (probability * share, pushed, pool, following))
+        return list(wanted)
 
     def _result(self, pinned: frozenset[str], feasible: bool, complete: bool) -> PinSearch:
         proved = {name: self._certificate[name] for name in sorted(pinned) if name in self._certificate}

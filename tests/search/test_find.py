@@ -99,10 +99,51 @@ def test_same_verdicts_same_walk() -> None:
 
 
 def test_workers_need_fewer_rounds() -> None:
-    culprits = frozenset({"layer30", "layer70", "layer71"})
-    alone, together = (find_pins(names(300), needs(culprits), workers=w) for w in (1, 7))
-    check(together, culprits)
-    assert together.rounds * 2 < alone.rounds
+    """Eight workers on 1,000 layers with 16 culprits: at most 22 rounds in the mean, and few probes wasted."""
+    layers, rounds, counts = names(1000), [], []
+    for seed in range(30):
+        culprits = frozenset(np.random.default_rng(seed).choice(layers, 16, replace=False).tolist())
+        found = find_pins(layers, needs(culprits), workers=8)
+        check(found, culprits)
+        rounds.append(found.rounds - 1)  # the two baselines are one
+        counts.append(len(found.probes) - 2)
+    assert np.mean(rounds) <= 22.0
+    assert np.mean(counts) <= 1.5 * NO_PRIOR[(1000, 16)]
+
+
+def test_pools_that_give_up_too_much_together_are_mended() -> None:
+    """Errors add up: what each pool can spare alone is too much for all, and the last walk brings layers back."""
+    layers = names(64)
+    weight = {name: 1.0 + i % 7 for i, name in enumerate(layers)}
+
+    def probe(pinned: frozenset[str]) -> Verdict:
+        return Verdict.PASS if sum(w for name, w in weight.items() if name not in pinned) <= 40.0 else Verdict.FAIL
+
+    for workers in (1, 2, 4, 8):
+        found = find_pins(layers, probe, suspicion=weight, workers=workers)
+        assert found.complete and found.feasible and probe(found.pinned).passed
+        assert set(found.certificate) == found.pinned
+
+
+@pytest.mark.parametrize(("n", "k"), [(200, 1), (200, 4), (200, 16), (1000, 1), (1000, 4), (1000, 16)])
+def test_mean_probes_with_a_prior(n: int, k: int) -> None:
+    """AUC 0.98: at most 1.1 times the design's count; useless at most 1.25 times no prior, hostile 1.35 times."""
+    reference = {(200, 1): 5, (200, 4): 14, (200, 16): 49, (1000, 1): 7, (1000, 4): 20, (1000, 16): 62}
+    layers, counts = names(n), {"none": [], "good": [], "useless": [], "hostile": []}
+    shift = {"good": 2.9044, "useless": 0.0, "hostile": -2.9044}  # of two unit normals: sqrt(2) times the normal quantile of 0.98
+    for seed in range(200 if k < 16 else 60):
+        random = np.random.default_rng(seed)
+        chosen, noise = random.choice(n, k, replace=False), random.normal(size=n)
+        culprits = frozenset(layers[i] for i in chosen)
+        for kind, found in counts.items():
+            scores = noise.copy()
+            scores[chosen] += shift.get(kind, 0.0)
+            prior = None if kind == "none" else dict(zip(layers, scores.tolist(), strict=True))
+            found.append(len(find_pins(layers, needs(culprits), suspicion=prior).probes) - 2)
+    mean = {kind: np.mean(found) for kind, found in counts.items()}
+    assert mean["good"] <= 1.1 * reference[(n, k)]
+    assert mean["useless"] <= 1.25 * mean["none"]
+    assert mean["hostile"] <= 1.35 * mean["none"]
 
 
 def test_duplicate_layers_are_refused_and_the_verdict_is_public() -> None:
