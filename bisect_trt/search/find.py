@@ -9,6 +9,7 @@ unsure) count as "not seen to pass": a pin is dropped only on a clear pass.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,6 +19,7 @@ from bisect_trt.search.walk import Walk
 from bisect_trt.verdict import Verdict
 
 _SMALLEST_POOL = 8
+_WRONG, _MOST_VOTES = 2e-4, 4
 
 ProbeFunction = Callable[[frozenset[str]], Verdict]
 
@@ -29,8 +31,10 @@ class BudgetSpentError(Exception):
 class Oracle:
     """Owns the probe callable: remembers verdicts, counts distinct probes, keeps the budget and the order."""
 
-    def __init__(self, probe: ProbeFunction, workers: int = 1, max_probes: int | None = None) -> None:
+    def __init__(self, probe: ProbeFunction, workers: int = 1, max_probes: int | None = None, noise: float = 0.0) -> None:
         self._probe = probe
+        self._margin = lead_needed(noise)
+        self.calls = 0
         self.workers = max(1, workers)
         self._max = max_probes
         self._pool = ThreadPoolExecutor(self.workers) if self.workers > 1 else None
@@ -58,15 +62,39 @@ class Oracle:
             if len(self.known) >= self._max:
                 raise BudgetSpentError
             new = new[: self._max - len(self.known)]
-        verdicts = [self._probe(new[0])] if self._pool is None else list(self._pool.map(self._probe, new))
-        for pinned, verdict in zip(new, verdicts, strict=False):
-            self.known[pinned] = Probe(len(self.known), pinned, Verdict(verdict))
+        decided = [self._decide(new[0])] if self._pool is None else list(self._pool.map(self._decide, new))
+        for pinned, (verdict, calls) in zip(new, decided, strict=False):
+            self.known[pinned] = Probe(len(self.known), pinned, verdict)
+            self.calls += calls
         self.rounds += 1
+
+    def _decide(self, pinned: frozenset[str]) -> tuple[Verdict, int]:
+        """The verdict on ``pinned`` and the calls it took: asked again until pass or not-pass leads by the margin."""
+        lead, calls, last = 0, 0, Verdict.UNSURE
+        while abs(lead) < self._margin:
+            if calls >= _MOST_VOTES * self._margin:
+                return Verdict.UNSURE, calls
+            verdict = Verdict(self._probe(pinned))
+            calls += 1
+            lead += 1 if verdict.passed else -1
+            last = last if verdict.passed else verdict
+        return (Verdict.PASS if lead > 0 else last), calls
 
     def close(self) -> None:
         """Let the workers end."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
+
+
+def lead_needed(noise: float) -> int:
+    """By how many votes one side must lead, where a verdict is wrong with probability ``noise`` below one half.
+
+    A lead of m is wrong with odds (noise / (1 - noise))**m (Wald's sequential test); one in 5,000 is asked for, so that a search
+    of tens of probes is right.
+    """
+    if not 0.0 <= noise < 0.5:
+        raise ValueError("noise is a probability below one half")
+    return 1 if noise == 0.0 else max(1, math.ceil(math.log(_WRONG) / math.log(noise / (1.0 - noise))))
 
 
 def find_pins(
@@ -76,6 +104,7 @@ def find_pins(
     suspicion: Mapping[str, float] | None = None,
     workers: int = 1,
     max_probes: int | None = None,
+    noise: float = 0.0,
 ) -> PinSearch:
     """Find a set of ``layers`` (ids in network order) that passes pinned and of which no single one can be left out.
 
@@ -83,10 +112,13 @@ def find_pins(
     ``suspicion`` (larger is more suspicious, absent is 0) sets the order and the group sizes. ``max_probes`` bounds the distinct
     probes, the two baselines (no pins, all pins) included. Deterministic for given verdicts. For an oracle that is not
     monotone the certificate still holds for the sets it was probed with; the caller verifies the final set directly.
+
+    ``noise`` is the share of verdicts that are expected to be flipped. Each set is then asked again until one side leads by
+    :func:`lead_needed`; a set that stays undecided is ``Verdict.UNSURE``, which drops no pin. ``PinSearch.calls`` counts all calls.
     """
     if len(set(layers)) != len(layers):
         raise ValueError("layer ids must be unique")
-    oracle = Oracle(probe, workers, max_probes)
+    oracle = Oracle(probe, workers, max_probes, noise)
     try:
         return _Search(layers, oracle, suspicion).run()
     finally:
@@ -210,4 +242,4 @@ class _Search:
 
     def _result(self, pinned: frozenset[str], feasible: bool, complete: bool) -> PinSearch:
         proved = {name: self._certificate[name] for name in sorted(pinned) if name in self._certificate}
-        return PinSearch(pinned, feasible, complete, self._oracle.probes, proved, self._oracle.rounds)
+        return PinSearch(pinned, feasible, complete, self._oracle.probes, proved, self._oracle.rounds, self._oracle.calls)

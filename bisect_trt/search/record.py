@@ -23,7 +23,8 @@ class PinSearch:
 
     ``pinned`` is the best set seen to pass (all layers if none smaller did); ``feasible`` is false when pinning everything
     does not pass; ``certificate`` maps each pin to the probe that failed without it; ``complete`` is false when a budget or
-    an interruption ended the search, in which case ``pinned`` passes but may hold pins without a certificate.
+    an interruption ended the search, in which case ``pinned`` passes but may hold pins without a certificate. ``rounds`` counts the
+    rounds of parallel probes, ``calls`` the calls of the oracle, which are more than probes where verdicts are noisy.
     """
 
     pinned: frozenset[str]
@@ -32,3 +33,4 @@ class PinSearch:
     probes: tuple[Probe, ...] = ()
     certificate: Mapping[str, Probe] = field(default_factory=dict)
     rounds: int = 0
+    calls: int = 0

@@ -111,6 +111,44 @@ def test_workers_need_fewer_rounds() -> None:
     assert np.mean(counts) <= 1.5 * NO_PRIOR[(1000, 16)]
 
 
+@pytest.mark.parametrize(("noise", "exact"), [(0.01, 0.99), (0.03, 0.97), (0.05, 0.90)])
+def test_flipped_verdicts(noise: float, exact: float) -> None:
+    """1,000 layers, 4 culprits: right nearly always, with at most 4 times the probes that a clean oracle needs."""
+    layers, right, calls, clean = names(1000), 0, 0, 0
+    runs = 200
+    for seed in range(runs):
+        random = np.random.default_rng(seed)
+        culprits = frozenset(random.choice(layers, 4, replace=False).tolist())
+        truth = needs(culprits)
+
+        def noisy(pinned: frozenset[str], truth: object = truth, random: np.random.Generator = random) -> Verdict:
+            flipped = {Verdict.PASS: Verdict.FAIL, Verdict.FAIL: Verdict.PASS}
+            verdict = truth(pinned)  # type: ignore[operator]
+            return flipped[verdict] if random.random() < noise else verdict
+
+        found = find_pins(layers, noisy, noise=noise)
+        right += found.pinned == culprits
+        calls += found.calls
+        clean += len(find_pins(layers, truth).probes)
+    assert right >= exact * runs
+    assert calls <= 4.0 * clean
+
+
+def test_a_coin_s_verdict_is_unsure_and_drops_nothing() -> None:
+    coin = np.random.default_rng(3)
+    fair = {True: Verdict.PASS, False: Verdict.FAIL}
+
+    def probe(pinned: frozenset[str]) -> Verdict:
+        if pinned in (frozenset(), frozenset(names(2))):
+            return fair[bool(pinned)]
+        return fair[bool(coin.random() < 0.5)]
+
+    verdicts = {p.verdict for seed in range(20) for p in find_pins(names(2), probe, noise=0.1).probes if seed >= 0}
+    assert Verdict.UNSURE in verdicts
+    with pytest.raises(ValueError, match="below one half"):
+        find_pins(names(2), probe, noise=0.5)
+
+
 def test_pools_that_give_up_too_much_together_are_mended() -> None:
     """Errors add up: what each pool can spare alone is too much for all, and the last walk brings layers back."""
     layers = names(64)
