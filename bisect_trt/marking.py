@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 from numpy.typing import NDArray
 
-from bisect_trt.compare.metrics import TensorError, tensor_error, worst_of
+from bisect_trt.compare.metrics import TensorError, mean_of, tensor_error, worst_of
 from bisect_trt.errors import RunnerFailedError, one_line
 from bisect_trt.precision import PrecisionPlan
 from bisect_trt.prober import Prober
@@ -30,7 +30,8 @@ OUT_OF_LINE = 1e-2
 
 @dataclass(frozen=True)
 class EngineTable:
-    """``rows`` by layer: ``engine_max_abs``, ``engine_rmse``, ``engine_rel_range``, ``engine_finite``, ``engine_nonfinite``.
+    """``rows`` by layer: ``engine_max_abs``, ``engine_rmse``, ``engine_rel_range``, ``engine_finite``, ``engine_nonfinite``,
+    ``engine_mean_over_samples_rmse``.
 
     ``how`` says where they come from. ``marked_score`` is the final score of the (first) marked engine, to be held against
     the unmarked one's; NaN where nothing was marked. ``note`` says why rows are missing, if they are.
@@ -85,7 +86,7 @@ def trace_engine(
         for number, sample in enumerate(samples):
             for layer, error in _compared(emulator, sample, base, values[number]):
                 errors.setdefault(layer, []).append(error)
-    rows = {name: _row(worst_of(found_errors)) for name, found_errors in errors.items()}
+    rows = {name: _row(found_errors) for name, found_errors in errors.items()}
     result = EngineTable(rows, how, marked_score, count, note)
     folder.record(key, "layers", vars(result))
     return result
@@ -118,6 +119,9 @@ def _batches(table: pd.DataFrame, outputs_of: Mapping[str, Sequence[str]], sampl
         yield batch
 
 
-def _row(error: TensorError) -> dict[str, Any]:
+def _row(errors: Sequence[TensorError]) -> dict[str, Any]:
+    """The numbers of one layer, worst over the samples, and the mean error, which ranks layers more steadily."""
+    error = worst_of(errors)
     row = {f"engine_{name}": getattr(error, name) for name in ("max_abs", "rmse", "rel_range", "snr_db")}
-    return row | {"engine_finite": error.finite, "engine_nonfinite": error.nonfinite}
+    row |= {"engine_finite": error.finite, "engine_nonfinite": error.nonfinite}
+    return row | {"engine_mean_over_samples_rmse": mean_of(errors).rmse}

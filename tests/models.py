@@ -22,8 +22,8 @@ def page() -> NDArray[np.float32]:
     return image
 
 
-def line(width: int) -> NDArray[np.float32]:
+def line(width: int, top: int = 60, left: int = 0) -> NDArray[np.float32]:
     """A line of text cut from the page, (1, 3, 48, ``width``), scaled to [-1, 1] as recogniser and classifier expect."""
-    image = page()[:, :, 60:108, :width]
+    image = page()[:, :, top : top + 48, left : left + width]
     low, high = float(image.min()), float(image.max())
     return ((image - low) / (high - low) * 2.0 - 1.0).astype(np.float32)
