@@ -9,92 +9,19 @@ unsure) count as "not seen to pass": a pin is dropped only on a clear pass.
 from __future__ import annotations
 
 import heapq
-import math
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 
-from bisect_trt.search.belief import Belief, make_hypotheses
+import numpy as np
+
+from bisect_trt.search.oracle import BudgetSpentError, Oracle, ProbeFunction
+from bisect_trt.search.pool import Pool
 from bisect_trt.search.record import PinSearch, Probe
+from bisect_trt.search.shares import Shares, exchange, shares_prior
 from bisect_trt.search.walk import Walk
-from bisect_trt.verdict import Verdict
 
 _SMALLEST_POOL = 8
-_WRONG, _MOST_VOTES = 2e-4, 4
-
-ProbeFunction = Callable[[frozenset[str]], Verdict]
-
-
-class BudgetSpentError(Exception):
-    """``max_probes`` distinct probes have been made."""
-
-
-class Oracle:
-    """Owns the probe callable: remembers verdicts, counts distinct probes, keeps the budget and the order."""
-
-    def __init__(self, probe: ProbeFunction, workers: int = 1, max_probes: int | None = None, noise: float = 0.0) -> None:
-        self._probe = probe
-        self._margin = lead_needed(noise)
-        self.calls = 0
-        self.workers = max(1, workers)
-        self._max = max_probes
-        self._pool = ThreadPoolExecutor(self.workers) if self.workers > 1 else None
-        self.known: dict[frozenset[str], Probe] = {}
-        self.rounds = 0
-
-    @property
-    def probes(self) -> tuple[Probe, ...]:
-        """The distinct probes in the order they were made."""
-        return tuple(self.known.values())
-
-    def ask(self, wanted: Sequence[frozenset[str]]) -> Probe:
-        """The probe of ``wanted[0]``; the rest are guesses at what will be asked next, run beside it by idle workers.
-
-        Raises :class:`BudgetSpentError` before the first probe over the budget.
-        """
-        if wanted[0] not in self.known:
-            self.run(wanted)
-        return self.known[wanted[0]]
-
-    def run(self, wanted: Sequence[frozenset[str]]) -> None:
-        """One round: the first of ``wanted`` that are new, as many as there are workers."""
-        new = [w for w in dict.fromkeys(wanted) if w not in self.known][: self.workers]
-        if self._max is not None:
-            if len(self.known) >= self._max:
-                raise BudgetSpentError
-            new = new[: self._max - len(self.known)]
-        decided = [self._decide(new[0])] if self._pool is None else list(self._pool.map(self._decide, new))
-        for pinned, (verdict, calls) in zip(new, decided, strict=False):
-            self.known[pinned] = Probe(len(self.known), pinned, verdict)
-            self.calls += calls
-        self.rounds += 1
-
-    def _decide(self, pinned: frozenset[str]) -> tuple[Verdict, int]:
-        """The verdict on ``pinned`` and the calls it took: asked again until pass or not-pass leads by the margin."""
-        lead, calls, last = 0, 0, Verdict.UNSURE
-        while abs(lead) < self._margin:
-            if calls >= _MOST_VOTES * self._margin:
-                return Verdict.UNSURE, calls
-            verdict = Verdict(self._probe(pinned))
-            calls += 1
-            lead += 1 if verdict.passed else -1
-            last = last if verdict.passed else verdict
-        return (Verdict.PASS if lead > 0 else last), calls
-
-    def close(self) -> None:
-        """Let the workers end."""
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-
-
-def lead_needed(noise: float) -> int:
-    """By how many votes one side must lead, where a verdict is wrong with probability ``noise`` below one half.
-
-    A lead of m is wrong with odds (noise / (1 - noise))**m (Wald's sequential test); one in 5,000 is asked for, so that a search
-    of tens of probes is right.
-    """
-    if not 0.0 <= noise < 0.5:
-        raise ValueError("noise is a probability below one half")
-    return 1 if noise == 0.0 else max(1, math.ceil(math.log(_WRONG) / math.log(noise / (1.0 - noise))))
+_CROWDED = 0.5
+_MOST_SHARED_PINS, _MOST_CONTENDERS = 256, 512
 
 
 def find_pins(
@@ -105,6 +32,7 @@ def find_pins(
     workers: int = 1,
     max_probes: int | None = None,
     noise: float = 0.0,
+    exchanges: int | None = None,
 ) -> PinSearch:
     """Find a set of ``layers`` (ids in network order) that passes pinned and of which no single one can be left out.
 
@@ -113,6 +41,9 @@ def find_pins(
     probes, the two baselines (no pins, all pins) included. Deterministic for given verdicts. For an oracle that is not
     monotone the certificate still holds for the sets it was probed with; the caller verifies the final set directly.
 
+    Where the pins turn out to share the blame (one of them alone can be given up), up to ``exchanges`` further probes look for a
+    smaller set by exchanging pins; None stands for 160 and 16 a pin.
+
     ``noise`` is the share of verdicts that are expected to be flipped. Each set is then asked again until one side leads by
     :func:`lead_needed`; a set that stays undecided is ``Verdict.UNSURE``, which drops no pin. ``PinSearch.calls`` counts all calls.
     """
@@ -120,47 +51,13 @@ def find_pins(
         raise ValueError("layer ids must be unique")
     oracle = Oracle(probe, workers, max_probes, noise)
     try:
-        return _Search(layers, oracle, suspicion).run()
+        return _Search(layers, oracle, suspicion, exchanges).run()
     finally:
         oracle.close()
 
 
-class _Pool:
-    """A walk over the layers of ``order``, with ``pinned`` pinned throughout; ``unpinned`` is the probe that gave all of them up."""
-
-    def __init__(self, order: Sequence[str], pinned: frozenset[str], informed: bool, unpinned: Probe | None) -> None:
-        n = len(order)
-        self.order = order
-        self.pinned = pinned
-        self.walk = Walk(Belief.start(make_hypotheses(n, informed=informed)), fails_at=None if unpinned is None else n)
-        if unpinned is not None and n == 1:
-            self.walk = self.walk.after(n, passed=False)
-        self.certificate: dict[str, Probe] = {} if unpinned is None or n > 1 else {order[0]: unpinned}
-        self._failed_with: dict[int, Probe] = {} if unpinned is None else {n: unpinned}
-
-    @property
-    def culprits(self) -> frozenset[str]:
-        """What was found so far."""
-        return frozenset(self.order[c] for c in self.walk.culprits)
-
-    def pins(self, walk: Walk) -> frozenset[str]:
-        """The set that ``walk`` asks for next."""
-        return self.pinned.union(self.order[walk.next_end :], (self.order[c] for c in walk.culprits))
-
-    def learn(self, probe: Probe) -> None:
-        """Move on by the answer to the set asked for."""
-        end = self.walk.next_end
-        if not probe.verdict.passed:
-            self._failed_with[end] = probe
-        before, self.walk = len(self.walk.culprits), self.walk.after(end, probe.verdict.passed)
-        if len(self.walk.culprits) > before:
-            found = self.walk.culprits[-1]
-            self.certificate[self.order[found]] = self._failed_with[found + 1]
-            self._failed_with.clear()
-
-
 class _Search:
-    def __init__(self, layers: Sequence[str], oracle: Oracle, suspicion: Mapping[str, float] | None) -> None:
+    def __init__(self, layers: Sequence[str], oracle: Oracle, suspicion: Mapping[str, float] | None, exchanges: int | None) -> None:
         self._oracle = oracle
         self._everything = frozenset(layers)
         # Without a prior the network's own order is as good as any; sorted() is stable.
@@ -168,6 +65,8 @@ class _Search:
         self._informed = bool(suspicion)
         self._best = self._everything
         self._certificate: dict[str, Probe] = {}
+        self._exchanges = exchanges
+        self._shared = False
 
     def run(self) -> PinSearch:
         feasible = False
@@ -183,6 +82,7 @@ class _Search:
             if not feasible:
                 return self._result(everything, False, True)
             self._settle(unpinned)
+            self._exchange()
         except BudgetSpentError:
             return self._result(self._best, feasible, False)
         return self._result(self._best, True, True)
@@ -190,10 +90,10 @@ class _Search:
     def _settle(self, unpinned: Probe) -> None:
         count = max(1, min(self._oracle.workers, len(self._order) // _SMALLEST_POOL))
         if count == 1:
-            self._explore([_Pool(self._order, frozenset(), self._informed, unpinned)])
+            self._explore([Pool(self._order, frozenset(), self._informed, unpinned)])
             return
         dealt = [self._order[i::count] for i in range(count)]
-        pools = [_Pool(o, self._everything.difference(o), self._informed, None) for o in dealt]
+        pools = [Pool(o, self._everything.difference(o), self._informed, None) for o in dealt]
         self._explore(pools)
         found = frozenset().union(*(pool.culprits for pool in pools))
         together = self._oracle.ask([found])
@@ -202,9 +102,9 @@ class _Search:
             return
         # Each pool was judged with the others pinned; together they give up too much. What must come back lies in the rest.
         rest = [name for name in self._order if name not in found]
-        self._explore([_Pool(rest, found, self._informed, together)])
+        self._explore([Pool(rest, found, self._informed, together)])
 
-    def _explore(self, pools: Sequence[_Pool]) -> None:
+    def _explore(self, pools: Sequence[Pool]) -> None:
         """Walk all ``pools`` to their ends, a round at a time."""
         while True:
             for pool in pools:
@@ -219,10 +119,10 @@ class _Search:
         for pool in pools:
             self._certificate.update(pool.certificate)
 
-    def _likely_next(self, pools: Sequence[_Pool]) -> list[frozenset[str]]:
+    def _likely_next(self, pools: Sequence[Pool]) -> list[frozenset[str]]:
         """Each pool's next probe, then the probes that would follow, the likeliest first: work for idle workers."""
         wanted: dict[frozenset[str], None] = {}
-        queue: list[tuple[float, int, _Pool, Walk]] = []
+        queue: list[tuple[float, int, Pool, Walk]] = []
         for number, pool in enumerate(pools):
             if not pool.walk.done:
                 queue.append((-1.0, number, pool, pool.walk))
@@ -240,6 +140,52 @@ class _Search:
                     heapq.heappush(queue, (probability * share, pushed, pool, following))
         return list(wanted)
 
+    def _exchange(self) -> None:
+        """Look for a smaller set if the blame is shared.
+
+        Only pins that crowd the suspicious end of the order are worth the probe that tells: with culprits of their own they stand
+        apart, and a limit that is reached keeps all that follows.
+        """
+        found = self._best
+        position = {name: i for i, name in enumerate(self._order)}
+        first = min((position[name] for name in found), default=0)
+        if len(found) < 2 or len(found) < _CROWDED * (len(self._order) - first):
+            return
+        self._shared = self._oracle.ask([self._everything - {self._order[first]}]).verdict.passed
+        budget = 160 + 16 * len(found) if self._exchanges is None else self._exchanges
+        if not self._shared or not budget or len(found) > _MOST_SHARED_PINS:
+            return
+        others = [name for name in reversed(self._order) if name not in found]
+        contenders = [*sorted(found), *others[: min(4 * len(found) + 64, _MOST_CONTENDERS - len(found))]]
+        prior = shares_prior(self._order, informed=self._informed)
+        mean, variance = (np.asarray([prior[name][i] for name in contenders]) for i in (0, 1))
+        shares = Shares(contenders, (mean, variance), found)
+        allowed = frozenset(contenders)
+        for probe in self._oracle.probes:
+            if probe.pinned <= allowed and not (probe.verdict.passed and found <= probe.pinned):
+                shares.learn(shares.mask(probe.pinned), probe.verdict.passed)
+        exchange(shares, found, self._passes, budget)
+        if self._best is not found:
+            self._prove()
+
+    def _passes(self, pinned: frozenset[str]) -> bool:
+        passed = self._oracle.ask([pinned]).verdict.passed
+        if passed and len(pinned) < len(self._best):
+            self._best = pinned
+        return passed
+
+    def _prove(self) -> None:
+        """Every single removal from the best set, to a fixpoint: what passes is taken, what does not is the proof."""
+        proved: dict[str, Probe] = {}
+        while len(proved) < len(self._best):
+            for name in sorted(self._best):
+                rest = self._best - {name}
+                if self._passes(rest):
+                    proved = {}
+                    break
+                proved[name] = self._oracle.known[rest]
+        self._certificate = proved
+
     def _result(self, pinned: frozenset[str], feasible: bool, complete: bool) -> PinSearch:
         proved = {name: self._certificate[name] for name in sorted(pinned) if name in self._certificate}
-        return PinSearch(pinned, feasible, complete, self._oracle.probes, proved, self._oracle.rounds, self._oracle.calls)
+        return PinSearch(pinned, feasible, complete, self._oracle.probes, proved, self._oracle.rounds, self._oracle.calls, self._shared)
