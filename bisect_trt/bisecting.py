@@ -64,7 +64,10 @@ class Bisector:
         """A set that ``judge`` passes, 1-minimal by the search's certificate."""
         grown = self._grown(start, suspicion, sensitivity, judge)
         candidates = sorted(grown, key=self._order.__getitem__) if grown is not None else self._layers
-        found = find_pins(candidates, lambda pins: judge([pins])[0].verdict, suspicion=suspicion)
+        # A grown set was chosen by how errors add up; exchanging its pins without that knowledge would only cost probes.
+        exchanges = 0 if grown is not None else None
+        workers = self._prober.workers
+        found = find_pins(candidates, lambda pins: judge([pins])[0].verdict, suspicion=suspicion, workers=workers, exchanges=exchanges)
         return found.pinned if found.feasible else frozenset(self._layers)
 
     def _grown(
@@ -91,13 +94,16 @@ class Bisector:
             result = self._by_first([pinned])[0]
             return Verdict.PASS if math.isfinite(result.score) else result.verdict
 
-        return find_pins(self._layers, probe, suspicion=suspicion).pinned
+        return find_pins(self._layers, probe, suspicion=suspicion, workers=self._prober.workers, exchanges=0).pinned
 
     def _verified(self, pinned: frozenset[str]) -> Bisection:
         """Every removal tried, until a whole round removes nothing: then the round's probes are the proof."""
         violations, proof = 0, dict[str, ProbeResult]()
         while True:
-            for name in sorted(pinned, key=self._order.__getitem__):
+            names = sorted(pinned, key=self._order.__getitem__)
+            for place, name in enumerate(names):
+                if place % self._prober.workers == 0:  # hardly any removal passes: idle workers try the next ones already
+                    self._by_first([pinned - {n} for n in names[place : place + self._prober.workers]])
                 rest = pinned - {name}
                 result = self._by_both([rest])[0]
                 if result.verdict.passed:

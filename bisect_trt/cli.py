@@ -107,7 +107,8 @@ def settings_options(command: Command) -> Command:
 
 @main.command("run")
 @settings_options
-@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Probes to run at a time.")
+@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Probes at a time, a process each.")
+@click.option("--ray", metavar="ADDRESS", help="Run the workers on this Ray cluster; 'local' starts one here.")
 @click.option(
     "--max-builds",
     type=click.IntRange(min=0),

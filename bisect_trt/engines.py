@@ -6,11 +6,13 @@ import ctypes
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from bisect_trt.crews import engine_crew
 from bisect_trt.errors import RunnerFailedError, RunnerUnavailableError
 from bisect_trt.graph.weights import Finding
 from bisect_trt.judging import Fp32, agreement, what_fp32_is
@@ -45,6 +47,7 @@ def open_engine(settings: Settings, material: Material, caches: Path) -> EngineR
             caches=caches,
             timeout_s=settings.probe_timeout_s,
             weak=settings.typing == "weak",
+            hire=partial(engine_crew, settings),
         )
     except (RunnerUnavailableError, RunnerFailedError) as error:
         if settings.runner == "auto":

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from bisect_trt.bisecting import Bisection, Bisector
 from bisect_trt.compare.sampling import ErrorSampler
+from bisect_trt.crews import open_fleet
 from bisect_trt.engines import EngineBaselines, diagnose_engine, engine_baselines, open_engine
 from bisect_trt.errors import RunnerFailedError
 from bisect_trt.graph.weights import Finding, weight_findings
@@ -44,14 +45,15 @@ class Job:
         opened = open_engine(settings, self.material, path / "caches")
         self.base = PrecisionPlan(settings.precision)
         self.folder = RunFolder(path)
-        self.prober = self._prober(self.runner, workers=settings.workers)
+        self.fleet = open_fleet(settings, self.runner, self.material)
+        self.prober = self._prober(self.fleet or self.runner, workers=settings.workers)
         self.prober.make_sampler = self._make_sampler
         self.second = self._prober(WholeModelRunner(model.proto, samples), log=self.prober.log)
         self.second.make_sampler = lambda: self.prober.sampler
         self.opened = opened
         self.engine: Prober | None = None
         if opened is not None:
-            self.engine = self._prober(opened, log=self.prober.log)
+            self.engine = self._prober(opened, settings.workers, self.prober.log)
             self.engine.make_sampler = lambda: self.prober.sampler
         self.baselines: dict[str, ProbeResult] = {}
         self.engine_baselines: EngineBaselines | None = None
@@ -71,6 +73,8 @@ class Job:
         """Give back the engine's process and the journal."""
         if self.opened is not None:
             self.opened.close()
+        if self.fleet is not None:
+            self.fleet.close()
         self.folder.close()
 
     def baselines_only(self) -> Diagnosis | None:
@@ -135,7 +139,7 @@ class Job:
         assert self.table is not None
         measured = affordable(self.material.names, suspicion_of(self.table), base.seconds)
         self.sensitivity = measure_sensitivity(
-            self.prober, self.runner, self.material.samples, lambda: self.material.references, precision, measured,
+            self.prober, self.fleet or self.runner, self.material.samples, lambda: self.material.references, precision, measured,
             self.folder, self.observer,
         )  # fmt: skip
         heavy = frozenset(f.where for f in self.findings if f.kind == "weight-overflow")

@@ -187,7 +187,11 @@ class EngineJudge:
         order = {name: i for i, name in enumerate(self._ranked)}
         proof: dict[str, ProbeResult] = {}
         while len(proof) < len(pins):
-            for name in sorted(pins, key=lambda n: -order[n]):
+            names = sorted(pins, key=lambda n: -order[n])
+            for place, name in enumerate(names):
+                if place % self._engine.workers == 0 and math.isinf(self._max_builds):  # idle GPUs build the next removals already
+                    ahead = names[place : place + self._engine.workers]
+                    self._engine.probe_many([self._base.with_pins(pins - {n}) for n in ahead])
                 result = self._build(pins - {name})
                 if result.verdict.passed:
                     pins, proof = pins - {name}, {}

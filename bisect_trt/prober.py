@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,8 @@ class Prober:
         self._references = references
         self._folder = folder
         self._key = content_key(run_key, runner.name, dict(runner.versions))
-        self._workers = workers
+        self.workers = workers
+        self._lock = RLock()
 
     def key(self, *parts: str) -> str:
         """The journal's key of an answer of this runner on this model, inputs and requirements."""
@@ -101,28 +103,37 @@ class Prober:
         return self.probe_many([plan])[0]
 
     def probe_many(self, plans: Sequence[PrecisionPlan]) -> list[ProbeResult]:
-        """The results of several plans; new ones run on ``workers`` threads, results are journalled in order."""
+        """The results of several plans; new ones run on ``workers`` threads, results are journalled in order.
+
+        May be called from several threads at a time: the one journal is written under a lock.
+        """
         missing = []
-        for plan in dict.fromkeys(plans):
-            if plan not in self.done:
-                recalled = self._recall(plan)
-                if recalled is None:
-                    missing.append(plan)
-                else:
-                    self._note(recalled)
+        with self._lock:
+            for plan in dict.fromkeys(plans):
+                if plan not in self.done:
+                    recalled = self._recall(plan)
+                    if recalled is None:
+                        missing.append(plan)
+                    else:
+                        self._note(recalled)
+            if missing:
+                self._prepare()
         for result in self._execute_all(missing):
-            self._record(result)
-            self.new_probes += 1
-            self._note(result)
+            with self._lock:
+                self._record(result)
+                self.new_probes += 1
+                self._note(result)
         return [self.done[plan] for plan in plans]
 
+    def _prepare(self) -> None:
+        """What every execution needs, made once and not by two threads."""
+        self._references()
+        if self.make_sampler is not None:
+            _ = self.sampler
+
     def _execute_all(self, plans: Sequence[PrecisionPlan]) -> list[ProbeResult]:
-        if plans:
-            self._references()
-            if self.make_sampler is not None:
-                _ = self.sampler
-        if len(plans) > 1 and self._workers > 1:
-            with ThreadPoolExecutor(self._workers) as pool:
+        if len(plans) > 1 and self.workers > 1:
+            with ThreadPoolExecutor(self.workers) as pool:
                 return list(pool.map(self._execute, plans))
         return [self._execute(plan) for plan in plans]
 

@@ -20,6 +20,7 @@ from bisect_trt.precision import Precision, PrecisionPlan
 from bisect_trt.prober import Prober
 from bisect_trt.runners.base import Sample
 from bisect_trt.runners.emulated import EmulatedRunner
+from bisect_trt.runners.fleet import EmulatedFleet
 from bisect_trt.store import RunFolder
 
 TIME_BUDGET_S = 120.0
@@ -56,7 +57,7 @@ class Sensitivity:
 
 def measure_sensitivity(
     prober: Prober,
-    runner: EmulatedRunner,
+    runner: EmulatedRunner | EmulatedFleet,
     samples: Sequence[Sample],
     references: Callable[[], Sequence[Mapping[str, NDArray[Any]]]],
     precision: Precision,
@@ -81,7 +82,7 @@ def measure_sensitivity(
         base = (sampler.order, vector.tobytes())
     for number, sample in enumerate(samples):
         known = {name: folder.recall(prober.key("effect", precision.value, str(number), name)) for name in layers}
-        missing = frozenset(name for name, row in known.items() if row is None)
+        missing = [name for name, row in known.items() if row is None]
         if missing:
             sampler = prober.sampler
             assert sampler is not None

@@ -30,7 +30,8 @@ class Settings:
     """Everything a run depends on. ``out`` None means ``reports/<model>-<precision>`` in the current folder.
 
     ``trt_module``, ``typing``, ``profiles``, ``probe_timeout_s``, ``max_builds`` and ``certify`` concern engines
-    only. Raises :class:`BadInputError` for a word that is none of its option's.
+    only; ``workers`` run probes at a time, each in a process of its own where there are several, on the Ray cluster at ``ray`` if
+    that is given. Raises :class:`BadInputError` for a word that is none of its option's.
     """
 
     model: str | Path | onnx.ModelProto
@@ -42,6 +43,7 @@ class Settings:
     metrics: Sequence[str] = ()
     out: Path | None = None
     workers: int = 1
+    ray: str | None = None
     trt_module: str | None = None
     typing: str = "strong"
     profiles: Sequence[str] = ()

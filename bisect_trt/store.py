@@ -26,7 +26,7 @@ def content_key(*parts: object) -> str:
 
 
 class RunFolder:
-    """Opens (and makes) the folder of one run. Raises :class:`BadInputError` if it cannot be written."""
+    """Opens (and makes) the folder of one run; one thread at a time may use it. Raises :class:`BadInputError` if it cannot be written."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -37,7 +37,7 @@ class RunFolder:
         except OSError as error:
             raise BadInputError(f"--out {path}: cannot be written ({error.strerror}); choose another folder") from error
         try:
-            self._journal = sqlite3.connect(path / JOURNAL, timeout=30.0, isolation_level=None)
+            self._journal = sqlite3.connect(path / JOURNAL, timeout=30.0, isolation_level=None, check_same_thread=False)
             self._journal.execute("PRAGMA synchronous=NORMAL")
             self._journal.execute(_SCHEMA)
         except sqlite3.Error as error:

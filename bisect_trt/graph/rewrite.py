@@ -7,7 +7,7 @@ names, scopes, constants, and that a tensor is converted once for each precision
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +15,6 @@ import onnx
 from numpy.typing import NDArray
 from onnx import AttributeProto, TensorProto
 
-from bisect_trt.graph.batchnorm import folded_constants
 from bisect_trt.graph.constants import float_constants
 from bisect_trt.graph.dims import name_placeholder_dims
 from bisect_trt.graph.layers import Kind, Role, node_names, role_of
@@ -61,7 +60,6 @@ class Rewriter(ABC):
         self.plan = plan
         self.opset = opset_of(model)
         self._used: set[str] = set()
-        self._folded_for: dict[Precision, Mapping[str, NDArray[np.float32]]] = {}
 
     @abstractmethod
     def chosen(self, precision: Precision) -> Precision:
@@ -99,11 +97,6 @@ class Rewriter(ABC):
         name_placeholder_dims(target.graph)
         return target
 
-    def _folded(self, precision: Precision) -> Mapping[str, NDArray[np.float32]]:
-        if precision not in self._folded_for:
-            self._folded_for[precision] = folded_constants(self.model.graph, float_constants(self.model.graph), precision)
-        return self._folded_for[precision]
-
     def claim_names(self) -> None:
         """Let :meth:`fresh` avoid every name of the model."""
         self._collect_names(self.model.graph)
@@ -126,10 +119,7 @@ class Rewriter(ABC):
             return name
         if name in owner.constants:
             version = self.fresh(f"{name}__{precision}")
-            array = owner.constants[name]
-            if owner.parent is None:
-                array = self._folded(precision).get(name, array)
-            owner.graph.initializer.append(self.convert_constant(array, version, precision))
+            owner.graph.initializer.append(self.convert_constant(owner.constants[name], version, precision))
             owner.converted.add(name)
         else:
             version = self.convert(owner, name, precision)

@@ -11,9 +11,8 @@ import pickle
 import sys
 from typing import IO, Any
 
-from bisect_trt.errors import BisectError, RunnerFailedError, RunnerUnavailableError, one_line
+from bisect_trt.runners.answers import failure_of
 from bisect_trt.runners.isolation import HEADER
-from bisect_trt.verdict import Verdict
 
 
 def serve() -> None:
@@ -33,14 +32,8 @@ def serve() -> None:
                 module, _, name = target.partition(":")
                 worker = getattr(importlib.import_module(module), name)(**arguments)
             answer: tuple[str, Any] = ("result", getattr(worker, method)(*values))
-        except RunnerUnavailableError as error:
-            answer = ("unavailable", str(error))
-        except RunnerFailedError as error:
-            answer = ("failed", (str(error), error.verdict, error.log))
-        except BisectError as error:
-            answer = ("failed", (str(error), Verdict.BUILD_FAILED, ()))
-        except Exception as error:  # whatever a native library's binding raises
-            answer = ("failed", (f"{type(error).__name__}: {one_line(error)}", Verdict.CRASHED, ()))
+        except Exception as error:
+            answer = failure_of(error)
         data = pickle.dumps(answer, protocol=pickle.HIGHEST_PROTOCOL)
         answers.write(HEADER.pack(len(data)) + data)
         answers.flush()

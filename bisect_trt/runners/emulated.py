@@ -7,7 +7,7 @@ made once, and values are freed after their last use, so that memory does not gr
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,18 +75,22 @@ class _Chain:
 
 
 class EmulatedRunner:
-    """Executes ``model`` on ``samples`` with explicit roundings; ``base`` is the precision most probes will use."""
+    """Executes ``model`` on ``samples`` with explicit roundings; ``base`` is the precision most probes will use.
+
+    ``threads`` is what one call of ONNX Runtime may use; 0 leaves it to the machine.
+    """
 
     name = "emulated"
 
-    def __init__(self, model: onnx.ModelProto, samples: Sequence[Sample], base: Precision = Precision.FP16) -> None:
+    def __init__(self, model: onnx.ModelProto, samples: Sequence[Sample], base: Precision = Precision.FP16, *, threads: int = 0) -> None:
         self.versions: Mapping[str, str] = {"onnxruntime": ort.__version__, "onnx": onnx.__version__}
         self._source = model
         self._samples = list(samples)
         self._model = with_roundings(model, base)
-        self._pieces = PieceStore(self._model)
+        self._pieces = PieceStore(self._model, threads)
         self._constants = ConstantStore(self._model.graph)
         self._base = base
+        self._threads = threads
         self._switched: dict[tuple[Precision, Precision], SwitchedSession] = {}
         self._layer_names = frozenset(layer.name for layer in list_layers(model))
         self._ready: dict[tuple[int, Precision], Piece] = {}
@@ -108,7 +112,7 @@ class EmulatedRunner:
         if key not in self._switched:
             if len(self._switched) == _KEPT_SESSIONS:
                 del self._switched[next(iter(self._switched))]
-            self._switched[key] = SwitchedSession(self._model, self._constants, *key)
+            self._switched[key] = SwitchedSession(self._model, self._constants, *key, self._threads)
         return self._switched[key], lowered
 
     def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
@@ -138,16 +142,16 @@ class EmulatedRunner:
             low.free(step.frees)
 
     def effects(
-        self, sample: Sample, precision: Precision, wanted: Container[str]
+        self, sample: Sample, precision: Precision, wanted: Sequence[str]
     ) -> Iterator[tuple[str, Mapping[str, NDArray[Any]] | None]]:
         """The model's outputs on ``sample`` when only one layer is lowered, for each layer of ``wanted`` in network order.
 
         The exact history advances once; at each wanted layer a fork of it runs to the end. That costs half an inference
         a layer, and one more network's live tensors. None stands for outputs that could not be computed.
         """
-        exact = self._start(sample)
+        exact, asked = self._start(sample), frozenset(wanted)
         for position, step in enumerate(self._steps):
-            if step.name in wanted and step.lowers(precision):
+            if step.name in asked and step.lowers(precision):
                 fork = _Chain(dict(exact.values), dict(exact.versions), dict(exact.state))
                 try:
                     self._advance([step], PrecisionPlan(precision), fork)

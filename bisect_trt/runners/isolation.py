@@ -21,7 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from bisect_trt.errors import RunnerFailedError, RunnerUnavailableError
+from bisect_trt.errors import RunnerFailedError
+from bisect_trt.runners.answers import raise_failure
 from bisect_trt.verdict import Verdict
 
 _LOG_LINES = 8
@@ -50,12 +51,12 @@ class IsolatedWorker:
         be made at all.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        child = self._started()
         try:
+            child = self._started()
             _send(child.stdin, (method, arguments))
             kind, value = self._receive(child, deadline)
         except (EOFError, BrokenPipeError):
-            raise RunnerFailedError(self._obituary(child), Verdict.CRASHED, self._last_lines()) from None
+            raise RunnerFailedError(self._obituary(), Verdict.CRASHED, self._last_lines()) from None
         except TimeoutError:
             lines = self._last_lines()
             self.close()
@@ -67,9 +68,12 @@ class IsolatedWorker:
             return value
         if kind == "unavailable":
             self.close()
-            raise RunnerUnavailableError(value)
-        message, verdict, log = value
-        raise RunnerFailedError(message, verdict, log)
+        raise_failure(kind, value)
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id, None while there is no child."""
+        return self._child.pid if self._child is not None else None
 
     def close(self) -> None:
         """End the child, if there is one."""
@@ -112,8 +116,9 @@ class IsolatedWorker:
         size = HEADER.unpack(_read(child.stdout, HEADER.size, deadline))[0]
         return pickle.loads(_read(child.stdout, size, deadline))
 
-    def _obituary(self, child: subprocess.Popen[bytes]) -> str:
-        code = child.wait()
+    def _obituary(self) -> str:
+        assert self._child is not None
+        code = self._child.wait()
         if code == -signal.SIGKILL:
             return "the process was killed from outside (out of memory?)"
         if code < 0:

@@ -64,8 +64,9 @@ def type_proto(text: str) -> onnx.TypeProto:
 class PieceStore:
     """Makes and keeps the sessions of one model's nodes."""
 
-    def __init__(self, model: onnx.ModelProto) -> None:
+    def __init__(self, model: onnx.ModelProto, threads: int = 0) -> None:
         self._model = model
+        self._threads = threads
         self._pieces: dict[object, Piece] = {}
         self._attributes: dict[int, bytes] = {}
 
@@ -93,7 +94,7 @@ class PieceStore:
         """The session that rounds any float tensor to ``precision``."""
         if precision not in self._pieces:
             model = rounding_model(precision)
-            self._pieces[precision] = Piece(piece_session(model.SerializeToString()), ("x",), ("y",))
+            self._pieces[precision] = Piece(piece_session(model.SerializeToString(), self._threads), ("x",), ("y",))
         return self._pieces[precision]
 
     def _make(
@@ -118,5 +119,5 @@ class PieceStore:
         model.opset_import.extend(self._model.opset_import)
         model.functions.extend(self._model.functions)
         emulated = EmulationRewriter(model, PrecisionPlan(precision), rounded_inputs=frozenset(names[i] for i in rounded)).rewrite()
-        session = piece_session(emulated.SerializeToString())
+        session = piece_session(emulated.SerializeToString(), self._threads)
         return Piece(session, names, tuple(o.name for o in outputs))

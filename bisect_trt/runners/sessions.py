@@ -45,24 +45,28 @@ def _register_shared_arena() -> bool:
     return True
 
 
-def piece_session(model: bytes) -> ort.InferenceSession:
-    """A session over one node and its roundings, exactly as written: no optimisation may touch a rounding."""
+def piece_session(model: bytes, threads: int = 0) -> ort.InferenceSession:
+    """A session over one node and its roundings, exactly as written: no optimisation may touch a rounding.
+
+    ``threads`` is what one call may use; 0 leaves it to the machine.
+    """
     _register_shared_arena()
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.enable_mem_pattern = False
-    options.intra_op_num_threads = min(os.cpu_count() or 1, _MAX_PIECE_THREADS)
+    options.intra_op_num_threads = min(threads or os.cpu_count() or 1, _MAX_PIECE_THREADS)
     options.add_session_config_entry("session.use_env_allocators", "1")
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def switched_session(source: str | bytes) -> ort.InferenceSession:
-    """A session over a whole model with switches, exactly as written. Raises :class:`RunnerFailedError`."""
+def switched_session(source: str | bytes, threads: int = 0) -> ort.InferenceSession:
+    """A session over a whole model with switches, exactly as written; ``threads`` as above. Raises :class:`RunnerFailedError`."""
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = threads
     try:
         return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except Exception as error:

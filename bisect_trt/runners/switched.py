@@ -21,11 +21,11 @@ from bisect_trt.runners.weights import ConstantStore, Value
 class SwitchedSession:
     """Executes ``model`` with any of its layers lowered to ``low`` and the others in ``pin``."""
 
-    def __init__(self, model: onnx.ModelProto, constants: ConstantStore, low: Precision, pin: Precision) -> None:
+    def __init__(self, model: onnx.ModelProto, constants: ConstantStore, low: Precision, pin: Precision, threads: int) -> None:
         switched = to_switched(model, low, pin)
         self._flags, self._weights = switched.flags, switched.weights
         with loadable(switched.model) as source:
-            self._session = switched_session(source)
+            self._session = switched_session(source, threads)
         self._constants = constants
         self._outputs = [o.name for o in model.graph.output]
         # The values must outlive the call, and making one costs more than passing it.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from bisect_trt.inputs import input_specs
 from bisect_trt.precision import Precision, PrecisionPlan
 from bisect_trt.runners.base import Sample
 from bisect_trt.runners.isolation import IsolatedWorker
+from bisect_trt.runners.remote import Remote
 from bisect_trt.runners.trt.readback import dishonoured_after_parsing, dishonoured_in_engine, warnings_as_findings
 from bisect_trt.runners.trt.records import EngineAnswer, EngineRequest, Profile, Shape, WeakTyping
 
@@ -36,6 +37,7 @@ class TensorRTRunner:
 
     ``profiles`` are the ``--profile`` texts; without one for an input, its smallest, first and largest sample make the
     profile. ``timeout_s`` bounds one build and run. ``weak`` asks for weak typing (TensorRT 8.6 to 10.x).
+    ``hire`` makes what serves the engines from the worker's name and arguments: a child process, or a crew of them.
     Raises :class:`RunnerUnavailableError` if TensorRT, cuda-python or a GPU is missing.
     """
 
@@ -51,7 +53,7 @@ class TensorRTRunner:
         caches: Path | None = None,
         timeout_s: float | None = None,
         weak: bool = False,
-        device: int | None = None,
+        hire: Callable[[str, Mapping[str, Any]], Remote] = IsolatedWorker,
     ) -> None:
         self._model = model
         self._layers = list_layers(model)
@@ -63,8 +65,7 @@ class TensorRTRunner:
         self._weak = weak
         self._facts: dict[PrecisionPlan, Mapping[str, Any]] = {}
         arguments = {"module": module, "samples": [dict(s.arrays) for s in samples], "caches": str(caches) if caches else None}
-        environment = {"CUDA_VISIBLE_DEVICES": str(device)} if device is not None else {}
-        self._worker = IsolatedWorker(WORKER, arguments, environment)
+        self._worker = hire(WORKER, arguments)
         try:
             described: dict[str, str] = self._worker.call("describe", timeout_s=timeout_s)
         except RunnerFailedError:

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from bisect_trt.errors import BadInputError, one_line
-from bisect_trt.graph.batchnorm import folded_constants
 from bisect_trt.graph.constants import constants
 from bisect_trt.numerics import rounded
 from bisect_trt.precision import Precision
@@ -26,22 +25,19 @@ class ConstantStore:
         if graph.sparse_initializer:
             name = graph.sparse_initializer[0].values.name
             raise BadInputError(f"model: sparse initialiser {name!r} cannot be emulated; store it as a dense tensor")
-        held = constants(graph)
-        self._folded = {p: folded_constants(graph, {n: a for n, a in held.items() if a.dtype == np.float32}, p) for p in Precision}
-        self._exact = {name: _ort_value(name, array) for name, array in held.items()}
+        self._exact = {name: _ort_value(name, array) for name, array in constants(graph).items()}
         self._rounded: dict[str, tuple[Precision, ort.OrtValue]] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._exact
 
     def value(self, name: str, precision: Precision = Precision.FP32) -> Value:
-        """The constant ``name`` as a layer at ``precision`` reads it."""
+        """The constant ``name``, rounded to ``precision``."""
         if precision is Precision.FP32:
             return self._exact[name]._ortvalue
         held = self._rounded.get(name)
         if held is None or held[0] is not precision:
-            source = self._folded[precision].get(name)
-            array = np.asarray(rounded(self._exact[name].numpy() if source is None else source, precision), np.float32)
+            array = np.asarray(rounded(self._exact[name].numpy(), precision), np.float32)
             held = (precision, ort.OrtValue.ortvalue_from_numpy(array))
             self._rounded[name] = held
         return held[1]._ortvalue

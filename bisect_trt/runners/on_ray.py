@@ -1,0 +1,76 @@
+"""Workers on a Ray cluster: each an actor with its GPUs; Ray starts, places and restarts them. Needs the extra ``[ray]``."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from bisect_trt.errors import RunnerFailedError, RunnerUnavailableError, one_line
+from bisect_trt.runners.answers import failure_of, raise_failure
+from bisect_trt.verdict import Verdict
+
+LOCAL = "local"
+
+
+class RayActor:
+    """A :class:`~bisect_trt.runners.remote.Remote` over one Ray actor."""
+
+    def __init__(self, ray: Any, handle: Any) -> None:
+        self._ray = ray
+        self._handle = handle
+
+    def call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
+        """As :meth:`Remote.call`; TIMED_OUT after ``timeout_s`` seconds, CRASHED where Ray gave the actor up."""
+        try:
+            kind, value = self._ray.get(self._handle.call.remote(method, *arguments), timeout=timeout_s)
+        except self._ray.exceptions.GetTimeoutError:
+            self._ray.kill(self._handle, no_restart=False)
+            raise RunnerFailedError(f"no answer in {timeout_s:g} s: the Ray actor was killed", Verdict.TIMED_OUT) from None
+        except self._ray.exceptions.RayError as error:
+            raise RunnerFailedError(f"the Ray actor was lost ({one_line(error, 120)})", Verdict.CRASHED) from error
+        return value if kind == "result" else raise_failure(kind, value)
+
+    def close(self) -> None:
+        """End the actor."""
+        self._ray.kill(self._handle)
+
+
+class _Served:
+    """What an actor holds: the target object; failures travel as data, because Ray would drop what they carry."""
+
+    def __init__(self, target: str, arguments: Mapping[str, Any]) -> None:
+        module, _, name = target.partition(":")
+        self._make: Callable[[], Any] = lambda: getattr(importlib.import_module(module), name)(**arguments)
+        self._object: Any = None
+
+    def call(self, method: str, *arguments: Any) -> tuple[str, Any]:
+        """("result", value), or how it failed."""
+        try:
+            if self._object is None:
+                self._object = self._make()
+            return "result", getattr(self._object, method)(*arguments)
+        except Exception as error:
+            return failure_of(error)
+
+
+def ray_actors(address: str, target: str, arguments: Mapping[str, Any], count: int, gpus: float) -> Sequence[RayActor]:
+    """``count`` actors that serve ``target`` (``module:Class``), each with ``gpus`` GPUs, on the cluster at ``address``.
+
+    ``local`` starts a cluster on this machine, which lives as long as this process. The arguments are put into the object
+    store once. Raises :class:`RunnerUnavailableError` if Ray is not installed or the cluster does not answer.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise RunnerUnavailableError("--ray: Ray is not installed; pip install 'bisect-trt[ray]'") from error
+    if not ray.is_initialized():
+        try:
+            where: dict[str, Any] = {"num_cpus": count} if address == LOCAL else {"address": address}
+            ray.init(**where, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=False if address == LOCAL else None)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise RunnerUnavailableError(f"--ray {address}: the cluster does not answer ({one_line(error, 120)})") from error
+    shared = ray.put(dict(arguments))
+    served = ray.remote(_Served).options(num_cpus=1, num_gpus=gpus, max_restarts=-1, max_task_retries=3)
+    return [RayActor(ray, served.remote(target, shared)) for _ in range(count)]
