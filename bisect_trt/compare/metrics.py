@@ -23,6 +23,7 @@ class TensorError:
 
     ``max_abs``, ``mean_abs``, ``median_abs``, ``rmse`` are in the tensor's units; ``rel_range`` is ``max_abs`` over the
     reference's range; ``cosine`` is in [-1, 1]; ``snr_db`` is 10 log10(sum ref^2 / sum err^2), inf for no error;
+    ``psnr_db`` is 20 log10(reference's range / rmse), likewise;
     ``nonfinite`` counts elements that are NaN or infinite without the reference being equal there (``SHAPE_CHANGED`` if the
     shapes differ, as outputs whose shape depends on values may); ``ref_nonfinite`` those of the reference itself, which the
     other numbers leave out.
@@ -35,6 +36,7 @@ class TensorError:
     rel_range: float
     cosine: float
     snr_db: float
+    psnr_db: float
     nonfinite: int
     elements: int
     ref_min: float
@@ -54,7 +56,7 @@ class TensorError:
 def tensor_error(reference: NDArray[Any], candidate: NDArray[Any]) -> TensorError:
     """Compare two arrays; any numeric or boolean dtype, computed in float64. Another shape is an error without numbers."""
     if reference.shape != candidate.shape:
-        return TensorError(NAN, NAN, NAN, NAN, NAN, NAN, NAN, SHAPE_CHANGED, reference.size, NAN, NAN)
+        return TensorError(NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, SHAPE_CHANGED, reference.size, NAN, NAN)
     ref, got = _as_float64(reference).ravel(), _as_float64(candidate).ravel()
     ref_nonfinite = int(np.count_nonzero(~np.isfinite(ref)))
     usable = np.isfinite(ref) & np.isfinite(got)
@@ -68,20 +70,22 @@ def tensor_error(reference: NDArray[Any], candidate: NDArray[Any]) -> TensorErro
         empty = reference.size == 0 or nonfinite == 0
         value = 0.0 if empty else NAN
         return TensorError(
-            value, value, value, value, value, 1.0 if empty else NAN, float("inf") if empty else NAN,
+            value, value, value, value, value, 1.0 if empty else NAN, *([float("inf") if empty else NAN] * 2),
             nonfinite, reference.size, NAN, NAN, ref_nonfinite,
         )  # fmt: skip
     error = np.abs(got - ref)
     low, high = float(ref.min()), float(ref.max())
-    worst = float(error.max())
+    worst, rmse = float(error.max()), float(np.sqrt(np.mean(error * error)))
+    spread = (high - low) or max(abs(high), abs(low))
     return TensorError(
         max_abs=worst,
         mean_abs=float(error.mean()),
         median_abs=float(np.median(error)),
-        rmse=float(np.sqrt(np.mean(error * error))),
-        rel_range=_ratio(worst, (high - low) or max(abs(high), abs(low))),
+        rmse=rmse,
+        rel_range=_ratio(worst, spread),
         cosine=_cosine(ref, got),
         snr_db=_snr_db(ref, error),
+        psnr_db=_decibels(spread, rmse),
         nonfinite=nonfinite,
         elements=reference.size,
         ref_min=low,
@@ -90,7 +94,7 @@ def tensor_error(reference: NDArray[Any], candidate: NDArray[Any]) -> TensorErro
     )
 
 
-_LARGER_IS_BETTER = frozenset({"cosine", "snr_db"})
+_LARGER_IS_BETTER = frozenset({"cosine", "snr_db", "psnr_db"})
 
 
 def worst_of(errors: Sequence[TensorError]) -> TensorError:
@@ -140,7 +144,10 @@ def _cosine(ref: NDArray[np.float64], got: NDArray[np.float64]) -> float:
 
 
 def _snr_db(ref: NDArray[np.float64], error: NDArray[np.float64]) -> float:
-    noise, signal = float(np.linalg.norm(error)), float(np.linalg.norm(ref))
+    return _decibels(float(np.linalg.norm(ref)), float(np.linalg.norm(error)))
+
+
+def _decibels(signal: float, noise: float) -> float:
     if noise == 0.0:
         return float("inf")
     return 20.0 * float(np.log10(signal / noise)) if signal > 0.0 else float("-inf")

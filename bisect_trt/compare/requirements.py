@@ -20,7 +20,8 @@ from bisect_trt.errors import BadInputError, one_line
 Arrays = Mapping[str, NDArray[Any]]
 TaskMetric = Callable[[Arrays, Arrays], float]
 
-METRICS = ("max_abs", "mean_abs", "median_abs", "rmse", "rel_range", "cosine", "snr_db")
+METRICS = ("max_abs", "mean_abs", "median_abs", "rmse", "rel_range", "cosine", "snr_db", "psnr_db")
+_AT_LEAST = ("cosine", "snr_db", "psnr_db")
 DEFAULT_REQUIREMENTS = ("rel_range<=1e-2",)
 """No element of any output moves by more than 1 % of that output's range. Scale free, so it fits most models."""
 
@@ -66,7 +67,7 @@ class Requirement:
             return _fraction(value, self.limit)
         if self.metric == "cosine":
             return _fraction(1.0 - value, 1.0 - self.limit)
-        if self.metric == "snr_db":
+        if self.metric in ("snr_db", "psnr_db"):
             return float(10.0 ** ((self.limit - value) / 20.0))
         if self.limit > 0.0 and value > 0.0:
             return self.limit / value
@@ -152,8 +153,8 @@ def _check_metric(item: Requirement, metrics: Mapping[str, TaskMetric]) -> None:
     known = (*METRICS, *metrics)
     if item.metric not in known:
         raise BadInputError(f"--requirement {item.text!r}: unknown metric {item.metric!r}; known are {', '.join(known)}")
-    if item.metric in METRICS and item.at_least != (item.metric in ("cosine", "snr_db")):
-        right = ">=" if item.metric in ("cosine", "snr_db") else "<="
+    if item.metric in METRICS and item.at_least != (item.metric in _AT_LEAST):
+        right = ">=" if item.metric in _AT_LEAST else "<="
         raise BadInputError(f"--requirement {item.text!r}: {item.metric} is bounded with {right}")
     if item.metric == "cosine" and item.limit > 1.0:
         raise BadInputError(f"--requirement {item.text!r}: a cosine is at most 1")

@@ -16,7 +16,7 @@ from bisect_trt.compare.requirements import Requirements
 
 Arrays = Mapping[str, NDArray[Any]]
 
-_MEAN_LIKE = frozenset({"mean_abs", "median_abs", "rmse", "cosine", "snr_db"})
+_MEAN_LIKE = frozenset({"mean_abs", "median_abs", "rmse", "cosine", "snr_db", "psnr_db"})
 _PEAK_NORM = 8.0
 """Between the 2-norm, which ignores a single bad pixel, and the maximum, which sees nothing else (measured on PP-OCRv4:
 norms 4, 8, 16 and beams of 1, 4 and 8; 8 with a beam of 4 found the smallest sets in the fewest probes)."""
@@ -87,8 +87,9 @@ def _tolerance(requirements: Requirements, name: str, array: NDArray[Any]) -> ND
             tolerance = np.full(ref.size, item.limit)
         elif item.metric == "cosine":
             tolerance = np.full(ref.size, scale * np.sqrt(2.0 * max(1.0 - item.limit, 0.0)))
-        elif item.metric == "snr_db":
-            tolerance = np.full(ref.size, scale * 10.0 ** (-item.limit / 20.0))
+        elif item.metric in ("snr_db", "psnr_db"):
+            signal = scale if item.metric == "snr_db" else spread
+            tolerance = np.full(ref.size, signal * 10.0 ** (-item.limit / 20.0))
         else:
             tolerance = np.full(ref.size, scale or 1.0)
         tolerance = np.maximum(tolerance, 1e-30)

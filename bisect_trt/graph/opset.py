@@ -17,16 +17,27 @@ from bisect_trt.graph.lowering import schema_of
 from bisect_trt.graph.types import opset_of, subgraphs
 from bisect_trt.precision import Precision, PrecisionPlan
 
+PRODUCTS_BROADCAST = 7
+"""ONNX Runtime has no products and differences of an earlier opset, which TF32's rounding is made of."""
+
 CAST_HAS_BF16 = 13
 ALL_HAVE_BF16 = 22
 HAS_LAYER_NORMALIZATION = 17
 
 
 def with_roundings(model: onnx.ModelProto, base: Precision) -> onnx.ModelProto:
-    """``model``, or a copy at opset 13 where the roundings to ``base`` cannot be written in its own opset."""
-    if base is Precision.BF16 and opset_of(model) < CAST_HAS_BF16:
-        return raised(model, CAST_HAS_BF16)
-    return model
+    """``model``, or a copy at the first opset in which the roundings to ``base``, and to TF32, can be written and run.
+
+    A model before opset 7 that cannot be converted stays as it is: only its TF32 baseline then cannot be run.
+    """
+    if base is Precision.BF16:
+        return raised(model, CAST_HAS_BF16) if opset_of(model) < CAST_HAS_BF16 else model
+    if opset_of(model) >= PRODUCTS_BROADCAST:
+        return model
+    try:
+        return raised(model, PRODUCTS_BROADCAST)
+    except BadInputError:
+        return model
 
 
 def with_bf16_operators(model: onnx.ModelProto, plan: PrecisionPlan) -> onnx.ModelProto:
@@ -60,8 +71,8 @@ def raised(model: onnx.ModelProto, target: int) -> onnx.ModelProto:
         converted = onnx.version_converter.convert_version(named, target)
     except Exception as error:  # the converter raises whatever its C++ adapters throw
         raise BadInputError(
-            f"model: BF16 needs opset {target} and opset {opset_of(model)} cannot be converted "
-            f"({one_line(error, 120)}); export the model again with opset {target}, or use --precision fp16"
+            f"model: the precision needs opset {target} and opset {opset_of(model)} cannot be converted "
+            f"({one_line(error, 120)}); export the model again with opset {target}"
         ) from error
     del converted.functions[:]  # the converter drops them, and the imports of their domains
     converted.functions.extend(named.functions)

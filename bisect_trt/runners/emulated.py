@@ -64,6 +64,8 @@ class _Chain:
     values: dict[str, Value]
     versions: dict[tuple[str, Precision], Value] = field(default_factory=dict)
     state: dict[str, Precision] = field(default_factory=dict)
+    held: tuple[ort.OrtValue, ...] = ()
+    """The inputs' owners: ONNX Runtime's C values only borrow NumPy's memory."""
 
     def free(self, names: Sequence[str]) -> None:
         for name in names:
@@ -194,7 +196,7 @@ class EmulatedRunner:
 
     def _start(self, sample: Sample) -> _Chain:
         values = {n: ort.OrtValue.ortvalue_from_numpy(np.asarray(a, order="C")) for n, a in sample.arrays.items()}
-        return _Chain({n: v._ortvalue for n, v in values.items()})
+        return _Chain({n: v._ortvalue for n, v in values.items()}, held=tuple(values.values()))
 
     def _execute(self, step: _Step, precision: Precision, chain: _Chain) -> list[Value]:
         if not step.lowers(precision):

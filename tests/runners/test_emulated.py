@@ -97,3 +97,16 @@ def test_weights_stored_in_bf16() -> None:
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
     runner = EmulatedRunner(model, [Sample("s", {"x": np.float32([3.0, 5.0])})])
     assert next(runner.outputs(PrecisionPlan("fp16")))["y"].tolist() == [4.5, -10.0]
+
+
+def test_inputs_in_another_memory_order_are_read_right() -> None:
+    """ONNX Runtime borrows NumPy's memory: a copy made on the way must outlive the walk."""
+    fixture = encoder_decomposed()
+    (name, array), *_ = fixture.inputs.items()
+    plain, turned = Sample("plain", {name: array}), Sample("turned", {name: np.asfortranarray(array)})
+    runner = EmulatedRunner(fixture.model, [plain, turned])
+    plan = PrecisionPlan(Precision.FP16)
+    walks = [[row.reference for row in runner.trace(sample, plan)] for sample in (plain, turned)]
+    assert all(np.array_equal(one, other) for one, other in zip(*walks, strict=True))
+    layer = runner.effects(turned, Precision.FP16, ["/head/MatMul"])
+    assert np.isfinite(dict(next(layer)[1] or {})["logits"]).all()
