@@ -1,6 +1,6 @@
 """bisect-trt: find the smallest proved set of layers that must stay in FP32 for a TensorRT model to be right."""
 
-from bisect_trt.api import bisect
+from bisect_trt.api import bisect, verify
 from bisect_trt.errors import BadInputError, BisectError, RunnerUnavailableError
 from bisect_trt.precision import Precision, PrecisionPlan
 from bisect_trt.result import Result
@@ -17,4 +17,5 @@ __all__ = [
     "Verdict",
     "__version__",
     "bisect",
+    "verify",
 ]

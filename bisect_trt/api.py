@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from bisect_trt.errors import BadInputError
 from bisect_trt.observer import Observer
 from bisect_trt.pipeline import run
-from bisect_trt.precision import Precision
+from bisect_trt.precision import Precision, PrecisionPlan
 from bisect_trt.result import Result
 from bisect_trt.settings import PROBE_TIMEOUT_S, Settings
+from bisect_trt.verifying import Verification, read_plan
+from bisect_trt.verifying import verify as check_plan_holds
 
 Source = str | Path | Mapping[str, NDArray[Any]]
 
@@ -38,6 +40,7 @@ def bisect(
     probe_timeout_s: float = PROBE_TIMEOUT_S,
     max_builds: int | None = None,
     certify: str = "emulated",
+    rewrite: str | None = None,
     observer: Observer | None = None,
 ) -> Result:
     """Find the layers of ``model`` that must stay in FP32; writes the run's folder and returns what it holds.
@@ -69,5 +72,35 @@ def bisect(
         probe_timeout_s=probe_timeout_s,
         max_builds=max_builds,
         certify=certify,
+        rewrite=rewrite,
     )
     return run(settings, observer)
+
+
+def verify(
+    model: str | Path | onnx.ModelProto,
+    inputs: Source | Sequence[Source],
+    plan: PrecisionPlan | str | Path,
+    *,
+    runner: str = "auto",
+    require: str | Sequence[str] = (),
+    metrics: Sequence[str] = (),
+    out: str | Path | None = None,
+    observer: Observer | None = None,
+) -> Verification:
+    """Whether ``plan`` (or the plan.json at that path) still holds for ``model`` and ``inputs``; as ``bisect-trt verify``.
+
+    Raises :class:`BadInputError` if it is no plan of this model.
+    """
+    given = plan if isinstance(plan, PrecisionPlan) else read_plan(Path(plan))
+    several = list(inputs) if isinstance(inputs, Sequence) and not isinstance(inputs, (str, Path)) else [inputs]
+    settings = Settings(
+        model=model,
+        inputs=several,
+        precision=given.base if given.base is not Precision.FP32 else Precision.FP16,
+        runner=runner,
+        require=(require,) if isinstance(require, str) else tuple(require),
+        metrics=metrics,
+        out=Path(out) if out is not None else None,
+    )
+    return check_plan_holds(settings, given, observer)

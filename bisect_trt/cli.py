@@ -11,21 +11,23 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 
 from bisect_trt.doctor import examine
-from bisect_trt.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, BadInputError, BisectError, one_line
+from bisect_trt.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_NOT_MET, EXIT_OK, BadInputError, BisectError, one_line
 from bisect_trt.estimating import estimate
 from bisect_trt.export import polygraphy_script, trtexec_arguments
 from bisect_trt.graph.load import load_model, save_model
 from bisect_trt.graph.typed import to_typed
 from bisect_trt.inspecting import inspect_model
 from bisect_trt.pipeline import compare, run
-from bisect_trt.precision import Precision, PrecisionPlan
+from bisect_trt.precision import Precision
 from bisect_trt.report.write import to_json
 from bisect_trt.runners.trt.module import MODULES
-from bisect_trt.screen import ProgressObserver, print_comparison, print_inspection, print_verdict, screen
-from bisect_trt.settings import CERTIFIERS, PROBE_TIMEOUT_S, RUNNERS, TYPINGS, Settings
+from bisect_trt.screen import ProgressObserver, print_comparison, print_inspection, print_verdict, print_verification, screen
+from bisect_trt.settings import CERTIFIERS, PROBE_TIMEOUT_S, REWRITES, RUNNERS, TYPINGS, Settings
+from bisect_trt.verifying import read_plan, verify
 from bisect_trt.version import __version__
 
 Command = Callable[..., int | None]
@@ -94,13 +96,17 @@ TIMEOUT = click.option(
     "--probe-timeout", "probe_timeout_s", type=click.FloatRange(min=0, min_open=True), default=PROBE_TIMEOUT_S, show_default=True,
     help="Seconds that one engine may take to build and run.",
 )  # fmt: skip
+REWRITE = click.option("--rewrite", type=click.Choice(REWRITES), help="First rewrite the model: exact, checked on the inputs, or refused.")
+PLAN = click.option("--plan", "plan_path", type=click.Path(path_type=Path), required=True, help="The plan.json that a run wrote.")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 QUIET = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 
 
 def settings_options(command: Command) -> Command:
     """The options that make up a run's settings."""
-    for option in reversed((MODEL, INPUT, PRECISION, RUNNER, REQUIREMENT, METRIC, GOLDEN, OUT, TRT_MODULE, TYPING, PROFILE, TIMEOUT)):
+    for option in reversed(
+        (MODEL, INPUT, PRECISION, RUNNER, REQUIREMENT, METRIC, GOLDEN, OUT, REWRITE, TRT_MODULE, TYPING, PROFILE, TIMEOUT)
+    ):
         command = option(command)
     return command
 
@@ -184,18 +190,35 @@ def doctor_command(as_json: bool) -> int:
     return 0
 
 
+@main.command("verify")
+@settings_options
+@PLAN
+@JSON
+@QUIET
+@guarded
+def verify_command(plan_path: Path, as_json: bool, quiet: bool, precision: str, **options: Any) -> int:
+    """Does a plan still hold for this model and these inputs? Exit code 0 if it does, 1 if not; for release gates."""
+    plan = read_plan(plan_path)
+    if click.get_current_context().get_parameter_source("precision") is not ParameterSource.DEFAULT and precision != plan.base.value:
+        raise BadInputError(f"--precision {precision}: {plan_path} is a plan for {plan.base.value}")
+    wanted = plan.base if plan.base is not Precision.FP32 else Precision.FP16
+    verification = verify(Settings(precision=wanted, **options), plan)
+    if as_json:
+        click.echo(to_json(verification.as_json()))
+    elif not quiet:
+        print_verification(screen(), verification)
+    return EXIT_OK if verification.passed else EXIT_NOT_MET
+
+
 @main.command("export")
 @MODEL
-@click.option("--plan", "plan_path", type=click.Path(path_type=Path), required=True, help="The plan.json that a run wrote.")
+@PLAN
 @click.option("--format", "form", type=click.Choice(["onnx", "trtexec", "polygraphy"]), required=True, help="What to write.")
 @click.option("--output", "-o", type=click.Path(path_type=Path), help="Where to; text goes to standard output without it.")
 @guarded
 def export_command(model: Path, plan_path: Path, form: str, output: Path | None) -> int:
     """Write a plan as typed ONNX, trtexec arguments or a polygraphy script."""
-    try:
-        plan = PrecisionPlan.from_json(plan_path.read_text(), str(plan_path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInputError(f"{plan_path}: cannot be read ({one_line(error, 80)})") from error
+    plan = read_plan(plan_path)
     loaded = load_model(model)
     if form == "onnx":
         if output is None:

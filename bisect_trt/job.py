@@ -21,6 +21,7 @@ from bisect_trt.marking import EngineTable, trace_engine
 from bisect_trt.material import Material
 from bisect_trt.observer import Observer
 from bisect_trt.precision import Precision, PrecisionPlan
+from bisect_trt.preprocessing import Explanation, explain_golden
 from bisect_trt.prober import Prober, ProbeResult
 from bisect_trt.runners.emulated import EmulatedRunner
 from bisect_trt.runners.tensorrt import TensorRTRunner
@@ -64,6 +65,10 @@ class Job:
         self.bisector: Bisector | None = None
         self.savable = False
         self.findings: list[Finding] = []
+        if self.material.rewritten:
+            count = len(self.material.rewritten)
+            message = f"{count} LayerNorms were rewritten as one operator each; model.rewritten.onnx is what the plan is for"
+            self._find(Finding("rewrite", next(iter(self.material.rewritten)), message))
         for sentence in suspicious_inputs(samples):
             self._find(Finding("input", sentence.partition(":")[0], sentence))
         for finding in weight_findings(model.proto, settings.precision):
@@ -82,7 +87,7 @@ class Job:
         golden = self.material.golden
         if golden is not None:
             self.material.check_golden(golden)
-            ended = diagnose_golden(self.material.requirements.score(golden, self.material.references[0]))
+            ended = diagnose_golden(self.material.requirements.score(golden, self.material.references[0]), lambda: self._explain(golden))
             if ended is not None:
                 return ended
         self.observer.station("baselines")
@@ -105,6 +110,16 @@ class Job:
         if not fp32.verdict.passed:
             return diagnose_baselines(fp32, tf32, base, precision)
         return self._engine_baselines(self.engine, fp32, tf32)
+
+    def _explain(self, golden: Mapping[str, NDArray[Any]]) -> Explanation | None:
+        """Which usual change of the inputs gives the golden outputs."""
+        self.observer.station("golden outputs")
+        reference = self.material.open_again()
+
+        def score(arrays: Mapping[str, NDArray[Any]]) -> float:
+            return self.material.requirements.score(golden, reference(arrays))
+
+        return explain_golden(self.material.samples[0].arrays, score)
 
     def _engine_baselines(self, engine: Prober, fp32: ProbeResult, tf32: ProbeResult) -> Diagnosis | None:
         self.observer.station("engine baselines")

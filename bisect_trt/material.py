@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from hashlib import sha256
 from typing import Any
@@ -16,6 +17,7 @@ from bisect_trt.graph.layers import list_layers, with_unique_names
 from bisect_trt.graph.load import LoadedModel, load_model, loadable
 from bisect_trt.inputs import input_specs, load_samples
 from bisect_trt.observer import Observer
+from bisect_trt.rewriting import rewritten
 from bisect_trt.runners.sessions import reference_session, run_all
 from bisect_trt.settings import Settings, load_golden, source_of
 from bisect_trt.store import content_key
@@ -30,6 +32,11 @@ class Material:
         observer.station("load")
         self.model: LoadedModel = load_model(settings.model)
         self.samples = load_samples(settings.inputs, input_specs(self.model.proto))
+        self.rewritten: dict[str, tuple[str, ...]] = {}
+        if settings.rewrite is not None:
+            fused = rewritten(self.model.proto, self.samples, settings.rewrite)
+            self.rewritten = fused.replaced
+            self.model = replace(self.model, proto=fused.model, digest=f"{self.model.digest}+{settings.rewrite}")
         self._session = self._open_reference()
         self.layers = [x for x in list_layers(self.model.proto) if settings.precision in x.precisions]
         self.names = [x.name for x in self.layers]
@@ -67,6 +74,11 @@ class Material:
             [source_of(m) for m in self.task_metrics.values()],
         )
 
+    def open_again(self) -> Callable[[Mapping[str, NDArray[Any]]], dict[str, NDArray[Any]]]:
+        """The reference for further inputs; it raises :class:`RunnerFailedError` where they cannot be computed."""
+        session = self._open_reference()
+        return lambda arrays: run_all(session, arrays, self.model.name)
+
     def check_golden(self, golden: Mapping[str, NDArray[Any]]) -> None:
         """Raise :class:`BadInputError` for golden outputs of another shape than the model's."""
         for name, array in golden.items():
@@ -78,7 +90,7 @@ class Material:
         nodes = self.model.proto.graph.node
         named = [n.name for n in nodes if n.name]
         unique = len(set(named)) == len(named)
-        if unique and self.model.path is not None:
+        if unique and self.model.path is not None and not self.rewritten:
             return reference_session(str(self.model.path))
         # ONNX Runtime refuses two nodes of one name, which other engines accept.
         with loadable(self.model.proto if unique else with_unique_names(self.model.proto)) as source:

@@ -25,12 +25,12 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
         diagnosis = job.triage()
         found = job.bisect() if diagnosis.searchable else None
         result = assemble(job, diagnosis, found, time.perf_counter() - began)
-        write_report(result, job.material.model.proto, job.folder)
+        write_report(result, job.material.model.proto, job.folder, rewritten=bool(job.material.rewritten))
         return result
     except KeyboardInterrupt:
         partial = assemble_partial(job, time.perf_counter() - began)
         if partial is not None:
-            write_report(partial, job.material.model.proto, job.folder)
+            write_report(partial, job.material.model.proto, job.folder, rewritten=bool(job.material.rewritten))
         raise
     finally:
         job.close()

@@ -19,6 +19,7 @@ from bisect_trt.observer import Observer
 from bisect_trt.report.documents import headline, judged_by, number, worst_layers
 from bisect_trt.result import Result
 from bisect_trt.triage import times
+from bisect_trt.verifying import Verification
 
 _SHOWN_PINS = 20
 
@@ -126,6 +127,20 @@ def print_comparison(console: Console, result: Result) -> None:
     console.print(_frame(result.outputs[["baseline", "output", "verdict", "score", "max_abs", "mean_abs", "cosine", "snr_db"]]))
     console.print(_frame(worst_layers(result)))
     console.print(escape(f"all layers: {result.folder}/layers.csv"), highlight=False)
+
+
+def print_verification(console: Console, verification: Verification) -> None:
+    """The answer, then each way in which the plan was looked at."""
+    answer = "The plan holds." if verification.passed else "The plan does not hold."
+    console.print(f"[bold {'green' if verification.passed else 'red'}]{answer}[/]", highlight=False)
+    table = _table(["", "checked", "found"])
+    for check in verification.checks:
+        table.add_row({True: "ok", False: "no", None: "-"}[check.holds], escape(check.what), escape(check.detail))
+    console.print(table)
+    pins, base = len(verification.plan.pinned), verification.plan.base.value.upper()
+    console.print(
+        escape(f"{pins} layers in FP32, the rest in {base}; requirement: {', '.join(verification.requirements)}"), highlight=False
+    )
 
 
 def print_inspection(console: Console, inspection: Inspection) -> None:

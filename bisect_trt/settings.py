@@ -20,6 +20,7 @@ from bisect_trt.precision import Precision
 
 RUNNERS = ("auto", "emulated", "tensorrt", "onnxruntime-cuda")
 TYPINGS = ("strong", "weak")
+REWRITES = ("layernorm",)
 CERTIFIERS = ("emulated", "engine")
 PROBE_TIMEOUT_S = 900.0
 Inputs = Sequence[str | Path | Mapping[str, NDArray[Any]]]
@@ -29,9 +30,10 @@ Inputs = Sequence[str | Path | Mapping[str, NDArray[Any]]]
 class Settings:
     """Everything a run depends on. ``out`` None means ``reports/<model>-<precision>`` in the current folder.
 
-    ``trt_module``, ``typing``, ``profiles``, ``probe_timeout_s``, ``max_builds`` and ``certify`` concern engines
-    only; ``workers`` run probes at a time, each in a process of its own where there are several, on the Ray cluster at ``ray`` if
-    that is given. Raises :class:`BadInputError` for a word that is none of its option's.
+    ``rewrite`` names a rewrite of the model to be made first. ``workers`` run probes at a time, each in a process of its own
+    where there are several, on the Ray cluster at ``ray`` if that is given. ``trt_module``, ``typing``, ``profiles``,
+    ``probe_timeout_s``, ``max_builds`` and ``certify`` concern engines only.
+    Raises :class:`BadInputError` for a word that is none of its option's.
     """
 
     model: str | Path | onnx.ModelProto
@@ -50,15 +52,17 @@ class Settings:
     probe_timeout_s: float = PROBE_TIMEOUT_S
     max_builds: int | None = None
     certify: str = "emulated"
+    rewrite: str | None = None
 
     def __post_init__(self) -> None:
         for option, value, known in (
             ("--runner", self.runner, RUNNERS),
             ("--typing", self.typing, TYPINGS),
             ("--certify", self.certify, CERTIFIERS),
+            ("--rewrite", self.rewrite, (None, *REWRITES)),
         ):
             if value not in known:
-                raise BadInputError(f"{option} {value}: unknown; choose one of {', '.join(known)}")
+                raise BadInputError(f"{option} {value}: unknown; choose one of {', '.join(k for k in known if k)}")
         if self.precision is Precision.FP32:
             raise BadInputError("--precision fp32: that is the reference; choose fp16, bf16 or tf32")
 

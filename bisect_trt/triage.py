@@ -10,6 +10,7 @@ from enum import Enum
 import pandas as pd
 
 from bisect_trt.precision import Precision
+from bisect_trt.preprocessing import Explanation
 from bisect_trt.prober import ProbeResult
 from bisect_trt.sensitivity import Sensitivity
 
@@ -49,14 +50,17 @@ def times(score: float) -> str:
     return f"{score:.3g} times the tolerance"
 
 
-def diagnose_golden(score: float) -> Diagnosis | None:
-    """The end of the run if the reference itself misses the golden outputs."""
+def diagnose_golden(score: float, explain: Callable[[], Explanation | None]) -> Diagnosis | None:
+    """The end of the run if the reference itself misses the golden outputs; ``explain`` then tries the usual suspects."""
     if score <= 1.0:
         return None
-    return Diagnosis(
-        Cause.GOLDEN_MISMATCH,
-        f"The reference itself differs from the golden outputs ({times(score)}): look at the export or the preprocessing, not at TensorRT.",
+    found = explain()
+    why = (
+        "none of the usual mistakes of preprocessing explains it: look at the export, or at what else the framework does to its input."
+        if found is None
+        else f"they are those of input {found.input!r} {found.words} ({times(found.score)}): mend the preprocessing, not the engine."
     )
+    return Diagnosis(Cause.GOLDEN_MISMATCH, f"The reference itself differs from the golden outputs ({times(score)}); {why}")
 
 
 def diagnose_baselines(fp32: ProbeResult, tf32: ProbeResult, base: ProbeResult, precision: Precision) -> Diagnosis | None:

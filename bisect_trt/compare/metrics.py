@@ -68,9 +68,9 @@ def tensor_error(reference: NDArray[Any], candidate: NDArray[Any]) -> TensorErro
         ref, got = ref[usable], got[usable]
     if ref.size == 0:
         empty = reference.size == 0 or nonfinite == 0
-        value = 0.0 if empty else NAN
+        value, decibels = (0.0, float("inf")) if empty else (NAN, NAN)
         return TensorError(
-            value, value, value, value, value, 1.0 if empty else NAN, *([float("inf") if empty else NAN] * 2),
+            value, value, value, value, value, 1.0 if empty else NAN, decibels, decibels,
             nonfinite, reference.size, NAN, NAN, ref_nonfinite,
         )  # fmt: skip
     error = np.abs(got - ref)

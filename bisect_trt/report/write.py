@@ -14,15 +14,21 @@ from bisect_trt.result import Result
 from bisect_trt.store import RunFolder
 
 TYPED_MODEL = "model.typed.onnx"
+REWRITTEN_MODEL = "model.rewritten.onnx"
 
 
-def write_report(result: Result, model: onnx.ModelProto, folder: RunFolder) -> None:
-    """Write every file, each in one step; ``run.json`` last, so that its presence means the folder is complete."""
+def write_report(result: Result, model: onnx.ModelProto, folder: RunFolder, *, rewritten: bool = False) -> None:
+    """Write every file, each in one step; ``run.json`` last, so that its presence means the folder is complete.
+
+    ``model`` is the FP32 model that the plan is for; it is written too where it is not the user's own (``rewritten``).
+    """
     for name in ("layers", "outputs", "search", "pins"):
         folder.write(f"{name}.csv", getattr(result, name).to_csv(index=False, lineterminator="\n"))
     if len(result.cost):
         folder.write("engines.csv", result.cost.to_csv(index=False, lineterminator="\n"))
     folder.write("plan.json", result.plan.to_json() + "\n")
+    if rewritten:
+        save_model(model, folder.path / REWRITTEN_MODEL)
     save_model(to_typed(model, result.plan), folder.path / TYPED_MODEL)
     folder.write("report.md", as_markdown(result))
     folder.write("report.html", as_html(result))

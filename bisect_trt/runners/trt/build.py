@@ -37,16 +37,8 @@ def build_engine(trt: Any, request: EngineRequest, cache: Path | None = None) ->
     """
     logger = make_logger(trt)
     builder = trt.Builder(logger)
-    network = builder.create_network(_network_flags(trt, request))
-    parser = trt.OnnxParser(network, logger)
     began = time.perf_counter()
-    parsed = parser.parse(request.model) if isinstance(request.model, bytes) else parser.parse_from_file(request.model)
-    if not parsed:
-        errors = [parser.get_error(i) for i in range(parser.num_errors)]
-        first = errors[0] if errors else None
-        where = f" at node {first.node()} ({_node_name(first)})" if first is not None else ""
-        what = first.desc() if first is not None else "no reason given"
-        raise RunnerFailedError(f"TensorRT cannot parse the model{where}: {what}", Verdict.BUILD_FAILED, _texts(logger))
+    network = parse(trt, builder, logger, request)
     parse_seconds = time.perf_counter() - began
     config = builder.create_builder_config()
     _configure(trt, builder, network, config, request)
@@ -66,6 +58,20 @@ def build_engine(trt: Any, request: EngineRequest, cache: Path | None = None) ->
         _write(cache, bytes(config.get_timing_cache().serialize()))
     seconds = {"parse": parse_seconds, "build": build_seconds}
     return Built(bytes(serialised), seconds, types, list(logger.messages))
+
+
+def parse(trt: Any, builder: Any, logger: Any, request: EngineRequest) -> Any:
+    """The request's model as a network. Raises :class:`RunnerFailedError` (BUILD_FAILED) naming the node."""
+    network = builder.create_network(_network_flags(trt, request))
+    parser = trt.OnnxParser(network, logger)
+    parsed = parser.parse(request.model) if isinstance(request.model, bytes) else parser.parse_from_file(request.model)
+    if not parsed:
+        errors = [parser.get_error(i) for i in range(parser.num_errors)]
+        first = errors[0] if errors else None
+        where = f" at node {first.node()} ({_node_name(first)})" if first is not None else ""
+        what = first.desc() if first is not None else "no reason given"
+        raise RunnerFailedError(f"TensorRT cannot parse the model{where}: {what}", Verdict.BUILD_FAILED, _texts(logger))
+    return network
 
 
 def node_types(trt: Any, network: Any, producers: Mapping[str, str]) -> dict[str, tuple[str, ...]]:

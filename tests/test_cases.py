@@ -1,0 +1,146 @@
+"""The five public stories from complaint to cure: cause, pins, proof, and the cures compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import bisect_trt
+from bisect_trt.graph.patterns import find_patterns
+from bisect_trt.inputs import suspicious_inputs
+from bisect_trt.precision import PrecisionPlan
+from bisect_trt.result import Result
+from bisect_trt.runners.base import Sample
+from fixtures import cases
+from fixtures.__main__ import FILES, input_bytes, model_bytes
+from fixtures.cases.encoder import encoder
+from fixtures.cases.nafnet import nafnet, noisy_photo
+from fixtures.cases.rtdetr import normalised, rtdetr
+from fixtures.cases.unimatch import noise, unimatch
+from fixtures.models import Fixture
+from fixtures.photo import photo
+from tests.conftest import run_model
+from tests.runners.test_trt_build import check
+
+
+def run(fixture: Fixture, out: Path, **options: object) -> Result:
+    return bisect_trt.bisect(
+        fixture.model, fixture.inputs, precision=fixture.precision, require=fixture.require, metrics=fixture.metrics,
+        runner="emulated", out=out, **options,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("make", cases.VARIANTS.values(), ids=cases.VARIANTS)
+def test_triage_names_the_cause_and_the_answer_holds(make: Callable[[], Fixture], tmp_path: Path) -> None:
+    fixture = make()
+    result = run(fixture, tmp_path)
+    assert result.cause.value == fixture.cause, result.sentence
+    assert result.passed and result.exit_code == 0
+    if fixture.pins is None:
+        assert len(result.pinned) <= fixture.most_pins
+    else:
+        assert set(result.pinned) == fixture.pins
+    if result.pinned:
+        assert result.complete and result.score <= 1.0 < result.base_score
+    elif fixture.cause == "tf32":
+        assert result.base_score > 1.0 >= result.score
+
+
+@pytest.mark.parametrize("make", cases.FILES, ids=lambda f: f().name)
+def test_files_are_rebuilt_bit_for_bit(make: Callable[[], Fixture]) -> None:
+    fixture = make()
+    assert (FILES / f"{fixture.name}.onnx").read_bytes() == model_bytes(fixture)
+    inputs = FILES / f"{fixture.name}.npz"
+    if inputs.exists():
+        assert inputs.read_bytes() == input_bytes(fixture)
+    assert sum(p.stat().st_size for p in FILES.iterdir()) < 20e6
+
+
+@pytest.mark.parametrize("make", cases.FILES, ids=lambda f: f().name)
+def test_tensorrt_parses_types_and_builds_them(make: Callable[[], Fixture]) -> None:
+    fixture = make()
+    check(fixture.model, fixture.inputs)
+
+
+@pytest.mark.parametrize("make", [nafnet, encoder], ids=lambda f: f.__name__)
+def test_the_found_set_is_smaller_than_every_layernorm(make: Callable[[], Fixture], tmp_path: Path) -> None:
+    fixture = make()
+    found = run(fixture, tmp_path)
+    norms = frozenset(name for p in find_patterns(fixture.model) if p.kind == "LayerNorm" for name in p.layers)
+    assert set(found.pinned) < norms
+    prober_score = bisect_trt.verify(
+        fixture.model, fixture.inputs, PrecisionPlan("fp16", norms), require=fixture.require, runner="emulated", out=tmp_path / "all"
+    )
+    assert prober_score.passed
+
+
+@pytest.mark.parametrize("make", [nafnet, encoder], ids=lambda f: f.__name__)
+def test_the_rewrite_is_a_cure_without_pins(make: Callable[[], Fixture], tmp_path: Path) -> None:
+    fixture = make()
+    result = run(fixture, tmp_path, rewrite="layernorm")
+    assert result.passed and result.pinned == [] and result.cause.value == "none"
+    before = run_model(fixture.model, fixture.inputs)[0]
+    after = run_model(onnx.load(tmp_path / "model.rewritten.onnx"), fixture.inputs)[0]
+    assert np.abs(after - before).max() <= 1e-6 * np.abs(before).max()
+
+
+def test_noise_exaggerates_the_error_and_is_warned_of(tmp_path: Path) -> None:
+    """What people feed when they have no photo: the error is another one, and the tool says why not to trust it."""
+    fixture, random = unimatch(), noise()
+    assert suspicious_inputs([Sample("photo", fixture.inputs)]) == []
+    assert len(suspicious_inputs([Sample("noise", random)])) == 2
+    scores = []
+    for number, inputs in enumerate((fixture.inputs, random)):
+        result = bisect_trt.bisect(
+            fixture.model, inputs, require="epe<=1e3", metrics=fixture.metrics, runner="emulated", out=tmp_path / str(number)
+        )
+        scores.append(result.base_score)
+        assert any(f.kind == "input" for f in result.findings) is (number == 1)
+    assert scores[1] > 1.5 * scores[0]
+
+
+RIGHT = normalised(photo(96, 96))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (255.0 * photo(96, 96), "divided by 255, then normalised with ImageNet's mean and deviation"),
+        (photo(96, 96), "normalised with ImageNet's mean and deviation"),
+        (normalised(RIGHT), "without the normalisation by ImageNet's mean and deviation"),
+        (RIGHT[:, ::-1], "its channels reversed (BGR and RGB)"),
+        (normalised(photo(96, 96)[:, ::-1]), "its channels reversed before the normalisation (BGR and RGB)"),
+        (np.transpose(RIGHT, (0, 2, 3, 1)).reshape(RIGHT.shape), "its memory in the order NCHW, read as NHWC"),
+        (np.transpose(RIGHT.reshape(1, 96, 96, 3), (0, 3, 1, 2)), "its memory in the order NHWC, read as NCHW"),
+        (2.0 * RIGHT - 1.0, "scaled from [-1, 1] to [0, 1]"),
+        (RIGHT / 2.0, None),
+    ],
+    ids=["255", "no normalisation", "twice", "bgr", "bgr before", "nhwc", "nchw", "range", "something else"],
+)
+def test_golden_outputs_of_other_preprocessing_are_explained(given: np.ndarray, words: str | None, tmp_path: Path) -> None:
+    fixture = rtdetr()
+    golden = dict(zip(("logits", "boxes"), run_model(fixture.model, {"images": RIGHT}), strict=True))
+    inputs = {"images": np.ascontiguousarray(given, np.float32)}
+    result = bisect_trt.bisect(fixture.model, inputs, golden=golden, require="logits:max_abs<=1e-2", runner="emulated", out=tmp_path)
+    assert result.cause.value == "golden-mismatch" and result.exit_code == 1
+    assert "The reference itself differs from the golden outputs" in result.sentence
+    if words is None:
+        assert "none of the usual mistakes" in result.sentence
+    else:
+        assert f"input 'images' {words} (" in result.sentence
+
+
+def test_golden_outputs_that_agree_do_not_end_the_run(tmp_path: Path) -> None:
+    fixture = rtdetr()
+    golden = dict(zip(("logits", "boxes"), run_model(fixture.model, fixture.inputs), strict=True))
+    assert run(fixture, tmp_path, golden=golden).cause.value == "tf32"
+
+
+def test_the_noisy_photo_is_a_photo() -> None:
+    image = noisy_photo()
+    assert image.min() >= 0.0 and image.max() <= 1.0
+    assert 20.0 < -10.0 * np.log10(np.mean((image - photo(64, 64)) ** 2)) < 30.0
