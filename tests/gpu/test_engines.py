@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import bisect_trt
+from bisect_trt.crews import visible_gpus
 from bisect_trt.doctor import examine
 from bisect_trt.errors import RunnerFailedError
 from bisect_trt.graph import list_layers
@@ -19,6 +20,7 @@ from bisect_trt.runners.base import Sample
 from bisect_trt.runners.emulated import EmulatedRunner
 from bisect_trt.runners.tensorrt import TensorRTRunner
 from bisect_trt.verdict import Verdict
+from fixtures import cases
 from fixtures.models import ALL, Fixture, encoder_decomposed, healthy, residual, unsavable
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
@@ -128,3 +130,42 @@ def test_a_hang_is_a_verdict(closing: Callable[..., TensorRTRunner]) -> None:
     assert caught.value.verdict is Verdict.TIMED_OUT
     runner._timeout_s = 200.0
     assert next(runner.outputs(PrecisionPlan("fp16")))
+
+
+def test_several_gpus_certify_the_same_set(tmp_path: Path) -> None:
+    """One worker a GPU: the removals of a round are built side by side, and the answer is the one worker's."""
+    if len(visible_gpus()) < 2:
+        pytest.skip(f"{len(visible_gpus())} GPU visible; several workers need two")
+    fixture = encoder_decomposed()
+    found = [
+        bisect_trt.bisect(
+            fixture.model,
+            fixture.inputs,
+            require=fixture.require,
+            runner="tensorrt",
+            certify="engine",
+            workers=workers,
+            out=tmp_path / str(workers),
+        )  # fmt: skip
+        for workers in (1, 2)
+    ]
+    assert found[0].pinned == found[1].pinned and all(r.passed and r.complete for r in found)
+    print(f"certified on one GPU in {found[0].seconds:.1f} s, on two in {found[1].seconds:.1f} s")
+
+
+# TensorRT for RTX runs FP32 as TF32, so what TF32 alone breaks has no plan there; the run must say exactly that.
+@pytest.mark.parametrize("make", cases.VARIANTS.values(), ids=cases.VARIANTS)
+def test_the_cases_are_told_apart_on_the_engine(make: Callable[[], Fixture], tmp_path: Path) -> None:
+    fixture = make()
+    try:
+        result = bisect_trt.bisect(
+            fixture.model, fixture.inputs, precision=fixture.precision, require=fixture.require, metrics=fixture.metrics,
+            runner="tensorrt", out=tmp_path / "run",
+        )  # fmt: skip
+    except RunnerFailedError as error:
+        pytest.skip(f"this runtime cannot build it: {error}")
+    if result.engine.get("fp32_is") == "tf32" and not result.passed:
+        assert result.cause.value == "tf32", result.sentence
+    else:
+        assert result.passed, result.sentence
+        assert result.cause.value in (fixture.cause, "none")

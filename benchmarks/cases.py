@@ -1,0 +1,142 @@
+"""The five public stories in one table: errors at each precision, the cause, the pins, what they cost; and the cures side by side.
+
+``python -m benchmarks.cases`` judges by emulation; with ``tensorrt`` behind it by the engine, on a machine with a GPU.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import bisect_trt
+from benchmarks.common import RESULTS, machine
+from benchmarks.engines import table
+from bisect_trt.errors import BisectError
+from bisect_trt.graph.patterns import find_patterns
+from bisect_trt.pipeline import compare
+from bisect_trt.precision import Precision, PrecisionPlan
+from bisect_trt.result import Result
+from bisect_trt.settings import Settings
+from fixtures import cases
+from fixtures.cases.unimatch import noise
+from fixtures.models import Fixture
+
+RUNNER = sys.argv[1] if len(sys.argv) > 1 else "emulated"
+
+
+def solve(fixture: Fixture, **options: Any) -> Result:
+    """One run on the runner of this table."""
+    with tempfile.TemporaryDirectory() as folder:
+        return bisect_trt.bisect(
+            fixture.model, options.pop("inputs", fixture.inputs), precision=options.pop("precision", fixture.precision),
+            require=fixture.require, metrics=fixture.metrics, runner=RUNNER, out=folder, **options,
+        )  # fmt: skip
+
+
+def score(result: Result, label: str) -> float:
+    """The score of one baseline, in tolerances; NaN where it was not run."""
+    rows = result.outputs[result.outputs["baseline"] == label]
+    return float(rows["score"].iloc[0]) if len(rows) else float("nan")
+
+
+def errors(fixture: Fixture) -> list[Any]:
+    """Scores of FP32, TF32, FP16 and BF16 by this table's runner."""
+    prefix = "" if RUNNER == "emulated" else f"{RUNNER} "
+    found: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for precision in ("fp16", "bf16"):
+            try:
+                result = compare(
+                    Settings(
+                        model=fixture.model, inputs=[fixture.inputs], precision=Precision(precision), require=(fixture.require,),
+                        metrics=fixture.metrics, runner=RUNNER, out=Path(folder) / precision,
+                    )
+                )  # fmt: skip
+            except BisectError as error:
+                print(f"{fixture.name} {precision}: {error}")
+                continue
+            for name in ("fp32", "tf32", precision):
+                found.setdefault(name, score(result, f"{prefix}{name}"))
+    return [found.get(p, float("nan")) for p in ("fp32", "tf32", "fp16", "bf16")]
+
+
+def variants() -> list[list[Any]]:
+    """A row for each variant."""
+    rows = []
+    for name, make in cases.VARIANTS.items():
+        fixture = make()
+        try:
+            result = solve(fixture)
+        except BisectError as error:
+            print(f"{name}: {error}")
+            continue
+        builds = result.engine.get("builds_beyond_baselines", 0)
+        probes = sum(count for runner, count in result.probes.items() if runner.startswith("emulated"))
+        pins = f"{len(result.pinned)} of {result.layer_count}"
+        cause = result.cause.value + ("" if result.cause.value == fixture.cause else f" (emulated: {fixture.cause})")
+        rows.append([name, fixture.require, *errors(fixture), cause, pins, result.passed, result.score, probes, builds])
+        print(rows[-1], flush=True)
+    return rows
+
+
+def cures(make: Callable[[], Fixture]) -> list[list[Any]]:
+    """The found pins, every LayerNorm pinned, the rewrite, and BF16: score, pins and, on an engine, latency."""
+    fixture = make()
+    norms = frozenset(name for p in find_patterns(fixture.model) if p.kind == "LayerNorm" for name in p.layers)
+    rows = []
+
+    def add(what: str, result: Result) -> None:
+        latency = {row["engine"].rpartition(" ")[2]: row["latency_ms"] for row in result.engine.get("cost", [])}
+        rows.append([what, len(result.pinned), result.passed, result.score, latency.get("plan", latency.get(result.precision.value, ""))])
+
+    add("the found pins", solve(fixture))
+    with tempfile.TemporaryDirectory() as folder:
+        checked = bisect_trt.verify(
+            fixture.model, fixture.inputs, PrecisionPlan(Precision.FP16, norms), require=fixture.require, metrics=fixture.metrics,
+            runner=RUNNER, out=folder,
+        )  # fmt: skip
+    rows.append(["every LayerNorm pinned", len(norms), checked.passed, checked.checks[0].detail, ""])
+    for what, options in (("--rewrite layernorm", {"rewrite": "layernorm"}), ("BF16 instead", {"precision": "bf16"})):
+        try:
+            add(what, solve(fixture, **options))
+        except BisectError as error:
+            rows.append([what, "", False, str(error)[:60], ""])
+    return rows
+
+
+def noise_against_photo() -> list[list[Any]]:
+    """UniMatch's errors on the photos and on random numbers."""
+    fixture = cases.unimatch()
+    rows = []
+    for what, inputs in (("two photos", fixture.inputs), ("random numbers", noise())):
+        result = solve(fixture, inputs=inputs)
+        prefix = "" if RUNNER == "emulated" else f"{RUNNER} "
+        for label in ("fp32", "fp16", "plan"):
+            found = result.outputs[result.outputs["baseline"] == f"{prefix}{label}"]
+            for row in found.to_dict(orient="records"):
+                rows.append(
+                    [what, label, row["score"] * 0.05, row["max_abs"], row["median_abs"], len(result.pinned) if label == "plan" else ""]
+                )
+    return rows
+
+
+def main() -> None:
+    """Print the tables and keep them in results/."""
+    lines = [f"# The five cases, judged by {RUNNER}", "", f"`python -m benchmarks.cases {RUNNER}`, {machine()}", ""]
+    lines += ["Errors are scores: multiples of the tolerance, at most 1 passes.", ""]
+    head = ["case", "requirement", "FP32", "TF32", "FP16", "BF16", "cause", "pins", "met", "score after", "emulated probes", "builds"]
+    lines += table(head, variants())
+    for make in (cases.nafnet, cases.encoder):
+        lines += ["", f"## Cures compared: {make().name}", "", *table(["cure", "pins", "met", "score", "latency ms"], cures(make))]
+    head = ["input", "engine", "end-point error", "max error", "median error", "pins"]
+    lines += ["", "## UniMatch on photos and on noise, pixels", "", *table(head, noise_against_photo())]
+    print("\n".join(lines))
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"cases-{RUNNER}.md").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
