@@ -8,21 +8,27 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Callable
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 import bisect_trt
 from benchmarks.common import RESULTS, machine
 from benchmarks.engines import table
-from bisect_trt.errors import BisectError
+from bisect_trt.compare.requirements import load_metric, parse_requirements
+from bisect_trt.errors import BisectError, RunnerFailedError
 from bisect_trt.graph.patterns import find_patterns
-from bisect_trt.pipeline import compare
 from bisect_trt.precision import Precision, PrecisionPlan
 from bisect_trt.result import Result
-from bisect_trt.settings import Settings
+from bisect_trt.runners.base import Sample
+from bisect_trt.runners.emulated import EmulatedRunner
+from bisect_trt.runners.sessions import reference_session, run_all
+from bisect_trt.runners.tensorrt import TensorRTRunner
 from fixtures import cases
 from fixtures.cases.unimatch import noise
 from fixtures.models import Fixture
+
+LIMIT = 0.3
+"""UniMatch's requirement, which turns its scores into pixels."""
 
 RUNNER = sys.argv[1] if len(sys.argv) > 1 else "emulated"
 
@@ -36,31 +42,27 @@ def solve(fixture: Fixture, **options: Any) -> Result:
         )  # fmt: skip
 
 
-def score(result: Result, label: str) -> float:
-    """The score of one baseline, in tolerances; NaN where it was not run."""
-    rows = result.outputs[result.outputs["baseline"] == label]
-    return float(rows["score"].iloc[0]) if len(rows) else float("nan")
-
-
-def errors(fixture: Fixture) -> list[Any]:
-    """Scores of FP32, TF32, FP16 and BF16 by this table's runner."""
-    prefix = "" if RUNNER == "emulated" else f"{RUNNER} "
-    found: dict[str, float] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for precision in ("fp16", "bf16"):
-            try:
-                result = compare(
-                    Settings(
-                        model=fixture.model, inputs=[fixture.inputs], precision=Precision(precision), require=(fixture.require,),
-                        metrics=fixture.metrics, runner=RUNNER, out=Path(folder) / precision,
-                    )
-                )  # fmt: skip
-            except BisectError as error:
-                print(f"{fixture.name} {precision}: {error}")
-                continue
-            for name in ("fp32", "tf32", precision):
-                found.setdefault(name, score(result, f"{prefix}{name}"))
-    return [found.get(p, float("nan")) for p in ("fp32", "tf32", "fp16", "bf16")]
+@cache
+def errors(name: str, make: Callable[[], Fixture]) -> list[float]:
+    """Scores of FP32, TF32, FP16 and BF16 by this table's runner; infinite where the engine cannot be built."""
+    fixture = make()
+    sample = Sample(name, fixture.inputs)
+    requirements = parse_requirements(
+        (fixture.require,), [o.name for o in fixture.model.graph.output], dict(map(load_metric, fixture.metrics))
+    )
+    reference = run_all(reference_session(fixture.model.SerializeToString()), sample.arrays, name)
+    engine = None if RUNNER == "emulated" else TensorRTRunner(fixture.model, [sample])
+    found = []
+    for precision in (Precision.FP32, Precision.TF32, Precision.FP16, Precision.BF16):
+        runner = engine or EmulatedRunner(fixture.model, [sample], precision if precision.is_storage else Precision.FP16)
+        try:
+            found.append(requirements.score(reference, next(iter(runner.outputs(PrecisionPlan(precision))))))
+        except RunnerFailedError as error:
+            print(f"{name} {precision}: {error}")
+            found.append(float("inf"))
+    if engine is not None:
+        engine.close()
+    return found
 
 
 def variants() -> list[list[Any]]:
@@ -77,7 +79,9 @@ def variants() -> list[list[Any]]:
         probes = sum(count for runner, count in result.probes.items() if runner.startswith("emulated"))
         pins = f"{len(result.pinned)} of {result.layer_count}"
         cause = result.cause.value + ("" if result.cause.value == fixture.cause else f" (emulated: {fixture.cause})")
-        rows.append([name, fixture.require, *errors(fixture), cause, pins, result.passed, result.score, probes, builds])
+        rows.append(
+            [name, fixture.require, *errors(fixture.name, BY_NAME[fixture.name]), cause, pins, result.passed, result.score, probes, builds]
+        )
         print(rows[-1], flush=True)
     return rows
 
@@ -118,9 +122,12 @@ def noise_against_photo() -> list[list[Any]]:
             found = result.outputs[result.outputs["baseline"] == f"{prefix}{label}"]
             for row in found.to_dict(orient="records"):
                 rows.append(
-                    [what, label, row["score"] * 0.05, row["max_abs"], row["median_abs"], len(result.pinned) if label == "plan" else ""]
+                    [what, label, row["score"] * LIMIT, row["max_abs"], row["median_abs"], len(result.pinned) if label == "plan" else ""]
                 )
     return rows
+
+
+BY_NAME = {make().name: make for make in cases.VARIANTS.values()}
 
 
 def main() -> None:

@@ -146,7 +146,7 @@ def test_several_gpus_certify_the_same_set(tmp_path: Path) -> None:
             certify="engine",
             workers=workers,
             out=tmp_path / str(workers),
-        )  # fmt: skip
+        )
         for workers in (1, 2)
     ]
     assert found[0].pinned == found[1].pinned and all(r.passed and r.complete for r in found)
