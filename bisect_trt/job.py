@@ -17,7 +17,7 @@ from bisect_trt.errors import RunnerFailedError
 from bisect_trt.graph.weights import Finding, weight_findings
 from bisect_trt.inputs import suspicious_inputs
 from bisect_trt.judging import MARGIN, EngineJudge, Fp32, Judgement
-from bisect_trt.marking import EngineTable, trace_engine
+from bisect_trt.marking import EngineTable, probe_effect_matters, trace_engine
 from bisect_trt.material import Material
 from bisect_trt.observer import Observer
 from bisect_trt.precision import Precision, PrecisionPlan
@@ -134,6 +134,12 @@ class Job:
             found.table = self._trace_engine(PrecisionPlan(self.settings.precision))
             if found.table is not None and found.table.note:
                 self._find(Finding("engine-layers", "", found.table.note))
+            if found.table is not None and probe_effect_matters(found.base.score, found.table.marked_score):
+                message = (
+                    f"marking all outputs changes this engine's result from {times(found.base.score)} to "
+                    f"{times(found.table.marked_score)}: the tables of layers explain, the unmarked engine decides"
+                )
+                self._find(Finding("probe-effect", "", message))
         return diagnose_engine(found, self.settings.precision, lambda: self._trace_engine(PrecisionPlan(Precision.FP32)))
 
     def triage(self) -> Diagnosis:

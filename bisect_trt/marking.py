@@ -97,6 +97,15 @@ def first_out_of_line(table: EngineTable) -> str | None:
     return next((name for name, row in table.rows.items() if not row["engine_rel_range"] <= OUT_OF_LINE), None)
 
 
+def probe_effect_matters(unmarked: float, marked: float) -> bool:
+    """True if marking turned the verdict, or moved the score by more than half; NaN where nothing was marked never does."""
+    if math.isnan(marked) or math.isnan(unmarked):
+        return False
+    if (unmarked <= 1.0) is not (marked <= 1.0) or math.isinf(unmarked) is not math.isinf(marked):
+        return True
+    return math.isfinite(marked) and max(marked, unmarked) > 1.5 * max(min(marked, unmarked), 1e-9) and max(marked, unmarked) > 0.1
+
+
 def _compared(
     emulator: EmulatedRunner, sample: Sample, base: PrecisionPlan, values: Mapping[str, NDArray[Any]]
 ) -> Iterator[tuple[str, TensorError]]:

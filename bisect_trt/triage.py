@@ -47,7 +47,8 @@ def times(score: float) -> str:
         return "not measured"
     if math.isinf(score):
         return "NaN or infinite values"
-    return f"{score:.3g} times the tolerance"
+    # A miss by a hair must not read as "1 times".
+    return f"{score:.3g} times the tolerance" if abs(score - 1.0) >= 5e-3 else f"{score:.6g} times the tolerance"
 
 
 def diagnose_golden(score: float, explain: Callable[[], Explanation | None]) -> Diagnosis | None:

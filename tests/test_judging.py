@@ -15,6 +15,7 @@ import bisect_trt
 from bisect_trt.compare.metrics import tensor_error
 from bisect_trt.errors import RunnerFailedError
 from bisect_trt.judging import Fp32, tightened, what_fp32_is
+from bisect_trt.marking import probe_effect_matters
 from bisect_trt.precision import Precision, PrecisionPlan
 from bisect_trt.prober import ProbeResult
 from bisect_trt.runners.base import Sample
@@ -145,3 +146,11 @@ def test_what_fp32_is() -> None:
     assert what_fp32_is(probe(2e-7), strict, tf32) is Fp32.STRICT
     assert what_fp32_is(probe(0.5), strict, tf32) is Fp32.OTHER
     assert what_fp32_is(probe(2e-7), strict, strict) is Fp32.STRICT, "without matrix products nothing is rounded"
+
+
+@pytest.mark.parametrize(
+    ("unmarked", "marked", "matters"),
+    [(9.7, 1121.0, True), (3.4, 2.15, True), (0.9, 1.1, True), (math.inf, 2.0, True), (602.0, 602.0, False), (0.01, 0.02, False), (2.0, math.nan, False)],
+)
+def test_the_probe_effect_is_told_where_it_matters(unmarked: float, marked: float, matters: bool) -> None:
+    assert probe_effect_matters(unmarked, marked) is matters
