@@ -13,12 +13,15 @@ import onnxruntime as ort
 import pandas as pd
 
 from bisect_trt.bisecting import Bisection
+from bisect_trt.blocks import count_violations, in_words, information_bound, ranking_auc, regime_of
 from bisect_trt.engines import cost_table, findings_of
+from bisect_trt.graph.patterns import find_patterns
 from bisect_trt.job import Job
 from bisect_trt.judging import Judgement
 from bisect_trt.precision import Precision, PrecisionPlan
 from bisect_trt.prober import ProbeResult
 from bisect_trt.result import Result, outputs_table, search_table
+from bisect_trt.tracing import suspicion_of
 from bisect_trt.triage import Cause, Diagnosis
 from bisect_trt.version import __version__
 
@@ -77,6 +80,7 @@ def assemble(job: Job, diagnosis: Diagnosis, found: Bisection | Judgement | None
         versions={**versions(), **(dict(job.engine.runner.versions) if job.engine is not None else {})},
         cost=cost_table(engines),
         engine=_engine_facts(job, found, engines),
+        search_facts=_search_facts(job, found, answer.plan),
     )
 
 
@@ -178,6 +182,28 @@ def _engine_facts(job: Job, found: Bisection | Judgement | None, engines: dict[s
             "out_of_builds": found.out_of_budget,
         }
     return facts
+
+
+def _search_facts(job: Job, found: Bisection | Judgement | None, plan: PrecisionPlan) -> dict[str, Any]:
+    """What kind of set it is, in the model's words, and what the search spent; empty where nothing was searched."""
+    if found is None or not plan.pinned:
+        return {}
+    alone = dict(job.sensitivity.scores) if job.sensitivity is not None else {}
+    pinned = [name for name in job.material.names if name in plan.pinned]
+    regime, spread = regime_of(pinned, alone)
+    suspicion = suspicion_of(job.table, alone) if job.table is not None else {}
+    searched = [p for p in job.prober.log if p.plan.base is plan.base and p.runner == job.prober.runner.name]
+    bisection = found.bisection if isinstance(found, Judgement) else found
+    return {
+        "regime": regime.value,
+        "spread_over": spread,
+        "blocks": in_words(pinned, find_patterns(job.material.model.proto), job.material.layers),
+        "suspicion_auc": ranking_auc(suspicion, pinned),
+        "emulated_probes": len(searched),
+        "information_bound": information_bound(len(job.material.names), len(pinned)),
+        "violations": count_violations([(p.plan.pinned, p.verdict.passed) for p in searched]),
+        "superfluous_pins_dropped": bisection.violations if bisection is not None else 0,
+    }
 
 
 def versions() -> dict[str, str]:

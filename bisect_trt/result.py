@@ -24,7 +24,8 @@ class Result:
 
     ``cause`` is triage's word, ``sentence`` says it to a person, ``passed`` whether ``plan`` meets the requirements by the
     runner's verdict. ``layers`` has a row a layer, ``outputs`` a row an output and baseline, ``search`` a row a probe in
-    order, ``pins`` a row a pin with its proof, ``cost`` a row an engine; ``engine`` says what else was seen there.
+    order, ``pins`` a row a pin with its proof, ``cost`` a row an engine; ``engine`` says what else was seen there,
+    ``search_facts`` what kind of set was found, in the model's words, and what the search spent beside the bound.
     ``probes`` counts plans by runner, ``new_probes`` those not answered by the journal; ``effect_runs`` counts the
     single-layer runs beside them.
     """
@@ -55,6 +56,7 @@ class Result:
     versions: Mapping[str, str] = field(default_factory=dict)
     cost: pd.DataFrame = field(default_factory=pd.DataFrame)
     engine: Mapping[str, Any] = field(default_factory=dict)
+    search_facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def pinned(self) -> list[str]:
@@ -89,6 +91,7 @@ class Result:
             "findings": [vars(f) for f in self.findings],
             "plan": {"base": self.plan.base.value, "pin_precision": self.plan.pin_precision.value},
             "engine": dict(self.engine),
+            "search": dict(self.search_facts),
             "seconds": round(self.seconds, 3),
             "versions": dict(self.versions),
             "machine": {"system": platform.platform(), "processor": platform.machine()},

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from bisect_trt.inspecting import Inspection
 from bisect_trt.observer import Observer
-from bisect_trt.report.documents import headline, judged_by, number, worst_layers
+from bisect_trt.report.documents import headline, judged_by, number, search_sentences, worst_layers
 from bisect_trt.result import Result
 from bisect_trt.triage import times
 from bisect_trt.verifying import Verification
@@ -91,6 +91,7 @@ def print_verdict(console: Console, result: Result) -> None:
         console.print(table)
         if len(result.pins) > _SHOWN_PINS:
             console.print(f"... and {len(result.pins) - _SHOWN_PINS} more in pins.csv", highlight=False)
+        console.print(escape(search_sentences(result)[0]) if result.search_facts else "", highlight=False)
     if len(result.outputs):
         console.print(_frame(result.outputs[["baseline", "output", "verdict", "max_abs", "cosine", "snr_db"]]))
     _print_findings(console, result)

@@ -150,7 +150,15 @@ def test_what_fp32_is() -> None:
 
 @pytest.mark.parametrize(
     ("unmarked", "marked", "matters"),
-    [(9.7, 1121.0, True), (3.4, 2.15, True), (0.9, 1.1, True), (math.inf, 2.0, True), (602.0, 602.0, False), (0.01, 0.02, False), (2.0, math.nan, False)],
+    [
+        (9.7, 1121.0, True),
+        (3.4, 2.15, True),
+        (0.9, 1.1, True),
+        (math.inf, 2.0, True),
+        (602.0, 602.0, False),
+        (0.01, 0.02, False),
+        (2.0, math.nan, False),
+    ],
 )
 def test_the_probe_effect_is_told_where_it_matters(unmarked: float, marked: float, matters: bool) -> None:
     assert probe_effect_matters(unmarked, marked) is matters

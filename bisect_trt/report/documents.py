@@ -63,6 +63,23 @@ def judged_by(result: Result) -> str:
     return f"decided on {result.runner}, {builds} builds beyond the baselines" + (f"; latency {costs}" if costs else "")
 
 
+def search_sentences(result: Result) -> list[str]:
+    """What kind of set it is and what finding it took, for people."""
+    facts = result.search_facts
+    if not facts:
+        return []
+    spread = f" over {facts['spread_over']} layers" if facts["regime"] == "diffuse accumulation" else ""
+    lines = [f"{facts['regime']}{spread}; the pins are {'; '.join(facts['blocks'])}."]
+    auc = "" if math.isnan(facts["suspicion_auc"]) else f" Suspicion ranked the pins with an AUC of {facts['suspicion_auc']:.3f}."
+    lines.append(
+        f"{facts['emulated_probes']} emulated probes; telling {len(result.pinned)} of {result.layer_count} layers apart takes "
+        f"{facts['information_bound']:.0f} yes-or-no answers at least.{auc}"
+    )
+    if facts["violations"]:
+        lines.append(f"{facts['violations']} failing sets held a passing one: here more pins are not always better.")
+    return lines
+
+
 def engine_sentences(result: Result) -> list[str]:
     """What else the engine showed, for people."""
     facts = result.engine
@@ -108,6 +125,7 @@ def as_html(result: Result) -> str:
         layers=_records(worst_layers(result), _LAYER_COLUMNS),
         cost=_records(result.cost, _COST_COLUMNS),
         engine=engine_sentences(result),
+        searched=search_sentences(result),
         judged_by=judged_by(result),
         search=_records(result.search, ["probe", "base", "pins", "verdict", "score", "seconds"]),
     )
@@ -127,6 +145,8 @@ def as_markdown(result: Result) -> str:
         f"- judged by: `{result.runner}` ({sum(result.probes.values())} probes, {result.effect_runs} single-layer runs)",
         "",
         "## Pinned layers",
+        "",
+        *(f"- {s}" for s in search_sentences(result)),
         "",
         *_markdown(result.pins, ["layer", "op", "proved", "proved_on", "verdict_without", "score_without"]),
         "",

@@ -1,0 +1,58 @@
+"""Pins in words, the regime, and the figures that a reader holds a search against."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+import bisect_trt
+from bisect_trt.blocks import Regime, count_violations, in_words, information_bound, ranking_auc, regime_of
+from bisect_trt.graph import list_layers
+from bisect_trt.graph.patterns import find_patterns
+from fixtures.models import encoder_decomposed, residual
+
+
+def test_layernorms_are_told_as_such() -> None:
+    fixture = encoder_decomposed()
+    layers, patterns = list_layers(fixture.model), find_patterns(fixture.model)
+    assert fixture.pins is not None
+    pinned = [layer.name for layer in layers if layer.name in fixture.pins]
+    assert in_words(pinned, patterns, layers) == ["5 of the 5 LayerNorms: Pow, ReduceMean of each"]
+    more = [*pinned, "/encoder/layers.0/mlp/MatMul", "/encoder/layers.0/mlp/MatMul_1", "/head/MatMul"]
+    assert in_words(more, patterns, layers)[1:] == ["encoder/layers.0: 2 MatMul", "head: MatMul"]
+
+
+def test_regimes() -> None:
+    assert regime_of(["a"], {"a": 5.0, "b": 0.01}) == (Regime.FEW_CULPRITS, 1)
+    assert regime_of(["a"], {"a": 0.9, "b": 0.01, "c": 0.01}) == (Regime.FEW_CULPRITS, 1)
+    even = {f"l{i}": 0.3 for i in range(100)}
+    assert regime_of(["l0", "l1"], even) == (Regime.DIFFUSE, 90)
+    assert regime_of(["a"], {}) == (Regime.FEW_CULPRITS, 1)
+
+
+def test_auc_bound_and_violations() -> None:
+    ranked = {f"l{i}": float(i) for i in range(10)}
+    assert ranking_auc(ranked, ["l9", "l8"]) == 1.0
+    assert ranking_auc(ranked, ["l0"]) == 0.0
+    assert ranking_auc(dict.fromkeys(ranked, 1.0), ["l3"]) == 0.5
+    assert math.isnan(ranking_auc(ranked, []))
+    assert information_bound(1000, 4) == pytest.approx(math.log2(math.comb(1000, 4)))
+    sets = [(frozenset("ab"), True), (frozenset("abc"), False), (frozenset("b"), False), (frozenset("abcd"), True)]
+    assert count_violations(sets) == 1
+
+
+def test_a_run_reports_them(tmp_path: Path) -> None:
+    fixture = encoder_decomposed()
+    result = bisect_trt.bisect(fixture.model, fixture.inputs, require=fixture.require, runner="emulated", out=tmp_path / "few")
+    search = result.as_json()["search"]
+    assert search["regime"] == "few culprits" and search["suspicion_auc"] > 0.95 and search["violations"] == 0
+    assert search["blocks"] == ["5 of the 5 LayerNorms: Pow, ReduceMean of each"]
+    assert search["information_bound"] == pytest.approx(information_bound(75, 10))
+    report = (tmp_path / "few" / "report.html").read_text()
+    assert "5 of the 5 LayerNorms: Pow, ReduceMean of each" in report
+    diffuse = residual()
+    result = bisect_trt.bisect(diffuse.model, diffuse.inputs, require=diffuse.require, runner="emulated", out=tmp_path / "diffuse")
+    search = result.as_json()["search"]
+    assert search["regime"] == "diffuse accumulation" and search["spread_over"] > len(result.pinned)
