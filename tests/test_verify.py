@@ -1,0 +1,121 @@
+"""``verify``: a plan that holds, one that new weights break, and plans that are none of the model's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from onnx import numpy_helper
+
+import bisect_trt
+from bisect_trt.cli import main
+from bisect_trt.precision import Precision, PrecisionPlan
+from fixtures.models import encoder_decomposed, healthy, tf32_victim
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path, Path]:
+    """The encoder's model, input, and the plan that a run finds."""
+    fixture = encoder_decomposed()
+    model, inputs, plan = tmp_path / "m.onnx", tmp_path / "x.npz", tmp_path / "plan.json"
+    onnx.save(fixture.model, model)
+    np.savez(inputs, **fixture.inputs)  # type: ignore[arg-type]
+    assert fixture.pins is not None
+    plan.write_text(PrecisionPlan(Precision.FP16, fixture.pins).to_json())
+    return model, inputs, plan
+
+
+def call(*arguments: object) -> tuple[int, str]:
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(main, [str(a) for a in arguments])
+    return result.exit_code, result.output
+
+
+def verify(files: tuple[Path, Path, Path], *more: object, requirement: str = "max_abs<=2e-3") -> tuple[int, str]:
+    model, inputs, plan = files
+    out = model.parent / "out"
+    return call(
+        "verify", model, "--input", inputs, "--plan", plan, "--requirement", requirement, "--runner", "emulated", "--out", out, *more
+    )
+
+
+def test_a_plan_that_holds(files: tuple[Path, Path, Path]) -> None:
+    code, output = verify(files)
+    assert code == 0 and "The plan holds." in output
+    assert "10 layers FLOAT, 65 FP16" in output and "75 of 75 layers seen, each of the plan's type" in output
+    code, output = verify(files, "--json")
+    answer = json.loads(output)
+    assert code == 0 and answer["passed"] and len(answer["plan"]["pinned"]) == 10
+    assert {c["what"]: c["holds"] for c in answer["checks"]} == dict.fromkeys(
+        [
+            "requirements on emulated",
+            "requirements on emulated-whole",
+            "typed ONNX",
+            "TensorRT's parser",
+            "trtexec arguments",
+            "polygraphy script",
+        ],
+        True,
+    )
+    assert verify(files, "--quiet") == (0, "")
+
+
+def test_a_missing_pin_is_seen(files: tuple[Path, Path, Path]) -> None:
+    plan = PrecisionPlan.from_json(files[2].read_text())
+    files[2].write_text(plan.with_pins(plan.pinned - {"/head/Pow"}).to_json())
+    code, output = verify(files)
+    assert code == 1 and "The plan does not hold." in output and "602 times the tolerance" in output
+
+
+def test_new_weights_break_it(files: tuple[Path, Path, Path]) -> None:
+    """Retrained weights with a larger outlier: another layer now overflows."""
+    model = onnx.load(files[0])
+    embed = next(n for n in model.graph.node if n.name == "/embed/Add")
+    weight = next(i for i in model.graph.initializer if i.name in embed.input)
+    weight.CopyFrom(numpy_helper.from_array(200.0 * numpy_helper.to_array(weight), weight.name))
+    onnx.save(model, files[0])
+    code, output = verify(files)
+    assert code == 1 and "does not hold" in output
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{}", "not a plan that bisect-trt wrote"),
+        ('{"base": "fp16", "pinned": ["/nobody"]}', "pins layer '/nobody', which the model does not have"),
+        ("\x00\xff", "not a plan"),
+    ],
+)
+def test_a_plan_of_something_else_is_refused(files: tuple[Path, Path, Path], text: str, words: str) -> None:
+    files[2].write_text(text)
+    code, output = verify(files)
+    assert code == 2 and words in output and "Traceback" not in output
+
+
+def test_a_missing_plan_and_a_contradicting_precision_are_refused(files: tuple[Path, Path, Path]) -> None:
+    code, output = verify(files, "--precision", "bf16")
+    assert code == 2 and "is a plan for fp16" in output
+    files[2].unlink()
+    code, output = verify(files)
+    assert code == 2 and "plan.json: cannot be read" in output
+
+
+def test_names_that_trtexec_cannot_take_are_told_not_failed(tmp_path: Path) -> None:
+    fixture = healthy()
+    model = onnx.ModelProto()
+    model.CopyFrom(fixture.model)
+    model.graph.node[0].name = "a,b"
+    found = bisect_trt.verify(model, fixture.inputs, PrecisionPlan("fp16", ["a,b"]), runner="emulated", out=tmp_path)
+    arguments = next(c for c in found.checks if c.what == "trtexec arguments")
+    assert found.passed and arguments.holds is None and "cannot be written" in arguments.detail
+
+
+@pytest.mark.parametrize(("base", "holds"), [("tf32", False), ("fp32", True)])
+def test_plans_without_types(base: str, holds: bool, tmp_path: Path) -> None:
+    fixture = tf32_victim()
+    found = bisect_trt.verify(fixture.model, fixture.inputs, PrecisionPlan(base), require=fixture.require, runner="emulated", out=tmp_path)
+    assert found.passed is holds
+    assert next(c for c in found.checks if c.what == "typed ONNX").holds is None
