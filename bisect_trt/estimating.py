@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from bisect_trt.blocks import information_bound
 from bisect_trt.compare.requirements import load_metric, parse_requirements
 from bisect_trt.graph.layers import list_layers
 from bisect_trt.graph.load import load_model
@@ -14,14 +15,23 @@ from bisect_trt.runners.emulated import EmulatedRunner
 from bisect_trt.sensitivity import affordable
 from bisect_trt.settings import Settings
 
+_USUAL_SHARE, _LARGE_SHARE = 0.02, 0.1
+_BASELINES, _PROBES_A_PIN = 6, 8
+
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run would cost: ``probes`` is an expected count, ``seconds`` follows from one measured inference."""
+    """What a run would cost. ``probes`` is expected for a set of a fiftieth of the layers, ``fewest`` for one pin, ``most`` for a
+    tenth of the layers; ``information_bound`` is the fewest yes-or-no answers that tell the expected set from the others; ``seconds``
+    follows from one measured inference.
+    """
 
     layers: int
     effect_runs: int
     probes: int
+    fewest: int
+    most: int
+    information_bound: float
     seconds_per_probe: float
     seconds: float
 
@@ -30,8 +40,14 @@ class Estimate:
         """The estimate for a person."""
         return (
             f"{self.layers} layers, {self.effect_runs} single-layer runs and about {self.probes} probes of "
-            f"{self.seconds_per_probe * 1e3:.0f} ms: about {self.seconds:.0f} s"
+            f"{self.seconds_per_probe * 1e3:.0f} ms: about {self.seconds:.0f} s ({self.fewest} probes for one pin, {self.most} for a tenth "
+            f"of the layers; no search averages fewer than {self.information_bound:.0f} for the expected set)"
         )
+
+
+def expected_probes(pins: int) -> int:
+    """A set of k pins takes about four probes a pin to grow, and as many again to shrink and prove."""
+    return _BASELINES + _PROBES_A_PIN * pins
 
 
 def estimate(settings: Settings) -> Estimate:
@@ -49,6 +65,9 @@ def estimate(settings: Settings) -> Estimate:
             pass
         seconds = time.perf_counter() - began
     rows = len(affordable(layers, {}, seconds))
-    # A set of k pins takes about four probes a pin to grow, and as many again to shrink and prove; k is taken as 2 % of n.
-    probes = 6 + 8 * max(2, len(layers) // 50)
-    return Estimate(len(layers), rows, probes, seconds, rows * seconds / 2 + (probes + 6) * seconds)
+    usual, large = (min(len(layers), max(2, round(share * len(layers)))) for share in (_USUAL_SHARE, _LARGE_SHARE))
+    probes = expected_probes(usual)
+    return Estimate(
+        len(layers), rows, probes, expected_probes(1), expected_probes(large), information_bound(len(layers), usual), seconds,
+        rows * seconds / 2 + (probes + 6) * seconds,
+    )  # fmt: skip
