@@ -16,7 +16,7 @@ from bisect_trt.pipeline import run
 from bisect_trt.precision import Precision, PrecisionPlan
 from bisect_trt.result import Result
 from bisect_trt.settings import PROBE_TIMEOUT_S, Settings
-from bisect_trt.verifying import Verification, read_plan
+from bisect_trt.verifying import SavedPlan, Verification, read_plan
 from bisect_trt.verifying import verify as check_plan_holds
 
 Source = str | Path | Mapping[str, NDArray[Any]]
@@ -92,7 +92,8 @@ def verify(
 
     Raises :class:`BadInputError` if it is no plan of this model.
     """
-    given = plan if isinstance(plan, PrecisionPlan) else read_plan(Path(plan))
+    saved = SavedPlan(plan, Path("plan")) if isinstance(plan, PrecisionPlan) else read_plan(Path(plan))
+    given = saved.plan
     several = list(inputs) if isinstance(inputs, Sequence) and not isinstance(inputs, (str, Path)) else [inputs]
     settings = Settings(
         model=model,
@@ -103,4 +104,4 @@ def verify(
         metrics=metrics,
         out=Path(out) if out is not None else None,
     )
-    return check_plan_holds(settings, given, observer)
+    return check_plan_holds(settings, saved, observer)

@@ -81,6 +81,8 @@ def assemble(job: Job, diagnosis: Diagnosis, found: Bisection | Judgement | None
         cost=cost_table(engines),
         engine=_engine_facts(job, found, engines),
         search_facts=_search_facts(job, found, answer.plan),
+        metrics=job.settings.metrics,
+        rewritten=list(job.material.rewritten),
     )
 
 

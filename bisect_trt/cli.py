@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -33,11 +35,17 @@ from bisect_trt.version import __version__
 Command = Callable[..., int | None]
 
 
+def _interrupt(number: int, frame: object) -> None:
+    """SIGTERM is answered as Ctrl-C is: workers ended, the best plan written."""
+    raise KeyboardInterrupt
+
+
 def guarded(command: Command) -> Command:
     """Turn the tool's errors into one line and an exit code; nobody sees a traceback for their own mistake."""
 
     @functools.wraps(command)
     def wrapper(*args: Any, **kwargs: Any) -> None:
+        previous = signal.signal(signal.SIGTERM, _interrupt) if threading.current_thread() is threading.main_thread() else None
         try:
             code = command(*args, **kwargs) or 0
         except BisectError as error:
@@ -52,6 +60,9 @@ def guarded(command: Command) -> Command:
             traceback.print_exc()
             click.echo("bisect-trt: internal error, please report it with the lines above", err=True)
             code = EXIT_INTERNAL
+        finally:
+            if previous is not None:
+                signal.signal(signal.SIGTERM, previous)
         sys.exit(code)
 
     return wrapper
@@ -198,11 +209,12 @@ def doctor_command(as_json: bool) -> int:
 @guarded
 def verify_command(plan_path: Path, as_json: bool, quiet: bool, precision: str, **options: Any) -> int:
     """Does a plan still hold for this model and these inputs? Exit code 0 if it does, 1 if not; for release gates."""
-    plan = read_plan(plan_path)
+    saved = read_plan(plan_path)
+    plan = saved.plan
     if click.get_current_context().get_parameter_source("precision") is not ParameterSource.DEFAULT and precision != plan.base.value:
         raise BadInputError(f"--precision {precision}: {plan_path} is a plan for {plan.base.value}")
     wanted = plan.base if plan.base is not Precision.FP32 else Precision.FP16
-    verification = verify(Settings(precision=wanted, **options), plan)
+    verification = verify(Settings(precision=wanted, **options), saved)
     if as_json:
         click.echo(to_json(verification.as_json()))
     elif not quiet:
@@ -218,8 +230,9 @@ def verify_command(plan_path: Path, as_json: bool, quiet: bool, precision: str, 
 @guarded
 def export_command(model: Path, plan_path: Path, form: str, output: Path | None) -> int:
     """Write a plan as typed ONNX, trtexec arguments or a polygraphy script."""
-    plan = read_plan(plan_path)
-    loaded = load_model(model)
+    saved = read_plan(plan_path)
+    plan, loaded = saved.plan, load_model(model)
+    saved.check_model(loaded.proto)
     if form == "onnx":
         if output is None:
             raise BadInputError("--format onnx needs --output FILE.onnx")

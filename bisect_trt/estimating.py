@@ -17,6 +17,8 @@ from bisect_trt.settings import Settings
 
 _USUAL_SHARE, _LARGE_SHARE = 0.02, 0.1
 _BASELINES, _PROBES_A_PIN = 6, 8
+_START_S = 1.0
+"""Loading, sessions, the second emulator and the report; a single-layer run walks half the network node by node, about one probe."""
 
 
 @dataclass(frozen=True)
@@ -69,5 +71,5 @@ def estimate(settings: Settings) -> Estimate:
     probes = expected_probes(usual)
     return Estimate(
         len(layers), rows, probes, expected_probes(1), expected_probes(large), information_bound(len(layers), usual), seconds,
-        rows * seconds / 2 + (probes + 6) * seconds,
+        _START_S + rows * seconds + (probes + _BASELINES) * seconds,
     )  # fmt: skip

@@ -76,7 +76,9 @@ def read_npz(path: Path) -> Arrays:
     try:
         loaded = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise BadInputError(f"{path}: not a readable .npz file ({one_line(error)})") from error
+        # NumPy takes what it does not know for a pickle, and then advises to allow that.
+        reason = "it is none, or holds Python objects" if "pickle" in str(error) else one_line(error)
+        raise BadInputError(f"{path}: not a readable .npz file ({reason})") from error
     if not isinstance(loaded, np.lib.npyio.NpzFile):
         raise BadInputError(f"{path}: a single array; save named arrays with numpy.savez(path, name=array)")
     arrays = {}
@@ -112,7 +114,8 @@ def _checked(sample: Sample, specs: Sequence[InputSpec]) -> Sample:
     missing = [n for n in wanted if n not in sample.arrays]
     extra = [n for n in sample.arrays if n not in wanted]
     if missing:
-        raise BadInputError(f"{where}: input {missing[0]!r} is missing; the model takes {', '.join(wanted)}")
+        held = ", ".join(sample.arrays) or "nothing"
+        raise BadInputError(f"{where}: input {missing[0]!r} is missing; the model takes {', '.join(wanted)}, the sample holds {held}")
     if extra:
         raise BadInputError(f"{where}: the model has no input {extra[0]!r}; it takes {', '.join(wanted)}")
     symbols: dict[str, int] = {}

@@ -25,6 +25,7 @@ class Result:
     ``cause`` is triage's word, ``sentence`` says it to a person, ``passed`` whether ``plan`` meets the requirements by the
     runner's verdict. ``layers`` has a row a layer, ``outputs`` a row an output and baseline, ``search`` a row a probe in
     order, ``pins`` a row a pin with its proof, ``cost`` a row an engine; ``engine`` says what else was seen there,
+    ``metrics`` are the ``--metric`` texts, ``rewritten`` the layers that a rewrite made,
     ``search_facts`` what kind of set was found, in the model's words, and what the search spent beside the bound.
     ``probes`` counts plans by runner, ``new_probes`` those not answered by the journal; ``effect_runs`` counts the
     single-layer runs beside them.
@@ -57,6 +58,8 @@ class Result:
     cost: pd.DataFrame = field(default_factory=pd.DataFrame)
     engine: Mapping[str, Any] = field(default_factory=dict)
     search_facts: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Sequence[str] = ()
+    rewritten: Sequence[str] = ()
 
     @property
     def pinned(self) -> list[str]:
@@ -67,6 +70,11 @@ class Result:
     def exit_code(self) -> int:
         """0 if the plan written meets the requirements, 1 if none found does."""
         return EXIT_OK if self.passed else EXIT_NOT_MET
+
+    def plan_json(self) -> str:
+        """The content of plan.json: the plan, what it was found for, and the layers that a rewrite made, if there was one."""
+        document = json.loads(self.plan.to_json()) | {"requirements": list(self.requirements), "metrics": list(self.metrics)}
+        return json.dumps(document | ({"rewritten": list(self.rewritten)} if self.rewritten else {}), indent=2)
 
     def as_json(self) -> dict[str, Any]:
         """The content of run.json."""

@@ -8,8 +8,9 @@ pins are read back.
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from onnx import TensorProto
 
 from bisect_trt.errors import BadInputError, RunnerFailedError, RunnerUnavailableError, one_line
 from bisect_trt.export import polygraphy_script, trtexec_arguments
-from bisect_trt.graph.layers import Layer, list_layers
+from bisect_trt.graph.layers import Layer, list_layers, node_names
 from bisect_trt.graph.load import loadable
 from bisect_trt.graph.lowering import STORAGE_TYPE
 from bisect_trt.graph.typed import check_plan, to_typed
@@ -70,20 +71,50 @@ class Verification:
         }
 
 
-def read_plan(path: Path) -> PrecisionPlan:
-    """The plan in a file. Raises :class:`BadInputError` if it cannot be read."""
+@dataclass(frozen=True)
+class SavedPlan:
+    """A plan.json: the plan, the requirements and metrics it was found for, and the layers that a rewrite made before."""
+
+    plan: PrecisionPlan
+    path: Path
+    requirements: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
+    rewritten: tuple[str, ...] = ()
+
+    def check_model(self, model: onnx.ModelProto) -> None:
+        """Raise :class:`BadInputError` if the plan is for a rewritten model and ``model`` is not rewritten."""
+        absent = sorted(set(self.rewritten) - set(node_names(model.graph.node)))
+        if absent:
+            raise BadInputError(
+                f"{self.path}: the plan is for a model rewritten with --rewrite, and this one has no layer {absent[0]!r}; "
+                "use model.rewritten.onnx of the run's folder, or pass --rewrite layernorm to verify"
+            )
+
+
+def read_plan(path: Path) -> SavedPlan:
+    """What a plan.json holds. Raises :class:`BadInputError` if it cannot be read."""
     try:
-        return PrecisionPlan.from_json(path.read_text(), str(path))
+        text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise BadInputError(f"{path}: cannot be read ({one_line(error, 80)})") from error
+    plan, more = PrecisionPlan.from_json(text, str(path)), json.loads(text)
+    lists = (tuple(str(entry) for entry in more.get(key, ())) for key in ("requirements", "metrics", "rewritten"))
+    return SavedPlan(plan, path, *lists)
 
 
-def verify(settings: Settings, plan: PrecisionPlan, observer: Observer | None = None) -> Verification:
-    """Check ``plan`` on the settings' model and inputs. Raises :class:`BadInputError` if it is no plan of this model."""
+def verify(settings: Settings, saved: SavedPlan, observer: Observer | None = None) -> Verification:
+    """Check a plan on the settings' model and inputs, by its own requirements where the settings name none.
+
+    Raises :class:`BadInputError` if it is no plan of this model.
+    """
+    plan = saved.plan
+    if not settings.require and saved.requirements:
+        settings = replace(settings, require=saved.requirements, metrics=settings.metrics or saved.metrics)
     job = Job(settings, observer or Observer(), "-verify")
     try:
         model = job.material.model.proto
         check_plan(model, plan)
+        saved.check_model(model)
         layers = list_layers(model)
         job.observer.station("verify")
         # The engine decides where there is one; the emulators' word is then shown, but an engine may do better than they say.

@@ -119,3 +119,39 @@ def test_plans_without_types(base: str, holds: bool, tmp_path: Path) -> None:
     found = bisect_trt.verify(fixture.model, fixture.inputs, PrecisionPlan(base), require=fixture.require, runner="emulated", out=tmp_path)
     assert found.passed is holds
     assert next(c for c in found.checks if c.what == "typed ONNX").holds is None
+
+
+def test_the_plan_s_own_requirement_is_used_where_none_is_given(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    model, inputs, _ = files
+    assert call("run", model, "--input", inputs, "--requirement", "max_abs<=2e-3", "--out", tmp_path / "run", "--quiet")[0] == 0
+    saved = json.loads((tmp_path / "run" / "plan.json").read_text())
+    assert saved["requirements"] == ["max_abs<=2e-3"] and len(saved["pinned"]) == 10
+    arguments = (
+        "verify",
+        model,
+        "--input",
+        inputs,
+        "--plan",
+        tmp_path / "run" / "plan.json",
+        "--runner",
+        "emulated",
+        "--out",
+        tmp_path / "v",
+    )
+    code, output = call(*arguments)
+    assert code == 0 and "requirement: max_abs<=2e-3" in output
+
+
+def test_a_plan_for_a_rewritten_model_is_not_taken_for_the_original_s(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    model, inputs, _ = files
+    made = tmp_path / "run"
+    assert (
+        call("run", model, "--input", inputs, "--requirement", "max_abs<=2e-3", "--rewrite", "layernorm", "--out", made, "--quiet")[0] == 0
+    )
+    plan = made / "plan.json"
+    for command in (("verify", model, "--input", inputs, "--out", tmp_path / "v"), ("export", model, "--format", "trtexec")):
+        code, output = call(*command, "--plan", plan)
+        assert code == 2 and "model.rewritten.onnx" in output
+    for more in ((made / "model.rewritten.onnx",), (model, "--rewrite", "layernorm")):
+        code, output = call("verify", *more, "--input", inputs, "--plan", plan, "--runner", "emulated", "--out", tmp_path / "v")
+        assert code == 0, output

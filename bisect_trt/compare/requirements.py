@@ -116,6 +116,9 @@ def parse_requirements(texts: Sequence[str], outputs: Sequence[str], metrics: Ma
     """
     metrics = dict(metrics or {})
     items = tuple(_parse(text.strip(), outputs, metrics) for text in (texts or DEFAULT_REQUIREMENTS))
+    unused = sorted(set(metrics) - {item.metric for item in items})
+    if unused:
+        raise BadInputError(f"--metric {unused[0]}: no --requirement uses it; add one such as {unused[0]}<=0.1")
     return Requirements(items, metrics)
 
 

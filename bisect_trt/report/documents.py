@@ -43,6 +43,8 @@ def number(value: Any) -> str:
 def headline(result: Result) -> str:
     """The answer in one sentence."""
     name = result.precision.value.upper()
+    if result.cause.value == "golden-mismatch":
+        return "The reference itself differs from the golden outputs: nothing was searched."
     if not result.passed:
         return "No plan found meets the requirement."
     if result.cause.value == "none":
@@ -72,8 +74,8 @@ def search_sentences(result: Result) -> list[str]:
     lines = [f"{facts['regime']}{spread}; the pins are {'; '.join(facts['blocks'])}."]
     auc = "" if math.isnan(facts["suspicion_auc"]) else f" Suspicion ranked the pins with an AUC of {facts['suspicion_auc']:.3f}."
     lines.append(
-        f"{facts['emulated_probes']} emulated probes; telling {len(result.pinned)} of {result.layer_count} layers apart takes "
-        f"{facts['information_bound']:.0f} yes-or-no answers at least.{auc}"
+        f"{facts['emulated_probes']} emulated probes and {result.effect_runs} single-layer runs; by yes and no alone, telling "
+        f"{len(result.pinned)} of {result.layer_count} layers apart takes {facts['information_bound']:.0f} answers at least.{auc}"
     )
     if facts["violations"]:
         lines.append(f"{facts['violations']} failing sets held a passing one: here more pins are not always better.")

@@ -26,7 +26,7 @@ def write_report(result: Result, model: onnx.ModelProto, folder: RunFolder, *, r
         folder.write(f"{name}.csv", getattr(result, name).to_csv(index=False, lineterminator="\n"))
     if len(result.cost):
         folder.write("engines.csv", result.cost.to_csv(index=False, lineterminator="\n"))
-    folder.write("plan.json", result.plan.to_json() + "\n")
+    folder.write("plan.json", result.plan_json() + "\n")
     if rewritten:
         save_model(model, folder.path / REWRITTEN_MODEL)
     save_model(to_typed(model, result.plan), folder.path / TYPED_MODEL)

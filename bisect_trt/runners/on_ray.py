@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import importlib
 import logging
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bisect_trt.errors import RunnerFailedError, RunnerUnavailableError, one_line
+from bisect_trt.errors import BadInputError, RunnerFailedError, RunnerUnavailableError, one_line
 from bisect_trt.runners.answers import failure_of, raise_failure
 from bisect_trt.verdict import Verdict
 
 LOCAL = "local"
+_CONNECT_S = 10.0
 
 
 class RayActor:
@@ -40,9 +42,11 @@ class RayActor:
 class _Served:
     """What an actor holds: the target object; failures travel as data, because Ray would drop what they carry."""
 
-    def __init__(self, target: str, arguments: Mapping[str, Any]) -> None:
+    def __init__(self, target: str, shared: Sequence[Any]) -> None:
         module, _, name = target.partition(":")
-        self._make: Callable[[], Any] = lambda: getattr(importlib.import_module(module), name)(**arguments)
+        self._make: Callable[[], Any] = lambda: getattr(importlib.import_module(module), name)(
+            **importlib.import_module("ray").get(shared[0])
+        )
         self._object: Any = None
 
     def call(self, method: str, *arguments: Any) -> tuple[str, Any]:
@@ -66,6 +70,7 @@ def ray_actors(address: str, target: str, arguments: Mapping[str, Any], count: i
     except ImportError as error:
         raise RunnerUnavailableError("--ray: Ray is not installed; pip install 'bisect-trt[ray]'") from error
     if not ray.is_initialized():
+        _check_reachable(address)
         try:
             where: dict[str, Any] = {"num_cpus": count} if address == LOCAL else {"address": address}
             ray.init(**where, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=False if address == LOCAL else None)
@@ -73,4 +78,18 @@ def ray_actors(address: str, target: str, arguments: Mapping[str, Any], count: i
             raise RunnerUnavailableError(f"--ray {address}: the cluster does not answer ({one_line(error, 120)})") from error
     shared = ray.put(dict(arguments))
     served = ray.remote(_Served).options(num_cpus=1, num_gpus=gpus, max_restarts=-1, max_task_retries=3)
-    return [RayActor(ray, served.remote(target, shared)) for _ in range(count)]
+    # In a list the reference travels as it is: a restarted actor fetches the arguments again.
+    return [RayActor(ray, served.remote(target, [shared])) for _ in range(count)]
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself waits for minutes where nothing listens. Raises :class:`BadInputError` for what is no address."""
+    if address in (LOCAL, "auto"):
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        raise BadInputError(f"--ray {address}: write HOST:PORT, ray://HOST:PORT, auto or local")
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise RunnerUnavailableError(f"--ray {address}: nothing answers there ({one_line(error, 80)})") from error

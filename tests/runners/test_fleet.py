@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import bisect_trt
-from bisect_trt.errors import RunnerFailedError
+from bisect_trt.errors import BadInputError, RunnerFailedError, RunnerUnavailableError
 from bisect_trt.precision import Precision, PrecisionPlan
 from bisect_trt.result import Result
 from bisect_trt.runners.base import Sample
@@ -165,3 +169,27 @@ def test_ray_gives_the_same_set_also_when_an_actor_is_killed(tmp_path: Path, mon
         assert killed and wounded.pinned == here.pinned
     finally:
         ray.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("address", "error"), [("127.0.0.1:1", RunnerUnavailableError), ("nonsense", BadInputError), ("host:port", BadInputError)]
+)
+def test_a_cluster_that_is_not_there_is_told_at_once(address: str, error: type[Exception], tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="the extra [ray] is not installed")
+    with pytest.raises(error, match="--ray"):
+        run(tmp_path / "run", workers=2, ray=address)
+
+
+def test_sigterm_ends_a_run_as_ctrl_c_does(tmp_path: Path) -> None:
+    fixture = residual()
+    model, inputs = tmp_path / "m.onnx", tmp_path / "x.npz"
+    onnx.save(fixture.model, model)
+    np.savez(inputs, **fixture.inputs)
+    command = [sys.executable, "-m", "bisect_trt", "run", str(model), "--input", str(inputs), "--requirement", fixture.require]
+    process = subprocess.Popen([*command, "--workers", "2", "--out", str(tmp_path / "run")], stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "run" / "journal.sqlite").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.terminate()
+    _, words = process.communicate(timeout=60)
+    assert process.returncode == 130 and "run the same command again" in words
