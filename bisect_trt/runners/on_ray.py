@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,9 +20,10 @@ _CONNECT_S = 10.0
 class RayActor:
     """A :class:`~bisect_trt.runners.remote.Remote` over one Ray actor."""
 
-    def __init__(self, ray: Any, handle: Any) -> None:
+    def __init__(self, ray: Any, handle: Any, shared: Any) -> None:
         self._ray = ray
         self._handle = handle
+        self._shared = shared  # a restarted actor needs the arguments again: their reference must not go out of scope
 
     def call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
         """As :meth:`Remote.call`; TIMED_OUT after ``timeout_s`` seconds, CRASHED where Ray gave the actor up."""
@@ -65,6 +67,8 @@ def ray_actors(address: str, target: str, arguments: Mapping[str, Any], count: i
     ``local`` starts a cluster on this machine, which lives as long as this process. The arguments are put into the object
     store once. Raises :class:`RunnerUnavailableError` if Ray is not installed or the cluster does not answer.
     """
+    # Its C++ side would print warnings of its own, with addresses that nobody typed, into the run's progress.
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     try:
         import ray
     except ImportError as error:
@@ -79,7 +83,7 @@ def ray_actors(address: str, target: str, arguments: Mapping[str, Any], count: i
     shared = ray.put(dict(arguments))
     served = ray.remote(_Served).options(num_cpus=1, num_gpus=gpus, max_restarts=-1, max_task_retries=3)
     # In a list the reference travels as it is: a restarted actor fetches the arguments again.
-    return [RayActor(ray, served.remote(target, [shared])) for _ in range(count)]
+    return [RayActor(ray, served.remote(target, [shared]), shared) for _ in range(count)]
 
 
 def _check_reachable(address: str) -> None:
