@@ -20,7 +20,7 @@ from onnx import TensorProto
 from bisect_trt.errors import BadInputError, RunnerFailedError, RunnerUnavailableError, one_line
 from bisect_trt.export import polygraphy_script, trtexec_arguments
 from bisect_trt.graph.layers import Layer, list_layers, node_names
-from bisect_trt.graph.load import loadable
+from bisect_trt.graph.load import load_model, loadable
 from bisect_trt.graph.lowering import STORAGE_TYPE
 from bisect_trt.graph.typed import check_plan, to_typed
 from bisect_trt.graph.types import infer_types
@@ -110,6 +110,10 @@ def verify(settings: Settings, saved: SavedPlan, observer: Observer | None = Non
     plan = saved.plan
     if not settings.require and saved.requirements:
         settings = replace(settings, require=saved.requirements, metrics=settings.metrics or saved.metrics)
+    if settings.rewrite is None:  # refused before a folder is made
+        given = load_model(settings.model).proto
+        saved.check_model(given)
+        check_plan(given, plan)
     job = Job(settings, observer or Observer(), "-verify")
     try:
         model = job.material.model.proto

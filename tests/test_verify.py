@@ -93,6 +93,7 @@ def test_a_plan_of_something_else_is_refused(files: tuple[Path, Path, Path], tex
     files[2].write_text(text)
     code, output = verify(files)
     assert code == 2 and words in output and "Traceback" not in output
+    assert not (files[0].parent / "out").exists()
 
 
 def test_a_missing_plan_and_a_contradicting_precision_are_refused(files: tuple[Path, Path, Path]) -> None:
