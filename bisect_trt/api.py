@@ -48,16 +48,13 @@ def bisect(
     ``inputs`` is one sample or several: a mapping of input name to array, or an .npz file, folder or glob. The other
     arguments are those of ``bisect-trt run``. Raises :class:`BadInputError` for what the caller can mend.
     """
-    if isinstance(inputs, np.ndarray):
-        raise BadInputError("inputs: an array without a name; pass {'input name': array}")
-    several = list(inputs) if isinstance(inputs, Sequence) and not isinstance(inputs, (str, Path)) else [inputs]
     try:
         wanted = Precision(precision)
     except ValueError as error:
         raise BadInputError(f"precision {precision!r}: choose fp16, bf16 or tf32") from error
     settings = Settings(
         model=model,
-        inputs=several,
+        inputs=_several(inputs),
         precision=wanted,
         runner=runner,
         require=(require,) if isinstance(require, str) else tuple(require),
@@ -93,15 +90,20 @@ def verify(
     Raises :class:`BadInputError` if it is no plan of this model.
     """
     saved = SavedPlan(plan, Path("plan")) if isinstance(plan, PrecisionPlan) else read_plan(Path(plan))
-    given = saved.plan
-    several = list(inputs) if isinstance(inputs, Sequence) and not isinstance(inputs, (str, Path)) else [inputs]
     settings = Settings(
         model=model,
-        inputs=several,
-        precision=given.base if given.base is not Precision.FP32 else Precision.FP16,
+        inputs=_several(inputs),
+        precision=saved.searched,
         runner=runner,
         require=(require,) if isinstance(require, str) else tuple(require),
         metrics=metrics,
         out=Path(out) if out is not None else None,
     )
     return check_plan_holds(settings, saved, observer)
+
+
+def _several(inputs: Source | Sequence[Source]) -> list[Source]:
+    """The samples one by one. Raises :class:`BadInputError` for an array, which says not which input it is."""
+    if isinstance(inputs, np.ndarray):
+        raise BadInputError("inputs: an array without a name; pass {'input name': array}")
+    return list(inputs) if isinstance(inputs, Sequence) and not isinstance(inputs, (str, Path)) else [inputs]

@@ -213,8 +213,7 @@ def verify_command(plan_path: Path, as_json: bool, quiet: bool, precision: str, 
     plan = saved.plan
     if click.get_current_context().get_parameter_source("precision") is not ParameterSource.DEFAULT and precision != plan.base.value:
         raise BadInputError(f"--precision {precision}: {plan_path} is a plan for {plan.base.value}")
-    wanted = plan.base if plan.base is not Precision.FP32 else Precision.FP16
-    verification = verify(Settings(precision=wanted, **options), saved)
+    verification = verify(Settings(precision=saved.searched, **options), saved)
     if as_json:
         click.echo(to_json(verification.as_json()))
     elif not quiet:

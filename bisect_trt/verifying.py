@@ -26,7 +26,7 @@ from bisect_trt.graph.typed import check_plan, to_typed
 from bisect_trt.graph.types import infer_types
 from bisect_trt.job import Job
 from bisect_trt.observer import Observer
-from bisect_trt.precision import PrecisionPlan
+from bisect_trt.precision import Precision, PrecisionPlan
 from bisect_trt.prober import ProbeResult
 from bisect_trt.runners.isolation import IsolatedWorker
 from bisect_trt.runners.tensorrt import profile_of, values_of
@@ -81,14 +81,20 @@ class SavedPlan:
     metrics: tuple[str, ...] = ()
     rewritten: tuple[str, ...] = ()
 
+    @property
+    def searched(self) -> Precision:
+        """The precision of a run that looks at this plan; strict FP32 is the answer of one that found nothing lower."""
+        return self.plan.base if self.plan.base is not Precision.FP32 else Precision.FP16
+
     def check_model(self, model: onnx.ModelProto) -> None:
-        """Raise :class:`BadInputError` if the plan is for a rewritten model and ``model`` is not rewritten."""
+        """Raise :class:`BadInputError` if the plan pins layers that ``model`` lacks, or is for a rewritten model and it is none."""
         absent = sorted(set(self.rewritten) - set(node_names(model.graph.node)))
         if absent:
             raise BadInputError(
                 f"{self.path}: the plan is for a model rewritten with --rewrite, and this one has no layer {absent[0]!r}; "
                 "use model.rewritten.onnx of the run's folder, or pass --rewrite layernorm to verify"
             )
+        check_plan(model, self.plan)
 
 
 def read_plan(path: Path) -> SavedPlan:
@@ -111,13 +117,10 @@ def verify(settings: Settings, saved: SavedPlan, observer: Observer | None = Non
     if not settings.require and saved.requirements:
         settings = replace(settings, require=saved.requirements, metrics=settings.metrics or saved.metrics)
     if settings.rewrite is None:  # refused before a folder is made
-        given = load_model(settings.model).proto
-        saved.check_model(given)
-        check_plan(given, plan)
+        saved.check_model(load_model(settings.model).proto)
     job = Job(settings, observer or Observer(), "-verify")
     try:
         model = job.material.model.proto
-        check_plan(model, plan)
         saved.check_model(model)
         layers = list_layers(model)
         job.observer.station("verify")

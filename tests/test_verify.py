@@ -156,3 +156,8 @@ def test_a_plan_for_a_rewritten_model_is_not_taken_for_the_original_s(files: tup
     for more in ((made / "model.rewritten.onnx",), (model, "--rewrite", "layernorm")):
         code, output = call("verify", *more, "--input", inputs, "--plan", plan, "--runner", "emulated", "--out", tmp_path / "v")
         assert code == 0, output
+
+
+def test_an_array_without_a_name_is_refused_from_a_notebook(tmp_path: Path) -> None:
+    with pytest.raises(bisect_trt.BadInputError, match="an array without a name"):
+        bisect_trt.verify(healthy().model, np.zeros((4, 16), np.float32), PrecisionPlan("fp16"), out=tmp_path)  # type: ignore[arg-type]
