@@ -168,6 +168,7 @@ def _engine_facts(job: Job, found: Bisection | Judgement | None, engines: dict[s
         "fp32_is": baselines.identity.value,
         "fp32_likeness_to_tf32": baselines.fingerprint,
         "pins_emulated_as": job.base.pin_precision.value,
+        "second_emulator": job.second.runner.name,
         "cost": cost_table(engines).to_dict(orient="records"),
     }
     if baselines.table is not None:

@@ -55,6 +55,11 @@ def open_engine(settings: Settings, material: Material, caches: Path) -> EngineR
         raise RunnerUnavailableError(f"--runner tensorrt: {error}") from error
 
 
+def sums_in_fp16(engine: EngineRunner | None, precision: Precision) -> bool:
+    """True for an engine whose sums are those of :mod:`bisect_trt.runners.kernels`."""
+    return precision is Precision.FP16 and isinstance(engine, TensorRTRunner) and "tensorrt_rtx" in engine.versions
+
+
 def _engine_likely(module: str | None) -> bool:
     """Whether it is worth starting a process to ask: TensorRT is installed and NVIDIA's driver library loads."""
     if installed_module(module) is None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from bisect_trt.bisecting import Bisection, Bisector
 from bisect_trt.compare.sampling import ErrorSampler
 from bisect_trt.crews import open_fleet
-from bisect_trt.engines import EngineBaselines, diagnose_engine, engine_baselines, open_engine
+from bisect_trt.engines import EngineBaselines, diagnose_engine, engine_baselines, open_engine, sums_in_fp16
 from bisect_trt.errors import RunnerFailedError
 from bisect_trt.graph.weights import Finding, weight_findings
 from bisect_trt.inputs import suspicious_inputs
@@ -24,6 +24,7 @@ from bisect_trt.precision import Precision, PrecisionPlan
 from bisect_trt.preprocessing import Explanation, explain_golden
 from bisect_trt.prober import Prober, ProbeResult
 from bisect_trt.runners.emulated import EmulatedRunner
+from bisect_trt.runners.kernel_emulation import KernelRunner
 from bisect_trt.runners.tensorrt import TensorRTRunner
 from bisect_trt.runners.whole import WholeModelRunner
 from bisect_trt.sensitivity import Sensitivity, affordable, measure_sensitivity
@@ -49,7 +50,9 @@ class Job:
         self.fleet = open_fleet(settings, self.runner, self.material)
         self.prober = self._prober(self.fleet or self.runner, workers=settings.workers)
         self.prober.make_sampler = self._make_sampler
-        self.second = self._prober(WholeModelRunner(model.proto, samples), log=self.prober.log)
+        self._kernels = sums_in_fp16(opened, settings.precision)
+        other = KernelRunner(self.runner) if self._kernels else WholeModelRunner(model.proto, samples)
+        self.second = self._prober(other, log=self.prober.log)
         self.second.make_sampler = lambda: self.prober.sampler
         self.opened = opened
         self.engine: Prober | None = None
@@ -149,7 +152,7 @@ class Job:
             return settled
         self.observer.station("triage")
         precision = self.settings.precision
-        base = self.baselines.get(f"{precision.value}, second emulator", self.baselines[precision.value])
+        base = self._lowered_baseline()
         everything = self.prober.probe(self.base.with_pins(self.material.names))
         if self.engine is None and not everything.verdict.passed:
             return Diagnosis(
@@ -180,7 +183,7 @@ class Job:
             found = self._search(1.0)
             assert found is not None
             return found
-        base, everything = self.baselines[self.settings.precision.value], self.prober.probe(self.base.with_pins(self.material.names))
+        base, everything = self._lowered_baseline(), self.prober.probe(self.base.with_pins(self.material.names))
         assert self.table is not None and self.sensitivity is not None
         suspicion = suspicion_of(self.table, self.sensitivity.scores)
         self.judge = EngineJudge(
@@ -188,12 +191,17 @@ class Job:
             self.base,
             sorted(self.material.names, key=lambda n: -suspicion.get(n, -math.inf)),
             self._search,
-            lambda pins: self.prober.probe(self.base.with_pins(pins)).score,
+            lambda pins: max(p.probe(self.base.with_pins(pins)).score for p in (self.prober, self.second)),
             self.settings.max_builds,
             self.settings.certify == "engine",
             self._floors(everything),
         )
         return self.judge.decide(self._first_limit(base, everything))
+
+    def _lowered_baseline(self) -> ProbeResult:
+        """All layers lowered, by the emulator that has the last word on it."""
+        precision = self.settings.precision.value
+        return self.baselines.get(f"{precision}, second emulator", self.baselines[precision])
 
     def _first_limit(self, base: ProbeResult, everything: ProbeResult) -> float:
         """The share of the tolerance to search within at first: 1, unless engine and emulator already disagree on the baselines."""
@@ -221,9 +229,9 @@ class Job:
         return self.bisector.run(suspicion_of(self.table, sensitivity.scores), sensitivity)
 
     def _trace(self) -> pd.DataFrame:
-        key = self.prober.key("layers", self.settings.precision.value)
+        key = self.prober.key("layers", self.settings.precision.value, "kernels" if self._kernels else "")
         plan = PrecisionPlan(self.settings.precision)
-        return trace_layers(self.runner, self.material.samples, plan, self.material.layers, self.folder, key, self.observer)
+        return trace_layers(self.runner, self.material.samples, plan, self.material.layers, self.folder, key, self.observer, self._kernels)
 
     def _trace_engine(self, plan: PrecisionPlan) -> EngineTable | None:
         if not isinstance(self.opened, TensorRTRunner) or self.engine is None or self.table is None:

@@ -29,16 +29,18 @@ def trace_layers(
     folder: RunFolder,
     key: str,
     observer: Observer,
+    kernels: bool = False,
 ) -> pd.DataFrame:
     """A row for each lowered layer in network order: the worst and mean accumulated errors over the samples, the
     introduced errors (prefix ``introduced_``) and the reference's range. Recalled from the journal under ``key``.
+    ``kernels`` asks for the sums of TensorRT for RTX.
     """
     found = folder.recall(key)
     if found is None:
         accumulated: dict[str, list[list[TensorError]]] = {}
         introduced: dict[str, list[list[TensorError]]] = {}
         for number, sample in enumerate(samples):
-            for count, values in enumerate(_until_failure(runner.trace(sample, plan))):
+            for count, values in enumerate(_until_failure(runner.trace(sample, plan, kernels=kernels))):
                 for table, candidate in ((accumulated, values.accumulated), (introduced, values.introduced)):
                     per_sample = table.setdefault(values.layer, [[] for _ in samples])
                     per_sample[number].append(tensor_error(values.reference, candidate))

@@ -22,6 +22,7 @@ from bisect_trt.graph.opset import with_new_nodes_pinned, with_roundings
 from bisect_trt.graph.types import captured_names, infer_types, opset_of
 from bisect_trt.precision import Precision, PrecisionPlan
 from bisect_trt.runners.base import Sample
+from bisect_trt.runners.kernels import KERNELS, run_kernel
 from bisect_trt.runners.pieces import Piece, PieceStore
 from bisect_trt.runners.switched import SwitchedSession
 from bisect_trt.runners.weights import ConstantStore, Value
@@ -120,20 +121,28 @@ class EmulatedRunner:
     def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
         return {}
 
-    def trace(self, sample: Sample, plan: PrecisionPlan) -> Iterator[LayerValues]:
+    def walk(self, plan: PrecisionPlan, *, kernels: bool) -> Iterator[Mapping[str, NDArray[Any]]]:
+        """Each sample's outputs, computed layer by layer; ``kernels`` as for :meth:`trace`."""
+        plan = with_new_nodes_pinned(self._source, self._model, plan)
+        for sample in self._samples:
+            chain = self._start(sample)
+            self._advance(self._steps, plan, chain, kernels)
+            yield {name: self._fetch(name, chain) for name in self._outputs}
+
+    def trace(self, sample: Sample, plan: PrecisionPlan, *, kernels: bool = False) -> Iterator[LayerValues]:
         """Each lowered layer's float outputs on ``sample`` in network order, against the exact ones.
 
         Both histories advance together and are freed together: two networks' live tensors are in memory, never all
-        activations.
+        activations. ``kernels`` asks for the sums of TensorRT for RTX (see :mod:`bisect_trt.runners.kernels`), which take longer.
         """
         plan = with_new_nodes_pinned(self._source, self._model, plan)
         exact, low = self._start(sample), self._start(sample)
         for step in self._steps:
             precision = plan.precision_of(step.name)
             reference = self._execute(step, Precision.FP32, exact)
-            accumulated = self._execute(step, precision, low)
+            accumulated = self._execute(step, precision, low, kernels)
             if step.lowers(precision):
-                introduced = self._execute(step, precision, exact)
+                introduced = self._execute(step, precision, exact, kernels)
                 rows = zip(step.outputs, reference, accumulated, introduced, strict=True)
                 for tensor, *values in rows:
                     if values[0].data_type() == "tensor(float)":
@@ -164,10 +173,10 @@ class EmulatedRunner:
                     yield step.name, {name: self._fetch(name, fork) for name in self._outputs}
             self._advance([step], PrecisionPlan(Precision.FP32), exact)
 
-    def _advance(self, steps: Sequence[_Step], plan: PrecisionPlan, chain: _Chain) -> None:
+    def _advance(self, steps: Sequence[_Step], plan: PrecisionPlan, chain: _Chain, kernels: bool = False) -> None:
         for step in steps:
             precision = plan.precision_of(step.name)
-            self._keep(step, precision, self._execute(step, precision, chain), chain)
+            self._keep(step, precision, self._execute(step, precision, chain, kernels), chain)
             chain.free(step.frees)
 
     def _compile(self) -> list[_Step]:
@@ -198,7 +207,7 @@ class EmulatedRunner:
         values = {n: ort.OrtValue.ortvalue_from_numpy(np.asarray(a, order="C")) for n, a in sample.arrays.items()}
         return _Chain({n: v._ortvalue for n, v in values.items()}, held=tuple(values.values()))
 
-    def _execute(self, step: _Step, precision: Precision, chain: _Chain) -> list[Value]:
+    def _execute(self, step: _Step, precision: Precision, chain: _Chain, kernels: bool = False) -> list[Value]:
         if not step.lowers(precision):
             precision = Precision.FP32
         rounded_positions = step.reduced_in[precision]
@@ -206,6 +215,10 @@ class EmulatedRunner:
             self._rounded(name, precision, chain) if position in rounded_positions else self._value(name, chain)
             for position, name in enumerate(step.inputs)
         ]
+        if kernels and precision is Precision.FP16 and self._model.graph.node[step.index].op_type in KERNELS:
+            found = run_kernel(self._model.graph.node[step.index], [v.numpy() for v in values])
+            if found is not None:
+                return [self._rounding(ort.OrtValue.ortvalue_from_numpy(found)._ortvalue, precision)]
         try:
             piece = self._ready.get((step.index, precision))
             if piece is None:
@@ -235,9 +248,12 @@ class EmulatedRunner:
             return chain.values[name]
         key = (name, precision)
         if key not in chain.versions:
-            piece = self._pieces.rounding(precision)
-            chain.versions[key] = piece.session._sess.run_with_ort_values({piece.inputs[0]: chain.values[name]}, piece.outputs, None)[0]
+            chain.versions[key] = self._rounding(chain.values[name], precision)
         return chain.versions[key]
+
+    def _rounding(self, value: Value, precision: Precision) -> Value:
+        piece = self._pieces.rounding(precision)
+        return piece.run({piece.inputs[0]: value}, piece.outputs, None)[0]
 
     def _fetch(self, name: str, chain: _Chain) -> NDArray[Any]:
         value: NDArray[Any] = self._value(name, chain).numpy()
