@@ -44,7 +44,15 @@ lint: $(VENV)/.ready $(STUBS)/.ready
 	$(BIN)/ruff format --check .
 	MYPYPATH=$(STUBS) $(BIN)/mypy
 
+# What the benchmark holds the tool against, with the versions those need. Without it the benchmark says so and goes on.
+PEERS := .cache/peers
+$(PEERS)/.ready: benchmarks/peers.txt
+	$(PYTHON) -m venv --clear $(PEERS)
+	$(PEERS)/bin/python -m pip --disable-pip-version-check -q install -r $<
+	@touch $@
+
 bench: $(VENV)/.ready $(DEMO)/page.npz
+	-$(MAKE) $(PEERS)/.ready
 	$(BIN)/python -m benchmarks
 
 fixtures: $(VENV)/.ready
