@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from bisect_trt.blocks import same_roles
 from bisect_trt.precision import PrecisionPlan
 from bisect_trt.prober import Prober, ProbeResult
 from bisect_trt.search import find_pins
@@ -67,7 +68,10 @@ class Bisector:
         # A grown set was chosen by how errors add up; exchanging its pins without that knowledge would only cost probes.
         exchanges = 0 if grown is not None else None
         workers = self._prober.workers
-        found = find_pins(candidates, lambda pins: judge([pins])[0].verdict, suspicion=suspicion, workers=workers, exchanges=exchanges)
+        groups = same_roles(self._layers) if grown is None else ()
+        found = find_pins(
+            candidates, lambda pins: judge([pins])[0].verdict, suspicion=suspicion, workers=workers, exchanges=exchanges, groups=groups
+        )
         return found.pinned if found.feasible else frozenset(self._layers)
 
     def _grown(
@@ -94,7 +98,8 @@ class Bisector:
             result = self._by_first([pinned])[0]
             return Verdict.PASS if math.isfinite(result.score) else result.verdict
 
-        return find_pins(self._layers, probe, suspicion=suspicion, workers=self._prober.workers, exchanges=0).pinned
+        groups, workers = same_roles(self._layers), self._prober.workers
+        return find_pins(self._layers, probe, suspicion=suspicion, workers=workers, exchanges=0, groups=groups).pinned
 
     def _verified(self, pinned: frozenset[str]) -> Bisection:
         """Every removal tried, until a whole round removes nothing: then the round's probes are the proof."""

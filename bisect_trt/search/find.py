@@ -9,6 +9,7 @@ unsure) count as "not seen to pass": a pin is dropped only on a clear pass.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -21,6 +22,9 @@ from bisect_trt.search.walk import Walk
 
 _SMALLEST_POOL = 8
 _CROWDED = 0.5
+_MOST_GUILTY = 0.25
+"""Groups are given up when more than this share of them is guilty: then they tell little."""
+
 _MOST_SHARED_PINS, _MOST_CONTENDERS = 256, 512
 
 
@@ -33,6 +37,7 @@ def find_pins(
     max_probes: int | None = None,
     noise: float = 0.0,
     exchanges: int | None = None,
+    groups: Sequence[Sequence[str]] = (),
 ) -> PinSearch:
     """Find a set of ``layers`` (ids in network order) that passes pinned and of which no single one can be left out.
 
@@ -44,22 +49,34 @@ def find_pins(
     Where the pins turn out to share the blame (one of them alone can be given up), up to ``exchanges`` further probes look for a
     smaller set by exchanging pins; None stands for 160 and 16 a pin.
 
+    ``groups`` are layers that probably share their fate, such as one operator of every block; each layer is in one at most, and
+    the rest stand alone. The search then finds the guilty groups first and goes on among their layers, unless too many are guilty.
+
     ``noise`` is the share of verdicts that are expected to be flipped. Each set is then asked again until one side leads by
     :func:`lead_needed`; a set that stays undecided is ``Verdict.UNSURE``, which drops no pin. ``PinSearch.calls`` counts all calls.
     """
-    if len(set(layers)) != len(layers):
-        raise ValueError("layer ids must be unique")
+    grouped = [name for group in groups for name in group]
+    if len(set(layers)) != len(layers) or len(set(grouped)) != len(grouped) or not set(grouped) <= set(layers):
+        raise ValueError("layer ids must be unique, and groups disjoint sets of them")
     oracle = Oracle(probe, workers, max_probes, noise)
     try:
-        return _Search(layers, oracle, suspicion, exchanges).run()
+        return _Search(layers, oracle, suspicion, exchanges, groups).run()
     finally:
         oracle.close()
 
 
 class _Search:
-    def __init__(self, layers: Sequence[str], oracle: Oracle, suspicion: Mapping[str, float] | None, exchanges: int | None) -> None:
+    def __init__(
+        self,
+        layers: Sequence[str],
+        oracle: Oracle,
+        suspicion: Mapping[str, float] | None,
+        exchanges: int | None,
+        groups: Sequence[Sequence[str]],
+    ) -> None:
         self._oracle = oracle
         self._everything = frozenset(layers)
+        self._groups = groups
         # Without a prior the network's own order is as good as any; sorted() is stable.
         self._order = sorted(layers, key=lambda name: suspicion.get(name, 0.0)) if suspicion else list(layers)
         self._informed = bool(suspicion)
@@ -81,11 +98,26 @@ class _Search:
             feasible = passes_pinned
             if not feasible:
                 return self._result(everything, False, True)
+            if self._groups and (not self._informed or alike(self._order, self._groups)):
+                self._narrow(unpinned)
             self._settle(unpinned)
             self._exchange()
         except BudgetSpentError:
             return self._result(self._best, feasible, False)
         return self._result(self._best, True, True)
+
+    def _narrow(self, unpinned: Probe) -> None:
+        """Find the guilty groups; only their layers are searched on. A group is as suspicious as its worst layer."""
+        place = {name: i for i, name in enumerate(self._order)}
+        grouped = {name for group in self._groups for name in group}
+        units = [*map(frozenset, self._groups), *(frozenset({name}) for name in self._order if name not in grouped)]
+        units.sort(key=lambda unit: max(place[name] for name in unit))
+        members = {str(i): unit for i, unit in enumerate(units)}
+        pool = Pool(list(members), frozenset(), self._informed, unpinned, members)
+        self._explore([pool], most=max(2, int(_MOST_GUILTY * len(units))))
+        if pool.walk.done:
+            self._everything = pool.culprits
+            self._order = [name for name in self._order if name in self._everything]
 
     def _settle(self, unpinned: Probe) -> None:
         count = max(1, min(self._oracle.workers, len(self._order) // _SMALLEST_POOL))
@@ -104,9 +136,9 @@ class _Search:
         rest = [name for name in self._order if name not in found]
         self._explore([Pool(rest, found, self._informed, together)])
 
-    def _explore(self, pools: Sequence[Pool]) -> None:
-        """Walk all ``pools`` to their ends, a round at a time."""
-        while True:
+    def _explore(self, pools: Sequence[Pool], most: float = math.inf) -> None:
+        """Walk all ``pools`` to their ends, a round at a time, or until one has more than ``most`` culprits."""
+        while all(len(pool.walk.culprits) <= most for pool in pools):
             for pool in pools:
                 while not pool.walk.done and (asked := pool.pins(pool.walk)) in self._oracle.known:
                     probe = self._oracle.known[asked]
@@ -189,3 +221,12 @@ class _Search:
     def _result(self, pinned: frozenset[str], feasible: bool, complete: bool) -> PinSearch:
         proved = {name: self._certificate[name] for name in sorted(pinned) if name in self._certificate}
         return PinSearch(pinned, feasible, complete, self._oracle.probes, proved, self._oracle.rounds, self._oracle.calls, self._shared)
+
+
+def alike(order: Sequence[str], groups: Sequence[Sequence[str]]) -> bool:
+    """Whether the most suspicious layers, the end of ``order``, come from the same groups more often than chance would have it."""
+    n = len(order)
+    top = frozenset(order[-max(_SMALLEST_POOL, n // 20) :])
+    pairs = sum(math.comb(len(top.intersection(group)), 2) for group in groups)
+    expected = math.comb(len(top), 2) * sum(math.comb(len(group), 2) for group in groups) / max(1, math.comb(n, 2))
+    return pairs >= max(3.0, 2.0 * expected)

@@ -188,3 +188,52 @@ def test_duplicate_layers_are_refused_and_the_verdict_is_public() -> None:
     with pytest.raises(ValueError, match="unique"):
         find_pins(["a", "a"], lambda _: Verdict.PASS)
     assert PublicVerdict is Verdict
+
+
+def roles(n: int, count: int) -> list[list[str]]:
+    """``count`` groups of layers that lie far apart, as one operator of every block does."""
+    return [names(n)[i::count] for i in range(count)]
+
+
+@given(st.integers(2, 40), st.data())
+def test_groups_change_the_path_and_not_the_answer(n: int, data: st.DataObject) -> None:
+    layers = names(n)
+    culprits = frozenset(data.draw(st.sets(st.sampled_from(layers), min_size=1)))
+    groups = [g for g in roles(n, data.draw(st.integers(1, n))) if data.draw(st.booleans())]
+    suspicion = data.draw(st.none() | st.fixed_dictionaries({name: st.floats(-1, 1) for name in layers}))
+    workers = data.draw(st.sampled_from([1, 3]))
+    check(find_pins(layers, needs(culprits), suspicion=suspicion, groups=groups, workers=workers), culprits)
+
+
+@pytest.mark.parametrize(("guilty", "most"), [(1, 25), (2, 42), (4, 78)])
+def test_guilty_groups_cost_less_than_a_search_among_all_layers_could(guilty: int, most: int) -> None:
+    """1,000 layers in 100 groups: 10, 20 or 40 culprits, for which the information bound is 78, 138 and 238."""
+    groups, counts = roles(1000, 100), []
+    for seed in range(30):
+        chosen = np.random.default_rng(seed).choice(100, guilty, replace=False)
+        culprits = frozenset(name for g in chosen for name in groups[g])
+        found = find_pins(names(1000), needs(culprits), groups=groups)
+        check(found, culprits)
+        counts.append(len(found.probes) - 2)
+    assert np.mean(counts) <= most
+
+
+@pytest.mark.parametrize("k", [1, 4, 16])
+def test_groups_that_tell_nothing_cost_a_fifth_at_most_and_nothing_against_a_good_prior(k: int) -> None:
+    layers, groups = names(1000), roles(1000, 100)
+    counts: dict[str, list[int]] = {"flat": [], "grouped": [], "prior": [], "grouped prior": []}
+    for seed in range(30):
+        random = np.random.default_rng(seed)
+        culprits = frozenset(random.choice(layers, k, replace=False).tolist())
+        prior = {name: float(random.normal()) + 2.9 * (name in culprits) for name in layers}
+        for label in counts:
+            options = {"suspicion": prior if "prior" in label else None, "groups": groups if "grouped" in label else ()}
+            counts[label].append(len(find_pins(layers, needs(culprits), **options).probes))
+    assert np.mean(counts["grouped"]) <= 1.2 * np.mean(counts["flat"])
+    assert np.mean(counts["grouped prior"]) <= 1.1 * np.mean(counts["prior"])
+
+
+def test_groups_are_disjoint_sets_of_layers() -> None:
+    for groups in ([["layer0", "layer1"], ["layer1", "layer2"]], [["layer0", "other"]]):
+        with pytest.raises(ValueError, match="groups disjoint"):
+            find_pins(names(4), needs(frozenset()), groups=groups)
