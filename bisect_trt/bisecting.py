@@ -13,10 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bisect_trt.blocks import same_roles
+from bisect_trt.latency import LatencyModel
 from bisect_trt.precision import PrecisionPlan
 from bisect_trt.prober import Prober, ProbeResult
 from bisect_trt.search import find_pins
 from bisect_trt.search.grow import Trial, grow
+from bisect_trt.search.quicken import quicken
 from bisect_trt.sensitivity import Sensitivity
 from bisect_trt.verdict import Verdict
 
@@ -30,13 +32,15 @@ class Bisection:
     """``pinned`` passes on both runners; ``proof`` maps each pin to the probe of the same set without it, which does not.
 
     ``complete`` is false if a pin could not be proved; ``violations`` counts pins that the search took for needed and the
-    verification did not, which a monotone model cannot give.
+    verification did not, which a monotone model cannot give. ``spare_casts`` are pins whose probe does pass, but whose absence is
+    estimated to be slower.
     """
 
     pinned: frozenset[str]
     proof: Mapping[str, ProbeResult]
     complete: bool
     violations: int = 0
+    spare_casts: frozenset[str] = frozenset()
 
 
 class Bisector:
@@ -45,8 +49,17 @@ class Bisector:
     ``limit`` is the share of the tolerance that a set may use: an engine that errs twice as much asks for a half.
     """
 
-    def __init__(self, prober: Prober, second: Prober, base: PrecisionPlan, layers: Sequence[str], limit: float = 1.0) -> None:
+    def __init__(
+        self,
+        prober: Prober,
+        second: Prober,
+        base: PrecisionPlan,
+        layers: Sequence[str],
+        limit: float = 1.0,
+        latency: LatencyModel | None = None,
+    ) -> None:
         self._limit = limit
+        self._latency = latency
         self._prober = prober
         self._second = second
         self._base = base
@@ -59,7 +72,17 @@ class Bisector:
         found = self._small_set(sensitivity.must_pin, suspicion, sensitivity, self._by_first)
         if not self._by_both([found])[0].verdict.passed:
             found = self._small_set(found, suspicion, sensitivity, self._by_both)
-        return self._verified(found)
+        verified = self._verified(found)
+        return verified if self._latency is None else self._quicker(verified, self._latency)
+
+    def _quicker(self, smallest: Bisection, latency: LatencyModel) -> Bisection:
+        """A passing set that is estimated to be faster, reached from ``smallest`` by exchanging and adding pins."""
+        quick = quicken(smallest.pinned, latency, lambda pins: self._by_both([pins])[0].verdict.passed)
+        if quick == smallest.pinned:
+            return smallest
+        without = {name: self._by_both([quick - {name}])[0] for name in sorted(quick, key=self._order.__getitem__)}
+        spare = frozenset(name for name, result in without.items() if result.verdict.passed)
+        return Bisection(quick, without, self._by_both([quick])[0].verdict.passed, smallest.violations, spare)
 
     def _small_set(self, start: frozenset[str], suspicion: Mapping[str, float], sensitivity: Sensitivity, judge: Judge) -> frozenset[str]:
         """A set that ``judge`` passes, 1-minimal by the search's certificate."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
@@ -17,6 +18,7 @@ from bisect_trt.errors import RunnerFailedError
 from bisect_trt.graph.weights import Finding, weight_findings
 from bisect_trt.inputs import suspicious_inputs
 from bisect_trt.judging import MARGIN, EngineJudge, Fp32, Judgement
+from bisect_trt.latency import LatencyModel, latency_model
 from bisect_trt.marking import EngineTable, probe_effect_matters, trace_engine
 from bisect_trt.material import Material
 from bisect_trt.observer import Observer
@@ -225,8 +227,18 @@ class Job:
             return None
         assert self.sensitivity is not None and self.table is not None
         sensitivity = self.sensitivity.under(limit)
-        self.bisector = Bisector(self.prober, self.second, self.base, self.material.names, limit)
+        self.bisector = Bisector(
+            self.prober, self.second, self.base, self.material.names, limit, self.latency() if self.settings.minimise == "latency" else None
+        )
         return self.bisector.run(suspicion_of(self.table, sensitivity.scores), sensitivity)
+
+    def latency(self) -> LatencyModel | None:
+        """What pins are estimated to cost; None before the layers' sizes are known."""
+        if self.table is None:
+            return None
+        elements = {str(row.layer): int(str(row.elements)) for row in self.table.itertuples()}
+        inputs = {n: a.size for n, a in self.material.samples[0].arrays.items() if a.dtype == np.float32}
+        return latency_model(self.material.model.proto, self.material.layers, elements, inputs)
 
     def _trace(self) -> pd.DataFrame:
         key = self.prober.key("layers", self.settings.precision.value, "kernels" if self._kernels else "")

@@ -22,6 +22,7 @@ RUNNERS = ("auto", "emulated", "tensorrt", "onnxruntime-cuda")
 TYPINGS = ("strong", "weak")
 REWRITES = ("layernorm",)
 CERTIFIERS = ("emulated", "engine")
+AIMS = ("layers", "latency")
 PROBE_TIMEOUT_S = 900.0
 Inputs = Sequence[str | Path | Mapping[str, NDArray[Any]]]
 
@@ -30,7 +31,8 @@ Inputs = Sequence[str | Path | Mapping[str, NDArray[Any]]]
 class Settings:
     """Everything a run depends on. ``out`` None means ``reports/<model>-<precision>`` in the current folder.
 
-    ``rewrite`` names a rewrite of the model to be made first. ``workers`` run probes at a time, each in a process of its own
+    ``rewrite`` names a rewrite of the model to be made first; ``minimise`` says what a set of pins should have few of.
+    ``workers`` run probes at a time, each in a process of its own
     where there are several, on the Ray cluster at ``ray`` if that is given. ``trt_module``, ``typing``, ``profiles``,
     ``probe_timeout_s``, ``max_builds`` and ``certify`` concern engines only.
     Raises :class:`BadInputError` for a word that is none of its option's.
@@ -52,6 +54,7 @@ class Settings:
     probe_timeout_s: float = PROBE_TIMEOUT_S
     max_builds: int | None = None
     certify: str = "emulated"
+    minimise: str = "layers"
     rewrite: str | None = None
 
     def __post_init__(self) -> None:
@@ -59,6 +62,7 @@ class Settings:
             ("--runner", self.runner, RUNNERS),
             ("--typing", self.typing, TYPINGS),
             ("--certify", self.certify, CERTIFIERS),
+            ("--minimise", self.minimise, AIMS),
             ("--rewrite", self.rewrite, (None, *REWRITES)),
         ):
             if value not in known:

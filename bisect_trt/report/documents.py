@@ -51,7 +51,10 @@ def headline(result: Result) -> str:
         return f"{name} meets the requirement as it is: nothing to pin."
     if result.cause.value == "tf32":
         return "Strict FP32 meets the requirement: turn TF32 off."
+    spare = result.search_facts.get("pins_that_spare_casts", 0)
     proof = "each proved to be needed" if result.complete else "not yet proved to be minimal"
+    if spare and result.complete:
+        proof = f"{len(result.pinned) - spare} proved to be needed, {spare} that spare conversions"
     return f"Keep {len(result.pinned)} of {result.layer_count} layers in FP32 and the requirement is met; {proof}."
 
 
@@ -150,7 +153,7 @@ def as_markdown(result: Result) -> str:
         "",
         *(f"- {s}" for s in search_sentences(result)),
         "",
-        *_markdown(result.pins, ["layer", "op", "proved", "proved_on", "verdict_without", "score_without"]),
+        *_markdown(result.pins, ["layer", "op", "role", "proved", "proved_on", "verdict_without", "score_without"]),
         "",
         "## Outputs",
         "",
@@ -168,7 +171,10 @@ def as_junit(result: Result) -> str:
     suite = ElementTree.Element("testsuite", name="bisect-trt", time=f"{result.seconds:.3f}")
     cases = [("requirement", "" if result.passed else f"{result.sentence} Score: {times(result.score)}")]
     for row in result.pins.itertuples():
-        cases.append((f"pin {row.layer} is needed", "" if row.proved else "not proved"))
+        needed = row.role == "needed"
+        cases.append(
+            (f"pin {row.layer} is needed" if needed else f"pin {row.layer} spares casts", "not proved" if needed and not row.proved else "")
+        )
     failures = 0
     for name, failure in cases:
         case = ElementTree.SubElement(suite, "testcase", classname=result.model, name=name)
