@@ -20,6 +20,8 @@ from bisect_trt.prober import Prober, ProbeResult
 DEFAULT_MAX_BUILDS = 8
 MAX_SEARCHES = 4
 MARGIN = 0.9
+WORTHWHILE = 1.2
+"""How much wider a limit must be to be worth another search and build."""
 """A scaled search aims a tenth below what the observed ratio asks for: the ratio moves a little from plan to plan."""
 
 
@@ -132,6 +134,7 @@ class EngineJudge:
                 self._bisection, self._limit, pins = found, limit, found.pinned
                 result = self._build(pins)
                 if result.verdict.passed:
+                    pins = self._shrunk(pins, limit)
                     break
                 limit = tightened(limit, result.score, self._emulated_score(pins), self._floors)
             if pins not in self.tried or not self.tried[pins].verdict.passed:
@@ -182,6 +185,16 @@ class EngineJudge:
                 low = middle
         return pins | frozenset(rest[:high])
 
+    def _shrunk(self, pins: frozenset[str], limit: float) -> frozenset[str]:
+        """A smaller set that passes too: searched for within more of the tolerance, where the engine left much of it unused."""
+        for _ in range(MAX_SEARCHES):
+            wider = matching_limit(self.tried[pins].score, self._emulated_score(pins), self._floors)
+            found = self._search(wider) if wider > WORTHWHILE * limit else None
+            if found is None or len(found.pinned) >= len(pins) or not self._build(found.pinned).verdict.passed:
+                break
+            self._bisection, self._limit, pins, limit = found, wider, found.pinned, wider
+        return pins
+
     def _certified(self, pins: frozenset[str]) -> tuple[frozenset[str], dict[str, ProbeResult]]:
         """Each removal built: superfluous pins go, until a whole round finds none."""
         order = {name: i for i, name in enumerate(self._ranked)}
@@ -206,11 +219,16 @@ def tightened(limit: float, engine_score: float, emulated_score: float, floors: 
     What counts is the error above the floor that no pin removes, the all-pinned scores on (emulator, engine): the engine's
     excess is taken to be a multiple of the emulator's, and that multiple was just seen.
     """
-    emulated_floor, engine_floor = floors
-    room = max(limit - emulated_floor, 0.0)
+    room = max(limit - floors[0], 0.0)
     if not math.isfinite(engine_score):
-        return emulated_floor + room / 2.0
+        return floors[0] + room / 2.0
+    return min(floors[0] + 0.7 * room, matching_limit(engine_score, emulated_score, floors))
+
+
+def matching_limit(engine_score: float, emulated_score: float, floors: tuple[float, float] = (0.0, 0.0)) -> float:
+    """What the emulator scores where the engine just meets the tolerance, by the ratio seen above the ``floors``; with a margin."""
+    emulated_floor, engine_floor = floors
     allowed = max(1.0 - engine_floor, 0.0)
     excess = max(engine_score - engine_floor, 1e-9)
     seen = max(emulated_score - emulated_floor, 1e-9)
-    return emulated_floor + min(0.7 * room, MARGIN * seen * allowed / excess)
+    return emulated_floor + MARGIN * seen * allowed / excess

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,15 @@ def test_an_engine_that_errs_more_gets_a_plan_in_few_builds(judged: Judged, gain
     assert (result.engine["tolerance_share"] < 1.0) == (gain > 1.0)
     assert engine.built[-1].pinned == set(result.pinned) or result.score <= 1.0
     assert result.complete == (not result.engine["pins_added_by_engine"])
+
+
+def test_an_engine_that_errs_less_gets_a_smaller_set(judged: Judged) -> None:
+    fixture = replace(residual(), require="rel_range<=2.5e-4")
+    few, engine = judged(fixture, Engine(fixture, 0.5))
+    plans = [len(plan.pinned) for plan in engine.built[3:]]
+    assert few.passed and few.complete and few.engine["tolerance_share"] > 1.2
+    assert len(few.pinned) == min(plans) < plans[0], "the first set passed and left room"
+    assert set(few.pins["tolerance_share"]) == {few.engine["tolerance_share"]}
 
 
 def test_certified_on_the_engine(judged: Judged) -> None:
