@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import platform
 import statistics
@@ -58,3 +59,8 @@ def machine() -> str:
         f"{date.today().isoformat()}, bisect-trt {__version__}, onnxruntime {ort.__version__}, onnx {onnx.__version__}, "
         f"Python {platform.python_version()}, {os.cpu_count()} cores, {platform.machine()}, no GPU"
     )
+
+
+def reports(names: tuple[str, ...]) -> list[str]:
+    """The tables of the modules ``names``, which share what they ran."""
+    return ["\n".join(importlib.import_module(f"benchmarks.{name}").report()) for name in names]

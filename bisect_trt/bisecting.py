@@ -80,8 +80,13 @@ class Bisector:
         quick = quicken(smallest.pinned, latency, lambda pins: self._by_both([pins])[0].verdict.passed)
         if quick == smallest.pinned:
             return smallest
-        without = {name: self._by_both([quick - {name}])[0] for name in sorted(quick, key=self._order.__getitem__)}
-        spare = frozenset(name for name, result in without.items() if result.verdict.passed)
+        while True:
+            without = {name: self._by_both([quick - {name}])[0] for name in sorted(quick, key=self._order.__getitem__)}
+            spare = frozenset(name for name, result in without.items() if result.verdict.passed)
+            cheaper = [name for name in sorted(spare) if latency.seconds(quick - {name}) < latency.seconds(quick)]
+            if not cheaper:
+                break
+            quick -= {cheaper[0]}
         return Bisection(quick, without, self._by_both([quick])[0].verdict.passed, smallest.violations, spare)
 
     def _small_set(self, start: frozenset[str], suspicion: Mapping[str, float], sensitivity: Sensitivity, judge: Judge) -> frozenset[str]:

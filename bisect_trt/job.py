@@ -163,7 +163,7 @@ class Job:
             )
         self.savable = True
         assert self.table is not None
-        measured = affordable(self.material.names, suspicion_of(self.table), base.seconds)
+        measured = affordable(self.material.names, suspicion_of(self.table), self.baselines[precision.value].seconds)
         self.sensitivity = measure_sensitivity(
             self.prober, self.fleet or self.runner, self.material.samples, lambda: self.material.references, precision, measured,
             self.folder, self.observer,
@@ -236,7 +236,8 @@ class Job:
         """What pins are estimated to cost; None before the layers' sizes are known."""
         if self.table is None:
             return None
-        elements = {str(row.layer): int(str(row.elements)) for row in self.table.itertuples()}
+        shared = {layer.name: len(self.material.samples) * max(1, len(layer.outputs)) for layer in self.material.layers}
+        elements = {str(r.layer): int(str(r.elements)) // shared.get(str(r.layer), 1) for r in self.table.itertuples()}
         inputs = {n: a.size for n, a in self.material.samples[0].arrays.items() if a.dtype == np.float32}
         return latency_model(self.material.model.proto, self.material.layers, elements, inputs)
 

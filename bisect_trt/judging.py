@@ -189,7 +189,8 @@ class EngineJudge:
         """A smaller set that passes too: searched for within more of the tolerance, where the engine left much of it unused."""
         for _ in range(MAX_SEARCHES):
             wider = matching_limit(self.tried[pins].score, self._emulated_score(pins), self._floors)
-            found = self._search(wider) if wider > WORTHWHILE * limit else None
+            wider = min(wider, MARGIN * self._emulated_score(frozenset()))  # without pins the engine is known to fail
+            found = self._search(wider) if wider > WORTHWHILE * limit and len(self.tried) < self._max_builds else None
             if found is None or len(found.pinned) >= len(pins) or not self._build(found.pinned).verdict.passed:
                 break
             self._bisection, self._limit, pins, limit = found, wider, found.pinned, wider

@@ -70,7 +70,7 @@ def latency_model(
     tensors = tuple(
         Tensor(made.get(t), frozenset(readers.get(t, ())), t in kept, size) for t, size in sizes.items() if t in made or t in readers
     )
-    slower = {layer.name: _slower(layer, elements.get(layer.name, 0), sizes, weights) for layer in layers}
+    slower = {layer.name: _slower(model.graph.node[layer.index], layer, elements.get(layer.name, 0), sizes, weights) for layer in layers}
     neighbours = {layer.name: _neighbours(layer, made, readers) for layer in layers}
     return LatencyModel(slower, tensors, neighbours)
 
@@ -80,20 +80,29 @@ def _neighbours(layer: Layer, made: Mapping[str, str], readers: Mapping[str, set
     return frozenset(before.union(*(readers.get(t, set()) for t in layer.outputs)) - {layer.name})
 
 
-def _slower(layer: Layer, made: int, sizes: Mapping[str, int], weights: Mapping[str, tuple[int, ...]]) -> float:
+def _slower(node: onnx.NodeProto, layer: Layer, made: int, sizes: Mapping[str, int], weights: Mapping[str, tuple[int, ...]]) -> float:
     """The seconds that FP32 adds: twice the traffic, and half the rate in matrix products."""
     stored = sum(math.prod(weights[t]) for t in layer.inputs if t in weights)
     moved = made + stored + sum(sizes.get(t, 0) for t in layer.inputs)
-    operations = 2.0 * made * _terms(layer, made, sizes, weights) if layer.op in _MATRIX_OPS else 0.0
+    operations = 2.0 * _products(node, layer, made, sizes, weights) if layer.op in _MATRIX_OPS else 0.0
     reduced = max(operations / HALF_FLOPS, 2.0 * moved / BYTES_PER_S)
     return max(operations / TF32_FLOPS, 4.0 * moved / BYTES_PER_S) - reduced
 
 
-def _terms(layer: Layer, made: int, sizes: Mapping[str, int], weights: Mapping[str, tuple[int, ...]]) -> float:
-    """How many products a result sums: from the weight's shape, or, for two activations, from the sizes of all three."""
-    for tensor in layer.inputs[1:2]:
-        if tensor in weights:
-            shape = weights[tensor]
-            return math.prod(shape) / max(1, shape[-1] if layer.op in ("MatMul", "Gemm") else shape[0])
-    a, b = (sizes.get(t, 0) for t in layer.inputs[:2]) if len(layer.inputs) > 1 else (0, 0)
-    return math.sqrt(a * b / made) if made else 0.0
+def _products(node: onnx.NodeProto, layer: Layer, made: int, sizes: Mapping[str, int], weights: Mapping[str, tuple[int, ...]]) -> float:
+    """How many products the layer forms: from its weight's shape, or, for two activations, from the sizes of all three.
+
+    The latter takes the product for a single one; a batch of b is overrated by the root of b.
+    """
+    first, second = layer.inputs[:2]
+    if second in weights:
+        shape = weights[second]
+        if layer.op == "ConvTranspose":  # each input element meets every place and channel of its weight
+            return sizes.get(first, 0) * math.prod(shape[1:])
+        if layer.op == "Gemm":
+            transposed = any(a.name == "transB" and a.i for a in node.attribute)
+            return made * shape[1 if transposed else 0]
+        return made * (math.prod(shape[1:]) if layer.op == "Conv" else shape[-2 if len(shape) > 1 else 0])
+    if first in weights:
+        return made * weights[first][-1]
+    return math.sqrt(sizes.get(first, 0) * sizes.get(second, 0) / made) * made if made else 0.0

@@ -67,6 +67,8 @@ class Settings:
         ):
             if value not in known:
                 raise BadInputError(f"{option} {value}: unknown; choose one of {', '.join(k for k in known if k)}")
+        if self.minimise == "latency" and self.certify == "engine":
+            raise BadInputError("--minimise latency keeps pins that only spare casts, --certify engine drops them: choose one")
         if self.precision is Precision.FP32:
             raise BadInputError("--precision fp32: that is the reference; choose fp16, bf16 or tf32")
 

@@ -162,5 +162,11 @@ def test_forms_that_were_not_measured_are_left_to_the_emulator() -> None:
     x, w = small(1, 1, 8, 6, 6), small(2, 4, 4, 3, 3)
     assert kernels.run_kernel(onnx.helper.make_node("Conv", ["x", "w"], ["y"], group=2), [x, w]) is None
     assert kernels.run_kernel(onnx.helper.make_node("MatMul", ["x", "w"], ["y"]), [small(1, 8), small(2, 8, 3)]) is None
+    empty = np.zeros((0, 4), np.float32)
+    assert kernels.run_kernel(onnx.helper.make_node("Softmax", ["x"], ["y"], axis=1), [empty]) is None
+    norm = onnx.helper.make_node("BatchNormalization", list("xsbmv"), ["y"])
+    assert kernels.run_kernel(norm, [small(1, 2, 3, 4), *(small(i, 3, 4) for i in range(4))]) is None
+    bare = onnx.helper.make_node("Softmax", ["x"], ["y"])
+    assert kernels.run_kernel(bare, [small(1, 2, 3, 4)], 11) is None and kernels.run_kernel(bare, [small(1, 2, 3, 4)], 13) is not None
     scaled = onnx.helper.make_node("Gemm", ["a", "b"], ["y"], alpha=0.5)
     assert kernels.run_kernel(scaled, [small(1, 2, 8), small(2, 8, 3)]) is None

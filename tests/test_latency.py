@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from onnx import helper
 
 import bisect_trt
 from bisect_trt.errors import BadInputError
 from bisect_trt.graph import list_layers
-from bisect_trt.latency import BYTES_PER_S, latency_model
+from bisect_trt.graph.layers import Layer
+from bisect_trt.latency import BYTES_PER_S, _products, latency_model
 from fixtures.build import GraphBuilder
 from fixtures.cases.unimatch import unimatch
 
@@ -41,6 +43,27 @@ def test_minimising_latency_never_ends_dearer_and_says_why_a_pin_is_there(tmp_pa
     assert set(few.pins["role"]) == {"needed"} and len(few.pinned) <= len(quick.pinned)
     for row in quick.pins.itertuples():
         assert (row.verdict_without == "pass") == (row.role == "spares casts") and row.proved == (row.role == "needed")
+
+
+@pytest.mark.parametrize(
+    ("op", "weight", "attributes", "products"),
+    [
+        ("MatMul", (30, 20), {}, 200 * 30),
+        ("Gemm", (30, 20), {}, 200 * 30),
+        ("Gemm", (20, 30), {"transB": 1}, 200 * 30),
+        ("Conv", (20, 30, 3, 3), {}, 200 * 30 * 9),
+        ("ConvTranspose", (30, 20, 2, 2), {}, 300 * 20 * 4),
+    ],
+)
+def test_products_of_a_layer_with_a_weight(op: str, weight: tuple[int, ...], attributes: dict[str, int], products: int) -> None:
+    node = helper.make_node(op, ["x", "w"], ["y"], **attributes)
+    layer = Layer("l", op, 0, ("y",), ("x", "w"), frozenset())
+    assert _products(node, layer, 200, {"x": 300}, {"w": weight}) == products
+
+
+def test_latency_and_engine_certificates_exclude_each_other(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match="choose one"):
+        bisect_trt.bisect(unimatch().model, unimatch().inputs, minimise="latency", certify="engine", out=tmp_path)
 
 
 def test_an_unknown_aim_is_said(tmp_path: Path) -> None:

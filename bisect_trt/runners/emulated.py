@@ -93,6 +93,7 @@ class EmulatedRunner:
         self._pieces = PieceStore(self._model, threads)
         self._constants = ConstantStore(self._model.graph)
         self._base = base
+        self._opset = opset_of(self._model)
         self._threads = threads
         self._switched: dict[tuple[Precision, Precision], SwitchedSession] = {}
         self._layer_names = frozenset(layer.name for layer in list_layers(model))
@@ -215,11 +216,11 @@ class EmulatedRunner:
             self._rounded(name, precision, chain) if position in rounded_positions else self._value(name, chain)
             for position, name in enumerate(step.inputs)
         ]
-        if kernels and precision is Precision.FP16 and self._model.graph.node[step.index].op_type in KERNELS:
-            found = run_kernel(self._model.graph.node[step.index], [v.numpy() for v in values])
-            if found is not None:
-                return [self._rounding(ort.OrtValue.ortvalue_from_numpy(found)._ortvalue, precision)]
         try:
+            if kernels and precision is Precision.FP16 and self._model.graph.node[step.index].op_type in KERNELS:
+                found = run_kernel(self._model.graph.node[step.index], [v.numpy() for v in values], self._opset)
+                if found is not None:
+                    return [self._rounding(ort.OrtValue.ortvalue_from_numpy(found)._ortvalue, precision)]
             piece = self._ready.get((step.index, precision))
             if piece is None:
                 piece = self._pieces.node(step.index, precision, [v.data_type() for v in values], rounded_positions)

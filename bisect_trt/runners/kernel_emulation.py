@@ -7,6 +7,7 @@ before an engine is built: a set that only passes with sums in FP32 would come b
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from threading import Lock
 from typing import Any
 
 from numpy.typing import NDArray
@@ -23,9 +24,12 @@ class KernelRunner:
     def __init__(self, emulator: EmulatedRunner) -> None:
         self.versions: Mapping[str, str] = emulator.versions
         self._emulator = emulator
+        # A walk borrows the constants that its emulator keeps, at one precision at a time: two walks would free each other's.
+        self._alone = Lock()
 
     def outputs(self, plan: PrecisionPlan) -> Iterator[Mapping[str, NDArray[Any]]]:
-        yield from self._emulator.walk(plan, kernels=True)
+        with self._alone:
+            yield from self._emulator.walk(plan, kernels=True)
 
     def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
         return {}

@@ -109,12 +109,16 @@ def softmax(x: Array, axis: int) -> Array:
     return half(powers / half(powers.sum(axis=axis, keepdims=True)))
 
 
-def run_kernel(node: onnx.NodeProto, inputs: Sequence[Array]) -> Array | None:
+def run_kernel(node: onnx.NodeProto, inputs: Sequence[Array], opset: int = 13) -> Array | None:
     """The output of the FP16 layer ``node``, one of ``KERNELS``, as the engine computes it; None for a form not reproduced.
 
     ``inputs`` are rounded to FP16, in the node's order, absent ones left out.
     """
+    if any(a.size == 0 for a in inputs) or len(node.output) > 1:
+        return None
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    if node.op_type == "Softmax":
+        attributes.setdefault("axis", 1 if opset < 13 else -1)
     with np.errstate(over="ignore", invalid="ignore"):  # overflow is a finding, and NumPy's business to tell nobody
         return KERNELS[node.op_type](attributes, inputs)
 
@@ -150,8 +154,10 @@ def _gemm(attributes: Mapping[str, Any], inputs: Sequence[Array]) -> Array | Non
     return half(total + inputs[2]) if len(inputs) > 2 else total
 
 
-def _batch_normalization(attributes: Mapping[str, Any], inputs: Sequence[Array]) -> Array:
+def _batch_normalization(attributes: Mapping[str, Any], inputs: Sequence[Array]) -> Array | None:
     x, scale, bias, mean, variance = inputs
+    if x.ndim < 2 or scale.ndim != 1 or attributes.get("training_mode", 0):
+        return None
     return batch_normalization(x, scale, bias, mean, variance, attributes.get("epsilon", 1e-5))
 
 
@@ -162,7 +168,7 @@ def _hard_sigmoid(attributes: Mapping[str, Any], inputs: Sequence[Array]) -> Arr
 def _softmax(attributes: Mapping[str, Any], inputs: Sequence[Array]) -> Array | None:
     """Over the last axis, where every version of the operator means the same."""
     x = inputs[0]
-    return softmax(x, -1) if attributes.get("axis", 1) in (-1, x.ndim - 1) else None
+    return softmax(x, -1) if attributes["axis"] in (-1, x.ndim - 1) else None
 
 
 KERNELS: dict[str, Callable[[Mapping[str, Any], Sequence[Array]], Array | None]] = {

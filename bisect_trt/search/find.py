@@ -110,14 +110,17 @@ class _Search:
         """Find the guilty groups; only their layers are searched on. A group is as suspicious as its worst layer."""
         place = {name: i for i, name in enumerate(self._order)}
         grouped = {name for group in self._groups for name in group}
-        units = [*map(frozenset, self._groups), *(frozenset({name}) for name in self._order if name not in grouped)]
+        units = [
+            *(frozenset(group) for group in self._groups if group),
+            *(frozenset({name}) for name in self._order if name not in grouped),
+        ]
         units.sort(key=lambda unit: max(place[name] for name in unit))
         members = {str(i): unit for i, unit in enumerate(units)}
         pool = Pool(list(members), frozenset(), self._informed, unpinned, members)
         self._explore([pool], most=max(2, int(_MOST_GUILTY * len(units))))
-        if pool.walk.done:
-            self._everything = pool.culprits
-            self._order = [name for name in self._order if name in self._everything]
+        # Given up or not, what passed is known to: the rest of the layers need not be looked at again.
+        self._everything = self._best
+        self._order = [name for name in self._order if name in self._everything]
 
     def _settle(self, unpinned: Probe) -> None:
         count = max(1, min(self._oracle.workers, len(self._order) // _SMALLEST_POOL))
@@ -149,7 +152,7 @@ class _Search:
                 break
             self._oracle.run(self._likely_next(pools))
         for pool in pools:
-            self._certificate.update(pool.certificate)
+            self._certificate.update(pool.certificate if pool.of_layers else {})
 
     def _likely_next(self, pools: Sequence[Pool]) -> list[frozenset[str]]:
         """Each pool's next probe, then the probes that would follow, the likeliest first: work for idle workers."""

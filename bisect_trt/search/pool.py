@@ -25,6 +25,7 @@ class Pool:
     ) -> None:
         n = len(order)
         self._members = members
+        self.of_layers = members is None
         self.order = order
         self.pinned = pinned
         self.walk = Walk(Belief.start(make_hypotheses(n, informed=informed)), fails_at=None if unpinned is None else n)

@@ -24,16 +24,20 @@ class Cost(Protocol):
 
 
 def quicken(pinned: frozenset[str], cost: Cost, passes: Callable[[frozenset[str]], bool], max_trials: int = MAX_TRIALS) -> frozenset[str]:
-    """The cheapest passing set found from ``pinned``, which passes, in at most ``max_trials`` probes; never a dearer one."""
-    tried = {pinned}
+    """The cheapest passing set found from ``pinned``, in at most ``max_trials`` probes; never a dearer one.
+
+    ``pinned`` passes, and is known to fail without any one of its pins.
+    """
+    tried, trials = {pinned, *(pinned - {name} for name in pinned)}, 0
     while True:
         here = cost.seconds(pinned)
         priced = sorted((cost.seconds(s), sorted(s)) for s in set(_next_to(pinned, cost.neighbours)) - tried)
         for seconds, names in priced:
-            if seconds >= here * (1.0 - 1e-9) or len(tried) > max_trials:
+            if seconds >= here * (1.0 - 1e-9) or trials == max_trials:
                 return pinned
             candidate = frozenset(names)
             tried.add(candidate)
+            trials += 1
             if passes(candidate):
                 pinned = candidate
                 break

@@ -233,6 +233,15 @@ def test_groups_that_tell_nothing_cost_a_fifth_at_most_and_nothing_against_a_goo
     assert np.mean(counts["grouped prior"]) <= 1.1 * np.mean(counts["prior"])
 
 
+def test_groups_that_are_given_up_leave_a_set_that_is_proved() -> None:
+    """Four layers of four guilty groups serve, or fifty others: the walk over groups meets the first, and is given up."""
+    firsts, others, partners = ([f"{kind}{i}" for i in range(count)] for kind, count in (("a", 4), ("b", 50), ("z", 4)))
+    groups = [*([a, z] for a, z in zip(firsts, partners, strict=True)), *(others[i::5] for i in range(5)), []]
+    layers = [*firsts, *others, *partners]
+    found = find_pins(layers, lambda p: Verdict.PASS if set(firsts) <= p or set(others) <= p else Verdict.FAIL, groups=groups)
+    assert found.complete and set(found.certificate) == found.pinned and found.pinned in (set(firsts), set(others))
+
+
 def test_groups_are_disjoint_sets_of_layers() -> None:
     for groups in ([["layer0", "layer1"], ["layer1", "layer2"]], [["layer0", "other"]]):
         with pytest.raises(ValueError, match="groups disjoint"):

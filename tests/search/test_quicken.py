@@ -36,6 +36,14 @@ def test_a_gap_of_two_between_pins_is_filled_where_the_casts_cost_more() -> None
     assert quicken(pins, Chain((1.0,) * 6, border=0.5), lambda s: pins <= s) == pins
 
 
+def test_removals_that_are_known_to_fail_cost_no_trial() -> None:
+    """Forty pins apart from each other, and one gap that is worth filling."""
+    chain = Chain(tuple(1.0 for _ in range(130)), border=0.6)
+    pins = frozenset(str(3 * i) for i in range(40)) | {"122", "124"}
+    asked: list[frozenset[str]] = []
+    assert quicken(pins, chain, lambda s: bool(asked.append(s)) or pins <= s, max_trials=3) > pins
+
+
 def test_a_pin_is_exchanged_for_a_cheaper_neighbour_that_serves() -> None:
     chain = Chain((1.0, 9.0, 2.0, 1.0), border=0.1)
     assert quicken(frozenset({"1"}), chain, lambda s: bool(s & {"1", "2"})) == {"2"}
