@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -141,7 +142,9 @@ def test_interrupt_leaves_the_best_plan_on_disk(tmp_path: Path) -> None:
     (tmp_path / "x.npz").write_bytes(input_bytes(fixture))
     command = [sys.executable, "-m", "bisect_trt", "run", str(tmp_path / "m.onnx"), "--input", str(tmp_path / "x.npz"),
                "--requirement", "rel_range<=2e-4", "--out", str(out), "-v"]  # fmt: skip
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    # A shell's background job ignores SIGINT, and its children inherit that: the tests may run in one.
+    answered = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, preexec_fn=answered)
     assert process.stderr is not None
     for line in process.stderr:
         if "pins:" in line:
