@@ -28,8 +28,8 @@ def session(model: onnx.ModelProto, *, optimise: bool) -> ort.InferenceSession:
 
 def walk(runner: EmulatedRunner, plan: PrecisionPlan) -> None:
     """The way that gives every layer's values, used for the error table."""
-    chain = runner._start(runner._samples[0])
-    runner._advance(runner._steps, plan, chain)
+    chain = runner.start(runner._samples[0])
+    runner.advance(runner.steps, plan, chain)
 
 
 def measure(path: Path, inputs: Path) -> list[tuple[str, float]]:

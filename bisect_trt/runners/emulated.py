@@ -8,7 +8,7 @@ made once, and values are freed after their last use, so that memory does not gr
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,13 +17,14 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from bisect_trt.errors import RunnerFailedError, one_line
-from bisect_trt.graph.layers import Kind, Role, list_layers, node_names, role_of
+from bisect_trt.graph.layers import list_layers
 from bisect_trt.graph.opset import with_new_nodes_pinned, with_roundings
-from bisect_trt.graph.types import captured_names, infer_types, opset_of
+from bisect_trt.graph.types import opset_of
 from bisect_trt.precision import Precision, PrecisionPlan
 from bisect_trt.runners.base import Sample
 from bisect_trt.runners.kernels import KERNELS, run_kernel
 from bisect_trt.runners.pieces import Piece, PieceStore
+from bisect_trt.runners.steps import Chain, Step, compile_steps
 from bisect_trt.runners.switched import SwitchedSession
 from bisect_trt.runners.weights import ConstantStore, Value
 
@@ -42,41 +43,6 @@ class LayerValues:
     introduced: NDArray[np.float32]
 
 
-@dataclass(frozen=True)
-class _Step:
-    index: int
-    name: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    roles: Mapping[Precision, Role]
-    reduced_in: Mapping[Precision, frozenset[int]]
-    reduced_out: Mapping[Precision, tuple[str, ...]]
-    frees: tuple[str, ...]
-
-    def lowers(self, precision: Precision) -> bool:
-        """True if the node is a layer that runs differently at ``precision``."""
-        return self.roles[precision].kind is Kind.LAYER
-
-
-@dataclass
-class _Chain:
-    """The live tensors of one history: values, their rounded versions, and what is rounded already."""
-
-    values: dict[str, Value]
-    versions: dict[tuple[str, Precision], Value] = field(default_factory=dict)
-    state: dict[str, Precision] = field(default_factory=dict)
-    held: tuple[ort.OrtValue, ...] = ()
-    """The inputs' owners: ONNX Runtime's C values only borrow NumPy's memory."""
-
-    def free(self, names: Sequence[str]) -> None:
-        for name in names:
-            self.values.pop(name, None)
-        if self.versions:
-            gone = set(names)
-            for key in [k for k in self.versions if k[0] in gone]:
-                del self.versions[key]
-
-
 class EmulatedRunner:
     """Executes ``model`` on ``samples`` with explicit roundings; ``base`` is the precision most probes will use.
 
@@ -89,17 +55,17 @@ class EmulatedRunner:
         self.versions: Mapping[str, str] = {"onnxruntime": ort.__version__, "onnx": onnx.__version__}
         self._source = model
         self._samples = list(samples)
-        self._model = with_roundings(model, base)
-        self._pieces = PieceStore(self._model, threads)
-        self._constants = ConstantStore(self._model.graph)
+        self.model = with_roundings(model, base)
+        self._pieces = PieceStore(self.model, threads)
+        self.constants = ConstantStore(self.model.graph)
         self._base = base
-        self._opset = opset_of(self._model)
+        self._opset = opset_of(self.model)
         self._threads = threads
         self._switched: dict[tuple[Precision, Precision], SwitchedSession] = {}
         self._layer_names = frozenset(layer.name for layer in list_layers(model))
         self._ready: dict[tuple[int, Precision], Piece] = {}
-        self._outputs = tuple(o.name for o in self._model.graph.output)
-        self._steps = self._compile()
+        self._outputs = tuple(o.name for o in self.model.graph.output)
+        self.steps = compile_steps(self.model, self.constants)
 
     def outputs(self, plan: PrecisionPlan) -> Iterator[Mapping[str, NDArray[Any]]]:
         session, lowered = self._session_for(plan)
@@ -116,7 +82,7 @@ class EmulatedRunner:
         if key not in self._switched:
             if len(self._switched) == _KEPT_SESSIONS:
                 del self._switched[next(iter(self._switched))]
-            self._switched[key] = SwitchedSession(self._model, self._constants, *key, self._threads)
+            self._switched[key] = SwitchedSession(self.model, self.constants, *key, self._threads)
         return self._switched[key], lowered
 
     def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
@@ -124,11 +90,11 @@ class EmulatedRunner:
 
     def walk(self, plan: PrecisionPlan, *, kernels: bool) -> Iterator[Mapping[str, NDArray[Any]]]:
         """Each sample's outputs, computed layer by layer; ``kernels`` as for :meth:`trace`."""
-        plan = with_new_nodes_pinned(self._source, self._model, plan)
+        plan = with_new_nodes_pinned(self._source, self.model, plan)
         for sample in self._samples:
-            chain = self._start(sample)
-            self._advance(self._steps, plan, chain, kernels)
-            yield {name: self._fetch(name, chain) for name in self._outputs}
+            chain = self.start(sample)
+            self.advance(self.steps, plan, chain, kernels)
+            yield {name: self.fetch(name, chain) for name in self._outputs}
 
     def trace(self, sample: Sample, plan: PrecisionPlan, *, kernels: bool = False) -> Iterator[LayerValues]:
         """Each lowered layer's float outputs on ``sample`` in network order, against the exact ones.
@@ -136,9 +102,9 @@ class EmulatedRunner:
         Both histories advance together and are freed together: two networks' live tensors are in memory, never all
         activations. ``kernels`` asks for the sums of TensorRT for RTX (see :mod:`bisect_trt.runners.kernels`), which take longer.
         """
-        plan = with_new_nodes_pinned(self._source, self._model, plan)
-        exact, low = self._start(sample), self._start(sample)
-        for step in self._steps:
+        plan = with_new_nodes_pinned(self._source, self.model, plan)
+        exact, low = self.start(sample), self.start(sample)
+        for step in self.steps:
             precision = plan.precision_of(step.name)
             reference = self._execute(step, Precision.FP32, exact)
             accumulated = self._execute(step, precision, low, kernels)
@@ -161,54 +127,32 @@ class EmulatedRunner:
         The exact history advances once; at each wanted layer a fork of it runs to the end. That costs half an inference
         a layer, and one more network's live tensors. None stands for outputs that could not be computed.
         """
-        exact, asked = self._start(sample), frozenset(wanted)
-        for position, step in enumerate(self._steps):
+        exact, asked = self.start(sample), frozenset(wanted)
+        for position, step in enumerate(self.steps):
             if step.name in asked and step.lowers(precision):
-                fork = _Chain(dict(exact.values), dict(exact.versions), dict(exact.state))
+                fork = exact.fork()
                 try:
-                    self._advance([step], PrecisionPlan(precision), fork)
-                    self._advance(self._steps[position + 1 :], PrecisionPlan(Precision.FP32), fork)
+                    self.advance([step], PrecisionPlan(precision), fork)
+                    self.advance(self.steps[position + 1 :], PrecisionPlan(Precision.FP32), fork)
                 except RunnerFailedError:
                     yield step.name, None
                 else:
-                    yield step.name, {name: self._fetch(name, fork) for name in self._outputs}
-            self._advance([step], PrecisionPlan(Precision.FP32), exact)
+                    yield step.name, {name: self.fetch(name, fork) for name in self._outputs}
+            self.advance([step], PrecisionPlan(Precision.FP32), exact)
 
-    def _advance(self, steps: Sequence[_Step], plan: PrecisionPlan, chain: _Chain, kernels: bool = False) -> None:
+    def advance(self, steps: Sequence[Step], plan: PrecisionPlan, chain: Chain, kernels: bool = False) -> None:
+        """Run ``steps`` on ``chain``, each as ``plan`` has it. An exact step reads a constant from the chain if it is there."""
         for step in steps:
             precision = plan.precision_of(step.name)
             self._keep(step, precision, self._execute(step, precision, chain, kernels), chain)
             chain.free(step.frees)
 
-    def _compile(self) -> list[_Step]:
-        graph = self._model.graph
-        scope, opset = infer_types(self._model), opset_of(self._model)
-        last_use: dict[str, int] = {}
-        parts = []
-        for index, (node, name) in enumerate(zip(graph.node, node_names(graph.node), strict=True)):
-            if node.output and node.output[0] in self._constants:
-                continue
-            slots = tuple(i for i, tensor in enumerate(node.input) if tensor)
-            inputs = (*(node.input[i] for i in slots), *captured_names(node))
-            outputs = tuple(o for o in node.output if o)
-            for tensor in (*inputs, *outputs):
-                last_use[tensor] = index
-            parts.append((index, node, name, slots, inputs, outputs))
-        kept = set(self._outputs)
-        steps = []
-        for index, node, name, slots, inputs, outputs in parts:
-            frees = tuple(t for t in {*inputs, *outputs} if last_use[t] == index and t not in kept)
-            roles = {p: role_of(node, name, scope, opset, p) for p in Precision}
-            positions = {p: frozenset(slots.index(i) for i in role.reduced_in) for p, role in roles.items()}
-            reduced = {p: tuple(node.output[i] for i in role.reduced_out) for p, role in roles.items()}
-            steps.append(_Step(index, name, inputs, outputs, roles, positions, reduced, frees))
-        return steps
-
-    def _start(self, sample: Sample) -> _Chain:
+    def start(self, sample: Sample) -> Chain:
+        """A history that has run no step yet."""
         values = {n: ort.OrtValue.ortvalue_from_numpy(np.asarray(a, order="C")) for n, a in sample.arrays.items()}
-        return _Chain({n: v._ortvalue for n, v in values.items()}, held=tuple(values.values()))
+        return Chain({n: v._ortvalue for n, v in values.items()}, held=tuple(values.values()))
 
-    def _execute(self, step: _Step, precision: Precision, chain: _Chain, kernels: bool = False) -> list[Value]:
+    def _execute(self, step: Step, precision: Precision, chain: Chain, kernels: bool = False) -> list[Value]:
         if not step.lowers(precision):
             precision = Precision.FP32
         rounded_positions = step.reduced_in[precision]
@@ -217,10 +161,10 @@ class EmulatedRunner:
             for position, name in enumerate(step.inputs)
         ]
         try:
-            if kernels and precision is Precision.FP16 and self._model.graph.node[step.index].op_type in KERNELS:
-                found = run_kernel(self._model.graph.node[step.index], [v.numpy() for v in values], self._opset)
+            if kernels and precision is Precision.FP16 and self.model.graph.node[step.index].op_type in KERNELS:
+                found = run_kernel(self.model.graph.node[step.index], [v.numpy() for v in values], self._opset)
                 if found is not None:
-                    return [self._rounding(ort.OrtValue.ortvalue_from_numpy(found)._ortvalue, precision)]
+                    return [self.round(ort.OrtValue.ortvalue_from_numpy(found)._ortvalue, precision)]
             piece = self._ready.get((step.index, precision))
             if piece is None:
                 piece = self._pieces.node(step.index, precision, [v.data_type() for v in values], rounded_positions)
@@ -229,33 +173,35 @@ class EmulatedRunner:
             # By index: iterating this C++ vector to its end throws a C++ exception, which was seen to cost 30 us a layer.
             return [results[i] for i in range(len(piece.outputs))]
         except Exception as error:
-            op = self._model.graph.node[step.index].op_type
+            op = self.model.graph.node[step.index].op_type
             raise RunnerFailedError(f"layer {step.name!r} ({op}): ONNX Runtime failed ({one_line(error)})") from error
 
-    def _keep(self, step: _Step, precision: Precision, results: Sequence[Value], chain: _Chain) -> None:
+    def _keep(self, step: Step, precision: Precision, results: Sequence[Value], chain: Chain) -> None:
         chain.values.update(zip(step.outputs, results, strict=True))
         if step.lowers(precision):
             for name in step.reduced_out[precision]:
                 chain.state[name] = precision
 
-    def _value(self, name: str, chain: _Chain) -> Value:
-        return self._constants.value(name) if name in self._constants else chain.values[name]
+    def _value(self, name: str, chain: Chain) -> Value:
+        return chain.values[name] if name in chain.values else self.constants.value(name)
 
-    def _rounded(self, name: str, precision: Precision, chain: _Chain) -> Value:
-        if name in self._constants:
-            return self._constants.value(name, precision)
+    def _rounded(self, name: str, precision: Precision, chain: Chain) -> Value:
+        if name in self.constants:
+            return self.constants.value(name, precision)
         state = chain.state.get(name, Precision.FP32)
         if state is precision or (precision is Precision.TF32 and state.is_storage):
             return chain.values[name]
         key = (name, precision)
         if key not in chain.versions:
-            chain.versions[key] = self._rounding(chain.values[name], precision)
+            chain.versions[key] = self.round(chain.values[name], precision)
         return chain.versions[key]
 
-    def _rounding(self, value: Value, precision: Precision) -> Value:
+    def round(self, value: Value, precision: Precision) -> Value:
+        """Any float tensor, rounded to ``precision``."""
         piece = self._pieces.rounding(precision)
         return piece.run({piece.inputs[0]: value}, piece.outputs, None)[0]
 
-    def _fetch(self, name: str, chain: _Chain) -> NDArray[Any]:
+    def fetch(self, name: str, chain: Chain) -> NDArray[Any]:
+        """A live tensor or a constant."""
         value: NDArray[Any] = self._value(name, chain).numpy()
         return value
