@@ -45,15 +45,16 @@ def _register_shared_arena() -> bool:
     return True
 
 
-def piece_session(model: bytes, threads: int = 0) -> ort.InferenceSession:
-    """A session over one node and its roundings, exactly as written: no optimisation may touch a rounding.
+def piece_session(model: bytes, threads: int = 0, *, optimised: bool = False) -> ort.InferenceSession:
+    """A session over a few nodes and their roundings, exactly as written unless ``optimised`` as a whole model's session is.
 
     ``threads`` is what one call may use; 0 leaves it to the machine.
     """
     _register_shared_arena()
     options = ort.SessionOptions()
     options.log_severity_level = 4
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if not optimised:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.enable_mem_pattern = False
     options.intra_op_num_threads = min(threads or os.cpu_count() or 1, _MAX_PIECE_THREADS)
     options.add_session_config_entry("session.use_env_allocators", "1")
