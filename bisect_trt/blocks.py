@@ -32,18 +32,18 @@ def regime_of(pinned: Sequence[str], alone: Mapping[str, float]) -> tuple[Regime
     """The regime, and over how many layers the error spreads.
 
     ``alone`` maps layers to their scores when only they are lowered. Few culprits: at least half of the pins miss the requirement
-    alone, or they make up nine tenths of the squared effects, or it was not measured. Else the error is spread over the fewest layers
-    that make up nine tenths.
+    alone, or of the layers that do not, the pins make up nine tenths of the squared effects, or it was not measured. Else the error is
+    spread over the fewest layers that make up nine tenths.
     """
-    finite = np.asarray([s for s in alone.values() if math.isfinite(s)], np.float64)
     guilty = sum(not alone[name] <= 1.0 for name in pinned if name in alone)
-    if not pinned or not alone or 2 * guilty >= len(pinned) or not finite.size:
+    rest = {name: score**2 for name, score in alone.items() if score <= 1.0}
+    if not pinned or not alone or 2 * guilty >= len(pinned) or not rest:
         return Regime.FEW_CULPRITS, len(pinned)
-    squares = np.sort(finite**2)[::-1]
+    squares = np.sort(np.asarray(list(rest.values()), np.float64))[::-1]
     total = float(squares.sum())
     spread = int(np.searchsorted(np.cumsum(squares), _BULK * total * (1.0 - 1e-9))) + 1 if total > 0.0 else len(pinned)
-    theirs = sum(alone[name] ** 2 for name in pinned if name in alone and math.isfinite(alone[name]))
-    return (Regime.FEW_CULPRITS, len(pinned)) if theirs >= _BULK * total else (Regime.DIFFUSE, spread)
+    theirs = sum(rest.get(name, 0.0) for name in pinned)
+    return (Regime.FEW_CULPRITS, len(pinned)) if theirs >= _BULK * total else (Regime.DIFFUSE, spread + guilty)
 
 
 def in_words(pinned: Sequence[str], patterns: Sequence[Pattern], layers: Sequence[Layer]) -> list[str]:

@@ -30,6 +30,8 @@ def test_regimes() -> None:
     even = {f"l{i}": 0.3 for i in range(100)}
     assert regime_of(["l0", "l1"], even) == (Regime.DIFFUSE, 90)
     assert regime_of(["a"], {}) == (Regime.FEW_CULPRITS, 1)
+    loud = {"culprit": 29.0, **even}  # one culprit must not drown a hundred layers that share the rest
+    assert regime_of(["culprit", "l0", "l1"], loud) == (Regime.DIFFUSE, 91)
 
 
 def test_auc_bound_and_violations() -> None:
