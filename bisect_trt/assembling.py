@@ -209,6 +209,7 @@ def _search_facts(job: Job, found: Bisection | Judgement | None, plan: Precision
         "information_bound": information_bound(len(job.material.names), len(pinned)),
         "violations": count_violations([(p.plan.pinned, p.verdict.passed) for p in searched]),
         "superfluous_pins_dropped": bisection.violations if bisection is not None else 0,
+        "pins_without_steering": bisection.unsteered if bisection is not None else None,
         "pins_that_spare_casts": len(bisection.spare_casts & plan.pinned) if bisection is not None else 0,
         "estimated_pin_seconds": model.seconds(plan.pinned) if (model := job.latency()) is not None else None,
     }

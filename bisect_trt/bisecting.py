@@ -1,16 +1,17 @@
 """The bisect and verify stations: from "everything lowered fails" to a small set of pins, each proved directly.
 
-Three ways, best first: grow a set from the measured effects and shrink it; where growing stalls, bisect over all layers,
-ordered by suspicion; and in any case verify the end, the set itself and each single removal, to a fixpoint. A second
+Grow a set from the measured effects and shrink it; where growing stalls, bisect over all layers, ordered by suspicion. A second
 runner that orders its arithmetic differently must agree: if it does not, the answer was too close to the tolerance, and
-the set is repaired and shrunk once more with both as the judge (the second is only asked where the first passes).
+the set is repaired and shrunk once more with both as the judge (the second is only asked where the first passes). Where very
+many layers share the blame, steered walks may know a smaller set. In any case verify the end, the set itself and each single
+removal, to a fixpoint.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from bisect_trt.blocks import same_roles
 from bisect_trt.latency import LatencyModel
@@ -23,6 +24,8 @@ from bisect_trt.sensitivity import Sensitivity
 from bisect_trt.verdict import Verdict
 
 MAX_GROWTH_PROBES = 400
+MANY_PINS = 24
+"""Below so many pins a steered walk costs more than it can save."""
 
 Judge = Callable[[Sequence[frozenset[str]]], list[ProbeResult]]
 
@@ -33,7 +36,7 @@ class Bisection:
 
     ``complete`` is false if a pin could not be proved; ``violations`` counts pins that the search took for needed and the
     verification did not, which a monotone model cannot give. ``spare_casts`` are pins whose probe does pass, but whose absence is
-    estimated to be slower.
+    estimated to be slower. ``unsteered`` is how many pins the search found, where a steered walk found fewer.
     """
 
     pinned: frozenset[str]
@@ -41,12 +44,14 @@ class Bisection:
     complete: bool
     violations: int = 0
     spare_casts: frozenset[str] = frozenset()
+    unsteered: int | None = None
 
 
 class Bisector:
     """Searches with ``prober`` and confirms with ``second``; ``best`` is the smallest set so far that passes both.
 
-    ``limit`` is the share of the tolerance that a set may use: an engine that errs twice as much asks for a half.
+    ``limit`` is the share of the tolerance that a set may use: an engine that errs twice as much asks for a half. ``steered`` gives
+    the sets of one steered walk after the other, to be tried in their order.
     """
 
     def __init__(
@@ -57,8 +62,10 @@ class Bisector:
         layers: Sequence[str],
         limit: float = 1.0,
         latency: LatencyModel | None = None,
+        steered: Callable[[], Iterable[Sequence[frozenset[str]]]] | None = None,
     ) -> None:
         self._limit = limit
+        self._steered = steered
         self._latency = latency
         self._prober = prober
         self._second = second
@@ -72,8 +79,17 @@ class Bisector:
         found = self._small_set(sensitivity.must_pin, suspicion, sensitivity, self._by_first)
         if not self._by_both([found])[0].verdict.passed:
             found = self._small_set(found, suspicion, sensitivity, self._by_both)
-        verified = self._verified(found)
+        walked = self._walked(found)
+        verified = self._verified(found) if walked is None else replace(self._verified(walked), violations=0, unsteered=len(found))
         return verified if self._latency is None else self._quicker(verified, self._latency)
+
+    def _walked(self, found: frozenset[str]) -> frozenset[str] | None:
+        """The first set of the steered walks that passes on both runners and has fewer pins than ``found``, None if there is none."""
+        walks = self._steered() if self._steered is not None and len(found) >= MANY_PINS else ()
+        for pinned in (pinned for sets in walks for pinned in sets):
+            if len(pinned) < len(found) and self._by_both([pinned])[0].verdict.passed:
+                return pinned
+        return None
 
     def _quicker(self, smallest: Bisection, latency: LatencyModel) -> Bisection:
         """A passing set that is estimated to be faster, reached from ``smallest`` by exchanging and adding pins."""
@@ -87,7 +103,8 @@ class Bisector:
             if not cheaper:
                 break
             quick -= {cheaper[0]}
-        return Bisection(quick, without, self._by_both([quick])[0].verdict.passed, smallest.violations, spare)
+        passes = self._by_both([quick])[0].verdict.passed
+        return replace(smallest, pinned=quick, proof=without, complete=passes, spare_casts=spare)
 
     def _small_set(self, start: frozenset[str], suspicion: Mapping[str, float], sensitivity: Sensitivity, judge: Judge) -> frozenset[str]:
         """A set that ``judge`` passes, 1-minimal by the search's certificate."""

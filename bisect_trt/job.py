@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from bisect_trt.bisecting import Bisection, Bisector
-from bisect_trt.compare.sampling import ErrorSampler
+from bisect_trt.compare.sampling import MEAN_NORM, ErrorSampler
 from bisect_trt.crews import open_fleet
 from bisect_trt.engines import EngineBaselines, diagnose_engine, engine_baselines, open_engine, sums_in_fp16
 from bisect_trt.errors import RunnerFailedError
@@ -31,6 +31,7 @@ from bisect_trt.runners.tensorrt import TensorRTRunner
 from bisect_trt.runners.whole import WholeModelRunner
 from bisect_trt.sensitivity import Sensitivity, affordable, measure_sensitivity
 from bisect_trt.settings import Settings, default_folder
+from bisect_trt.steering import Steering, nominal_seconds
 from bisect_trt.store import RunFolder
 from bisect_trt.tracing import suspicion_of, trace_layers
 from bisect_trt.triage import Cause, Diagnosis, diagnose_baselines, diagnose_golden, diagnose_reduced, times
@@ -227,10 +228,17 @@ class Job:
             return None
         assert self.sensitivity is not None and self.table is not None
         sensitivity = self.sensitivity.under(limit)
-        self.bisector = Bisector(
-            self.prober, self.second, self.base, self.material.names, limit, self.latency() if self.settings.minimise == "latency" else None
-        )
+        latency = self.latency() if self.settings.minimise == "latency" else None
+        steered = self._steering(sensitivity).walks if self.engine is None and sensitivity.order > MEAN_NORM else None
+        self.bisector = Bisector(self.prober, self.second, self.base, self.material.names, limit, latency, steered)
         return self.bisector.run(suspicion_of(self.table, sensitivity.scores), sensitivity)
+
+    def _steering(self, sensitivity: Sensitivity) -> Steering:
+        latency = self.latency()
+        assert latency is not None
+        seconds = nominal_seconds(len(self.material.names), latency.products, len(self.material.samples))
+        largest = max((tensor.elements for tensor in latency.tensors), default=0)
+        return Steering(self.prober, self.material, self.base, sensitivity, self.folder, self.observer, seconds, largest)
 
     def latency(self) -> LatencyModel | None:
         """What pins are estimated to cost; None before the layers' sizes are known."""

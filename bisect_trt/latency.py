@@ -32,11 +32,14 @@ class Tensor:
 
 @dataclass(frozen=True)
 class LatencyModel:
-    """``slower``: the seconds that pinning a layer adds to it; ``neighbours``: the layers that it exchanges tensors with."""
+    """``slower``: the seconds that pinning a layer adds to it; ``neighbours``: the layers that it exchanges tensors with;
+    ``products``: how many products all matrix operators form on one sample.
+    """
 
     slower: Mapping[str, float]
     tensors: tuple[Tensor, ...]
     neighbours: Mapping[str, frozenset[str]]
+    products: float = 0.0
 
     def seconds(self, pinned: frozenset[str]) -> float:
         """The estimated time that ``pinned`` adds to a network that runs reduced."""
@@ -70,9 +73,14 @@ def latency_model(
     tensors = tuple(
         Tensor(made.get(t), frozenset(readers.get(t, ())), t in kept, size) for t, size in sizes.items() if t in made or t in readers
     )
-    slower = {layer.name: _slower(model.graph.node[layer.index], layer, elements.get(layer.name, 0), sizes, weights) for layer in layers}
+    slower, total = {}, 0.0
+    for layer in layers:
+        made_here = elements.get(layer.name, 0)
+        products = _products(model.graph.node[layer.index], layer, made_here, sizes, weights) if layer.op in _MATRIX_OPS else 0.0
+        slower[layer.name] = _slower(layer, made_here, products, sizes, weights)
+        total += products
     neighbours = {layer.name: _neighbours(layer, made, readers) for layer in layers}
-    return LatencyModel(slower, tensors, neighbours)
+    return LatencyModel(slower, tensors, neighbours, total)
 
 
 def _neighbours(layer: Layer, made: Mapping[str, str], readers: Mapping[str, set[str]]) -> frozenset[str]:
@@ -80,11 +88,11 @@ def _neighbours(layer: Layer, made: Mapping[str, str], readers: Mapping[str, set
     return frozenset(before.union(*(readers.get(t, set()) for t in layer.outputs)) - {layer.name})
 
 
-def _slower(node: onnx.NodeProto, layer: Layer, made: int, sizes: Mapping[str, int], weights: Mapping[str, tuple[int, ...]]) -> float:
+def _slower(layer: Layer, made: int, products: float, sizes: Mapping[str, int], weights: Mapping[str, tuple[int, ...]]) -> float:
     """The seconds that FP32 adds: twice the traffic, and half the rate in matrix products."""
     stored = sum(math.prod(weights[t]) for t in layer.inputs if t in weights)
     moved = made + stored + sum(sizes.get(t, 0) for t in layer.inputs)
-    operations = 2.0 * _products(node, layer, made, sizes, weights) if layer.op in _MATRIX_OPS else 0.0
+    operations = 2.0 * products
     reduced = max(operations / HALF_FLOPS, 2.0 * moved / BYTES_PER_S)
     return max(operations / TF32_FLOPS, 4.0 * moved / BYTES_PER_S) - reduced
 

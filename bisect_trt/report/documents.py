@@ -80,6 +80,12 @@ def search_sentences(result: Result) -> list[str]:
         f"{facts['emulated_probes']} emulated probes and {result.effect_runs} single-layer runs; by yes and no alone, telling "
         f"{len(result.pinned)} of {result.layer_count} layers apart takes {facts['information_bound']:.0f} answers at least.{auc}"
     )
+    if facts.get("pins_without_steering"):
+        lines.append(
+            f"The set lets the errors of lowered layers cancel on these inputs, as seen layer by layer in both emulated arithmetics; "
+            f"without that the search found {facts['pins_without_steering']} pins. Cancelling is chance: an engine that sums in another "
+            "order needs `--runner tensorrt`, and other inputs need `verify`."
+        )
     if facts["violations"]:
         lines.append(f"{facts['violations']} failing sets held a passing one: here more pins are not always better.")
     return lines
