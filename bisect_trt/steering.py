@@ -22,6 +22,7 @@ from bisect_trt.observer import Observer
 from bisect_trt.precision import PrecisionPlan
 from bisect_trt.prober import Prober
 from bisect_trt.runners.base import Sample
+from bisect_trt.runners.emulated import EmulatedRunner
 from bisect_trt.runners.histories import Histories, History
 from bisect_trt.search.spread import Rounding, Spread
 from bisect_trt.search.steer import PRICES, Look, Move, steer
@@ -42,6 +43,7 @@ _MEMORY_BYTES, _HELD_BYTES = 4e9, 128
 """A walk may hold so much; in float32 and two arithmetics, four times the beam, about four tensors each that no other plan shares."""
 
 _TRIED = 16
+_FP32_NOISE = 1e-5
 
 _DRAWS = 4
 """What rounding an activation does is chance; its mean square over the samples as they are and moved three times is what counts."""
@@ -129,6 +131,22 @@ class Steering:
         return ErrorSampler(self._material.requirements, self._material.references, outputs, _SAMPLED)
 
     @cached_property
+    def _threads(self) -> int:
+        """One, if a walk on one thread makes the roundings of the runner's probes, else as many as a probe takes, which is slower.
+
+        ONNX Runtime cuts the sums of large convolutions by the number of threads: with 16 of them that redrew roundings in most plans
+        tried, with 2 in few. Differences of FP32's own size come after the last rounding, and redraw none.
+        """
+        names, base = self._material.names, self._base
+        single = EmulatedRunner(self._material.model.proto, self._material.samples, base.base, threads=1)
+        for pinned in (self._must, self._must.union(names[::3])):
+            plan = base.with_pins(pinned)
+            for walked, probed in zip(single.walk(plan, kernels=False), self._prober.runner.outputs(plan), strict=True):
+                if not all(np.allclose(walked[n], probed[n], _FP32_NOISE, _FP32_NOISE, equal_nan=True) for n in walked):
+                    return thread_count(0)
+        return 1
+
+    @cached_property
     def _spread(self) -> tuple[Spread, NDArray[np.int64]]:
         """Every rounding with its effect on the elements that roundings disturb most, and which elements these are."""
         self._observer.station("roundings")
@@ -155,7 +173,7 @@ class Steering:
             vector = sampler.errors(sample, outputs)  # a score of all elements would cost half a look
             return vector[own[sample]], float(np.abs(vector).max(initial=0.0))
 
-        with Histories(self._material.model.proto, samples, self._base.base, self._material.names, errors) as histories:
+        with Histories(self._material.model.proto, samples, self._base.base, self._material.names, errors, self._threads) as histories:
             yield histories
 
 

@@ -59,7 +59,7 @@ class _Rest:
 class Histories:
     """Runs ``layers`` of ``model`` on ``samples``, lowered to ``precision`` or exact.
 
-    ``errors`` judges a sample's outputs.
+    ``errors`` judges a sample's outputs; ``threads`` is for the first arithmetic, whose sums may follow their number.
     """
 
     def __init__(
@@ -69,10 +69,12 @@ class Histories:
         precision: Precision,
         layers: Sequence[str],
         errors: Errors,
+        threads: int = 1,
     ) -> None:
         self._samples = list(samples)
-        self._runners: tuple[EmulatedRunner, ...] = tuple(
-            kind(model, samples, precision, threads=1) for kind in (EmulatedRunner, OptimisedRunner)
+        self._runners: tuple[EmulatedRunner, ...] = (
+            EmulatedRunner(model, samples, precision, threads=threads),
+            OptimisedRunner(model, samples, precision, threads=1),
         )
         self._plan = PrecisionPlan(precision)
         self._layers = frozenset(layers)

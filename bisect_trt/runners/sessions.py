@@ -33,6 +33,11 @@ def reference_session(source: str | bytes) -> ort.InferenceSession:
         raise BadInputError(f"{where}: ONNX Runtime cannot load it ({one_line(error)})") from error
 
 
+def thread_count(threads: int) -> int:
+    """How many threads 0 stands for: said, not left to ONNX Runtime, since its sums of some convolutions follow the number."""
+    return threads or os.cpu_count() or 1
+
+
 @cache
 def _register_shared_arena() -> bool:
     """One arena for all pieces: their outputs are freed in another order than a session would, and no piece hoards."""
@@ -56,7 +61,7 @@ def piece_session(model: bytes, threads: int = 0, *, optimised: bool = False) ->
     if not optimised:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.enable_mem_pattern = False
-    options.intra_op_num_threads = min(threads or os.cpu_count() or 1, _MAX_PIECE_THREADS)
+    options.intra_op_num_threads = threads or min(thread_count(0), _MAX_PIECE_THREADS)
     options.add_session_config_entry("session.use_env_allocators", "1")
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
@@ -67,7 +72,7 @@ def switched_session(source: str | bytes, threads: int = 0) -> ort.InferenceSess
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = threads
+    options.intra_op_num_threads = thread_count(threads)
     try:
         return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except Exception as error:

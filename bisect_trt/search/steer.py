@@ -34,7 +34,7 @@ _UNSEEN = 0.04
 _AHEAD = 0.5
 """How much of the predicted standard deviation of what is to come counts: what comes can be steered too."""
 
-PRICES = (2.4, 1.5, 0.9)
+PRICES = (2.4, 1.9, 1.5, 1.1)
 """A pin must take away this many times the share of the errors that a pin of the plan does in the mean. The first finds the fewest
 pins, but where errors resist it ends above the tolerance: then the next may do."""
 
