@@ -24,6 +24,7 @@ from bisect_trt.prober import Prober
 from bisect_trt.runners.base import Sample
 from bisect_trt.runners.emulated import EmulatedRunner
 from bisect_trt.runners.histories import Histories, History
+from bisect_trt.runners.sessions import thread_count
 from bisect_trt.search.spread import Rounding, Spread
 from bisect_trt.search.steer import PRICES, Look, Move, steer
 from bisect_trt.sensitivity import Sensitivity
