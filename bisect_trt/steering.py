@@ -44,7 +44,9 @@ _MEMORY_BYTES, _HELD_BYTES = 4e9, 128
 """A walk may hold so much; in float32 and two arithmetics, four times the beam, about four tensors each that no other plan shares."""
 
 _TRIED = 16
+
 _FP32_NOISE = 1e-5
+"""Relative and absolute: what another order of FP32 sums changes; a redrawn FP16 rounding changes a hundred times more."""
 
 _DRAWS = 4
 """What rounding an activation does is chance; its mean square over the samples as they are and moved three times is what counts."""

@@ -20,7 +20,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from bisect_trt.errors import RunnerFailedError
+from bisect_trt.errors import RunnerFailedError, one_line
 from bisect_trt.precision import Precision, PrecisionPlan
 from bisect_trt.runners.base import Sample
 from bisect_trt.runners.emulated import EmulatedRunner
@@ -241,5 +241,8 @@ class Histories:
         model = onnx.ModelProto(ir_version=max(runner.model.ir_version, 4), graph=graph)
         model.opset_import.extend(runner.model.opset_import)
         model.functions.extend(runner.model.functions)
-        session = piece_session(model.SerializeToString(), 1, optimised=True)
+        try:
+            session = piece_session(model.SerializeToString(), 1, optimised=True)
+        except Exception as error:  # too large to serialise, or something ONNX Runtime takes only as a whole
+            raise RunnerFailedError(f"ONNX Runtime cannot load the network from step {begin} on ({one_line(error)})") from error
         return Piece(session, tuple(i.name for i in inputs), tuple(o.name for o in outputs))
