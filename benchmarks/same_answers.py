@@ -54,9 +54,7 @@ def jobs(folder: Path) -> Iterator[Job]:
             (RECOGNISER, "ocr_rec", "atol=1e-2,rtol=1e-2"),
             (DETECTOR, "ocr_det", "atol=1e-2,rtol=1e-2"),
         ):
-            yield Job(
-                f"{inputs}, {requirement}", model, SHARED / f"{inputs}.npz", ("--requirement", requirement)
-            )
+            yield Job(f"{inputs}, {requirement}", model, SHARED / f"{inputs}.npz", ("--requirement", requirement))
 
 
 def _arguments(fixture: Fixture) -> tuple[str, ...]:
@@ -95,9 +93,7 @@ def answer(checkout: Path, job: Job, more: tuple[str, ...] = ()) -> Answer:
         ]  # fmt: skip
         environment = {**os.environ, "PYTHONPATH": str(checkout)}
         began = time.perf_counter()
-        done = subprocess.run(
-            command, cwd=checkout, env=environment, capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
     seconds = time.perf_counter() - began
     if not done.stdout.strip():
         words = done.stderr.strip().splitlines()[-1:] or ["no output"]

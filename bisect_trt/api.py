@@ -40,7 +40,6 @@ def bisect(
     probe_timeout_s: float = PROBE_TIMEOUT_S,
     max_builds: int | None = None,
     certify: str = "emulated",
-    minimise: str = "layers",
     rewrite: str | None = None,
     observer: Observer | None = None,
 ) -> Result:
@@ -70,7 +69,6 @@ def bisect(
         probe_timeout_s=probe_timeout_s,
         max_builds=max_builds,
         certify=certify,
-        minimise=minimise,
         rewrite=rewrite,
     )
     return run(settings, observer)

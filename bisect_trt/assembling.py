@@ -35,7 +35,6 @@ class _Answer:
     proof: dict[str, ProbeResult]
     complete: bool
     limit: float = 1.0
-    spare: frozenset[str] = frozenset()
 
 
 def assemble(job: Job, diagnosis: Diagnosis, found: Bisection | Judgement | None, seconds: float) -> Result:
@@ -108,13 +107,12 @@ def _answer(job: Job, diagnosis: Diagnosis, found: Bisection | Judgement | None)
         proof = dict(found.bisection.proof) if found.bisection is not None else {}
         proof = {**{n: r for n, r in proof.items() if n in found.plan.pinned}, **found.proof}
         complete = found.passed and all(name in proof for name in found.plan.pinned)
-        spare = found.bisection.spare_casts if found.bisection is not None else frozenset()
-        return _Answer(found.plan, found.result, proof, complete, found.limit, spare)
+        return _Answer(found.plan, found.result, proof, complete, found.limit)
     if found is not None:
         plan = job.base.with_pins(found.pinned)
         worse = max(job.prober.probe(plan), job.second.probe(plan), key=lambda r: r.score)
         final = worse if job.engine is None else None
-        return _Answer(base.with_pins(found.pinned), final, dict(found.proof), found.complete, spare=found.spare_casts)
+        return _Answer(base.with_pins(found.pinned), final, dict(found.proof), found.complete)
     engine = job.engine_baselines
     if diagnosis.cause is Cause.NONE:
         return _Answer(base, engine.base if engine is not None else job.baselines[base.base.value], {}, True)
@@ -149,8 +147,7 @@ def _pins_table(job: Job, answer: _Answer) -> pd.DataFrame:
                     "layer": layer.name,
                     "op": layer.op,
                     "scope": layer.scope,
-                    "role": "spares casts" if layer.name in answer.spare else "needed",
-                    "proved": proof is not None and layer.name not in answer.spare,
+                    "proved": proof is not None,
                     "proved_on": proof.runner if proof is not None else "",
                     "tolerance_share": (1.0 if engine_proof else answer.limit) if proof is not None else math.nan,
                     "verdict_without": proof.verdict.value if proof is not None else "",
@@ -158,7 +155,7 @@ def _pins_table(job: Job, answer: _Answer) -> pd.DataFrame:
                     "proof_probe": order[(proof.runner, proof.plan)] if proof is not None else -1,
                 }
             )
-    columns = ["layer", "op", "scope", "role", "proved", "proved_on", "tolerance_share", "verdict_without", "score_without", "proof_probe"]
+    columns = ["layer", "op", "scope", "proved", "proved_on", "tolerance_share", "verdict_without", "score_without", "proof_probe"]
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -209,9 +206,6 @@ def _search_facts(job: Job, found: Bisection | Judgement | None, plan: Precision
         "information_bound": information_bound(len(job.material.names), len(pinned)),
         "violations": count_violations([(p.plan.pinned, p.verdict.passed) for p in searched]),
         "superfluous_pins_dropped": bisection.violations if bisection is not None else 0,
-        "pins_without_steering": bisection.unsteered if bisection is not None else None,
-        "pins_that_spare_casts": len(bisection.spare_casts & plan.pinned) if bisection is not None else 0,
-        "estimated_pin_seconds": model.seconds(plan.pinned) if (model := job.latency()) is not None else None,
     }
 
 

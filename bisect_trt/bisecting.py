@@ -2,30 +2,24 @@
 
 Grow a set from the measured effects and shrink it; where growing stalls, bisect over all layers, ordered by suspicion. A second
 runner that orders its arithmetic differently must agree: if it does not, the answer was too close to the tolerance, and
-the set is repaired and shrunk once more with both as the judge (the second is only asked where the first passes). Where very
-many layers share the blame, steered walks may know a smaller set. In any case verify the end, the set itself and each single
+the set is repaired and shrunk once more with both as the judge (the second is only asked where the first passes). In any case verify the end, the set itself and each single
 removal, to a fixpoint.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from bisect_trt.blocks import same_roles
-from bisect_trt.latency import LatencyModel
 from bisect_trt.precision import PrecisionPlan
 from bisect_trt.prober import Prober, ProbeResult
 from bisect_trt.search import find_pins
 from bisect_trt.search.grow import Trial, grow
-from bisect_trt.search.quicken import quicken
 from bisect_trt.sensitivity import Sensitivity
 from bisect_trt.verdict import Verdict
 
 MAX_GROWTH_PROBES = 400
-MANY_PINS = 24
-"""Below so many pins a steered walk costs more than it can save."""
 
 Judge = Callable[[Sequence[frozenset[str]]], list[ProbeResult]]
 
@@ -35,23 +29,19 @@ class Bisection:
     """``pinned`` passes on both runners; ``proof`` maps each pin to the probe of the same set without it, which does not.
 
     ``complete`` is false if a pin could not be proved; ``violations`` counts pins that the search took for needed and the
-    verification did not, which a monotone model cannot give. ``spare_casts`` are pins whose probe does pass, but whose absence is
-    estimated to be slower. ``unsteered`` is how many pins the search found, where a steered walk found fewer.
+    verification did not, which a monotone model cannot give.
     """
 
     pinned: frozenset[str]
     proof: Mapping[str, ProbeResult]
     complete: bool
     violations: int = 0
-    spare_casts: frozenset[str] = frozenset()
-    unsteered: int | None = None
 
 
 class Bisector:
     """Searches with ``prober`` and confirms with ``second``; ``best`` is the smallest set so far that passes both.
 
-    ``limit`` is the share of the tolerance that a set may use: an engine that errs twice as much asks for a half. ``steered`` gives
-    the sets of one steered walk after the other, to be tried in their order.
+    ``limit`` is the share of the tolerance that a set may use: an engine that errs twice as much asks for a half.
     """
 
     def __init__(
@@ -61,12 +51,8 @@ class Bisector:
         base: PrecisionPlan,
         layers: Sequence[str],
         limit: float = 1.0,
-        latency: LatencyModel | None = None,
-        steered: Callable[[], Iterable[Sequence[frozenset[str]]]] | None = None,
     ) -> None:
         self._limit = limit
-        self._steered = steered
-        self._latency = latency
         self._prober = prober
         self._second = second
         self._base = base
@@ -79,44 +65,14 @@ class Bisector:
         found = self._small_set(sensitivity.must_pin, suspicion, sensitivity, self._by_first)
         if not self._by_both([found])[0].verdict.passed:
             found = self._small_set(found, suspicion, sensitivity, self._by_both)
-        walked = self._walked(found)
-        verified = self._verified(found) if walked is None else replace(self._verified(walked), violations=0, unsteered=len(found))
-        return verified if self._latency is None else self._quicker(verified, self._latency)
-
-    def _walked(self, found: frozenset[str]) -> frozenset[str] | None:
-        """The first set of the steered walks that passes on both runners and has fewer pins than ``found``, None if there is none."""
-        walks = self._steered() if self._steered is not None and len(found) >= MANY_PINS else ()
-        for pinned in (pinned for sets in walks for pinned in sets):
-            if len(pinned) < len(found) and self._by_both([pinned])[0].verdict.passed:
-                return pinned
-        return None
-
-    def _quicker(self, smallest: Bisection, latency: LatencyModel) -> Bisection:
-        """A passing set that is estimated to be faster, reached from ``smallest`` by exchanging and adding pins."""
-        quick = quicken(smallest.pinned, latency, lambda pins: self._by_both([pins])[0].verdict.passed)
-        if quick == smallest.pinned:
-            return smallest
-        while True:
-            without = {name: self._by_both([quick - {name}])[0] for name in sorted(quick, key=self._order.__getitem__)}
-            spare = frozenset(name for name, result in without.items() if result.verdict.passed)
-            cheaper = [name for name in sorted(spare) if latency.seconds(quick - {name}) < latency.seconds(quick)]
-            if not cheaper:
-                break
-            quick -= {cheaper[0]}
-        passes = self._by_both([quick])[0].verdict.passed
-        return replace(smallest, pinned=quick, proof=without, complete=passes, spare_casts=spare)
+        return self._verified(found)
 
     def _small_set(self, start: frozenset[str], suspicion: Mapping[str, float], sensitivity: Sensitivity, judge: Judge) -> frozenset[str]:
         """A set that ``judge`` passes, 1-minimal by the search's certificate."""
         grown = self._grown(start, suspicion, sensitivity, judge)
         candidates = sorted(grown, key=self._order.__getitem__) if grown is not None else self._layers
-        # A grown set was chosen by how errors add up; exchanging its pins without that knowledge would only cost probes.
-        exchanges = 0 if grown is not None else None
         workers = self._prober.workers
-        groups = same_roles(self._layers) if grown is None else ()
-        found = find_pins(
-            candidates, lambda pins: judge([pins])[0].verdict, suspicion=suspicion, workers=workers, exchanges=exchanges, groups=groups
-        )
+        found = find_pins(candidates, lambda pins: judge([pins])[0].verdict, suspicion=suspicion, workers=workers)
         return found.pinned if found.feasible else frozenset(self._layers)
 
     def _grown(
@@ -143,8 +99,7 @@ class Bisector:
             result = self._by_first([pinned])[0]
             return Verdict.PASS if math.isfinite(result.score) else result.verdict
 
-        groups, workers = same_roles(self._layers), self._prober.workers
-        return find_pins(self._layers, probe, suspicion=suspicion, workers=workers, exchanges=0, groups=groups).pinned
+        return find_pins(self._layers, probe, suspicion=suspicion, workers=self._prober.workers).pinned
 
     def _verified(self, pinned: frozenset[str]) -> Bisection:
         """Every removal tried, until a whole round removes nothing: then the round's probes are the proof."""

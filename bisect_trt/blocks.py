@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from enum import Enum
@@ -13,7 +12,6 @@ import numpy as np
 from bisect_trt.graph.layers import Layer
 from bisect_trt.graph.patterns import Pattern
 
-_NUMBER = re.compile(r"\d+")
 _SHOWN = 6
 _BULK = 0.9
 
@@ -75,14 +73,6 @@ def in_words(pinned: Sequence[str], patterns: Sequence[Pattern], layers: Sequenc
 def _module(scope: str) -> str:
     """The two outermost parts of a scope."""
     return "/".join([part for part in scope.split("/") if part][:2])
-
-
-def same_roles(layers: Sequence[str]) -> list[tuple[str, ...]]:
-    """Layers whose names differ in numbers only, two or more: one operator of every block, such as ``/layers.*/norm/Pow``."""
-    groups: dict[str, list[str]] = {}
-    for name in layers:
-        groups.setdefault(_NUMBER.sub("*", name), []).append(name)
-    return [tuple(members) for members in groups.values() if len(members) > 1]
 
 
 def ranking_auc(suspicion: Mapping[str, float], pinned: Sequence[str]) -> float:

@@ -28,7 +28,7 @@ from bisect_trt.precision import Precision
 from bisect_trt.report.write import to_json
 from bisect_trt.runners.trt.module import MODULES
 from bisect_trt.screen import ProgressObserver, print_comparison, print_inspection, print_verdict, print_verification, screen
-from bisect_trt.settings import AIMS, CERTIFIERS, PROBE_TIMEOUT_S, REWRITES, RUNNERS, TYPINGS, Settings
+from bisect_trt.settings import CERTIFIERS, PROBE_TIMEOUT_S, REWRITES, RUNNERS, TYPINGS, Settings
 from bisect_trt.verifying import read_plan, verify
 from bisect_trt.version import __version__
 
@@ -135,10 +135,6 @@ def settings_options(command: Command) -> Command:
 @click.option(
     "--certify", type=click.Choice(CERTIFIERS), default="emulated", show_default=True,
     help="Where each pin is proved: engine builds the model once without each.",
-)  # fmt: skip
-@click.option(
-    "--minimise", type=click.Choice(AIMS), default="layers", show_default=True,
-    help="latency: from the smallest set on, exchange and add pins where that is estimated to be faster.",
 )  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Only say how many layers, about how many probes and how long.")
 @click.option("-v", "--verbose", is_flag=True, help="Tell each probe as it is made.")

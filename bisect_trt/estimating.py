@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from bisect_trt.bisecting import MANY_PINS
 from bisect_trt.blocks import information_bound
 from bisect_trt.compare.requirements import load_metric, parse_requirements
 from bisect_trt.graph.layers import list_layers
@@ -13,10 +12,8 @@ from bisect_trt.graph.load import load_model
 from bisect_trt.inputs import input_specs, load_samples
 from bisect_trt.precision import PrecisionPlan
 from bisect_trt.runners.emulated import EmulatedRunner
-from bisect_trt.search.steer import PRICES
 from bisect_trt.sensitivity import affordable
 from bisect_trt.settings import Settings
-from bisect_trt.steering import beam_width, walk_seconds
 
 _USUAL_SHARE, _LARGE_SHARE = 0.02, 0.1
 _BASELINES, _PROBES_A_PIN = 6, 8
@@ -28,7 +25,7 @@ _START_S = 1.0
 class Estimate:
     """What a run would cost. ``probes`` is expected for a set of a fiftieth of the layers, ``fewest`` for one pin, ``most`` for a
     tenth of the layers; ``information_bound`` is the fewest yes-or-no answers that tell the expected set from the others; ``seconds``
-    follows from one measured inference. ``walk_seconds`` is what one steered walk would add, 0 where none would be made.
+    follows from one measured inference.
     """
 
     layers: int
@@ -39,17 +36,14 @@ class Estimate:
     information_bound: float
     seconds_per_probe: float
     seconds: float
-    walk_seconds: float
 
     @property
     def sentence(self) -> str:
         """The estimate for a person."""
-        walks = f"; if it takes {MANY_PINS} pins or more, up to {len(PRICES)} steered walks of about {self.walk_seconds:.0f} s each"
         return (
             f"{self.layers} layers, {self.effect_runs} single-layer runs and about {self.probes} probes of "
             f"{self.seconds_per_probe * 1e3:.0f} ms: about {self.seconds:.0f} s ({self.fewest} probes for one pin, {self.most} for a tenth "
             f"of the layers; no search averages fewer than {self.information_bound:.0f} for the expected set)"
-            + (walks if self.walk_seconds else "")
         )
 
 
@@ -77,5 +71,5 @@ def estimate(settings: Settings) -> Estimate:
     probes = expected_probes(usual)
     return Estimate(
         len(layers), rows, probes, expected_probes(1), expected_probes(large), information_bound(len(layers), usual), seconds,
-        _START_S + rows * seconds + (probes + _BASELINES) * seconds, walk_seconds(len(layers), seconds, beam_width(len(layers), seconds)),
+        _START_S + rows * seconds + (probes + _BASELINES) * seconds,
     )  # fmt: skip

@@ -6,19 +6,17 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from bisect_trt.bisecting import Bisection, Bisector
-from bisect_trt.compare.sampling import MEAN_NORM, ErrorSampler
+from bisect_trt.compare.sampling import ErrorSampler
 from bisect_trt.crews import open_fleet
 from bisect_trt.engines import EngineBaselines, diagnose_engine, engine_baselines, open_engine, sums_in_fp16
 from bisect_trt.errors import RunnerFailedError
 from bisect_trt.graph.weights import Finding, weight_findings
 from bisect_trt.inputs import suspicious_inputs
 from bisect_trt.judging import MARGIN, EngineJudge, Fp32, Judgement
-from bisect_trt.latency import LatencyModel, latency_model
 from bisect_trt.marking import EngineTable, probe_effect_matters, trace_engine
 from bisect_trt.material import Material
 from bisect_trt.observer import Observer
@@ -31,7 +29,6 @@ from bisect_trt.runners.tensorrt import TensorRTRunner
 from bisect_trt.runners.whole import WholeModelRunner
 from bisect_trt.sensitivity import Sensitivity, affordable, measure_sensitivity
 from bisect_trt.settings import Settings, default_folder
-from bisect_trt.steering import Steering, nominal_seconds
 from bisect_trt.store import RunFolder
 from bisect_trt.tracing import suspicion_of, trace_layers
 from bisect_trt.triage import Cause, Diagnosis, diagnose_baselines, diagnose_golden, diagnose_reduced, times
@@ -228,26 +225,8 @@ class Job:
             return None
         assert self.sensitivity is not None and self.table is not None
         sensitivity = self.sensitivity.under(limit)
-        latency = self.latency() if self.settings.minimise == "latency" else None
-        steered = self._steering(sensitivity).walks if self.engine is None and sensitivity.order > MEAN_NORM else None
-        self.bisector = Bisector(self.prober, self.second, self.base, self.material.names, limit, latency, steered)
+        self.bisector = Bisector(self.prober, self.second, self.base, self.material.names, limit)
         return self.bisector.run(suspicion_of(self.table, sensitivity.scores), sensitivity)
-
-    def _steering(self, sensitivity: Sensitivity) -> Steering:
-        latency = self.latency()
-        assert latency is not None
-        seconds = nominal_seconds(len(self.material.names), latency.products, len(self.material.samples))
-        largest = max((tensor.elements for tensor in latency.tensors), default=0)
-        return Steering(self.prober, self.material, self.base, sensitivity, self.folder, self.observer, seconds, largest)
-
-    def latency(self) -> LatencyModel | None:
-        """What pins are estimated to cost; None before the layers' sizes are known."""
-        if self.table is None:
-            return None
-        shared = {layer.name: len(self.material.samples) * max(1, len(layer.outputs)) for layer in self.material.layers}
-        elements = {str(r.layer): int(str(r.elements)) // shared.get(str(r.layer), 1) for r in self.table.itertuples()}
-        inputs = {n: a.size for n, a in self.material.samples[0].arrays.items() if a.dtype == np.float32}
-        return latency_model(self.material.model.proto, self.material.layers, elements, inputs)
 
     def _trace(self) -> pd.DataFrame:
         key = self.prober.key("layers", self.settings.precision.value, "kernels" if self._kernels else "")

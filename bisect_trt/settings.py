@@ -22,7 +22,6 @@ RUNNERS = ("auto", "emulated", "tensorrt", "onnxruntime-cuda")
 TYPINGS = ("strong", "weak")
 REWRITES = ("layernorm",)
 CERTIFIERS = ("emulated", "engine")
-AIMS = ("layers", "latency")
 PROBE_TIMEOUT_S = 900.0
 Inputs = Sequence[str | Path | Mapping[str, NDArray[Any]]]
 
@@ -31,9 +30,7 @@ Inputs = Sequence[str | Path | Mapping[str, NDArray[Any]]]
 class Settings:
     """Everything a run depends on. ``out`` None means ``reports/<model>-<precision>`` in the current folder.
 
-    ``rewrite`` names a rewrite of the model to be made first; ``minimise`` says what a set of pins should have few of.
-    ``workers`` run probes at a time, each in a process of its own
-    where there are several, on the Ray cluster at ``ray`` if that is given. ``trt_module``, ``typing``, ``profiles``,
+    ``rewrite`` names a rewrite of the model to be made first. ``workers`` run probes at a time, each in a process of its own where there are several, on the Ray cluster at ``ray`` if that is given. ``trt_module``, ``typing``, ``profiles``,
     ``probe_timeout_s``, ``max_builds`` and ``certify`` concern engines only.
     Raises :class:`BadInputError` for a word that is none of its option's.
     """
@@ -54,7 +51,6 @@ class Settings:
     probe_timeout_s: float = PROBE_TIMEOUT_S
     max_builds: int | None = None
     certify: str = "emulated"
-    minimise: str = "layers"
     rewrite: str | None = None
 
     def __post_init__(self) -> None:
@@ -62,13 +58,10 @@ class Settings:
             ("--runner", self.runner, RUNNERS),
             ("--typing", self.typing, TYPINGS),
             ("--certify", self.certify, CERTIFIERS),
-            ("--minimise", self.minimise, AIMS),
             ("--rewrite", self.rewrite, (None, *REWRITES)),
         ):
             if value not in known:
                 raise BadInputError(f"{option} {value}: unknown; choose one of {', '.join(k for k in known if k)}")
-        if self.minimise == "latency" and self.certify == "engine":
-            raise BadInputError("--minimise latency keeps pins that only spare casts, --certify engine drops them: choose one")
         if self.precision is Precision.FP32:
             raise BadInputError("--precision fp32: that is the reference; choose fp16, bf16 or tf32")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import bisect_trt
-from bisect_trt.blocks import Regime, count_violations, in_words, information_bound, ranking_auc, regime_of, same_roles
+from bisect_trt.blocks import Regime, count_violations, in_words, information_bound, ranking_auc, regime_of
 from bisect_trt.graph import list_layers
 from bisect_trt.graph.patterns import find_patterns
 from fixtures.models import encoder_decomposed, residual
@@ -58,8 +58,3 @@ def test_a_run_reports_them(tmp_path: Path) -> None:
     result = bisect_trt.bisect(diffuse.model, diffuse.inputs, require=diffuse.require, runner="emulated", out=tmp_path / "diffuse")
     search = result.as_json()["search"]
     assert search["regime"] == "diffuse accumulation" and search["spread_over"] > len(result.pinned)
-
-
-def test_roles_are_names_that_differ_in_numbers_only() -> None:
-    layers = ["/layers.0/norm1/Pow", "/layers.0/norm1/Add", "/layers.11/norm2/Pow", "/head/MatMul", "/layers.1/norm1/Add"]
-    assert same_roles(layers) == [("/layers.0/norm1/Pow", "/layers.11/norm2/Pow"), ("/layers.0/norm1/Add", "/layers.1/norm1/Add")]

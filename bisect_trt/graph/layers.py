@@ -45,11 +45,6 @@ class Layer:
     precisions: frozenset[Precision]
 
     @property
-    def id(self) -> str:
-        """The layer's id, which is its name."""
-        return self.name
-
-    @property
     def scope(self) -> str:
         """The path of modules that the name spells, '' where it spells none."""
         return self.name.rpartition("/")[0].strip("/")

@@ -51,10 +51,7 @@ def headline(result: Result) -> str:
         return f"{name} meets the requirement as it is: nothing to pin."
     if result.cause.value == "tf32":
         return "Strict FP32 meets the requirement: turn TF32 off."
-    spare = result.search_facts.get("pins_that_spare_casts", 0)
     proof = "each proved to be needed" if result.complete else "not yet proved to be minimal"
-    if spare and result.complete:
-        proof = f"{len(result.pinned) - spare} proved to be needed, {spare} that spare conversions"
     return f"Keep {len(result.pinned)} of {result.layer_count} layers in FP32 and the requirement is met; {proof}."
 
 
@@ -80,12 +77,6 @@ def search_sentences(result: Result) -> list[str]:
         f"{facts['emulated_probes']} emulated probes and {result.effect_runs} single-layer runs; by yes and no alone, telling "
         f"{len(result.pinned)} of {result.layer_count} layers apart takes {facts['information_bound']:.0f} answers at least.{auc}"
     )
-    if facts.get("pins_without_steering"):
-        lines.append(
-            f"The set lets the errors of lowered layers cancel on these inputs, as seen layer by layer in both emulated arithmetics; "
-            f"without that the search found {facts['pins_without_steering']} pins. Cancelling is chance: an engine that sums in another "
-            "order needs `--runner tensorrt`, and other inputs need `verify`."
-        )
     if facts["violations"]:
         lines.append(f"{facts['violations']} failing sets held a passing one: here more pins are not always better.")
     return lines
@@ -159,7 +150,7 @@ def as_markdown(result: Result) -> str:
         "",
         *(f"- {s}" for s in search_sentences(result)),
         "",
-        *_markdown(result.pins, ["layer", "op", "role", "proved", "proved_on", "verdict_without", "score_without"]),
+        *_markdown(result.pins, ["layer", "op", "proved", "proved_on", "verdict_without", "score_without"]),
         "",
         "## Outputs",
         "",
@@ -177,10 +168,7 @@ def as_junit(result: Result) -> str:
     suite = ElementTree.Element("testsuite", name="bisect-trt", time=f"{result.seconds:.3f}")
     cases = [("requirement", "" if result.passed else f"{result.sentence} Score: {times(result.score)}")]
     for row in result.pins.itertuples():
-        needed = row.role == "needed"
-        cases.append(
-            (f"pin {row.layer} is needed" if needed else f"pin {row.layer} spares casts", "not proved" if needed and not row.proved else "")
-        )
+        cases.append((f"pin {row.layer} is needed", "" if row.proved else "not proved"))
     failures = 0
     for name, failure in cases:
         case = ElementTree.SubElement(suite, "testcase", classname=result.model, name=name)

@@ -15,11 +15,10 @@ class Crew:
     """A :class:`~bisect_trt.runners.remote.Remote` over ``members``.
 
     A call whose member dies is made again, up to ``attempts`` times in all: where work itself kills nobody (the emulator's), a loss
-    says nothing of it. ``lost`` counts those. With one attempt a crash is the answer, as an engine's is.
+    says nothing of it. With one attempt a crash is the answer, as an engine's is.
     """
 
     def __init__(self, members: Sequence[Remote], attempts: int = 1) -> None:
-        self.lost = 0
         self._members = list(members)
         self._attempts = attempts
         self._free: SimpleQueue[Remote] = SimpleQueue()
@@ -38,7 +37,6 @@ class Crew:
             except RunnerFailedError as error:
                 if error.verdict is not Verdict.CRASHED or attempt == self._attempts:
                     raise
-                self.lost += 1
             finally:
                 self._free.put(member)
         raise AssertionError("unreachable: the last attempt returns or raises")

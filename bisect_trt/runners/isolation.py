@@ -41,7 +41,6 @@ class IsolatedWorker:
         self._environment = dict(environment or {})
         self._child: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
-        self.restarts = -1
 
     def call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
         """What ``method`` of the target returns.
@@ -99,7 +98,6 @@ class IsolatedWorker:
         if self._child is not None and self._child.poll() is None:
             return self._child
         self.close()
-        self.restarts += 1
         self._log = tempfile.TemporaryFile(prefix="bisect-trt-log-")  # noqa: SIM115 (it lives as long as the child)
         package_root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(p for p in (package_root, os.environ.get("PYTHONPATH", "")) if p)

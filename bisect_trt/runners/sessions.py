@@ -50,16 +50,15 @@ def _register_shared_arena() -> bool:
     return True
 
 
-def piece_session(model: bytes, threads: int = 0, *, optimised: bool = False) -> ort.InferenceSession:
-    """A session over a few nodes and their roundings, exactly as written unless ``optimised`` as a whole model's session is.
+def piece_session(model: bytes, threads: int = 0) -> ort.InferenceSession:
+    """A session over a few nodes and their roundings, exactly as written.
 
     ``threads`` is what one call may use; 0 leaves it to the machine.
     """
     _register_shared_arena()
     options = ort.SessionOptions()
     options.log_severity_level = 4
-    if not optimised:
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.enable_mem_pattern = False
     options.intra_op_num_threads = threads or min(thread_count(0), _MAX_PIECE_THREADS)
     options.add_session_config_entry("session.use_env_allocators", "1")

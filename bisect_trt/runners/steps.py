@@ -41,18 +41,15 @@ class Chain:
     state: dict[str, Precision] = field(default_factory=dict)
     held: tuple[ort.OrtValue, ...] = ()
     """The inputs' owners: ONNX Runtime's C values only borrow NumPy's memory."""
-    sources: dict[str, Value] = field(default_factory=dict)
-    """What the makers of some live tensors read, for a node that is run together with the maker of its input."""
 
     def fork(self) -> Chain:
         """The same tensors, to go on in another way."""
-        return Chain(dict(self.values), dict(self.versions), dict(self.state), self.held, dict(self.sources))
+        return Chain(dict(self.values), dict(self.versions), dict(self.state), self.held)
 
     def free(self, names: Sequence[str]) -> None:
         """Let go of tensors."""
         for name in names:
             self.values.pop(name, None)
-            self.sources.pop(name, None)
         if self.versions:
             gone = set(names)
             for key in [k for k in self.versions if k[0] in gone]:

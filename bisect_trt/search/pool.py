@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 from bisect_trt.search.belief import Belief, make_hypotheses
 from bisect_trt.search.record import Probe
@@ -10,10 +10,7 @@ from bisect_trt.search.walk import Walk
 
 
 class Pool:
-    """A walk over the layers of ``order``, with ``pinned`` pinned throughout; ``unpinned`` is the probe that gave all of them up.
-
-    ``members`` makes ``order`` one of groups, which are pinned and given up as wholes: it gives each one's layers.
-    """
+    """A walk over the layers of ``order``, with ``pinned`` pinned throughout; ``unpinned`` is the probe that gave all of them up."""
 
     def __init__(
         self,
@@ -21,11 +18,8 @@ class Pool:
         pinned: frozenset[str],
         informed: bool,
         unpinned: Probe | None,
-        members: Mapping[str, frozenset[str]] | None = None,
     ) -> None:
         n = len(order)
-        self._members = members
-        self.of_layers = members is None
         self.order = order
         self.pinned = pinned
         self.walk = Walk(Belief.start(make_hypotheses(n, informed=informed)), fails_at=None if unpinned is None else n)
@@ -37,14 +31,11 @@ class Pool:
     @property
     def culprits(self) -> frozenset[str]:
         """The layers of what was found so far."""
-        return self._layers(self.order[c] for c in self.walk.culprits)
+        return frozenset(self.order[c] for c in self.walk.culprits)
 
     def pins(self, walk: Walk) -> frozenset[str]:
         """The set that ``walk`` asks for next."""
-        return self.pinned.union(self._layers((*self.order[walk.next_end :], *(self.order[c] for c in walk.culprits))))
-
-    def _layers(self, chosen: Iterable[str]) -> frozenset[str]:
-        return frozenset(chosen) if self._members is None else frozenset().union(*(self._members[name] for name in chosen))
+        return self.pinned.union(self.order[walk.next_end :], (self.order[c] for c in walk.culprits))
 
     def learn(self, probe: Probe) -> None:
         """Move on by the answer to the set asked for."""

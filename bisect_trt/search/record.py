@@ -24,8 +24,7 @@ class PinSearch:
     ``pinned`` is the best set seen to pass (all layers if none smaller did); ``feasible`` is false when pinning everything
     does not pass; ``certificate`` maps each pin to the probe that failed without it; ``complete`` is false when a budget or
     an interruption ended the search, in which case ``pinned`` passes but may hold pins without a certificate. ``rounds``
-    counts the rounds of parallel probes, ``calls`` the calls of the oracle, which are more than probes where verdicts are
-    noisy. ``shared`` is true if the pins were seen to share the blame: one of them can be given up where all others are pinned.
+    counts the rounds of parallel probes.
     """
 
     pinned: frozenset[str]
@@ -34,5 +33,3 @@ class PinSearch:
     probes: tuple[Probe, ...] = ()
     certificate: Mapping[str, Probe] = field(default_factory=dict)
     rounds: int = 0
-    calls: int = 0
-    shared: bool = False

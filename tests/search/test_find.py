@@ -111,44 +111,6 @@ def test_workers_need_fewer_rounds() -> None:
     assert np.mean(counts) <= 1.5 * NO_PRIOR[(1000, 16)]
 
 
-@pytest.mark.parametrize(("noise", "exact"), [(0.01, 0.99), (0.03, 0.97), (0.05, 0.90)])
-def test_flipped_verdicts(noise: float, exact: float) -> None:
-    """1,000 layers, 4 culprits: right nearly always, with at most 4 times the probes that a clean oracle needs."""
-    layers, right, calls, clean = names(1000), 0, 0, 0
-    runs = 200
-    for seed in range(runs):
-        random = np.random.default_rng(seed)
-        culprits = frozenset(random.choice(layers, 4, replace=False).tolist())
-        truth = needs(culprits)
-
-        def noisy(pinned: frozenset[str], truth: object = truth, random: np.random.Generator = random) -> Verdict:
-            flipped = {Verdict.PASS: Verdict.FAIL, Verdict.FAIL: Verdict.PASS}
-            verdict = truth(pinned)  # type: ignore[operator]
-            return flipped[verdict] if random.random() < noise else verdict
-
-        found = find_pins(layers, noisy, noise=noise)
-        right += found.pinned == culprits
-        calls += found.calls
-        clean += len(find_pins(layers, truth).probes)
-    assert right >= exact * runs
-    assert calls <= 4.0 * clean
-
-
-def test_a_coin_s_verdict_is_unsure_and_drops_nothing() -> None:
-    coin = np.random.default_rng(3)
-    fair = {True: Verdict.PASS, False: Verdict.FAIL}
-
-    def probe(pinned: frozenset[str]) -> Verdict:
-        if pinned in (frozenset(), frozenset(names(2))):
-            return fair[bool(pinned)]
-        return fair[bool(coin.random() < 0.5)]
-
-    verdicts = {p.verdict for seed in range(20) for p in find_pins(names(2), probe, noise=0.1).probes if seed >= 0}
-    assert Verdict.UNSURE in verdicts
-    with pytest.raises(ValueError, match="below one half"):
-        find_pins(names(2), probe, noise=0.5)
-
-
 def test_pools_that_give_up_too_much_together_are_mended() -> None:
     """Errors add up: what each pool can spare alone is too much for all, and the last walk brings layers back."""
     layers = names(64)
@@ -188,61 +150,3 @@ def test_duplicate_layers_are_refused_and_the_verdict_is_public() -> None:
     with pytest.raises(ValueError, match="unique"):
         find_pins(["a", "a"], lambda _: Verdict.PASS)
     assert PublicVerdict is Verdict
-
-
-def roles(n: int, count: int) -> list[list[str]]:
-    """``count`` groups of layers that lie far apart, as one operator of every block does."""
-    return [names(n)[i::count] for i in range(count)]
-
-
-@given(st.integers(2, 40), st.data())
-def test_groups_change_the_path_and_not_the_answer(n: int, data: st.DataObject) -> None:
-    layers = names(n)
-    culprits = frozenset(data.draw(st.sets(st.sampled_from(layers), min_size=1)))
-    groups = [g for g in roles(n, data.draw(st.integers(1, n))) if data.draw(st.booleans())]
-    suspicion = data.draw(st.none() | st.fixed_dictionaries({name: st.floats(-1, 1) for name in layers}))
-    workers = data.draw(st.sampled_from([1, 3]))
-    check(find_pins(layers, needs(culprits), suspicion=suspicion, groups=groups, workers=workers), culprits)
-
-
-@pytest.mark.parametrize(("guilty", "most"), [(1, 25), (2, 42), (4, 78)])
-def test_guilty_groups_cost_less_than_a_search_among_all_layers_could(guilty: int, most: int) -> None:
-    """1,000 layers in 100 groups: 10, 20 or 40 culprits, for which the information bound is 78, 138 and 238."""
-    groups, counts = roles(1000, 100), []
-    for seed in range(30):
-        chosen = np.random.default_rng(seed).choice(100, guilty, replace=False)
-        culprits = frozenset(name for g in chosen for name in groups[g])
-        found = find_pins(names(1000), needs(culprits), groups=groups)
-        check(found, culprits)
-        counts.append(len(found.probes) - 2)
-    assert np.mean(counts) <= most
-
-
-@pytest.mark.parametrize("k", [1, 4, 16])
-def test_groups_that_tell_nothing_cost_a_fifth_at_most_and_nothing_against_a_good_prior(k: int) -> None:
-    layers, groups = names(1000), roles(1000, 100)
-    counts: dict[str, list[int]] = {"flat": [], "grouped": [], "prior": [], "grouped prior": []}
-    for seed in range(30):
-        random = np.random.default_rng(seed)
-        culprits = frozenset(random.choice(layers, k, replace=False).tolist())
-        prior = {name: float(random.normal()) + 2.9 * (name in culprits) for name in layers}
-        for label in counts:
-            options = {"suspicion": prior if "prior" in label else None, "groups": groups if "grouped" in label else ()}
-            counts[label].append(len(find_pins(layers, needs(culprits), **options).probes))
-    assert np.mean(counts["grouped"]) <= 1.2 * np.mean(counts["flat"])
-    assert np.mean(counts["grouped prior"]) <= 1.1 * np.mean(counts["prior"])
-
-
-def test_groups_that_are_given_up_leave_a_set_that_is_proved() -> None:
-    """Four layers of four guilty groups serve, or fifty others: the walk over groups meets the first, and is given up."""
-    firsts, others, partners = ([f"{kind}{i}" for i in range(count)] for kind, count in (("a", 4), ("b", 50), ("z", 4)))
-    groups = [*([a, z] for a, z in zip(firsts, partners, strict=True)), *(others[i::5] for i in range(5)), []]
-    layers = [*firsts, *others, *partners]
-    found = find_pins(layers, lambda p: Verdict.PASS if set(firsts) <= p or set(others) <= p else Verdict.FAIL, groups=groups)
-    assert found.complete and set(found.certificate) == found.pinned and found.pinned in (set(firsts), set(others))
-
-
-def test_groups_are_disjoint_sets_of_layers() -> None:
-    for groups in ([["layer0", "layer1"], ["layer1", "layer2"]], [["layer0", "other"]]):
-        with pytest.raises(ValueError, match="groups disjoint"):
-            find_pins(names(4), needs(frozenset()), groups=groups)
