@@ -1,1 +1,3 @@
-"""What the tool must show, measured: ratios, both sides in one run. ``python -m benchmarks`` or ``make bench``."""
+"""What the tool must show, measured: ratios, both sides in one run. ``python -m benchmarks`` or
+``make bench``.
+"""

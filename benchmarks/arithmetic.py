@@ -1,7 +1,9 @@
-"""How an engine's FP16 layers compute, bit for bit, each alone: held against FP32 sums and against ``bisect_trt.runners.kernels``.
+"""How an engine's FP16 layers compute, bit for bit, each alone: held against FP32 sums and against
+``bisect_trt.runners.emulator.rtx_arithmetic``.
 
-``python -m benchmarks.arithmetic`` on a machine with a GPU. It keeps what the engine gave in results/layers-fp16.npz, which the
-tests hold the kernels to, and the table in results/layers-fp16.md.
+``python -m benchmarks.arithmetic`` on a machine with a GPU. It keeps what the engine gave in
+results/layers-fp16.npz, which the tests hold the kernels to, and the table in
+results/layers-fp16.md.
 """
 
 from __future__ import annotations
@@ -12,10 +14,10 @@ import numpy as np
 
 from benchmarks.common import RESULTS
 from benchmarks.engines import table
-from bisect_trt.precision import Precision, PrecisionPlan
+from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.runners.base import Sample
-from bisect_trt.runners.emulated import EmulatedRunner
-from bisect_trt.runners.tensorrt import TensorRTRunner
+from bisect_trt.runners.emulator.runner import EmulatedRunner
+from bisect_trt.runners.tensorrt.runner import TensorRTRunner
 from fixtures.layers import layers_side_by_side
 
 RECORDED = RESULTS / "layers-fp16.npz"
@@ -26,19 +28,43 @@ def main() -> None:
     model, inputs = layers_side_by_side()
     sample, plan = Sample("layers", inputs), PrecisionPlan(Precision.FP16)
     emulator, engine = EmulatedRunner(model, [sample]), TensorRTRunner(model, [sample])
-    plain, exact = ({v.layer: v.accumulated for v in emulator.trace(sample, plan, kernels=k)} for k in (False, True))
-    measured = {t.removesuffix(": z"): a for t, a in engine.marked(plan, [n.output[0] for n in model.graph.node[::2]])[0].items()}
+    plain, exact = (
+        {v.layer: v.accumulated for v in emulator.trace(sample, plan, kernels=k)}
+        for k in (False, True)
+    )
+    measured = {
+        t.removesuffix(": z"): a
+        for t, a in engine.marked(plan, [n.output[0] for n in model.graph.node[::2]])[0].items()
+    }
     measured = {name: measured[name] for name in plain if name in measured}
     engine.close()
-    rows = [[name, float(np.mean(plain[name] == a)), float(np.mean(exact[name] == a))] for name, a in measured.items()]
-    known = ", ".join(f"{k} {v}" for k, v in engine.versions.items() if k not in ("profile", "typing"))
-    head = ["layer, alone", "equal to FP32 sums", "equal to bisect_trt.runners.kernels"]
-    lines = ["# FP16 layers, bit for bit", "", f"`python -m benchmarks.arithmetic`, {date.today()}, {known}", "",
-             "The share of the elements that the engine gives exactly as the emulator does, by its usual rule and by the measured one.", "",
-             *table(head, rows)]  # fmt: skip
+    rows = [
+        [name, float(np.mean(plain[name] == a)), float(np.mean(exact[name] == a))]
+        for name, a in measured.items()
+    ]
+    known = ", ".join(
+        f"{k} {v}" for k, v in engine.versions.items() if k not in ("profile", "typing")
+    )
+    head = [
+        "layer, alone",
+        "equal to FP32 sums",
+        "equal to bisect_trt.runners.emulator.rtx_arithmetic",
+    ]
+    lines = [
+        "# FP16 layers, bit for bit",
+        "",
+        f"`python -m benchmarks.arithmetic`, {date.today()}, {known}",
+        "",
+        "The share of the elements that the engine gives exactly as the emulator does, by its "
+        "usual rule and by the measured one.",
+        "",
+        *table(head, rows),
+    ]
     print("\n".join(lines))
     (RESULTS / "layers-fp16.md").write_text("\n".join(lines) + "\n")
-    np.savez_compressed(RECORDED, allow_pickle=False, **{name: a.astype(np.float16) for name, a in measured.items()})
+    np.savez_compressed(
+        RECORDED, allow_pickle=False, **{name: a.astype(np.float16) for name, a in measured.items()}
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""The five public stories in one table: errors at each precision, the cause, the pins, what they cost; and the cures side by side.
+"""The five public stories in one table: errors at each precision, the cause, the pins, what they
+cost; and the cures side by side.
 
-``python -m benchmarks.cases`` judges by emulation; with ``tensorrt`` behind it by the engine, on a machine with a GPU.
+``python -m benchmarks.cases`` judges by emulation; with ``tensorrt`` behind it by the engine, on a
+machine with a GPU.
 """
 
 from __future__ import annotations
@@ -14,15 +16,15 @@ from typing import Any
 import bisect_trt
 from benchmarks.common import RESULTS, machine
 from benchmarks.engines import table
-from bisect_trt.compare.requirements import load_metric, parse_requirements
-from bisect_trt.errors import BisectError, RunnerFailedError
+from bisect_trt.core.errors import BisectError, RunnerFailedError
+from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.graph.patterns import find_patterns
-from bisect_trt.precision import Precision, PrecisionPlan
-from bisect_trt.result import Result
+from bisect_trt.numerics.requirements import load_metric, parse_requirements
+from bisect_trt.report.result import Result
 from bisect_trt.runners.base import Sample
-from bisect_trt.runners.emulated import EmulatedRunner
-from bisect_trt.runners.sessions import reference_session, run_all
-from bisect_trt.runners.tensorrt import TensorRTRunner
+from bisect_trt.runners.emulator.runner import EmulatedRunner
+from bisect_trt.runners.ort_sessions import reference_session, run_all
+from bisect_trt.runners.tensorrt.runner import TensorRTRunner
 from fixtures import cases
 from fixtures.cases.unimatch import noise
 from fixtures.models import Fixture
@@ -37,26 +39,40 @@ def solve(fixture: Fixture, **options: Any) -> Result:
     """One run on the runner of this table."""
     with tempfile.TemporaryDirectory() as folder:
         return bisect_trt.bisect(
-            fixture.model, options.pop("inputs", fixture.inputs), precision=options.pop("precision", fixture.precision),
-            require=fixture.require, metrics=fixture.metrics, runner=RUNNER, out=folder, **options,
-        )  # fmt: skip
+            fixture.model,
+            options.pop("inputs", fixture.inputs),
+            precision=options.pop("precision", fixture.precision),
+            require=fixture.require,
+            metrics=fixture.metrics,
+            runner=RUNNER,
+            out=folder,
+            **options,
+        )
 
 
 @cache
 def errors(name: str, make: Callable[[], Fixture]) -> list[float]:
-    """Scores of FP32, TF32, FP16 and BF16 by this table's runner; infinite where the engine cannot be built."""
+    """Scores of FP32, TF32, FP16 and BF16 by this table's runner; infinite where the engine cannot
+    be built.
+    """
     fixture = make()
     sample = Sample(name, fixture.inputs)
     requirements = parse_requirements(
-        (fixture.require,), [o.name for o in fixture.model.graph.output], dict(map(load_metric, fixture.metrics))
+        (fixture.require,),
+        [o.name for o in fixture.model.graph.output],
+        dict(map(load_metric, fixture.metrics)),
     )
     reference = run_all(reference_session(fixture.model.SerializeToString()), sample.arrays, name)
     engine = None if RUNNER == "emulated" else TensorRTRunner(fixture.model, [sample])
     found = []
     for precision in (Precision.FP32, Precision.TF32, Precision.FP16, Precision.BF16):
-        runner = engine or EmulatedRunner(fixture.model, [sample], precision if precision.is_storage else Precision.FP16)
+        runner = engine or EmulatedRunner(
+            fixture.model, [sample], precision if precision.is_storage else Precision.FP16
+        )
         try:
-            found.append(requirements.score(reference, next(iter(runner.outputs(PrecisionPlan(precision))))))
+            found.append(
+                requirements.score(reference, next(iter(runner.outputs(PrecisionPlan(precision)))))
+            )
         except RunnerFailedError as error:
             print(f"{name} {precision}: {error}")
             found.append(float("inf"))
@@ -76,34 +92,73 @@ def variants() -> list[list[Any]]:
             print(f"{name}: {error}")
             continue
         builds = result.engine.get("builds_beyond_baselines", 0)
-        probes = sum(count for runner, count in result.probes.items() if runner.startswith("emulated"))
+        probes = sum(
+            count for runner, count in result.probes.items() if runner.startswith("emulated")
+        )
         pins = f"{len(result.pinned)} of {result.layer_count}"
-        cause = result.cause.value + ("" if result.cause.value == fixture.cause else f" (emulated: {fixture.cause})")
+        cause = result.cause.value + (
+            "" if result.cause.value == fixture.cause else f" (emulated: {fixture.cause})"
+        )
         rows.append(
-            [name, fixture.require, *errors(fixture.name, BY_NAME[fixture.name]), cause, pins, result.passed, result.score, probes, builds]
+            [
+                name,
+                fixture.require,
+                *errors(fixture.name, BY_NAME[fixture.name]),
+                cause,
+                pins,
+                result.passed,
+                result.score,
+                probes,
+                builds,
+            ]
         )
         print(rows[-1], flush=True)
     return rows
 
 
 def cures(make: Callable[[], Fixture]) -> list[list[Any]]:
-    """The found pins, every LayerNorm pinned, the rewrite, and BF16: score, pins and, on an engine, latency."""
+    """The found pins, every LayerNorm pinned, the rewrite, and BF16: score, pins and, on an engine,
+    latency.
+    """
     fixture = make()
-    norms = frozenset(name for p in find_patterns(fixture.model) if p.kind == "LayerNorm" for name in p.layers)
+    norms = frozenset(
+        name for p in find_patterns(fixture.model) if p.kind == "LayerNorm" for name in p.layers
+    )
     rows = []
 
     def add(what: str, result: Result) -> None:
-        latency = {row["engine"].rpartition(" ")[2]: row["latency_ms"] for row in result.engine.get("cost", [])}
-        rows.append([what, len(result.pinned), result.passed, result.score, latency.get("plan", latency.get(result.precision.value, ""))])
+        latency = {
+            row["engine"].rpartition(" ")[2]: row["latency_ms"]
+            for row in result.engine.get("cost", [])
+        }
+        rows.append(
+            [
+                what,
+                len(result.pinned),
+                result.passed,
+                result.score,
+                latency.get("plan", latency.get(result.precision.value, "")),
+            ]
+        )
 
     add("the found pins", solve(fixture))
     with tempfile.TemporaryDirectory() as folder:
         checked = bisect_trt.verify(
-            fixture.model, fixture.inputs, PrecisionPlan(Precision.FP16, norms), require=fixture.require, metrics=fixture.metrics,
-            runner=RUNNER, out=folder,
-        )  # fmt: skip
-    rows.append(["every LayerNorm pinned", len(norms), checked.passed, checked.checks[0].detail, ""])
-    for what, options in (("--rewrite layernorm", {"rewrite": "layernorm"}), ("BF16 instead", {"precision": "bf16"})):
+            fixture.model,
+            fixture.inputs,
+            PrecisionPlan(Precision.FP16, norms),
+            require=fixture.require,
+            metrics=fixture.metrics,
+            runner=RUNNER,
+            out=folder,
+        )
+    rows.append(
+        ["every LayerNorm pinned", len(norms), checked.passed, checked.checks[0].detail, ""]
+    )
+    for what, options in (
+        ("--rewrite layernorm", {"rewrite": "layernorm"}),
+        ("BF16 instead", {"precision": "bf16"}),
+    ):
         try:
             add(what, solve(fixture, **options))
         except BisectError as error:
@@ -122,7 +177,14 @@ def noise_against_photo() -> list[list[Any]]:
             found = result.outputs[result.outputs["baseline"] == f"{prefix}{label}"]
             for row in found.to_dict(orient="records"):
                 rows.append(
-                    [what, label, row["score"] * LIMIT, row["max_abs"], row["median_abs"], len(result.pinned) if label == "plan" else ""]
+                    [
+                        what,
+                        label,
+                        row["score"] * LIMIT,
+                        row["max_abs"],
+                        row["median_abs"],
+                        len(result.pinned) if label == "plan" else "",
+                    ]
                 )
     return rows
 
@@ -132,14 +194,42 @@ BY_NAME = {make().name: make for make in cases.VARIANTS.values()}
 
 def main() -> None:
     """Print the tables and keep them in results/."""
-    lines = [f"# The five cases, judged by {RUNNER}", "", f"`python -m benchmarks.cases {RUNNER}`, {machine()}", ""]
+    lines = [
+        f"# The five cases, judged by {RUNNER}",
+        "",
+        f"`python -m benchmarks.cases {RUNNER}`, {machine()}",
+        "",
+    ]
     lines += ["Errors are scores: multiples of the tolerance, at most 1 passes.", ""]
-    head = ["case", "requirement", "FP32", "TF32", "FP16", "BF16", "cause", "pins", "met", "score after", "emulated probes", "builds"]
+    head = [
+        "case",
+        "requirement",
+        "FP32",
+        "TF32",
+        "FP16",
+        "BF16",
+        "cause",
+        "pins",
+        "met",
+        "score after",
+        "emulated probes",
+        "builds",
+    ]
     lines += table(head, variants())
     for make in (cases.nafnet, cases.encoder):
-        lines += ["", f"## Cures compared: {make().name}", "", *table(["cure", "pins", "met", "score", "latency ms"], cures(make))]
+        lines += [
+            "",
+            f"## Cures compared: {make().name}",
+            "",
+            *table(["cure", "pins", "met", "score", "latency ms"], cures(make)),
+        ]
     head = ["input", "engine", "end-point error", "max error", "median error", "pins"]
-    lines += ["", "## UniMatch on photos and on noise, pixels", "", *table(head, noise_against_photo())]
+    lines += [
+        "",
+        "## UniMatch on photos and on noise, pixels",
+        "",
+        *table(head, noise_against_photo()),
+    ]
     print("\n".join(lines))
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"cases-{RUNNER}.md").write_text("\n".join(lines) + "\n")

@@ -38,9 +38,11 @@ def load(path: Path) -> dict[str, np.ndarray]:
 
 
 def medians(*functions: Callable[[], object], rounds: int = 25) -> list[float]:
-    """The median seconds of each function, in alternating blocks of five, so that a drifting machine hurts all alike.
+    """The median seconds of each function, in alternating blocks of five, so that a drifting
+    machine hurts all alike.
 
-    Not call by call: a session's worker threads spin for a while after a run, and would slow down whoever comes next.
+    Not call by call: a session's worker threads spin for a while after a run, and would slow down
+    whoever comes next.
     """
     times: list[list[float]] = [[] for _ in functions]
     for _ in range(rounds // 5):
@@ -56,7 +58,8 @@ def medians(*functions: Callable[[], object], rounds: int = 25) -> list[float]:
 def machine() -> str:
     """One line for the head of a result."""
     return (
-        f"{date.today().isoformat()}, bisect-trt {__version__}, onnxruntime {ort.__version__}, onnx {onnx.__version__}, "
+        f"{date.today().isoformat()}, bisect-trt {__version__}, onnxruntime {ort.__version__}, "
+        f"onnx {onnx.__version__}, "
         f"Python {platform.python_version()}, {os.cpu_count()} cores, {platform.machine()}, no GPU"
     )
 

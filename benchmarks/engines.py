@@ -1,6 +1,8 @@
-"""The tool on real engines: emulated against measured errors, plans decided by the engine, builds, latency, time split.
+"""The tool on real engines: emulated against measured errors, plans decided by the engine, builds,
+latency, time split.
 
-`make gpu-bench` on a machine with a GPU; results/ keeps what was printed, with the date, the versions and the GPU.
+`make gpu-bench` on a machine with a GPU; results/ keeps what was printed, with the date, the
+versions and the GPU.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ import pandas as pd
 
 import bisect_trt
 from benchmarks.common import RESULTS, SHARED, load
-from bisect_trt.errors import BisectError
+from bisect_trt.core.errors import BisectError
+from bisect_trt.core.precision import Precision
 from bisect_trt.pipeline import compare
-from bisect_trt.precision import Precision
-from bisect_trt.result import Result
-from bisect_trt.settings import Settings
+from bisect_trt.report.result import Result
+from bisect_trt.stations.settings import Settings
 from fixtures.models import ALL
 from tests import models
 
@@ -37,21 +39,51 @@ STEPS = ("write", "parse", "build", "load", "context", "run")
 def cases() -> list[Case]:
     """(name, model, inputs, precision, requirement): every fixture, then the OCR models."""
     data = Path(sys.argv[1]) if len(sys.argv) > 1 else SHARED
-    found: list[Case] = [(f.name, f.model, f.inputs, f.precision, f.require) for f in (make() for make in ALL)]
+    found: list[Case] = [
+        (f.name, f.model, f.inputs, f.precision, f.require) for f in (make() for make in ALL)
+    ]
     if models.DETECTOR.exists():
         found += [
-            ("PP-OCR cls", models.CLASSIFIER, {"x": models.line(192)}, "fp16", "atol=1e-2,rtol=1e-2"),
-            ("PP-OCRv4 det", models.DETECTOR, load(data / "ocr_det.npz"), "fp16", "atol=1e-1,rtol=1e-2"),
-            ("PP-OCRv4 rec", models.RECOGNISER, load(data / "ocr_rec.npz"), "fp16", "atol=3e-2,rtol=1e-2"),
+            (
+                "PP-OCR cls",
+                models.CLASSIFIER,
+                {"x": models.line(192)},
+                "fp16",
+                "atol=1e-2,rtol=1e-2",
+            ),
+            (
+                "PP-OCRv4 det",
+                models.DETECTOR,
+                load(data / "ocr_det.npz"),
+                "fp16",
+                "atol=1e-1,rtol=1e-2",
+            ),
+            (
+                "PP-OCRv4 rec",
+                models.RECOGNISER,
+                load(data / "ocr_rec.npz"),
+                "fp16",
+                "atol=3e-2,rtol=1e-2",
+            ),
         ]
     return found
 
 
 def rank_correlation(table: pd.DataFrame) -> tuple[float, int, int]:
-    """Spearman over the layers finite on both sides, how many layers agree on being finite, and of how many."""
+    """Spearman over the layers finite on both sides, how many layers agree on being finite, and of
+    how many.
+    """
     both = table.dropna(subset=["engine_finite"]) if "engine_finite" in table else table.head(0)
-    agree = int((both["finite"].astype(bool) == both["engine_finite"].astype(bool)).sum()) if len(both) else 0
-    usable = both[both["finite"].astype(bool) & both["engine_finite"].astype(bool)] if len(both) else both
+    agree = (
+        int((both["finite"].astype(bool) == both["engine_finite"].astype(bool)).sum())
+        if len(both)
+        else 0
+    )
+    usable = (
+        both[both["finite"].astype(bool) & both["engine_finite"].astype(bool)]
+        if len(both)
+        else both
+    )
     if len(usable) < 3:
         return float("nan"), agree, len(both)
     emulated, measured = usable["mean_over_samples_rmse"], usable["engine_mean_over_samples_rmse"]
@@ -59,26 +91,46 @@ def rank_correlation(table: pd.DataFrame) -> tuple[float, int, int]:
 
 
 def samples(name: str, inputs: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What layers' errors are ranked on: one sample of a layer with few elements says little, so small inputs get more.
+    """What layers' errors are ranked on: one sample of a layer with few elements says little, so
+    small inputs get more.
 
-    A fixture's input is rolled along its last axis; the classifier's lines are cut from other places of the page.
+    A fixture's input is rolled along its last axis; the classifier's lines are cut from other
+    places of the page.
     """
     if name == "PP-OCR cls":
-        return [{"x": models.line(192, top, left)} for top in range(20, 140, 30) for left in range(0, 160, 40)]
+        return [
+            {"x": models.line(192, top, left)}
+            for top in range(20, 140, 30)
+            for left in range(0, 160, 40)
+        ]
     if name.startswith("PP-OCR"):
         return [dict(inputs)]
     return [
-        {n: np.roll(a, i * a.shape[-1] // SAMPLES, axis=-1) if a.ndim and a.dtype.kind == "f" else a for n, a in inputs.items()}
+        {
+            n: np.roll(a, i * a.shape[-1] // SAMPLES, axis=-1)
+            if a.ndim and a.dtype.kind == "f"
+            else a
+            for n, a in inputs.items()
+        }
         for i in range(SAMPLES)
     ]
 
 
-def layer_errors(name: str, model: Any, inputs: Mapping[str, Any], precision: str, requirement: str) -> Result:
+def layer_errors(
+    name: str, model: Any, inputs: Mapping[str, Any], precision: str, requirement: str
+) -> Result:
     """The layers' errors, emulated and on the engine."""
     with tempfile.TemporaryDirectory() as folder:
         given, out = samples(name, inputs), Path(folder)
         return compare(
-            Settings(model=model, inputs=given, precision=Precision(precision), require=(requirement,), runner="tensorrt", out=out)
+            Settings(
+                model=model,
+                inputs=given,
+                precision=Precision(precision),
+                require=(requirement,),
+                runner="tensorrt",
+                out=out,
+            )
         )
 
 
@@ -101,7 +153,9 @@ def table(head: list[str], rows: list[list[Any]]) -> list[str]:
 
 
 class Tables:
-    """The rows of the report, filled case by case and written after each, so that a run cut short leaves what it has."""
+    """The rows of the report, filled case by case and written after each, so that a run cut short
+    leaves what it has.
+    """
 
     def __init__(self) -> None:
         self.errors: list[list[Any]] = []
@@ -111,49 +165,128 @@ class Tables:
         self.builds: list[int] = []
         self.kept: dict[str, Any] = {}
 
-    def add(self, name: str, requirement: str, result: Result, layers: pd.DataFrame, spent: float) -> None:
+    def add(
+        self, name: str, requirement: str, result: Result, layers: pd.DataFrame, spent: float
+    ) -> None:
         """One case: its run, and the errors of its layers over several samples."""
         found, engine, precision = errors(result), result.engine, result.precision.value
         rho, agree, of = rank_correlation(layers)
         pairs = []
         for base in ("fp32", "tf32", precision):
-            pairs.append(f"{found.get(base, np.nan):.2e} / {found.get(f'tensorrt {base}', np.nan):.2e}")
-        self.errors.append([name, precision, *pairs, engine.get("fp32_is", ""), rho, f"{agree} of {of}"])
-        latency = {row["engine"].removeprefix("tensorrt "): row["latency_ms"] for row in engine.get("cost", [])}
+            pairs.append(
+                f"{found.get(base, np.nan):.2e} / {found.get(f'tensorrt {base}', np.nan):.2e}"
+            )
+        self.errors.append(
+            [name, precision, *pairs, engine.get("fp32_is", ""), rho, f"{agree} of {of}"]
+        )
+        latency = {
+            row["engine"].removeprefix("tensorrt "): row["latency_ms"]
+            for row in engine.get("cost", [])
+        }
         made = engine.get("builds_beyond_baselines", 0)
         if "plan" in latency:
             self.builds.append(made)
-        pins, share = f"{len(result.pinned)} of {result.layer_count}", engine.get("tolerance_share", "")
+        pins, share = (
+            f"{len(result.pinned)} of {result.layer_count}",
+            engine.get("tolerance_share", ""),
+        )
         times = [latency.get(k, np.nan) for k in ("fp32", precision, "plan")]
         cause = result.cause.value
-        self.plans.append([name, requirement, cause, result.passed, pins, made, share, result.base_score, result.score, *times, spent])
+        self.plans.append(
+            [
+                name,
+                requirement,
+                cause,
+                result.passed,
+                pins,
+                made,
+                share,
+                result.base_score,
+                result.score,
+                *times,
+                spent,
+            ]
+        )
         effect = engine.get("probe_effect")
         if effect:
-            self.effects.append([name, effect["unmarked_score"], effect["marked_score"], engine["layer_errors_from"]])
+            self.effects.append(
+                [
+                    name,
+                    effect["unmarked_score"],
+                    effect["marked_score"],
+                    engine["layer_errors_from"],
+                ]
+            )
         for row in engine.get("cost", []):
-            self.split.append([name, row["engine"], *(row[f"{s}_s"] for s in STEPS), row["probe_s"], row["own_share"]])
+            self.split.append(
+                [
+                    name,
+                    row["engine"],
+                    *(row[f"{s}_s"] for s in STEPS),
+                    row["probe_s"],
+                    row["own_share"],
+                ]
+            )
         told = ("layer", "op", "rmse", "max_abs", "finite", "mean_over_samples_rmse")
         columns = [c for c in layers if c in told or c.startswith("engine_")]
-        self.kept[name] = {**result.as_json(), "layer_errors": layers[columns].to_dict(orient="list")}
+        self.kept[name] = {
+            **result.as_json(),
+            "layer_errors": layers[columns].to_dict(orient="list"),
+        }
 
     def lines(self, versions: Mapping[str, str]) -> list[str]:
         """The report."""
         shares = [row[-1] for row in self.split]
         known = ", ".join(f"{k} {v}" for k, v in versions.items() if k not in ("profile", "typing"))
         marks = ["model", "unmarked", "marked", "layer errors from"]
-        errors_head = ["model", "precision", "FP32", "TF32", "reduced", "engine's FP32 is", "Spearman of layer errors", "finite alike"]
-        plans_head = ["model", "requirement", "cause", "met", "pins", "builds", "emulator's share", "score before", "score after"]
+        errors_head = [
+            "model",
+            "precision",
+            "FP32",
+            "TF32",
+            "reduced",
+            "engine's FP32 is",
+            "Spearman of layer errors",
+            "finite alike",
+        ]
+        plans_head = [
+            "model",
+            "requirement",
+            "cause",
+            "met",
+            "pins",
+            "builds",
+            "emulator's share",
+            "score before",
+            "score after",
+        ]
         return [
-            "# Engines", "", f"`make gpu-bench`, {date.today()}, {known}", "",
-            "## Final errors (max abs, emulated / engine), and how the layers' errors rank", "", *table(errors_head, self.errors), "",
-            "## Plans decided by the engine", "",
-            *table([*plans_head, "FP32 ms", "reduced ms", "plan ms", "run s"], self.plans), "",
-            f"Builds beyond the baselines: median {statistics.median(self.builds or [0])}, most {max(self.builds, default=0)}.", "",
-            "## Marking changes the engine (final score, all layers lowered)", "", *table(marks, self.effects), "",
-            "## A probe's seconds, and the tool's own share (limit 0.15)", "",
-            *table(["model", "engine", *STEPS, "whole probe", "own share"], self.split), "",
-            f"Own share: median {statistics.median(shares or [np.nan]):.3f}, most {max(shares, default=np.nan):.3f}.",
-        ]  # fmt: skip
+            "# Engines",
+            "",
+            f"`make gpu-bench`, {date.today()}, {known}",
+            "",
+            "## Final errors (max abs, emulated / engine), and how the layers' errors rank",
+            "",
+            *table(errors_head, self.errors),
+            "",
+            "## Plans decided by the engine",
+            "",
+            *table([*plans_head, "FP32 ms", "reduced ms", "plan ms", "run s"], self.plans),
+            "",
+            f"Builds beyond the baselines: median {statistics.median(self.builds or [0])}, most "
+            f"{max(self.builds, default=0)}.",
+            "",
+            "## Marking changes the engine (final score, all layers lowered)",
+            "",
+            *table(marks, self.effects),
+            "",
+            "## A probe's seconds, and the tool's own share (limit 0.15)",
+            "",
+            *table(["model", "engine", *STEPS, "whole probe", "own share"], self.split),
+            "",
+            f"Own share: median {statistics.median(shares or [np.nan]):.3f}, most "
+            f"{max(shares, default=np.nan):.3f}.",
+        ]
 
     def write(self, versions: Mapping[str, str]) -> None:
         """results/engines.md and .json."""
@@ -172,7 +305,14 @@ def main() -> None:
         began = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
             try:
-                result = bisect_trt.bisect(model, inputs, precision=precision, require=requirement, runner="tensorrt", out=folder)
+                result = bisect_trt.bisect(
+                    model,
+                    inputs,
+                    precision=precision,
+                    require=requirement,
+                    runner="tensorrt",
+                    out=folder,
+                )
                 spent = time.perf_counter() - began
                 layers = layer_errors(name, model, inputs, precision, requirement).layers
             except BisectError as error:
@@ -182,7 +322,10 @@ def main() -> None:
         tables.add(name, requirement, result, layers, spent)
         tables.write(versions)
         met = "met" if result.passed else "not met"
-        print(f"{name}: {result.cause}, {met}, {len(result.pinned)} pins, {spent:.0f} s. {result.sentence}")
+        print(
+            f"{name}: {result.cause}, {met}, {len(result.pinned)} pins, {spent:.0f} s. "
+            f"{result.sentence}"
+        )
         for finding in result.findings:
             if finding.kind != "weight-underflow":
                 print(f"    {finding.kind} {finding.where}: {finding.message[:160]}")

@@ -1,6 +1,8 @@
-"""Runs one peer on one model, in the peers' own environment: ``peer_worker.py TOOL MODEL INPUTS ATOL RTOL CONVERTED``.
+"""Runs one peer on one model, in the peers' own environment: ``peer_worker.py TOOL MODEL INPUTS
+ATOL RTOL CONVERTED``.
 
-Prints one line of JSON: seconds, sessions made, and why it gave no model, if it gave none. Imports nothing of bisect-trt.
+Prints one line of JSON: seconds, sessions made, and why it gave no model, if it gave none. Imports
+nothing of bisect-trt.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ def auto_mixed_precision(model: Path, inputs: Path, atol: float, rtol: float) ->
 
     with np.load(inputs) as arrays:
         feed = {name: arrays[name] for name in arrays.files}
-    return auto_convert_mixed_precision(onnx.load(model), feed, rtol=rtol, atol=atol, keep_io_types=True)
+    return auto_convert_mixed_precision(
+        onnx.load(model), feed, rtol=rtol, atol=atol, keep_io_types=True
+    )
 
 
 def slim(model: Path, _inputs: Path, _atol: float, _rtol: float) -> onnx.ModelProto:
@@ -62,7 +66,10 @@ def main() -> None:
         seconds = time.perf_counter() - began
         onnx.save(result, converted)
     except Exception as error:
-        seconds, failure = time.perf_counter() - began, f"{type(error).__name__}: {error}".splitlines()[0][:160]
+        seconds, failure = (
+            time.perf_counter() - began,
+            f"{type(error).__name__}: {error}".splitlines()[0][:160],
+        )
     print(json.dumps({"seconds": seconds, "sessions": made, "failure": failure}))
 
 

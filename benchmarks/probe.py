@@ -1,4 +1,6 @@
-"""A probe of the emulator against a plain inference, and the ways to switch roundings that were tried."""
+"""A probe of the emulator against a plain inference, and the ways to switch roundings that were
+tried.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,10 @@ import onnx
 import onnxruntime as ort
 
 from benchmarks.common import DETECTOR, RECOGNISER, SHARED, detector_input, load, medians
+from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.graph import list_layers, to_emulated
-from bisect_trt.precision import PrecisionPlan
 from bisect_trt.runners.base import Sample
-from bisect_trt.runners.emulated import EmulatedRunner
+from bisect_trt.runners.emulator.runner import EmulatedRunner
 
 
 def session(model: onnx.ModelProto, *, optimise: bool) -> ort.InferenceSession:
@@ -23,7 +25,9 @@ def session(model: onnx.ModelProto, *, optimise: bool) -> ort.InferenceSession:
     options.log_severity_level = 4
     if not optimise:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
 
 
 def walk(runner: EmulatedRunner, plan: PrecisionPlan) -> None:
@@ -33,7 +37,9 @@ def walk(runner: EmulatedRunner, plan: PrecisionPlan) -> None:
 
 
 def measure(path: Path, inputs: Path) -> list[tuple[str, float]]:
-    """(way, median seconds) for plain inference and three ways to run a new plan, pins varied from call to call."""
+    """(way, median seconds) for plain inference and three ways to run a new plan, pins varied from
+    call to call.
+    """
     model, feed = onnx.load(path), load(inputs)
     layers = [layer.name for layer in list_layers(model)]
     runner = EmulatedRunner(model, [Sample("s", feed)])
@@ -41,13 +47,19 @@ def measure(path: Path, inputs: Path) -> list[tuple[str, float]]:
     random = np.random.default_rng(0)
 
     def plan() -> PrecisionPlan:
-        return PrecisionPlan("fp16", random.choice(layers, next(counter) % len(layers), replace=False).tolist())
+        return PrecisionPlan(
+            "fp16", random.choice(layers, next(counter) % len(layers), replace=False).tolist()
+        )
 
     ways: dict[str, Callable[[], object]] = {
         "plain FP32 inference": lambda: plain.run(None, feed),
-        "probe: one session, roundings switched by inputs (in use)": lambda: list(runner.outputs(plan())),
+        "probe: one session, roundings switched by inputs (in use)": lambda: list(
+            runner.outputs(plan())
+        ),
         "probe: node by node, a kept session a node": lambda: walk(runner, plan()),
-        "probe: rebuild model and session": lambda: session(to_emulated(model, plan()), optimise=False).run(None, feed),
+        "probe: rebuild model and session": lambda: session(
+            to_emulated(model, plan()), optimise=False
+        ).run(None, feed),
     }
     return list(zip(ways, medians(*ways.values()), strict=True))
 
@@ -62,5 +74,7 @@ def report() -> list[str]:
     for path, inputs in cases:
         rows = measure(path, inputs)
         for way, seconds in rows:
-            lines.append(f"| {path.stem} | {way} | {seconds * 1e3:.1f} | {seconds / rows[0][1]:.2f} |")
+            lines.append(
+                f"| {path.stem} | {way} | {seconds * 1e3:.1f} | {seconds / rows[0][1]:.2f} |"
+            )
     return lines

@@ -1,8 +1,10 @@
-"""Whether two checkouts give the same answers: causes, pins, scores and exit codes on every fixture, case and OCR model.
+"""Whether two checkouts give the same answers: causes, pins, scores and exit codes on every
+fixture, case and OCR model.
 
-``python -m benchmarks.same_answers OLD [NEW]`` runs the command of both on the same files, emulated, and prints a row for each job;
-NEW is this checkout where it is not given. Arguments after ``--`` go to NEW alone, for an option whose default has changed.
-The exit code is 1 if an answer differs.
+``python -m benchmarks.same_answers OLD [NEW]`` runs the command of both on the same files,
+emulated, and prints a row for each job; NEW is this checkout where it is not given. Arguments after
+``--`` go to NEW alone, for an option whose default has changed. The exit code is 1 if an answer
+differs.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from fixtures.__main__ import input_bytes, model_bytes
 from fixtures.models import ALL, Fixture
 
 SCORE_DIGITS = 6
-"""Scores that agree to so many digits are the same: the order of a sum may differ, no rounding may."""
+"""Scores that agree to so many digits are the same: the order of a sum may differ, no rounding
+may.
+"""
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,12 @@ def jobs(folder: Path) -> Iterator[Job]:
             (RECOGNISER, "ocr_rec", "atol=1e-2,rtol=1e-2"),
             (DETECTOR, "ocr_det", "atol=1e-2,rtol=1e-2"),
         ):
-            yield Job(f"{inputs}, {requirement}", model, SHARED / f"{inputs}.npz", ("--requirement", requirement))
+            yield Job(
+                f"{inputs}, {requirement}",
+                model,
+                SHARED / f"{inputs}.npz",
+                ("--requirement", requirement),
+            )
 
 
 def _arguments(fixture: Fixture) -> tuple[str, ...]:
@@ -64,7 +73,9 @@ def _arguments(fixture: Fixture) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a checkout said; ``steered`` where its set came from a steered walk, which later versions do not have."""
+    """What a checkout said; ``steered`` where its set came from a steered walk, which later
+    versions do not have.
+    """
 
     code: int
     cause: str
@@ -88,12 +99,26 @@ def answer(checkout: Path, job: Job, more: tuple[str, ...] = ()) -> Answer:
     """One job by the command of ``checkout``, in a fresh folder."""
     with tempfile.TemporaryDirectory() as out:
         command = [
-            sys.executable, "-m", "bisect_trt", "run", str(job.model), "--input", str(job.inputs),
-            *job.arguments, "--runner", "emulated", "--json", "--out", out, *more,
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "bisect_trt",
+            "run",
+            str(job.model),
+            "--input",
+            str(job.inputs),
+            *job.arguments,
+            "--runner",
+            "emulated",
+            "--json",
+            "--out",
+            out,
+            *more,
+        ]
         environment = {**os.environ, "PYTHONPATH": str(checkout)}
         began = time.perf_counter()
-        done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, cwd=checkout, env=environment, capture_output=True, text=True, check=False
+        )
     seconds = time.perf_counter() - began
     if not done.stdout.strip():
         words = done.stderr.strip().splitlines()[-1:] or ["no output"]
@@ -103,8 +128,14 @@ def answer(checkout: Path, job: Job, more: tuple[str, ...] = ()) -> Answer:
     text = f"{score:.{SCORE_DIGITS}g}" if isinstance(score, float) else str(score)
     steered = bool(said["search"].get("pins_without_steering"))
     return Answer(
-        done.returncode, said["cause"], tuple(said["pinned"]), text, sum(said["probes"].values()), seconds, steered
-    )  # fmt: skip
+        done.returncode,
+        said["cause"],
+        tuple(said["pinned"]),
+        text,
+        sum(said["probes"].values()),
+        seconds,
+        steered,
+    )
 
 
 def main() -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.graph import list_layers, to_emulated, to_typed
-from bisect_trt.precision import PrecisionPlan
 
 
 def stack(nodes: int) -> onnx.ModelProto:
@@ -40,7 +40,9 @@ def seconds_for(nodes: int) -> float:
 
 
 def report() -> list[str]:
-    """20,000 nodes under 60 s, twice the nodes at most 2.2 times as long; the better of two runs each."""
+    """20,000 nodes under 60 s, twice the nodes at most 2.2 times as long; the better of two runs
+    each.
+    """
     seconds_for(1000)
     small, large = (min(seconds_for(n) for _ in range(2)) for n in (20_000, 40_000))
     return [

@@ -1,4 +1,6 @@
-"""Mean probes of the search on synthetic culprits, beside the information bound and the design's reference counts."""
+"""Mean probes of the search on synthetic culprits, beside the information bound and the design's
+reference counts.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,16 @@ import numpy as np
 from bisect_trt.search import Verdict, find_pins
 
 REFERENCE = {
-    (200, 1): (11, 5), (200, 4): (31, 14), (200, 16): (87, 49),
-    (1000, 1): (13, 7), (1000, 4): (40, 20), (1000, 16): (125, 62),
-    (10000, 1): (16, 10), (10000, 4): (53, 28), (10000, 16): (178, 92),
-}  # fmt: skip
+    (200, 1): (11, 5),
+    (200, 4): (31, 14),
+    (200, 16): (87, 49),
+    (1000, 1): (13, 7),
+    (1000, 4): (40, 20),
+    (1000, 16): (125, 62),
+    (10000, 1): (16, 10),
+    (10000, 4): (53, 28),
+    (10000, 16): (178, 92),
+}
 _SEPARATION_FOR_AUC_98 = math.sqrt(2.0) * 2.0537489
 
 
@@ -26,10 +34,16 @@ def mean_probes(n: int, k: int, kind: str, seeds: int) -> tuple[float, float]:
         chosen = random.choice(n, k, replace=False)
         culprits = frozenset(layers[i] for i in chosen)
         noise = random.normal(size=n)
-        shift = {"auc 0.98": _SEPARATION_FOR_AUC_98, "hostile": -_SEPARATION_FOR_AUC_98}.get(kind, 0.0)
+        shift = {"auc 0.98": _SEPARATION_FOR_AUC_98, "hostile": -_SEPARATION_FOR_AUC_98}.get(
+            kind, 0.0
+        )
         noise[chosen] += shift
         prior = None if kind == "none" else dict(zip(layers, noise.tolist(), strict=True))
-        found = find_pins(layers, lambda pins, c=culprits: Verdict.PASS if c <= pins else Verdict.FAIL, suspicion=prior)
+        found = find_pins(
+            layers,
+            lambda pins, c=culprits: Verdict.PASS if c <= pins else Verdict.FAIL,
+            suspicion=prior,
+        )
         assert found.pinned == culprits
         counts.append(len(found.probes) - 2)
     return float(np.mean(counts)), (time.perf_counter() - began) / seeds
@@ -48,9 +62,14 @@ def round_rows(seeds: int) -> list[str]:
         runs = []
         for seed in range(max(20, seeds // 5)):
             layers = [f"l{i}" for i in range(1000)]
-            culprits = frozenset(np.random.default_rng(seed).choice(layers, 16, replace=False).tolist())
+            culprits = frozenset(
+                np.random.default_rng(seed).choice(layers, 16, replace=False).tolist()
+            )
             runs.append(find_pins(layers, lambda p, c=culprits: _verdict(c <= p), workers=workers))
-        lines.append(f"| {workers} | {np.mean([r.rounds for r in runs]) - 1:.1f} | {np.mean([len(r.probes) for r in runs]) - 2:.1f} |")
+        lines.append(
+            f"| {workers} | {np.mean([r.rounds for r in runs]) - 1:.1f} | "
+            f"{np.mean([len(r.probes) for r in runs]) - 2:.1f} |"
+        )
     return lines
 
 
@@ -68,10 +87,13 @@ def report(seeds: int = 200) -> list[str]:
     for (n, k), (none, good) in REFERENCE.items():
         bound = math.log2(math.comb(n, k))
         runs = seeds if n < 10000 else max(20, seeds // 10)
-        rows = [mean_probes(n, k, kind, runs) for kind in ("none", "auc 0.98", "useless", "hostile")]
+        rows = [
+            mean_probes(n, k, kind, runs) for kind in ("none", "auc 0.98", "useless", "hostile")
+        ]
         counts = [r[0] for r in rows]
         lines.append(
-            f"| {n:,} | {k} | {bound:.0f} | {counts[0]:.1f} ({none}) | {counts[1]:.1f} ({good}) | {counts[2]:.1f} | {counts[3]:.1f} "
+            f"| {n:,} | {k} | {bound:.0f} | {counts[0]:.1f} ({none}) | {counts[1]:.1f} ({good}) | "
+            f"{counts[2]:.1f} | {counts[3]:.1f} "
             f"| {rows[0][1]:.3f} |"
         )
     return [*lines, *round_rows(seeds)]

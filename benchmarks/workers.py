@@ -1,4 +1,6 @@
-"""Real emulated probes on one worker and on two, each a process with one thread; and in this process with all threads."""
+"""Real emulated probes on one worker and on two, each a process with one thread; and in this
+process with all threads.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import SHARED, load
+from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.graph.layers import list_layers
 from bisect_trt.graph.load import load_model
-from bisect_trt.precision import Precision, PrecisionPlan
 from bisect_trt.runners.base import Sample
-from bisect_trt.runners.crew import Crew
-from bisect_trt.runners.emulated import EmulatedRunner
-from bisect_trt.runners.emulation_server import SERVER, server_arguments
-from bisect_trt.runners.fleet import EmulatedFleet
-from bisect_trt.runners.isolation import IsolatedWorker
+from bisect_trt.runners.emulator.fleet import EmulatedFleet
+from bisect_trt.runners.emulator.runner import EmulatedRunner
+from bisect_trt.runners.emulator.server import SERVER, server_arguments
+from bisect_trt.runners.workers.crew import Crew
+from bisect_trt.runners.workers.process import IsolatedWorker
 from tests import models
 
 PROBES = 40
@@ -30,29 +32,41 @@ def report() -> list[str]:
     sample = Sample("page", load(SHARED / "ocr_det.npz"))
     layers = [layer.name for layer in list_layers(model)]
     random = np.random.default_rng(0)
-    plans = [PrecisionPlan(Precision.FP16).with_pins(random.choice(layers, 40, replace=False).tolist()) for _ in range(PROBES)]
+    plans = [
+        PrecisionPlan(Precision.FP16).with_pins(random.choice(layers, 40, replace=False).tolist())
+        for _ in range(PROBES)
+    ]
     local = EmulatedRunner(model, [sample])
     seconds = {}
     for workers in (1, 2):
         arguments = server_arguments(model, [sample], Precision.FP16, 1)
-        fleet = EmulatedFleet(local, [sample], Crew([IsolatedWorker(SERVER, arguments) for _ in range(workers)]))
+        fleet = EmulatedFleet(
+            local, [sample], Crew([IsolatedWorker(SERVER, arguments) for _ in range(workers)])
+        )
         try:
-            _timed(fleet.outputs, plans[:workers], workers)  # starts the processes and makes their sessions
+            _timed(
+                fleet.outputs, plans[:workers], workers
+            )  # starts the processes and makes their sessions
             seconds[workers] = _timed(fleet.outputs, plans, workers)
         finally:
             fleet.close()
     _timed(local.outputs, plans[:1], 1)
     here = _timed(local.outputs, plans, 1)
     return [
-        f"## {PROBES} emulated probes of PP-OCRv4 det", "",
-        "| workers | seconds | speed-up |", "| --- | --- | --- |",
+        f"## {PROBES} emulated probes of PP-OCRv4 det",
+        "",
+        "| workers | seconds | speed-up |",
+        "| --- | --- | --- |",
         f"| one process, one thread | {seconds[1]:.1f} | 1 |",
-        f"| two processes, one thread each | {seconds[2]:.1f} | {seconds[1] / seconds[2]:.2f} (at least 1.6) |",
+        f"| two processes, one thread each | {seconds[2]:.1f} | {seconds[1] / seconds[2]:.2f} (at "
+        "least 1.6) |",
         f"| this process, all threads | {here:.1f} | {seconds[1] / here:.2f} |",
-    ]  # fmt: skip
+    ]
 
 
-def _timed(outputs: Callable[[PrecisionPlan], Any], plans: list[PrecisionPlan], threads: int) -> float:
+def _timed(
+    outputs: Callable[[PrecisionPlan], Any], plans: list[PrecisionPlan], threads: int
+) -> float:
     began = time.perf_counter()
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(lambda plan: list(outputs(plan)), plans))

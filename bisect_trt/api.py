@@ -10,14 +10,14 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from bisect_trt.errors import BadInputError
-from bisect_trt.observer import Observer
+from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.observer import Observer
+from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.pipeline import run
-from bisect_trt.precision import Precision, PrecisionPlan
-from bisect_trt.result import Result
-from bisect_trt.settings import PROBE_TIMEOUT_S, Settings
-from bisect_trt.verifying import SavedPlan, Verification, read_plan
-from bisect_trt.verifying import verify as check_plan_holds
+from bisect_trt.report.result import Result
+from bisect_trt.stations.settings import PROBE_TIMEOUT_S, Settings
+from bisect_trt.stations.verify import SavedPlan, Verification, read_plan
+from bisect_trt.stations.verify import verify as check_plan_holds
 
 Source = str | Path | Mapping[str, NDArray[Any]]
 
@@ -43,10 +43,12 @@ def bisect(
     rewrite: str | None = None,
     observer: Observer | None = None,
 ) -> Result:
-    """Find the layers of ``model`` that must stay in FP32; writes the run's folder and returns what it holds.
+    """Find the layers of ``model`` that must stay in FP32; writes the run's folder and returns what
+    it holds.
 
-    ``inputs`` is one sample or several: a mapping of input name to array, or an .npz file, folder or glob. The other
-    arguments are those of ``bisect-trt run``. Raises :class:`BadInputError` for what the caller can mend.
+    ``inputs`` is one sample or several: a mapping of input name to array, or an .npz file, folder
+    or glob. The other arguments are those of ``bisect-trt run``. Raises :class:`BadInputError` for
+    what the caller can mend.
     """
     try:
         wanted = Precision(precision)
@@ -85,11 +87,14 @@ def verify(
     out: str | Path | None = None,
     observer: Observer | None = None,
 ) -> Verification:
-    """Whether ``plan`` (or the plan.json at that path) still holds for ``model`` and ``inputs``; as ``bisect-trt verify``.
+    """Whether ``plan`` (or the plan.json at that path) still holds for ``model`` and ``inputs``; as
+    ``bisect-trt verify``.
 
     Raises :class:`BadInputError` if it is no plan of this model.
     """
-    saved = SavedPlan(plan, Path("plan")) if isinstance(plan, PrecisionPlan) else read_plan(Path(plan))
+    saved = (
+        SavedPlan(plan, Path("plan")) if isinstance(plan, PrecisionPlan) else read_plan(Path(plan))
+    )
     settings = Settings(
         model=model,
         inputs=_several(inputs),
@@ -103,7 +108,13 @@ def verify(
 
 
 def _several(inputs: Source | Sequence[Source]) -> list[Source]:
-    """The samples one by one. Raises :class:`BadInputError` for an array, which says not which input it is."""
+    """The samples one by one. Raises :class:`BadInputError` for an array, which says not which
+    input it is.
+    """
     if isinstance(inputs, np.ndarray):
         raise BadInputError("inputs: an array without a name; pass {'input name': array}")
-    return list(inputs) if isinstance(inputs, Sequence) and not isinstance(inputs, (str, Path)) else [inputs]
+    return (
+        list(inputs)
+        if isinstance(inputs, Sequence) and not isinstance(inputs, (str, Path))
+        else [inputs]
+    )

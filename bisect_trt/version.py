@@ -1,3 +1,5 @@
-"""The version, in one place that the build can read without importing the package's dependencies."""
+"""The version, in one place that the build can read without importing the package's
+dependencies.
+"""
 
 __version__ = "0.3.0"

@@ -1,4 +1,6 @@
-"""Shared helpers: running models on ONNX Runtime, and the public OCR models where they can be had."""
+"""Shared helpers: running models on ONNX Runtime, and the public OCR models where they can be
+had.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,17 @@ ort.set_default_logger_severity(4)
 
 
 def run_model(
-    model: onnx.ModelProto, feed: Mapping[str, Any], level: ort.GraphOptimizationLevel = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    model: onnx.ModelProto,
+    feed: Mapping[str, Any],
+    level: ort.GraphOptimizationLevel = ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
 ) -> list[Any]:
     """The outputs of ``model`` on ONNX Runtime's CPU provider."""
     options = ort.SessionOptions()
     options.graph_optimization_level = level
     options.log_severity_level = 4
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
     return list(session.run(None, dict(feed)))
 
 
@@ -30,7 +36,11 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
     x, y = np.asarray(a), np.asarray(b)
-    return x.shape == y.shape and x.dtype == y.dtype and (x.tobytes() == y.tobytes() or bool(np.array_equal(x, y)))
+    return (
+        x.shape == y.shape
+        and x.dtype == y.dtype
+        and (x.tobytes() == y.tobytes() or bool(np.array_equal(x, y)))
+    )
 
 
 @pytest.fixture

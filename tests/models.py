@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 ROOT = Path(__file__).resolve().parents[1]
 DEMO = Path(os.environ.get("BISECT_TRT_DEMO", ROOT / ".cache" / "demo"))
 DETECTOR, RECOGNISER, CLASSIFIER = (
-    DEMO / f"{name}.onnx" for name in ("ch_PP-OCRv4_det_infer", "ch_PP-OCRv4_rec_infer", "ch_ppocr_mobile_v2.0_cls_infer")
+    DEMO / f"{name}.onnx"
+    for name in ("ch_PP-OCRv4_det_infer", "ch_PP-OCRv4_rec_infer", "ch_ppocr_mobile_v2.0_cls_infer")
 )
 
 
@@ -23,7 +24,9 @@ def page() -> NDArray[np.float32]:
 
 
 def line(width: int, top: int = 60, left: int = 0) -> NDArray[np.float32]:
-    """A line of text cut from the page, (1, 3, 48, ``width``), scaled to [-1, 1] as recogniser and classifier expect."""
+    """A line of text cut from the page, (1, 3, 48, ``width``), scaled to [-1, 1] as recogniser and
+    classifier expect.
+    """
     image = page()[:, :, top : top + 48, left : left + width]
     low, high = float(image.min()), float(image.max())
     return ((image - low) / (high - low) * 2.0 - 1.0).astype(np.float32)

@@ -9,27 +9,50 @@ from onnx import TensorProto, helper, numpy_helper
 
 
 def convolutional(blocks: int = 3) -> tuple[onnx.ModelProto, dict[str, NDArray[np.float32]]]:
-    """Convolutions that ONNX Runtime gives another layout, what it joins them with, and a squeeze and excite gate."""
+    """Convolutions that ONNX Runtime gives another layout, what it joins them with, and a squeeze
+    and excite gate.
+    """
     random = np.random.default_rng(0)
     nodes, stored, x = [], [], "x"
 
     def weight(name: str, *shape: int) -> str:
-        stored.append(numpy_helper.from_array((random.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32), name))
+        stored.append(
+            numpy_helper.from_array(
+                (random.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32),
+                name,
+            )
+        )
         return name
 
     for block in range(blocks):
         convolved, normed, gate = f"c{block}", f"n{block}", f"g{block}"
-        nodes.append(helper.make_node("Conv", [x, weight(f"w{block}", 16, 16, 3, 3)], [convolved], f"conv{block}", pads=[1, 1, 1, 1]))
+        nodes.append(
+            helper.make_node(
+                "Conv",
+                [x, weight(f"w{block}", 16, 16, 3, 3)],
+                [convolved],
+                f"conv{block}",
+                pads=[1, 1, 1, 1],
+            )
+        )
         scales = [weight(f"{k}{block}", 16) for k in ("scale", "shift", "mean")]
-        stored.append(numpy_helper.from_array((random.random(16) + 0.5).astype(np.float32), f"var{block}"))
-        nodes.append(helper.make_node("BatchNormalization", [convolved, *scales, f"var{block}"], [normed], f"norm{block}"))
+        stored.append(
+            numpy_helper.from_array((random.random(16) + 0.5).astype(np.float32), f"var{block}")
+        )
+        nodes.append(
+            helper.make_node(
+                "BatchNormalization", [convolved, *scales, f"var{block}"], [normed], f"norm{block}"
+            )
+        )
         nodes.append(helper.make_node("HardSigmoid", [normed], [gate], f"gate{block}"))
         nodes.append(helper.make_node("Mul", [normed, gate], [f"m{block}"], f"swish{block}"))
         x = f"m{block}"
     nodes.append(helper.make_node("Conv", [x, weight("w_se", 16, 16, 1, 1)], ["se"], "conv_se"))
     nodes.append(helper.make_node("GlobalAveragePool", ["se"], ["pooled"], "pool"))
     nodes.append(helper.make_node("Mul", ["se", "pooled"], ["y"], "excite"))
-    value = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 16, 12, 12]) for n in ("x", "y")]
+    value = [
+        helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 16, 12, 12]) for n in ("x", "y")
+    ]
     graph = helper.make_graph(nodes, "g", value[:1], value[1:], stored)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.checker.check_model(model, full_check=True)

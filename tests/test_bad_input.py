@@ -1,4 +1,6 @@
-"""Bad input through the real command: the right exit code, one clear line, no half-written folder."""
+"""Bad input through the real command: the right exit code, one clear line, no half-written
+folder.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,18 @@ F = TensorProto.FLOAT
 
 
 class Desk:
-    """A folder with a good model and a good input, and the command's arguments, for a case to spoil."""
+    """A folder with a good model and a good input, and the command's arguments, for a case to
+    spoil.
+    """
 
     def __init__(self, folder: Path) -> None:
         fixture = healthy()
-        self.folder, self.model, self.input, self.out = folder, folder / "m.onnx", folder / "x.npz", folder / "out"
+        self.folder, self.model, self.input, self.out = (
+            folder,
+            folder / "m.onnx",
+            folder / "x.npz",
+            folder / "out",
+        )
         self.model.write_bytes(model_bytes(fixture))
         self.array = fixture.inputs["x"]
         self.save(x=self.array)
@@ -33,14 +42,25 @@ class Desk:
     def save(self, **arrays: object) -> None:
         np.savez(self.input, **arrays)  # type: ignore[arg-type]
 
-    def graph(self, nodes: list[onnx.NodeProto], inputs: dict[str, int], weights: list[onnx.TensorProto] = []) -> None:  # noqa: B006
+    def graph(
+        self,
+        nodes: list[onnx.NodeProto],
+        inputs: dict[str, int],
+        weights: list[onnx.TensorProto] = [],
+    ) -> None:
         infos = [helper.make_tensor_value_info(n, t, [4, 16]) for n, t in inputs.items()]
         out = helper.make_tensor_value_info("y", next(iter(inputs.values()), F), None)
         graph = helper.make_graph(nodes, "g", infos, [out], weights)
-        self.model.write_bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString())
+        self.model.write_bytes(
+            helper.make_model(
+                graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8
+            ).SerializeToString()
+        )
 
     def wire(self, *nodes: tuple[str, str, str]) -> None:
-        self.graph([helper.make_node(op, [source], [result]) for op, source, result in nodes], {"x": F})
+        self.graph(
+            [helper.make_node(op, [source], [result]) for op, source, result in nodes], {"x": F}
+        )
 
     def external(self, location: str, length: int, keep: bool) -> None:
         weight = numpy_helper.from_array(np.ones((16, 16), np.float32), "w")
@@ -65,7 +85,9 @@ def _unwritable(desk: Desk) -> None:
 
 def _foreign_journal(desk: Desk) -> None:
     desk.out.mkdir()
-    (desk.out / "journal.sqlite").write_text("this is not a database, but it is long enough to be read as one" * 50)
+    (desk.out / "journal.sqlite").write_text(
+        "this is not a database, but it is long enough to be read as one" * 50
+    )
 
 
 def _nan(desk: Desk, value: float) -> None:
@@ -84,20 +106,56 @@ CASES: dict[str, tuple[Callable[[Desk], object], int, str]] = {
     "model is a folder": (lambda d: (d.model.unlink(), d.model.mkdir()), 2, "a folder"),
     "model is empty": (lambda d: d.model.write_bytes(b""), 2, "graph is empty"),
     "model truncated": (lambda d: d.model.write_bytes(d.model.read_bytes()[:1000]), 2, "m.onnx"),
-    "model is text": (lambda d: d.model.write_text("hello, this is not a protobuf"), 2, "not an ONNX file"),
+    "model is text": (
+        lambda d: d.model.write_text("hello, this is not a protobuf"),
+        2,
+        "not an ONNX file",
+    ),
     "graph without nodes": (lambda d: d.graph([], {"x": F}), 2, "graph is empty"),
     "no float layers": (_integers, 2, "no layer"),
-    "unknown operator": (lambda d: d.wire(("Nonsense", "x", "a"), ("Relu", "x", "y")), 2, "ONNX Runtime cannot load"),
-    "cycle": (lambda d: d.wire(("Relu", "b", "a"), ("Relu", "a", "b"), ("Relu", "b", "y")), 2, "ONNX Runtime cannot load"),
-    "external data missing": (lambda d: d.external("w.bin", 0, False), 2, "external data of 'w' is missing"),
-    "external data outside": (lambda d: d.external("../w.bin", 1024, False), 2, "outside the model's folder"),
-    "external data absolute": (lambda d: d.external("/etc/passwd", 1024, False), 2, "outside the model's folder"),
+    "unknown operator": (
+        lambda d: d.wire(("Nonsense", "x", "a"), ("Relu", "x", "y")),
+        2,
+        "ONNX Runtime cannot load",
+    ),
+    "cycle": (
+        lambda d: d.wire(("Relu", "b", "a"), ("Relu", "a", "b"), ("Relu", "b", "y")),
+        2,
+        "ONNX Runtime cannot load",
+    ),
+    "external data missing": (
+        lambda d: d.external("w.bin", 0, False),
+        2,
+        "external data of 'w' is missing",
+    ),
+    "external data outside": (
+        lambda d: d.external("../w.bin", 1024, False),
+        2,
+        "outside the model's folder",
+    ),
+    "external data absolute": (
+        lambda d: d.external("/etc/passwd", 1024, False),
+        2,
+        "outside the model's folder",
+    ),
     "external data truncated": (lambda d: d.external("w.bin", 100, True), 2, "truncated"),
     "input missing": (lambda d: d.input.unlink(), 2, "no such file"),
-    "input truncated": (lambda d: d.input.write_bytes(d.input.read_bytes()[:200]), 2, "not a readable .npz"),
+    "input truncated": (
+        lambda d: d.input.write_bytes(d.input.read_bytes()[:200]),
+        2,
+        "not a readable .npz",
+    ),
     "input is text": (lambda d: d.input.write_text("1 2 3"), 2, "not a readable .npz"),
-    "input is pickled": (lambda d: d.save(x=np.array([{"a": 1}], dtype=object)), 2, "Python objects"),
-    "input is a single array": (lambda d: np.save(d.input.open("wb"), d.array), 2, "a single array"),
+    "input is pickled": (
+        lambda d: d.save(x=np.array([{"a": 1}], dtype=object)),
+        2,
+        "Python objects",
+    ),
+    "input is a single array": (
+        lambda d: np.save(d.input.open("wb"), d.array),
+        2,
+        "a single array",
+    ),
     "input folder is empty": (lambda d: (d.input.unlink(), d.input.mkdir()), 2, "holds no .npz"),
     "wrong input name": (lambda d: d.save(image=d.array), 2, "input 'x' is missing"),
     "extra input": (lambda d: d.save(x=d.array, z=d.array), 2, "no input 'z'"),
@@ -106,12 +164,36 @@ CASES: dict[str, tuple[Callable[[Desk], object], int, str]] = {
     "wrong size": (lambda d: d.save(x=d.array[:, :8]), 2, "size 8 on axis 1"),
     "NaN": (lambda d: _nan(d, np.nan), 2, "NaN or infinite values, the first at (1, 2)"),
     "infinity": (lambda d: _nan(d, np.inf), 2, "NaN or infinite"),
-    "unknown requirement": (lambda d: d.extra.extend(["--requirement", "speed<=1"]), 2, "unknown metric 'speed'"),
-    "malformed requirement": (lambda d: d.extra.extend(["--requirement", "max_abs=1"]), 2, "not understood"),
-    "requirement on no output": (lambda d: d.extra.extend(["--requirement", "logits:max_abs<=1"]), 2, "no output 'logits'"),
-    "golden missing": (lambda d: d.extra.extend(["--golden", str(d.folder / "no.npz")]), 2, "no such file"),
-    "golden of other outputs": (lambda d: d.extra.extend(["--golden", str(d.input)]), 2, "no output of the model"),
-    "metric not importable": (lambda d: d.extra.extend(["--metric", "no_such_module:f"]), 2, "--metric"),
+    "unknown requirement": (
+        lambda d: d.extra.extend(["--requirement", "speed<=1"]),
+        2,
+        "unknown metric 'speed'",
+    ),
+    "malformed requirement": (
+        lambda d: d.extra.extend(["--requirement", "max_abs=1"]),
+        2,
+        "not understood",
+    ),
+    "requirement on no output": (
+        lambda d: d.extra.extend(["--requirement", "logits:max_abs<=1"]),
+        2,
+        "no output 'logits'",
+    ),
+    "golden missing": (
+        lambda d: d.extra.extend(["--golden", str(d.folder / "no.npz")]),
+        2,
+        "no such file",
+    ),
+    "golden of other outputs": (
+        lambda d: d.extra.extend(["--golden", str(d.input)]),
+        2,
+        "no output of the model",
+    ),
+    "metric not importable": (
+        lambda d: d.extra.extend(["--metric", "no_such_module:f"]),
+        2,
+        "--metric",
+    ),
     "metric that raises": (_metric, 2, "KeyError"),
     "folder not writable": (_unwritable, 2, "cannot be written"),
     "foreign journal": (_foreign_journal, 2, "not a usable journal"),
@@ -119,7 +201,7 @@ CASES: dict[str, tuple[Callable[[Desk], object], int, str]] = {
     "unknown precision": (lambda d: d.extra.extend(["--precision", "int8"]), 2, "int8"),
     "unknown runner": (lambda d: d.extra.extend(["--runner", "abacus"]), 2, "abacus"),
     "workers not positive": (lambda d: d.extra.extend(["--workers", "0"]), 2, "workers"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -129,11 +211,27 @@ def test_bad_input(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     desk = Desk(tmp_path)
     spoil(desk)
     before = sorted(os.listdir(desk.out)) if desk.out.is_dir() else None
-    result = CliRunner().invoke(main, ["run", str(desk.model), "--input", str(desk.input), "--out", str(desk.out), "--quiet", *desk.extra])
+    result = CliRunner().invoke(
+        main,
+        [
+            "run",
+            str(desk.model),
+            "--input",
+            str(desk.input),
+            "--out",
+            str(desk.out),
+            "--quiet",
+            *desk.extra,
+        ],
+    )
     assert result.exit_code == code, result.output + str(result.exception)
     assert isinstance(result.exception, SystemExit)
     assert words in result.output and "Traceback" not in result.output
-    complaint = [line for line in result.output.splitlines() if line and not line.startswith(("Usage:", "Try "))]
+    complaint = [
+        line
+        for line in result.output.splitlines()
+        if line and not line.startswith(("Usage:", "Try "))
+    ]
     assert len(complaint) == 1, result.output
     after = sorted(os.listdir(desk.out)) if desk.out.is_dir() else None
     assert after == before or after == ["journal.sqlite"], "nothing half-written is left"
@@ -145,18 +243,45 @@ def test_there_are_enough_cases() -> None:
 
 def test_symbolic_dimensions_must_agree(tmp_path: Path) -> None:
     info = [helper.make_tensor_value_info(n, F, ["n"]) for n in "ab"]
-    graph = helper.make_graph([helper.make_node("Add", ["a", "b"], ["y"])], "g", info, [helper.make_tensor_value_info("y", F, ["n"])])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["a", "b"], ["y"])],
+        "g",
+        info,
+        [helper.make_tensor_value_info("y", F, ["n"])],
+    )
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8),
+        tmp_path / "m.onnx",
+    )
     np.savez(tmp_path / "x.npz", a=np.ones(3, np.float32), b=np.ones(4, np.float32))
-    result = CliRunner().invoke(main, ["run", str(tmp_path / "m.onnx"), "--input", str(tmp_path / "x.npz"), "--out", str(tmp_path / "o")])
+    result = CliRunner().invoke(
+        main,
+        [
+            "run",
+            str(tmp_path / "m.onnx"),
+            "--input",
+            str(tmp_path / "x.npz"),
+            "--out",
+            str(tmp_path / "o"),
+        ],
+    )
     assert result.exit_code == 2 and "'n' is 3 elsewhere" in result.output
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"base": "int8", "pinned": []}', '{"base": "fp16", "pinned": [1]}', "\x00"])
+@pytest.mark.parametrize(
+    "content",
+    ["", "{}", "[1]", '{"base": "int8", "pinned": []}', '{"base": "fp16", "pinned": [1]}', "\x00"],
+)
 def test_bad_plans(content: str, tmp_path: Path) -> None:
     model = tmp_path / "m.onnx"
     model.write_bytes(model_bytes(encoder_layernorm()))
     (tmp_path / "plan.json").write_text(content)
     for form in ("trtexec", "polygraphy"):
-        result = CliRunner().invoke(main, ["export", str(model), "--plan", str(tmp_path / "plan.json"), "--format", form])
-        assert result.exit_code == 2 and len(result.output.splitlines()) == 1 and "plan" in result.output
+        result = CliRunner().invoke(
+            main, ["export", str(model), "--plan", str(tmp_path / "plan.json"), "--format", form]
+        )
+        assert (
+            result.exit_code == 2
+            and len(result.output.splitlines()) == 1
+            and "plan" in result.output
+        )

@@ -8,9 +8,16 @@ from pathlib import Path
 import pytest
 
 import bisect_trt
-from bisect_trt.blocks import Regime, count_violations, in_words, information_bound, ranking_auc, regime_of
 from bisect_trt.graph import list_layers
 from bisect_trt.graph.patterns import find_patterns
+from bisect_trt.report.pin_words import (
+    Regime,
+    count_violations,
+    in_words,
+    information_bound,
+    ranking_auc,
+    regime_of,
+)
 from fixtures.models import encoder_decomposed, residual
 
 
@@ -20,7 +27,12 @@ def test_layernorms_are_told_as_such() -> None:
     assert fixture.pins is not None
     pinned = [layer.name for layer in layers if layer.name in fixture.pins]
     assert in_words(pinned, patterns, layers) == ["5 of the 5 LayerNorms: Pow, ReduceMean of each"]
-    more = [*pinned, "/encoder/layers.0/mlp/MatMul", "/encoder/layers.0/mlp/MatMul_1", "/head/MatMul"]
+    more = [
+        *pinned,
+        "/encoder/layers.0/mlp/MatMul",
+        "/encoder/layers.0/mlp/MatMul_1",
+        "/head/MatMul",
+    ]
     assert in_words(more, patterns, layers)[1:] == ["encoder/layers.0: 2 MatMul", "head: MatMul"]
 
 
@@ -30,7 +42,10 @@ def test_regimes() -> None:
     even = {f"l{i}": 0.3 for i in range(100)}
     assert regime_of(["l0", "l1"], even) == (Regime.DIFFUSE, 90)
     assert regime_of(["a"], {}) == (Regime.FEW_CULPRITS, 1)
-    loud = {"culprit": 29.0, **even}  # one culprit must not drown a hundred layers that share the rest
+    loud = {
+        "culprit": 29.0,
+        **even,
+    }  # one culprit must not drown a hundred layers that share the rest
     assert regime_of(["culprit", "l0", "l1"], loud) == (Regime.DIFFUSE, 91)
 
 
@@ -41,20 +56,41 @@ def test_auc_bound_and_violations() -> None:
     assert ranking_auc(dict.fromkeys(ranked, 1.0), ["l3"]) == 0.5
     assert math.isnan(ranking_auc(ranked, []))
     assert information_bound(1000, 4) == pytest.approx(math.log2(math.comb(1000, 4)))
-    sets = [(frozenset("ab"), True), (frozenset("abc"), False), (frozenset("b"), False), (frozenset("abcd"), True)]
+    sets = [
+        (frozenset("ab"), True),
+        (frozenset("abc"), False),
+        (frozenset("b"), False),
+        (frozenset("abcd"), True),
+    ]
     assert count_violations(sets) == 1
 
 
 def test_a_run_reports_them(tmp_path: Path) -> None:
     fixture = encoder_decomposed()
-    result = bisect_trt.bisect(fixture.model, fixture.inputs, require=fixture.require, runner="emulated", out=tmp_path / "few")
+    result = bisect_trt.bisect(
+        fixture.model,
+        fixture.inputs,
+        require=fixture.require,
+        runner="emulated",
+        out=tmp_path / "few",
+    )
     search = result.as_json()["search"]
-    assert search["regime"] == "few culprits" and search["suspicion_auc"] > 0.95 and search["violations"] == 0
+    assert (
+        search["regime"] == "few culprits"
+        and search["suspicion_auc"] > 0.95
+        and search["violations"] == 0
+    )
     assert search["blocks"] == ["5 of the 5 LayerNorms: Pow, ReduceMean of each"]
     assert search["information_bound"] == pytest.approx(information_bound(75, 10))
     report = (tmp_path / "few" / "report.html").read_text()
     assert "5 of the 5 LayerNorms: Pow, ReduceMean of each" in report
     diffuse = residual()
-    result = bisect_trt.bisect(diffuse.model, diffuse.inputs, require=diffuse.require, runner="emulated", out=tmp_path / "diffuse")
+    result = bisect_trt.bisect(
+        diffuse.model,
+        diffuse.inputs,
+        require=diffuse.require,
+        runner="emulated",
+        out=tmp_path / "diffuse",
+    )
     search = result.as_json()["search"]
     assert search["regime"] == "diffuse accumulation" and search["spread_over"] > len(result.pinned)

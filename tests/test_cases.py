@@ -10,11 +10,11 @@ import onnx
 import pytest
 
 import bisect_trt
+from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.graph.patterns import find_patterns
-from bisect_trt.inputs import suspicious_inputs
-from bisect_trt.precision import PrecisionPlan
-from bisect_trt.result import Result
+from bisect_trt.report.result import Result
 from bisect_trt.runners.base import Sample
+from bisect_trt.stations.samples import suspicious_inputs
 from fixtures import cases
 from fixtures.__main__ import FILES, input_bytes, model_bytes
 from fixtures.cases.encoder import encoder
@@ -29,13 +29,21 @@ from tests.runners.test_trt_build import check
 
 def run(fixture: Fixture, out: Path, **options: object) -> Result:
     return bisect_trt.bisect(
-        fixture.model, fixture.inputs, precision=fixture.precision, require=fixture.require, metrics=fixture.metrics,
-        runner="emulated", out=out, **options,  # type: ignore[arg-type]
-    )  # fmt: skip
+        fixture.model,
+        fixture.inputs,
+        precision=fixture.precision,
+        require=fixture.require,
+        metrics=fixture.metrics,
+        runner="emulated",
+        out=out,
+        **options,  # type: ignore[arg-type]
+    )
 
 
 @pytest.mark.parametrize("make", cases.VARIANTS.values(), ids=cases.VARIANTS)
-def test_triage_names_the_cause_and_the_answer_holds(make: Callable[[], Fixture], tmp_path: Path) -> None:
+def test_triage_names_the_cause_and_the_answer_holds(
+    make: Callable[[], Fixture], tmp_path: Path
+) -> None:
     fixture = make()
     result = run(fixture, tmp_path)
     assert result.cause.value == fixture.cause, result.sentence
@@ -67,13 +75,22 @@ def test_tensorrt_parses_types_and_builds_them(make: Callable[[], Fixture]) -> N
 
 
 @pytest.mark.parametrize("make", [nafnet, encoder], ids=lambda f: f.__name__)
-def test_the_found_set_is_smaller_than_every_layernorm(make: Callable[[], Fixture], tmp_path: Path) -> None:
+def test_the_found_set_is_smaller_than_every_layernorm(
+    make: Callable[[], Fixture], tmp_path: Path
+) -> None:
     fixture = make()
     found = run(fixture, tmp_path)
-    norms = frozenset(name for p in find_patterns(fixture.model) if p.kind == "LayerNorm" for name in p.layers)
+    norms = frozenset(
+        name for p in find_patterns(fixture.model) if p.kind == "LayerNorm" for name in p.layers
+    )
     assert set(found.pinned) < norms
     prober_score = bisect_trt.verify(
-        fixture.model, fixture.inputs, PrecisionPlan("fp16", norms), require=fixture.require, runner="emulated", out=tmp_path / "all"
+        fixture.model,
+        fixture.inputs,
+        PrecisionPlan("fp16", norms),
+        require=fixture.require,
+        runner="emulated",
+        out=tmp_path / "all",
     )
     assert prober_score.passed
 
@@ -89,14 +106,21 @@ def test_the_rewrite_is_a_cure_without_pins(make: Callable[[], Fixture], tmp_pat
 
 
 def test_noise_exaggerates_the_error_and_is_warned_of(tmp_path: Path) -> None:
-    """What people feed when they have no photo: the error is another one, and the tool says why not to trust it."""
+    """What people feed when they have no photo: the error is another one, and the tool says why not
+    to trust it.
+    """
     fixture, random = unimatch(), noise()
     assert suspicious_inputs([Sample("photo", fixture.inputs)]) == []
     assert len(suspicious_inputs([Sample("noise", random)])) == 2
     scores = []
     for number, inputs in enumerate((fixture.inputs, random)):
         result = bisect_trt.bisect(
-            fixture.model, inputs, require="epe<=1e3", metrics=fixture.metrics, runner="emulated", out=tmp_path / str(number)
+            fixture.model,
+            inputs,
+            require="epe<=1e3",
+            metrics=fixture.metrics,
+            runner="emulated",
+            out=tmp_path / str(number),
         )
         rows = result.outputs
         scores.append(float(rows.loc[rows["baseline"] == "fp16", "max_abs"].iloc[0]))
@@ -110,23 +134,56 @@ RIGHT = normalised(photo(96, 96))
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (255.0 * photo(96, 96), "divided by 255, then normalised with ImageNet's mean and deviation"),
+        (
+            255.0 * photo(96, 96),
+            "divided by 255, then normalised with ImageNet's mean and deviation",
+        ),
         (photo(96, 96), "normalised with ImageNet's mean and deviation"),
         (normalised(RIGHT), "without the normalisation by ImageNet's mean and deviation"),
         (RIGHT[:, ::-1], "its channels reversed (BGR and RGB)"),
-        (normalised(photo(96, 96)[:, ::-1]), "its channels reversed before the normalisation (BGR and RGB)"),
-        (np.transpose(RIGHT, (0, 2, 3, 1)).reshape(RIGHT.shape), "its memory in the order NCHW, read as NHWC"),
-        (np.transpose(RIGHT.reshape(1, 96, 96, 3), (0, 3, 1, 2)), "its memory in the order NHWC, read as NCHW"),
+        (
+            normalised(photo(96, 96)[:, ::-1]),
+            "its channels reversed before the normalisation (BGR and RGB)",
+        ),
+        (
+            np.transpose(RIGHT, (0, 2, 3, 1)).reshape(RIGHT.shape),
+            "its memory in the order NCHW, read as NHWC",
+        ),
+        (
+            np.transpose(RIGHT.reshape(1, 96, 96, 3), (0, 3, 1, 2)),
+            "its memory in the order NHWC, read as NCHW",
+        ),
         (2.0 * RIGHT - 1.0, "scaled from [-1, 1] to [0, 1]"),
         (RIGHT / 2.0, None),
     ],
-    ids=["255", "no normalisation", "twice", "bgr", "bgr before", "nhwc", "nchw", "range", "something else"],
+    ids=[
+        "255",
+        "no normalisation",
+        "twice",
+        "bgr",
+        "bgr before",
+        "nhwc",
+        "nchw",
+        "range",
+        "something else",
+    ],
 )
-def test_golden_outputs_of_other_preprocessing_are_explained(given: np.ndarray, words: str | None, tmp_path: Path) -> None:
+def test_golden_outputs_of_other_preprocessing_are_explained(
+    given: np.ndarray, words: str | None, tmp_path: Path
+) -> None:
     fixture = rtdetr()
-    golden = dict(zip(("logits", "boxes"), run_model(fixture.model, {"images": RIGHT}), strict=True))
+    golden = dict(
+        zip(("logits", "boxes"), run_model(fixture.model, {"images": RIGHT}), strict=True)
+    )
     inputs = {"images": np.ascontiguousarray(given, np.float32)}
-    result = bisect_trt.bisect(fixture.model, inputs, golden=golden, require="logits:max_abs<=1e-2", runner="emulated", out=tmp_path)
+    result = bisect_trt.bisect(
+        fixture.model,
+        inputs,
+        golden=golden,
+        require="logits:max_abs<=1e-2",
+        runner="emulated",
+        out=tmp_path,
+    )
     assert result.cause.value == "golden-mismatch" and result.exit_code == 1
     assert "The reference itself differs from the golden outputs" in result.sentence
     if words is None:

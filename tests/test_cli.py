@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bisect_trt.cli import main
-from bisect_trt.errors import BadInputError
-from bisect_trt.export import trtexec_arguments
-from bisect_trt.precision import PrecisionPlan
+from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.graph.weak_forms import trtexec_arguments
 from fixtures.__main__ import input_bytes, model_bytes
 from fixtures.models import Fixture, encoder_decomposed, encoder_layernorm, unsavable
 
@@ -22,7 +22,15 @@ from fixtures.models import Fixture, encoder_decomposed, encoder_layernorm, unsa
 def files(fixture: Fixture, folder: Path) -> list[str]:
     (folder / "m.onnx").write_bytes(model_bytes(fixture))
     (folder / "x.npz").write_bytes(input_bytes(fixture))
-    return [str(folder / "m.onnx"), "--input", str(folder / "x.npz"), "--requirement", fixture.require, "--out", str(folder / "run")]
+    return [
+        str(folder / "m.onnx"),
+        "--input",
+        str(folder / "x.npz"),
+        "--requirement",
+        fixture.require,
+        "--out",
+        str(folder / "run"),
+    ]
 
 
 def call(*arguments: str) -> Result:
@@ -60,7 +68,11 @@ def test_dry_run_prices_and_writes_nothing(tmp_path: Path) -> None:
 def test_compare_writes_tables_only(tmp_path: Path) -> None:
     result = call("compare", *files(encoder_decomposed(), tmp_path))
     assert result.exit_code == 0
-    assert {p.name for p in (tmp_path / "run").iterdir()} == {"layers.csv", "outputs.csv", "journal.sqlite"}
+    assert {p.name for p in (tmp_path / "run").iterdir()} == {
+        "layers.csv",
+        "outputs.csv",
+        "journal.sqlite",
+    }
 
 
 def test_inspect_names_patterns_suspects_and_advice(tmp_path: Path) -> None:
@@ -72,7 +84,10 @@ def test_inspect_names_patterns_suspects_and_advice(tmp_path: Path) -> None:
     assert "/head/Pow" in data["suspects"] and "opset 17" in data["advice"][0]
     (tmp_path / "n.onnx").write_bytes(model_bytes(encoder_layernorm()))
     data = json.loads(call("inspect", str(tmp_path / "n.onnx"), "--json").output)
-    assert sum(p["kind"] == "LayerNorm" and not p["decomposed"] for p in data["patterns"]) == 5 and data["advice"] == []
+    assert (
+        sum(p["kind"] == "LayerNorm" and not p["decomposed"] for p in data["patterns"]) == 5
+        and data["advice"] == []
+    )
     text = call("inspect", str(tmp_path / "m.onnx"))
     assert text.exit_code == 0 and "LayerNorm (written out)" in text.output
 
@@ -90,12 +105,16 @@ def test_exports_hold_the_plan(tmp_path: Path) -> None:
     assert call("run", *arguments, "--quiet").exit_code == 0
     common = ["export", arguments[0], "--plan", str(tmp_path / "run" / "plan.json"), "--format"]
     line = call(*common, "trtexec").output
-    assert line.startswith("--fp16 --noTF32 --precisionConstraints=obey") and line.count(":fp32") == 20
+    assert (
+        line.startswith("--fp16 --noTF32 --precisionConstraints=obey") and line.count(":fp32") == 20
+    )
     script = call(*common, "polygraphy").output
     assert ast.parse(script) and "'/head/Pow'" in script
     assert call(*common, "onnx", "-o", str(tmp_path / "t.onnx")).exit_code == 0
     onnx.checker.check_model(onnx.load(tmp_path / "t.onnx"), full_check=True)
-    assert (tmp_path / "t.onnx").read_bytes() == (tmp_path / "run" / "model.typed.onnx").read_bytes()
+    assert (tmp_path / "t.onnx").read_bytes() == (
+        tmp_path / "run" / "model.typed.onnx"
+    ).read_bytes()
     assert call(*common, "onnx").exit_code == 2
 
 
@@ -112,8 +131,12 @@ def test_names_that_the_model_does_not_have_are_not_exported(form: str, tmp_path
     for node in model.graph.node:
         node.name = ""
     onnx.save(model, tmp_path / "m.onnx")
-    (tmp_path / "plan.json").write_text(PrecisionPlan("fp16", {"Add_/embed/Add_output_0"}).to_json())
-    result = call("export", str(tmp_path / "m.onnx"), "--plan", str(tmp_path / "plan.json"), "--format", form)
+    (tmp_path / "plan.json").write_text(
+        PrecisionPlan("fp16", {"Add_/embed/Add_output_0"}).to_json()
+    )
+    result = call(
+        "export", str(tmp_path / "m.onnx"), "--plan", str(tmp_path / "plan.json"), "--format", form
+    )
     assert result.exit_code == 2 and "no unique name" in result.output
 
 

@@ -1,4 +1,6 @@
-"""The loop between emulator and engine, with engines that err in known ways: the emulator amplified, offset or failing."""
+"""The loop between emulator and engine, with engines that err in known ways: the emulator
+amplified, offset or failing.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +15,22 @@ import pytest
 from numpy.typing import NDArray
 
 import bisect_trt
-from bisect_trt.compare.metrics import tensor_error
-from bisect_trt.errors import RunnerFailedError
-from bisect_trt.judging import Fp32, tightened, what_fp32_is
-from bisect_trt.marking import probe_effect_matters
-from bisect_trt.precision import Precision, PrecisionPlan
-from bisect_trt.prober import ProbeResult
+from bisect_trt.core.errors import RunnerFailedError
+from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.core.verdict import Verdict
+from bisect_trt.numerics.tensor_error import tensor_error
+from bisect_trt.probe.prober import ProbeResult
 from bisect_trt.runners.base import Sample
-from bisect_trt.runners.emulated import EmulatedRunner
-from bisect_trt.verdict import Verdict
+from bisect_trt.runners.emulator.runner import EmulatedRunner
+from bisect_trt.stations.engine_layer_errors import probe_effect_matters
+from bisect_trt.stations.engine_verdict import Fp32, tightened, what_fp32_is
 from fixtures.models import Fixture, encoder_decomposed, residual, tf32_victim
 
 
 class Engine:
-    """An engine whose errors are ``gain`` times the emulated ones, plus ``offset``; its FP32 may be TF32."""
+    """An engine whose errors are ``gain`` times the emulated ones, plus ``offset``; its FP32 may be
+    TF32.
+    """
 
     name = "engine"
     versions: Mapping[str, str] = {"engine": "1"}
@@ -50,9 +54,18 @@ class Engine:
         if self._breaks(plan):
             raise RunnerFailedError("no tactic", Verdict.BUILD_FAILED, ["[E] no tactic"])
         if self._tf32:
-            plan = PrecisionPlan(Precision.TF32) if plan.base is Precision.FP32 else PrecisionPlan(plan.base, plan.pinned, Precision.TF32)
+            plan = (
+                PrecisionPlan(Precision.TF32)
+                if plan.base is Precision.FP32
+                else PrecisionPlan(plan.base, plan.pinned, Precision.TF32)
+            )
         for outputs in self._emulator.outputs(plan):
-            yield {n: (self._exact[n] + self._gain * (a - self._exact[n]) + self._offset).astype(np.float32) for n, a in outputs.items()}
+            yield {
+                n: (self._exact[n] + self._gain * (a - self._exact[n]) + self._offset).astype(
+                    np.float32
+                )
+                for n, a in outputs.items()
+            }
 
     def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
         return {}
@@ -62,11 +75,18 @@ class Engine:
 
 
 @pytest.fixture
-def judged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[bisect_trt.Result, Engine]]:
+def judged(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., tuple[bisect_trt.Result, Engine]]:
     def run(fixture: Fixture, engine: Engine, **options: Any) -> tuple[bisect_trt.Result, Engine]:
-        monkeypatch.setattr("bisect_trt.job.open_engine", lambda *_: engine)
+        monkeypatch.setattr("bisect_trt.stations.job.open_engine", lambda *_: engine)
         return bisect_trt.bisect(
-            fixture.model, fixture.inputs, precision=fixture.precision, require=fixture.require, out=tmp_path / "run", **options
+            fixture.model,
+            fixture.inputs,
+            precision=fixture.precision,
+            require=fixture.require,
+            out=tmp_path / "run",
+            **options,
         ), engine
 
     return run
@@ -81,7 +101,9 @@ def test_an_engine_that_errs_more_gets_a_plan_in_few_builds(judged: Judged, gain
     result, engine = judged(fixture, Engine(fixture, gain))
     assert result.passed and result.runner == "engine" and result.score <= 1.0
     assert result.engine["builds_beyond_baselines"] <= 4
-    assert len(engine.built) == 3 + result.engine["builds_beyond_baselines"], "FP32, TF32, FP16, then the plans"
+    assert len(engine.built) == 3 + result.engine["builds_beyond_baselines"], (
+        "FP32, TF32, FP16, then the plans"
+    )
     assert (result.engine["tolerance_share"] < 1.0) == (gain > 1.0)
     assert engine.built[-1].pinned == set(result.pinned) or result.score <= 1.0
     assert result.complete == (not result.engine["pins_added_by_engine"])
@@ -106,7 +128,12 @@ def test_certified_on_the_engine(judged: Judged) -> None:
 def test_no_builds_left_gives_the_closest(judged: Judged) -> None:
     fixture = residual()
     result, _ = judged(fixture, Engine(fixture, 3.0), max_builds=1)
-    assert not result.passed and result.engine["out_of_builds"] and result.score > 1.0 and result.exit_code == 1
+    assert (
+        not result.passed
+        and result.engine["out_of_builds"]
+        and result.score > 1.0
+        and result.exit_code == 1
+    )
 
 
 def test_fp32_that_is_tf32_is_recognised_and_emulated(judged: Judged) -> None:
@@ -119,19 +146,28 @@ def test_fp32_that_is_tf32_is_recognised_and_emulated(judged: Judged) -> None:
 def test_no_plan_can_pass_where_tf32_fails(judged: Judged) -> None:
     fixture = tf32_victim()
     result, engine = judged(fixture, Engine(fixture, tf32=True))
-    assert result.cause.value == "tf32" and not result.passed and "no plan can pass" in result.sentence
+    assert (
+        result.cause.value == "tf32" and not result.passed and "no plan can pass" in result.sentence
+    )
     assert len(engine.built) <= 3
 
 
 def test_wrong_fp32_is_not_precision(judged: Judged) -> None:
     fixture = residual()
     result, _ = judged(fixture, Engine(fixture, offset=100.0))
-    assert result.cause.value == "not-precision" and result.exit_code == 1 and result.engine["fp32_is"] == "other"
+    assert (
+        result.cause.value == "not-precision"
+        and result.exit_code == 1
+        and result.engine["fp32_is"] == "other"
+    )
 
 
 def test_a_failed_build_is_a_verdict_and_not_the_end(judged: Judged) -> None:
     fixture = encoder_decomposed()
-    result, _ = judged(fixture, Engine(fixture, breaks=lambda plan: plan.base is Precision.FP16 and len(plan.pinned) < 14))
+    result, _ = judged(
+        fixture,
+        Engine(fixture, breaks=lambda plan: plan.base is Precision.FP16 and len(plan.pinned) < 14),
+    )
     assert "build-failed" in set(result.search["verdict"])
     assert any("no tactic" in f.message for f in result.findings)
     assert result.passed and len(result.pinned) >= 14
@@ -149,13 +185,17 @@ def test_what_fp32_is() -> None:
     def probe(scale: float) -> ProbeResult:
         exact = np.linspace(-1.0, 1.0, 100)
         error = tensor_error(exact, exact + scale * np.cos(np.arange(100.0)))
-        return ProbeResult(PrecisionPlan("fp32"), "r", Verdict.PASS, scale, {"y": error}, {"y": error}, 0.0)
+        return ProbeResult(
+            PrecisionPlan("fp32"), "r", Verdict.PASS, scale, {"y": error}, {"y": error}, 0.0
+        )
 
     strict, tf32 = probe(1e-7), probe(1e-3)
     assert what_fp32_is(probe(1.3e-3), strict, tf32) is Fp32.TF32
     assert what_fp32_is(probe(2e-7), strict, tf32) is Fp32.STRICT
     assert what_fp32_is(probe(0.5), strict, tf32) is Fp32.OTHER
-    assert what_fp32_is(probe(2e-7), strict, strict) is Fp32.STRICT, "without matrix products nothing is rounded"
+    assert what_fp32_is(probe(2e-7), strict, strict) is Fp32.STRICT, (
+        "without matrix products nothing is rounded"
+    )
 
 
 @pytest.mark.parametrize(
@@ -170,5 +210,7 @@ def test_what_fp32_is() -> None:
         (2.0, math.nan, False),
     ],
 )
-def test_the_probe_effect_is_told_where_it_matters(unmarked: float, marked: float, matters: bool) -> None:
+def test_the_probe_effect_is_told_where_it_matters(
+    unmarked: float, marked: float, matters: bool
+) -> None:
     assert probe_effect_matters(unmarked, marked) is matters

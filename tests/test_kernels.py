@@ -1,4 +1,6 @@
-"""The measured FP16 arithmetic: against sums written out term by term, ONNX Runtime on exact values, and what an engine gave."""
+"""The measured FP16 arithmetic: against sums written out term by term, ONNX Runtime on exact
+values, and what an engine gave.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,11 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 import bisect_trt
-from bisect_trt.precision import Precision, PrecisionPlan
-from bisect_trt.runners import kernels
+from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.runners.base import Sample
-from bisect_trt.runners.emulated import EmulatedRunner
-from bisect_trt.runners.kernel_emulation import KernelRunner
+from bisect_trt.runners.emulator import rtx_arithmetic as kernels
+from bisect_trt.runners.emulator.rtx_runner import KernelRunner
+from bisect_trt.runners.emulator.runner import EmulatedRunner
 from fixtures.layers import layers_side_by_side
 from fixtures.models import residual
 
@@ -39,7 +41,9 @@ def test_a_product_is_rounded_after_every_sixteen_terms(seed: int, terms: int) -
     for i, j in np.ndindex(3, 5):
         total = np.float16(0)
         for start in range(0, terms, 16):
-            exact = sum(float(a[i, k]) * float(b[k, j]) for k in range(start, min(start + 16, terms)))
+            exact = sum(
+                float(a[i, k]) * float(b[k, j]) for k in range(start, min(start + 16, terms))
+            )
             total = np.float16(float(total) + exact)
         assert kernels.matrix_product(a, b)[i, j] == total
 
@@ -54,33 +58,49 @@ FORMS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("shape", "weights", "attributes"), FORMS)
-def test_a_convolution_of_whole_numbers_is_exact(shape: tuple[int, ...], weights: tuple[int, ...], attributes: dict[str, Any]) -> None:
+def test_a_convolution_of_whole_numbers_is_exact(
+    shape: tuple[int, ...], weights: tuple[int, ...], attributes: dict[str, Any]
+) -> None:
     """Small whole numbers need no rounding, so geometry alone is compared, with ONNX Runtime's."""
     random = np.random.default_rng(1)
     x, w, b = (random.integers(-2, 3, s).astype(np.float32) for s in (shape, weights, weights[:1]))
     node = helper.make_node("Conv", ["x", "w", "b"], ["y"], **attributes)
     ins = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in "xwb"]
-    graph = helper.make_graph([node], "conv", ins, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
+    graph = helper.make_graph(
+        [node], "conv", ins, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    np.testing.assert_array_equal(kernels.run_kernel(node, [x, w, b]), session.run(None, {"x": x, "w": w, "b": b})[0])
+    np.testing.assert_array_equal(
+        kernels.run_kernel(node, [x, w, b]), session.run(None, {"x": x, "w": w, "b": b})[0]
+    )
 
 
 def test_where_a_spatial_convolution_rounds() -> None:
-    """2048 swallows a 1 that is added alone, in FP16: which ones are lost tells what was added together."""
+    """2048 swallows a 1 that is added alone, in FP16: which ones are lost tells what was added
+    together.
+    """
     image = np.zeros((1, 64, 3, 3), np.float32)
     image[0, 0, 0, 0] = 2048.0  # in the first block of 32 channels, the first place
     image[0, [1, 20, 40], 0, 0] = 1.0  # with it, in the block's other half, in the next block
-    total = kernels.convolution(image, np.ones((1, 64, 3, 3), np.float32), None, (1, 1), (0, 0, 0, 0), (1, 1))
+    total = kernels.convolution(
+        image, np.ones((1, 64, 3, 3), np.float32), None, (1, 1), (0, 0, 0, 0), (1, 1)
+    )
     assert total.item() == 2048.0  # 2049 rounds to 2048, and so does each 1 that follows alone
     image[0, [20, 40], 0, 0], image[0, 2, 0, 0] = 0.0, 1.0
-    total = kernels.convolution(image, np.ones((1, 64, 3, 3), np.float32), None, (1, 1), (0, 0, 0, 0), (1, 1))
+    total = kernels.convolution(
+        image, np.ones((1, 64, 3, 3), np.float32), None, (1, 1), (0, 0, 0, 0), (1, 1)
+    )
     assert total.item() == 2050.0  # two of them arrive together
 
 
 def test_up_to_four_channels_are_added_four_places_at_a_time() -> None:
     image = np.zeros((1, 3, 3, 3), np.float32)
-    image[0, 0, 0, 0], image[0, 2, 1, 0], image[0, 1, 0, 2] = 2048.0, 1.0, 1.0  # places 0, 3 and 2: one rounding
+    image[0, 0, 0, 0], image[0, 2, 1, 0], image[0, 1, 0, 2] = (
+        2048.0,
+        1.0,
+        1.0,
+    )  # places 0, 3 and 2: one rounding
     ones = np.ones((1, 3, 3, 3), np.float32)
     assert kernels.convolution(image, ones, None, (1, 1), (0,) * 4, (1, 1)).item() == 2050.0
     image[0, 1, 0, 2], image[0, 1, 1, 1] = 0.0, 1.0  # place 4: the second rounding
@@ -98,19 +118,27 @@ def test_the_constants_of_a_batch_normalization_are_rounded_once_combined() -> N
     factor = np.float16(0.3 / np.sqrt(2.0 + 1e-5))
     shift = np.float16(np.float32(0.7) - np.float32(1.25) * np.float32(factor))
     expected = (x * np.float32(factor) + np.float32(shift)).astype(np.float16)
-    np.testing.assert_array_equal(kernels.batch_normalization(x, scale, bias, mean, variance, 1e-5), expected)
+    np.testing.assert_array_equal(
+        kernels.batch_normalization(x, scale, bias, mean, variance, 1e-5), expected
+    )
 
 
 def test_an_engine_gave_what_the_kernels_give() -> None:
-    """Recorded on an H100 by ``python -m benchmarks.arithmetic``; the terms of one rounding are added in an unknown order."""
+    """Recorded on an H100 by ``python -m benchmarks.arithmetic``; the terms of one rounding are
+    added in an unknown order.
+    """
     model, inputs = layers_side_by_side()
     sample = Sample("layers", inputs)
     runner = EmulatedRunner(model, [sample])
     measured = dict(np.load(RECORDED))
     ops = {n.name: n.op_type for n in model.graph.node}
     better = 0
-    for plain, row in zip(runner.trace(sample, FP16), runner.trace(sample, FP16, kernels=True), strict=True):
-        if ops[row.layer] in kernels.KERNELS and not np.array_equal(plain.accumulated, row.accumulated):
+    for plain, row in zip(
+        runner.trace(sample, FP16), runner.trace(sample, FP16, kernels=True), strict=True
+    ):
+        if ops[row.layer] in kernels.KERNELS and not np.array_equal(
+            plain.accumulated, row.accumulated
+        ):
             engine = measured[row.layer].astype(np.float32)
             assert np.mean(engine == row.accumulated) > 0.99, row.layer
             assert np.mean(engine == plain.accumulated) < 0.85, row.layer
@@ -121,7 +149,9 @@ def test_an_engine_gave_what_the_kernels_give() -> None:
 def test_gemm_transposes_and_softmax_takes_the_last_axis_only() -> None:
     a, b, c = small(1, 40, 3), small(2, 5, 40), small(3, 5)
     node = onnx.helper.make_node("Gemm", ["a", "b", "c"], ["y"], transA=1, transB=1)
-    np.testing.assert_array_equal(kernels.run_kernel(node, [a, b, c]), kernels.half(kernels.matrix_product(a.T, b.T) + c))
+    np.testing.assert_array_equal(
+        kernels.run_kernel(node, [a, b, c]), kernels.half(kernels.matrix_product(a.T, b.T) + c)
+    )
     assert kernels.run_kernel(onnx.helper.make_node("Softmax", ["a"], ["y"], axis=0), [a]) is None
     rows = kernels.run_kernel(onnx.helper.make_node("Softmax", ["a"], ["y"], axis=1), [a])
     assert rows is not None and np.abs(rows.sum(axis=1) - 1.0).max() < 2e-3
@@ -132,13 +162,25 @@ def test_the_walk_without_kernels_is_the_probe() -> None:
     runner = EmulatedRunner(model, [Sample("layers", inputs)])
     plan = FP16.with_pins({"conv 3x3, 48 channels", "softmax"})
     for name, array in next(runner.outputs(plan)).items():
-        np.testing.assert_array_equal(next(runner.walk(plan, kernels=False))[name], array, err_msg=name)
+        np.testing.assert_array_equal(
+            next(runner.walk(plan, kernels=False))[name], array, err_msg=name
+        )
     walked, whole = next(KernelRunner(runner).outputs(plan)), next(runner.outputs(plan))
-    changed = {name.removesuffix(": out") for name in walked if not np.array_equal(walked[name], whole[name])}
-    assert "conv 3x3, 96 channels, stride 2" in changed and not changed & {"conv 3x3, 48 channels", "softmax", "sigmoid"}
+    changed = {
+        name.removesuffix(": out")
+        for name in walked
+        if not np.array_equal(walked[name], whole[name])
+    }
+    assert "conv 3x3, 96 channels, stride 2" in changed and not changed & {
+        "conv 3x3, 48 channels",
+        "softmax",
+        "sigmoid",
+    }
 
 
-def test_an_engine_with_fp16_sums_gets_its_plan_confirmed_with_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_engine_with_fp16_sums_gets_its_plan_confirmed_with_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     fixture = residual()
     emulator = EmulatedRunner(fixture.model, [Sample("s", fixture.inputs)])
 
@@ -148,11 +190,13 @@ def test_an_engine_with_fp16_sums_gets_its_plan_confirmed_with_them(monkeypatch:
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr("bisect_trt.job.open_engine", lambda *_: Engine(emulator))
-    monkeypatch.setattr("bisect_trt.job.sums_in_fp16", lambda *_: True)
+    monkeypatch.setattr("bisect_trt.stations.job.open_engine", lambda *_: Engine(emulator))
+    monkeypatch.setattr("bisect_trt.stations.job.sums_in_fp16", lambda *_: True)
     result = bisect_trt.bisect(fixture.model, fixture.inputs, require=fixture.require, out=tmp_path)
     assert result.passed and result.pinned
-    assert result.engine["builds_beyond_baselines"] == 1  # the emulator knows what the engine will say
+    assert (
+        result.engine["builds_beyond_baselines"] == 1
+    )  # the emulator knows what the engine will say
     assert result.probes["emulated-kernels"] > len(result.pinned)
 
 
@@ -160,13 +204,28 @@ def test_forms_that_were_not_measured_are_left_to_the_emulator() -> None:
     x, w = small(1, 1, 24, 6, 6), small(2, 4, 24, 3, 3)
     assert kernels.run_kernel(onnx.helper.make_node("Conv", ["x", "w"], ["y"]), [x, w]) is None
     x, w = small(1, 1, 8, 6, 6), small(2, 4, 4, 3, 3)
-    assert kernels.run_kernel(onnx.helper.make_node("Conv", ["x", "w"], ["y"], group=2), [x, w]) is None
-    assert kernels.run_kernel(onnx.helper.make_node("MatMul", ["x", "w"], ["y"]), [small(1, 8), small(2, 8, 3)]) is None
+    assert (
+        kernels.run_kernel(onnx.helper.make_node("Conv", ["x", "w"], ["y"], group=2), [x, w])
+        is None
+    )
+    assert (
+        kernels.run_kernel(
+            onnx.helper.make_node("MatMul", ["x", "w"], ["y"]), [small(1, 8), small(2, 8, 3)]
+        )
+        is None
+    )
     empty = np.zeros((0, 4), np.float32)
-    assert kernels.run_kernel(onnx.helper.make_node("Softmax", ["x"], ["y"], axis=1), [empty]) is None
+    assert (
+        kernels.run_kernel(onnx.helper.make_node("Softmax", ["x"], ["y"], axis=1), [empty]) is None
+    )
     norm = onnx.helper.make_node("BatchNormalization", list("xsbmv"), ["y"])
-    assert kernels.run_kernel(norm, [small(1, 2, 3, 4), *(small(i, 3, 4) for i in range(4))]) is None
+    assert (
+        kernels.run_kernel(norm, [small(1, 2, 3, 4), *(small(i, 3, 4) for i in range(4))]) is None
+    )
     bare = onnx.helper.make_node("Softmax", ["x"], ["y"])
-    assert kernels.run_kernel(bare, [small(1, 2, 3, 4)], 11) is None and kernels.run_kernel(bare, [small(1, 2, 3, 4)], 13) is not None
+    assert (
+        kernels.run_kernel(bare, [small(1, 2, 3, 4)], 11) is None
+        and kernels.run_kernel(bare, [small(1, 2, 3, 4)], 13) is not None
+    )
     scaled = onnx.helper.make_node("Gemm", ["a", "b"], ["y"], alpha=0.5)
     assert kernels.run_kernel(scaled, [small(1, 2, 8), small(2, 8, 3)]) is None

@@ -8,14 +8,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from bisect_trt.graph.emulate import rounding_model
-from bisect_trt.numerics import LARGEST, SMALLEST_SUBNORMAL, rounded
-from bisect_trt.precision import Precision
+from bisect_trt.core.precision import Precision
+from bisect_trt.graph.passes.emulated import rounding_model
+from bisect_trt.numerics.rounding import LARGEST, SMALLEST_SUBNORMAL, rounded
 from tests.conftest import run_model
 
-FLOATS = hnp.arrays(np.float32, 32, elements=st.floats(width=32, allow_nan=False, allow_infinity=True))
+FLOATS = hnp.arrays(
+    np.float32, 32, elements=st.floats(width=32, allow_nan=False, allow_infinity=True)
+)
 EDGES = np.array(
-    [0.0, -0.0, 65504.0, 65519.996, 65520.0, 1e30, -3.4028235e38, 2.0**-24, 2.0**-25, 2.0**-25 * 1.0001, 6e-8, 1.0009765625, 3e38],
+    [
+        0.0,
+        -0.0,
+        65504.0,
+        65519.996,
+        65520.0,
+        1e30,
+        -3.4028235e38,
+        2.0**-24,
+        2.0**-25,
+        2.0**-25 * 1.0001,
+        6e-8,
+        1.0009765625,
+        3e38,
+    ],
     np.float32,
 )
 
@@ -33,7 +49,15 @@ def test_bf16_is_ml_dtypes(values: np.ndarray) -> None:
     assert rounded(values, Precision.BF16).tobytes() == expected.tobytes()
 
 
-@given(hnp.arrays(np.float32, 32, elements=st.floats(-(2.0**100), 2.0**100, width=32).filter(lambda v: v == 0 or abs(v) > 1e-30)))
+@given(
+    hnp.arrays(
+        np.float32,
+        32,
+        elements=st.floats(-(2.0**100), 2.0**100, width=32).filter(
+            lambda v: v == 0 or abs(v) > 1e-30
+        ),
+    )
+)
 def test_tf32_keeps_ten_explicit_bits_to_nearest(values: np.ndarray) -> None:
     got = rounded(values, Precision.TF32).astype(np.float64)
     mantissa, exponent = np.frexp(values.astype(np.float64))
@@ -54,8 +78,12 @@ def test_tf32_keeps_ten_explicit_bits_to_nearest(values: np.ndarray) -> None:
         ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
     ],
 )
-def test_onnx_runtime_keeps_every_rounding(precision: Precision, level: ort.GraphOptimizationLevel) -> None:
-    """The guard of the whole emulation: an upgrade that folded the roundings away would fail here."""
+def test_onnx_runtime_keeps_every_rounding(
+    precision: Precision, level: ort.GraphOptimizationLevel
+) -> None:
+    """The guard of the whole emulation: an upgrade that folded the roundings away would fail
+    here.
+    """
     random = np.random.default_rng(0)
     values = (random.normal(size=4096) * 10.0 ** random.integers(-7, 5, 4096)).astype(np.float32)
     if precision is not Precision.TF32:
@@ -69,4 +97,6 @@ def test_ranges_are_the_formats() -> None:
     assert LARGEST[Precision.FP16] == np.finfo(np.float16).max
     assert LARGEST[Precision.BF16] == float(ml_dtypes.finfo(ml_dtypes.bfloat16).max)
     assert SMALLEST_SUBNORMAL[Precision.FP16] == float(np.finfo(np.float16).smallest_subnormal)
-    assert SMALLEST_SUBNORMAL[Precision.BF16] == float(ml_dtypes.finfo(ml_dtypes.bfloat16).smallest_subnormal)
+    assert SMALLEST_SUBNORMAL[Precision.BF16] == float(
+        ml_dtypes.finfo(ml_dtypes.bfloat16).smallest_subnormal
+    )

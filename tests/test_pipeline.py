@@ -1,4 +1,6 @@
-"""The whole main job on every fixture: cause, pins, exit code and files; then what happens when it is run again or killed."""
+"""The whole main job on every fixture: cause, pins, exit code and files; then what happens when it
+is run again or killed.
+"""
 
 from __future__ import annotations
 
@@ -19,33 +21,62 @@ import pytest
 import bisect_trt
 from bisect_trt import PrecisionPlan, Result
 from bisect_trt.graph import to_typed
-from bisect_trt.runners import emulated
+from bisect_trt.runners.emulator import runner as emulated
 from fixtures.__main__ import FILES, input_bytes, model_bytes
 from fixtures.models import ALL, Fixture, encoder_decomposed, healthy, residual, tf32_victim
 from tests.conftest import run_model
 
 FILES_OF_A_RUN = {
-    "layers.csv", "outputs.csv", "search.csv", "pins.csv", "run.json", "plan.json",
-    "report.html", "report.md", "junit.xml", "model.typed.onnx", "journal.sqlite",
-}  # fmt: skip
+    "layers.csv",
+    "outputs.csv",
+    "search.csv",
+    "pins.csv",
+    "run.json",
+    "plan.json",
+    "report.html",
+    "report.md",
+    "junit.xml",
+    "model.typed.onnx",
+    "journal.sqlite",
+}
 
 
 def run(fixture: Fixture, out: Path, **options: object) -> Result:
-    return bisect_trt.bisect(fixture.model, fixture.inputs, precision=fixture.precision, require=fixture.require, out=out, **options)  # type: ignore[arg-type]
+    return bisect_trt.bisect(
+        fixture.model,
+        fixture.inputs,
+        precision=fixture.precision,
+        require=fixture.require,
+        out=out,
+        **options,
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("make", ALL, ids=lambda f: f.__name__)
 def test_fixture(make: Callable[[], Fixture], tmp_path: Path) -> None:
     fixture = make()
     result = run(fixture, tmp_path / "run")
-    assert (result.cause.value, result.exit_code) == (fixture.cause, fixture.exit_code), result.sentence
+    assert (result.cause.value, result.exit_code) == (fixture.cause, fixture.exit_code), (
+        result.sentence
+    )
     if fixture.pins is None:
         assert 0 < len(result.pinned) <= fixture.most_pins
     else:
         assert set(result.pinned) == fixture.pins
     assert {p.name for p in (tmp_path / "run").iterdir()} == FILES_OF_A_RUN
     saved = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert {"model", "precision", "runner", "cause", "passed", "pinned", "layers", "probes", "outputs", "versions"} <= set(saved)
+    assert {
+        "model",
+        "precision",
+        "runner",
+        "cause",
+        "passed",
+        "pinned",
+        "layers",
+        "probes",
+        "outputs",
+        "versions",
+    } <= set(saved)
     assert saved["cause"] == fixture.cause and saved["passed"] is (fixture.exit_code == 0)
     if result.pinned:
         pins = pd.read_csv(tmp_path / "run" / "pins.csv")
@@ -86,15 +117,19 @@ def test_the_proof_of_each_pin_is_a_probe_of_the_set_without_it(tmp_path: Path) 
         assert not np.abs(got - reference).max() <= 2e-3
 
 
-@pytest.mark.parametrize("make", [encoder_decomposed, residual, tf32_victim, healthy], ids=lambda f: f.__name__)
-def test_the_same_command_again_makes_no_inference(make: Callable[[], Fixture], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "make", [encoder_decomposed, residual, tf32_victim, healthy], ids=lambda f: f.__name__
+)
+def test_the_same_command_again_makes_no_inference(
+    make: Callable[[], Fixture], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = run(make(), tmp_path / "run")
 
     def forbidden(*_: object) -> None:
         raise AssertionError("an inference was made")
 
     monkeypatch.setattr(emulated.EmulatedRunner, "_execute", forbidden)
-    monkeypatch.setattr("bisect_trt.material.run_all", forbidden)
+    monkeypatch.setattr("bisect_trt.stations.case.run_all", forbidden)
     again = run(make(), tmp_path / "run")
     assert again.new_probes == 0 and again.effect_runs == 0
     assert again.pinned == first.pinned and again.cause == first.cause
@@ -105,7 +140,9 @@ def test_the_same_command_again_makes_no_inference(make: Callable[[], Fixture], 
 def test_another_requirement_is_another_question(tmp_path: Path) -> None:
     fixture = residual()
     tight = run(fixture, tmp_path / "run")
-    loose = bisect_trt.bisect(fixture.model, fixture.inputs, require="rel_range<=1e-2", out=tmp_path / "run")
+    loose = bisect_trt.bisect(
+        fixture.model, fixture.inputs, require="rel_range<=1e-2", out=tmp_path / "run"
+    )
     assert tight.pinned and loose.pinned == [] and loose.new_probes > 0
 
 
@@ -114,9 +151,23 @@ def test_kill_loses_at_most_the_probe_in_flight(tmp_path: Path) -> None:
     out = tmp_path / "run"
     (tmp_path / "m.onnx").write_bytes(model_bytes(fixture))
     (tmp_path / "x.npz").write_bytes(input_bytes(fixture))
-    command = [sys.executable, "-m", "bisect_trt", "run", str(tmp_path / "m.onnx"), "--input", str(tmp_path / "x.npz"),
-               "--requirement", fixture.require, "--out", str(out), "-v"]  # fmt: skip
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "bisect_trt",
+        "run",
+        str(tmp_path / "m.onnx"),
+        "--input",
+        str(tmp_path / "x.npz"),
+        "--requirement",
+        fixture.require,
+        "--out",
+        str(out),
+        "-v",
+    ]
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
     assert process.stderr is not None
     heard = 0
     for line in process.stderr:
@@ -140,11 +191,26 @@ def test_interrupt_leaves_the_best_plan_on_disk(tmp_path: Path) -> None:
     out = tmp_path / "run"
     (tmp_path / "m.onnx").write_bytes(model_bytes(fixture))
     (tmp_path / "x.npz").write_bytes(input_bytes(fixture))
-    command = [sys.executable, "-m", "bisect_trt", "run", str(tmp_path / "m.onnx"), "--input", str(tmp_path / "x.npz"),
-               "--requirement", "rel_range<=2e-4", "--out", str(out), "-v"]  # fmt: skip
-    # A shell's background job ignores SIGINT, and its children inherit that: the tests may run in one.
+    command = [
+        sys.executable,
+        "-m",
+        "bisect_trt",
+        "run",
+        str(tmp_path / "m.onnx"),
+        "--input",
+        str(tmp_path / "x.npz"),
+        "--requirement",
+        "rel_range<=2e-4",
+        "--out",
+        str(out),
+        "-v",
+    ]
+    # A shell's background job ignores SIGINT, and its children inherit that: the tests may run in
+    # one.
     answered = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, preexec_fn=answered)
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, preexec_fn=answered
+    )
     assert process.stderr is not None
     for line in process.stderr:
         if "pins:" in line:
@@ -171,7 +237,9 @@ def test_golden_outputs_are_compared_first(tmp_path: Path) -> None:
 def test_several_samples_are_judged_by_the_worst(tmp_path: Path) -> None:
     fixture = encoder_decomposed()
     small = {"tokens": fixture.inputs["tokens"] * 0.5}
-    both = bisect_trt.bisect(fixture.model, [fixture.inputs, small], require=fixture.require, out=tmp_path / "run")
+    both = bisect_trt.bisect(
+        fixture.model, [fixture.inputs, small], require=fixture.require, out=tmp_path / "run"
+    )
     assert both.passed and len(both.samples) == 2 and set(both.pinned) == fixture.pins
     row = both.outputs[both.outputs["baseline"] == "fp16"].iloc[0]
     assert row["max_abs"] >= row["mean_over_samples_max_abs"]
@@ -179,7 +247,9 @@ def test_several_samples_are_judged_by_the_worst(tmp_path: Path) -> None:
 
 def test_workers_find_the_same_set(tmp_path: Path) -> None:
     fixture = encoder_decomposed()
-    assert run(fixture, tmp_path / "run", workers=3).pinned == run(fixture, tmp_path / "other").pinned
+    assert (
+        run(fixture, tmp_path / "run", workers=3).pinned == run(fixture, tmp_path / "other").pinned
+    )
 
 
 def test_noise_is_warned_about(tmp_path: Path) -> None:
@@ -188,7 +258,9 @@ def test_noise_is_warned_about(tmp_path: Path) -> None:
     result = bisect_trt.bisect(fixture.model, noise, require=fixture.require, out=tmp_path / "run")
     assert any("noise" in f.message for f in result.findings)
     constant = {"x": np.ones((4, 16), np.float32)}
-    result = bisect_trt.bisect(fixture.model, constant, require=fixture.require, out=tmp_path / "run2")
+    result = bisect_trt.bisect(
+        fixture.model, constant, require=fixture.require, out=tmp_path / "run2"
+    )
     assert any("constant" in f.message for f in result.findings)
     assert not run(fixture, tmp_path / "run3").findings
 
@@ -200,16 +272,26 @@ def test_files_of_the_fixtures_are_rebuilt_bit_for_bit() -> None:
         assert (FILES / f"{fixture.name}.npz").read_bytes() == input_bytes(fixture)
 
 
-def _run_nodes(nodes: list[onnx.NodeProto], output: onnx.ValueInfoProto, x: np.ndarray, out: Path, **weights: np.ndarray) -> Result:
+def _run_nodes(
+    nodes: list[onnx.NodeProto],
+    output: onnx.ValueInfoProto,
+    x: np.ndarray,
+    out: Path,
+    **weights: np.ndarray,
+) -> Result:
     info = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, list(x.shape))
     tensors = [onnx.numpy_helper.from_array(a, n) for n, a in weights.items()]
     graph = onnx.helper.make_graph(nodes, "g", [info], [output], tensors)
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    model = onnx.helper.make_model(
+        graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8
+    )
     return bisect_trt.bisect(model, {"x": x}, out=out)
 
 
 def test_outputs_whose_shape_depends_on_values(tmp_path: Path) -> None:
-    """FP16 rounds 1.0001 to 1, so fewer elements exceed 1 and the output shrinks: a failure like any other."""
+    """FP16 rounds 1.0001 to 1, so fewer elements exceed 1 and the output shrinks: a failure like
+    any other.
+    """
     nodes = [
         onnx.helper.make_node("Mul", ["x", "one"], ["m"], "mul"),
         onnx.helper.make_node("Greater", ["m", "one"], ["g"], "greater"),
@@ -223,7 +305,9 @@ def test_outputs_whose_shape_depends_on_values(tmp_path: Path) -> None:
 
 
 def test_a_plan_that_cannot_run_is_a_verdict(tmp_path: Path) -> None:
-    """The index 2049 is no FP16 number: it becomes 2048, and 4095 becomes 4096, which is out of range."""
+    """The index 2049 is no FP16 number: it becomes 2048, and 4095 becomes 4096, which is out of
+    range.
+    """
     nodes = [
         onnx.helper.make_node("Mul", ["x", "one"], ["m"], "mul"),
         onnx.helper.make_node("Cast", ["m"], ["i"], "to_index", to=onnx.TensorProto.INT64),
@@ -231,6 +315,8 @@ def test_a_plan_that_cannot_run_is_a_verdict(tmp_path: Path) -> None:
     ]
     output = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [2])
     table = np.arange(4096, dtype=np.float32) / 4096
-    result = _run_nodes(nodes, output, np.float32([4095.0, 7.0]), tmp_path / "run", one=np.float32(1), table=table)
+    result = _run_nodes(
+        nodes, output, np.float32([4095.0, 7.0]), tmp_path / "run", one=np.float32(1), table=table
+    )
     assert "crashed" in set(result.search["verdict"])
     assert result.passed and result.pinned == ["mul"]

@@ -1,4 +1,6 @@
-"""``verify``: a plan that holds, one that new weights break, and plans that are none of the model's."""
+"""``verify``: a plan that holds, one that new weights break, and plans that are none of the
+model's.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from onnx import numpy_helper
 
 import bisect_trt
 from bisect_trt.cli import main
-from bisect_trt.precision import Precision, PrecisionPlan
+from bisect_trt.core.precision import Precision, PrecisionPlan
 from fixtures.models import encoder_decomposed, healthy, tf32_victim
 
 
@@ -34,18 +36,35 @@ def call(*arguments: object) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def verify(files: tuple[Path, Path, Path], *more: object, requirement: str = "max_abs<=2e-3") -> tuple[int, str]:
+def verify(
+    files: tuple[Path, Path, Path], *more: object, requirement: str = "max_abs<=2e-3"
+) -> tuple[int, str]:
     model, inputs, plan = files
     out = model.parent / "out"
     return call(
-        "verify", model, "--input", inputs, "--plan", plan, "--requirement", requirement, "--runner", "emulated", "--out", out, *more
+        "verify",
+        model,
+        "--input",
+        inputs,
+        "--plan",
+        plan,
+        "--requirement",
+        requirement,
+        "--runner",
+        "emulated",
+        "--out",
+        out,
+        *more,
     )
 
 
 def test_a_plan_that_holds(files: tuple[Path, Path, Path]) -> None:
     code, output = verify(files)
     assert code == 0 and "The plan holds." in output
-    assert "10 layers FLOAT, 65 FP16" in output and "75 of 75 layers seen, each of the plan's type" in output
+    assert (
+        "10 layers FLOAT, 65 FP16" in output
+        and "75 of 75 layers seen, each of the plan's type" in output
+    )
     code, output = verify(files, "--json")
     answer = json.loads(output)
     assert code == 0 and answer["passed"] and len(answer["plan"]["pinned"]) == 10
@@ -85,18 +104,25 @@ def test_new_weights_break_it(files: tuple[Path, Path, Path]) -> None:
     ("text", "words"),
     [
         ("{}", "not a plan that bisect-trt wrote"),
-        ('{"base": "fp16", "pinned": ["/nobody"]}', "pins layer '/nobody', which the model does not have"),
+        (
+            '{"base": "fp16", "pinned": ["/nobody"]}',
+            "pins layer '/nobody', which the model does not have",
+        ),
         ("\x00\xff", "not a plan"),
     ],
 )
-def test_a_plan_of_something_else_is_refused(files: tuple[Path, Path, Path], text: str, words: str) -> None:
+def test_a_plan_of_something_else_is_refused(
+    files: tuple[Path, Path, Path], text: str, words: str
+) -> None:
     files[2].write_text(text)
     code, output = verify(files)
     assert code == 2 and words in output and "Traceback" not in output
     assert not (files[0].parent / "out").exists()
 
 
-def test_a_missing_plan_and_a_contradicting_precision_are_refused(files: tuple[Path, Path, Path]) -> None:
+def test_a_missing_plan_and_a_contradicting_precision_are_refused(
+    files: tuple[Path, Path, Path],
+) -> None:
     code, output = verify(files, "--precision", "bf16")
     assert code == 2 and "is a plan for fp16" in output
     files[2].unlink()
@@ -109,7 +135,9 @@ def test_names_that_trtexec_cannot_take_are_told_not_failed(tmp_path: Path) -> N
     model = onnx.ModelProto()
     model.CopyFrom(fixture.model)
     model.graph.node[0].name = "a,b"
-    found = bisect_trt.verify(model, fixture.inputs, PrecisionPlan("fp16", ["a,b"]), runner="emulated", out=tmp_path)
+    found = bisect_trt.verify(
+        model, fixture.inputs, PrecisionPlan("fp16", ["a,b"]), runner="emulated", out=tmp_path
+    )
     arguments = next(c for c in found.checks if c.what == "trtexec arguments")
     assert found.passed and arguments.holds is None and "cannot be written" in arguments.detail
 
@@ -117,14 +145,36 @@ def test_names_that_trtexec_cannot_take_are_told_not_failed(tmp_path: Path) -> N
 @pytest.mark.parametrize(("base", "holds"), [("tf32", False), ("fp32", True)])
 def test_plans_without_types(base: str, holds: bool, tmp_path: Path) -> None:
     fixture = tf32_victim()
-    found = bisect_trt.verify(fixture.model, fixture.inputs, PrecisionPlan(base), require=fixture.require, runner="emulated", out=tmp_path)
+    found = bisect_trt.verify(
+        fixture.model,
+        fixture.inputs,
+        PrecisionPlan(base),
+        require=fixture.require,
+        runner="emulated",
+        out=tmp_path,
+    )
     assert found.passed is holds
     assert next(c for c in found.checks if c.what == "typed ONNX").holds is None
 
 
-def test_the_plan_s_own_requirement_is_used_where_none_is_given(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
+def test_the_plan_s_own_requirement_is_used_where_none_is_given(
+    files: tuple[Path, Path, Path], tmp_path: Path
+) -> None:
     model, inputs, _ = files
-    assert call("run", model, "--input", inputs, "--requirement", "max_abs<=2e-3", "--out", tmp_path / "run", "--quiet")[0] == 0
+    assert (
+        call(
+            "run",
+            model,
+            "--input",
+            inputs,
+            "--requirement",
+            "max_abs<=2e-3",
+            "--out",
+            tmp_path / "run",
+            "--quiet",
+        )[0]
+        == 0
+    )
     saved = json.loads((tmp_path / "run" / "plan.json").read_text())
     assert saved["requirements"] == ["max_abs<=2e-3"] and len(saved["pinned"]) == 10
     arguments = (
@@ -143,21 +193,52 @@ def test_the_plan_s_own_requirement_is_used_where_none_is_given(files: tuple[Pat
     assert code == 0 and "requirement: max_abs<=2e-3" in output
 
 
-def test_a_plan_for_a_rewritten_model_is_not_taken_for_the_original_s(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
+def test_a_plan_for_a_rewritten_model_is_not_taken_for_the_original_s(
+    files: tuple[Path, Path, Path], tmp_path: Path
+) -> None:
     model, inputs, _ = files
     made = tmp_path / "run"
     assert (
-        call("run", model, "--input", inputs, "--requirement", "max_abs<=2e-3", "--rewrite", "layernorm", "--out", made, "--quiet")[0] == 0
+        call(
+            "run",
+            model,
+            "--input",
+            inputs,
+            "--requirement",
+            "max_abs<=2e-3",
+            "--rewrite",
+            "layernorm",
+            "--out",
+            made,
+            "--quiet",
+        )[0]
+        == 0
     )
     plan = made / "plan.json"
-    for command in (("verify", model, "--input", inputs, "--out", tmp_path / "v"), ("export", model, "--format", "trtexec")):
+    for command in (
+        ("verify", model, "--input", inputs, "--out", tmp_path / "v"),
+        ("export", model, "--format", "trtexec"),
+    ):
         code, output = call(*command, "--plan", plan)
         assert code == 2 and "model.rewritten.onnx" in output
     for more in ((made / "model.rewritten.onnx",), (model, "--rewrite", "layernorm")):
-        code, output = call("verify", *more, "--input", inputs, "--plan", plan, "--runner", "emulated", "--out", tmp_path / "v")
+        code, output = call(
+            "verify",
+            *more,
+            "--input",
+            inputs,
+            "--plan",
+            plan,
+            "--runner",
+            "emulated",
+            "--out",
+            tmp_path / "v",
+        )
         assert code == 0, output
 
 
 def test_an_array_without_a_name_is_refused_from_a_notebook(tmp_path: Path) -> None:
     with pytest.raises(bisect_trt.BadInputError, match="an array without a name"):
-        bisect_trt.verify(healthy().model, np.zeros((4, 16), np.float32), PrecisionPlan("fp16"), out=tmp_path)  # type: ignore[arg-type]
+        bisect_trt.verify(
+            healthy().model, np.zeros((4, 16), np.float32), PrecisionPlan("fp16"), out=tmp_path
+        )  # type: ignore[arg-type]

@@ -1,4 +1,6 @@
-"""The constant tensors of a graph, wherever the exporter put them: initialisers and Constant nodes."""
+"""The constant tensors of a graph, wherever the exporter put them: initialisers and Constant
+nodes.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,18 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
-from bisect_trt.graph.lowering import FLOAT, is_standard
+from bisect_trt.graph.operator_rules import FLOAT, is_standard
 
 
 def constants(graph: onnx.GraphProto, elem_type: int | None = None) -> dict[str, NDArray[Any]]:
-    """Every constant tensor of ``graph`` (its bodies apart) by name, or only those of ONNX's ``elem_type``."""
-    found = {t.name: numpy_helper.to_array(t) for t in graph.initializer if elem_type in (None, t.data_type)}
+    """Every constant tensor of ``graph`` (its bodies apart) by name, or only those of ONNX's
+    ``elem_type``.
+    """
+    found = {
+        t.name: numpy_helper.to_array(t)
+        for t in graph.initializer
+        if elem_type in (None, t.data_type)
+    }
     for node in graph.node:
         if node.op_type == "Constant" and is_standard(node) and node.attribute:
             array = _value(node.attribute[0], elem_type)
@@ -31,7 +39,11 @@ def float_constants(graph: onnx.GraphProto) -> dict[str, NDArray[np.float32]]:
 def _value(attribute: onnx.AttributeProto, elem_type: int | None) -> NDArray[Any] | None:
     name = attribute.name
     if name == "value":
-        return numpy_helper.to_array(attribute.t) if elem_type in (None, attribute.t.data_type) else None
+        return (
+            numpy_helper.to_array(attribute.t)
+            if elem_type in (None, attribute.t.data_type)
+            else None
+        )
     if name in ("value_float", "value_floats") and elem_type in (None, FLOAT):
         return np.asarray(attribute.f if name == "value_float" else attribute.floats, np.float32)
     if name in ("value_int", "value_ints") and elem_type in (None, TensorProto.INT64):

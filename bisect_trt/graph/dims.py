@@ -1,7 +1,8 @@
 """Names for dimensions that have none worth keeping.
 
-TensorRT takes dimensions that share a symbolic name as equal. Exporters that call every unknown dimension ``?`` thereby
-make models that cannot be built, so such placeholders get a name of their own, tensor and axis.
+TensorRT takes dimensions that share a symbolic name as equal. Exporters that call every unknown
+dimension ``?`` thereby make models that cannot be built, so such placeholders get a name of their
+own, tensor and axis.
 """
 
 from __future__ import annotations
@@ -20,8 +21,12 @@ def is_placeholder(dim: onnx.TensorShapeProto.Dimension) -> bool:
 
 
 def name_placeholder_dims(graph: onnx.GraphProto) -> None:
-    """Give every placeholder dimension of ``graph``'s inputs and outputs the name ``tensor_axis``, in place."""
-    taken = {d.dim_param for v in (*graph.input, *graph.output) for d in v.type.tensor_type.shape.dim}
+    """Give every placeholder dimension of ``graph``'s inputs and outputs the name ``tensor_axis``,
+    in place.
+    """
+    taken = {
+        d.dim_param for v in (*graph.input, *graph.output) for d in v.type.tensor_type.shape.dim
+    }
     for value in (*graph.input, *graph.output):
         if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
             continue

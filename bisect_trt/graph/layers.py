@@ -1,4 +1,6 @@
-"""What the nodes of a model are to this tool: layers, kept nodes or constants, each with a stable unique id."""
+"""What the nodes of a model are to this tool: layers, kept nodes or constants, each with a stable
+unique id.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from enum import Enum
 import onnx
 from onnx import TensorProto
 
-from bisect_trt.graph.lowering import (
+from bisect_trt.core.precision import Precision
+from bisect_trt.graph.operator_rules import (
     CONTROL_FLOW,
     FLOAT,
     MATRIX_INPUTS,
@@ -17,8 +20,7 @@ from bisect_trt.graph.lowering import (
     is_standard,
     lowerable_slots,
 )
-from bisect_trt.graph.types import UNKNOWN, Scope, infer_types, opset_of, subgraphs
-from bisect_trt.precision import Precision
+from bisect_trt.graph.tensor_types import UNKNOWN, Scope, infer_types, opset_of, subgraphs
 
 
 class Kind(Enum):
@@ -33,8 +35,9 @@ class Kind(Enum):
 class Layer:
     """A node with a float output that can run at reduced precision.
 
-    ``name`` is the unique id used in plans, tables and journals: the node's own name where it is unique.
-    ``scope`` is the part of the name before the last slash. ``outputs`` are its float tensors.
+    ``name`` is the unique id used in plans, tables and journals: the node's own name where it is
+    unique. ``scope`` is the part of the name before the last slash. ``outputs`` are its float
+    tensors.
     """
 
     name: str
@@ -54,8 +57,8 @@ class Layer:
 class Role:
     """What one node may do at one precision: the float slots that change, and those that stay FP32.
 
-    ``reduced_in`` and ``reduced_out`` are slots of FP32 tensors that a lowered node reads and writes reduced;
-    ``float_in`` are all its FP32 input slots.
+    ``reduced_in`` and ``reduced_out`` are slots of FP32 tensors that a lowered node reads and
+    writes reduced; ``float_in`` are all its FP32 input slots.
     """
 
     name: str
@@ -66,10 +69,12 @@ class Role:
 
 
 def node_names(nodes: Sequence[onnx.NodeProto]) -> list[str]:
-    """A unique name for each node: its own where it has one to itself, made up from its output where it has none.
+    """A unique name for each node: its own where it has one to itself, made up from its output
+    where it has none.
 
-    The first node of several with one name keeps it; the later ones get ``_1``, ``_2``, ... A made-up name is
-    ``Op_output``, which survives edits elsewhere in the graph (a position would not).
+    The first node of several with one name keeps it; the later ones get ``_1``, ``_2``, ... A
+    made-up name is ``Op_output``, which survives edits elsewhere in the graph (a position would
+    not).
     """
     taken = {n.name for n in nodes if n.name}
     seen: set[str] = set()
@@ -89,7 +94,9 @@ def node_names(nodes: Sequence[onnx.NodeProto]) -> list[str]:
 
 
 def with_unique_names(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of ``model`` whose nodes bear their ids, without the shapes that the file claims for inner tensors."""
+    """A copy of ``model`` whose nodes bear their ids, without the shapes that the file claims for
+    inner tensors.
+    """
     named = onnx.ModelProto()
     named.CopyFrom(model)
     for node, name in zip(named.graph.node, node_names(model.graph.node), strict=True):
@@ -98,12 +105,18 @@ def with_unique_names(model: onnx.ModelProto) -> onnx.ModelProto:
     return named
 
 
-def role_of(node: onnx.NodeProto, name: str, scope: Scope, opset: int, precision: Precision) -> Role:
+def role_of(
+    node: onnx.NodeProto, name: str, scope: Scope, opset: int, precision: Precision
+) -> Role:
     """What ``node`` may do at ``precision``; FP32 asks for nothing, so every node is then kept."""
     if node.op_type == "Constant" and is_standard(node):
         return Role(name, Kind.CONSTANT)
-    float_in = tuple(i for i, tensor in enumerate(node.input) if tensor and scope.type_of(tensor) == FLOAT)
-    float_out = tuple(i for i, tensor in enumerate(node.output) if tensor and scope.type_of(tensor) == FLOAT)
+    float_in = tuple(
+        i for i, tensor in enumerate(node.input) if tensor and scope.type_of(tensor) == FLOAT
+    )
+    float_out = tuple(
+        i for i, tensor in enumerate(node.output) if tensor and scope.type_of(tensor) == FLOAT
+    )
     kept = Role(name, Kind.KEPT, float_in=float_in)
     if not float_out or not is_standard(node) or precision is Precision.FP32:
         return kept
@@ -116,7 +129,7 @@ def role_of(node: onnx.NodeProto, name: str, scope: Scope, opset: int, precision
         return Role(name, Kind.LAYER, operands, (), float_in) if operands else kept
     ins, outs = lowerable_slots(node.op_type, opset, len(node.input), len(node.output), precision)
     if any(node.input[i] and scope.type_of(node.input[i]) == UNKNOWN for i in ins):
-        return kept  # behind a custom operator of unknown type: casting only the other operands would mix types
+        return kept  # behind a custom operator: casting only the other operands would mix types
     reduced_in = tuple(i for i in float_in if i in ins)
     reduced_out = tuple(i for i in float_out if i in outs)
     if not reduced_out or not (reduced_in or node.op_type == "Cast"):
@@ -126,24 +139,40 @@ def role_of(node: onnx.NodeProto, name: str, scope: Scope, opset: int, precision
 
 def _multiplies_matrices(node: onnx.NodeProto) -> bool:
     """True if a body of ``node`` holds an operator that TF32 touches."""
-    return any(inner.op_type in MATRIX_INPUTS or _multiplies_matrices(inner) for _, body in subgraphs(node) for inner in body.node)
+    return any(
+        inner.op_type in MATRIX_INPUTS or _multiplies_matrices(inner)
+        for _, body in subgraphs(node)
+        for inner in body.node
+    )
 
 
 def list_layers(model: onnx.ModelProto) -> list[Layer]:
     """The layers of ``model`` in the file's order, which ONNX requires to be a topological one.
 
-    A layer is a node with an FP32 output that can run at FP16, BF16 or TF32. Nodes that already run in FP16 or BF16
-    in the source, integer and boolean nodes, custom domains, Q/DQ and the operators of ``STAYS_FP32`` are none.
+    A layer is a node with an FP32 output that can run at FP16, BF16 or TF32. Nodes that already run
+    in FP16 or BF16 in the source, integer and boolean nodes, custom domains, Q/DQ and the operators
+    of ``STAYS_FP32`` are none.
     """
     scope, opset, layers = infer_types(model), opset_of(model), []
     nodes = model.graph.node
     for index, (node, name) in enumerate(zip(nodes, node_names(nodes), strict=True)):
         precisions = frozenset(
-            p for p in (Precision.FP16, Precision.BF16, Precision.TF32) if role_of(node, name, scope, opset, p).kind is Kind.LAYER
+            p
+            for p in (Precision.FP16, Precision.BF16, Precision.TF32)
+            if role_of(node, name, scope, opset, p).kind is Kind.LAYER
         )
         if precisions:
             outputs = tuple(o for o in node.output if o and scope.type_of(o) == FLOAT)
-            layers.append(Layer(name, node.op_type, index, outputs, tuple(i for i in node.input if i), precisions))
+            layers.append(
+                Layer(
+                    name,
+                    node.op_type,
+                    index,
+                    outputs,
+                    tuple(i for i in node.input if i),
+                    precisions,
+                )
+            )
     return layers
 
 

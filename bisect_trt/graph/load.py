@@ -14,10 +14,14 @@ from pathlib import Path
 import onnx
 from google.protobuf.message import DecodeError, EncodeError
 from onnx import TensorProto, helper
-from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_model, uses_external_data
+from onnx.external_data_helper import (
+    ExternalDataInfo,
+    load_external_data_for_model,
+    uses_external_data,
+)
 
-from bisect_trt.errors import BadInputError, one_line
-from bisect_trt.graph.types import subgraphs
+from bisect_trt.core.errors import BadInputError, one_line
+from bisect_trt.graph.tensor_types import subgraphs
 
 _PROTOBUF_LIMIT = 2**31 - (64 << 20)
 """Protobuf writes less than 2 GB; 64 MB are left for everything that is not a weight."""
@@ -25,7 +29,9 @@ _PROTOBUF_LIMIT = 2**31 - (64 << 20)
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model in memory: ``path`` is None if it was given as a proto; ``digest`` is the SHA-256 of its content."""
+    """A model in memory: ``path`` is None if it was given as a proto; ``digest`` is the SHA-256 of
+    its content.
+    """
 
     proto: onnx.ModelProto
     digest: str
@@ -38,7 +44,9 @@ class LoadedModel:
 
 
 def load_model(source: str | Path | onnx.ModelProto) -> LoadedModel:
-    """Read a model with its external data. Raises :class:`BadInputError` naming the file and the tensor."""
+    """Read a model with its external data. Raises :class:`BadInputError` naming the file and the
+    tensor.
+    """
     if isinstance(source, onnx.ModelProto):
         _check_graph(source, "model")
         return LoadedModel(source, _proto_digest(source), None)
@@ -57,7 +65,9 @@ def load_model(source: str | Path | onnx.ModelProto) -> LoadedModel:
     except OSError as error:
         raise BadInputError(f"{path}: cannot be read ({error.strerror})") from error
     except DecodeError as error:
-        raise BadInputError(f"{path}: not an ONNX file, or a truncated one ({one_line(error, 80)})") from error
+        raise BadInputError(
+            f"{path}: not an ONNX file, or a truncated one ({one_line(error, 80)})"
+        ) from error
     _check_graph(model, str(path))
     for file in _check_external_data(model, path):
         with file.open("rb") as stream:
@@ -66,13 +76,17 @@ def load_model(source: str | Path | onnx.ModelProto) -> LoadedModel:
     try:
         load_external_data_for_model(model, str(path.parent))
     except Exception as error:  # the library raises ValidationError, OSError and ValueError here
-        raise BadInputError(f"{path}: its external data cannot be read ({one_line(error)})") from error
+        raise BadInputError(
+            f"{path}: its external data cannot be read ({one_line(error)})"
+        ) from error
     return LoadedModel(model, digest.hexdigest(), path)
 
 
 @contextmanager
 def loadable(model: onnx.ModelProto) -> Iterator[str | bytes]:
-    """``model`` in a form that ONNX Runtime loads: its bytes, or over 2 GB a file that lives as long as the context."""
+    """``model`` in a form that ONNX Runtime loads: its bytes, or over 2 GB a file that lives as
+    long as the context.
+    """
     if _weights_size(model) < _PROTOBUF_LIMIT:
         yield model.SerializeToString()
         return
@@ -83,7 +97,8 @@ def loadable(model: onnx.ModelProto) -> Iterator[str | bytes]:
 
 
 def save_model(model: onnx.ModelProto, path: Path) -> None:
-    """Write ``model`` to ``path`` in one step; over 2 GB the weights go beside it, into ``<name>.data``.
+    """Write ``model`` to ``path`` in one step; over 2 GB the weights go beside it, into
+    ``<name>.data``.
 
     Raises :class:`BadInputError` if the folder cannot be written.
     """
@@ -94,7 +109,13 @@ def save_model(model: onnx.ModelProto, path: Path) -> None:
                 onnx.save_model(model, str(draft))
             else:
                 side = f"{path.name}.data"
-                onnx.save_model(model, str(draft), save_as_external_data=True, location=side, size_threshold=1024)
+                onnx.save_model(
+                    model,
+                    str(draft),
+                    save_as_external_data=True,
+                    location=side,
+                    size_threshold=1024,
+                )
                 os.replace(Path(folder) / side, path.parent / side)
                 (path.parent / side).chmod(0o644)
             os.replace(draft, path)
@@ -112,7 +133,9 @@ def _check_graph(model: onnx.ModelProto, where: str) -> None:
 
 
 def _check_external_data(model: onnx.ModelProto, path: Path) -> list[Path]:
-    """The external files, each checked to lie inside the model's folder, exist and be long enough."""
+    """The external files, each checked to lie inside the model's folder, exist and be long
+    enough.
+    """
     folder = path.parent.resolve()
     files: dict[Path, None] = {}
     for tensor in _all_tensors(model.graph):
@@ -121,13 +144,20 @@ def _check_external_data(model: onnx.ModelProto, path: Path) -> list[Path]:
         info = ExternalDataInfo(tensor)
         file = (folder / info.location).resolve()
         if not file.is_relative_to(folder):
-            raise BadInputError(f"{path}: external data of {tensor.name!r} points outside the model's folder ({info.location}); refused")
+            raise BadInputError(
+                f"{path}: external data of {tensor.name!r} points outside the model's folder "
+                f"({info.location}); refused"
+            )
         if not file.is_file():
-            raise BadInputError(f"{path}: external data of {tensor.name!r} is missing; expected {info.location} beside it")
+            raise BadInputError(
+                f"{path}: external data of {tensor.name!r} is missing; expected {info.location} "
+                "beside it"
+            )
         end = (info.offset or 0) + (info.length or 0)
         if file.stat().st_size < end:
             raise BadInputError(
-                f"{path}: external data file {info.location} is truncated: {tensor.name!r} ends at byte {end}, "
+                f"{path}: external data file {info.location} is truncated: {tensor.name!r} ends at "
+                f"byte {end}, "
                 f"the file has {file.stat().st_size}"
             )
         files[file] = None
@@ -160,5 +190,7 @@ def _proto_digest(model: onnx.ModelProto) -> str:
         for tensor in _all_tensors(model.graph):
             digest.update(tensor.name.encode() + tensor.raw_data)
         for node in model.graph.node:
-            digest.update(f"{node.op_type}{node.name}{list(node.input)}{list(node.output)}".encode())
+            digest.update(
+                f"{node.op_type}{node.name}{list(node.input)}{list(node.output)}".encode()
+            )
         return digest.hexdigest()

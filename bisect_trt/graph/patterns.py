@@ -1,6 +1,8 @@
-"""Groups of nodes that are one idea: normalisations written out in primitive operators, found by their shape.
+"""Groups of nodes that are one idea: normalisations written out in primitive operators, found by
+their shape.
 
-The decomposed forms are those that exporters write before opset 17 (LayerNormalization) and 23 (RMSNormalization).
+The decomposed forms are those that exporters write before opset 17 (LayerNormalization) and 23
+(RMSNormalization).
 """
 
 from __future__ import annotations
@@ -15,19 +17,30 @@ from bisect_trt.graph.layers import node_names
 
 @dataclass(frozen=True)
 class Pattern:
-    """``kind`` names the idea ("LayerNorm"), ``layers`` the ids of its nodes in network order, ``decomposed`` how it is written."""
+    """``kind`` names the idea ("LayerNorm"), ``layers`` the ids of its nodes in network order,
+    ``decomposed`` how it is written.
+    """
 
     kind: str
     layers: tuple[str, ...]
     decomposed: bool
 
 
-_SINGLE = {"LayerNormalization": "LayerNorm", "RMSNormalization": "RMSNorm", "Softmax": "Softmax", "Gelu": "GELU"}
+_SINGLE = {
+    "LayerNormalization": "LayerNorm",
+    "RMSNormalization": "RMSNorm",
+    "Softmax": "Softmax",
+    "Gelu": "GELU",
+}
 
 
 def find_patterns(model: onnx.ModelProto) -> list[Pattern]:
     """The normalisations, softmaxes and GELUs of ``model``'s main graph, in network order."""
-    ids = {o: n for node, n in zip(model.graph.node, node_names(model.graph.node), strict=True) for o in node.output}
+    ids = {
+        o: n
+        for node, n in zip(model.graph.node, node_names(model.graph.node), strict=True)
+        for o in node.output
+    }
     order = {name: position for position, name in enumerate(dict.fromkeys(ids.values()))}
     graph = gs.import_onnx(_light(model))
     found = []
@@ -75,7 +88,9 @@ def _consumer(node: gs.Node, *ops: str) -> gs.Node | None:
 
 
 def _normalisation(sqrt: gs.Node) -> list[gs.Node]:
-    """From the square root outwards: mean, (Sub), square, mean, add epsilon, root, divide, scale and shift."""
+    """From the square root outwards: mean, (Sub), square, mean, add epsilon, root, divide, scale
+    and shift.
+    """
     add = _producer(sqrt, "Add")
     mean = _producer(add, "ReduceMean") if add is not None else None
     square = _producer(mean, "Pow", "Mul") if mean is not None else None
@@ -99,7 +114,9 @@ def _normalisation(sqrt: gs.Node) -> list[gs.Node]:
 
 
 def _reads_layer(node: gs.Node, known: gs.Node) -> bool:
-    """True if ``node`` reads another computed tensor than ``known``'s: a residual addition, not the shift."""
+    """True if ``node`` reads another computed tensor than ``known``'s: a residual addition, not the
+    shift.
+    """
     return any(producer is not known for tensor in node.inputs for producer in tensor.inputs)
 
 

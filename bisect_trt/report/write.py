@@ -8,19 +8,23 @@ from typing import Any
 import onnx
 
 from bisect_trt.graph.load import save_model
-from bisect_trt.graph.typed import to_typed
+from bisect_trt.graph.passes.typed import to_typed
+from bisect_trt.probe.journal import RunFolder
 from bisect_trt.report.documents import as_html, as_junit, as_markdown
-from bisect_trt.result import Result
-from bisect_trt.store import RunFolder
+from bisect_trt.report.result import Result
 
 TYPED_MODEL = "model.typed.onnx"
 REWRITTEN_MODEL = "model.rewritten.onnx"
 
 
-def write_report(result: Result, model: onnx.ModelProto, folder: RunFolder, *, rewritten: bool = False) -> None:
-    """Write every file, each in one step; ``run.json`` last, so that its presence means the folder is complete.
+def write_report(
+    result: Result, model: onnx.ModelProto, folder: RunFolder, *, rewritten: bool = False
+) -> None:
+    """Write every file, each in one step; ``run.json`` last, so that its presence means the folder
+    is complete.
 
-    ``model`` is the FP32 model that the plan is for; it is written too where it is not the user's own (``rewritten``).
+    ``model`` is the FP32 model that the plan is for; it is written too where it is not the user's
+    own (``rewritten``).
     """
     for name in ("layers", "outputs", "search", "pins"):
         folder.write(f"{name}.csv", getattr(result, name).to_csv(index=False, lineterminator="\n"))
@@ -37,7 +41,9 @@ def write_report(result: Result, model: onnx.ModelProto, folder: RunFolder, *, r
 
 
 def to_json(value: Any) -> str:
-    """Strict JSON: NaN becomes null, infinities the strings "inf" and "-inf", which JSON has no numbers for."""
+    """Strict JSON: NaN becomes null, infinities the strings "inf" and "-inf", which JSON has no
+    numbers for.
+    """
     return json.dumps(_plain(value), indent=2, allow_nan=False)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from bisect_trt.precision import PrecisionPlan
+from bisect_trt.core.precision import PrecisionPlan
 
 
 @dataclass(frozen=True)
@@ -22,22 +22,24 @@ class Sample:
 class Runner(Protocol):
     """Executes one model, given at construction, under many plans.
 
-    ``name`` is the word of ``--runner`` and of the journal; ``versions`` goes into run.json and, with the name, into
-    the journal's keys, because another version may answer differently.
+    ``name`` is the word of ``--runner`` and of the journal; ``versions`` goes into run.json and,
+    with the name, into the journal's keys, because another version may answer differently.
     """
 
     name: str
     versions: Mapping[str, str]
 
     def outputs(self, plan: PrecisionPlan) -> Iterator[Mapping[str, NDArray[Any]]]:
-        """The outputs of each sample in order, arrays by output name, one sample in memory at a time.
+        """The outputs of each sample in order, arrays by output name, one sample in memory at a
+        time.
 
-        Raises :class:`~bisect_trt.errors.RunnerFailedError` where the plan cannot be executed.
+        Raises :class:`~bisect_trt.core.errors.RunnerFailedError` where the plan cannot be executed.
         """
         ...
 
     def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
-        """What else the last execution of ``plan`` showed, as plain data for the journal: ``seconds`` by step,
-        ``latency_ms``, ``engine_bytes``, ``findings``. Empty for a runner that has nothing to add.
+        """What else the last execution of ``plan`` showed, as plain data for the journal:
+        ``seconds`` by step, ``latency_ms``, ``engine_bytes``, ``findings``. Empty for a runner that
+        has nothing to add.
         """
         ...

@@ -1,7 +1,9 @@
-"""The search for a set of pins: pure, it knows layers' names and a probe callable, never ONNX or TensorRT."""
+"""The search for a set of pins: pure, it knows layers' names and a probe callable, never ONNX or
+TensorRT.
+"""
 
+from bisect_trt.core.verdict import Verdict
 from bisect_trt.search.find import find_pins
 from bisect_trt.search.record import PinSearch, Probe
-from bisect_trt.verdict import Verdict
 
 __all__ = ["PinSearch", "Probe", "Verdict", "find_pins"]

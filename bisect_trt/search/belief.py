@@ -1,9 +1,11 @@
-"""Where the culprits probably are: a small Bayesian mixture that sizes the groups, and never decides a verdict.
+"""Where the culprits probably are: a small Bayesian mixture that sizes the groups, and never
+decides a verdict.
 
-Layers stand in order, least suspicious first. A hypothesis says that about ``count`` layers are culprits, independently, and
-that they lean towards the suspicious end by a power ``lean``: layer ``i`` of ``n`` is one with probability
-``count * lean * u**(lean - 1) / n`` at ``u = (i + 1/2) / n``. A lean of 1 is a useless prior, 50 has an AUC of 0.98, and the mirrored
-leans are hostile priors. Each finding re-weighs the hypotheses, so a bad prior is recognised and costs little.
+Layers stand in order, least suspicious first. A hypothesis says that about ``count`` layers are
+culprits, independently, and that they lean towards the suspicious end by a power ``lean``: layer
+``i`` of ``n`` is one with probability ``count * lean * u**(lean - 1) / n`` at ``u = (i + 1/2) /
+n``. A lean of 1 is a useless prior, 50 has an AUC of 0.98, and the mirrored leans are hostile
+priors. Each finding re-weighs the hypotheses, so a bad prior is recognised and costs little.
 """
 
 from __future__ import annotations
@@ -15,17 +17,23 @@ from numpy.typing import NDArray
 
 _LEANS = {4.0: 0.5, 16.0: 1.0, 32.0: 2.0, 64.0: 5.0, 128.0: 5.0}
 _HOSTILE_LEANS = {4.0: 0.1, 16.0: 0.1}
-"""Leans and their weights beside the even one's 1: a measured prior is usually a good one, and rarely hostile."""
+"""Leans and their weights beside the even one's 1: a measured prior is usually a good one, and
+rarely hostile.
+"""
 
 _FEW = 0.8
-"""Culprits are few: a count's prior falls with this power of it. Tuned on the synthetic culprits of ``make bench``."""
+"""Culprits are few: a count's prior falls with this power of it. Tuned on the synthetic culprits of
+``make bench``.
+"""
 
 _CAP = 0.9
 
 
 @dataclass(frozen=True)
 class Hypotheses:
-    """The grid: ``log_survival[h, i]`` is the log probability that none of the first ``i`` layers is a culprit under ``h``."""
+    """The grid: ``log_survival[h, i]`` is the log probability that none of the first ``i`` layers
+    is a culprit under ``h``.
+    """
 
     log_survival: NDArray[np.float64]
     log_hazard: NDArray[np.float64]
@@ -80,7 +88,9 @@ class Belief:
         return self._weighed(self.hypotheses.log_hazard[:, at])
 
     def pass_probability(self, start: int, stop: int, fails_at: int | None = None) -> float:
-        """The probability that no culprit lies in ``start`` to ``stop``, given that one lies before ``fails_at``."""
+        """The probability that no culprit lies in ``start`` to ``stop``, given that one lies before
+        ``fails_at``.
+        """
         s, weight = self.hypotheses.log_survival, np.exp(self.log_weight)
         survives = np.exp(s[:, stop] - s[:, start])
         if fails_at is None:
@@ -90,9 +100,13 @@ class Belief:
         return float(weight @ (survives - all_survive)) / denominator if denominator > 0.0 else 0.5
 
     def even_split(self, start: int, fails_at: int | None) -> int:
-        """The group end at which pass and fail are most nearly equally likely; past ``start``, before ``fails_at``."""
+        """The group end at which pass and fail are most nearly equally likely; past ``start``,
+        before ``fails_at``.
+        """
         low, high = start + 1, self.hypotheses.size if fails_at is None else fails_at - 1
-        while low < high:  # the probability falls with the end: find the last end at which it is at least one half
+        while (
+            low < high
+        ):  # the probability falls with the end: find the last end at which it is at least one half
             middle = (low + high + 1) // 2
             if self.pass_probability(start, middle, fails_at) >= 0.5:
                 low = middle

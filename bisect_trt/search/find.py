@@ -1,9 +1,11 @@
-"""``find_pins``: a set of layers that must stay pinned, in few probes, each pin with the probe that proves it.
+"""``find_pins``: a set of layers that must stay pinned, in few probes, each pin with the probe that
+proves it.
 
-The layers are unpinned in groups, least suspicious first; the belief sizes each group so that its probe passes with
-probability near one half, which makes the probe worth nearly a whole bit. When a group fails, the same rule bisects inside
-it to the first layer that must stay pinned. Verdicts that are neither pass nor fail (build failed, crashed, timed out,
-unsure) count as "not seen to pass": a pin is dropped only on a clear pass.
+The layers are unpinned in groups, least suspicious first; the belief sizes each group so that its
+probe passes with probability near one half, which makes the probe worth nearly a whole bit. When a
+group fails, the same rule bisects inside it to the first layer that must stay pinned. Verdicts that
+are neither pass nor fail (build failed, crashed, timed out, unsure) count as "not seen to pass": a
+pin is dropped only on a clear pass.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ from collections.abc import Mapping, Sequence
 
 from bisect_trt.search.oracle import BudgetSpentError, Oracle, ProbeFunction
 from bisect_trt.search.pool import Pool
+from bisect_trt.search.position import Walk
 from bisect_trt.search.record import PinSearch, Probe
-from bisect_trt.search.walk import Walk
 
 _SMALLEST_POOL = 8
 
@@ -27,12 +29,14 @@ def find_pins(
     workers: int = 1,
     max_probes: int | None = None,
 ) -> PinSearch:
-    """Find a set of ``layers`` (ids in network order) that passes pinned and of which no single one can be left out.
+    """Find a set of ``layers`` (ids in network order) that passes pinned and of which no single one
+    can be left out.
 
-    ``probe`` takes the pinned set and returns a verdict; with ``workers`` > 1 it is called from that many threads.
-    ``suspicion`` (larger is more suspicious, absent is 0) sets the order and the group sizes. ``max_probes`` bounds the distinct
-    probes, the two baselines (no pins, all pins) included. Deterministic for given verdicts. For an oracle that is not
-    monotone the certificate still holds for the sets it was probed with; the caller verifies the final set directly.
+    ``probe`` takes the pinned set and returns a verdict; with ``workers`` > 1 it is called from
+    that many threads. ``suspicion`` (larger is more suspicious, absent is 0) sets the order and the
+    group sizes. ``max_probes`` bounds the distinct probes, the two baselines (no pins, all pins)
+    included. Deterministic for given verdicts. For an oracle that is not monotone the certificate
+    still holds for the sets it was probed with; the caller verifies the final set directly.
     """
     if len(set(layers)) != len(layers):
         raise ValueError("layer ids must be unique")
@@ -44,11 +48,15 @@ def find_pins(
 
 
 class _Search:
-    def __init__(self, layers: Sequence[str], oracle: Oracle, suspicion: Mapping[str, float] | None) -> None:
+    def __init__(
+        self, layers: Sequence[str], oracle: Oracle, suspicion: Mapping[str, float] | None
+    ) -> None:
         self._oracle = oracle
         self._everything = frozenset(layers)
         # Without a prior the network's own order is as good as any; sorted() is stable.
-        self._order = sorted(layers, key=lambda name: suspicion.get(name, 0.0)) if suspicion else list(layers)
+        self._order = (
+            sorted(layers, key=lambda name: suspicion.get(name, 0.0)) if suspicion else list(layers)
+        )
         self._informed = bool(suspicion)
         self._best = self._everything
         self._certificate: dict[str, Probe] = {}
@@ -84,7 +92,8 @@ class _Search:
         if together.verdict.passed:
             self._best = found
             return
-        # Each pool was judged with the others pinned; together they give up too much. What must come back lies in the rest.
+        # Each pool was judged with the others pinned; together they give up too much. What must
+        # come back lies in the rest.
         rest = [name for name in self._order if name not in found]
         self._explore([Pool(rest, found, self._informed, together)])
 
@@ -104,7 +113,9 @@ class _Search:
             self._certificate.update(pool.certificate)
 
     def _likely_next(self, pools: Sequence[Pool]) -> list[frozenset[str]]:
-        """Each pool's next probe, then the probes that would follow, the likeliest first: work for idle workers."""
+        """Each pool's next probe, then the probes that would follow, the likeliest first: work for
+        idle workers.
+        """
         wanted: dict[frozenset[str], None] = {}
         queue: list[tuple[float, int, Pool, Walk]] = []
         for number, pool in enumerate(pools):
@@ -125,5 +136,9 @@ class _Search:
         return list(wanted)
 
     def _result(self, pinned: frozenset[str], feasible: bool, complete: bool) -> PinSearch:
-        proved = {name: self._certificate[name] for name in sorted(pinned) if name in self._certificate}
-        return PinSearch(pinned, feasible, complete, self._oracle.probes, proved, self._oracle.rounds)
+        proved = {
+            name: self._certificate[name] for name in sorted(pinned) if name in self._certificate
+        }
+        return PinSearch(
+            pinned, feasible, complete, self._oracle.probes, proved, self._oracle.rounds
+        )

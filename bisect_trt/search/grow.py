@@ -1,9 +1,11 @@
-"""Growing a small set of pins where many layers share the blame: greedy, on predicted error vectors, checked by probes.
+"""Growing a small set of pins where many layers share the blame: greedy, on predicted error
+vectors, checked by probes.
 
-To first order the error of a plan is the sum of the effects of its lowered layers, each measured alone. So the error vector
-of a real probe, minus a layer's effect, predicts what pinning that layer would give, signs and cancellations included.
-Each step probes the few best predictions and takes the best measured one; the next prediction starts from its measured
-vector, so that the model's errors do not add up. Sets grow one layer at a time while small, in larger steps later.
+To first order the error of a plan is the sum of the effects of its lowered layers, each measured
+alone. So the error vector of a real probe, minus a layer's effect, predicts what pinning that layer
+would give, signs and cancellations included. Each step probes the few best predictions and takes
+the best measured one; the next prediction starts from its measured vector, so that the model's
+errors do not add up. Sets grow one layer at a time while small, in larger steps later.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ Vector = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Trial:
-    """A probed set: whether it passes, by what score (at most 1 passes), and its signed errors in tolerances."""
+    """A probed set: whether it passes, by what score (at most 1 passes), and its signed errors in
+    tolerances.
+    """
 
     pinned: frozenset[str]
     passed: bool
@@ -33,22 +37,39 @@ class Trial:
 Evaluate = Callable[[Sequence[frozenset[str]]], list[Trial]]
 
 
-def grow(start: Trial, effects: Mapping[str, Vector], order: float, evaluate: Evaluate, *, max_trials: int, beam: int = BEAM) -> Trial:
-    """The first passing set reached from ``start``, or the best-scoring one when ``max_trials`` are spent.
+def grow(
+    start: Trial,
+    effects: Mapping[str, Vector],
+    order: float,
+    evaluate: Evaluate,
+    *,
+    max_trials: int,
+    beam: int = BEAM,
+) -> Trial:
+    """The first passing set reached from ``start``, or the best-scoring one when ``max_trials`` are
+    spent.
 
-    ``effects`` maps each candidate layer to its signed effect on the sampled errors when it alone is lowered; ``order``
-    is the norm that predictions are ranked by.
+    ``effects`` maps each candidate layer to its signed effect on the sampled errors when it alone
+    is lowered; ``order`` is the norm that predictions are ranked by.
     """
     names = [n for n in effects if np.isfinite(effects[n]).all()]
     matrix = np.asarray([effects[n] for n in names], np.float32)
     here, best, spent = start, start, 0
-    while not here.passed and spent < max_trials and here.vector is not None and np.isfinite(here.vector).all():
+    while (
+        not here.passed
+        and spent < max_trials
+        and here.vector is not None
+        and np.isfinite(here.vector).all()
+    ):
         rest = np.asarray([i for i, n in enumerate(names) if n not in here.pinned], np.int64)
         if rest.size == 0:
             break
         firsts = rest[np.argsort(_norms(here.vector - matrix[rest], order), kind="stable")[:beam]]
         extra = len(here.pinned) // _STEP_DIVISOR
-        wanted = [here.pinned | _extend(int(f), extra, here.vector, matrix, names, rest, order) for f in firsts]
+        wanted = [
+            here.pinned | _extend(int(f), extra, here.vector, matrix, names, rest, order)
+            for f in firsts
+        ]
         trials = evaluate(wanted)
         spent += len(trials)
         here = min(trials, key=lambda t: (t.score, sorted(t.pinned)))
@@ -58,9 +79,17 @@ def grow(start: Trial, effects: Mapping[str, Vector], order: float, evaluate: Ev
 
 
 def _extend(
-    first: int, extra: int, vector: Vector, matrix: Vector, names: Sequence[str], rest: NDArray[np.int64], order: float
+    first: int,
+    extra: int,
+    vector: Vector,
+    matrix: Vector,
+    names: Sequence[str],
+    rest: NDArray[np.int64],
+    order: float,
 ) -> frozenset[str]:
-    """The layer ``first`` and the ``extra`` further ones that the same prediction would take next."""
+    """The layer ``first`` and the ``extra`` further ones that the same prediction would take
+    next.
+    """
     chosen, predicted = [first], vector - matrix[first]
     left = rest[rest != first]
     for _ in range(min(extra, left.size)):
@@ -72,7 +101,9 @@ def _extend(
 
 
 def _norms(vectors: Vector, order: float) -> NDArray[np.float64]:
-    """The norm of each row; scaled by the row's peak, since eighth powers of large errors overflow."""
+    """The norm of each row; scaled by the row's peak, since eighth powers of large errors
+    overflow.
+    """
     size = np.abs(vectors)
     peak = np.maximum(size.max(axis=1, keepdims=True), 1e-30)
     norms: NDArray[np.float64] = peak[:, 0] * ((size / peak) ** order).sum(axis=1) ** (1.0 / order)

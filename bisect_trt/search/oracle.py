@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from bisect_trt.core.verdict import Verdict
 from bisect_trt.search.record import Probe
-from bisect_trt.verdict import Verdict
 
 ProbeFunction = Callable[[frozenset[str]], Verdict]
 
@@ -16,9 +16,13 @@ class BudgetSpentError(Exception):
 
 
 class Oracle:
-    """Owns the probe callable: remembers verdicts, counts distinct probes, keeps the budget and the order."""
+    """Owns the probe callable: remembers verdicts, counts distinct probes, keeps the budget and the
+    order.
+    """
 
-    def __init__(self, probe: ProbeFunction, workers: int = 1, max_probes: int | None = None) -> None:
+    def __init__(
+        self, probe: ProbeFunction, workers: int = 1, max_probes: int | None = None
+    ) -> None:
         self._probe = probe
         self.workers = max(1, workers)
         self._max = max_probes
@@ -32,7 +36,8 @@ class Oracle:
         return tuple(self.known.values())
 
     def ask(self, wanted: Sequence[frozenset[str]]) -> Probe:
-        """The probe of ``wanted[0]``; the rest are guesses at what will be asked next, run beside it by idle workers.
+        """The probe of ``wanted[0]``; the rest are guesses at what will be asked next, run beside
+        it by idle workers.
 
         Raises :class:`BudgetSpentError` before the first probe over the budget.
         """
@@ -47,7 +52,9 @@ class Oracle:
             if len(self.known) >= self._max:
                 raise BudgetSpentError
             new = new[: self._max - len(self.known)]
-        verdicts = [self._probe(new[0])] if self._pool is None else list(self._pool.map(self._probe, new))
+        verdicts = (
+            [self._probe(new[0])] if self._pool is None else list(self._pool.map(self._probe, new))
+        )
         for pinned, verdict in zip(new, verdicts, strict=False):
             self.known[pinned] = Probe(len(self.known), pinned, Verdict(verdict))
         self.rounds += 1

@@ -1,16 +1,20 @@
-"""A walk over a part of the layers, with names instead of positions, and the proof of each culprit it finds."""
+"""A walk over a part of the layers, with names instead of positions, and the proof of each culprit
+it finds.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from bisect_trt.search.belief import Belief, make_hypotheses
+from bisect_trt.search.position import Walk
 from bisect_trt.search.record import Probe
-from bisect_trt.search.walk import Walk
 
 
 class Pool:
-    """A walk over the layers of ``order``, with ``pinned`` pinned throughout; ``unpinned`` is the probe that gave all of them up."""
+    """A walk over the layers of ``order``, with ``pinned`` pinned throughout; ``unpinned`` is the
+    probe that gave all of them up.
+    """
 
     def __init__(
         self,
@@ -22,10 +26,15 @@ class Pool:
         n = len(order)
         self.order = order
         self.pinned = pinned
-        self.walk = Walk(Belief.start(make_hypotheses(n, informed=informed)), fails_at=None if unpinned is None else n)
+        self.walk = Walk(
+            Belief.start(make_hypotheses(n, informed=informed)),
+            fails_at=None if unpinned is None else n,
+        )
         if unpinned is not None and n == 1:
             self.walk = self.walk.after(n, passed=False)
-        self.certificate: dict[str, Probe] = {} if unpinned is None or n > 1 else {order[0]: unpinned}
+        self.certificate: dict[str, Probe] = (
+            {} if unpinned is None or n > 1 else {order[0]: unpinned}
+        )
         self._failed_with: dict[int, Probe] = {} if unpinned is None else {n: unpinned}
 
     @property
@@ -35,7 +44,9 @@ class Pool:
 
     def pins(self, walk: Walk) -> frozenset[str]:
         """The set that ``walk`` asks for next."""
-        return self.pinned.union(self.order[walk.next_end :], (self.order[c] for c in walk.culprits))
+        return self.pinned.union(
+            self.order[walk.next_end :], (self.order[c] for c in walk.culprits)
+        )
 
     def learn(self, probe: Probe) -> None:
         """Move on by the answer to the set asked for."""

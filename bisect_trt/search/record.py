@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from bisect_trt.verdict import Verdict
+from bisect_trt.core.verdict import Verdict
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,11 @@ class Probe:
 class PinSearch:
     """The result of a search.
 
-    ``pinned`` is the best set seen to pass (all layers if none smaller did); ``feasible`` is false when pinning everything
-    does not pass; ``certificate`` maps each pin to the probe that failed without it; ``complete`` is false when a budget or
-    an interruption ended the search, in which case ``pinned`` passes but may hold pins without a certificate. ``rounds``
-    counts the rounds of parallel probes.
+    ``pinned`` is the best set seen to pass (all layers if none smaller did); ``feasible`` is false
+    when pinning everything does not pass; ``certificate`` maps each pin to the probe that failed
+    without it; ``complete`` is false when a budget or an interruption ended the search, in which
+    case ``pinned`` passes but may hold pins without a certificate. ``rounds`` counts the rounds of
+    parallel probes.
     """
 
     pinned: frozenset[str]

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from bisect_trt.compare.metrics import mean_of, tensor_error, worst_of
-from bisect_trt.compare.requirements import load_metric, parse_requirements
-from bisect_trt.errors import BadInputError
+from bisect_trt.core.errors import BadInputError
+from bisect_trt.numerics.requirements import load_metric, parse_requirements
+from bisect_trt.numerics.tensor_error import mean_of, tensor_error, worst_of
 
 ARRAYS = hnp.arrays(np.float32, (3, 5), elements=st.floats(-1e3, 1e3, width=32))
 
@@ -23,12 +23,16 @@ def test_metrics_are_numpys(reference: np.ndarray, candidate: np.ndarray) -> Non
     got = tensor_error(reference, candidate)
     ref, error = reference.astype(np.float64), np.abs(candidate.astype(np.float64) - reference)
     assert got.max_abs == error.max() and got.mean_abs == pytest.approx(error.mean())
-    assert got.median_abs == np.median(error) and got.rmse == pytest.approx(np.sqrt((error**2).mean()))
+    assert got.median_abs == np.median(error) and got.rmse == pytest.approx(
+        np.sqrt((error**2).mean())
+    )
     assert (got.ref_min, got.ref_max, got.finite) == (ref.min(), ref.max(), True)
     if np.ptp(ref) > 0:
         assert got.rel_range == pytest.approx(error.max() / np.ptp(ref))
     if error.any() and ref.any():
-        assert got.snr_db == pytest.approx(10 * np.log10((ref**2).sum() / (error**2).sum()), abs=1e-6)
+        assert got.snr_db == pytest.approx(
+            10 * np.log10((ref**2).sum() / (error**2).sum()), abs=1e-6
+        )
     norms = np.linalg.norm(ref) * np.linalg.norm(candidate.astype(np.float64))
     if norms > 0:
         assert got.cosine == pytest.approx((ref * candidate).sum() / norms, abs=1e-9)
@@ -84,13 +88,17 @@ def test_scores_are_multiples_of_the_tolerance(text: str, moved: list[float], sc
 
 def test_lower_bounds_score_by_what_is_missing() -> None:
     assert parse_requirements(["cosine>=0.99"], ["y"]).items[0].score_of(0.98) == pytest.approx(2.0)
-    assert parse_requirements(["snr_db>=40"], ["y"]).items[0].score_of(34.0) == pytest.approx(10 ** (6 / 20))
+    assert parse_requirements(["snr_db>=40"], ["y"]).items[0].score_of(34.0) == pytest.approx(
+        10 ** (6 / 20)
+    )
 
 
 def test_new_infinities_never_pass_even_where_no_requirement_looks() -> None:
     requirements = parse_requirements(["a:max_abs<=1"], ["a", "b"])
     reference = {"a": np.float32([1]), "b": np.float32([1])}
-    assert requirements.score(reference, {"a": np.float32([1]), "b": np.float32([np.nan])}) == math.inf
+    assert (
+        requirements.score(reference, {"a": np.float32([1]), "b": np.float32([np.nan])}) == math.inf
+    )
 
 
 def test_output_names_with_colons() -> None:
@@ -104,16 +112,30 @@ def test_the_default_is_one_percent_of_the_range() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "max_abs", "max_abs<1", "nonsense<=1", "max_abs>=1", "cosine<=0.9", "cosine>=1.5", "zz:max_abs<=1", "atol=0,rtol=0",
-     "max_abs<=-1", "atol=-1", "max_abs<=1e-2x"],
-)  # fmt: skip
+    [
+        "",
+        "max_abs",
+        "max_abs<1",
+        "nonsense<=1",
+        "max_abs>=1",
+        "cosine<=0.9",
+        "cosine>=1.5",
+        "zz:max_abs<=1",
+        "atol=0,rtol=0",
+        "max_abs<=-1",
+        "atol=-1",
+        "max_abs<=1e-2x",
+    ],
+)
 def test_bad_requirements_are_named(text: str) -> None:
     with pytest.raises(BadInputError, match="--requirement"):
         parse_requirements([text], ["y"])
 
 
 def test_task_metric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mymetric.py").write_text("def worst(ref, got):\n    return float(max(abs(ref[n] - got[n]).max() for n in ref))\n")
+    (tmp_path / "mymetric.py").write_text(
+        "def worst(ref, got):\n    return float(max(abs(ref[n] - got[n]).max() for n in ref))\n"
+    )
     monkeypatch.chdir(tmp_path)
     name, function = load_metric("mymetric:worst")
     requirements = parse_requirements(["worst<=2"], ["y"], {name: function})

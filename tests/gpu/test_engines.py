@@ -1,4 +1,6 @@
-"""Real engines on a real GPU. Run with `make gpu-test`; skipped, with the reason, where no engine can run."""
+"""Real engines on a real GPU. Run with `make gpu-test`; skipped, with the reason, where no engine
+can run.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,15 @@ import pytest
 from onnx import TensorProto, helper
 
 import bisect_trt
-from bisect_trt.crews import visible_gpus
-from bisect_trt.doctor import examine
-from bisect_trt.errors import RunnerFailedError
+from bisect_trt.core.errors import RunnerFailedError
+from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.verdict import Verdict
 from bisect_trt.graph import list_layers
-from bisect_trt.precision import PrecisionPlan
 from bisect_trt.runners.base import Sample
-from bisect_trt.runners.emulated import EmulatedRunner
-from bisect_trt.runners.tensorrt import TensorRTRunner
-from bisect_trt.verdict import Verdict
+from bisect_trt.runners.doctor import examine
+from bisect_trt.runners.emulator.runner import EmulatedRunner
+from bisect_trt.runners.tensorrt.runner import TensorRTRunner
+from bisect_trt.stations.crews import visible_gpus
 from fixtures import cases
 from fixtures.models import ALL, Fixture, encoder_decomposed, healthy, residual, unsavable
 
@@ -46,22 +48,36 @@ def closing() -> Iterator[Callable[..., TensorRTRunner]]:
         runner.close()
 
 
-# `unsavable` is chaotic: no two runtimes agree on it by design, and TensorRT for RTX 1.6.1 was seen to crash on it.
+# `unsavable` is chaotic: no two runtimes agree on it by design, and TensorRT for RTX 1.6.1 was seen
+# to crash on it.
 @pytest.mark.parametrize("make", [f for f in ALL if f is not unsavable], ids=lambda f: f.__name__)
-def test_fixture_s_errors_are_near_the_emulated_ones(make: Callable[[], Fixture], closing: Callable[..., TensorRTRunner]) -> None:
+def test_fixture_s_errors_are_near_the_emulated_ones(
+    make: Callable[[], Fixture], closing: Callable[..., TensorRTRunner]
+) -> None:
     fixture = make()
     sample = Sample("s", fixture.inputs)
     engine, emulator = closing(fixture.model, [sample]), EmulatedRunner(fixture.model, [sample])
     exact = next(emulator.outputs(PrecisionPlan("fp32")))
     for plan in (PrecisionPlan("fp32"), PrecisionPlan("fp16"), PrecisionPlan("bf16")):
         got, emulated = next(engine.outputs(plan)), next(emulator.outputs(plan))
-        reference = next(emulator.outputs(PrecisionPlan("tf32"))) if plan.base.value == "fp32" else emulated
+        reference = (
+            next(emulator.outputs(PrecisionPlan("tf32"))) if plan.base.value == "fp32" else emulated
+        )
         for name, value in exact.items():
             finite = np.isfinite(emulated[name]) & np.isfinite(value)
-            allowed = 4.0 * np.abs(reference[name] - value)[finite].max(initial=0.0) + 1e-4 * np.abs(value)[finite].max(initial=0.0)
-            assert np.abs(got[name] - value)[finite & np.isfinite(got[name])].max(initial=0.0) <= allowed, (plan.base, name)
+            allowed = 4.0 * np.abs(reference[name] - value)[finite].max(
+                initial=0.0
+            ) + 1e-4 * np.abs(value)[finite].max(initial=0.0)
+            assert (
+                np.abs(got[name] - value)[finite & np.isfinite(got[name])].max(initial=0.0)
+                <= allowed
+            ), (plan.base, name)
         facts = engine.facts(plan)
-        assert facts["latency_ms"] > 0 and facts["engine_bytes"] > 0 and facts["read_back"] >= 0.5 * len(list_layers(fixture.model))
+        assert (
+            facts["latency_ms"] > 0
+            and facts["engine_bytes"] > 0
+            and facts["read_back"] >= 0.5 * len(list_layers(fixture.model))
+        )
         assert [f for f in facts["findings"] if f["kind"] == "pin-not-honoured"] == []
 
 
@@ -69,13 +85,25 @@ def test_fixture_s_errors_are_near_the_emulated_ones(make: Callable[[], Fixture]
 def test_run_decides_on_the_engine(make: Callable[[], Fixture], tmp_path: Path) -> None:
     fixture = make()
     result = bisect_trt.bisect(
-        fixture.model, fixture.inputs, precision=fixture.precision, require=fixture.require, runner="tensorrt", out=tmp_path / "run"
+        fixture.model,
+        fixture.inputs,
+        precision=fixture.precision,
+        require=fixture.require,
+        runner="tensorrt",
+        out=tmp_path / "run",
     )
     assert result.runner == "tensorrt"
-    assert result.exit_code == fixture.exit_code or (result.cause.value == "tf32" and result.engine["fp32_is"] == "tf32"), result.sentence
+    assert result.exit_code == fixture.exit_code or (
+        result.cause.value == "tf32" and result.engine["fp32_is"] == "tf32"
+    ), result.sentence
     assert (tmp_path / "run" / "report.html").exists()
     again = bisect_trt.bisect(
-        fixture.model, fixture.inputs, precision=fixture.precision, require=fixture.require, runner="tensorrt", out=tmp_path / "run"
+        fixture.model,
+        fixture.inputs,
+        precision=fixture.precision,
+        require=fixture.require,
+        runner="tensorrt",
+        out=tmp_path / "run",
     )
     assert again.new_probes == 0 and again.pinned == result.pinned
 
@@ -83,7 +111,12 @@ def test_run_decides_on_the_engine(make: Callable[[], Fixture], tmp_path: Path) 
 def test_certified_pins_are_proved_by_builds(tmp_path: Path) -> None:
     fixture = encoder_decomposed()
     result = bisect_trt.bisect(
-        fixture.model, fixture.inputs, require=fixture.require, runner="tensorrt", certify="engine", out=tmp_path / "run"
+        fixture.model,
+        fixture.inputs,
+        require=fixture.require,
+        runner="tensorrt",
+        certify="engine",
+        out=tmp_path / "run",
     )
     assert result.passed and result.complete and set(result.pins["proved_on"]) == {"tensorrt"}
 
@@ -91,12 +124,19 @@ def test_certified_pins_are_proved_by_builds(tmp_path: Path) -> None:
 def test_out_of_builds_gives_the_closest_plan(tmp_path: Path) -> None:
     fixture = residual()
     result = bisect_trt.bisect(
-        fixture.model, fixture.inputs, require=fixture.require, runner="tensorrt", max_builds=0, out=tmp_path / "run"
+        fixture.model,
+        fixture.inputs,
+        require=fixture.require,
+        runner="tensorrt",
+        max_builds=0,
+        out=tmp_path / "run",
     )
     assert result.engine["out_of_builds"] and result.engine["builds_beyond_baselines"] <= 1
 
 
-def test_several_samples_integer_inputs_and_outputs_whose_shape_depends_on_values(closing: Callable[..., TensorRTRunner]) -> None:
+def test_several_samples_integer_inputs_and_outputs_whose_shape_depends_on_values(
+    closing: Callable[..., TensorRTRunner],
+) -> None:
     nodes = [
         helper.make_node("Gather", ["x", "pick"], ["rows"], name="gather", axis=0),
         helper.make_node("Slice", ["rows", "zero", "length", "zero"], ["cut"], name="slice"),
@@ -108,12 +148,19 @@ def test_several_samples_integer_inputs_and_outputs_whose_shape_depends_on_value
         helper.make_tensor_value_info("length", TensorProto.INT64, [1]),
     ]
     outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["m", 4])]
-    graph = helper.make_graph(nodes, "g", inputs, outputs, [helper.make_tensor("zero", TensorProto.INT64, [1], [0])])
+    graph = helper.make_graph(
+        nodes, "g", inputs, outputs, [helper.make_tensor("zero", TensorProto.INT64, [1], [0])]
+    )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     samples = []
     for n, picks, length in ((3, [0, 2], 1), (6, [5, 5, 1, 0], 3)):
         x = np.linspace(-1.0, 1.0, n * 4, dtype=np.float32).reshape(n, 4)
-        samples.append(Sample(f"s{n}", {"x": x, "pick": np.array(picks, np.int64), "length": np.array([length], np.int64)}))
+        samples.append(
+            Sample(
+                f"s{n}",
+                {"x": x, "pick": np.array(picks, np.int64), "length": np.array([length], np.int64)},
+            )
+        )
     got = list(closing(model, samples).outputs(PrecisionPlan("fp32")))
     for sample, outputs_of_one in zip(samples, got, strict=True):
         length = int(sample.arrays["length"][0])
@@ -133,7 +180,9 @@ def test_a_hang_is_a_verdict(closing: Callable[..., TensorRTRunner]) -> None:
 
 
 def test_several_gpus_certify_the_same_set(tmp_path: Path) -> None:
-    """One worker a GPU: the removals of a round are built side by side, and the answer is the one worker's."""
+    """One worker a GPU: the removals of a round are built side by side, and the answer is the one
+    worker's.
+    """
     if len(visible_gpus()) < 2:
         pytest.skip(f"{len(visible_gpus())} GPU visible; several workers need two")
     fixture = encoder_decomposed()
@@ -153,15 +202,23 @@ def test_several_gpus_certify_the_same_set(tmp_path: Path) -> None:
     print(f"certified on one GPU in {found[0].seconds:.1f} s, on two in {found[1].seconds:.1f} s")
 
 
-# TensorRT for RTX runs FP32 as TF32, so what TF32 alone breaks has no plan there; the run must say exactly that.
+# TensorRT for RTX runs FP32 as TF32, so what TF32 alone breaks has no plan there; the run must say
+# exactly that.
 @pytest.mark.parametrize("make", cases.VARIANTS.values(), ids=cases.VARIANTS)
-def test_the_cases_are_told_apart_on_the_engine(make: Callable[[], Fixture], tmp_path: Path) -> None:
+def test_the_cases_are_told_apart_on_the_engine(
+    make: Callable[[], Fixture], tmp_path: Path
+) -> None:
     fixture = make()
     try:
         result = bisect_trt.bisect(
-            fixture.model, fixture.inputs, precision=fixture.precision, require=fixture.require, metrics=fixture.metrics,
-            runner="tensorrt", out=tmp_path / "run",
-        )  # fmt: skip
+            fixture.model,
+            fixture.inputs,
+            precision=fixture.precision,
+            require=fixture.require,
+            metrics=fixture.metrics,
+            runner="tensorrt",
+            out=tmp_path / "run",
+        )
     except RunnerFailedError as error:
         pytest.skip(f"this runtime cannot build it: {error}")
     if result.engine.get("fp32_is") == "tf32" and not result.passed:

@@ -8,14 +8,18 @@ import numpy as np
 import pytest
 
 import bisect_trt
-from bisect_trt.errors import RunnerUnavailableError
-from bisect_trt.precision import PrecisionPlan
+from bisect_trt.core.errors import RunnerUnavailableError
+from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.runners.base import Sample
-from bisect_trt.runners.emulated import EmulatedRunner
-from bisect_trt.runners.ort_cuda import OrtCudaRunner, why_unavailable
+from bisect_trt.runners.emulator.runner import EmulatedRunner
+from bisect_trt.runners.onnxruntime_cuda import OrtCudaRunner, why_unavailable
 from fixtures.models import encoder_decomposed, residual, tf32_victim
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300), pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable())),
+]
 
 
 def runner(fixture: object) -> OrtCudaRunner:
@@ -33,7 +37,9 @@ def test_tf32_is_a_switch_of_its_own() -> None:
     emulator, cuda = EmulatedRunner(fixture.model, [Sample("s", fixture.inputs)]), runner(fixture)
     (name, exact), *_ = next(emulator.outputs(PrecisionPlan("fp32"))).items()
     emulated = np.abs(next(emulator.outputs(PrecisionPlan("tf32")))[name] - exact).max()
-    strict, tf32 = (np.abs(next(cuda.outputs(PrecisionPlan(p)))[name] - exact).max() for p in ("fp32", "tf32"))
+    strict, tf32 = (
+        np.abs(next(cuda.outputs(PrecisionPlan(p)))[name] - exact).max() for p in ("fp32", "tf32")
+    )
     cuda.close()
     assert strict < emulated / 10.0
     assert emulated / 4.0 < tf32 < emulated * 4.0
@@ -43,6 +49,16 @@ def test_tf32_is_a_switch_of_its_own() -> None:
 def test_run(make: object, tmp_path: Path) -> None:
     fixture = make()  # type: ignore[operator]
     runner(fixture).close()
-    result = bisect_trt.bisect(fixture.model, fixture.inputs, require=fixture.require, runner="onnxruntime-cuda", out=tmp_path / "run")
-    assert result.runner == "onnxruntime-cuda" and result.passed and result.engine["fp32_is"] == "strict"
+    result = bisect_trt.bisect(
+        fixture.model,
+        fixture.inputs,
+        require=fixture.require,
+        runner="onnxruntime-cuda",
+        out=tmp_path / "run",
+    )
+    assert (
+        result.runner == "onnxruntime-cuda"
+        and result.passed
+        and result.engine["fp32_is"] == "strict"
+    )
     print(fixture.name, result.pinned, result.engine, [f.message for f in result.findings])

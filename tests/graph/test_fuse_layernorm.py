@@ -1,4 +1,6 @@
-"""The LayerNorm rewrite: exact where it matches, refused where anything differs from the definition."""
+"""The LayerNorm rewrite: exact where it matches, refused where anything differs from the
+definition.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from bisect_trt.errors import BadInputError
-from bisect_trt.graph.fuse_layernorm import fuse_layernorm
-from bisect_trt.rewriting import rewritten
+from bisect_trt.core.errors import BadInputError
+from bisect_trt.graph.passes.fuse_layernorm import fuse_layernorm
 from bisect_trt.runners.base import Sample
+from bisect_trt.stations.checked_rewrite import rewritten
 from fixtures.build import GraphBuilder
 from tests.conftest import run_model
 
@@ -42,10 +44,16 @@ def chain(
 
     shape = [n if a in {x % 4 for x in axes} else 1 for a, n in enumerate(SHAPE)]
     centred = b.op("Sub", "x", mean("x", axes))
-    squared = b.op("Pow", centred, b.weight(power)) if square == "Pow" else b.op("Mul", centred, centred)
+    squared = (
+        b.op("Pow", centred, b.weight(power)) if square == "Pow" else b.op("Mul", centred, centred)
+    )
     variance = mean(squared, second_axes or axes)
     root = b.op("Sqrt", b.op("Add", variance, b.weight(1e-5)))
-    y = normal = b.op("Div", centred, root) if divide == "Div" else b.op("Mul", centred, b.op("Reciprocal", root))
+    y = normal = (
+        b.op("Div", centred, root)
+        if divide == "Div"
+        else b.op("Mul", centred, b.op("Reciprocal", root))
+    )
     if scale:
         y = b.op("Mul", y, b.weight(b.random.uniform(0.5, 1.5, shape)))
     if shift == "constant":
@@ -53,7 +61,11 @@ def chain(
     elif shift == "residual":
         y = b.op("Add", y, "x")
     elif shift == "wrong axis":
-        y = b.op("Add", y, b.weight(b.random.normal(size=[1, 1, SHAPE[2], 1] if axes != (2,) else [1, 6, 1, 1])))
+        y = b.op(
+            "Add",
+            y,
+            b.weight(b.random.normal(size=[1, 1, SHAPE[2], 1] if axes != (2,) else [1, 6, 1, 1])),
+        )
     b.rename_output(y, "y")
     outputs = {"y": SHAPE}
     if watch:
@@ -70,14 +82,18 @@ def operators(model: onnx.ModelProto) -> list[str]:
 @pytest.mark.parametrize("opset", [13, 17, 18])
 @pytest.mark.parametrize("square", ["Pow", "Mul"])
 @pytest.mark.parametrize("axes", [(-1,), (-2, -1), (3,), (1, 2, 3), (1,)])
-def test_what_matches_is_one_operator_and_equal(axes: tuple[int, ...], square: str, opset: int) -> None:
+def test_what_matches_is_one_operator_and_equal(
+    axes: tuple[int, ...], square: str, opset: int
+) -> None:
     model, inputs = chain(axes=axes, square=square, opset=opset)
     before = model.SerializeToString()
     fused = rewritten(model, [Sample("s", inputs)], "layernorm").model
     assert model.SerializeToString() == before
     onnx.checker.check_model(fused, full_check=True)
     transposed = axes == (1,)
-    assert operators(fused) == (["Transpose", "LayerNormalization", "Transpose"] if transposed else ["LayerNormalization"])
+    assert operators(fused) == (
+        ["Transpose", "LayerNormalization", "Transpose"] if transposed else ["LayerNormalization"]
+    )
     old, new = run_model(model, inputs)[0], run_model(fused, inputs)[0]
     assert np.abs(old - new).max() <= 1e-6 * np.abs(old).max()
 
@@ -88,12 +104,17 @@ def test_a_residual_addition_behind_it_stays() -> None:
     fused = rewritten(model, [Sample("s", inputs)], "layernorm").model
     assert operators(fused) == ["LayerNormalization", "Add"]
     assert "x" in fused.graph.node[1].input
-    assert np.allclose(run_model(model, inputs)[0], run_model(fused, inputs)[0], rtol=1e-5, atol=1e-6)
+    assert np.allclose(
+        run_model(model, inputs)[0], run_model(fused, inputs)[0], rtol=1e-5, atol=1e-6
+    )
 
 
 def test_a_shift_along_another_axis_stays() -> None:
     model, inputs = chain(shift="wrong axis")
-    assert operators(rewritten(model, [Sample("s", inputs)], "layernorm").model) == ["LayerNormalization", "Add"]
+    assert operators(rewritten(model, [Sample("s", inputs)], "layernorm").model) == [
+        "LayerNormalization",
+        "Add",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -121,10 +142,12 @@ def test_an_output_that_moves_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def wrong(source: onnx.ModelProto) -> object:
         fused = fuse_layernorm(source)
-        next(n for n in fused.model.graph.node if n.op_type == "LayerNormalization").attribute[1].f = 1e-2
+        next(n for n in fused.model.graph.node if n.op_type == "LayerNormalization").attribute[
+            1
+        ].f = 1e-2
         return fused
 
-    monkeypatch.setattr("bisect_trt.rewriting.fuse_layernorm", wrong)
+    monkeypatch.setattr("bisect_trt.stations.checked_rewrite.fuse_layernorm", wrong)
     with pytest.raises(BadInputError, match="so the rewrite is refused"):
         rewritten(model, [Sample("s", inputs)], "layernorm")
 
@@ -137,7 +160,9 @@ def test_an_output_that_moves_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     st.sampled_from(["", "normal", "variance"]),
     st.booleans(),
 )
-def test_either_exact_or_refused(axes: tuple[int, ...], square: str, shift: str, watch: str, scale: bool) -> None:
+def test_either_exact_or_refused(
+    axes: tuple[int, ...], square: str, shift: str, watch: str, scale: bool
+) -> None:
     assume(watch != "variance" or axes == (-1,))
     assume(scale or shift != "none" or watch != "normal")  # the normal would be the output itself
     model, inputs = chain(axes=axes, square=square, shift=shift, watch=watch, scale=scale)

@@ -9,21 +9,26 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from bisect_trt.errors import BadInputError
+from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.precision import Precision
 from bisect_trt.graph.load import load_model, save_model
-from bisect_trt.graph.mark import mark_outputs, select_tensors
+from bisect_trt.graph.passes.marked import mark_outputs, select_tensors
 from bisect_trt.graph.patterns import find_patterns
-from bisect_trt.graph.weights import weight_findings
-from bisect_trt.precision import Precision
+from bisect_trt.graph.weight_range import weight_findings
 from fixtures.models import encoder_decomposed, encoder_layernorm
 from tests.conftest import run_model
 
 
 def test_external_data_is_loaded_and_part_of_the_digest(tmp_path: Path) -> None:
     model = encoder_decomposed().model
-    onnx.save_model(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.bin", size_threshold=0)
+    onnx.save_model(
+        model, tmp_path / "m.onnx", save_as_external_data=True, location="m.bin", size_threshold=0
+    )
     first = load_model(tmp_path / "m.onnx")
-    inline = [numpy_helper.to_array(t).tobytes() for t in load_model(encoder_decomposed().model).proto.graph.initializer]
+    inline = [
+        numpy_helper.to_array(t).tobytes()
+        for t in load_model(encoder_decomposed().model).proto.graph.initializer
+    ]
     assert [numpy_helper.to_array(t).tobytes() for t in first.proto.graph.initializer] == inline
     data = bytearray((tmp_path / "m.bin").read_bytes())
     data[100] ^= 1
@@ -43,7 +48,15 @@ def test_save_is_atomic_and_replaces(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("selector", "count"),
-    [("MatMul", 17), ("Pow", 5), ("LayerNorm", 45), ("/head/*", 10), ("/head/Pow", 1), ("/head/Pow_output_0", 1), ("*", 75)],
+    [
+        ("MatMul", 17),
+        ("Pow", 5),
+        ("LayerNorm", 45),
+        ("/head/*", 10),
+        ("/head/Pow", 1),
+        ("/head/Pow_output_0", 1),
+        ("*", 75),
+    ],
 )
 def test_marks_by_name_glob_operator_and_pattern(selector: str, count: int) -> None:
     fixture = encoder_decomposed()
@@ -52,7 +65,9 @@ def test_marks_by_name_glob_operator_and_pattern(selector: str, count: int) -> N
     marked = mark_outputs(fixture.model, tensors)
     onnx.checker.check_model(marked, full_check=True)
     reference = run_model(fixture.model, fixture.inputs)[0]
-    results = dict(zip([o.name for o in marked.graph.output], run_model(marked, fixture.inputs), strict=True))
+    results = dict(
+        zip([o.name for o in marked.graph.output], run_model(marked, fixture.inputs), strict=True)
+    )
     np.testing.assert_allclose(results["logits"], reference, rtol=1e-5, atol=1e-6)
     assert set(tensors) <= set(results)
 
@@ -83,25 +98,49 @@ def test_a_residual_addition_is_not_part_of_the_norm() -> None:
         helper.make_node("Relu", ["x"], ["x2"], "branch"),
     ]
     nodes.insert(0, nodes.pop())
-    weights = [numpy_helper.from_array(np.float32(1e-5), "eps"), numpy_helper.from_array(np.ones(4, np.float32), "g")]
+    weights = [
+        numpy_helper.from_array(np.float32(1e-5), "eps"),
+        numpy_helper.from_array(np.ones(4, np.float32), "g"),
+    ]
     info = helper.make_tensor_value_info
     graph = helper.make_graph(nodes, "g", [info("x", f, [2, 4])], [info("y", f, [2, 4])], weights)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
     (pattern,) = find_patterns(model)
-    assert pattern.layers == ("mean", "sub", "square", "variance", "eps_add", "root", "div", "scale")
+    assert pattern.layers == (
+        "mean",
+        "sub",
+        "square",
+        "variance",
+        "eps_add",
+        "root",
+        "div",
+        "scale",
+    )
 
 
 def test_weights_out_of_range_are_named() -> None:
     f = TensorProto.FLOAT
-    weights = {"big": [1e5, 1.0], "tiny": [1e-9, 1.0], "zero": [0.0, 65504.0], "mask": [np.finfo(np.float32).min, 0.0]}
+    weights = {
+        "big": [1e5, 1.0],
+        "tiny": [1e-9, 1.0],
+        "zero": [0.0, 65504.0],
+        "mask": [np.finfo(np.float32).min, 0.0],
+    }
     nodes = [helper.make_node("Add", ["x", w], [f"y_{w}"], f"add_{w}") for w in weights]
     info = helper.make_tensor_value_info
     graph = helper.make_graph(
-        nodes, "g", [info("x", f, [2])], [info(f"y_{w}", f, [2]) for w in weights],
+        nodes,
+        "g",
+        [info("x", f, [2])],
+        [info(f"y_{w}", f, [2]) for w in weights],
         [numpy_helper.from_array(np.float32(v), n) for n, v in weights.items()],
-    )  # fmt: skip
+    )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     found = {(f.kind, f.where) for f in weight_findings(model, Precision.FP16)}
-    assert found == {("weight-overflow", "add_big"), ("weight-overflow", "add_mask"), ("weight-underflow", "add_tiny")}
+    assert found == {
+        ("weight-overflow", "add_big"),
+        ("weight-overflow", "add_mask"),
+        ("weight-underflow", "add_tiny"),
+    }
     assert {f.where for f in weight_findings(model, Precision.BF16)} == {"add_mask"}
     assert weight_findings(model, Precision.TF32) == []

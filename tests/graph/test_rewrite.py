@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from bisect_trt.errors import BadInputError
+from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.graph import list_layers, to_emulated, to_typed
 from bisect_trt.graph.layers import with_unique_names
-from bisect_trt.graph.types import infer_types
-from bisect_trt.precision import Precision, PrecisionPlan
+from bisect_trt.graph.tensor_types import infer_types
 from fixtures.models import ALL
 from tests.conftest import run_model, same
 
@@ -23,7 +23,11 @@ F, H = TensorProto.FLOAT, TensorProto.FLOAT16
 
 
 def model_of(
-    nodes: list[onnx.NodeProto], inputs: dict[str, Any], outputs: dict[str, Any], weights: dict[str, Any] | None = None, opset: int = 17
+    nodes: list[onnx.NodeProto],
+    inputs: dict[str, Any],
+    outputs: dict[str, Any],
+    weights: dict[str, Any] | None = None,
+    opset: int = 17,
 ) -> onnx.ModelProto:
     def info(name: str, spec: Any) -> onnx.ValueInfoProto:
         shape, elem = spec if isinstance(spec, tuple) else (spec, F)
@@ -39,9 +43,13 @@ def model_of(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
 
 
-def check_both(model: onnx.ModelProto, feed: dict[str, Any], base: str = "fp16") -> dict[str, onnx.ModelProto]:
+def check_both(
+    model: onnx.ModelProto, feed: dict[str, Any], base: str = "fp16"
+) -> dict[str, onnx.ModelProto]:
     """Valid, loadable, all-pinned equal to the reference; returns the all-lowered models."""
-    reference = run_model(with_unique_names(model), feed)  # ONNX Runtime refuses two nodes of one name
+    reference = run_model(
+        with_unique_names(model), feed
+    )  # ONNX Runtime refuses two nodes of one name
     layers = [layer.name for layer in list_layers(model)]
     lowered = {}
     before = model.SerializeToString()
@@ -88,7 +96,9 @@ def test_shared_weight_is_held_in_both_types_once() -> None:
     mixed = to_typed(model, PrecisionPlan("fp16", {"two"}))
     assert sorted(t.data_type for t in mixed.graph.initializer) == [F, H]
     lowered = to_typed(model, PrecisionPlan("fp16"))
-    assert [t.data_type for t in lowered.graph.initializer] == [H], "the FP32 copy nobody reads must go"
+    assert [t.data_type for t in lowered.graph.initializer] == [H], (
+        "the FP32 copy nobody reads must go"
+    )
 
 
 def test_one_cast_for_each_tensor_and_type() -> None:
@@ -123,7 +133,10 @@ def test_source_casts_are_retyped() -> None:
 
 
 def test_graph_output_used_inside_and_input_as_output() -> None:
-    nodes = [helper.make_node("Relu", ["x"], ["mid"], "r"), helper.make_node("Sigmoid", ["mid"], ["y"], "s")]
+    nodes = [
+        helper.make_node("Relu", ["x"], ["mid"], "r"),
+        helper.make_node("Sigmoid", ["mid"], ["y"], "s"),
+    ]
     model = model_of(nodes, {"x": [3]}, {"mid": [3], "y": [3], "x": [3]})
     low = check_both(model, {"x": np.array([0.1, 70000.0, -1.0], np.float32)})
     outputs = {o.name: o.type.tensor_type.elem_type for o in low["to_typed"].graph.output}
@@ -171,7 +184,9 @@ def test_topk_takes_the_exact_values_and_indices_are_untouched() -> None:
         helper.make_node("TopK", ["a", "k"], ["values", "indices"], "topk"),
         helper.make_node("Sigmoid", ["values"], ["y"], "sig"),
     ]
-    model = model_of(nodes, {"x": [8]}, {"y": [2], "indices": ([2], TensorProto.INT64)}, {"k": np.array([2])})
+    model = model_of(
+        nodes, {"x": [8]}, {"y": [2], "indices": ([2], TensorProto.INT64)}, {"k": np.array([2])}
+    )
     low = check_both(model, {"x": np.arange(8, dtype=np.float32)})
     assert types_of(low["to_typed"])["values"] == F
     assert [x.name for x in list_layers(model)] == ["relu", "sig"]
@@ -222,8 +237,13 @@ def test_custom_domain_is_kept_in_fp32_and_types_flow_past_it() -> None:
 
 def test_local_function_is_kept_in_fp32() -> None:
     body = [helper.make_node("Mul", ["a", "a"], ["b"], "inner")]
-    function = helper.make_function("local", "Square", ["a"], ["b"], body, [helper.make_opsetid("", 17)])
-    nodes = [helper.make_node("Square", ["x"], ["s"], "call", domain="local"), helper.make_node("Relu", ["s"], ["y"], "relu")]
+    function = helper.make_function(
+        "local", "Square", ["a"], ["b"], body, [helper.make_opsetid("", 17)]
+    )
+    nodes = [
+        helper.make_node("Square", ["x"], ["s"], "call", domain="local"),
+        helper.make_node("Relu", ["s"], ["y"], "relu"),
+    ]
     model = model_of(nodes, {"x": [3]}, {"y": [3]})
     model.opset_import.append(helper.make_opsetid("local", 1))
     model.functions.append(function)
@@ -242,12 +262,19 @@ def test_placeholder_dimensions_get_their_own_names(dims: list[Any]) -> None:
             elif name is not None:
                 dim.dim_value = name
     typed = to_typed(model, PrecisionPlan("fp16"))
-    names = [d.dim_param for v in (*typed.graph.input, *typed.graph.output) for d in v.type.tensor_type.shape.dim]
+    names = [
+        d.dim_param
+        for v in (*typed.graph.input, *typed.graph.output)
+        for d in v.type.tensor_type.shape.dim
+    ]
     assert names == (["n", "m", "n", "m"] if dims[0] == "n" else ["x_0", "x_1", "y_0", "y_1"])
 
 
 def test_stale_value_info_is_dropped() -> None:
-    nodes = [helper.make_node("Relu", ["x"], ["a"], "r"), helper.make_node("Sigmoid", ["a"], ["y"], "s")]
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"], "r"),
+        helper.make_node("Sigmoid", ["a"], ["y"], "s"),
+    ]
     model = model_of(nodes, {"x": ["n", 4]}, {"y": ["n", 4]})
     model.graph.value_info.append(helper.make_tensor_value_info("a", TensorProto.DOUBLE, [7, 7]))
     for rewrite in (to_typed, to_emulated):
@@ -257,15 +284,28 @@ def test_stale_value_info_is_dropped() -> None:
 
 def test_float32_lowest_mask_becomes_infinite_and_shows_as_nan() -> None:
     lowest = np.finfo(np.float32).min
-    nodes = [helper.make_node("Add", ["x", "mask"], ["m"], "mask"), helper.make_node("Softmax", ["m"], ["y"], "soft")]
-    model = model_of(nodes, {"x": [2, 3]}, {"y": [2, 3]}, {"mask": np.float32([[0, lowest, lowest], [lowest] * 3])})
+    nodes = [
+        helper.make_node("Add", ["x", "mask"], ["m"], "mask"),
+        helper.make_node("Softmax", ["m"], ["y"], "soft"),
+    ]
+    model = model_of(
+        nodes,
+        {"x": [2, 3]},
+        {"y": [2, 3]},
+        {"mask": np.float32([[0, lowest, lowest], [lowest] * 3])},
+    )
     low = check_both(model, {"x": np.zeros((2, 3), np.float32)})
     got = run_model(low["to_emulated"], {"x": np.zeros((2, 3), np.float32)})[0]
     assert got[0].tolist() == [1, 0, 0] and np.isnan(got[1]).all()
 
 
 def test_initialisers_listed_as_inputs_are_constants() -> None:
-    model = model_of([helper.make_node("Mul", ["x", "w"], ["y"], "m")], {"x": [3], "w": [3]}, {"y": [3]}, {"w": np.float32([1, 2, 3])})
+    model = model_of(
+        [helper.make_node("Mul", ["x", "w"], ["y"], "m")],
+        {"x": [3], "w": [3]},
+        {"y": [3]},
+        {"w": np.float32([1, 2, 3])},
+    )
     model.ir_version = 3
     low = check_both(model, {"x": np.float32([1, 2, 3])})
     assert [i.name for i in low["to_typed"].graph.input] == ["x"]
@@ -297,7 +337,11 @@ def test_scan_with_its_body() -> None:
         [helper.make_tensor_value_info(n, F, [2]) for n in ("state", "item")],
         [helper.make_tensor_value_info(n, F, [2]) for n in ("next", "out")],
     )
-    nodes = [helper.make_node("Scan", ["s0", "items"], ["last", "all"], "scan", body=body, num_scan_inputs=1)]
+    nodes = [
+        helper.make_node(
+            "Scan", ["s0", "items"], ["last", "all"], "scan", body=body, num_scan_inputs=1
+        )
+    ]
     model = model_of(nodes, {"s0": [2], "items": [4, 2]}, {"last": [2], "all": [4, 2]})
     feed = {"s0": np.float32([0, 0]), "items": np.full((4, 2), 0.1, np.float32)}
     low = check_both(model, feed)
@@ -306,25 +350,43 @@ def test_scan_with_its_body() -> None:
 
 
 def test_tf32_rounds_only_matrix_operands() -> None:
-    nodes = [helper.make_node("MatMul", ["x", "w"], ["a"], "mm"), helper.make_node("Add", ["a", "b"], ["y"], "add")]
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"], "mm"),
+        helper.make_node("Add", ["a", "b"], ["y"], "add"),
+    ]
     value = np.float32(1 + 2.0**-12)
-    model = model_of(nodes, {"x": [1, 1]}, {"y": [1, 1]}, {"w": np.float32([[1]]), "b": np.float32([2.0**-12])})
+    model = model_of(
+        nodes, {"x": [1, 1]}, {"y": [1, 1]}, {"w": np.float32([[1]]), "b": np.float32([2.0**-12])}
+    )
     got = run_model(to_emulated(model, PrecisionPlan("tf32")), {"x": np.array([[value]])})[0]
     assert got[0, 0] == np.float32(1 + 2.0**-12), "x is rounded to 1, the addition is exact"
     assert to_typed(model, PrecisionPlan("tf32")).graph.node[0].op_type == "MatMul"
 
 
 def test_pins_can_be_emulated_as_tf32() -> None:
-    model = model_of([helper.make_node("MatMul", ["x", "w"], ["y"], "mm")], {"x": [1, 1]}, {"y": [1, 1]}, {"w": np.float32([[1]])})
+    model = model_of(
+        [helper.make_node("MatMul", ["x", "w"], ["y"], "mm")],
+        {"x": [1, 1]},
+        {"y": [1, 1]},
+        {"w": np.float32([[1]])},
+    )
     x = np.array([[1 + 2.0**-12]], np.float32)
     strict = run_model(to_emulated(model, PrecisionPlan("fp16", {"mm"})), {"x": x})[0]
-    as_tf32 = run_model(to_emulated(model, PrecisionPlan("fp16", {"mm"}, Precision.TF32)), {"x": x})[0]
+    as_tf32 = run_model(
+        to_emulated(model, PrecisionPlan("fp16", {"mm"}, Precision.TF32)), {"x": x}
+    )[0]
     assert strict[0, 0] == x[0, 0] and as_tf32[0, 0] == 1.0
 
 
 def test_bf16_raises_the_opset_where_it_must() -> None:
     weight = np.ones((1, 1, 1, 1), np.float32)
-    model = model_of([helper.make_node("Conv", ["x", "w"], ["y"], "c")], {"x": [1, 1, 2, 2]}, {"y": [1, 1, 2, 2]}, {"w": weight}, opset=12)
+    model = model_of(
+        [helper.make_node("Conv", ["x", "w"], ["y"], "c")],
+        {"x": [1, 1, 2, 2]},
+        {"y": [1, 1, 2, 2]},
+        {"w": weight},
+        opset=12,
+    )
     typed = to_typed(model, PrecisionPlan("bf16"))
     onnx.checker.check_model(typed, full_check=True)
     assert typed.opset_import[0].version == 22
@@ -345,16 +407,25 @@ OPS = ("Relu", "Sigmoid", "Neg", "Add", "Mul", "Concat", "Identity")
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_random_graphs(data: st.DataObject) -> None:
-    """Any wiring, any pins: valid; all pinned is the reference; typed and emulated types agree; pins read FP32."""
+    """Any wiring, any pins: valid; all pinned is the reference; typed and emulated types agree;
+    pins read FP32.
+    """
     tensors, nodes = ["x"], []
     for index in range(data.draw(st.integers(1, 10))):
         op = data.draw(st.sampled_from(OPS))
-        inputs = [data.draw(st.sampled_from(tensors)) for _ in range(2 if op in ("Add", "Mul", "Concat") else 1)]
+        inputs = [
+            data.draw(st.sampled_from(tensors))
+            for _ in range(2 if op in ("Add", "Mul", "Concat") else 1)
+        ]
         attributes = {"axis": 0} if op == "Concat" else {}
         name = data.draw(st.sampled_from(["", "dup", f"n{index}"]))
         if op == "Concat":
             nodes.append(helper.make_node(op, inputs, [f"c{index}"], name, **attributes))
-            nodes.append(helper.make_node("ReduceMean", [f"c{index}"], [f"t{index}"], "", axes=[0], keepdims=1))
+            nodes.append(
+                helper.make_node(
+                    "ReduceMean", [f"c{index}"], [f"t{index}"], "", axes=[0], keepdims=1
+                )
+            )
         else:
             nodes.append(helper.make_node(op, inputs, [f"t{index}"], name, **attributes))
         tensors.append(f"t{index}")
@@ -387,12 +458,25 @@ def test_layernorm_statistics_keep_their_type_in_bf16() -> None:
 
 
 def test_raising_the_opset_keeps_functions_and_looks_into_bodies() -> None:
-    body = helper.make_function("my", "Fn", ["a"], ["b"], [helper.make_node("Neg", ["a"], ["b"])], [helper.make_opsetid("", 17)])
+    body = helper.make_function(
+        "my",
+        "Fn",
+        ["a"],
+        ["b"],
+        [helper.make_node("Neg", ["a"], ["b"])],
+        [helper.make_opsetid("", 17)],
+    )
     conv = helper.make_graph(
-        [helper.make_node("Conv", ["f", "w"], ["c"], "conv")], "b", [], [helper.make_tensor_value_info("c", F, [1, 1, 2, 2])]
+        [helper.make_node("Conv", ["f", "w"], ["c"], "conv")],
+        "b",
+        [],
+        [helper.make_tensor_value_info("c", F, [1, 1, 2, 2])],
     )
     same_conv = helper.make_graph(
-        [helper.make_node("Conv", ["f", "w"], ["d"], "conv")], "e", [], [helper.make_tensor_value_info("d", F, [1, 1, 2, 2])]
+        [helper.make_node("Conv", ["f", "w"], ["d"], "conv")],
+        "e",
+        [],
+        [helper.make_tensor_value_info("d", F, [1, 1, 2, 2])],
     )
     nodes = [
         helper.make_node("Fn", ["x"], ["f"], "call", domain="my"),
@@ -420,7 +504,10 @@ def test_bodies_of_sequence_map_read_fp32() -> None:
         helper.make_node("SequenceMap", ["s"], ["m"], "map", body=body),
         helper.make_node("SequenceAt", ["m", "zero"], ["y"], "at"),
     ]
-    check_both(model_of(nodes, {"x": [2]}, {"y": [2]}, {"zero": np.array(0)}), {"x": np.float32([0.1, 0.2])})
+    check_both(
+        model_of(nodes, {"x": [2]}, {"y": [2]}, {"zero": np.array(0)}),
+        {"x": np.float32([0.1, 0.2])},
+    )
 
 
 def test_tf32_leaves_bodies_without_matrix_products_alone() -> None:
@@ -428,5 +515,10 @@ def test_tf32_leaves_bodies_without_matrix_products_alone() -> None:
         fixture = make()
         if fixture.name in ("branch", "loop"):
             reference = run_model(fixture.model, fixture.inputs)
-            assert same(run_model(to_emulated(fixture.model, PrecisionPlan("tf32")), fixture.inputs), reference)
-            assert all(Precision.TF32 not in layer.precisions for layer in list_layers(fixture.model))
+            assert same(
+                run_model(to_emulated(fixture.model, PrecisionPlan("tf32")), fixture.inputs),
+                reference,
+            )
+            assert all(
+                Precision.TF32 not in layer.precisions for layer in list_layers(fixture.model)
+            )

@@ -8,8 +8,8 @@ import signal
 import sys
 import time
 
-from bisect_trt.errors import RunnerFailedError, RunnerUnavailableError
-from bisect_trt.verdict import Verdict
+from bisect_trt.core.errors import RunnerFailedError, RunnerUnavailableError
+from bisect_trt.core.verdict import Verdict
 
 
 class Breaking:
@@ -42,7 +42,9 @@ class Breaking:
         time.sleep(60)
 
     def refuse(self) -> None:
-        raise RunnerFailedError("layer 'x' does not build", Verdict.BUILD_FAILED, ["[E] no implementation for x"])
+        raise RunnerFailedError(
+            "layer 'x' does not build", Verdict.BUILD_FAILED, ["[E] no implementation for x"]
+        )
 
     def blunder(self) -> None:
         raise KeyError("tensor")

@@ -10,10 +10,10 @@ import onnx
 import onnxruntime as ort
 import pytest
 
+from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.graph import list_layers, to_emulated
-from bisect_trt.precision import Precision, PrecisionPlan
 from bisect_trt.runners.base import Sample
-from bisect_trt.runners.emulated import EmulatedRunner
+from bisect_trt.runners.emulator.runner import EmulatedRunner
 from fixtures.models import ALL, Fixture, encoder_decomposed, residual
 from tests.conftest import run_model
 
@@ -38,10 +38,15 @@ def test_equals_the_emulated_model(make: Callable[[], Fixture], base: Precision)
         got = next(runner.outputs(plan))
         for output, value in zip(fixture.model.graph.output, expected, strict=True):
             largest = np.nanmax(np.abs(value), initial=0.0)
-            same = np.isclose(got[output.name], value, rtol=2e-6, atol=2e-6 * largest, equal_nan=True)
-            # Sums are taken in another order where a weight is an input: a rounding may then fall to the other side.
+            same = np.isclose(
+                got[output.name], value, rtol=2e-6, atol=2e-6 * largest, equal_nan=True
+            )
+            # Sums are taken in another order where a weight is an input: a rounding may then fall
+            # to the other side.
             assert same.mean() > 0.85
-            np.testing.assert_allclose(got[output.name], value, rtol=2 * ULP[base], atol=ULP[base] * largest)
+            np.testing.assert_allclose(
+                got[output.name], value, rtol=2 * ULP[base], atol=ULP[base] * largest
+            )
 
 
 def test_trace_gives_accumulated_and_introduced_errors() -> None:
@@ -92,9 +97,14 @@ def test_weights_stored_in_bf16() -> None:
     info = onnx.helper.make_tensor_value_info
     f = onnx.TensorProto.FLOAT
     weight = onnx.numpy_helper.from_array(np.asarray([1.5, -2.0], ml_dtypes.bfloat16), "w")
-    nodes = [onnx.helper.make_node("Cast", ["w"], ["wf"], "up", to=f), onnx.helper.make_node("Mul", ["x", "wf"], ["y"], "mul")]
+    nodes = [
+        onnx.helper.make_node("Cast", ["w"], ["wf"], "up", to=f),
+        onnx.helper.make_node("Mul", ["x", "wf"], ["y"], "mul"),
+    ]
     graph = onnx.helper.make_graph(nodes, "g", [info("x", f, [2])], [info("y", f, [2])], [weight])
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    model = onnx.helper.make_model(
+        graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8
+    )
     runner = EmulatedRunner(model, [Sample("s", {"x": np.float32([3.0, 5.0])})])
     assert next(runner.outputs(PrecisionPlan("fp16")))["y"].tolist() == [4.5, -10.0]
 
@@ -103,7 +113,10 @@ def test_inputs_in_another_memory_order_are_read_right() -> None:
     """ONNX Runtime borrows NumPy's memory: a copy made on the way must outlive the walk."""
     fixture = encoder_decomposed()
     (name, array), *_ = fixture.inputs.items()
-    plain, turned = Sample("plain", {name: array}), Sample("turned", {name: np.asfortranarray(array)})
+    plain, turned = (
+        Sample("plain", {name: array}),
+        Sample("turned", {name: np.asfortranarray(array)}),
+    )
     runner = EmulatedRunner(fixture.model, [plain, turned])
     plan = PrecisionPlan(Precision.FP16)
     walks = [[row.reference for row in runner.trace(sample, plan)] for sample in (plain, turned)]

@@ -1,4 +1,6 @@
-"""Several workers, processes and Ray actors: the same answers, and a worker that is killed changes nothing."""
+"""Several workers, processes and Ray actors: the same answers, and a worker that is killed changes
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,16 @@ import onnx
 import pytest
 
 import bisect_trt
-from bisect_trt.errors import BadInputError, RunnerFailedError, RunnerUnavailableError
-from bisect_trt.precision import Precision, PrecisionPlan
-from bisect_trt.result import Result
+from bisect_trt.core.errors import BadInputError, RunnerFailedError, RunnerUnavailableError
+from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.core.verdict import Verdict
+from bisect_trt.report.result import Result
 from bisect_trt.runners.base import Sample
-from bisect_trt.runners.crew import Crew
-from bisect_trt.runners.emulated import EmulatedRunner
-from bisect_trt.runners.emulation_server import SERVER, server_arguments
-from bisect_trt.runners.fleet import EmulatedFleet
-from bisect_trt.runners.isolation import IsolatedWorker
-from bisect_trt.verdict import Verdict
+from bisect_trt.runners.emulator.fleet import EmulatedFleet
+from bisect_trt.runners.emulator.runner import EmulatedRunner
+from bisect_trt.runners.emulator.server import SERVER, server_arguments
+from bisect_trt.runners.workers.crew import Crew
+from bisect_trt.runners.workers.process import IsolatedWorker
 from fixtures.models import encoder_decomposed, residual
 
 
@@ -112,7 +114,13 @@ def parent_of(pid: int) -> int | None:
 def run(out: Path, **options: Any) -> Result:
     fixture = residual()
     return bisect_trt.bisect(
-        fixture.model, fixture.inputs, precision="fp16", require=fixture.require, runner="emulated", out=out, **options
+        fixture.model,
+        fixture.inputs,
+        precision="fp16",
+        require=fixture.require,
+        runner="emulated",
+        out=out,
+        **options,
     )
 
 
@@ -125,7 +133,11 @@ def test_a_run_with_killed_workers_ends_with_the_same_set(tmp_path: Path) -> Non
     def killer() -> None:
         """Kill a worker process of this run now and then."""
         while not stop.wait(0.7):
-            children = [pid for pid in processes("bisect_trt.runners.child") if parent_of(pid) == os.getpid()]
+            children = [
+                pid
+                for pid in processes("bisect_trt.runners.workers.child")
+                if parent_of(pid) == os.getpid()
+            ]
             if children and len(killed) < 2:
                 killed.append(children[0])
                 os.kill(children[0], signal.SIGKILL)
@@ -143,9 +155,16 @@ def test_a_run_with_killed_workers_ends_with_the_same_set(tmp_path: Path) -> Non
     assert again.passed
 
 
-def test_ray_gives_the_same_set_also_when_an_actor_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_gives_the_same_set_also_when_an_actor_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ray = pytest.importorskip("ray", reason="the extra [ray] is not installed")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv(
+        "PYTHONPATH",
+        os.pathsep.join(
+            [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
+        ),
+    )
     monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     here = run(tmp_path / "here", workers=2)
     try:
@@ -175,9 +194,16 @@ def test_ray_gives_the_same_set_also_when_an_actor_is_killed(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize(
-    ("address", "error"), [("127.0.0.1:1", RunnerUnavailableError), ("nonsense", BadInputError), ("host:port", BadInputError)]
+    ("address", "error"),
+    [
+        ("127.0.0.1:1", RunnerUnavailableError),
+        ("nonsense", BadInputError),
+        ("host:port", BadInputError),
+    ],
 )
-def test_a_cluster_that_is_not_there_is_told_at_once(address: str, error: type[Exception], tmp_path: Path) -> None:
+def test_a_cluster_that_is_not_there_is_told_at_once(
+    address: str, error: type[Exception], tmp_path: Path
+) -> None:
     pytest.importorskip("ray", reason="the extra [ray] is not installed")
     with pytest.raises(error, match="--ray"):
         run(tmp_path / "run", workers=2, ray=address)
@@ -188,8 +214,22 @@ def test_sigterm_ends_a_run_as_ctrl_c_does(tmp_path: Path) -> None:
     model, inputs = tmp_path / "m.onnx", tmp_path / "x.npz"
     onnx.save(fixture.model, model)
     np.savez(inputs, **fixture.inputs)
-    command = [sys.executable, "-m", "bisect_trt", "run", str(model), "--input", str(inputs), "--requirement", fixture.require]
-    process = subprocess.Popen([*command, "--workers", "2", "--out", str(tmp_path / "run")], stderr=subprocess.PIPE, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "bisect_trt",
+        "run",
+        str(model),
+        "--input",
+        str(inputs),
+        "--requirement",
+        fixture.require,
+    ]
+    process = subprocess.Popen(
+        [*command, "--workers", "2", "--out", str(tmp_path / "run")],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     while not (tmp_path / "run" / "journal.sqlite").exists():
         assert process.poll() is None
         time.sleep(0.05)

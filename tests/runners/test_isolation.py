@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from bisect_trt.errors import RunnerFailedError, RunnerUnavailableError
-from bisect_trt.runners.isolation import IsolatedWorker
-from bisect_trt.verdict import Verdict
+from bisect_trt.core.errors import RunnerFailedError, RunnerUnavailableError
+from bisect_trt.core.verdict import Verdict
+from bisect_trt.runners.workers.process import IsolatedWorker
 
 
 @pytest.fixture
@@ -35,7 +35,9 @@ def test_lives_across_calls(worker: IsolatedWorker) -> None:
         ("blunder", Verdict.CRASHED, "KeyError", ""),
     ],
 )
-def test_every_end_is_a_verdict(worker: IsolatedWorker, method: str, verdict: Verdict, words: str, log: str) -> None:
+def test_every_end_is_a_verdict(
+    worker: IsolatedWorker, method: str, verdict: Verdict, words: str, log: str
+) -> None:
     worker.call("count", 1)
     first, began = worker.pid, time.monotonic()
     with pytest.raises(RunnerFailedError, match=words) as caught:

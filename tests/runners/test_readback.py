@@ -1,4 +1,6 @@
-"""What engines and builders say, read back: inspector formats of TensorRT 10 and 11, warnings, CPU fall-backs, weak typing."""
+"""What engines and builders say, read back: inspector formats of TensorRT 10 and 11, warnings, CPU
+fall-backs, weak typing.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,17 @@ from typing import Any
 import onnxruntime as ort
 import pytest
 
-from bisect_trt.errors import RunnerFailedError
-from bisect_trt.precision import PrecisionPlan
-from bisect_trt.runners.ort_cuda import cpu_nodes
-from bisect_trt.runners.trt.readback import dishonoured_in_engine, engine_layers, warnings_as_findings
-from bisect_trt.runners.trt.records import WeakTyping
-from bisect_trt.runners.trt.weak import apply_weak_types
-from bisect_trt.verdict import Verdict
+from bisect_trt.core.errors import RunnerFailedError
+from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.verdict import Verdict
+from bisect_trt.runners.onnxruntime_cuda import cpu_nodes
+from bisect_trt.runners.tensorrt.readback import (
+    dishonoured_in_engine,
+    engine_layers,
+    warnings_as_findings,
+)
+from bisect_trt.runners.tensorrt.records import WeakTyping
+from bisect_trt.runners.tensorrt.weak import apply_weak_types
 from fixtures.models import healthy
 
 TEN = {
@@ -26,7 +32,9 @@ TEN = {
         {
             "Name": "/a/Conv + /a/Relu",
             "LayerType": "CaskConvolution",
-            "Inputs": [{"Name": "x", "Format/Datatype": "Channel major FP16 format where channel % 2 == 0"}],
+            "Inputs": [
+                {"Name": "x", "Format/Datatype": "Channel major FP16 format where channel % 2 == 0"}
+            ],
             "Outputs": [{"Name": "y", "Format/Datatype": "Row major linear FP32"}],
             "Metadata": "[ONNX Layer: /a/Conv]\u001e[ONNX Layer: /a/Relu]",
         },
@@ -49,7 +57,11 @@ ELEVEN = {
 
 def test_inspector_of_ten() -> None:
     (layer,) = engine_layers(json.loads(json.dumps(TEN)))
-    assert layer.nodes == ("/a/Conv", "/a/Relu") and layer.inputs == ("HALF",) and layer.outputs == ("FLOAT",)
+    assert (
+        layer.nodes == ("/a/Conv", "/a/Relu")
+        and layer.inputs == ("HALF",)
+        and layer.outputs == ("FLOAT",)
+    )
 
 
 def test_inspector_of_eleven() -> None:
@@ -61,8 +73,13 @@ def test_a_pin_that_was_not_honoured_is_named() -> None:
     layers = engine_layers(ELEVEN)
     found = dishonoured_in_engine(PrecisionPlan("fp16", ["/b/Pow", "/b/Sqrt"]), layers)
     assert [f.where for f in found] == ["/b/Pow"] and "HALF" in found[0].message
-    assert dishonoured_in_engine(PrecisionPlan("fp16", ["/b/Pow"]), layers) == [], "a fused layer may hide its inner types"
-    assert dishonoured_in_engine(PrecisionPlan("fp16", ["/a/Conv", "/a/Relu"]), engine_layers(TEN)) == []
+    assert dishonoured_in_engine(PrecisionPlan("fp16", ["/b/Pow"]), layers) == [], (
+        "a fused layer may hide its inner types"
+    )
+    assert (
+        dishonoured_in_engine(PrecisionPlan("fp16", ["/a/Conv", "/a/Relu"]), engine_layers(TEN))
+        == []
+    )
 
 
 def test_warnings_are_mapped_to_the_layer_they_name() -> None:
@@ -83,7 +100,9 @@ def test_cpu_nodes_are_read_from_onnx_runtime_s_own_profile(tmp_path: Path) -> N
     options.enable_profiling = True
     options.profile_file_prefix = str(tmp_path / "p")
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = ort.InferenceSession(fixture.model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(
+        fixture.model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
     session.run(None, fixture.inputs)
     found = cpu_nodes(json.loads(Path(session.end_profiling()).read_text()))
     assert set(found) == {n.name for n in fixture.model.graph.node if n.op_type != "Constant"}
@@ -109,14 +128,25 @@ class _Layer(SimpleNamespace):
         self.held[index] = dtype
 
 
-def _layer(name: str, metadata: str = "", dtype: _Type = _Type.FLOAT, *, shape: bool = False) -> _Layer:
+def _layer(
+    name: str, metadata: str = "", dtype: _Type = _Type.FLOAT, *, shape: bool = False
+) -> _Layer:
     outputs = [SimpleNamespace(is_shape_tensor=shape, dtype=dtype)]
-    return _Layer(name=name, metadata=metadata, type=_LayerType.CONVOLUTION, outputs=outputs, held={}, precision=None)
+    return _Layer(
+        name=name,
+        metadata=metadata,
+        type=_LayerType.CONVOLUTION,
+        outputs=outputs,
+        held={},
+        precision=None,
+    )
 
 
 @pytest.fixture
 def tensorrt_ten(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """TensorRT 10 is no library of this machine: the names that weak typing uses, and nothing else."""
+    """TensorRT 10 is no library of this machine: the names that weak typing uses, and nothing
+    else.
+    """
     module = ModuleType("tensorrt")
     module.__version__ = "10.13"  # type: ignore[attr-defined]
     module.BuilderFlag = SimpleNamespace(FP16="FP16", OBEY_PRECISION_CONSTRAINTS="OBEY")  # type: ignore[attr-defined]
@@ -134,11 +164,22 @@ def _applied(layers: list[_Layer], typing: WeakTyping) -> list[str]:
 
 @pytest.mark.usefixtures("tensorrt_ten")
 def test_weak_typing_holds_pinned_float_layers_and_no_others() -> None:
-    by_name, by_metadata, other = _layer("/a/Conv"), _layer("fused", "[ONNX Layer: /a/Pow]"), _layer("/a/Relu")
+    by_name, by_metadata, other = (
+        _layer("/a/Conv"),
+        _layer("fused", "[ONNX Layer: /a/Pow]"),
+        _layer("/a/Relu"),
+    )
     integer, shape = _layer("/a/Shape", dtype=_Type.INT32), _layer("/a/Size", shape=True)
     pinned = frozenset({"/a/Conv", "/a/Pow", "/a/Shape", "/a/Size"})
-    assert _applied([by_name, by_metadata, other, integer, shape], WeakTyping("fp16", pinned)) == ["FP16", "OBEY"]
-    assert by_name.precision is _Type.FLOAT and by_name.held == {0: _Type.FLOAT} and by_metadata.held == {0: _Type.FLOAT}
+    assert _applied([by_name, by_metadata, other, integer, shape], WeakTyping("fp16", pinned)) == [
+        "FP16",
+        "OBEY",
+    ]
+    assert (
+        by_name.precision is _Type.FLOAT
+        and by_name.held == {0: _Type.FLOAT}
+        and by_metadata.held == {0: _Type.FLOAT}
+    )
     assert [x.precision for x in (other, integer, shape)] == [None] * 3
 
 

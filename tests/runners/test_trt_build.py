@@ -1,4 +1,6 @@
-"""The real parser and builder of TensorRT for RTX, which need no GPU: every fixture and the OCR models parse, type and build."""
+"""The real parser and builder of TensorRT for RTX, which need no GPU: every fixture and the OCR
+models parse, type and build.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +11,17 @@ import numpy as np
 import onnx
 import pytest
 
-from bisect_trt.errors import BadInputError, RunnerFailedError, RunnerUnavailableError
+from bisect_trt.core.errors import BadInputError, RunnerFailedError, RunnerUnavailableError
+from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.core.verdict import Verdict
 from bisect_trt.graph import list_layers, to_typed
-from bisect_trt.graph.mark import mark_outputs
-from bisect_trt.precision import Precision, PrecisionPlan
+from bisect_trt.graph.passes.marked import mark_outputs
 from bisect_trt.runners.base import Sample
-from bisect_trt.runners.tensorrt import TensorRTRunner, profile_of
-from bisect_trt.runners.trt.build import build_engine
-from bisect_trt.runners.trt.module import import_tensorrt
-from bisect_trt.runners.trt.readback import dishonoured_after_parsing
-from bisect_trt.runners.trt.records import Built, EngineRequest, Profile
-from bisect_trt.verdict import Verdict
+from bisect_trt.runners.tensorrt.build import build_engine
+from bisect_trt.runners.tensorrt.module import import_tensorrt
+from bisect_trt.runners.tensorrt.readback import dishonoured_after_parsing
+from bisect_trt.runners.tensorrt.records import Built, EngineRequest, Profile
+from bisect_trt.runners.tensorrt.runner import TensorRTRunner, profile_of
 from fixtures.models import ALL, Fixture, encoder_decomposed, healthy
 from tests import models
 
@@ -30,15 +32,24 @@ TYPE = {Precision.FP16: "HALF", Precision.BF16: "BF16", Precision.FP32: "FLOAT"}
 def build(model: onnx.ModelProto, plan: PrecisionPlan, profile: Profile) -> Built:
     producers = {tensor: layer.name for layer in list_layers(model) for tensor in layer.outputs}
     typed = to_typed(model, plan).SerializeToString()
-    return build_engine(TRT, EngineRequest(typed, profile, plan.base is Precision.TF32, producers=producers))
+    return build_engine(
+        TRT, EngineRequest(typed, profile, plan.base is Precision.TF32, producers=producers)
+    )
 
 
 def plans(model: onnx.ModelProto) -> list[PrecisionPlan]:
-    """BF16 without transposed convolutions: TensorRT for RTX 1.6 cannot infer their type and fails to build."""
+    """BF16 without transposed convolutions: TensorRT for RTX 1.6 cannot infer their type and fails
+    to build.
+    """
     layers = list_layers(model)
     transposed = [layer.name for layer in layers if layer.op == "ConvTranspose"]
     mixed = [layer.name for layer in layers[::3]]
-    return [PrecisionPlan("fp32"), PrecisionPlan("fp16"), PrecisionPlan("bf16", transposed), PrecisionPlan("fp16", mixed)]
+    return [
+        PrecisionPlan("fp32"),
+        PrecisionPlan("fp16"),
+        PrecisionPlan("bf16", transposed),
+        PrecisionPlan("fp16", mixed),
+    ]
 
 
 def check(model: onnx.ModelProto, inputs: dict[str, Any]) -> None:
@@ -49,7 +60,8 @@ def check(model: onnx.ModelProto, inputs: dict[str, Any]) -> None:
         layers = [layer for layer in list_layers(model) if plan.base in layer.precisions]
         assert dishonoured_after_parsing(layers, plan, built.types) == []
         seen = [layer for layer in layers if layer.name in built.types]
-        # Parsers fold what is constant and turn a few nodes into nothing; the rest must have been looked at.
+        # Parsers fold what is constant and turn a few nodes into nothing; the rest must have been
+        # looked at.
         assert len(seen) >= 0.9 * len(layers)
         for layer in seen:
             floats = [t for t in built.types[layer.name] if t in TYPE.values()]
@@ -63,18 +75,33 @@ def test_fixtures_parse_with_the_plan_s_types_and_build(make: Callable[[], Fixtu
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("path", [models.DETECTOR, models.RECOGNISER, models.CLASSIFIER], ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path", [models.DETECTOR, models.RECOGNISER, models.CLASSIFIER], ids=lambda p: p.stem
+)
 def test_ocr_models(path: Any) -> None:
-    """The classifier's dimensions are all called `?`: taken as one they would contradict each other."""
+    """The classifier's dimensions are all called `?`: taken as one they would contradict each
+    other.
+    """
     if not path.exists():
         pytest.skip("`make demo` fetches the OCR models")
-    check(onnx.load(path), {"x": models.page() if path == models.DETECTOR else models.line(320 if path == models.RECOGNISER else 192)})
+    check(
+        onnx.load(path),
+        {
+            "x": models.page()
+            if path == models.DETECTOR
+            else models.line(320 if path == models.RECOGNISER else 192)
+        },
+    )
 
 
 def test_a_wrong_type_is_named() -> None:
     fixture = healthy()
     layers = list_layers(fixture.model)
-    built = build(fixture.model, PrecisionPlan("fp16"), profile_of(fixture.model, [Sample("s", fixture.inputs)], ()))
+    built = build(
+        fixture.model,
+        PrecisionPlan("fp16"),
+        profile_of(fixture.model, [Sample("s", fixture.inputs)], ()),
+    )
     plan = PrecisionPlan("fp16", [layers[0].name])
     found = dishonoured_after_parsing(layers, plan, built.types)
     assert [f.where for f in found] == [layers[0].name]
@@ -88,7 +115,9 @@ def test_marks_build() -> None:
     for base in ("fp16", "bf16", "fp32"):
         marked = mark_outputs(to_typed(fixture.model, PrecisionPlan(base)), tensors)
         assert {o.name for o in marked.graph.output} >= set(tensors)
-        build_engine(TRT, EngineRequest(marked.SerializeToString(), profile, False, debug=tensors[:2]))
+        build_engine(
+            TRT, EngineRequest(marked.SerializeToString(), profile, False, debug=tensors[:2])
+        )
 
 
 def test_what_cannot_be_parsed_is_a_failed_build() -> None:
@@ -106,13 +135,17 @@ def test_profile_from_samples_and_from_text() -> None:
     name = model.graph.input[0].name
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
     rank = len(model.graph.input[0].type.tensor_type.shape.dim)
-    one, three = (Sample(f"s{n}", {name: np.zeros((n, *[2] * (rank - 1)), np.float32)}) for n in (1, 3))
+    one, three = (
+        Sample(f"s{n}", {name: np.zeros((n, *[2] * (rank - 1)), np.float32)}) for n in (1, 3)
+    )
     tail = (2,) * (rank - 1)
     assert profile_of(model, [three, one], ()) == {name: ((1, *tail), (3, *tail), (3, *tail))}
     text = "/".join("x".join(map(str, (n, *tail))) for n in (1, 2, 8))
     assert profile_of(model, [one], [f"{name}:{text}"])[name][2] == (8, *tail)
     with pytest.raises(BadInputError, match="outside --profile"):
-        profile_of(model, [Sample("big", {name: np.zeros((9, *tail), np.float32)})], [f"{name}:{text}"])
+        profile_of(
+            model, [Sample("big", {name: np.zeros((9, *tail), np.float32)})], [f"{name}:{text}"]
+        )
     with pytest.raises(BadInputError, match="no input 'other'"):
         profile_of(model, [one], [f"other:{text}"])
     with pytest.raises(BadInputError, match="write INPUT:MIN/OPT/MAX"):

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from bisect_trt import Verdict as PublicVerdict
 from bisect_trt.search import PinSearch, Verdict, find_pins
 
-NO_PRIOR = {(200, 1): 11, (200, 4): 31, (200, 16): 87, (1000, 1): 13, (1000, 4): 40, (1000, 16): 125}
+NO_PRIOR = {
+    (200, 1): 11,
+    (200, 4): 31,
+    (200, 16): 87,
+    (1000, 1): 13,
+    (1000, 4): 40,
+    (1000, 16): 125,
+}
 """Mean probes of the design's table, baselines not counted."""
 
 
@@ -26,7 +33,11 @@ def check(found: PinSearch, culprits: frozenset[str]) -> None:
     assert found.feasible and found.complete and found.pinned == culprits
     assert set(found.certificate) == culprits
     for name, proof in found.certificate.items():
-        assert name not in proof.pinned and not proof.verdict.passed and found.probes[proof.index] == proof
+        assert (
+            name not in proof.pinned
+            and not proof.verdict.passed
+            and found.probes[proof.index] == proof
+        )
     assert len({p.pinned for p in found.probes}) == len(found.probes)
 
 
@@ -34,7 +45,9 @@ def check(found: PinSearch, culprits: frozenset[str]) -> None:
 def test_finds_exactly_the_culprits(n: int, data: st.DataObject) -> None:
     layers = names(n)
     culprits = frozenset(data.draw(st.sets(st.sampled_from(layers), min_size=1)))
-    suspicion = data.draw(st.none() | st.fixed_dictionaries({name: st.floats(-1, 1) for name in layers}))
+    suspicion = data.draw(
+        st.none() | st.fixed_dictionaries({name: st.floats(-1, 1) for name in layers})
+    )
     workers = data.draw(st.sampled_from([1, 3]))
     check(find_pins(layers, needs(culprits), suspicion=suspicion, workers=workers), culprits)
 
@@ -99,7 +112,9 @@ def test_same_verdicts_same_walk() -> None:
 
 
 def test_workers_need_fewer_rounds() -> None:
-    """Eight workers on 1,000 layers with 16 culprits: at most 22 rounds in the mean, and few probes wasted."""
+    """Eight workers on 1,000 layers with 16 culprits: at most 22 rounds in the mean, and few probes
+    wasted.
+    """
     layers, rounds, counts = names(1000), [], []
     for seed in range(30):
         culprits = frozenset(np.random.default_rng(seed).choice(layers, 16, replace=False).tolist())
@@ -112,12 +127,18 @@ def test_workers_need_fewer_rounds() -> None:
 
 
 def test_pools_that_give_up_too_much_together_are_mended() -> None:
-    """Errors add up: what each pool can spare alone is too much for all, and the last walk brings layers back."""
+    """Errors add up: what each pool can spare alone is too much for all, and the last walk brings
+    layers back.
+    """
     layers = names(64)
     weight = {name: 1.0 + i % 7 for i, name in enumerate(layers)}
 
     def probe(pinned: frozenset[str]) -> Verdict:
-        return Verdict.PASS if sum(w for name, w in weight.items() if name not in pinned) <= 40.0 else Verdict.FAIL
+        return (
+            Verdict.PASS
+            if sum(w for name, w in weight.items() if name not in pinned) <= 40.0
+            else Verdict.FAIL
+        )
 
     for workers in (1, 2, 4, 8):
         found = find_pins(layers, probe, suspicion=weight, workers=workers)
@@ -125,12 +146,27 @@ def test_pools_that_give_up_too_much_together_are_mended() -> None:
         assert set(found.certificate) == found.pinned
 
 
-@pytest.mark.parametrize(("n", "k"), [(200, 1), (200, 4), (200, 16), (1000, 1), (1000, 4), (1000, 16)])
+@pytest.mark.parametrize(
+    ("n", "k"), [(200, 1), (200, 4), (200, 16), (1000, 1), (1000, 4), (1000, 16)]
+)
 def test_mean_probes_with_a_prior(n: int, k: int) -> None:
-    """AUC 0.98: at most 1.1 times the design's count; useless at most 1.25 times no prior, hostile 1.35 times."""
-    reference = {(200, 1): 5, (200, 4): 14, (200, 16): 49, (1000, 1): 7, (1000, 4): 20, (1000, 16): 62}
+    """AUC 0.98: at most 1.1 times the design's count; useless at most 1.25 times no prior, hostile
+    1.35 times.
+    """
+    reference = {
+        (200, 1): 5,
+        (200, 4): 14,
+        (200, 16): 49,
+        (1000, 1): 7,
+        (1000, 4): 20,
+        (1000, 16): 62,
+    }
     layers, counts = names(n), {"none": [], "good": [], "useless": [], "hostile": []}
-    shift = {"good": 2.9044, "useless": 0.0, "hostile": -2.9044}  # of two unit normals: sqrt(2) times the normal quantile of 0.98
+    shift = {
+        "good": 2.9044,
+        "useless": 0.0,
+        "hostile": -2.9044,
+    }  # of two unit normals: sqrt(2) times the normal quantile of 0.98
     for seed in range(200 if k < 16 else 60):
         random = np.random.default_rng(seed)
         chosen, noise = random.choice(n, k, replace=False), random.normal(size=n)

@@ -36,7 +36,12 @@ def test_positive_effects_are_pinned_largest_first() -> None:
 
 
 def test_cancelling_effects_are_kept_together() -> None:
-    effects = {"up": np.float32([3.0]), "down": np.float32([-3.0]), "alone": np.float32([2.0]), "small": np.float32([0.1])}
+    effects = {
+        "up": np.float32([3.0]),
+        "down": np.float32([-3.0]),
+        "alone": np.float32([2.0]),
+        "small": np.float32([0.1]),
+    }
     evaluate, _ = additive(effects)
     found = grow(evaluate([frozenset()])[0], effects, 8.0, evaluate, max_trials=20)
     assert found.passed and found.pinned == {"alone"}
@@ -52,5 +57,11 @@ def test_a_budget_ends_with_the_best_scoring_set() -> None:
 def test_effects_that_are_not_finite_are_no_candidates() -> None:
     effects = {"bad": np.float32([np.nan]), "good": np.float32([5.0])}
     start = Trial(frozenset(), False, 5.0, np.float32([5.0]))
-    found = grow(start, effects, 8.0, lambda sets: [Trial(s, "good" in s, 0.0, np.float32([0.0])) for s in sets], max_trials=4)
+    found = grow(
+        start,
+        effects,
+        8.0,
+        lambda sets: [Trial(s, "good" in s, 0.0, np.float32([0.0])) for s in sets],
+        max_trials=4,
+    )
     assert found.pinned == {"good"}

@@ -1,0 +1,93 @@
+"""What a layer runs in, and which layers are kept in FP32.
+
+A ``PrecisionPlan`` is the one value that travels between the stations: the search proposes it, the
+graph stage turns it into a model, the runners execute it, the report prints it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from bisect_trt.core.errors import BadInputError
+
+
+class Precision(str, Enum):
+    """A number format a layer can compute in."""
+
+    FP32 = "fp32"
+    TF32 = "tf32"
+    FP16 = "fp16"
+    BF16 = "bf16"
+
+    def __str__(self) -> str:
+        return self.value
+
+    @property
+    def is_storage(self) -> bool:
+        """True for the formats tensors are stored in (FP16, BF16); TF32 exists only inside matrix
+        units.
+        """
+        return self in (Precision.FP16, Precision.BF16)
+
+
+@dataclass(frozen=True)
+class PrecisionPlan:
+    """A base precision and the set of layers pinned to FP32.
+
+    ``pin_precision`` is what a pinned layer really runs in: FP32, or TF32 on an engine whose FP32
+    is TF32. The strings and iterables that a notebook would pass are accepted and normalised.
+    """
+
+    base: Precision
+    pinned: frozenset[str] = frozenset()
+    pin_precision: Precision = Precision.FP32
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "base", Precision(self.base))
+        object.__setattr__(self, "pinned", frozenset(self.pinned))
+        object.__setattr__(self, "pin_precision", Precision(self.pin_precision))
+        if self.pin_precision.is_storage:
+            raise ValueError(f"a pin runs in fp32 or tf32, not {self.pin_precision}")
+
+    def precision_of(self, layer: str) -> Precision:
+        """The precision ``layer`` runs in under this plan."""
+        return self.pin_precision if layer in self.pinned else self.base
+
+    def with_pins(self, pinned: Iterable[str]) -> PrecisionPlan:
+        """The same plan with another set of pins."""
+        return PrecisionPlan(self.base, frozenset(pinned), self.pin_precision)
+
+    def to_json(self) -> str:
+        """A stable text form: keys and pins sorted, so that equal plans are equal bytes."""
+        return json.dumps(
+            {
+                "base": self.base.value,
+                "pin_precision": self.pin_precision.value,
+                "pinned": sorted(self.pinned),
+            },
+            indent=2,
+            sort_keys=True,
+        )
+
+    @staticmethod
+    def from_json(text: str, where: str = "plan") -> PrecisionPlan:
+        """Read what :meth:`to_json` wrote. Raises :class:`BadInputError` that names ``where``."""
+        try:
+            data: Any = json.loads(text)
+            pinned = data["pinned"]
+            if not isinstance(pinned, list) or not all(isinstance(p, str) for p in pinned):
+                raise TypeError("'pinned' must be a list of layer names")
+            return PrecisionPlan(
+                Precision(data["base"]),
+                frozenset(pinned),
+                Precision(data.get("pin_precision", "fp32")),
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise BadInputError(
+                f"{where}: not a plan that bisect-trt wrote ({error}); run `bisect-trt run` to "
+                "make one"
+            ) from error

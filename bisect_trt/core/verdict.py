@@ -1,0 +1,29 @@
+"""The outcome of a probe. Never a bare bool: an engine that does not build is neither right nor
+wrong.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Verdict(str, Enum):
+    """What trying one plan showed."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    NON_FINITE = "non-finite"
+    BUILD_FAILED = "build-failed"
+    CRASHED = "crashed"
+    TIMED_OUT = "timed-out"
+    UNSURE = "unsure"
+
+    @property
+    def passed(self) -> bool:
+        """Only a clear pass passes; an unsure or broken probe never makes a pin look
+        superfluous.
+        """
+        return self is Verdict.PASS
+
+    def __str__(self) -> str:
+        return self.value

@@ -1,0 +1,1 @@
+"""A plan written as another model, one pass a file."""

@@ -1,0 +1,80 @@
+"""Making intermediate tensors outputs, which is how any runner is asked what happens inside.
+
+On an engine every mark breaks fusions and thereby changes the numbers: marks explain, they never
+decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+import onnx
+import onnx_graphsurgeon as gs
+from onnx import helper
+
+from bisect_trt.core.errors import BadInputError
+from bisect_trt.graph.layers import list_layers
+from bisect_trt.graph.patterns import find_patterns
+from bisect_trt.graph.tensor_types import infer_types
+
+
+def select_tensors(model: onnx.ModelProto, selectors: Iterable[str]) -> list[str]:
+    """The float tensors that ``selectors`` name, in network order.
+
+    A selector is a layer id, a tensor name, a glob over either, an operator type (``MatMul``) or a
+    pattern (``LayerNorm``, decomposed ones included). Raises :class:`BadInputError` for one that
+    matches nothing.
+    """
+    layers = list_layers(model)
+    groups: dict[str, set[str]] = {}
+    for pattern in find_patterns(model):
+        groups.setdefault(pattern.kind.lower(), set()).update(pattern.layers)
+    chosen: set[str] = set()
+    for selector in selectors:
+        members = groups.get(selector.lower(), set())
+        hits = {
+            tensor
+            for layer in layers
+            for tensor in layer.outputs
+            if layer.op == selector
+            or layer.name in members
+            or fnmatchcase(layer.name, selector)
+            or fnmatchcase(tensor, selector)
+        }
+        if not hits:
+            raise BadInputError(
+                f"no layer or tensor matches {selector!r}; `bisect-trt inspect` lists the layers"
+            )
+        chosen |= hits
+    return [tensor for layer in layers for tensor in layer.outputs if tensor in chosen]
+
+
+def mark_outputs(model: onnx.ModelProto, tensors: Iterable[str]) -> onnx.ModelProto:
+    """A copy of ``model`` in which ``tensors`` are graph outputs too, after the model's own. Only
+    their ranks are declared.
+    """
+    scope = infer_types(model)
+    graph = gs.import_onnx(model)
+    known = graph.tensors()
+    present = {o.name for o in graph.outputs}
+    for name in tensors:
+        if name in present:
+            continue
+        if name not in known:
+            raise BadInputError(
+                f"tensor {name!r} is not in the model; `bisect-trt inspect` lists the layers"
+            )
+        tensor = known[name]
+        if isinstance(tensor, gs.Variable):
+            tensor.dtype = helper.tensor_dtype_to_np_dtype(scope.type_of(name))
+            tensor.shape = (
+                [f"{name}_{axis}" for axis in range(scope.ranks[name])]
+                if name in scope.ranks
+                else None
+            )
+        graph.outputs.append(tensor)
+        present.add(name)
+    marked: onnx.ModelProto = gs.export_onnx(graph)
+    del marked.graph.value_info[:]
+    return marked

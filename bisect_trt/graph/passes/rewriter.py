@@ -1,0 +1,266 @@
+"""The walk that the typed and the emulated model share: node by node, body by body, one decision a
+node.
+
+A subclass says what lowering a node means (another type, or explicit roundings). The walk owns what
+both need: fresh names, scopes, constants, and that a tensor is converted once for each precision,
+where it is defined.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import AttributeProto, TensorProto
+
+from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.graph.constants import float_constants
+from bisect_trt.graph.dims import name_placeholder_dims
+from bisect_trt.graph.layers import Kind, Role, node_names, role_of
+from bisect_trt.graph.operator_rules import FLOAT
+from bisect_trt.graph.tensor_types import Scope, infer_types, opset_of, subgraphs
+
+Chooser = Callable[[str], Precision]
+
+
+@dataclass
+class Frame:
+    """One graph being written (nodes go straight into it), what its tensors are, and which versions
+    of them exist.
+
+    ``state`` says at which precision a tensor already is (stored so, or rounded so); absent means
+    FP32. ``versions`` maps (tensor, precision) to the name under which that version can be read.
+    """
+
+    scope: Scope
+    graph: onnx.GraphProto
+    parent: Frame | None
+    state: dict[str, Precision] = field(default_factory=dict)
+    versions: dict[tuple[str, Precision], str] = field(default_factory=dict)
+    constants: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+    outputs: frozenset[str] = frozenset()
+    converted: set[str] = field(default_factory=set)
+
+    def owner(self, name: str) -> Frame:
+        """The frame that defines ``name``."""
+        frame: Frame | None = self
+        while frame is not None:
+            if name in frame.scope.types:
+                return frame
+            frame = frame.parent
+        return self
+
+
+class Rewriter(ABC):
+    """Writes a new model under a plan; the source model is read only."""
+
+    def __init__(self, model: onnx.ModelProto, plan: PrecisionPlan) -> None:
+        self.model = model
+        self.plan = plan
+        self.opset = opset_of(model)
+        self._used: set[str] = set()
+
+    @abstractmethod
+    def chosen(self, precision: Precision) -> Precision:
+        """What a layer planned at ``precision`` means to this rewriter (types cannot express TF32,
+        for example).
+        """
+
+    @abstractmethod
+    def convert(self, frame: Frame, name: str, precision: Precision) -> str:
+        """Add nodes to ``frame``, which owns ``name``, that make its version at ``precision``;
+        return its name.
+        """
+
+    @abstractmethod
+    def convert_constant(
+        self, array: NDArray[np.float32], name: str, precision: Precision
+    ) -> TensorProto:
+        """The initialiser called ``name`` that holds ``array`` at ``precision``."""
+
+    @abstractmethod
+    def write(self, node: onnx.NodeProto, role: Role, precision: Precision, frame: Frame) -> None:
+        """Append the lowered ``node`` to ``frame``; its inputs are already the reduced versions."""
+
+    @abstractmethod
+    def enter_body(self, frame: Frame, precision: Precision) -> None:
+        """Adapt the float inputs of a lowered body."""
+
+    def rewrite(self) -> onnx.ModelProto:
+        """The new model: names unique, stale shapes dropped, placeholder dimensions named."""
+        source = self.model
+        target = onnx.ModelProto(ir_version=max(source.ir_version, 4))
+        for name in ("producer_name", "producer_version", "domain", "doc_string"):
+            setattr(target, name, getattr(source, name))
+        target.model_version = source.model_version
+        target.opset_import.extend(source.opset_import)
+        target.functions.extend(source.functions)
+        target.metadata_props.extend(source.metadata_props)
+        scope = infer_types(source)
+        self.claim_names()
+        self._graph(source.graph, target.graph, scope, None, self.plan.precision_of, None)
+        name_placeholder_dims(target.graph)
+        return target
+
+    def claim_names(self) -> None:
+        """Let :meth:`fresh` avoid every name of the model."""
+        self._collect_names(self.model.graph)
+
+    def share_names(self, other: Rewriter) -> None:
+        """Take fresh names from the same pool as ``other``, which writes into the same model."""
+        self._used = other._used
+
+    def rewrite_node(self, index: int, node: onnx.NodeProto, name: str, frame: Frame) -> None:
+        """Append what one node becomes to ``frame``."""
+        self._node(index, node, name, frame, self.plan.precision_of)
+
+    def read(self, frame: Frame, name: str, precision: Precision) -> str:
+        """The name under which the FP32 source tensor ``name`` can be read at ``precision``."""
+        owner = frame.owner(name)
+        known = owner.versions.get((name, precision))
+        if known is not None:
+            return known
+        if owner.state.get(name, Precision.FP32) is precision:
+            return name
+        if name in owner.constants:
+            version = self.fresh(f"{name}__{precision}")
+            owner.graph.initializer.append(
+                self.convert_constant(owner.constants[name], version, precision)
+            )
+            owner.converted.add(name)
+        else:
+            version = self.convert(owner, name, precision)
+        owner.versions[(name, precision)] = version
+        return version
+
+    def fresh(self, stem: str) -> str:
+        """A tensor or node name that nothing in the model uses yet."""
+        name, number = stem, 0
+        while name in self._used:
+            number += 1
+            name = f"{stem}_{number}"
+        self._used.add(name)
+        return name
+
+    def _graph(
+        self,
+        source: onnx.GraphProto,
+        target: onnx.GraphProto,
+        scope: Scope,
+        parent: Frame | None,
+        choose: Chooser,
+        body_precision: Precision | None,
+    ) -> None:
+        target.name, target.doc_string = source.name or "graph", source.doc_string
+        initialised = {t.name for t in source.initializer}
+        target.input.extend(i for i in source.input if i.name not in initialised)
+        target.output.extend(source.output)
+        target.initializer.extend(source.initializer)
+        target.sparse_initializer.extend(source.sparse_initializer)
+        target.quantization_annotation.extend(source.quantization_annotation)
+        target.metadata_props.extend(source.metadata_props)
+        frame = Frame(scope, target, parent, outputs=frozenset(o.name for o in source.output))
+        frame.constants.update(float_constants(source))
+        if body_precision is not None:
+            self.enter_body(frame, body_precision)
+        for index, (node, name) in enumerate(
+            zip(source.node, node_names(source.node), strict=True)
+        ):
+            self._node(index, node, name, frame, choose)
+        if body_precision is not None:
+            self._leave_body(frame, body_precision)
+        drop_unread(target, frame.converted)
+
+    def _node(
+        self, index: int, node: onnx.NodeProto, name: str, frame: Frame, choose: Chooser
+    ) -> None:
+        precision = self.chosen(choose(name))
+        role = role_of(node, name, frame.scope, self.opset, precision)
+        lowered = role.kind is Kind.LAYER
+        new = onnx.NodeProto()
+        new.CopyFrom(node)
+        new.name = name
+        for slot in role.float_in:
+            wanted = precision if lowered and slot in role.reduced_in else Precision.FP32
+            new.input[slot] = self.read_slot(frame, new, slot, wanted)
+        inner = precision if lowered else Precision.FP32
+        for (
+            attribute
+        ) in new.attribute:  # bodies of control flow, of SequenceMap and of custom operators
+            if attribute.type == AttributeProto.GRAPH:
+                self._body(index, attribute, frame, inner, bool(role.reduced_out))
+        if lowered:
+            self.write(new, role, precision, frame)
+        else:
+            frame.graph.node.append(new)
+
+    def read_slot(self, frame: Frame, node: onnx.NodeProto, slot: int, wanted: Precision) -> str:
+        """What ``node`` reads at ``slot``; a rewriter may leave slots alone whose type does not
+        matter.
+        """
+        return self.read(frame, node.input[slot], wanted)
+
+    def _body(
+        self,
+        index: int,
+        attribute: AttributeProto,
+        frame: Frame,
+        precision: Precision,
+        reduces_borders: bool,
+    ) -> None:
+        source = onnx.GraphProto()
+        source.CopyFrom(attribute.g)
+        attribute.g.Clear()
+        scope = frame.scope.body(index, attribute.name)
+        self._graph(
+            source,
+            attribute.g,
+            scope,
+            frame,
+            lambda _: precision,
+            precision if reduces_borders else None,
+        )
+
+    def _leave_body(self, frame: Frame, precision: Precision) -> None:
+        for output in frame.graph.output:
+            if frame.scope.type_of(output.name) == FLOAT:
+                self.leave_output(frame, output, precision)
+
+    def leave_output(self, frame: Frame, output: onnx.ValueInfoProto, precision: Precision) -> None:
+        """Let a lowered body give ``output`` at ``precision``."""
+        output.name = self.read(frame, output.name, precision)
+
+    def _collect_names(self, graph: onnx.GraphProto) -> None:
+        self._used.update(i.name for i in graph.input)
+        self._used.update(t.name for t in graph.initializer)
+        for node in graph.node:
+            self._used.add(node.name)
+            self._used.update(node.output)
+            for _, body in subgraphs(node):
+                self._collect_names(body)
+
+
+def drop_unread(graph: onnx.GraphProto, converted: set[str]) -> None:
+    """Remove the constants among ``converted`` that nothing reads any more."""
+    unread = converted - _names_read(graph) if converted else converted
+    if not unread:
+        return
+    kept = [t for t in graph.initializer if t.name not in unread]
+    nodes = [n for n in graph.node if not (n.op_type == "Constant" and n.output[0] in unread)]
+    for field_of, remaining in ((graph.initializer, kept), (graph.node, nodes)):
+        if len(remaining) < len(field_of):
+            del field_of[:]
+            field_of.extend(remaining)
+
+
+def _names_read(graph: onnx.GraphProto) -> set[str]:
+    names = {o.name for o in graph.output}
+    for node in graph.node:
+        names.update(node.input)
+        for _, body in subgraphs(node):
+            names |= _names_read(body)
+    return names

@@ -1,0 +1,105 @@
+"""The model to ship: a plan written as types, which is the only way to pin that TensorRT 11 knows.
+
+Lowered layers take and give FP16 or BF16; ``Cast`` stands at the borders only, once for each tensor
+and type; constants are converted offline; graph inputs and outputs keep their types.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.graph.layers import Role, node_names
+from bisect_trt.graph.operator_rules import FLOAT, STORAGE_TYPE, TYPE_AGNOSTIC, is_standard
+from bisect_trt.graph.passes.opset import with_bf16_operators, with_new_nodes_pinned
+from bisect_trt.graph.passes.rewriter import Frame, Rewriter
+from bisect_trt.numerics.rounding import to_storage
+
+
+def to_typed(model: onnx.ModelProto, plan: PrecisionPlan) -> onnx.ModelProto:
+    """``model`` with the types of ``plan``; the model given is not changed.
+
+    TF32 is no type but a switch of the engine, so a TF32 plan gives the FP32 model back. A BF16
+    plan raises the opset where the model's own has no BF16 form of a lowered operator. All layers
+    pinned gives the source's computation. Raises :class:`BadInputError` if the plan pins a layer
+    the model does not have, or the opset cannot be raised.
+    """
+    check_plan(model, plan)
+    if plan.base is not Precision.BF16:
+        return _TypedRewriter(model, plan).rewrite()
+    capable = with_bf16_operators(model, plan)
+    return _TypedRewriter(capable, with_new_nodes_pinned(model, capable, plan)).rewrite()
+
+
+def check_plan(model: onnx.ModelProto, plan: PrecisionPlan) -> None:
+    """Raise :class:`BadInputError` naming the first pin that is no node of ``model``."""
+    unknown = sorted(plan.pinned - set(node_names(model.graph.node)))
+    if unknown:
+        raise BadInputError(
+            f"plan: pins layer {unknown[0]!r}, which the model does not have ({len(unknown)} "
+            "such); `bisect-trt inspect` lists the layers"
+        )
+
+
+class _TypedRewriter(Rewriter):
+    def chosen(self, precision: Precision) -> Precision:
+        return precision if precision.is_storage else Precision.FP32
+
+    def read_slot(self, frame: Frame, node: onnx.NodeProto, slot: int, wanted: Precision) -> str:
+        if node.op_type in TYPE_AGNOSTIC and is_standard(node):
+            return str(node.input[slot])
+        return super().read_slot(frame, node, slot, wanted)
+
+    def convert(self, frame: Frame, name: str, precision: Precision) -> str:
+        version = self.fresh(f"{name}__{precision}")
+        self._cast(frame, name, version, STORAGE_TYPE.get(precision, FLOAT))
+        return version
+
+    def convert_constant(
+        self, array: NDArray[np.float32], name: str, precision: Precision
+    ) -> TensorProto:
+        return numpy_helper.from_array(to_storage(array, precision), name)
+
+    def write(self, node: onnx.NodeProto, role: Role, precision: Precision, frame: Frame) -> None:
+        if node.op_type == "Cast":
+            _set_cast_type(node, STORAGE_TYPE[precision])
+        back_to_float = []
+        for slot in role.reduced_out:
+            name = node.output[slot]
+            frame.state[name] = precision
+            if name in frame.outputs and frame.parent is None:
+                node.output[slot] = self.fresh(f"{name}__{precision}")
+                frame.versions[(name, precision)] = node.output[slot]
+                frame.versions[(name, Precision.FP32)] = name
+                back_to_float.append((node.output[slot], name))
+        frame.graph.node.append(node)
+        for reduced, name in back_to_float:
+            self._cast(frame, reduced, name, FLOAT)
+
+    def enter_body(self, frame: Frame, precision: Precision) -> None:
+        for value in frame.graph.input:
+            if (
+                value.type.tensor_type.elem_type == FLOAT
+                or frame.scope.type_of(value.name) == FLOAT
+            ):
+                value.type.tensor_type.elem_type = STORAGE_TYPE[precision]
+                frame.state[value.name] = precision
+
+    def leave_output(self, frame: Frame, output: onnx.ValueInfoProto, precision: Precision) -> None:
+        super().leave_output(frame, output, precision)
+        output.type.tensor_type.elem_type = STORAGE_TYPE[precision]
+
+    def _cast(self, frame: Frame, source: str, target: str, elem_type: int) -> None:
+        frame.graph.node.append(
+            helper.make_node("Cast", [source], [target], self.fresh(f"cast_{target}"), to=elem_type)
+        )
+
+
+def _set_cast_type(node: onnx.NodeProto, elem_type: int) -> None:
+    for attribute in node.attribute:
+        if attribute.name == "to":
+            attribute.i = elem_type

@@ -1,0 +1,69 @@
+"""Constants that do not survive the target format: named before anything runs, because the cause is
+then known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from bisect_trt.core.precision import Precision
+from bisect_trt.graph.constants import float_constants
+from bisect_trt.graph.layers import list_layers
+from bisect_trt.numerics.rounding import LARGEST, SMALLEST_SUBNORMAL
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something a reviewer should know: ``kind`` for machines, ``layer`` or tensor it is about, one
+    sentence.
+    """
+
+    kind: str
+    where: str
+    message: str
+
+
+def weight_findings(model: onnx.ModelProto, precision: Precision) -> list[Finding]:
+    """A finding for each constant read by a layer that overflows, or partly vanishes, in FP16 or
+    BF16.
+    """
+    if not precision.is_storage:
+        return []
+    readers: dict[str, list[str]] = {}
+    for layer in list_layers(model):
+        for name in layer.inputs:
+            readers.setdefault(name, []).append(layer.name)
+    findings = []
+    for name, array in float_constants(model.graph).items():
+        for kind, problem in _problems(array, precision) if name in readers and array.size else ():
+            for reader in readers[name]:
+                findings.append(
+                    Finding(kind, reader, f"constant {name!r} of layer {reader!r} {problem}")
+                )
+    return findings
+
+
+def _problems(array: NDArray[np.float32], precision: Precision) -> Iterator[tuple[str, str]]:
+    """(kind, what is wrong) for what ``array`` loses in ``precision``."""
+    size = np.abs(array)
+    largest = float(size.max())
+    if largest > LARGEST[precision]:
+        what = "a mask or weight" if largest >= 1e30 else "a weight"
+        yield (
+            "weight-overflow",
+            f"holds {largest:.3g}: {what} beyond {precision}'s {LARGEST[precision]:.6g} becomes "
+            "infinite",
+        )
+    vanishing = int(np.count_nonzero((size > 0) & (size < SMALLEST_SUBNORMAL[precision] / 2)))
+    if vanishing:
+        yield (
+            "weight-underflow",
+            f"holds {vanishing} of {array.size} values below half of {precision}'s smallest "
+            "number, "
+            f"{SMALLEST_SUBNORMAL[precision]:.3g}, which become zero",
+        )

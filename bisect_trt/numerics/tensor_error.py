@@ -1,0 +1,171 @@
+"""How far one tensor is from its reference, in the numbers people use.
+
+Where the reference itself is not finite (a mask of -inf), an equal value is no error; anything else
+there, and any new NaN or infinity, counts as non-finite and leaves the finite statistics to the
+remaining elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+NAN = float("nan")
+SHAPE_CHANGED = -1
+
+
+@dataclass(frozen=True)
+class TensorError:
+    """The errors of one tensor on one sample, or the worst over several.
+
+    ``max_abs``, ``mean_abs``, ``median_abs``, ``rmse`` are in the tensor's units; ``rel_range`` is
+    ``max_abs`` over the reference's range; ``cosine`` is in [-1, 1]; ``snr_db`` is 10 log10(sum
+    ref^2 / sum err^2), inf for no error; ``psnr_db`` is 20 log10(reference's range / rmse),
+    likewise; ``nonfinite`` counts elements that are NaN or infinite without the reference being
+    equal there (``SHAPE_CHANGED`` if the shapes differ, as outputs whose shape depends on values
+    may); ``ref_nonfinite`` those of the reference itself, which the other numbers leave out.
+    """
+
+    max_abs: float
+    mean_abs: float
+    median_abs: float
+    rmse: float
+    rel_range: float
+    cosine: float
+    snr_db: float
+    psnr_db: float
+    nonfinite: int
+    elements: int
+    ref_min: float
+    ref_max: float
+    ref_nonfinite: int = 0
+
+    @property
+    def finite(self) -> bool:
+        """True if nothing became NaN or infinite."""
+        return self.nonfinite == 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The numbers by name, with ``finite`` among them."""
+        return {**asdict(self), "finite": self.finite}
+
+
+def tensor_error(reference: NDArray[Any], candidate: NDArray[Any]) -> TensorError:
+    """Compare two arrays; any numeric or boolean dtype, computed in float64. Another shape is an
+    error without numbers.
+    """
+    if reference.shape != candidate.shape:
+        return TensorError(
+            NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, SHAPE_CHANGED, reference.size, NAN, NAN
+        )
+    ref, got = _as_float64(reference).ravel(), _as_float64(candidate).ravel()
+    ref_nonfinite = int(np.count_nonzero(~np.isfinite(ref)))
+    usable = np.isfinite(ref) & np.isfinite(got)
+    if usable.all():
+        nonfinite = 0
+    else:
+        same = (ref == got) | (np.isnan(ref) & np.isnan(got))
+        nonfinite = int(np.count_nonzero(~usable & ~same))
+        ref, got = ref[usable], got[usable]
+    if ref.size == 0:
+        empty = reference.size == 0 or nonfinite == 0
+        value, decibels = (0.0, float("inf")) if empty else (NAN, NAN)
+        return TensorError(
+            value,
+            value,
+            value,
+            value,
+            value,
+            1.0 if empty else NAN,
+            decibels,
+            decibels,
+            nonfinite,
+            reference.size,
+            NAN,
+            NAN,
+            ref_nonfinite,
+        )
+    error = np.abs(got - ref)
+    low, high = float(ref.min()), float(ref.max())
+    worst, rmse = float(error.max()), float(np.sqrt(np.mean(error * error)))
+    spread = (high - low) or max(abs(high), abs(low))
+    return TensorError(
+        max_abs=worst,
+        mean_abs=float(error.mean()),
+        median_abs=float(np.median(error)),
+        rmse=rmse,
+        rel_range=_ratio(worst, spread),
+        cosine=_cosine(ref, got),
+        snr_db=_snr_db(ref, error),
+        psnr_db=_decibels(spread, rmse),
+        nonfinite=nonfinite,
+        elements=reference.size,
+        ref_min=low,
+        ref_max=high,
+        ref_nonfinite=ref_nonfinite,
+    )
+
+
+_LARGER_IS_BETTER = frozenset({"cosine", "snr_db", "psnr_db"})
+
+
+def worst_of(errors: Sequence[TensorError]) -> TensorError:
+    """The worst of each number over several samples; counts add up, the range covers all."""
+    return _combine(errors, np.nanmax, np.nanmin)
+
+
+def mean_of(errors: Sequence[TensorError]) -> TensorError:
+    """The mean of each number over several samples; counts add up, the range covers all."""
+    return _combine(errors, np.nanmean, np.nanmean)
+
+
+def _combine(errors: Sequence[TensorError], up: Any, down: Any) -> TensorError:
+    if len(errors) == 1:
+        return errors[0]
+    values: dict[str, Any] = {}
+    for item in fields(TensorError):
+        column = np.asarray([getattr(e, item.name) for e in errors], np.float64)
+        if item.name in ("nonfinite", "elements", "ref_nonfinite"):
+            values[item.name] = SHAPE_CHANGED if column.min() < 0 else int(column.sum())
+        elif np.isnan(column).all():
+            values[item.name] = NAN
+        elif item.name in ("ref_min", "ref_max"):
+            values[item.name] = float(
+                np.nanmin(column) if item.name == "ref_min" else np.nanmax(column)
+            )
+        else:
+            values[item.name] = float((down if item.name in _LARGER_IS_BETTER else up)(column))
+    return TensorError(**values)
+
+
+def _as_float64(array: NDArray[Any]) -> NDArray[np.float64]:
+    return np.asarray(array).astype(np.float64)
+
+
+def _ratio(value: float, over: float) -> float:
+    if value == 0.0:
+        return 0.0
+    return value / over if over > 0.0 else float("inf")
+
+
+def _cosine(ref: NDArray[np.float64], got: NDArray[np.float64]) -> float:
+    # Scaled by the largest value first: squares of values near 1e200 overflow even float64.
+    ref_scale, got_scale = float(np.abs(ref).max()), float(np.abs(got).max())
+    if ref_scale == 0.0 or got_scale == 0.0:
+        return 1.0 if ref_scale == got_scale else 0.0
+    a, b = ref / ref_scale, got / got_scale
+    return float(np.clip(np.dot(a, b) / (np.linalg.norm(a) * np.linalg.norm(b)), -1.0, 1.0))
+
+
+def _snr_db(ref: NDArray[np.float64], error: NDArray[np.float64]) -> float:
+    return _decibels(float(np.linalg.norm(ref)), float(np.linalg.norm(error)))
+
+
+def _decibels(signal: float, noise: float) -> float:
+    if noise == 0.0:
+        return float("inf")
+    return 20.0 * float(np.log10(signal / noise)) if signal > 0.0 else float("-inf")

@@ -1,0 +1,84 @@
+"""What is installed, which runners work here, and why the others do not."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from importlib import metadata
+
+import onnxruntime as ort
+
+from bisect_trt.core.errors import BisectError, one_line
+from bisect_trt.runners.onnxruntime_cuda import why_unavailable
+from bisect_trt.runners.tensorrt.runner import WORKER
+from bisect_trt.runners.workers.process import IsolatedWorker
+
+_PACKAGES = (
+    "numpy",
+    "onnx",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "onnx-graphsurgeon",
+    "pandas",
+    "tensorrt",
+    "tensorrt-rtx-cu13",
+    "cuda-bindings",
+)
+_START_S = 120.0
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of ``doctor``: ``works`` is None for a mere fact."""
+
+    name: str
+    works: bool | None
+    detail: str
+
+
+def examine() -> list[Check]:
+    """The checks in the order they are worth reading. TensorRT and the GPU are asked in a child
+    process.
+    """
+    checks = [Check("python", None, platform.python_version())]
+    for package in _PACKAGES:
+        try:
+            checks.append(Check(package, None, metadata.version(package)))
+        except metadata.PackageNotFoundError:
+            checks.append(Check(package, None, "not installed"))
+    providers = ort.get_available_providers()
+    works = "CPUExecutionProvider" in providers
+    checks.append(
+        Check(
+            "runner emulated",
+            works,
+            "works without a GPU" if works else "ONNX Runtime has no CPU provider",
+        )
+    )
+    checks.append(_tensorrt())
+    missing = why_unavailable()
+    checks.append(
+        Check("runner onnxruntime-cuda", missing is None, missing or "the CUDA provider is there")
+    )
+    override = os.environ.get("NVIDIA_TF32_OVERRIDE")
+    if override is not None:
+        checks.append(
+            Check(
+                "NVIDIA_TF32_OVERRIDE",
+                False,
+                f"set to {override!r}: it changes what FP32 means in every CUDA library; unset it",
+            )
+        )
+    return checks
+
+
+def _tensorrt() -> Check:
+    with IsolatedWorker(WORKER, {"module": None, "samples": []}) as worker:
+        try:
+            described: dict[str, str] = worker.call("describe", timeout_s=_START_S)
+        except BisectError as error:
+            return Check("runner tensorrt", False, one_line(error))
+    return Check(
+        "runner tensorrt", True, ", ".join(f"{name} {value}" for name, value in described.items())
+    )

@@ -1,0 +1,44 @@
+"""The ``emulated-whole`` runner: ``to_emulated``'s model in one optimised ONNX Runtime session.
+
+It makes a session for each plan, so it is no runner to search with. It is the second opinion on an
+answer: it fuses and orders FP32 operations differently from the node-by-node emulator, and a plan
+whose verdict turns on that is too close.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.graph.load import loadable
+from bisect_trt.graph.passes.emulated import to_emulated
+from bisect_trt.runners.base import Sample
+from bisect_trt.runners.ort_sessions import reference_session, run_all
+
+
+class WholeModelRunner:
+    """Executes ``model`` on ``samples``, a fresh session for each plan."""
+
+    name = "emulated-whole"
+
+    def __init__(self, model: onnx.ModelProto, samples: Sequence[Sample]) -> None:
+        self.versions: Mapping[str, str] = {
+            "onnxruntime": ort.__version__,
+            "onnx": onnx.__version__,
+        }
+        self._model = model
+        self._samples = list(samples)
+
+    def outputs(self, plan: PrecisionPlan) -> Iterator[Mapping[str, NDArray[Any]]]:
+        with loadable(to_emulated(self._model, plan)) as source:
+            session = reference_session(source)
+        for sample in self._samples:
+            yield run_all(session, sample.arrays, sample.name)
+
+    def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
+        return {}

@@ -1,0 +1,112 @@
+"""ONNX Runtime sessions on the CPU provider, made in one place with the settings the whole tool
+relies on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from bisect_trt.core.errors import BadInputError, RunnerFailedError, one_line
+
+_MAX_PIECE_THREADS = 8
+"""Every session owns a pool; a model has tens of different pieces, and none of them feeds more
+threads than this.
+"""
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def reference_session(source: str | bytes) -> ort.InferenceSession:
+    """A session over a whole model (a path or its bytes), with ONNX Runtime's default
+    optimisations.
+
+    Raises :class:`BadInputError` if ONNX Runtime cannot load the model.
+    """
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    except (
+        Exception
+    ) as error:  # ONNX Runtime has an exception class per status, all direct children of Exception
+        where = source if isinstance(source, str) else "model"
+        raise BadInputError(f"{where}: ONNX Runtime cannot load it ({one_line(error)})") from error
+
+
+def thread_count(threads: int) -> int:
+    """How many threads 0 stands for: said, not left to ONNX Runtime, since its sums of some
+    convolutions follow the number.
+    """
+    return threads or os.cpu_count() or 1
+
+
+@cache
+def _register_shared_arena() -> bool:
+    """One arena for all pieces: their outputs are freed in another order than a session would, and
+    no piece hoards.
+    """
+    memory = ort.OrtMemoryInfo(
+        "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
+    )
+    settings = {
+        "max_mem": 0,
+        "arena_extend_strategy": 1,
+        "initial_chunk_size_bytes": -1,
+        "max_dead_bytes_per_chunk": -1,
+    }
+    try:
+        ort.create_and_register_allocator(memory, ort.OrtArenaCfg(settings))
+    except RuntimeError:
+        return False  # the host program registered its own: use that
+    return True
+
+
+def piece_session(model: bytes, threads: int = 0) -> ort.InferenceSession:
+    """A session over a few nodes and their roundings, exactly as written.
+
+    ``threads`` is what one call may use; 0 leaves it to the machine.
+    """
+    _register_shared_arena()
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.enable_mem_pattern = False
+    options.intra_op_num_threads = threads or min(thread_count(0), _MAX_PIECE_THREADS)
+    options.add_session_config_entry("session.use_env_allocators", "1")
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def switched_session(source: str | bytes, threads: int = 0) -> ort.InferenceSession:
+    """A session over a whole model with switches, exactly as written; ``threads`` as above. Raises
+    :class:`RunnerFailedError`.
+    """
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = thread_count(threads)
+    try:
+        return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise RunnerFailedError(
+            f"ONNX Runtime cannot load the emulated model ({one_line(error)})"
+        ) from error
+
+
+def run_all(session: ort.InferenceSession, feed: Mapping[str, NDArray[Any]], where: str) -> Arrays:
+    """The outputs of ``session`` by name. Raises :class:`RunnerFailedError` that names
+    ``where``.
+    """
+    names = [o.name for o in session.get_outputs()]
+    try:
+        values = session.run(names, dict(feed))
+    except Exception as error:
+        raise RunnerFailedError(f"{where}: ONNX Runtime failed ({one_line(error)})") from error
+    return {name: np.asarray(value) for name, value in zip(names, values, strict=True)}

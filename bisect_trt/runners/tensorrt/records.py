@@ -1,0 +1,83 @@
+"""What travels between the runner and its child process: plain data, no TensorRT types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+Shape = tuple[int, ...]
+Profile = Mapping[str, tuple[Shape, Shape, Shape]]
+"""(min, opt, max) by input: shapes, or the values themselves of an input that is a shape."""
+
+
+@dataclass(frozen=True)
+class WeakTyping:
+    """Types by builder flags and layer attributes (TensorRT 8.6 to 10.x): ``base`` is fp16 or bf16,
+    ``pinned`` run in FP32.
+    """
+
+    base: str
+    pinned: frozenset[str]
+
+
+@dataclass(frozen=True)
+class EngineRequest:
+    """One engine to build: ``model`` is the ONNX file's bytes or, over 2 GB, its path.
+
+    ``profile`` gives every input's shapes, ``values`` those of the small integer inputs, which may
+    turn out to be shapes. ``weak`` is None for strong typing. ``debug`` names tensors whose values
+    are wanted without marking them as outputs; ``producers`` maps the layers' output tensors to the
+    layers.
+    """
+
+    model: bytes | str
+    profile: Profile
+    tf32: bool
+    weak: WeakTyping | None = None
+    debug: Sequence[str] = ()
+    measure_latency: bool = True
+    producers: Mapping[str, str] = field(default_factory=dict)
+    values: Profile = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EngineLayer:
+    """One layer of a built engine: the ONNX nodes fused into it and the types of its inputs and
+    outputs.
+    """
+
+    name: str
+    nodes: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Built:
+    """A serialised engine and what building it showed. ``types`` maps an ONNX node to its output
+    types after parsing.
+    """
+
+    engine: bytes
+    seconds: Mapping[str, float]
+    types: Mapping[str, Sequence[str]]
+    messages: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class EngineAnswer:
+    """What one engine did. ``seconds`` is split by step, ``latency_ms`` is the median of one
+    sample's inference.
+    """
+
+    outputs: Sequence[Mapping[str, NDArray[Any]]]
+    seconds: Mapping[str, float]
+    engine_bytes: int
+    latency_ms: float
+    types: Mapping[str, Sequence[str]]
+    layers: Sequence[EngineLayer]
+    messages: Sequence[tuple[str, str]]
+    debug: Sequence[Mapping[str, NDArray[Any]]] = field(default_factory=list)

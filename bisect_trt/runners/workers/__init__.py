@@ -1,0 +1,1 @@
+"""Where work is done: processes here, actors on a cluster. Knows no models."""

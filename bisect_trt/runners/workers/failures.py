@@ -1,0 +1,30 @@
+"""How a failure travels from a worker to the run: as plain data, since exception classes lose what
+they carry on the way.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from bisect_trt.core.errors import BisectError, RunnerFailedError, RunnerUnavailableError, one_line
+from bisect_trt.core.verdict import Verdict
+
+
+def failure_of(error: Exception) -> tuple[str, Any]:
+    """(kind, value) of an error that a worker's object raised."""
+    if isinstance(error, RunnerUnavailableError):
+        return "unavailable", str(error)
+    if isinstance(error, RunnerFailedError):
+        return "failed", (str(error), error.verdict, error.log)
+    if isinstance(error, BisectError):
+        return "failed", (str(error), Verdict.BUILD_FAILED, ())
+    # Whatever a native library's binding raises.
+    return "failed", (f"{type(error).__name__}: {one_line(error)}", Verdict.CRASHED, ())
+
+
+def raise_failure(kind: str, value: Any) -> NoReturn:
+    """The error that :func:`failure_of` took apart."""
+    if kind == "unavailable":
+        raise RunnerUnavailableError(value)
+    message, verdict, log = value
+    raise RunnerFailedError(message, verdict, log)

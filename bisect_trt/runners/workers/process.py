@@ -1,0 +1,179 @@
+"""A worker in a child process that lives across probes: what kills it is a verdict, never the end
+of the run.
+
+Engine builders and GPU runtimes can segfault, be killed for memory or hang. The child is a fresh
+interpreter (a fork would share a broken CUDA context) that serves calls over a pipe; it is started
+when first needed and replaced when it dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import selectors
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from bisect_trt.core.errors import RunnerFailedError
+from bisect_trt.core.verdict import Verdict
+from bisect_trt.runners.workers.failures import raise_failure
+
+_LOG_LINES = 8
+HEADER = struct.Struct("<Q")
+
+
+class IsolatedWorker:
+    """Calls methods of ``target`` (``module:Class``), made with ``arguments`` in a child process.
+
+    ``environment`` is added to the child's. Both must be plain data, as everything that is passed
+    and returned.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        arguments: Mapping[str, Any],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._target = target
+        self._arguments = dict(arguments)
+        self._environment = dict(environment or {})
+        self._child: subprocess.Popen[bytes] | None = None
+        self._log: IO[bytes] | None = None
+
+    def call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
+        """What ``method`` of the target returns.
+
+        Raises :class:`RunnerFailedError` with the verdict the target chose, CRASHED if the child
+        died or TIMED_OUT if it gave no answer in ``timeout_s`` seconds (it is then killed),
+        :class:`RunnerUnavailableError` if the target could not be made at all.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        try:
+            child = self._started()
+            _send(child.stdin, (method, arguments))
+            kind, value = self._receive(child, deadline)
+        except (EOFError, BrokenPipeError):
+            raise RunnerFailedError(self._obituary(), Verdict.CRASHED, self._last_lines()) from None
+        except TimeoutError:
+            lines = self._last_lines()
+            self.close()
+            raise RunnerFailedError(
+                f"no answer in {timeout_s:g} s: the process was killed", Verdict.TIMED_OUT, lines
+            ) from None
+        except (
+            BaseException
+        ):  # Ctrl-C in the middle of an answer: what is left in the pipe belongs to nobody
+            self.close()
+            raise
+        if kind == "result":
+            return value
+        if kind == "unavailable":
+            self.close()
+        raise_failure(kind, value)
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id, None while there is no child."""
+        return self._child.pid if self._child is not None else None
+
+    def close(self) -> None:
+        """End the child, if there is one."""
+        if self._child is not None:
+            self._child.kill()
+            self._child.wait()
+            for stream in (self._child.stdin, self._child.stdout):
+                if stream is not None:
+                    with contextlib.suppress(OSError):
+                        stream.close()
+            self._child = None
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def __enter__(self) -> IsolatedWorker:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._child is not None and self._child.poll() is None:
+            return self._child
+        self.close()
+        self._log = tempfile.TemporaryFile(prefix="bisect-trt-log-")  # noqa: SIM115 (it lives as long as the child)
+        package_root = str(Path(__file__).resolve().parents[3])
+        path = os.pathsep.join(p for p in (package_root, os.environ.get("PYTHONPATH", "")) if p)
+        environment = {**os.environ, **self._environment, "PYTHONPATH": path}
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "bisect_trt.runners.workers.child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is the parent's to handle
+        )
+        _send(self._child.stdin, (self._target, self._arguments))
+        return self._child
+
+    def _receive(self, child: subprocess.Popen[bytes], deadline: float | None) -> Any:
+        size = HEADER.unpack(_read(child.stdout, HEADER.size, deadline))[0]
+        return pickle.loads(_read(child.stdout, size, deadline))
+
+    def _obituary(self) -> str:
+        assert self._child is not None
+        code = self._child.wait()
+        if code == -signal.SIGKILL:
+            return "the process was killed from outside (out of memory?)"
+        if code < 0:
+            return f"the process crashed ({signal.Signals(-code).name})"
+        return f"the process ended with exit code {code}"
+
+    def _last_lines(self) -> tuple[str, ...]:
+        if self._log is None:
+            return ()
+        self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 8192))
+        lines = [line.strip() for line in self._log.read().decode(errors="replace").splitlines()]
+        return tuple(line for line in lines if line)[-_LOG_LINES:]
+
+
+def _send(stream: IO[bytes] | None, message: object) -> None:
+    assert stream is not None
+    data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    stream.write(HEADER.pack(len(data)))
+    stream.write(data)
+    stream.flush()
+
+
+def _read(stream: IO[bytes] | None, size: int, deadline: float | None) -> bytes:
+    """Exactly ``size`` bytes. Raises EOFError at the end of the stream, TimeoutError after
+    ``deadline``.
+    """
+    assert stream is not None
+    parts, missing = [], size
+    with selectors.DefaultSelector() as selector:
+        selector.register(stream, selectors.EVENT_READ)
+        while missing:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and (left <= 0 or not selector.select(left)):
+                raise TimeoutError
+            part = os.read(stream.fileno(), min(missing, 1 << 20))
+            if not part:
+                raise EOFError
+            parts.append(part)
+            missing -= len(part)
+    return b"".join(parts)

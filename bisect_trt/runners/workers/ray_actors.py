@@ -1,0 +1,139 @@
+"""Workers on a Ray cluster: each an actor with its GPUs; Ray starts, places and restarts them.
+Needs the extra ``[ray]``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from bisect_trt.core.errors import (
+    BadInputError,
+    RunnerFailedError,
+    RunnerUnavailableError,
+    one_line,
+)
+from bisect_trt.core.verdict import Verdict
+from bisect_trt.runners.workers.failures import failure_of, raise_failure
+
+LOCAL = "local"
+_CONNECT_S = 10.0
+
+
+class RayActor:
+    """A :class:`~bisect_trt.runners.workers.remote.Remote` over one Ray actor."""
+
+    def __init__(self, ray: Any, handle: Any, shared: Any) -> None:
+        self._ray = ray
+        self._handle = handle
+        # a restarted actor needs the arguments again: their reference must not go out of scope
+        self._shared = shared
+
+    def call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
+        """As :meth:`Remote.call`; TIMED_OUT after ``timeout_s`` seconds, CRASHED where Ray gave the
+        actor up.
+        """
+        try:
+            kind, value = self._ray.get(
+                self._handle.call.remote(method, *arguments), timeout=timeout_s
+            )
+        except self._ray.exceptions.GetTimeoutError:
+            self._ray.kill(self._handle, no_restart=False)
+            raise RunnerFailedError(
+                f"no answer in {timeout_s:g} s: the Ray actor was killed", Verdict.TIMED_OUT
+            ) from None
+        except self._ray.exceptions.RayError as error:
+            raise RunnerFailedError(
+                f"the Ray actor was lost ({one_line(error, 120)})", Verdict.CRASHED
+            ) from error
+        return value if kind == "result" else raise_failure(kind, value)
+
+    def close(self) -> None:
+        """End the actor."""
+        self._ray.kill(self._handle)
+
+
+class _Served:
+    """What an actor holds: the target object; failures travel as data, because Ray would drop what
+    they carry.
+    """
+
+    def __init__(self, target: str, shared: Sequence[Any]) -> None:
+        module, _, name = target.partition(":")
+        self._make: Callable[[], Any] = lambda: getattr(importlib.import_module(module), name)(
+            **importlib.import_module("ray").get(shared[0])
+        )
+        self._object: Any = None
+
+    def call(self, method: str, *arguments: Any) -> tuple[str, Any]:
+        """("result", value), or how it failed."""
+        try:
+            if self._object is None:
+                self._object = self._make()
+            return "result", getattr(self._object, method)(*arguments)
+        except Exception as error:
+            return failure_of(error)
+
+
+def ray_actors(
+    address: str, target: str, arguments: Mapping[str, Any], count: int, gpus: float
+) -> Sequence[RayActor]:
+    """``count`` actors that serve ``target`` (``module:Class``), each with ``gpus`` GPUs, on the
+    cluster at ``address``.
+
+    ``local`` starts a cluster on this machine, which lives as long as this process. The arguments
+    are put into the object store once. Raises :class:`RunnerUnavailableError` if Ray is not
+    installed or the cluster does not answer.
+    """
+    # Its C++ side would print warnings of its own, with addresses that nobody typed, into the run's
+    # progress.
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+    try:
+        import ray
+    except ImportError as error:
+        raise RunnerUnavailableError(
+            "--ray: Ray is not installed; pip install 'bisect-trt[ray]'"
+        ) from error
+    if not ray.is_initialized():
+        _check_reachable(address)
+        try:
+            where: dict[str, Any] = (
+                {"num_cpus": count} if address == LOCAL else {"address": address}
+            )
+            ray.init(
+                **where,
+                logging_level=logging.ERROR,
+                log_to_driver=False,
+                include_dashboard=False if address == LOCAL else None,
+            )
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise RunnerUnavailableError(
+                f"--ray {address}: the cluster does not answer ({one_line(error, 120)})"
+            ) from error
+    shared = ray.put(dict(arguments))
+    served = ray.remote(_Served).options(
+        num_cpus=1, num_gpus=gpus, max_restarts=-1, max_task_retries=3
+    )
+    # In a list the reference travels as it is: a restarted actor fetches the arguments again.
+    return [RayActor(ray, served.remote(target, [shared]), shared) for _ in range(count)]
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself waits for minutes where nothing listens. Raises :class:`BadInputError` for what is
+    no address.
+    """
+    if address in (LOCAL, "auto"):
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        raise BadInputError(f"--ray {address}: write HOST:PORT, ray://HOST:PORT, auto or local")
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise RunnerUnavailableError(
+            f"--ray {address}: nothing answers there ({one_line(error, 80)})"
+        ) from error

@@ -1,0 +1,161 @@
+"""Each layer's error on the engine, from debug tensors where they work, else from engines with
+outputs marked in batches.
+
+Marks break fusions and so change the numbers: these tables explain, the unmarked engine decides,
+and how far marking moved the final outputs is reported beside them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+from numpy.typing import NDArray
+
+from bisect_trt.core.errors import RunnerFailedError, one_line
+from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.numerics.tensor_error import TensorError, mean_of, tensor_error, worst_of
+from bisect_trt.probe.journal import RunFolder
+from bisect_trt.probe.prober import Prober
+from bisect_trt.runners.base import Sample
+from bisect_trt.runners.emulator.runner import EmulatedRunner
+from bisect_trt.runners.tensorrt.runner import TensorRTRunner
+
+BATCH_BYTES = 1 << 30
+OUT_OF_LINE = 1e-2
+"""An error of a hundredth of a layer's range is none that FP32 or TF32 arithmetic makes."""
+
+
+@dataclass(frozen=True)
+class EngineTable:
+    """``rows`` by layer: ``engine_max_abs``, ``engine_rmse``, ``engine_rel_range``,
+    ``engine_finite``, ``engine_nonfinite``, ``engine_mean_over_samples_rmse``.
+
+    ``how`` says where they come from. ``marked_score`` is the final score of the (first) marked
+    engine, to be held against the unmarked one's; NaN where nothing was marked. ``note`` says why
+    rows are missing, if they are.
+    """
+
+    rows: Mapping[str, Mapping[str, Any]]
+    how: str
+    marked_score: float
+    batches: int
+    note: str = ""
+
+    def joined(self, table: pd.DataFrame) -> pd.DataFrame:
+        """``table`` with the engine's columns."""
+        own = pd.DataFrame([{"layer": name, **row} for name, row in self.rows.items()])
+        return table.merge(own, on="layer", how="left") if len(own) else table
+
+
+def trace_engine(
+    engine: Prober,
+    runner: TensorRTRunner,
+    emulator: EmulatedRunner,
+    samples: Sequence[Sample],
+    plan: PrecisionPlan,
+    base: PrecisionPlan,
+    table: pd.DataFrame,
+    outputs_of: Mapping[str, Sequence[str]],
+    folder: RunFolder,
+    score: Any,
+) -> EngineTable:
+    """The error of every layer of ``table`` in engines of ``plan``; ``outputs_of`` gives each
+    layer's tensors.
+
+    ``base`` is the plan whose walk yields the reference values. Recalled from the journal where it
+    is there.
+    """
+    key = engine.key("engine-layers", plan.to_json())
+    found = folder.recall(key)
+    if found is not None:
+        return EngineTable(**found[0])
+    errors: dict[str, list[TensorError]] = {}
+    how, marked_score, count, note = "debug tensors", math.nan, 0, ""
+    for batch in _batches(table, outputs_of, len(samples)):
+        tensors = [t for layer in batch for t in outputs_of[layer]]
+        try:
+            values = runner.debugged(plan, tensors) if how == "debug tensors" else []
+            if not values or any(t not in sample for sample in values for t in tensors):
+                how = "marked outputs"
+                values = runner.marked(plan, tensors)
+                marked_score = marked_score if count else score(values)
+        except RunnerFailedError as failure:
+            note = f"layers from {batch[0]!r} on could not be marked: {one_line(failure)}"
+            break
+        count += 1
+        for number, sample in enumerate(samples):
+            for layer, error in _compared(emulator, sample, base, values[number]):
+                errors.setdefault(layer, []).append(error)
+    rows = {name: _row(found_errors) for name, found_errors in errors.items()}
+    result = EngineTable(rows, how, marked_score, count, note)
+    folder.record(key, "layers", vars(result))
+    return result
+
+
+def first_out_of_line(table: EngineTable) -> str | None:
+    """The first layer in network order whose error is none that rounding explains; None if there is
+    none.
+    """
+    return next(
+        (name for name, row in table.rows.items() if not row["engine_rel_range"] <= OUT_OF_LINE),
+        None,
+    )
+
+
+def probe_effect_matters(unmarked: float, marked: float) -> bool:
+    """True if marking turned the verdict, or moved the score by more than half; NaN where nothing
+    was marked never does.
+    """
+    if math.isnan(marked) or math.isnan(unmarked):
+        return False
+    if (unmarked <= 1.0) is not (marked <= 1.0) or math.isinf(unmarked) is not math.isinf(marked):
+        return True
+    return (
+        math.isfinite(marked)
+        and max(marked, unmarked) > 1.5 * max(min(marked, unmarked), 1e-9)
+        and max(marked, unmarked) > 0.1
+    )
+
+
+def _compared(
+    emulator: EmulatedRunner,
+    sample: Sample,
+    base: PrecisionPlan,
+    values: Mapping[str, NDArray[Any]],
+) -> Iterator[tuple[str, TensorError]]:
+    for layer in emulator.trace(sample, base):
+        if layer.tensor in values:
+            yield layer.layer, tensor_error(layer.reference, values[layer.tensor])
+
+
+def _batches(
+    table: pd.DataFrame, outputs_of: Mapping[str, Sequence[str]], samples: int
+) -> Iterator[list[str]]:
+    batch: list[str] = []
+    size = 0
+    for row in table.to_dict(orient="records"):
+        needed = 4 * int(row["elements"]) * samples
+        if batch and size + needed > BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(str(row["layer"]))
+        size += needed
+    if batch:
+        yield batch
+
+
+def _row(errors: Sequence[TensorError]) -> dict[str, Any]:
+    """The numbers of one layer, worst over the samples, and the mean error, which ranks layers more
+    steadily.
+    """
+    error = worst_of(errors)
+    row = {
+        f"engine_{name}": getattr(error, name)
+        for name in ("max_abs", "rmse", "rel_range", "snr_db")
+    }
+    row |= {"engine_finite": error.finite, "engine_nonfinite": error.nonfinite}
+    return row | {"engine_mean_over_samples_rmse": mean_of(errors).rmse}

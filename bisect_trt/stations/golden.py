@@ -1,0 +1,111 @@
+"""Why the golden outputs differ: the usual mistakes of preprocessing, tried on the inputs one by
+one and two at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bisect_trt.core.errors import RunnerFailedError
+
+Arrays = Mapping[str, NDArray[Any]]
+Change = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+_MEAN, _DEVIATION = (
+    np.asarray(v, np.float32) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """``words`` say what was done to ``input`` where the golden outputs come from; ``score`` is
+    what then remains.
+    """
+
+    input: str
+    words: str
+    score: float
+
+
+def explain_golden(inputs: Arrays, score: Callable[[Arrays], float]) -> Explanation | None:
+    """The first change of an input with which the reference gives the golden outputs (``score`` at
+    most 1), the simplest first.
+
+    ``score`` runs the reference on changed inputs and holds the outputs against the golden ones.
+    None if no change explains them.
+    """
+    for name, array in inputs.items():
+        if array.dtype != np.float32 or array.ndim < 3:
+            continue
+        singles = list(_changes(array))
+        pairs = (
+            (f"{first}, then {second}", _then(one, other))
+            for first, one in singles
+            for second, other in singles
+            if first != second and not _undo(first, second)
+        )
+        for words, change in chain(singles, pairs):
+            try:
+                remaining = score({**inputs, name: np.ascontiguousarray(change(array), np.float32)})
+            except RunnerFailedError:
+                continue
+            if remaining <= 1.0:
+                return Explanation(name, words, remaining)
+    return None
+
+
+def _changes(array: NDArray[np.float32]) -> Iterator[tuple[str, Change]]:
+    """What people forget or do twice; channels are the axis of size 3 behind the batch."""
+    yield "divided by 255", lambda x: x / np.float32(255.0)
+    yield "multiplied by 255", lambda x: x * np.float32(255.0)
+    yield "scaled from [0, 1] to [-1, 1]", lambda x: x * np.float32(2.0) - np.float32(1.0)
+    yield "scaled from [-1, 1] to [0, 1]", lambda x: (x + np.float32(1.0)) / np.float32(2.0)
+    axis = next((a for a in (1, array.ndim - 1, 0) if a < array.ndim and array.shape[a] == 3), None)
+    if axis is None:
+        return
+    shape = [3 if a == axis else 1 for a in range(array.ndim)]
+    mean, deviation = _MEAN.reshape(shape), _DEVIATION.reshape(shape)
+    yield "its channels reversed (BGR and RGB)", lambda x: np.flip(x, axis)
+    yield "normalised with ImageNet's mean and deviation", lambda x: (x - mean) / deviation
+    yield (
+        "without the normalisation by ImageNet's mean and deviation",
+        lambda x: x * deviation + mean,
+    )
+    yield (
+        "its channels reversed before the normalisation (BGR and RGB)",
+        lambda x: (np.flip(x * deviation + mean, axis) - mean) / deviation,
+    )
+    if array.ndim == 4:
+        last = (array.shape[0], *array.shape[2:], array.shape[1])
+        yield (
+            "its memory in the order NHWC, read as NCHW",
+            lambda x: np.transpose(x, (0, 2, 3, 1)).reshape(x.shape),
+        )
+        yield (
+            "its memory in the order NCHW, read as NHWC",
+            lambda x: np.transpose(x.reshape(last), (0, 3, 1, 2)),
+        )
+
+
+def _then(one: Change, other: Change) -> Change:
+    return lambda x: other(one(x))
+
+
+_OPPOSITES = (
+    {"divided by 255", "multiplied by 255"},
+    {"scaled from [0, 1] to [-1, 1]", "scaled from [-1, 1] to [0, 1]"},
+    {
+        "normalised with ImageNet's mean and deviation",
+        "without the normalisation by ImageNet's mean and deviation",
+    },
+    {"its memory in the order NHWC, read as NCHW", "its memory in the order NCHW, read as NHWC"},
+)
+
+
+def _undo(first: str, second: str) -> bool:
+    return {first, second} in _OPPOSITES

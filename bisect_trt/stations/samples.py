@@ -1,0 +1,231 @@
+"""Real inputs: one .npz a sample, checked against the model before anything runs."""
+
+from __future__ import annotations
+
+import glob
+import zipfile
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from bisect_trt.core.errors import BadInputError, one_line
+from bisect_trt.graph.dims import is_placeholder
+from bisect_trt.runners.base import Sample
+
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """What the model says of one graph input; ``shape`` holds an int, a symbolic name or None for
+    each axis.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int | str | None, ...] | None
+
+
+def input_specs(model: onnx.ModelProto) -> list[InputSpec]:
+    """The inputs a caller must supply: graph inputs without an initialiser."""
+    given = {t.name for t in model.graph.initializer}
+    specs = []
+    for value in model.graph.input:
+        if value.name in given:
+            continue
+        if not value.type.HasField("tensor_type"):
+            raise BadInputError(
+                f"model: input {value.name!r} is no tensor; sequences and optionals cannot be fed "
+                "from .npz"
+            )
+        tensor = value.type.tensor_type
+        shape = tuple(_dimension(d) for d in tensor.shape.dim) if tensor.HasField("shape") else None
+        dtype = (
+            object
+            if tensor.elem_type == TensorProto.STRING
+            else helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+        )
+        specs.append(InputSpec(value.name, np.dtype(dtype), shape))
+    return specs
+
+
+def _dimension(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
+    if is_placeholder(dim):
+        return None
+    return int(dim.dim_value) if dim.WhichOneof("value") == "dim_value" else str(dim.dim_param)
+
+
+def find_files(sources: Iterable[str | Path]) -> list[Path]:
+    """The .npz files that paths, folders and globs name, in order, each once."""
+    found: dict[Path, None] = {}
+    for source in sources:
+        path = Path(source)
+        if path.is_dir():
+            matches = sorted(path.glob("*.npz"))
+        elif path.exists():
+            matches = [path]
+        else:
+            matches = sorted(Path(p) for p in glob.glob(str(source)))
+        if not matches:
+            kind = "holds no .npz file" if path.is_dir() else "no such file"
+            raise BadInputError(f"{source}: {kind}; give an .npz file, a folder of them or a glob")
+        found.update(dict.fromkeys(matches))
+    return list(found)
+
+
+def read_npz(path: Path) -> Arrays:
+    """The arrays of an .npz file; pickled objects are refused. Raises :class:`BadInputError` naming
+    the file.
+    """
+    try:
+        loaded = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        # NumPy takes what it does not know for a pickle, and then advises to allow that.
+        reason = (
+            "it is none, or holds Python objects" if "pickle" in str(error) else one_line(error)
+        )
+        raise BadInputError(f"{path}: not a readable .npz file ({reason})") from error
+    if not isinstance(loaded, np.lib.npyio.NpzFile):
+        raise BadInputError(
+            f"{path}: a single array; save named arrays with numpy.savez(path, name=array)"
+        )
+    arrays = {}
+    with loaded:
+        for name in loaded.files:
+            try:
+                arrays[name] = loaded[name]
+            except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+                hint = (
+                    "it holds Python objects, save plain numbers"
+                    if "pickle" in str(error)
+                    else one_line(error)
+                )
+                raise BadInputError(f"{path}: array {name!r} cannot be read ({hint})") from error
+    return arrays
+
+
+def load_samples(
+    sources: Sequence[str | Path | Mapping[str, NDArray[Any]]], specs: Sequence[InputSpec]
+) -> list[Sample]:
+    """One sample for each file or mapping, checked against ``specs``.
+
+    Raises :class:`BadInputError` naming the file and tensor for wrong names, dtypes, shapes, NaN
+    and infinities.
+    """
+    samples = []
+    for number, source in enumerate(sources):
+        if isinstance(source, Mapping):
+            arrays = {str(k): np.asarray(v) for k, v in source.items()}
+            samples.append(_checked(Sample(f"sample {number}", arrays), specs))
+            continue
+        samples.extend(
+            _checked(Sample(str(path), read_npz(path)), specs) for path in find_files([source])
+        )
+    if not samples:
+        raise BadInputError("no input given; the model's real inputs are needed (--input real.npz)")
+    return samples
+
+
+def _checked(sample: Sample, specs: Sequence[InputSpec]) -> Sample:
+    where, wanted = sample.name, [s.name for s in specs]
+    missing = [n for n in wanted if n not in sample.arrays]
+    extra = [n for n in sample.arrays if n not in wanted]
+    if missing:
+        held = ", ".join(sample.arrays) or "nothing"
+        raise BadInputError(
+            f"{where}: input {missing[0]!r} is missing; the model takes {', '.join(wanted)}, the "
+            f"sample holds {held}"
+        )
+    if extra:
+        raise BadInputError(
+            f"{where}: the model has no input {extra[0]!r}; it takes {', '.join(wanted)}"
+        )
+    symbols: dict[str, int] = {}
+    for spec in specs:
+        _check_array(where, spec, sample.arrays[spec.name], symbols)
+    return sample
+
+
+def _check_array(where: str, spec: InputSpec, array: NDArray[Any], symbols: dict[str, int]) -> None:
+    if array.dtype != spec.dtype:
+        raise BadInputError(
+            f"{where}: input {spec.name!r} is {array.dtype}, the model takes {spec.dtype}; convert "
+            "it with .astype()"
+        )
+    if spec.shape is not None and array.ndim != len(spec.shape):
+        raise BadInputError(
+            f"{where}: input {spec.name!r} has {array.ndim} dimensions, the model takes "
+            f"{len(spec.shape)}"
+        )
+    for axis, (size, dim) in enumerate(zip(array.shape, spec.shape or (), strict=False)):
+        if isinstance(dim, int) and size != dim:
+            raise BadInputError(
+                f"{where}: input {spec.name!r} has size {size} on axis {axis}, the model takes "
+                f"{dim}"
+            )
+        if isinstance(dim, str) and symbols.setdefault(dim, size) != size:
+            raise BadInputError(
+                f"{where}: input {spec.name!r} has size {size} on axis {axis}, but {dim!r} is "
+                f"{symbols[dim]} elsewhere"
+            )
+    if array.dtype.kind == "f":
+        bad = ~np.isfinite(array)
+        if bad.any():
+            first = tuple(int(i) for i in np.argwhere(bad)[0])
+            raise BadInputError(
+                f"{where}: input {spec.name!r} holds {int(bad.sum())} NaN or infinite values, the "
+                f"first at {first}"
+            )
+
+
+def suspicious_inputs(samples: Sequence[Sample]) -> list[str]:
+    """A sentence for each input that looks like noise or is constant: errors on such inputs say
+    little.
+    """
+    findings = []
+    for sample in samples:
+        for name, array in sample.arrays.items():
+            if array.dtype.kind != "f" or array.size < 64:
+                continue
+            if np.ptp(array) == 0.0:
+                findings.append(
+                    f"{sample.name}: input {name!r} is constant ({array.flat[0]:g}); use a real "
+                    "input"
+                )
+            elif looks_like_noise(array):
+                findings.append(
+                    f"{sample.name}: input {name!r} looks like random noise; the errors of real "
+                    "inputs are usually "
+                    "different, use a real one"
+                )
+    return findings
+
+
+def looks_like_noise(array: NDArray[Any]) -> bool:
+    """True for what ``randn`` or ``rand`` make: no correlation between neighbours, and that
+    distribution's moments.
+
+    Real signals correlate with their neighbours; embeddings may not, but do not have the moments
+    either.
+    """
+    values = array.astype(np.float64).reshape(-1, array.shape[-1]) if array.shape[-1] > 1 else None
+    if values is None or values.shape[1] < 4:
+        values = array.astype(np.float64).reshape(1, -1)
+    flat = values.ravel()
+    centred = values - flat.mean()
+    deviation = float(flat.std())
+    pairs = centred[:, 1:] * centred[:, :-1]
+    correlation = float(pairs.mean()) / deviation**2
+    if abs(correlation) > 4.0 / np.sqrt(pairs.size):
+        return False
+    kurtosis = float(np.mean(((flat - flat.mean()) / deviation) ** 4))
+    slack = 10.0 / np.sqrt(flat.size)
+    normal, uniform = abs(kurtosis - 3.0) < 5 * slack, abs(kurtosis - 1.8) < 2 * slack
+    return bool(normal or uniform)
