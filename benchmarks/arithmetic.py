@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.common import RESULTS
 from benchmarks.engines import table
 from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.runners.base import Sample
+from bisect_trt.core.sample import Sample
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.runners.tensorrt.runner import TensorRTRunner
 from fixtures.layers import layers_side_by_side
@@ -27,14 +27,14 @@ def main() -> None:
     """One engine of all layers, every layer's output marked."""
     model, inputs = layers_side_by_side()
     sample, plan = Sample("layers", inputs), PrecisionPlan(Precision.FP16)
-    emulator, engine = EmulatedRunner(model, [sample]), TensorRTRunner(model, [sample])
+    emulator, engine = EmulatedRunner(model), TensorRTRunner(model, [sample])
     plain, exact = (
-        {v.layer: v.accumulated for v in emulator.trace(sample, plan, kernels=k)}
+        {v.layer: v.accumulated for v in emulator.trace(sample, plan, rtx_sums=k)}
         for k in (False, True)
     )
+    outputs = [n.output[0] for n in model.graph.node[::2]]
     measured = {
-        t.removesuffix(": z"): a
-        for t, a in engine.marked(plan, [n.output[0] for n in model.graph.node[::2]])[0].items()
+        t.removesuffix(": z"): a for t, a in engine.marked(plan, [sample], outputs)[0].items()
     }
     measured = {name: measured[name] for name in plain if name in measured}
     engine.close()

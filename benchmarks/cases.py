@@ -18,10 +18,10 @@ from benchmarks.common import RESULTS, machine
 from benchmarks.engines import table
 from bisect_trt.core.errors import BisectError, RunnerFailedError
 from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.core.sample import Sample
 from bisect_trt.graph.patterns import find_patterns
 from bisect_trt.numerics.requirements import load_metric, parse_requirements
 from bisect_trt.report.result import Result
-from bisect_trt.runners.base import Sample
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.runners.ort_sessions import reference_session, run_all
 from bisect_trt.runners.tensorrt.runner import TensorRTRunner
@@ -67,11 +67,13 @@ def errors(name: str, make: Callable[[], Fixture]) -> list[float]:
     found = []
     for precision in (Precision.FP32, Precision.TF32, Precision.FP16, Precision.BF16):
         runner = engine or EmulatedRunner(
-            fixture.model, [sample], precision if precision.is_storage else Precision.FP16
+            fixture.model, precision if precision.is_storage else Precision.FP16
         )
         try:
             found.append(
-                requirements.score(reference, next(iter(runner.outputs(PrecisionPlan(precision)))))
+                requirements.score(
+                    reference, next(iter(runner.outputs(PrecisionPlan(precision), [sample])))
+                )
             )
         except RunnerFailedError as error:
             print(f"{name} {precision}: {error}")
@@ -91,7 +93,7 @@ def variants() -> list[list[Any]]:
         except BisectError as error:
             print(f"{name}: {error}")
             continue
-        builds = result.engine.get("builds_beyond_baselines", 0)
+        builds = (result.engine and result.engine.builds_beyond_baselines) or 0
         probes = sum(
             count for runner, count in result.probes.items() if runner.startswith("emulated")
         )
@@ -129,7 +131,7 @@ def cures(make: Callable[[], Fixture]) -> list[list[Any]]:
     def add(what: str, result: Result) -> None:
         latency = {
             row["engine"].rpartition(" ")[2]: row["latency_ms"]
-            for row in result.engine.get("cost", [])
+            for row in result.cost.to_dict(orient="records")
         }
         rows.append(
             [

@@ -170,25 +170,24 @@ class Tables:
     ) -> None:
         """One case: its run, and the errors of its layers over several samples."""
         found, engine, precision = errors(result), result.engine, result.precision.value
+        assert engine is not None
         rho, agree, of = rank_correlation(layers)
         pairs = []
         for base in ("fp32", "tf32", precision):
             pairs.append(
                 f"{found.get(base, np.nan):.2e} / {found.get(f'tensorrt {base}', np.nan):.2e}"
             )
-        self.errors.append(
-            [name, precision, *pairs, engine.get("fp32_is", ""), rho, f"{agree} of {of}"]
-        )
+        self.errors.append([name, precision, *pairs, engine.fp32_is, rho, f"{agree} of {of}"])
         latency = {
             row["engine"].removeprefix("tensorrt "): row["latency_ms"]
-            for row in engine.get("cost", [])
+            for row in result.cost.to_dict(orient="records")
         }
-        made = engine.get("builds_beyond_baselines", 0)
+        made = engine.builds_beyond_baselines or 0
         if "plan" in latency:
             self.builds.append(made)
         pins, share = (
             f"{len(result.pinned)} of {result.layer_count}",
-            engine.get("tolerance_share", ""),
+            engine.tolerance_share,
         )
         times = [latency.get(k, np.nan) for k in ("fp32", precision, "plan")]
         cause = result.cause.value
@@ -207,17 +206,17 @@ class Tables:
                 spent,
             ]
         )
-        effect = engine.get("probe_effect")
+        effect = engine.probe_effect
         if effect:
             self.effects.append(
                 [
                     name,
-                    effect["unmarked_score"],
-                    effect["marked_score"],
-                    engine["layer_errors_from"],
+                    effect.unmarked_score,
+                    effect.marked_score,
+                    engine.layer_errors_from,
                 ]
             )
-        for row in engine.get("cost", []):
+        for row in result.cost.to_dict(orient="records"):
             self.split.append(
                 [
                     name,

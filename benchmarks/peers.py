@@ -21,10 +21,10 @@ import onnx
 from benchmarks.common import ROOT, load
 from benchmarks.whole_run import Run, runs, true_score
 from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.core.sample import Sample
 from bisect_trt.graph import list_layers
 from bisect_trt.graph.layers import node_names
 from bisect_trt.numerics.requirements import parse_requirements
-from bisect_trt.runners.base import Sample
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 
 PYTHON = ROOT / ".cache" / "peers" / "bin" / "python"
@@ -88,14 +88,15 @@ def _prefix(run: Run) -> Row:
     """The shortest prefix in FP32 with which the rest passes, as a bisection finds it."""
     began, feed = time.perf_counter(), load(run.inputs)
     model = onnx.load(run.model)
-    runner = EmulatedRunner(model, [Sample("input", feed)])
+    runner, samples = EmulatedRunner(model), [Sample("input", feed)]
     requirements = parse_requirements([run.requirement], [o.name for o in model.graph.output])
     names = [layer.name for layer in list_layers(model)]
-    reference = next(runner.outputs(PrecisionPlan(Precision.FP32)))
+    reference = next(runner.outputs(PrecisionPlan(Precision.FP32), samples))
     low, high, probes = 0, len(names), 0
     while low < high:
         middle = (low + high) // 2
-        outputs = next(runner.outputs(PrecisionPlan(Precision.FP16, frozenset(names[:middle]))))
+        plan = PrecisionPlan(Precision.FP16, frozenset(names[:middle]))
+        outputs = next(runner.outputs(plan, samples))
         probes += 1
         if requirements.score(reference, outputs) <= 1.0:
             high = middle

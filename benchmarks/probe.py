@@ -14,8 +14,8 @@ import onnxruntime as ort
 
 from benchmarks.common import DETECTOR, RECOGNISER, SHARED, detector_input, load, medians
 from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.sample import Sample
 from bisect_trt.graph import list_layers, to_emulated
-from bisect_trt.runners.base import Sample
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 
 
@@ -30,19 +30,13 @@ def session(model: onnx.ModelProto, *, optimise: bool) -> ort.InferenceSession:
     )
 
 
-def walk(runner: EmulatedRunner, plan: PrecisionPlan) -> None:
-    """The way that gives every layer's values, used for the error table."""
-    chain = runner.start(runner._samples[0])
-    runner.advance(runner.steps, plan, chain)
-
-
 def measure(path: Path, inputs: Path) -> list[tuple[str, float]]:
     """(way, median seconds) for plain inference and three ways to run a new plan, pins varied from
     call to call.
     """
     model, feed = onnx.load(path), load(inputs)
     layers = [layer.name for layer in list_layers(model)]
-    runner = EmulatedRunner(model, [Sample("s", feed)])
+    runner, sample = EmulatedRunner(model), Sample("s", feed)
     plain, counter = session(model, optimise=True), itertools.count()
     random = np.random.default_rng(0)
 
@@ -54,9 +48,11 @@ def measure(path: Path, inputs: Path) -> list[tuple[str, float]]:
     ways: dict[str, Callable[[], object]] = {
         "plain FP32 inference": lambda: plain.run(None, feed),
         "probe: one session, roundings switched by inputs (in use)": lambda: list(
-            runner.outputs(plan())
+            runner.outputs(plan(), [sample])
         ),
-        "probe: node by node, a kept session a node": lambda: walk(runner, plan()),
+        "probe: node by node, a kept session a node": lambda: runner.outputs_by_node(
+            plan(), sample, rtx_sums=False
+        ),
         "probe: rebuild model and session": lambda: session(
             to_emulated(model, plan()), optimise=False
         ).run(None, feed),

@@ -5,17 +5,16 @@ process with all threads.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 
 from benchmarks.common import SHARED, load
 from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.graph.layers import list_layers
+from bisect_trt.core.sample import Sample
+from bisect_trt.graph import list_layers
 from bisect_trt.graph.load import load_model
-from bisect_trt.runners.base import Sample
+from bisect_trt.runners.base import Runner
 from bisect_trt.runners.emulator.fleet import EmulatedFleet
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.runners.emulator.server import SERVER, server_arguments
@@ -36,22 +35,21 @@ def report() -> list[str]:
         PrecisionPlan(Precision.FP16).with_pins(random.choice(layers, 40, replace=False).tolist())
         for _ in range(PROBES)
     ]
-    local = EmulatedRunner(model, [sample])
+    local = EmulatedRunner(model)
     seconds = {}
     for workers in (1, 2):
-        arguments = server_arguments(model, [sample], Precision.FP16, 1)
+        arguments = server_arguments(model, Precision.FP16, 1)
         fleet = EmulatedFleet(
-            local, [sample], Crew([IsolatedWorker(SERVER, arguments) for _ in range(workers)])
+            local, Crew([IsolatedWorker(SERVER, arguments) for _ in range(workers)])
         )
         try:
-            _timed(
-                fleet.outputs, plans[:workers], workers
-            )  # starts the processes and makes their sessions
-            seconds[workers] = _timed(fleet.outputs, plans, workers)
+            # The first starts the processes and makes their sessions.
+            _timed(fleet, plans[:workers], sample, workers)
+            seconds[workers] = _timed(fleet, plans, sample, workers)
         finally:
             fleet.close()
-    _timed(local.outputs, plans[:1], 1)
-    here = _timed(local.outputs, plans, 1)
+    _timed(local, plans[:1], sample, 1)
+    here = _timed(local, plans, sample, 1)
     return [
         f"## {PROBES} emulated probes of PP-OCRv4 det",
         "",
@@ -64,10 +62,8 @@ def report() -> list[str]:
     ]
 
 
-def _timed(
-    outputs: Callable[[PrecisionPlan], Any], plans: list[PrecisionPlan], threads: int
-) -> float:
+def _timed(runner: Runner, plans: list[PrecisionPlan], sample: Sample, threads: int) -> float:
     began = time.perf_counter()
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(lambda plan: list(outputs(plan)), plans))
+        list(pool.map(lambda plan: list(runner.outputs(plan, [sample])), plans))
     return time.perf_counter() - began

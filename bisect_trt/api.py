@@ -1,120 +1,120 @@
-"""The command's job for a notebook."""
+"""The command's jobs for a notebook; their options are those of :class:`Settings`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.observer import Observer
-from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.pipeline import run
 from bisect_trt.report.result import Result
-from bisect_trt.stations.settings import PROBE_TIMEOUT_S, Settings
-from bisect_trt.stations.verify import SavedPlan, Verification, read_plan
+from bisect_trt.stations.saved_plan import SavedPlan, read_plan
+from bisect_trt.stations.settings import Settings, Source, options
+from bisect_trt.stations.verify import Verification
 from bisect_trt.stations.verify import verify as check_plan_holds
 
-Source = str | Path | Mapping[str, NDArray[Any]]
+
+def _with_options(command: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a call the options of ``command`` in its signature and its documentation."""
+
+    def decorate(call: Callable[..., Any]) -> Callable[..., Any]:
+        fields = {f.name: f for f in inspect.signature(Settings).parameters.values()}
+        taken = {n: its for n, its in options().items() if command in its.commands}
+        own = inspect.signature(call)
+        kept = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        kept = [p for p in kept if p.name not in taken]
+        more = [fields[n].replace(kind=inspect.Parameter.KEYWORD_ONLY) for n in taken]
+        observer = [p for p in kept if p.kind is p.KEYWORD_ONLY]
+        positional = [p for p in kept if p.kind is not p.KEYWORD_ONLY]
+        signature = own.replace(parameters=[*positional, *more, *observer])
+        call.__signature__ = signature  # type: ignore[attr-defined]
+        lines = [f"    {name}: {its.help} (``{its.flag}``)" for name, its in taken.items()]
+        call.__doc__ = "\n".join([inspect.getdoc(call) or "", "", "Options:", *lines])
+        return call
+
+    return decorate
 
 
+@_with_options("run")
 def bisect(
     model: str | Path | onnx.ModelProto,
     inputs: Source | Sequence[Source],
     *,
-    precision: str | Precision = "fp16",
-    runner: str = "auto",
-    require: str | Sequence[str] = (),
-    golden: Source | None = None,
-    metrics: Sequence[str] = (),
-    out: str | Path | None = None,
-    workers: int = 1,
-    ray: str | None = None,
-    trt_module: str | None = None,
-    typing: str = "strong",
-    profiles: Sequence[str] = (),
-    probe_timeout_s: float = PROBE_TIMEOUT_S,
-    max_builds: int | None = None,
-    certify: str = "emulated",
-    rewrite: str | None = None,
     observer: Observer | None = None,
+    **chosen: Any,
 ) -> Result:
-    """Find the layers of ``model`` that must stay in FP32; writes the run's folder and returns what
-    it holds.
+    """Find the layers of ``model`` that must stay in FP32; write the run's folder.
 
-    ``inputs`` is one sample or several: a mapping of input name to array, or an .npz file, folder
-    or glob. The other arguments are those of ``bisect-trt run``. Raises :class:`BadInputError` for
-    what the caller can mend.
+    Args:
+        model: an FP32 model, its path or its proto.
+        inputs: one sample or several: a mapping of input name to array, or an .npz file, folder or
+            glob.
+        observer: hears of the progress.
+        chosen: the options below.
+
+    Returns:
+        What the folder holds, as one record.
+
+    Raises:
+        BadInputError: something that the caller can mend.
+        RunnerUnavailableError: the runner asked for is not there.
     """
-    try:
-        wanted = Precision(precision)
-    except ValueError as error:
-        raise BadInputError(f"precision {precision!r}: choose fp16, bf16 or tf32") from error
-    settings = Settings(
-        model=model,
-        inputs=_several(inputs),
-        precision=wanted,
-        runner=runner,
-        require=(require,) if isinstance(require, str) else tuple(require),
-        golden=golden,
-        metrics=metrics,
-        out=Path(out) if out is not None else None,
-        workers=workers,
-        ray=ray,
-        trt_module=trt_module,
-        typing=typing,
-        profiles=tuple(profiles),
-        probe_timeout_s=probe_timeout_s,
-        max_builds=max_builds,
-        certify=certify,
-        rewrite=rewrite,
-    )
-    return run(settings, observer)
+    return run(_settings("bisect", "run", model, inputs, chosen), observer)
 
 
+@_with_options("verify")
 def verify(
     model: str | Path | onnx.ModelProto,
     inputs: Source | Sequence[Source],
     plan: PrecisionPlan | str | Path,
     *,
-    runner: str = "auto",
-    require: str | Sequence[str] = (),
-    metrics: Sequence[str] = (),
-    out: str | Path | None = None,
     observer: Observer | None = None,
+    **chosen: Any,
 ) -> Verification:
-    """Whether ``plan`` (or the plan.json at that path) still holds for ``model`` and ``inputs``; as
-    ``bisect-trt verify``.
+    """Whether ``plan`` still holds for ``model`` and ``inputs``; as ``bisect-trt verify``.
 
-    Raises :class:`BadInputError` if it is no plan of this model.
+    Args:
+        model: an FP32 model, its path or its proto.
+        inputs: as for :func:`bisect`.
+        plan: a plan, or the path of a plan.json.
+        observer: hears of the progress.
+        chosen: the options below.
+
+    Raises:
+        BadInputError: it is no plan of this model.
     """
-    saved = (
-        SavedPlan(plan, Path("plan")) if isinstance(plan, PrecisionPlan) else read_plan(Path(plan))
-    )
-    settings = Settings(
-        model=model,
-        inputs=_several(inputs),
-        precision=saved.searched,
-        runner=runner,
-        require=(require,) if isinstance(require, str) else tuple(require),
-        metrics=metrics,
-        out=Path(out) if out is not None else None,
-    )
-    return check_plan_holds(settings, saved, observer)
+    if isinstance(plan, PrecisionPlan):
+        saved = SavedPlan(plan, Path("plan"))
+    else:
+        saved = read_plan(Path(plan))
+    settings = _settings("verify", "verify", model, inputs, {"precision": saved.searched, **chosen})
+    return check_plan_holds(settings, saved, observer or Observer())
+
+
+def _settings(
+    call: str, command: str, model: Any, inputs: Source | Sequence[Source], chosen: dict[str, Any]
+) -> Settings:
+    taken = [name for name, its in options().items() if command in its.commands]
+    unknown = [name for name in chosen if name not in taken]
+    if unknown:
+        near = get_close_matches(unknown[0], taken, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise TypeError(f"{call}() got an unexpected keyword argument {unknown[0]!r}{hint}")
+    return Settings(model=model, inputs=_several(inputs), **chosen)
 
 
 def _several(inputs: Source | Sequence[Source]) -> list[Source]:
-    """The samples one by one. Raises :class:`BadInputError` for an array, which says not which
-    input it is.
-    """
+    """The samples one by one; an array says not which input it is, and is refused."""
     if isinstance(inputs, np.ndarray):
         raise BadInputError("inputs: an array without a name; pass {'input name': array}")
-    return (
-        list(inputs)
-        if isinstance(inputs, Sequence) and not isinstance(inputs, (str, Path))
-        else [inputs]
-    )
+    if isinstance(inputs, Sequence) and not isinstance(inputs, (str, Path)):
+        return list(inputs)
+    return [inputs]

@@ -1,4 +1,4 @@
-"""The command line: thin, every option declared once, the work done by the stations."""
+"""The command line: thin; options come from the settings, the work is done by the stations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ from bisect_trt.core.errors import (
     BisectError,
     one_line,
 )
+from bisect_trt.core.files import write_whole
+from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision
+from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.inspection import inspect_model
 from bisect_trt.graph.load import load_model, save_model
 from bisect_trt.graph.passes.typed import to_typed
@@ -41,17 +44,10 @@ from bisect_trt.report.screen import (
 )
 from bisect_trt.report.write import to_json
 from bisect_trt.runners.doctor import examine
-from bisect_trt.runners.tensorrt.module import MODULES
 from bisect_trt.stations.estimate import estimate
-from bisect_trt.stations.settings import (
-    CERTIFIERS,
-    PROBE_TIMEOUT_S,
-    REWRITES,
-    RUNNERS,
-    TYPINGS,
-    Settings,
-)
-from bisect_trt.stations.verify import read_plan, verify
+from bisect_trt.stations.saved_plan import read_plan
+from bisect_trt.stations.settings import Option, Settings, options
+from bisect_trt.stations.verify import verify
 from bisect_trt.version import __version__
 
 Command = Callable[..., int | None]
@@ -119,70 +115,10 @@ INPUT = click.option(
 )
 PRECISION = click.option(
     "--precision",
-    type=click.Choice(["fp16", "bf16", "tf32"]),
+    type=click.Choice(options()["precision"].choices),
     default="fp16",
     show_default=True,
-    help="What unpinned layers run in.",
-)
-RUNNER = click.option(
-    "--runner",
-    type=click.Choice(RUNNERS),
-    default="auto",
-    show_default=True,
-    help="What executes the plans.",
-)
-REQUIREMENT = click.option(
-    "--requirement",
-    "require",
-    multiple=True,
-    help="Such as max_abs<=1e-2, logits:cosine>=0.999 or atol=1e-3,rtol=1e-2. Repeatable. Default: "
-    "rel_range<=1e-2.",
-)
-METRIC = click.option(
-    "--metric",
-    "metrics",
-    multiple=True,
-    help="MODULE:FUNCTION, a task metric for --requirement. Repeatable.",
-)
-GOLDEN = click.option(
-    "--golden",
-    type=click.Path(path_type=Path),
-    help="The original framework's outputs (.npz), checked against the reference.",
-)
-OUT = click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    help="The run's folder. Default: reports/MODEL-PRECISION.",
-)
-TRT_MODULE = click.option(
-    "--trt-module", type=click.Choice(MODULES), help="Which TensorRT. Default: whichever imports."
-)
-TYPING = click.option(
-    "--typing",
-    type=click.Choice(TYPINGS),
-    default="strong",
-    show_default=True,
-    help="Weak: flags, for TensorRT 8.6 to 10.x.",
-)
-PROFILE = click.option(
-    "--profile",
-    "profiles",
-    multiple=True,
-    help="INPUT:MIN/OPT/MAX, such as x:1x3x32x32/1x3x64x64/1x3x99x99. Default: from the inputs. "
-    "Repeatable.",
-)
-TIMEOUT = click.option(
-    "--probe-timeout",
-    "probe_timeout_s",
-    type=click.FloatRange(min=0, min_open=True),
-    default=PROBE_TIMEOUT_S,
-    show_default=True,
-    help="Seconds that one engine may take to build and run.",
-)
-REWRITE = click.option(
-    "--rewrite",
-    type=click.Choice(REWRITES),
-    help="First rewrite the model: exact, checked on the inputs, or refused.",
+    help=options()["precision"].help,
 )
 PLAN = click.option(
     "--plan",
@@ -195,54 +131,47 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead 
 QUIET = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 
 
-def settings_options(command: Command) -> Command:
-    """The options that make up a run's settings."""
-    for option in reversed(
-        (
-            MODEL,
-            INPUT,
-            PRECISION,
-            RUNNER,
-            REQUIREMENT,
-            METRIC,
-            GOLDEN,
-            OUT,
-            REWRITE,
-            TRT_MODULE,
-            TYPING,
-            PROFILE,
-            TIMEOUT,
+def settings_options(command: str) -> Callable[[Command], Command]:
+    """MODEL, ``--input`` and the options of :class:`Settings` that ``command`` takes."""
+
+    def decorate(function: Command) -> Command:
+        defaults = Settings.__dataclass_fields__
+        for name, its in reversed(options().items()):
+            if command in its.commands:
+                function = _click_option(name, its, defaults[name].default)(function)
+        return MODEL(INPUT(function))
+
+    return decorate
+
+
+def _click_option(name: str, its: Option, default: Any) -> Callable[[Command], Command]:
+    """A field of the settings as click has it."""
+    kind: Any = None
+    if its.choices:
+        kind = click.Choice(its.choices)
+    elif its.kind is Path:
+        kind = click.Path(path_type=Path)
+    elif its.least is not None:
+        whole = its.kind is int
+        kind = (
+            click.IntRange(min=int(its.least))
+            if whole
+            else click.FloatRange(min=its.least, min_open=its.above)
         )
-    ):
-        command = option(command)
-    return command
+    return click.option(
+        its.flag,
+        name,
+        type=kind,
+        multiple=its.repeatable,
+        default=str(default) if its.kind is Precision else default,
+        show_default=default not in (None, ()),
+        help=f"{its.help} Repeatable." if its.repeatable else its.help,
+        metavar=its.metavar,
+    )
 
 
 @main.command("run")
-@settings_options
-@click.option(
-    "--workers",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Probes at a time, a process each.",
-)
-@click.option(
-    "--ray", metavar="ADDRESS", help="Run the workers on this Ray cluster; 'local' starts one here."
-)
-@click.option(
-    "--max-builds",
-    type=click.IntRange(min=0),
-    default=None,
-    help="Engine builds beyond the baselines. Default: 8, with --certify engine as many as needed.",
-)
-@click.option(
-    "--certify",
-    type=click.Choice(CERTIFIERS),
-    default="emulated",
-    show_default=True,
-    help="Where each pin is proved: engine builds the model once without each.",
-)
+@settings_options("run")
 @click.option(
     "--dry-run", is_flag=True, help="Only say how many layers, about how many probes and how long."
 )
@@ -250,13 +179,11 @@ def settings_options(command: Command) -> Command:
 @JSON
 @QUIET
 @guarded
-def run_command(
-    dry_run: bool, verbose: bool, as_json: bool, quiet: bool, precision: str, **options: Any
-) -> int:
+def run_command(dry_run: bool, verbose: bool, as_json: bool, quiet: bool, **chosen: Any) -> int:
     """Find the problem's kind and the smallest proved set of FP32 layers; write the plan, model and
     report.
     """
-    settings = Settings(precision=Precision(precision), **options)
+    settings = Settings(**chosen)
     if dry_run:
         price = estimate(settings)
         click.echo(to_json(vars(price)) if as_json else price.sentence)
@@ -273,12 +200,12 @@ def run_command(
 
 
 @main.command("compare")
-@settings_options
+@settings_options("compare")
 @JSON
 @guarded
-def compare_command(as_json: bool, precision: str, **options: Any) -> int:
+def compare_command(as_json: bool, **chosen: Any) -> int:
     """Error tables only: every baseline's outputs and every layer, without a search."""
-    result = compare(Settings(precision=Precision(precision), **options))
+    result = compare(Settings(**chosen))
     if as_json:
         click.echo(to_json(result.as_json()))
     else:
@@ -317,25 +244,23 @@ def doctor_command(as_json: bool) -> int:
 
 
 @main.command("verify")
-@settings_options
+@settings_options("verify")
 @PLAN
 @JSON
 @QUIET
 @guarded
 def verify_command(
-    plan_path: Path, as_json: bool, quiet: bool, precision: str, **options: Any
+    plan_path: Path, as_json: bool, quiet: bool, precision: str, **chosen: Any
 ) -> int:
     """Does a plan still hold for this model and these inputs? Exit code 0 if it does, 1 if not; for
     release gates.
     """
     saved = read_plan(plan_path)
-    plan = saved.plan
-    if (
-        click.get_current_context().get_parameter_source("precision") is not ParameterSource.DEFAULT
-        and precision != plan.base.value
-    ):
-        raise BadInputError(f"--precision {precision}: {plan_path} is a plan for {plan.base.value}")
-    verification = verify(Settings(precision=saved.searched, **options), saved)
+    source = click.get_current_context().get_parameter_source("precision")
+    found_for = saved.plan.base.value
+    if source is not ParameterSource.DEFAULT and precision != found_for:
+        raise BadInputError(f"--precision {precision}: {plan_path} is a plan for {found_for}")
+    verification = verify(Settings(precision=saved.searched, **chosen), saved, Observer())
     if as_json:
         click.echo(to_json(verification.as_json()))
     elif not quiet:
@@ -363,23 +288,20 @@ def verify_command(
 def export_command(model: Path, plan_path: Path, form: str, output: Path | None) -> int:
     """Write a plan as typed ONNX, trtexec arguments or a polygraphy script."""
     saved = read_plan(plan_path)
-    plan, loaded = saved.plan, load_model(model)
-    saved.check_model(loaded.proto)
+    plan, graph = saved.plan, Graph(load_model(model).proto)
+    saved.check_model(graph)
     if form == "onnx":
         if output is None:
             raise BadInputError("--format onnx needs --output FILE.onnx")
-        save_model(to_typed(loaded.proto, plan), output)
+        save_model(to_typed(graph, plan), output)
         return 0
-    text = (
-        trtexec_arguments(loaded.proto, plan)
-        if form == "trtexec"
-        else polygraphy_script(loaded.proto, plan)
-    )
+    write = trtexec_arguments if form == "trtexec" else polygraphy_script
+    text = write(graph, plan)
     if output is None:
         click.echo(text)
     else:
         try:
-            output.write_text(text + "\n")
+            write_whole(output, text + "\n")
         except OSError as error:
             raise BadInputError(f"{output}: cannot be written ({error.strerror})") from error
     return 0

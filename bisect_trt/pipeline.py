@@ -6,60 +6,106 @@ load -> reference -> baselines -> triage -> bisect -> verify on the engine -> re
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 from bisect_trt.core.observer import Observer
 from bisect_trt.report.result import Result
-from bisect_trt.report.summary import assemble, assemble_partial
-from bisect_trt.report.write import write_report
-from bisect_trt.stations.job import Job
+from bisect_trt.report.summary import summarise, summarise_interrupted
+from bisect_trt.report.write import discard, write_report, write_tables
+from bisect_trt.stations.baselines import measure_baselines
+from bisect_trt.stations.bench import Bench, open_bench
+from bisect_trt.stations.bisect import bisect
+from bisect_trt.stations.case import Case, load
+from bisect_trt.stations.engine_baselines import measure_engine
+from bisect_trt.stations.engine_verdict import decide_on_engine
+from bisect_trt.stations.golden import check_golden
+from bisect_trt.stations.known import Known
 from bisect_trt.stations.settings import Settings
-from bisect_trt.stations.triage import Cause, Diagnosis
+from bisect_trt.stations.triage import Triage, find_cause
 
 
 def run(settings: Settings, observer: Observer | None = None) -> Result:
-    """The main job. Raises :class:`~bisect_trt.core.errors.BisectError` for what the user can
-    mend.
+    """The main job; writes the run's folder.
+
+    Raises:
+        BisectError: something that the user can mend.
     """
     began = time.perf_counter()
-    job = Job(settings, observer or Observer())
-    try:
-        job.folder.discard("run.json")
-        diagnosis = job.triage()
-        found = job.bisect() if diagnosis.searchable else None
-        result = assemble(job, diagnosis, found, time.perf_counter() - began)
-        write_report(
-            result, job.material.model.proto, job.folder, rewritten=bool(job.material.rewritten)
-        )
+    observer = observer or Observer()
+    case = load(settings, observer)
+    with open_bench(case, observer) as bench:
+        discard(bench.folder)
+        latest = Known(case)
+        try:
+            for known in _search(case, bench):
+                latest = known
+        except KeyboardInterrupt:
+            partial = summarise_interrupted(latest, bench.ledger(), time.perf_counter() - began)
+            if partial is not None:
+                write_report(partial, case)
+            raise
+        result = summarise(latest, bench.ledger(), time.perf_counter() - began)
+        write_report(result, case)
         return result
-    except KeyboardInterrupt:
-        partial = assemble_partial(job, time.perf_counter() - began)
-        if partial is not None:
-            write_report(
-                partial,
-                job.material.model.proto,
-                job.folder,
-                rewritten=bool(job.material.rewritten),
-            )
-        raise
-    finally:
-        job.close()
 
 
 def compare(settings: Settings, observer: Observer | None = None) -> Result:
-    """The error tables of the baselines and layers, without a search; writes layers.csv,
-    outputs.csv and the rest.
+    """The error tables of the baselines and layers, without a search; writes layers.csv and
+    outputs.csv.
+
+    Raises:
+        BisectError: something that the user can mend.
     """
     began = time.perf_counter()
-    job = Job(settings, observer or Observer(), "-compare")
-    try:
-        diagnosis = job.baselines_only() or Diagnosis(
-            Cause.ACCUMULATION, "Not searched: error tables only."
-        )
-        result = assemble(job, diagnosis, None, time.perf_counter() - began)
-        for name in ("layers", "outputs"):
-            job.folder.write(
-                f"{name}.csv", getattr(result, name).to_csv(index=False, lineterminator="\n")
-            )
+    observer = observer or Observer()
+    case = load(settings, observer)
+    with open_bench(case, observer, "-compare") as bench:
+        latest = Known(case)
+        for known in _measure(case, bench):
+            latest = known
+        result = summarise(latest, bench.ledger(), time.perf_counter() - began)
+        write_tables(result)
         return result
-    finally:
-        job.close()
+
+
+def _measure(case: Case, bench: Bench) -> Iterator[Known]:
+    """The whole network at each precision, on the emulator and on the engine."""
+    known = Known(case)
+    settled = check_golden(case, bench)
+    if settled is not None:
+        yield known.with_(settled=settled)
+        return
+    baselines = measure_baselines(case, bench)
+    known = known.with_(baselines=baselines, settled=baselines.diagnosis)
+    yield known
+    if known.settled is not None:
+        return
+    engine = measure_engine(case, bench, baselines)
+    if engine is not None:
+        yield known.with_(engine=engine, settled=engine.diagnosis)
+
+
+def _search(case: Case, bench: Bench) -> Iterator[Known]:
+    """Every station in turn, what is known after each; ends early where one settles the case."""
+    known = Known(case)
+    for known in _measure(case, bench):
+        yield known
+    if known.settled is not None or known.baselines is None:
+        return
+    baselines, engine = known.baselines, known.engine
+    triage = find_cause(case, bench, baselines, engine)
+    if not isinstance(triage, Triage):
+        yield known.with_(settled=triage)
+        return
+    known = known.with_(triage=triage)
+    yield known
+    bench.observer.station("bisect")
+    bench.tell_probes()
+    bisection = bisect(case, bench, baselines, triage, triage.limit)
+    known = known.with_(bisection=bisection)
+    yield known
+    if bench.engine is not None and engine is not None:
+        judgement = decide_on_engine(
+            case, bench, bench.engine, baselines, engine, triage, bisection
+        )
+        yield known.with_(judgement=judgement)

@@ -112,8 +112,10 @@ def test_the_proof_of_each_pin_is_a_probe_of_the_set_without_it(tmp_path: Path) 
         rest = set(result.pinned) - {pin}
         probe = result.search.iloc[int(result.pins.set_index("layer").loc[pin, "proof_probe"])]
         assert set(json.loads(probe["pinned"])) == rest
-        runner = emulated.EmulatedRunner(fixture.model, [emulated.Sample("s", fixture.inputs)])
-        got = next(runner.outputs(PrecisionPlan("fp16", rest)))["logits"]
+        runner = emulated.EmulatedRunner(fixture.model)
+        got = next(
+            runner.outputs(PrecisionPlan("fp16", rest), [emulated.Sample("s", fixture.inputs)])
+        )["logits"]
         assert not np.abs(got - reference).max() <= 2e-3
 
 
@@ -128,8 +130,13 @@ def test_the_same_command_again_makes_no_inference(
     def forbidden(*_: object) -> None:
         raise AssertionError("an inference was made")
 
-    monkeypatch.setattr(emulated.EmulatedRunner, "_execute", forbidden)
-    monkeypatch.setattr("bisect_trt.stations.case.run_all", forbidden)
+    for inference in (
+        "emulator.node_by_node.NodeByNode._execute",
+        "emulator.switched_session.SwitchedSession.run",
+        "emulator.whole_model.run_all",
+        "ort_reference.run_all",
+    ):
+        monkeypatch.setattr(f"bisect_trt.runners.{inference}", forbidden)
     again = run(make(), tmp_path / "run")
     assert again.new_probes == 0 and again.effect_runs == 0
     assert again.pinned == first.pinned and again.cause == first.cause

@@ -31,11 +31,6 @@ def constants(graph: onnx.GraphProto, elem_type: int | None = None) -> dict[str,
     return found
 
 
-def float_constants(graph: onnx.GraphProto) -> dict[str, NDArray[np.float32]]:
-    """The FP32 constants of ``graph`` by name."""
-    return constants(graph, FLOAT)
-
-
 def _value(attribute: onnx.AttributeProto, elem_type: int | None) -> NDArray[Any] | None:
     name = attribute.name
     if name == "value":

@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from onnx import TensorProto
+
+from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import Precision
-from bisect_trt.graph.layers import Layer, kept_nodes, list_layers
+from bisect_trt.graph.graph import Graph
+from bisect_trt.graph.layers import Kind, Layer
 from bisect_trt.graph.load import LoadedModel
-from bisect_trt.graph.passes.opset import ALL_HAVE_BF16, HAS_LAYER_NORMALIZATION, lacks_bf16
+from bisect_trt.graph.operator_rules import FLOAT, STAYS_FP32, is_standard
+from bisect_trt.graph.opset import ALL_HAVE_BF16, HAS_LAYER_NORMALIZATION, lacks_bf16
 from bisect_trt.graph.patterns import Pattern, find_patterns
-from bisect_trt.graph.tensor_types import opset_of
-from bisect_trt.graph.weight_range import Finding, weight_findings
+from bisect_trt.graph.weight_range import weight_findings
 
 _DELICATE = {
     "Pow": "squares leave FP16's range above 256",
@@ -59,32 +63,43 @@ class Inspection:
 
 
 def inspect_model(model: LoadedModel, precision: Precision) -> Inspection:
-    """Layers, patterns, suspects, weights out of range, and advice."""
-    layers = [x for x in list_layers(model.proto) if precision in x.precisions]
-    patterns = find_patterns(model.proto)
+    """Layers, patterns, suspects, weights out of range, and advice, without running anything."""
+    graph = Graph(model.proto)
+    layers = graph.layers_at(precision)
+    patterns = find_patterns(graph)
     suspects = {x.name: f"{x.op}: {_DELICATE[x.op]}" for x in layers if x.op in _DELICATE}
     for pattern in patterns:
         if pattern.decomposed and pattern.kind in ("LayerNorm", "RMSNorm"):
-            suspects |= dict.fromkeys(
-                pattern.layers, f"part of a {pattern.kind} written out in primitive operators"
-            )
-    opset = opset_of(model.proto)
+            why = f"part of a {pattern.kind} written out in primitive operators"
+            suspects |= dict.fromkeys(pattern.layers, why)
+    raises = precision is Precision.BF16 and lacks_bf16({x.op for x in layers}, graph.opset)
     return Inspection(
         model.name,
-        opset,
-        tuple(layers),
+        graph.opset,
+        layers,
         tuple(patterns),
         suspects,
-        kept_nodes(model.proto),
-        tuple(weight_findings(model.proto, precision)),
-        tuple(
-            _advice(
-                opset,
-                patterns,
-                precision is Precision.BF16 and lacks_bf16({x.op for x in layers}, opset),
-            )
-        ),
+        _kept_nodes(graph),
+        tuple(weight_findings(graph, precision)),
+        tuple(_advice(graph.opset, patterns, raises)),
     )
+
+
+def _kept_nodes(graph: Graph) -> dict[str, str]:
+    """The nodes that touch floats and still are no layers, with the reason."""
+    kept = {}
+    low = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+    for index, (node, name) in enumerate(zip(graph.proto.graph.node, graph.names, strict=True)):
+        types = [graph.types.type_of(o) for o in node.output if o]
+        if not is_standard(node):
+            kept[name] = f"{node.domain}.{node.op_type} is not a standard operator"
+        elif any(t in low for t in types):
+            kept[name] = f"{node.op_type} already runs at reduced precision in the source"
+        elif node.op_type in STAYS_FP32 and FLOAT in types:
+            kept[name] = f"{node.op_type}: {STAYS_FP32[node.op_type]}"
+        elif FLOAT in types and graph.role(index, Precision.FP16).kind is Kind.KEPT:
+            kept[name] = f"{node.op_type} has no FP16 form in opset {graph.opset}"
+    return kept
 
 
 def _advice(opset: int, patterns: list[Pattern], raises_opset: bool) -> list[str]:

@@ -9,18 +9,16 @@ from dataclasses import dataclass
 from enum import Enum
 
 import onnx
-from onnx import TensorProto
 
 from bisect_trt.core.precision import Precision
 from bisect_trt.graph.operator_rules import (
     CONTROL_FLOW,
     FLOAT,
     MATRIX_INPUTS,
-    STAYS_FP32,
     is_standard,
     lowerable_slots,
 )
-from bisect_trt.graph.tensor_types import UNKNOWN, Scope, infer_types, opset_of, subgraphs
+from bisect_trt.graph.tensor_types import UNKNOWN, Scope, subgraphs
 
 
 class Kind(Enum):
@@ -144,50 +142,3 @@ def _multiplies_matrices(node: onnx.NodeProto) -> bool:
         for _, body in subgraphs(node)
         for inner in body.node
     )
-
-
-def list_layers(model: onnx.ModelProto) -> list[Layer]:
-    """The layers of ``model`` in the file's order, which ONNX requires to be a topological one.
-
-    A layer is a node with an FP32 output that can run at FP16, BF16 or TF32. Nodes that already run
-    in FP16 or BF16 in the source, integer and boolean nodes, custom domains, Q/DQ and the operators
-    of ``STAYS_FP32`` are none.
-    """
-    scope, opset, layers = infer_types(model), opset_of(model), []
-    nodes = model.graph.node
-    for index, (node, name) in enumerate(zip(nodes, node_names(nodes), strict=True)):
-        precisions = frozenset(
-            p
-            for p in (Precision.FP16, Precision.BF16, Precision.TF32)
-            if role_of(node, name, scope, opset, p).kind is Kind.LAYER
-        )
-        if precisions:
-            outputs = tuple(o for o in node.output if o and scope.type_of(o) == FLOAT)
-            layers.append(
-                Layer(
-                    name,
-                    node.op_type,
-                    index,
-                    outputs,
-                    tuple(i for i in node.input if i),
-                    precisions,
-                )
-            )
-    return layers
-
-
-def kept_nodes(model: onnx.ModelProto) -> dict[str, str]:
-    """The nodes that touch floats and still are no layers, with the reason, for ``inspect``."""
-    scope, opset, kept = infer_types(model), opset_of(model), {}
-    low = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
-    for node, name in zip(model.graph.node, node_names(model.graph.node), strict=True):
-        types = [scope.type_of(o) for o in node.output if o]
-        if not is_standard(node):
-            kept[name] = f"{node.domain}.{node.op_type} is not a standard operator"
-        elif any(t in low for t in types):
-            kept[name] = f"{node.op_type} already runs at reduced precision in the source"
-        elif node.op_type in STAYS_FP32 and FLOAT in types:
-            kept[name] = f"{node.op_type}: {STAYS_FP32[node.op_type]}"
-        elif FLOAT in types and role_of(node, name, scope, opset, Precision.FP16).kind is Kind.KEPT:
-            kept[name] = f"{node.op_type} has no FP16 form in opset {opset}"
-    return kept

@@ -21,6 +21,7 @@ from onnx.external_data_helper import (
 )
 
 from bisect_trt.core.errors import BadInputError, one_line
+from bisect_trt.core.files import written_whole
 from bisect_trt.graph.tensor_types import subgraphs
 
 _PROTOBUF_LIMIT = 2**31 - (64 << 20)
@@ -100,25 +101,20 @@ def save_model(model: onnx.ModelProto, path: Path) -> None:
     """Write ``model`` to ``path`` in one step; over 2 GB the weights go beside it, into
     ``<name>.data``.
 
-    Raises :class:`BadInputError` if the folder cannot be written.
+    Raises:
+        BadInputError: the folder cannot be written.
     """
     try:
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".bisect-trt-") as folder:
-            draft = Path(folder) / path.name
+        with written_whole(path) as draft:
             if _weights_size(model) < _PROTOBUF_LIMIT:
                 onnx.save_model(model, str(draft))
-            else:
-                side = f"{path.name}.data"
-                onnx.save_model(
-                    model,
-                    str(draft),
-                    save_as_external_data=True,
-                    location=side,
-                    size_threshold=1024,
-                )
-                os.replace(Path(folder) / side, path.parent / side)
-                (path.parent / side).chmod(0o644)
-            os.replace(draft, path)
+                return
+            side = f"{path.name}.data"
+            onnx.save_model(
+                model, str(draft), save_as_external_data=True, location=side, size_threshold=1024
+            )
+            (draft.parent / side).chmod(0o644)
+            os.replace(draft.parent / side, path.parent / side)
     except OSError as error:
         raise BadInputError(f"{path}: cannot be written ({error.strerror})") from error
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import onnx
 import onnx_graphsurgeon as gs
 
-from bisect_trt.graph.layers import node_names
+from bisect_trt.graph.graph import Graph, as_graph
 
 
 @dataclass(frozen=True)
@@ -34,15 +34,13 @@ _SINGLE = {
 }
 
 
-def find_patterns(model: onnx.ModelProto) -> list[Pattern]:
+def find_patterns(model: onnx.ModelProto | Graph) -> list[Pattern]:
     """The normalisations, softmaxes and GELUs of ``model``'s main graph, in network order."""
-    ids = {
-        o: n
-        for node, n in zip(model.graph.node, node_names(model.graph.node), strict=True)
-        for o in node.output
-    }
+    source = as_graph(model)
+    nodes = source.proto.graph.node
+    ids = {o: n for node, n in zip(nodes, source.names, strict=True) for o in node.output}
     order = {name: position for position, name in enumerate(dict.fromkeys(ids.values()))}
-    graph = gs.import_onnx(_light(model))
+    graph = gs.import_onnx(_light(source.proto))
     found = []
     for node in graph.nodes:
         if node.op in _SINGLE:

@@ -5,41 +5,30 @@ then known.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import Precision
-from bisect_trt.graph.constants import float_constants
-from bisect_trt.graph.layers import list_layers
+from bisect_trt.graph.graph import Graph, as_graph
 from bisect_trt.numerics.rounding import LARGEST, SMALLEST_SUBNORMAL
 
 
-@dataclass(frozen=True)
-class Finding:
-    """Something a reviewer should know: ``kind`` for machines, ``layer`` or tensor it is about, one
-    sentence.
-    """
-
-    kind: str
-    where: str
-    message: str
-
-
-def weight_findings(model: onnx.ModelProto, precision: Precision) -> list[Finding]:
+def weight_findings(model: onnx.ModelProto | Graph, precision: Precision) -> list[Finding]:
     """A finding for each constant read by a layer that overflows, or partly vanishes, in FP16 or
     BF16.
     """
     if not precision.is_storage:
         return []
+    graph = as_graph(model)
     readers: dict[str, list[str]] = {}
-    for layer in list_layers(model):
+    for layer in graph.layers:
         for name in layer.inputs:
             readers.setdefault(name, []).append(layer.name)
     findings = []
-    for name, array in float_constants(model.graph).items():
+    for name, array in graph.float_constants.items():
         for kind, problem in _problems(array, precision) if name in readers and array.size else ():
             for reader in readers[name]:
                 findings.append(

@@ -6,7 +6,7 @@ on all elements, decide; so a sample that misses an element costs a probe, never
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -23,63 +23,56 @@ MEAN_NORM, _PEAK_NORM = 2.0, 8.0
 sets in the fewest probes)."""
 
 
-class ErrorSampler:
-    """Chooses elements once, half where ``candidates`` err most and half at random (seeded), at
-    most ``limit`` in all.
+def prediction_order(requirements: Requirements) -> float:
+    """The norm by which predicted errors are ranked: means look at all elements, peaks at few."""
+    mean_like = all(item.metric in _MEAN_LIKE for item in requirements.items)
+    return MEAN_NORM if mean_like else _PEAK_NORM
+
+
+class ErrorSample:
+    """Elements of one sample's outputs: half where ``candidate`` errs most, half at random
+    (seeded).
+
+    Args:
+        requirements: say what an error is measured in, and which outputs count.
+        reference: arrays by output name.
+        candidate: the same outputs with everything lowered.
+        limit: about how many elements to choose over all outputs.
     """
 
     def __init__(
-        self,
-        requirements: Requirements,
-        references: Sequence[Arrays],
-        candidates: Sequence[Arrays],
-        limit: int = 4096,
+        self, requirements: Requirements, reference: Arrays, candidate: Arrays, limit: int = 4096
     ) -> None:
         self._picks: list[
-            list[tuple[str, NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]]
+            tuple[str, NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]
         ] = []
-        self.order = (
-            MEAN_NORM if all(i.metric in _MEAN_LIKE for i in requirements.items) else _PEAK_NORM
-        )
         random = np.random.default_rng(0)
-        share = max(1, limit // max(1, sum(len(r) for r in references)))
-        for reference, candidate in zip(references, candidates, strict=True):
-            picks = []
-            for name, array in reference.items():
-                tolerance = _tolerance(requirements, name, array)
-                if tolerance is None or array.size == 0:
-                    continue
-                ref = array.astype(np.float64).ravel()
-                used = np.zeros(ref.size)
-                if candidate[name].shape == array.shape:
-                    with np.errstate(invalid="ignore", over="ignore"):
-                        used = np.nan_to_num(
-                            np.abs(candidate[name].astype(np.float64).ravel() - ref) / tolerance,
-                            nan=0.0,
-                        )
-                half = min(share // 2 + 1, ref.size)
-                worst = np.argpartition(-used, half - 1)[:half]
-                index = np.unique(
-                    np.concatenate([worst, random.choice(ref.size, half, replace=False)])
-                )
-                picks.append((name, index, ref[index], tolerance[index]))
-            self._picks.append(picks)
+        share = max(1, limit // max(1, len(reference)))
+        for name, array in reference.items():
+            tolerance = _tolerance(requirements, name, array)
+            if tolerance is None or array.size == 0:
+                continue
+            ref = array.astype(np.float64).ravel()
+            used = np.zeros(ref.size)
+            if candidate[name].shape == array.shape:
+                with np.errstate(invalid="ignore", over="ignore"):
+                    error = np.abs(candidate[name].astype(np.float64).ravel() - ref)
+                    used = np.nan_to_num(error / tolerance, nan=0.0)
+            half = min(share // 2 + 1, ref.size)
+            worst = np.argpartition(-used, half - 1)[:half]
+            chosen = random.choice(ref.size, half, replace=False)
+            index = np.unique(np.concatenate([worst, chosen]))
+            self._picks.append((name, index, ref[index], tolerance[index]))
 
     @property
     def size(self) -> int:
-        """The number of elements over all samples and outputs."""
-        return sum(self.size_of(sample) for sample in range(len(self._picks)))
+        """The number of elements over all outputs."""
+        return sum(pick[1].size for pick in self._picks)
 
-    def size_of(self, sample: int) -> int:
-        """The number of elements of one sample."""
-        return sum(pick[1].size for pick in self._picks[sample])
-
-    def errors(self, sample: int, outputs: Arrays) -> NDArray[np.float32]:
-        """The signed errors of ``outputs`` of sample number ``sample`` at the chosen elements, in
-        tolerances.
-        """
+    def errors(self, outputs: Arrays) -> NDArray[np.float32]:
+        """The signed errors of ``outputs`` at the chosen elements, in tolerances, shape (size,)."""
         parts = []
-        for name, index, reference, tolerance in self._picks[sample]:
+        for name, index, reference, tolerance in self._picks:
             if outputs[name].size <= index[-1]:  # its shape changed: no error can be told
                 parts.append(np.full(index.size, np.nan, np.float32))
                 continue

@@ -90,6 +90,14 @@ class Requirement:
 
 
 @dataclass(frozen=True)
+class Judged:
+    """One sample's outputs beside the reference: ``score`` in tolerances, errors by output."""
+
+    score: float
+    errors: Mapping[str, TensorError]
+
+
+@dataclass(frozen=True)
 class Requirements:
     """All conditions of a run; a plan passes if every one does on every sample."""
 
@@ -97,12 +105,26 @@ class Requirements:
     metrics: Mapping[str, TaskMetric]
 
     def score(self, reference: Arrays, candidate: Arrays) -> float:
-        """The largest score of any condition on one sample's outputs (see
-        :meth:`Requirement.score`).
+        """The score alone of :meth:`judge`."""
+        return self.judge(reference, candidate).score
+
+    def judge(self, reference: Arrays, candidate: Arrays) -> Judged:
+        """One sample's outputs held against the reference.
+
+        Args:
+            reference: arrays by output name, any numeric or boolean dtype.
+            candidate: the same outputs of a plan; a changed shape is an error without numbers.
+
+        Returns:
+            Each output's errors, and the largest score of any condition on them
+            (see :meth:`Requirement.score`): at most 1 passes, infinite where a value is not finite.
+
+        Raises:
+            BadInputError: a task metric of the user's raised.
         """
         errors = {name: tensor_error(reference[name], candidate[name]) for name in reference}
         if not all(e.finite for e in errors.values()):
-            return math.inf
+            return Judged(math.inf, errors)
         worst = 0.0
         for item in self.items:
             if item.metric in self.metrics:
@@ -112,7 +134,7 @@ class Requirements:
                 if item.output not in (None, name):
                     continue
                 worst = max(worst, item.score(reference[name], candidate[name], errors[name]))
-        return worst
+        return Judged(worst, errors)
 
     def _task(self, name: str, reference: Arrays, candidate: Arrays) -> float:
         try:
@@ -224,6 +246,17 @@ def load_metric(text: str) -> tuple[str, TaskMetric]:
     if not callable(function):
         raise BadInputError(f"--metric {text!r}: {function_name} is not a function")
     return function_name, function
+
+
+def times(score: float) -> str:
+    """A score in words."""
+    if math.isnan(score):
+        return "not measured"
+    if math.isinf(score):
+        return "NaN or infinite values"
+    # A miss by a hair must not read as "1 times".
+    near = abs(score - 1.0) < 5e-3
+    return f"{score:.6g} times the tolerance" if near else f"{score:.3g} times the tolerance"
 
 
 def _elementwise(

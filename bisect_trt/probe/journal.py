@@ -1,26 +1,35 @@
-"""The run's folder: a journal that survives kill -9, and files that appear whole or not at all.
+"""What was answered before: a journal that survives kill -9.
 
-The journal is SQLite, one transaction a probe. Rows are keyed by the content they depend on (model,
-inputs, requirements, plan, runner and its version), so a repeated command finds its answers and a
-changed one does not.
+It is SQLite, one transaction a call. Rows are keyed by the content they depend on (the tool's
+version, model, requirements, plan, sample, runner and its versions), so a repeated command finds
+its answers and a changed one does not.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sqlite3
-import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bisect_trt.core.errors import BadInputError, one_line
 
 JOURNAL = "journal.sqlite"
+_FORM = 1
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, kind TEXT, meta TEXT, payload BLOB)"
 )
+
+
+class Row(NamedTuple):
+    """One answer: ``meta`` is any JSON value, ``payload`` bytes beside it."""
+
+    key: str
+    kind: str
+    meta: Any
+    payload: bytes = b""
 
 
 def content_key(*parts: object) -> str:
@@ -28,68 +37,55 @@ def content_key(*parts: object) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 
-class RunFolder:
-    """Opens (and makes) the folder of one run; one thread at a time may use it. Raises
-    :class:`BadInputError` if it cannot be written.
+class Journal:
+    """The journal in ``folder``; one thread at a time may use it.
+
+    Journals of earlier versions are opened too: their answers are simply other keys.
+
+    Raises:
+        BadInputError: the file is no journal, or one of a later version of the tool.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, folder: Path) -> None:
+        path = folder / JOURNAL
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=path):
-                pass
-        except OSError as error:
-            raise BadInputError(
-                f"--out {path}: cannot be written ({error.strerror}); choose another folder"
-            ) from error
-        try:
-            self._journal = sqlite3.connect(
-                path / JOURNAL, timeout=30.0, isolation_level=None, check_same_thread=False
+            self._database = sqlite3.connect(
+                path, timeout=30.0, isolation_level=None, check_same_thread=False
             )
-            self._journal.execute("PRAGMA synchronous=NORMAL")
-            self._journal.execute(_SCHEMA)
+            self._database.execute("PRAGMA synchronous=NORMAL")
+            form = int(self._database.execute("PRAGMA user_version").fetchone()[0])
+            self._database.execute(_SCHEMA)
+            self._database.execute(f"PRAGMA user_version={max(form, _FORM)}")
         except sqlite3.Error as error:
             raise BadInputError(
-                f"{path / JOURNAL}: not a usable journal ({one_line(error)}); delete it or choose "
-                "another --out"
+                f"{path}: not a usable journal ({one_line(error)}); delete it or choose another "
+                "--out"
             ) from error
+        if form > _FORM:
+            raise BadInputError(
+                f"{path}: written by a later version of bisect-trt; choose another --out"
+            )
 
     def recall(self, key: str) -> tuple[Any, bytes] | None:
         """What was recorded under ``key``: its JSON value and its bytes; None if nothing was."""
-        row = self._journal.execute(
+        row = self._database.execute(
             "SELECT meta, payload FROM answers WHERE key = ?", (key,)
         ).fetchone()
         return None if row is None else (json.loads(row[0]), bytes(row[1]))
 
-    def record(self, key: str, kind: str, meta: Any, payload: bytes = b"") -> None:
-        """Write one answer, durable when this returns."""
-        self._journal.execute(
-            "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?)",
-            (key, kind, json.dumps(meta), payload),
-        )
-
-    def write(self, name: str, content: str | bytes) -> Path:
-        """Write a file of the folder in one step."""
-        target = self.path / name
-        data = content.encode() if isinstance(content, str) else content
-        handle, draft = tempfile.mkstemp(dir=self.path, prefix=f".{name}.")
+    def record(self, rows: Sequence[Row]) -> None:
+        """Write the answers, all of them durable when this returns, or none."""
+        self._database.execute("BEGIN")
         try:
-            with os.fdopen(handle, "wb") as stream:
-                stream.write(data)
-            os.chmod(draft, 0o644)
-            os.replace(draft, target)
+            self._database.executemany(
+                "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?)",
+                [(row.key, row.kind, json.dumps(row.meta), row.payload) for row in rows],
+            )
         except BaseException:
-            Path(draft).unlink(missing_ok=True)
+            self._database.execute("ROLLBACK")
             raise
-        return target
-
-    def discard(self, name: str) -> None:
-        """Remove an earlier run's file, if it is there: what is being computed anew must not look
-        finished.
-        """
-        (self.path / name).unlink(missing_ok=True)
+        self._database.execute("COMMIT")
 
     def close(self) -> None:
-        """Close the journal."""
-        self._journal.close()
+        """Close the file."""
+        self._database.close()

@@ -1,7 +1,8 @@
 """A probe: one plan executed, compared with the reference, judged, and written to the journal.
 
-The prober is the only place that runs plans. It answers from the journal where it can, and computes
-the reference only when a new probe needs it, so that a repeated command makes no inference at all.
+The prober is the only place that runs plans. It keeps an answer for each plan and sample, recalls
+what the journal has, and computes a reference only when a new answer needs it, so that a repeated
+command makes no inference at all and one more sample does not forget the rest.
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from functools import cached_property
 from threading import RLock
 from typing import Any
 
@@ -20,205 +19,184 @@ from numpy.typing import NDArray
 
 from bisect_trt.core.errors import RunnerFailedError, one_line
 from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.sample import Sample
 from bisect_trt.core.verdict import Verdict
-from bisect_trt.numerics.error_sample import ErrorSampler
+from bisect_trt.numerics.error_sample import ErrorSample
 from bisect_trt.numerics.requirements import Requirements
-from bisect_trt.numerics.tensor_error import (
-    SHAPE_CHANGED,
-    TensorError,
-    mean_of,
-    tensor_error,
-    worst_of,
-)
-from bisect_trt.probe.journal import RunFolder, content_key
+from bisect_trt.numerics.tensor_error import TensorError
+from bisect_trt.probe.journal import Journal, Row, content_key
+from bisect_trt.probe.references import References
+from bisect_trt.probe.result import ProbeResult, SampleResult
 from bisect_trt.runners.base import Runner
 
 Arrays = Mapping[str, NDArray[Any]]
 
 
-@dataclass(frozen=True)
-class ProbeResult:
-    """What one plan showed. ``score`` is in multiples of the tolerance (at most 1 passes, inf is
-    not finite).
-
-    ``worst`` and ``mean`` give each output's errors over the samples; ``vector`` the sampled signed
-    errors, in tolerances, if the prober had a sampler; ``seconds`` the wall time of the probe;
-    ``facts`` what the runner adds.
-    """
-
-    plan: PrecisionPlan
-    runner: str
-    verdict: Verdict
-    score: float
-    worst: Mapping[str, TensorError]
-    mean: Mapping[str, TensorError]
-    seconds: float
-    note: str = ""
-    vector: NDArray[np.float32] | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
-
-    def under(self, limit: float) -> ProbeResult:
-        """The same outcome judged against ``limit`` times the tolerance."""
-        if limit == 1.0:
-            return self
-        score = self.score / limit
-        verdict = self.verdict
-        if verdict in (Verdict.PASS, Verdict.FAIL):
-            verdict = Verdict.PASS if score <= 1.0 else Verdict.FAIL
-        return replace(
-            self,
-            score=score,
-            verdict=verdict,
-            vector=None if self.vector is None else self.vector / np.float32(limit),
-        )
-
-
 class Prober:
-    """Runs plans on one runner and judges them by ``requirements``; ``done`` holds this run's
-    probes.
+    """Runs plans on one runner and judges them.
 
-    ``log`` lists them in order, and may be shared with another prober of the same run.
+    ``done`` holds this run's probes of the given samples by plan; ``log`` lists them in order, and
+    may be shared with another prober of the same run. ``on_probe`` hears of each.
+
+    Args:
+        runner: what executes the plans.
+        given: the samples of :meth:`probe`.
+        references: what the outputs are held against.
+        requirements: the judge.
+        journal: where answers are kept.
+        run_key: the content that every answer depends on, samples apart.
+        error_sample: the elements of a sample whose signed errors are kept with each answer.
+        workers: probes at a time.
+        log: shared with the run's other probers.
     """
 
     def __init__(
         self,
         runner: Runner,
-        references: Callable[[], Sequence[Arrays]],
+        given: Sequence[Sample],
+        references: References,
         requirements: Requirements,
-        folder: RunFolder,
+        journal: Journal,
         run_key: str,
+        error_sample: Callable[[Sample], ErrorSample],
         workers: int = 1,
         log: list[ProbeResult] | None = None,
     ) -> None:
         self.runner = runner
         self.requirements = requirements
-        self.make_sampler: Callable[[], ErrorSampler | None] | None = None
+        self.workers = workers
         self.done: dict[PrecisionPlan, ProbeResult] = {}
         self.new_probes = 0
         self.log: list[ProbeResult] = [] if log is None else log
         self.on_probe: Callable[[ProbeResult], None] = lambda _: None
+        self._given = list(given)
         self._references = references
-        self._folder = folder
+        self._error_sample = error_sample
+        self._journal = journal
         self._key = content_key(run_key, runner.name, dict(runner.versions))
-        self.workers = workers
         self._lock = RLock()
 
     def key(self, *parts: str) -> str:
-        """The journal's key of an answer of this runner on this model, inputs and requirements."""
+        """The journal's key of an answer of this runner on this model and these requirements."""
         return content_key(self._key, *parts)
 
-    @cached_property
-    def sampler(self) -> ErrorSampler | None:
-        """What reduces a probe's outputs to a vector, made when the first new probe needs it."""
-        return self.make_sampler() if self.make_sampler is not None else None
-
     def probe(self, plan: PrecisionPlan) -> ProbeResult:
-        """The result of ``plan``, from this run, the journal, or a new execution."""
+        """The result of ``plan`` on the given samples, from this run, the journal, or a new
+        execution.
+        """
         return self.probe_many([plan])[0]
 
     def probe_many(self, plans: Sequence[PrecisionPlan]) -> list[ProbeResult]:
-        """The results of several plans; new ones run on ``workers`` threads, results are journalled
-        in order.
+        """The results of several plans; new ones run on ``workers`` threads.
 
         May be called from several threads at a time: the one journal is written under a lock.
         """
         missing = []
         with self._lock:
             for plan in dict.fromkeys(plans):
-                if plan not in self.done:
-                    recalled = self._recall(plan)
-                    if recalled is None:
-                        missing.append(plan)
-                    else:
-                        self._note(recalled)
+                if plan in self.done:
+                    continue
+                known = self._recall(plan)
+                if all(s.digest in known for s in self._given):
+                    self._note(self._together(plan, known))
+                else:
+                    missing.append((plan, known))
             if missing:
                 self._prepare()
-        for result in self._execute_all(missing):
+        for plan, known in self._complete_all(missing):
             with self._lock:
-                self._record(result)
                 self.new_probes += 1
-                self._note(result)
+                self._note(self._together(plan, known))
         return [self.done[plan] for plan in plans]
 
     def _prepare(self) -> None:
         """What every execution needs, made once and not by two threads."""
-        self._references()
-        if self.make_sampler is not None:
-            _ = self.sampler
+        self._references.prepare(self._given)
+        for sample in self._given:
+            self._error_sample(sample)
 
-    def _execute_all(self, plans: Sequence[PrecisionPlan]) -> list[ProbeResult]:
-        if len(plans) > 1 and self.workers > 1:
+    def _complete_all(
+        self, missing: Sequence[tuple[PrecisionPlan, dict[str, SampleResult]]]
+    ) -> list[tuple[PrecisionPlan, dict[str, SampleResult]]]:
+        if len(missing) > 1 and self.workers > 1:
             with ThreadPoolExecutor(self.workers) as pool:
-                return list(pool.map(self._execute, plans))
-        return [self._execute(plan) for plan in plans]
+                return list(pool.map(lambda m: self._complete(*m), missing))
+        return [self._complete(*m) for m in missing]
 
-    def _execute(self, plan: PrecisionPlan) -> ProbeResult:
-        references = self._references()
+    def _complete(
+        self, plan: PrecisionPlan, known: dict[str, SampleResult]
+    ) -> tuple[PrecisionPlan, dict[str, SampleResult]]:
+        """Run the samples that ``known`` lacks and journal them."""
+        wanted = [s for s in self._given if s.digest not in known]
+        found = self._execute(plan, wanted)
+        facts = dict(self.runner.facts(plan))
+        rows = [self._row(plan, s, r) for s, r in zip(wanted, found, strict=True)]
+        if facts:
+            rows.append(Row(self.key("facts", plan.to_json()), "facts", facts))
+        with self._lock:
+            self._journal.record(rows)
+        results = {s.digest: r for s, r in zip(wanted, found, strict=True)}
+        return plan, {**known, **results}
+
+    def _execute(self, plan: PrecisionPlan, samples: Sequence[Sample]) -> list[SampleResult]:
+        results: list[SampleResult] = []
         began = time.perf_counter()
-        errors: dict[str, list[TensorError]] = {}
-        score, vectors = 0.0, []
         try:
-            for number, outputs in enumerate(self.runner.outputs(plan)):
-                reference = references[number]
-                for name in reference:
-                    errors.setdefault(name, []).append(tensor_error(reference[name], outputs[name]))
-                score = max(score, self.requirements.score(reference, outputs))
-                if self.make_sampler is not None and self.sampler is not None:
-                    vectors.append(self.sampler.errors(number, outputs))
+            for sample, outputs in zip(samples, self.runner.outputs(plan, samples), strict=True):
+                judged = self.requirements.judge(self._references.of(sample), outputs)
+                vector = self._error_sample(sample).errors(outputs)
+                now = time.perf_counter()
+                results.append(
+                    SampleResult.of_errors(judged.score, judged.errors, now - began, vector)
+                )
+                began = now
         except RunnerFailedError as error:
-            note = (
-                one_line(error) if not error.log else f"{one_line(error)} | {' | '.join(error.log)}"
-            )
+            words = [one_line(error), *error.log]
             spent = time.perf_counter() - began
-            return ProbeResult(plan, self.runner.name, error.verdict, math.inf, {}, {}, spent, note)
-        seconds = time.perf_counter() - began
-        worst = {name: worst_of(e) for name, e in errors.items()}
-        mean = {name: mean_of(e) for name, e in errors.items()}
-        verdict, note = (Verdict.PASS if score <= 1.0 else Verdict.FAIL), ""
-        changed = [name for name, e in worst.items() if e.nonfinite == SHAPE_CHANGED]
-        if changed:
-            note = f"the shape of output {changed[0]!r} changed"
-        elif not all(e.finite for e in worst.values()):
-            verdict = Verdict.NON_FINITE
-        vector = np.concatenate(vectors) if vectors else None
+            failed = SampleResult(error.verdict, math.inf, {}, spent, " | ".join(words))
+            results += [failed] * (len(samples) - len(results))
+        return results
+
+    def _together(self, plan: PrecisionPlan, known: Mapping[str, SampleResult]) -> ProbeResult:
         facts = self.runner.facts(plan)
-        return ProbeResult(
-            plan, self.runner.name, verdict, score, worst, mean, seconds, note, vector, facts
-        )
+        if not facts:
+            found = self._journal.recall(self.key("facts", plan.to_json()))
+            facts = found[0] if found is not None else {}
+        results = [known[s.digest] for s in self._given]
+        return ProbeResult.over(plan, self.runner.name, results, facts)
 
     def _note(self, result: ProbeResult) -> None:
         self.done[result.plan] = result
         self.log.append(result)
         self.on_probe(result)
 
-    def _record(self, result: ProbeResult) -> None:
+    def _sample_key(self, plan: PrecisionPlan, sample: Sample) -> str:
+        return self.key("probe", plan.to_json(), sample.digest)
+
+    def _row(self, plan: PrecisionPlan, sample: Sample, result: SampleResult) -> Row:
         meta = {
             "verdict": result.verdict.value,
             "score": result.score,
             "seconds": result.seconds,
             "note": result.note,
-            "worst": {n: vars(e) for n, e in result.worst.items()},
-            "mean": {n: vars(e) for n, e in result.mean.items()},
-            "facts": dict(result.facts),
+            "errors": {n: vars(e) for n, e in result.errors.items()},
         }
         payload = b"" if result.vector is None else result.vector.tobytes()
-        self._folder.record(self.key("probe", result.plan.to_json()), "probe", meta, payload)
+        return Row(self._sample_key(plan, sample), "probe", meta, payload)
 
-    def _recall(self, plan: PrecisionPlan) -> ProbeResult | None:
-        found = self._folder.recall(self.key("probe", plan.to_json()))
-        if found is None:
-            return None
-        meta, payload = found
-        vector = np.frombuffer(payload, np.float32) if payload else None
-        return ProbeResult(
-            plan,
-            self.runner.name,
-            Verdict(meta["verdict"]),
-            meta["score"],
-            {n: TensorError(**e) for n, e in meta["worst"].items()},
-            {n: TensorError(**e) for n, e in meta["mean"].items()},
-            meta["seconds"],
-            meta["note"],
-            vector,
-            meta["facts"],
-        )
+    def _recall(self, plan: PrecisionPlan) -> dict[str, SampleResult]:
+        """What the journal knows of ``plan``, by the given samples' digests."""
+        known = {}
+        for sample in self._given:
+            found = self._journal.recall(self._sample_key(plan, sample))
+            if found is not None:
+                meta, payload = found
+                known[sample.digest] = SampleResult(
+                    Verdict(meta["verdict"]),
+                    meta["score"],
+                    {n: TensorError(**e) for n, e in meta["errors"].items()},
+                    meta["seconds"],
+                    meta["note"],
+                    np.frombuffer(payload, np.float32) if payload else None,
+                )
+        return known

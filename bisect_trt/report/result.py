@@ -5,17 +5,65 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from bisect_trt.core.diagnosis import Cause
 from bisect_trt.core.errors import EXIT_NOT_MET, EXIT_OK
+from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.graph.weight_range import Finding
-from bisect_trt.probe.prober import ProbeResult
-from bisect_trt.stations.triage import Cause
+
+
+@dataclass(frozen=True)
+class ProbeEffect:
+    """How far marking outputs moved the final score, in tolerances."""
+
+    unmarked_score: float
+    marked_score: float
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """What was seen on the engine beside its outputs.
+
+    ``fp32_is`` says what its FP32 turned out to be, ``fp32_likeness_to_tf32`` the cosine between
+    its FP32 errors and emulated TF32's. The fields from ``builds_beyond_baselines`` on are None
+    where nothing was decided on it.
+    """
+
+    fp32_is: str
+    fp32_likeness_to_tf32: float
+    pins_emulated_as: str
+    second_emulator: str
+    layer_errors_from: str | None = None
+    marked_batches: int | None = None
+    probe_effect: ProbeEffect | None = None
+    builds_beyond_baselines: int | None = None
+    tolerance_share: float | None = None
+    pins_added_by_engine: Sequence[str] | None = None
+    out_of_builds: bool | None = None
+
+
+@dataclass(frozen=True)
+class SearchFacts:
+    """What kind of set was found, in the model's words, and what the search spent.
+
+    ``suspicion_auc`` says how well suspicion ranked the pins; ``information_bound`` how many
+    answers by yes and no it takes at least to tell the set; ``violations`` counts failing sets that
+    hold a passing one.
+    """
+
+    regime: str
+    spread_over: int
+    blocks: Sequence[str]
+    suspicion_auc: float
+    emulated_probes: int
+    information_bound: float
+    violations: int
+    superfluous_pins_dropped: int
 
 
 @dataclass(frozen=True)
@@ -25,11 +73,11 @@ class Result:
     ``cause`` is triage's word, ``sentence`` says it to a person, ``passed`` whether ``plan`` meets
     the requirements by the runner's verdict. ``layers`` has a row a layer, ``outputs`` a row an
     output and baseline, ``search`` a row a probe in order, ``pins`` a row a pin with its proof,
-    ``cost`` a row an engine; ``engine`` says what else was seen there, ``metrics`` are the
-    ``--metric`` texts, ``rewritten`` the layers that a rewrite made, ``search_facts`` what kind of
-    set was found, in the model's words, and what the search spent beside the bound. ``probes``
-    counts plans by runner, ``new_probes`` those not answered by the journal; ``effect_runs`` counts
-    the single-layer runs beside them.
+    ``cost`` a row an engine; ``engine`` says what else was seen there, ``search_facts`` what kind
+    of set was found, each None where there is nothing to say. ``metrics`` are the ``--metric``
+    texts, ``rewritten`` the layers that a rewrite made. ``probes`` counts plans by runner,
+    ``new_probes`` those not answered by the journal; ``effect_runs`` counts the single-layer runs
+    beside them.
     """
 
     model: str
@@ -57,8 +105,8 @@ class Result:
     folder: Path
     versions: Mapping[str, str] = field(default_factory=dict)
     cost: pd.DataFrame = field(default_factory=pd.DataFrame)
-    engine: Mapping[str, Any] = field(default_factory=dict)
-    search_facts: Mapping[str, Any] = field(default_factory=dict)
+    engine: EngineFacts | None = None
+    search_facts: SearchFacts | None = None
     metrics: Sequence[str] = ()
     rewritten: Sequence[str] = ()
 
@@ -76,13 +124,11 @@ class Result:
         """The content of plan.json: the plan, what it was found for, and the layers that a rewrite
         made, if there was one.
         """
-        document = json.loads(self.plan.to_json()) | {
-            "requirements": list(self.requirements),
-            "metrics": list(self.metrics),
-        }
-        return json.dumps(
-            document | ({"rewritten": list(self.rewritten)} if self.rewritten else {}), indent=2
-        )
+        document = json.loads(self.plan.to_json())
+        document |= {"requirements": list(self.requirements), "metrics": list(self.metrics)}
+        if self.rewritten:
+            document["rewritten"] = list(self.rewritten)
+        return json.dumps(document, indent=2)
 
     def as_json(self) -> dict[str, Any]:
         """The content of run.json."""
@@ -105,61 +151,19 @@ class Result:
             "effect_runs": self.effect_runs,
             "outputs": self.outputs.to_dict(orient="records"),
             "findings": [vars(f) for f in self.findings],
-            "plan": {"base": self.plan.base.value, "pin_precision": self.plan.pin_precision.value},
-            "engine": dict(self.engine),
-            "search": dict(self.search_facts),
+            "plan": {
+                "base": self.plan.base.value,
+                "pin_precision": self.plan.pin_precision.value,
+            },
+            "engine": self._engine_json(),
+            "search": asdict(self.search_facts) if self.search_facts is not None else {},
             "seconds": round(self.seconds, 3),
             "versions": dict(self.versions),
             "machine": {"system": platform.platform(), "processor": platform.machine()},
         }
 
-
-def outputs_table(baselines: Mapping[str, ProbeResult]) -> pd.DataFrame:
-    """A row for each baseline and output: worst errors over the samples, then their means."""
-    rows: list[dict[str, Any]] = []
-    for label, result in baselines.items():
-        if not result.worst:
-            rows.append(
-                {
-                    "baseline": label,
-                    "output": "",
-                    "verdict": result.verdict.value,
-                    "score": result.score,
-                }
-            )
-        for output, error in result.worst.items():
-            mean = result.mean[output]
-            rows.append(
-                {
-                    "baseline": label,
-                    "output": output,
-                    "verdict": result.verdict.value,
-                    "score": result.score,
-                    **error.as_dict(),
-                    "mean_over_samples_max_abs": mean.max_abs,
-                    "mean_over_samples_rmse": mean.rmse,
-                    "mean_over_samples_cosine": mean.cosine,
-                }
-            )
-    return pd.DataFrame(rows)
-
-
-def search_table(probes: Sequence[ProbeResult]) -> pd.DataFrame:
-    """A row for each distinct probe, in order."""
-    rows = [
-        {
-            "probe": index,
-            "runner": p.runner,
-            "base": p.plan.base.value,
-            "pins": len(p.plan.pinned),
-            "verdict": p.verdict.value,
-            "score": p.score,
-            "seconds": round(p.seconds, 4),
-            "note": p.note,
-            "pinned": json.dumps(sorted(p.plan.pinned))
-            if len(p.plan.pinned) <= 64
-            else f"{len(p.plan.pinned)} layers",
-        }
-        for index, p in enumerate(probes)
-    ]
-    return pd.DataFrame(rows)
+    def _engine_json(self) -> dict[str, Any]:
+        if self.engine is None:
+            return {}
+        seen = {name: value for name, value in asdict(self.engine).items() if value is not None}
+        return {**seen, "cost": self.cost.to_dict(orient="records")}

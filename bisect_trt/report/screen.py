@@ -16,9 +16,10 @@ from rich.table import Table
 
 from bisect_trt.core.observer import Observer
 from bisect_trt.graph.inspection import Inspection
-from bisect_trt.report.documents import headline, judged_by, number, search_sentences, worst_layers
+from bisect_trt.numerics.requirements import times
 from bisect_trt.report.result import Result
-from bisect_trt.stations.triage import times
+from bisect_trt.report.sentences import headline, judged_by, number, search_sentences
+from bisect_trt.report.tables import worst_layers
 from bisect_trt.stations.verify import Verification
 
 _SHOWN_PINS = 20
@@ -120,7 +121,8 @@ def print_verdict(console: Console, result: Result) -> None:
             _frame(result.outputs[["baseline", "output", "verdict", "max_abs", "cosine", "snr_db"]])
         )
     _print_findings(console, result)
-    made = f"{sum(result.probes.values())} probes ({result.new_probes} new) and {result.effect_runs} single-layer runs"
+    probes = f"{sum(result.probes.values())} probes ({result.new_probes} new)"
+    made = f"{probes} and {result.effect_runs} single-layer runs"
     counted = f"{made} in {result.seconds:.1f} s"
     console.print(f"{counted}; {judged_by(result)}", highlight=False)
     files = f"report: {result.folder}/report.html"
@@ -169,7 +171,7 @@ def print_comparison(console: Console, result: Result) -> None:
             ]
         )
     )
-    console.print(_frame(worst_layers(result)))
+    console.print(_frame(worst_layers(result.layers)))
     console.print(escape(f"all layers: {result.folder}/layers.csv"), highlight=False)
 
 

@@ -3,41 +3,58 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
-import onnx
+import pandas as pd
 
+from bisect_trt.core.files import write_whole
 from bisect_trt.graph.load import save_model
 from bisect_trt.graph.passes.typed import to_typed
-from bisect_trt.probe.journal import RunFolder
 from bisect_trt.report.documents import as_html, as_junit, as_markdown
 from bisect_trt.report.result import Result
+from bisect_trt.stations.case import Case
 
 TYPED_MODEL = "model.typed.onnx"
 REWRITTEN_MODEL = "model.rewritten.onnx"
+RUN = "run.json"
 
 
-def write_report(
-    result: Result, model: onnx.ModelProto, folder: RunFolder, *, rewritten: bool = False
-) -> None:
+def discard(folder: Path) -> None:
+    """Remove an earlier run's summary: what is being computed anew must not look finished."""
+    (folder / RUN).unlink(missing_ok=True)
+
+
+def write_report(result: Result, case: Case) -> None:
     """Write every file, each in one step; ``run.json`` last, so that its presence means the folder
     is complete.
 
-    ``model`` is the FP32 model that the plan is for; it is written too where it is not the user's
-    own (``rewritten``).
+    The model that the plan is for is written too where it is not the user's own.
     """
-    for name in ("layers", "outputs", "search", "pins"):
-        folder.write(f"{name}.csv", getattr(result, name).to_csv(index=False, lineterminator="\n"))
+    folder = result.folder
+    write_tables(result)
+    _write_csv(folder, "search", result.search)
+    _write_csv(folder, "pins", result.pins)
     if len(result.cost):
-        folder.write("engines.csv", result.cost.to_csv(index=False, lineterminator="\n"))
-    folder.write("plan.json", result.plan_json() + "\n")
-    if rewritten:
-        save_model(model, folder.path / REWRITTEN_MODEL)
-    save_model(to_typed(model, result.plan), folder.path / TYPED_MODEL)
-    folder.write("report.md", as_markdown(result))
-    folder.write("report.html", as_html(result))
-    folder.write("junit.xml", as_junit(result))
-    folder.write("run.json", to_json(result.as_json()) + "\n")
+        _write_csv(folder, "engines", result.cost)
+    write_whole(folder / "plan.json", result.plan_json() + "\n")
+    if case.rewritten:
+        save_model(case.graph.proto, folder / REWRITTEN_MODEL)
+    save_model(to_typed(case.graph, result.plan), folder / TYPED_MODEL)
+    write_whole(folder / "report.md", as_markdown(result))
+    write_whole(folder / "report.html", as_html(result))
+    write_whole(folder / "junit.xml", as_junit(result))
+    write_whole(folder / RUN, to_json(result.as_json()) + "\n")
+
+
+def write_tables(result: Result) -> None:
+    """The error tables alone: layers.csv and outputs.csv."""
+    _write_csv(result.folder, "layers", result.layers)
+    _write_csv(result.folder, "outputs", result.outputs)
+
+
+def _write_csv(folder: Path, name: str, table: pd.DataFrame) -> None:
+    write_whole(folder / f"{name}.csv", table.to_csv(index=False, lineterminator="\n"))
 
 
 def to_json(value: Any) -> str:

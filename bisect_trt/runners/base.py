@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
 from bisect_trt.core.precision import PrecisionPlan
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One set of real inputs: ``arrays`` by graph input name, ``name`` for tables and messages."""
-
-    name: str
-    arrays: Mapping[str, NDArray[Any]]
+from bisect_trt.core.sample import Sample
 
 
 class Runner(Protocol):
@@ -29,9 +21,11 @@ class Runner(Protocol):
     name: str
     versions: Mapping[str, str]
 
-    def outputs(self, plan: PrecisionPlan) -> Iterator[Mapping[str, NDArray[Any]]]:
-        """The outputs of each sample in order, arrays by output name, one sample in memory at a
-        time.
+    def outputs(
+        self, plan: PrecisionPlan, samples: Sequence[Sample]
+    ) -> Iterator[Mapping[str, NDArray[Any]]]:
+        """The outputs of each of ``samples`` in order, arrays by output name, one sample in memory
+        at a time.
 
         Raises :class:`~bisect_trt.core.errors.RunnerFailedError` where the plan cannot be executed.
         """

@@ -20,13 +20,13 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from bisect_trt.core.errors import RunnerFailedError, RunnerUnavailableError, one_line
+from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.core.sample import Sample
 from bisect_trt.core.verdict import Verdict
-from bisect_trt.graph.layers import list_layers
+from bisect_trt.graph.graph import Graph, as_graph
 from bisect_trt.graph.load import loadable
 from bisect_trt.graph.passes.typed import to_typed
-from bisect_trt.graph.weight_range import Finding
-from bisect_trt.runners.base import Sample
 from bisect_trt.runners.workers.process import IsolatedWorker
 
 CUDA = "CUDAExecutionProvider"
@@ -44,16 +44,14 @@ def why_unavailable() -> str | None:
 
 
 class OrtCudaRunner:
-    """Executes ``model`` on ``samples`` on the GPU, a session for each plan, in a child process.
+    """Executes a model on the GPU, a session for each plan, in a child process.
 
     Raises :class:`RunnerUnavailableError` if ONNX Runtime has no CUDA provider or no GPU answers.
     """
 
     name = "onnxruntime-cuda"
 
-    def __init__(
-        self, model: onnx.ModelProto, samples: Sequence[Sample], *, timeout_s: float | None = None
-    ) -> None:
+    def __init__(self, model: onnx.ModelProto | Graph, *, timeout_s: float | None = None) -> None:
         reason = why_unavailable()
         if reason is not None:
             raise RunnerUnavailableError(reason)
@@ -61,16 +59,19 @@ class OrtCudaRunner:
             "onnxruntime": ort.__version__,
             "onnx": onnx.__version__,
         }
-        self._model = model
-        self._layers = {layer.name for layer in list_layers(model)}
+        self._graph = as_graph(model)
+        self._layers = {layer.name for layer in self._graph.layers}
         self._timeout_s = timeout_s
         self._facts: dict[PrecisionPlan, Mapping[str, Any]] = {}
-        self._worker = IsolatedWorker(WORKER, {"samples": [dict(s.arrays) for s in samples]})
+        self._worker = IsolatedWorker(WORKER, {})
 
-    def outputs(self, plan: PrecisionPlan) -> Iterator[Mapping[str, NDArray[Any]]]:
-        with loadable(to_typed(self._model, plan)) as source:
+    def outputs(
+        self, plan: PrecisionPlan, samples: Sequence[Sample]
+    ) -> Iterator[Mapping[str, NDArray[Any]]]:
+        arrays = [dict(s.arrays) for s in samples]
+        with loadable(to_typed(self._graph, plan)) as source:
             answer = self._worker.call(
-                "probe", source, plan.base is Precision.TF32, timeout_s=self._timeout_s
+                "probe", source, arrays, plan.base is Precision.TF32, timeout_s=self._timeout_s
             )
         outputs, fallen_back = answer
         lowered = (
@@ -99,15 +100,13 @@ class OrtCudaRunner:
 class OrtCudaWorker:
     """The child's side: one session a call."""
 
-    def __init__(self, samples: Sequence[Mapping[str, NDArray[Any]]]) -> None:
-        self._samples = samples
-        if hasattr(
-            ort, "preload_dlls"
-        ):  # finds CUDA's libraries in NVIDIA's own packages, where the system has none
+    def __init__(self) -> None:
+        # Finds CUDA's libraries in NVIDIA's own packages, where the system has none.
+        if hasattr(ort, "preload_dlls"):
             ort.preload_dlls()
 
     def probe(
-        self, source: str | bytes, tf32: bool
+        self, source: str | bytes, samples: Sequence[Mapping[str, NDArray[Any]]], tf32: bool
     ) -> tuple[list[dict[str, NDArray[Any]]], list[str]]:
         """Each sample's outputs, and the nodes that ran on the CPU provider."""
         with tempfile.TemporaryDirectory(prefix="bisect-trt-") as folder:
@@ -131,7 +130,7 @@ class OrtCudaWorker:
             names = [o.name for o in session.get_outputs()]
             outputs = [
                 dict(zip(names, session.run(names, dict(sample)), strict=True))
-                for sample in self._samples
+                for sample in samples
             ]
             profile = session.end_profiling()
             fallen_back = cpu_nodes(json.loads(Path(profile).read_text()))

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from bisect_trt.core.errors import BadInputError, RunnerFailedError, one_line
 
-_MAX_PIECE_THREADS = 8
-"""Every session owns a pool; a model has tens of different pieces, and none of them feeds more
+_MAX_NODE_THREADS = 8
+"""Every session owns a pool; a model has tens of different nodes, and none of them feeds more
 threads than this.
 """
 
@@ -33,9 +33,8 @@ def reference_session(source: str | bytes) -> ort.InferenceSession:
     options.log_severity_level = 4
     try:
         return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-    except (
-        Exception
-    ) as error:  # ONNX Runtime has an exception class per status, all direct children of Exception
+    # ONNX Runtime has an exception class for each status, all direct children of Exception.
+    except Exception as error:
         where = source if isinstance(source, str) else "model"
         raise BadInputError(f"{where}: ONNX Runtime cannot load it ({one_line(error)})") from error
 
@@ -49,8 +48,8 @@ def thread_count(threads: int) -> int:
 
 @cache
 def _register_shared_arena() -> bool:
-    """One arena for all pieces: their outputs are freed in another order than a session would, and
-    no piece hoards.
+    """One arena for all nodes: their outputs are freed in another order than a session would, and
+    no node hoards.
     """
     memory = ort.OrtMemoryInfo(
         "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
@@ -68,7 +67,7 @@ def _register_shared_arena() -> bool:
     return True
 
 
-def piece_session(model: bytes, threads: int = 0) -> ort.InferenceSession:
+def node_session(model: bytes, threads: int = 0) -> ort.InferenceSession:
     """A session over a few nodes and their roundings, exactly as written.
 
     ``threads`` is what one call may use; 0 leaves it to the machine.
@@ -78,7 +77,7 @@ def piece_session(model: bytes, threads: int = 0) -> ort.InferenceSession:
     options.log_severity_level = 4
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.enable_mem_pattern = False
-    options.intra_op_num_threads = threads or min(thread_count(0), _MAX_PIECE_THREADS)
+    options.intra_op_num_threads = threads or min(thread_count(0), _MAX_NODE_THREADS)
     options.add_session_config_entry("session.use_env_allocators", "1")
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from bisect_trt.search.oracle import BudgetSpentError, Oracle, ProbeFunction
 from bisect_trt.search.pool import Pool
-from bisect_trt.search.position import Walk
+from bisect_trt.search.position import Position
 from bisect_trt.search.record import PinSearch, Probe
 
 _SMALLEST_POOL = 8
@@ -98,15 +98,15 @@ class _Search:
         self._explore([Pool(rest, found, self._informed, together)])
 
     def _explore(self, pools: Sequence[Pool]) -> None:
-        """Walk all ``pools`` to their ends, a round at a time."""
+        """Bring all ``pools`` to their ends, a round at a time."""
         while True:
             for pool in pools:
-                while not pool.walk.done and (asked := pool.pins(pool.walk)) in self._oracle.known:
+                while not pool.at.done and (asked := pool.pins(pool.at)) in self._oracle.known:
                     probe = self._oracle.known[asked]
                     if probe.verdict.passed and len(asked) <= len(self._best):
                         self._best = asked
                     pool.learn(probe)
-            if all(pool.walk.done for pool in pools):
+            if all(pool.at.done for pool in pools):
                 break
             self._oracle.run(self._likely_next(pools))
         for pool in pools:
@@ -117,10 +117,10 @@ class _Search:
         idle workers.
         """
         wanted: dict[frozenset[str], None] = {}
-        queue: list[tuple[float, int, Pool, Walk]] = []
+        queue: list[tuple[float, int, Pool, Position]] = []
         for number, pool in enumerate(pools):
-            if not pool.walk.done:
-                queue.append((-1.0, number, pool, pool.walk))
+            if not pool.at.done:
+                queue.append((-1.0, number, pool, pool.at))
         pushed = len(pools)
         while queue and len(wanted) < self._oracle.workers:
             probability, _, pool, state = heapq.heappop(queue)

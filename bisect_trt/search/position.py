@@ -1,5 +1,5 @@
 """The state of the bisection, and how a verdict moves it. Pure: the same verdicts give the same
-walk.
+positions.
 
 Every probe pins a suffix of the order plus the culprits found so far. So the state is a position
 (everything before it is decided), a bracket (a later end that is known to fail) and a list of
@@ -14,7 +14,7 @@ from bisect_trt.search.belief import Belief
 
 
 @dataclass(frozen=True)
-class Walk:
+class Position:
     """``position``: layers before it are decided. ``fails_at``: unpinning up to there is known to
     fail, or None.
     """
@@ -38,17 +38,17 @@ class Walk:
         """How likely unpinning up to ``end`` passes."""
         return self.belief.pass_probability(self.position, end, self.fails_at)
 
-    def after(self, end: int, passed: bool) -> Walk:
+    def after(self, end: int, passed: bool) -> Position:
         """The state after the probe that unpinned up to ``end``; an implied culprit is taken at
         once.
         """
         if passed:
-            moved = Walk(
+            moved = Position(
                 self.belief.innocent(self.position, end), end, self.fails_at, self.culprits
             )
         else:
-            moved = Walk(self.belief, self.position, end, self.culprits)
+            moved = Position(self.belief, self.position, end, self.culprits)
         if moved.fails_at is None or moved.fails_at - moved.position > 1:
             return moved
         found = moved.position
-        return Walk(moved.belief.culprit(found), found + 1, None, (*moved.culprits, found))
+        return Position(moved.belief.culprit(found), found + 1, None, (*moved.culprits, found))

@@ -1,5 +1,4 @@
-"""The bisect and verify stations: from "everything lowered fails" to a small set of pins, each
-proved directly.
+"""From "everything lowered fails" to a small set of pins, each proved directly.
 
 Grow a set from the measured effects and shrink it; where growing stalls, bisect over all layers,
 ordered by suspicion. A second runner that orders its arithmetic differently must agree: if it does
@@ -16,14 +15,20 @@ from dataclasses import dataclass
 
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.verdict import Verdict
-from bisect_trt.probe.prober import Prober, ProbeResult
+from bisect_trt.probe.prober import Prober
+from bisect_trt.probe.result import ProbeResult
 from bisect_trt.search import find_pins
 from bisect_trt.search.grow import Trial, grow
-from bisect_trt.stations.sensitivity import Sensitivity
+from bisect_trt.search.one_minimal import one_minimal
+from bisect_trt.stations.baselines import Baselines
+from bisect_trt.stations.bench import Bench
+from bisect_trt.stations.case import Case
+from bisect_trt.stations.sensitivity import Sensitivity, suspicion_of
+from bisect_trt.stations.triage import Triage
 
 MAX_GROWTH_PROBES = 400
 
-Judge = Callable[[Sequence[frozenset[str]]], list[ProbeResult]]
+Ask = Callable[[Sequence[frozenset[str]]], list[ProbeResult]]
 
 
 @dataclass(frozen=True)
@@ -31,19 +36,34 @@ class Bisection:
     """``pinned`` passes on both runners; ``proof`` maps each pin to the probe of the same set
     without it, which does not.
 
-    ``complete`` is false if a pin could not be proved; ``violations`` counts pins that the search
-    took for needed and the verification did not, which a monotone model cannot give.
+    ``limit`` is the share of the tolerance that it was searched within; ``complete`` is false if a
+    pin could not be proved; ``violations`` counts pins that the search took for needed and the
+    verification did not, which a monotone model cannot give.
     """
 
     pinned: frozenset[str]
     proof: Mapping[str, ProbeResult]
+    limit: float
     complete: bool
     violations: int = 0
 
 
-class Bisector:
-    """Searches with ``prober`` and confirms with ``second``; ``best`` is the smallest set so far
-    that passes both.
+def bisect(
+    case: Case, bench: Bench, emulated: Baselines, triage: Triage, limit: float
+) -> Bisection | None:
+    """A set that both emulators pass within ``limit`` of the tolerance; None where even all pins
+    miss it there. All layers lowered are known to fail.
+    """
+    if not triage.pinned.under(limit).verdict.passed:
+        return None
+    sensitivity = triage.sensitivity.under(limit)
+    suspicion = suspicion_of(emulated.layers, sensitivity.scores)
+    search = _Search(bench.prober, bench.second, triage.base, case.names, limit)
+    return search.run(suspicion, sensitivity)
+
+
+class _Search:
+    """Searches with ``prober`` and confirms with ``second``.
 
     ``limit`` is the share of the tolerance that a set may use: an engine that errs twice as much
     asks for a half.
@@ -55,15 +75,13 @@ class Bisector:
         second: Prober,
         base: PrecisionPlan,
         layers: Sequence[str],
-        limit: float = 1.0,
+        limit: float,
     ) -> None:
         self._limit = limit
         self._prober = prober
         self._second = second
         self._base = base
         self._layers = list(layers)
-        self._order = {name: position for position, name in enumerate(self._layers)}
-        self.best = frozenset(self._layers)
 
     def run(self, suspicion: Mapping[str, float], sensitivity: Sensitivity) -> Bisection:
         """Search and verify. All pins are known to pass, no pins to fail."""
@@ -77,16 +95,15 @@ class Bisector:
         start: frozenset[str],
         suspicion: Mapping[str, float],
         sensitivity: Sensitivity,
-        judge: Judge,
+        ask: Ask,
     ) -> frozenset[str]:
-        """A set that ``judge`` passes, 1-minimal by the search's certificate."""
-        grown = self._grown(start, suspicion, sensitivity, judge)
-        candidates = (
-            sorted(grown, key=self._order.__getitem__) if grown is not None else self._layers
-        )
-        workers = self._prober.workers
+        """A set that ``ask`` passes, 1-minimal by the search's certificate."""
+        grown = self._grown(start, suspicion, sensitivity, ask)
         found = find_pins(
-            candidates, lambda pins: judge([pins])[0].verdict, suspicion=suspicion, workers=workers
+            self._layers if grown is None else [n for n in self._layers if n in grown],
+            lambda pins: ask([pins])[0].verdict,
+            suspicion=suspicion,
+            workers=self._prober.workers,
         )
         return found.pinned if found.feasible else frozenset(self._layers)
 
@@ -95,12 +112,12 @@ class Bisector:
         start: frozenset[str],
         suspicion: Mapping[str, float],
         sensitivity: Sensitivity,
-        judge: Judge,
+        ask: Ask,
     ) -> frozenset[str] | None:
         """A passing set grown from ``start``, None if growing stalls."""
 
         def evaluate(sets: Sequence[frozenset[str]]) -> list[Trial]:
-            results = judge(sets)
+            results = ask(sets)
             return [
                 Trial(s, r.verdict.passed, r.score, r.vector)
                 for s, r in zip(sets, results, strict=True)
@@ -112,7 +129,11 @@ class Bisector:
         if math.isinf(first.score):
             first = evaluate([self._made_finite(suspicion) | start])[0]
         grown = grow(
-            first, sensitivity.effects, sensitivity.order, evaluate, max_trials=MAX_GROWTH_PROBES
+            first,
+            sensitivity.effects,
+            sensitivity.order,
+            evaluate,
+            max_trials=MAX_GROWTH_PROBES,
         )
         return grown.pinned if grown.passed else None
 
@@ -123,49 +144,28 @@ class Bisector:
             result = self._by_first([pinned])[0]
             return Verdict.PASS if math.isfinite(result.score) else result.verdict
 
-        return find_pins(
-            self._layers, probe, suspicion=suspicion, workers=self._prober.workers
-        ).pinned
+        workers = self._prober.workers
+        return find_pins(self._layers, probe, suspicion=suspicion, workers=workers).pinned
 
     def _verified(self, pinned: frozenset[str]) -> Bisection:
-        """Every removal tried, until a whole round removes nothing: then the round's probes are the
-        proof.
-        """
-        violations, proof = 0, dict[str, ProbeResult]()
-        while True:
-            names = sorted(pinned, key=self._order.__getitem__)
-            for place, name in enumerate(names):
-                if (
-                    place % self._prober.workers == 0
-                ):  # hardly any removal passes: idle workers try the next ones already
-                    self._by_first(
-                        [pinned - {n} for n in names[place : place + self._prober.workers]]
-                    )
-                rest = pinned - {name}
-                result = self._by_both([rest])[0]
-                if result.verdict.passed:
-                    violations += 1
-                    pinned, proof = rest, {}
-                else:
-                    proof[name] = result
-            if len(proof) == len(pinned):
-                return Bisection(
-                    pinned, proof, self._by_both([pinned])[0].verdict.passed, violations
-                )
+        """Every removal tried, until a whole round removes nothing."""
+        found = one_minimal(
+            [name for name in self._layers if name in pinned],
+            lambda pins: self._by_both([pins])[0],
+            lambda result: result.verdict.passed,
+            ahead=self._by_first,
+            workers=self._prober.workers,
+        )
+        complete = self._by_both([found.pinned])[0].verdict.passed
+        return Bisection(found.pinned, found.proof, self._limit, complete, found.removed)
 
     def _by_first(self, sets: Sequence[frozenset[str]]) -> list[ProbeResult]:
-        return [
-            r.under(self._limit)
-            for r in self._prober.probe_many([self._base.with_pins(s) for s in sets])
-        ]
+        plans = [self._base.with_pins(s) for s in sets]
+        return [r.under(self._limit) for r in self._prober.probe_many(plans)]
 
     def _by_both(self, sets: Sequence[frozenset[str]]) -> list[ProbeResult]:
         """The first runner's result where it fails, else the worse of the two."""
         results = self._by_first(sets)
         passing = [r.plan for r in results if r.verdict.passed]
         second = {r.plan: r.under(self._limit) for r in self._second.probe_many(passing)}
-        worse = [max(r, second.get(r.plan, r), key=lambda x: x.score) for r in results]
-        for result in worse:
-            if result.verdict.passed and len(result.plan.pinned) < len(self.best):
-                self.best = result.plan.pinned
-        return worse
+        return [max(r, second.get(r.plan, r), key=lambda x: x.score) for r in results]

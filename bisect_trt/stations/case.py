@@ -1,122 +1,180 @@
-"""What a run works on, loaded and checked before anything is written: model, samples, layers,
-requirements, references.
-"""
+"""``load``: what a run works on, read and checked before anything is written."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
-from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
-import onnxruntime as ort
+import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.finding import Finding
 from bisect_trt.core.observer import Observer
-from bisect_trt.graph.layers import list_layers, with_unique_names
-from bisect_trt.graph.load import LoadedModel, load_model, loadable
-from bisect_trt.numerics.requirements import TaskMetric, load_metric, parse_requirements
+from bisect_trt.core.sample import Sample
+from bisect_trt.graph.graph import Graph
+from bisect_trt.graph.inputs import input_specs
+from bisect_trt.graph.layers import Layer
+from bisect_trt.graph.load import LoadedModel, load_model
+from bisect_trt.graph.weight_range import weight_findings
+from bisect_trt.numerics.requirements import (
+    Requirements,
+    TaskMetric,
+    load_metric,
+    parse_requirements,
+)
 from bisect_trt.probe.journal import content_key
-from bisect_trt.runners.ort_sessions import reference_session, run_all
+from bisect_trt.runners.ort_reference import Reference
 from bisect_trt.stations.checked_rewrite import rewritten
-from bisect_trt.stations.samples import input_specs, load_samples
-from bisect_trt.stations.settings import Settings, load_golden, source_of
+from bisect_trt.stations.samples import load_samples, read_npz, suspicious_inputs
+from bisect_trt.stations.settings import Settings
 from bisect_trt.version import __version__
 
+Arrays = Mapping[str, NDArray[Any]]
 
-class Material:
-    """Loads and refuses. Raises :class:`BadInputError` naming the file, tensor or option."""
 
-    def __init__(self, settings: Settings, observer: Observer) -> None:
-        self._observer = observer
-        observer.station("load")
-        self.model: LoadedModel = load_model(settings.model)
-        self.samples = load_samples(settings.inputs, input_specs(self.model.proto))
-        self.rewritten: dict[str, tuple[str, ...]] = {}
-        if settings.rewrite is not None:
-            fused = rewritten(self.model.proto, self.samples, settings.rewrite)
-            self.rewritten = fused.replaced
-            self.model = replace(
-                self.model, proto=fused.model, digest=f"{self.model.digest}+{settings.rewrite}"
-            )
-        self._session = self._open_reference()
-        self.layers = [
-            x for x in list_layers(self.model.proto) if settings.precision in x.precisions
-        ]
-        self.names = [x.name for x in self.layers]
-        if not self.layers:
-            raise BadInputError(
-                f"{self.model.name}: no layer can run in {settings.precision.value}: there is "
-                "nothing to search "
-                "(integer, quantised or already reduced models have no FP32 layers)"
-            )
-        self.task_metrics: dict[str, TaskMetric] = dict(load_metric(m) for m in settings.metrics)
-        outputs = [o.name for o in self.model.proto.graph.output]
-        for output in self.model.proto.graph.output:
-            if not output.type.HasField("tensor_type"):
-                raise BadInputError(
-                    f"{self.model.name}: output {output.name!r} is no tensor; sequences cannot be "
-                    "compared"
-                )
-        self.requirements = parse_requirements(settings.require, outputs, self.task_metrics)
-        self.golden = load_golden(settings.golden, outputs)
-        if self.golden is not None and len(self.samples) > 1:
-            raise BadInputError(
-                f"--golden belongs to one input, and {len(self.samples)} were given; pass one "
-                "--input"
-            )
+@dataclass(frozen=True)
+class Case:
+    """Model, inputs and requirements of one run, all of them usable.
+
+    ``layers`` are those that can run at the settings' precision; ``golden`` the original
+    framework's outputs, if they were given; ``rewritten`` maps the layers that ``--rewrite`` made
+    to those they stand for; ``findings`` what could be said before anything ran; ``reference`` the
+    opened FP32 model.
+    """
+
+    settings: Settings
+    model: LoadedModel
+    graph: Graph
+    samples: tuple[Sample, ...]
+    layers: tuple[Layer, ...]
+    requirements: Requirements
+    golden: Arrays | None
+    rewritten: Mapping[str, tuple[str, ...]]
+    findings: tuple[Finding, ...]
+    reference: Reference
 
     @cached_property
-    def references(self) -> list[dict[str, NDArray[Any]]]:
-        """The reference outputs of each sample, computed when first needed; the session is then let
-        go.
-        """
-        self._observer.station("reference")
-        results = [run_all(self._session, s.arrays, s.name) for s in self.samples]
-        del self._session
-        return results
+    def names(self) -> tuple[str, ...]:
+        """The layers' ids in network order."""
+        return tuple(layer.name for layer in self.layers)
 
     @cached_property
     def key(self) -> str:
-        """The content that every answer of the journal depends on."""
-        return content_key(
-            __version__,
-            self.model.digest,
-            [
-                (n, a.dtype.str, a.shape, sha256(a.tobytes()).hexdigest())
-                for s in self.samples
-                for n, a in s.arrays.items()
-            ],
-            self.requirements.texts,
-            [source_of(m) for m in self.task_metrics.values()],
+        """The content that every answer of the journal depends on, the inputs apart."""
+        metrics = [_source_of(m) for m in self.requirements.metrics.values()]
+        return content_key(__version__, self.model.digest, self.requirements.texts, metrics)
+
+    def folder(self, suffix: str) -> Path:
+        """The run's folder: as asked for, else ``reports/<model>-<precision><suffix>`` here."""
+        if self.settings.out is not None:
+            return self.settings.out
+        path, name = self.model.path, self.model.name.replace("/", "_")
+        stem = path.stem if path is not None else name
+        return Path("reports") / f"{stem}-{self.settings.precision.value}{suffix}"
+
+
+def load(settings: Settings, observer: Observer) -> Case:
+    """Read and check everything.
+
+    Raises:
+        BadInputError: names the file, tensor or option that cannot be used.
+    """
+    observer.station("load")
+    model = load_model(settings.model)
+    samples = load_samples(settings.inputs, input_specs(model.proto))
+    path, replaced = model.path, dict[str, tuple[str, ...]]()
+    if settings.rewrite is not None:
+        fused = rewritten(model.proto, samples, settings.rewrite)
+        replaced, path = fused.replaced, None
+        digest = f"{model.digest}+{settings.rewrite}"
+        model = replace(model, proto=fused.model, digest=digest)
+    graph = Graph(model.proto)
+    reference = Reference(graph, str(path) if path is not None else None)
+    layers = graph.layers_at(settings.precision)
+    if not layers:
+        raise BadInputError(
+            f"{model.name}: no layer can run in {settings.precision.value}: there is nothing to "
+            "search (integer, quantised or already reduced models have no FP32 layers)"
         )
+    metrics = dict(load_metric(m) for m in settings.metrics)
+    for output in model.proto.graph.output:
+        if not output.type.HasField("tensor_type"):
+            raise BadInputError(
+                f"{model.name}: output {output.name!r} is no tensor; sequences cannot be compared"
+            )
+    requirements = parse_requirements(settings.require, graph.outputs, metrics)
+    golden = _load_golden(settings, graph)
+    if golden is not None and len(samples) > 1:
+        raise BadInputError(
+            f"--golden belongs to one input, and {len(samples)} were given; pass one --input"
+        )
+    findings = _findings(settings, graph, samples, replaced)
+    for finding in findings:
+        observer.finding(finding.message)
+    return Case(
+        settings,
+        model,
+        graph,
+        tuple(samples),
+        layers,
+        requirements,
+        golden,
+        replaced,
+        findings,
+        reference,
+    )
 
-    def open_again(self) -> Callable[[Mapping[str, NDArray[Any]]], dict[str, NDArray[Any]]]:
-        """The reference for further inputs; it raises :class:`RunnerFailedError` where they cannot
-        be computed.
-        """
-        session = self._open_reference()
-        return lambda arrays: run_all(session, arrays, self.model.name)
 
-    def check_golden(self, golden: Mapping[str, NDArray[Any]]) -> None:
-        """Raise :class:`BadInputError` for golden outputs of another shape than the model's."""
-        for name, array in golden.items():
-            shape = self.references[0][name].shape
-            if array.shape != shape:
-                raise BadInputError(
-                    f"--golden: output {name!r} has shape {array.shape}, the model gives {shape}"
-                )
+def _findings(
+    settings: Settings,
+    graph: Graph,
+    samples: list[Sample],
+    replaced: Mapping[str, tuple[str, ...]],
+) -> tuple[Finding, ...]:
+    found = []
+    if replaced:
+        message = (
+            f"{len(replaced)} LayerNorms were rewritten as one operator each; model.rewritten.onnx "
+            "is what the plan is for"
+        )
+        found.append(Finding("rewrite", next(iter(replaced)), message))
+    for sentence in suspicious_inputs(samples):
+        found.append(Finding("input", sentence.partition(":")[0], sentence))
+    return (*found, *weight_findings(graph, settings.precision))
 
-    def _open_reference(self) -> ort.InferenceSession:
-        nodes = self.model.proto.graph.node
-        named = [n.name for n in nodes if n.name]
-        unique = len(set(named)) == len(named)
-        if unique and self.model.path is not None and not self.rewritten:
-            return reference_session(str(self.model.path))
-        # ONNX Runtime refuses two nodes of one name, which other engines accept.
-        with loadable(
-            self.model.proto if unique else with_unique_names(self.model.proto)
-        ) as source:
-            return reference_session(source)
+
+def _load_golden(settings: Settings, graph: Graph) -> Arrays | None:
+    """The golden outputs by name, checked against the model's."""
+    golden = settings.golden
+    if golden is None:
+        return None
+    if isinstance(golden, Mapping):
+        where, arrays = "--golden", dict(golden)
+    else:
+        where = f"--golden {golden}"
+        if not Path(golden).exists():
+            raise BadInputError(f"{where}: no such file")
+        arrays = read_npz(Path(golden))
+    unknown = [n for n in arrays if n not in graph.outputs]
+    if unknown or not arrays:
+        named = repr(unknown[0]) if unknown else "nothing"
+        raise BadInputError(
+            f"{where}: holds {named}, which is no output of the model; it has "
+            f"{', '.join(graph.outputs)}"
+        )
+    return {name: np.asarray(a) for name, a in arrays.items()}
+
+
+def _source_of(metric: TaskMetric) -> str:
+    """What the journal knows a task metric by: its source, or its name where Python cannot show
+    one.
+    """
+    try:
+        return inspect.getsource(metric)
+    except (OSError, TypeError):
+        return repr(metric)

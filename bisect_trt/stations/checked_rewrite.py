@@ -8,9 +8,9 @@ import numpy as np
 import onnx
 
 from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.sample import Sample
 from bisect_trt.graph.load import loadable
 from bisect_trt.graph.passes.fuse_layernorm import Fused, fuse_layernorm
-from bisect_trt.runners.base import Sample
 from bisect_trt.runners.ort_sessions import reference_session, run_all
 
 TOLERANCE = 1e-6

@@ -1,227 +1,225 @@
-"""The engine's part of a run: which runner judges, what its baselines say, what its layers err,
-what the pins cost.
-"""
+"""The engine's own FP32, TF32 and reduced baselines, and what its FP32 turns out to be."""
 
 from __future__ import annotations
 
-import ctypes
+import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
 
-import pandas as pd
+import numpy as np
 
-from bisect_trt.core.errors import RunnerFailedError, RunnerUnavailableError
+from bisect_trt.core.diagnosis import Cause, Diagnosis
+from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.graph.weight_range import Finding
-from bisect_trt.probe.prober import Prober, ProbeResult
-from bisect_trt.runners.onnxruntime_cuda import OrtCudaRunner
-from bisect_trt.runners.tensorrt.module import installed_module
-from bisect_trt.runners.tensorrt.runner import TensorRTRunner, own_share
-from bisect_trt.stations.case import Material
-from bisect_trt.stations.crews import engine_crew
-from bisect_trt.stations.engine_layer_errors import EngineTable, first_out_of_line
-from bisect_trt.stations.engine_verdict import Fp32, agreement, what_fp32_is
-from bisect_trt.stations.settings import Settings
-from bisect_trt.stations.triage import Cause, Diagnosis, times
-
-EngineRunner = TensorRTRunner | OrtCudaRunner
+from bisect_trt.numerics.requirements import times
+from bisect_trt.probe.result import ProbeResult
+from bisect_trt.stations.baselines import Baselines
+from bisect_trt.stations.bench import Bench
+from bisect_trt.stations.case import Case
+from bisect_trt.stations.engine_layer_errors import (
+    EngineTable,
+    first_out_of_line,
+    probe_effect_matters,
+    trace_engine,
+)
 
 
-def open_engine(settings: Settings, material: Material, caches: Path) -> EngineRunner | None:
-    """The runner that ``--runner`` names; None for the emulator, and for ``auto`` where no engine
-    can run here.
+class Fp32(str, Enum):
+    """What an engine's FP32 turned out to be."""
 
-    Raises :class:`RunnerUnavailableError` if the one asked for cannot.
+    STRICT = "strict"
+    TF32 = "tf32"
+    OTHER = "other"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+def what_fp32_is(engine: ProbeResult, strict: ProbeResult, tf32: ProbeResult) -> Fp32:
+    """Which emulated baseline the engine's FP32 errors look like, by their RMSE over the outputs.
+
+    TF32 can only be recognised where it differs from FP32 tenfold (a model without matrix products
+    cannot tell).
     """
-    if settings.runner == "onnxruntime-cuda":
-        return OrtCudaRunner(
-            material.model.proto, material.samples, timeout_s=settings.probe_timeout_s
-        )
-    if settings.runner == "emulated" or (
-        settings.runner == "auto" and not _engine_likely(settings.trt_module)
-    ):
-        return None
-    try:
-        return TensorRTRunner(
-            material.model.proto,
-            material.samples,
-            settings.trt_module,
-            profiles=settings.profiles,
-            caches=caches,
-            timeout_s=settings.probe_timeout_s,
-            weak=settings.typing == "weak",
-            hire=partial(engine_crew, settings),
-        )
-    except (RunnerUnavailableError, RunnerFailedError) as error:
-        if settings.runner == "auto":
-            return None
-        raise RunnerUnavailableError(f"--runner tensorrt: {error}") from error
+    found, exact, rounded = (_relative_rmse(r) for r in (engine, strict, tf32))
+    if not all(math.isfinite(e) for e in (found, exact, rounded)):
+        return Fp32.OTHER
+    if rounded > 10.0 * exact and rounded / 4.0 <= found <= rounded * 4.0:
+        return Fp32.TF32
+    return Fp32.STRICT if found <= max(30.0 * exact, 1e-6) else Fp32.OTHER
 
 
-def sums_in_fp16(engine: EngineRunner | None, precision: Precision) -> bool:
-    """True for an engine whose sums are those of
-    :mod:`bisect_trt.runners.emulator.rtx_arithmetic`.
+def agreement(one: ProbeResult, other: ProbeResult) -> float:
+    """The cosine between two probes' sampled signed errors: near 1 if they make the same roundings;
+    NaN if unknown.
     """
-    return (
-        precision is Precision.FP16
-        and isinstance(engine, TensorRTRunner)
-        and "tensorrt_rtx" in engine.versions
+    if one.vector is None or other.vector is None or len(one.vector) != len(other.vector):
+        return math.nan
+    both = np.isfinite(one.vector) & np.isfinite(other.vector)
+    a, b = one.vector[both].astype(np.float64), other.vector[both].astype(np.float64)
+    size = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return float(a @ b) / size if size > 0 else math.nan
+
+
+def _relative_rmse(result: ProbeResult) -> float:
+    """The worst output's RMSE over its range."""
+    return max(
+        (e.rmse / max(e.ref_max - e.ref_min, 1e-30) for e in result.worst.values()),
+        default=math.nan,
     )
 
 
-def _engine_likely(module: str | None) -> bool:
-    """Whether it is worth starting a process to ask: TensorRT is installed and NVIDIA's driver
-    library loads.
-    """
-    if installed_module(module) is None:
-        return False
-    try:
-        ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
-    except OSError:
-        return False
-    return True
-
-
-@dataclass
+@dataclass(frozen=True)
 class EngineBaselines:
-    """The engine's whole-network runs and what they say of its FP32."""
+    """The engine's whole-network runs and what they say of its FP32.
 
+    ``fingerprint`` is the cosine between the engine's FP32 errors and emulated TF32's; ``table``
+    the layers' errors on the engine, where they could be had. ``diagnosis`` is there if the engine
+    settles the case.
+    """
+
+    runner: str
     fp32: ProbeResult
     tf32: ProbeResult
     base: ProbeResult
     identity: Fp32
     fingerprint: float
-    """The cosine between the engine's FP32 errors and emulated TF32's."""
-    table: EngineTable | None = None
-    findings: list[Finding] = field(default_factory=list)
+    table: EngineTable | None
+    findings: tuple[Finding, ...]
+    diagnosis: Diagnosis | None
 
-    def by_label(self, runner: str) -> dict[str, ProbeResult]:
+    @property
+    def pin_precision(self) -> Precision:
+        """What a pin really runs in on this engine."""
+        return Precision.TF32 if self.identity is Fp32.TF32 else Precision.FP32
+
+    def by_label(self) -> dict[str, ProbeResult]:
         """The baselines as rows of the outputs table."""
-        return {f"{runner} {r.plan.base.value}": r for r in (self.fp32, self.tf32, self.base)}
+        return {f"{self.runner} {r.plan.base.value}": r for r in (self.fp32, self.tf32, self.base)}
 
 
-def engine_baselines(
-    engine: Prober, precision: Precision, strict: ProbeResult, tf32: ProbeResult
-) -> EngineBaselines:
-    """Three builds: FP32 with TF32 cleared, TF32 allowed, all layers lowered. ``strict`` and
-    ``tf32`` are the emulated ones.
+def measure_engine(case: Case, bench: Bench, emulated: Baselines) -> EngineBaselines | None:
+    """Three builds: FP32 with TF32 cleared, TF32 allowed, all layers lowered; then the layers.
+
+    None where the emulator judges.
     """
-    results = {
-        p: engine.probe(PrecisionPlan(p))
-        for p in dict.fromkeys((Precision.FP32, Precision.TF32, precision))
-    }
-    found = results[Precision.FP32]
-    identity = what_fp32_is(found, strict, tf32)
-    baselines = EngineBaselines(
-        found, results[Precision.TF32], results[precision], identity, agreement(found, tf32)
+    engine, precision = bench.engine, case.settings.precision
+    if engine is None:
+        return None
+    bench.observer.station("engine baselines")
+    fp32, tf32, base = (
+        engine.probe(PrecisionPlan(p)) for p in (Precision.FP32, Precision.TF32, precision)
     )
+    identity = what_fp32_is(fp32, emulated.fp32, emulated.tf32)
+    findings = list(bench.found(_findings(identity, fp32, emulated)))
+    table = None
+    if base.worst:
+        bench.observer.station("engine layers")
+        table = trace_engine(case, bench, engine, PrecisionPlan(precision), emulated.layers)
+    if table is not None:
+        findings += bench.found(_findings_of_marking(table, base))
+
+    def marked_fp32() -> EngineTable | None:
+        plan = PrecisionPlan(Precision.FP32)
+        return trace_engine(case, bench, engine, plan, emulated.layers)
+
+    return EngineBaselines(
+        engine.runner.name,
+        fp32,
+        tf32,
+        base,
+        identity,
+        agreement(fp32, emulated.tf32),
+        table,
+        tuple(findings),
+        _diagnose(fp32, tf32, base, identity, precision, marked_fp32),
+    )
+
+
+def _findings(identity: Fp32, fp32: ProbeResult, emulated: Baselines) -> list[Finding]:
+    found = []
     override = os.environ.get("NVIDIA_TF32_OVERRIDE")
     if override is not None:
-        message = f"NVIDIA_TF32_OVERRIDE={override} is set: it decides over TF32 in every CUDA library of the process; unset it"
-        baselines.findings.append(Finding("tf32", "NVIDIA_TF32_OVERRIDE", message))
+        message = (
+            f"NVIDIA_TF32_OVERRIDE={override} is set: it decides over TF32 in every CUDA library "
+            "of the process; unset it"
+        )
+        found.append(Finding("tf32", "NVIDIA_TF32_OVERRIDE", message))
     if identity is Fp32.TF32:
         message = (
             "this engine's FP32 is TF32: with the TF32 flag cleared its errors are those of "
-            "emulated TF32 "
-            f"({times(found.score)} against {times(tf32.score)}; strict FP32 gives "
-            f"{times(strict.score)}), so a pinned matrix "
-            "product runs in TF32 too, and is emulated so from here on"
+            f"emulated TF32 ({times(fp32.score)} against {times(emulated.tf32.score)}; strict FP32 "
+            f"gives {times(emulated.fp32.score)}), so a pinned matrix product runs in TF32 too, "
+            "and is emulated so from here on"
         )
-        baselines.findings.append(Finding("tf32", "", message))
-    return baselines
+        found.append(Finding("tf32", "", message))
+    return found
 
 
-def diagnose_engine(
-    found: EngineBaselines, precision: Precision, marked_fp32: Callable[[], EngineTable | None]
+def _findings_of_marking(table: EngineTable, base: ProbeResult) -> list[Finding]:
+    found = [Finding("engine-layers", "", table.note)] if table.note else []
+    if probe_effect_matters(base.score, table.marked_score):
+        message = (
+            f"marking all outputs changes this engine's result from {times(base.score)} to "
+            f"{times(table.marked_score)}: the tables of layers explain, the unmarked engine "
+            "decides"
+        )
+        found.append(Finding("probe-effect", "", message))
+    return found
+
+
+def _diagnose(
+    fp32: ProbeResult,
+    tf32: ProbeResult,
+    base: ProbeResult,
+    identity: Fp32,
+    precision: Precision,
+    marked_fp32: Callable[[], EngineTable | None],
 ) -> Diagnosis | None:
     """What the engine's own baselines settle; None if the reduced precision is to blame.
 
     ``marked_fp32`` measures each layer of the FP32 engine, to find where it goes wrong; it is asked
     only if it does.
     """
-    if not found.fp32.verdict.passed:
-        return _fp32_fails(found, marked_fp32)
-    if found.base.verdict.passed:
+    if not fp32.verdict.passed:
+        return _fp32_fails(fp32, identity, marked_fp32)
+    if base.verdict.passed:
         return Diagnosis(
             Cause.NONE,
-            f"The {precision.value.upper()} engine meets the requirement "
-            f"({times(found.base.score)}); nothing needs to be pinned.",
+            f"The {precision.value.upper()} engine meets the requirement ({times(base.score)}); "
+            "nothing needs to be pinned.",
         )
     if precision is Precision.TF32:
         return Diagnosis(
             Cause.TF32,
-            f"TF32 misses the requirement on the engine ({times(found.tf32.score)}) and strict "
-            "FP32 meets it: turn TF32 off "
-            "(clear_flag(BuilderFlag.TF32), trtexec --noTF32).",
+            f"TF32 misses the requirement on the engine ({times(tf32.score)}) and strict FP32 "
+            "meets it: turn TF32 off (clear_flag(BuilderFlag.TF32), trtexec --noTF32).",
         )
     return None
 
 
-def _fp32_fails(found: EngineBaselines, marked_fp32: Callable[[], EngineTable | None]) -> Diagnosis:
-    if not found.fp32.worst:
+def _fp32_fails(
+    fp32: ProbeResult, identity: Fp32, marked_fp32: Callable[[], EngineTable | None]
+) -> Diagnosis:
+    if not fp32.worst:
         return Diagnosis(
             Cause.NOT_PRECISION,
-            f"The FP32 engine cannot be built or run ({found.fp32.verdict}): {found.fp32.note}",
+            f"The FP32 engine cannot be built or run ({fp32.verdict}): {fp32.note}",
         )
-    if found.identity is Fp32.TF32:
+    if identity is Fp32.TF32:
         return Diagnosis(
             Cause.TF32,
-            f"This runtime's FP32 is TF32 (its errors, {times(found.fp32.score)}, are those of "
-            "emulated TF32), and TF32 misses "
-            "the requirement: no plan can pass on it. Use a runtime that honours a cleared TF32 "
-            "flag, or allow TF32's error.",
+            f"This runtime's FP32 is TF32 (its errors, {times(fp32.score)}, are those of emulated "
+            "TF32), and TF32 misses the requirement: no plan can pass on it. Use a runtime that "
+            "honours a cleared TF32 flag, or allow TF32's error.",
         )
     table = marked_fp32()
     where = first_out_of_line(table) if table is not None else None
-    piece = f" The first layer out of line is {where!r}: reduce the report to it." if where else ""
+    first = f" The first layer out of line is {where!r}: reduce the report to it." if where else ""
     return Diagnosis(
         Cause.NOT_PRECISION,
-        f"Strict FP32 already misses the requirement on the engine ({times(found.fp32.score)}): "
-        "not a precision problem, the "
-        f"engine or its parser computes something else.{piece}",
+        f"Strict FP32 already misses the requirement on the engine ({times(fp32.score)}): not a "
+        f"precision problem, the engine or its parser computes something else.{first}",
     )
-
-
-def cost_table(results: Mapping[str, ProbeResult]) -> pd.DataFrame:
-    """A row for each engine: latency, size, build time, and the tool's own share of the probe's
-    time.
-    """
-    rows: list[dict[str, Any]] = []
-    for label, result in results.items():
-        facts = result.facts
-        if "latency_ms" in facts:
-            seconds = facts["seconds"]
-            rows.append(
-                {
-                    "engine": label,
-                    "verdict": result.verdict.value,
-                    "pins": len(result.plan.pinned),
-                    "latency_ms": facts["latency_ms"],
-                    "engine_mb": facts["engine_bytes"] / 1e6,
-                    **{
-                        f"{step}_s": seconds.get(step, float("nan"))
-                        for step in ("write", "parse", "build", "load", "context", "run")
-                    },
-                    "probe_s": result.seconds,
-                    "own_share": own_share(result.seconds, facts),
-                }
-            )
-    return pd.DataFrame(rows)
-
-
-def findings_of(results: Sequence[ProbeResult]) -> list[Finding]:
-    """What the engines' builders and read-backs found, each once; a probe that broke says so with
-    its log's last lines.
-    """
-    found: dict[str, Finding] = {}
-    for result in results:
-        for entry in result.facts.get("findings", ()):
-            found.setdefault(entry["message"], Finding(**entry))
-        if result.note and not result.worst:
-            message = f"{result.runner}, {result.plan.base.value} with {len(result.plan.pinned)} pins: {result.verdict}: {result.note}"
-            found.setdefault(message, Finding("engine-failure", "", message))
-    return list(found.values())

@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 
 from bisect_trt.core.errors import RunnerFailedError, one_line
 from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.sample import Sample
 from bisect_trt.numerics.tensor_error import TensorError, mean_of, tensor_error, worst_of
-from bisect_trt.probe.journal import RunFolder
+from bisect_trt.probe.journal import Row
 from bisect_trt.probe.prober import Prober
-from bisect_trt.runners.base import Sample
-from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.runners.tensorrt.runner import TensorRTRunner
+from bisect_trt.stations.bench import Bench
+from bisect_trt.stations.case import Case
 
 BATCH_BYTES = 1 << 30
 OUT_OF_LINE = 1e-2
@@ -52,48 +53,47 @@ class EngineTable:
 
 
 def trace_engine(
-    engine: Prober,
-    runner: TensorRTRunner,
-    emulator: EmulatedRunner,
-    samples: Sequence[Sample],
-    plan: PrecisionPlan,
-    base: PrecisionPlan,
-    table: pd.DataFrame,
-    outputs_of: Mapping[str, Sequence[str]],
-    folder: RunFolder,
-    score: Any,
-) -> EngineTable:
-    """The error of every layer of ``table`` in engines of ``plan``; ``outputs_of`` gives each
-    layer's tensors.
-
-    ``base`` is the plan whose walk yields the reference values. Recalled from the journal where it
-    is there.
+    case: Case, bench: Bench, engine: Prober, plan: PrecisionPlan, layers: pd.DataFrame
+) -> EngineTable | None:
+    """The error of every layer of the table ``layers`` in engines of ``plan``; None where no
+    TensorRT judges. Recalled from the journal where it is there.
     """
-    key = engine.key("engine-layers", plan.to_json())
-    found = folder.recall(key)
+    runner = bench.opened
+    if not isinstance(runner, TensorRTRunner):
+        return None
+    digests = [sample.digest for sample in case.samples]
+    key = engine.key("engine-layers", plan.to_json(), *digests)
+    found = bench.journal.recall(key)
     if found is not None:
         return EngineTable(**found[0])
+    outputs_of = {layer.name: layer.outputs for layer in case.layers}
     errors: dict[str, list[TensorError]] = {}
     how, marked_score, count, note = "debug tensors", math.nan, 0, ""
-    for batch in _batches(table, outputs_of, len(samples)):
+    for batch in _batches(layers, outputs_of, len(case.samples)):
         tensors = [t for layer in batch for t in outputs_of[layer]]
         try:
-            values = runner.debugged(plan, tensors) if how == "debug tensors" else []
+            debug = how == "debug tensors"
+            values = runner.debugged(plan, case.samples, tensors) if debug else []
             if not values or any(t not in sample for sample in values for t in tensors):
                 how = "marked outputs"
-                values = runner.marked(plan, tensors)
-                marked_score = marked_score if count else score(values)
+                values = runner.marked(plan, case.samples, tensors)
+                marked_score = marked_score if count else _worst_score(case, bench, values)
         except RunnerFailedError as failure:
             note = f"layers from {batch[0]!r} on could not be marked: {one_line(failure)}"
             break
         count += 1
-        for number, sample in enumerate(samples):
-            for layer, error in _compared(emulator, sample, base, values[number]):
+        for sample, found_values in zip(case.samples, values, strict=True):
+            for layer, error in _compared(case, bench, sample, found_values):
                 errors.setdefault(layer, []).append(error)
     rows = {name: _row(found_errors) for name, found_errors in errors.items()}
     result = EngineTable(rows, how, marked_score, count, note)
-    folder.record(key, "layers", vars(result))
+    bench.journal.record([Row(key, "layers", vars(result))])
     return result
+
+
+def _worst_score(case: Case, bench: Bench, values: Sequence[Mapping[str, NDArray[Any]]]) -> float:
+    pairs = zip(case.samples, values, strict=True)
+    return max(case.requirements.score(bench.references.of(s), v) for s, v in pairs)
 
 
 def first_out_of_line(table: EngineTable) -> str | None:
@@ -122,12 +122,10 @@ def probe_effect_matters(unmarked: float, marked: float) -> bool:
 
 
 def _compared(
-    emulator: EmulatedRunner,
-    sample: Sample,
-    base: PrecisionPlan,
-    values: Mapping[str, NDArray[Any]],
+    case: Case, bench: Bench, sample: Sample, values: Mapping[str, NDArray[Any]]
 ) -> Iterator[tuple[str, TensorError]]:
-    for layer in emulator.trace(sample, base):
+    base = PrecisionPlan(case.settings.precision)  # which of its layers are traced, no more
+    for layer in bench.emulator.trace(sample, base):
         if layer.tensor in values:
             yield layer.layer, tensor_error(layer.reference, values[layer.tensor])
 

@@ -11,67 +11,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
-
-import numpy as np
 
 from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.probe.prober import Prober, ProbeResult
-from bisect_trt.stations.bisect import Bisection
+from bisect_trt.probe.prober import Prober
+from bisect_trt.probe.result import ProbeResult
+from bisect_trt.search.one_minimal import one_minimal
+from bisect_trt.search.tolerance_share import MARGIN, matching_limit, tightened
+from bisect_trt.stations.baselines import Baselines
+from bisect_trt.stations.bench import Bench
+from bisect_trt.stations.bisect import Bisection, bisect
+from bisect_trt.stations.case import Case
+from bisect_trt.stations.engine_baselines import EngineBaselines
+from bisect_trt.stations.sensitivity import suspicion_of
+from bisect_trt.stations.triage import Triage
 
 DEFAULT_MAX_BUILDS = 8
 MAX_SEARCHES = 4
-MARGIN = 0.9
 WORTHWHILE = 1.2
 """How much wider a limit must be to be worth another search and build."""
-"""A scaled search aims a tenth below what the observed ratio asks for: the ratio moves a little
-from plan to plan.
-"""
-
-
-class Fp32(str, Enum):
-    """What an engine's FP32 turned out to be."""
-
-    STRICT = "strict"
-    TF32 = "tf32"
-    OTHER = "other"
-
-    def __str__(self) -> str:
-        return self.value
-
-
-def what_fp32_is(engine: ProbeResult, strict: ProbeResult, tf32: ProbeResult) -> Fp32:
-    """Which emulated baseline the engine's FP32 errors look like, by their RMSE over the outputs.
-
-    TF32 can only be recognised where it differs from FP32 tenfold (a model without matrix products
-    cannot tell).
-    """
-    found, exact, rounded = (_relative_rmse(r) for r in (engine, strict, tf32))
-    if not all(math.isfinite(e) for e in (found, exact, rounded)):
-        return Fp32.OTHER
-    if rounded > 10.0 * exact and rounded / 4.0 <= found <= rounded * 4.0:
-        return Fp32.TF32
-    return Fp32.STRICT if found <= max(30.0 * exact, 1e-6) else Fp32.OTHER
-
-
-def agreement(one: ProbeResult, other: ProbeResult) -> float:
-    """The cosine between two probes' sampled signed errors: near 1 if they make the same roundings;
-    NaN if unknown.
-    """
-    if one.vector is None or other.vector is None or len(one.vector) != len(other.vector):
-        return math.nan
-    both = np.isfinite(one.vector) & np.isfinite(other.vector)
-    a, b = one.vector[both].astype(np.float64), other.vector[both].astype(np.float64)
-    size = float(np.linalg.norm(a) * np.linalg.norm(b))
-    return float(a @ b) / size if size > 0 else math.nan
-
-
-def _relative_rmse(result: ProbeResult) -> float:
-    """The worst output's RMSE over its range."""
-    return max(
-        (e.rmse / max(e.ref_max - e.ref_min, 1e-30) for e in result.worst.values()),
-        default=math.nan,
-    )
 
 
 @dataclass(frozen=True)
@@ -79,15 +36,13 @@ class Judgement:
     """The engine's word on a plan. ``bisection`` is the search the plan came from, ``repaired`` the
     pins the engine added.
 
-    ``limit`` is the share of the tolerance that the emulator had to keep to; ``builds`` counts
-    those beyond the baselines. ``proof`` maps a pin to the engine's probe that failed without it,
-    where ``--certify engine`` asked for that.
+    ``builds`` counts those beyond the baselines. ``proof`` maps a pin to the engine's probe that
+    failed without it, where ``--certify engine`` asked for that.
     """
 
     plan: PrecisionPlan
     result: ProbeResult
     bisection: Bisection | None
-    limit: float
     builds: int
     repaired: frozenset[str]
     proof: dict[str, ProbeResult]
@@ -97,6 +52,52 @@ class Judgement:
     def passed(self) -> bool:
         """True if the engine built from the plan meets the requirements."""
         return self.result.verdict.passed
+
+    @property
+    def limit(self) -> float:
+        """The share of the tolerance that the emulator had to keep to."""
+        return self.bisection.limit if self.bisection is not None else 1.0
+
+
+def decide_on_engine(
+    case: Case,
+    bench: Bench,
+    engine: Prober,
+    emulated: Baselines,
+    baselines: EngineBaselines,
+    triage: Triage,
+    first: Bisection | None,
+) -> Judgement:
+    """The engine's word, searching again and repairing until it passes or the budget is spent.
+
+    ``first`` is what was searched within triage's limit. The emulators' word on the answer is in
+    the log too when this returns.
+    """
+    suspicion = suspicion_of(emulated.layers, triage.sensitivity.scores)
+    known = {triage.limit: first}
+
+    def search(limit: float) -> Bisection | None:
+        if limit not in known:
+            known[limit] = bisect(case, bench, emulated, triage, limit)
+        return known[limit]
+
+    def emulated_score(pins: frozenset[str]) -> float:
+        plan = triage.base.with_pins(pins)
+        return max(prober.probe(plan).score for prober in (bench.prober, bench.second))
+
+    judge = EngineJudge(
+        engine,
+        triage.base,
+        sorted(case.names, key=lambda n: -suspicion.get(n, -math.inf)),
+        search,
+        emulated_score,
+        case.settings.max_builds,
+        case.settings.certify == "engine",
+        (triage.pinned.score, baselines.fp32.score),
+    )
+    judgement = judge.decide(triage.limit)
+    emulated_score(judgement.plan.pinned)
+    return judgement
 
 
 class OutOfBuildsError(Exception):
@@ -130,12 +131,10 @@ class EngineJudge:
         self._search = search
         self._emulated_score = emulated_score
         self._certify = certify
-        self._max_builds = (
-            max_builds if max_builds is not None else math.inf if certify else DEFAULT_MAX_BUILDS
-        )
-        self.tried: dict[frozenset[str], ProbeResult] = {}
+        unbounded = math.inf if certify else DEFAULT_MAX_BUILDS
+        self._max_builds = max_builds if max_builds is not None else unbounded
+        self._tried: dict[frozenset[str], ProbeResult] = {}
         self._bisection: Bisection | None = None
-        self._limit = 1.0
 
     def decide(self, limit: float) -> Judgement:
         """Search within ``limit`` of the tolerance, build, and go on until the engine passes or the
@@ -147,58 +146,47 @@ class EngineJudge:
         try:
             for _ in range(MAX_SEARCHES):
                 found = self._search(limit)
-                if found is None or found.pinned in self.tried:
+                if found is None or found.pinned in self._tried:
                     break
-                self._bisection, self._limit, pins = found, limit, found.pinned
+                self._bisection, pins = found, found.pinned
                 result = self._build(pins)
                 if result.verdict.passed:
                     pins = self._shrunk(pins, limit)
                     break
-                limit = tightened(limit, result.score, self._emulated_score(pins), self._floors)
-            if pins not in self.tried or not self.tried[pins].verdict.passed:
+                emulated = self._emulated_score(pins)
+                limit = tightened(limit, result.score, emulated, self._floors)
+            if pins not in self._tried or not self._tried[pins].verdict.passed:
                 pins = self._repaired(pins)
             if self._certify:
                 pins, proof = self._certified(pins)
         except OutOfBuildsError:
             spent = True
-        answer = self.so_far(out_of_budget=spent)
+        answer = self._so_far(out_of_budget=spent)
         return answer if answer.plan.pinned != pins else replace(answer, proof=proof)
 
-    def so_far(self, out_of_budget: bool = False) -> Judgement:
-        """The best plan tried until now, proofs apart."""
-        answer, result = self.best()
+    def _so_far(self, out_of_budget: bool) -> Judgement:
+        """The best plan tried until now, proofs apart: the smallest that passed, else the one that
+        missed least (none tried: all pins' baseline).
+        """
+        if not self._tried:
+            everything = frozenset(self._ranked)
+            self._tried[everything] = self._engine.probe(self._base.with_pins(everything))
+        passed = [(pins, r) for pins, r in self._tried.items() if r.verdict.passed]
+        if passed:
+            answer, result = min(passed, key=lambda x: len(x[0]))
+        else:
+            answer, result = min(self._tried.items(), key=lambda x: x[1].score)
         found = self._bisection
         added = answer - found.pinned if found is not None else answer
-        return Judgement(
-            self._base.with_pins(answer),
-            result,
-            found,
-            self._limit,
-            len(self.tried),
-            added,
-            {},
-            out_of_budget,
-        )
-
-    def best(self) -> tuple[frozenset[str], ProbeResult]:
-        """The smallest set that passed on the engine, else the one that missed least (none tried:
-        all pins' baseline).
-        """
-        if not self.tried:
-            self.tried[frozenset(self._ranked)] = self._engine.probe(
-                self._base.with_pins(self._ranked)
-            )
-        passed = [(pins, r) for pins, r in self.tried.items() if r.verdict.passed]
-        if passed:
-            return min(passed, key=lambda x: len(x[0]))
-        return min(self.tried.items(), key=lambda x: x[1].score)
+        plan, builds = self._base.with_pins(answer), len(self._tried)
+        return Judgement(plan, result, found, builds, added, {}, out_of_budget)
 
     def _build(self, pins: frozenset[str]) -> ProbeResult:
-        if pins not in self.tried:
-            if len(self.tried) >= self._max_builds:
+        if pins not in self._tried:
+            if len(self._tried) >= self._max_builds:
                 raise OutOfBuildsError
-            self.tried[pins] = self._engine.probe(self._base.with_pins(pins))
-        return self.tried[pins]
+            self._tried[pins] = self._engine.probe(self._base.with_pins(pins))
+        return self._tried[pins]
 
     def _repaired(self, pins: frozenset[str]) -> frozenset[str]:
         """``pins`` and the fewest further layers, in order of suspicion, with which the engine
@@ -223,71 +211,30 @@ class EngineJudge:
         engine left much of it unused.
         """
         for _ in range(MAX_SEARCHES):
-            wider = matching_limit(self.tried[pins].score, self._emulated_score(pins), self._floors)
-            wider = min(
-                wider, MARGIN * self._emulated_score(frozenset())
-            )  # without pins the engine is known to fail
-            found = (
-                self._search(wider)
-                if wider > WORTHWHILE * limit and len(self.tried) < self._max_builds
-                else None
-            )
-            if (
-                found is None
-                or len(found.pinned) >= len(pins)
-                or not self._build(found.pinned).verdict.passed
-            ):
+            emulated = self._emulated_score(pins)
+            wider = matching_limit(self._tried[pins].score, emulated, self._floors)
+            # Without pins the engine is known to fail.
+            wider = min(wider, MARGIN * self._emulated_score(frozenset()))
+            worthwhile = wider > WORTHWHILE * limit and len(self._tried) < self._max_builds
+            found = self._search(wider) if worthwhile else None
+            if found is None or len(found.pinned) >= len(pins):
                 break
-            self._bisection, self._limit, pins, limit = found, wider, found.pinned, wider
+            if not self._build(found.pinned).verdict.passed:
+                break
+            self._bisection, pins, limit = found, found.pinned, wider
         return pins
 
     def _certified(self, pins: frozenset[str]) -> tuple[frozenset[str], dict[str, ProbeResult]]:
         """Each removal built: superfluous pins go, until a whole round finds none."""
-        order = {name: i for i, name in enumerate(self._ranked)}
-        proof: dict[str, ProbeResult] = {}
-        while len(proof) < len(pins):
-            names = sorted(pins, key=lambda n: -order[n])
-            for place, name in enumerate(names):
-                if place % self._engine.workers == 0 and math.isinf(
-                    self._max_builds
-                ):  # idle GPUs build the next removals already
-                    ahead = names[place : place + self._engine.workers]
-                    self._engine.probe_many([self._base.with_pins(pins - {n}) for n in ahead])
-                result = self._build(pins - {name})
-                if result.verdict.passed:
-                    pins, proof = pins - {name}, {}
-                else:
-                    proof[name] = result
-        return pins, proof
 
+        def ahead(sets: list[frozenset[str]]) -> None:
+            self._engine.probe_many([self._base.with_pins(s) for s in sets])
 
-def tightened(
-    limit: float,
-    engine_score: float,
-    emulated_score: float,
-    floors: tuple[float, float] = (0.0, 0.0),
-) -> float:
-    """The share of the tolerance that the emulator must keep to, so that the engine meets the
-    tolerance.
-
-    What counts is the error above the floor that no pin removes, the all-pinned scores on
-    (emulator, engine): the engine's excess is taken to be a multiple of the emulator's, and that
-    multiple was just seen.
-    """
-    room = max(limit - floors[0], 0.0)
-    if not math.isfinite(engine_score):
-        return floors[0] + room / 2.0
-    return min(floors[0] + 0.7 * room, matching_limit(engine_score, emulated_score, floors))
-
-
-def matching_limit(
-    engine_score: float, emulated_score: float, floors: tuple[float, float] = (0.0, 0.0)
-) -> float:
-    """What the emulator scores where the engine just meets the tolerance, by the ratio seen above
-    the ``floors``; with a margin.
-    """
-    emulated_floor, engine_floor = floors
-    allowed = max(1.0 - engine_floor, 0.0)
-    excess = max(engine_score - engine_floor, 1e-9)
-    seen = max(emulated_score - emulated_floor, 1e-9)
-    return emulated_floor + MARGIN * seen * allowed / excess
+        found = one_minimal(
+            [name for name in reversed(self._ranked) if name in pins],
+            self._build,
+            lambda result: result.verdict.passed,
+            ahead=ahead if math.isinf(self._max_builds) else None,  # idle GPUs build the next ones
+            workers=self._engine.workers,
+        )
+        return found.pinned, found.proof

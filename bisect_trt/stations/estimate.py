@@ -5,22 +5,19 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.graph.layers import list_layers
-from bisect_trt.graph.load import load_model
-from bisect_trt.numerics.requirements import load_metric, parse_requirements
-from bisect_trt.report.pin_words import information_bound
 from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.stations.samples import input_specs, load_samples
+from bisect_trt.search.facts import information_bound
+from bisect_trt.stations.case import load
 from bisect_trt.stations.sensitivity import affordable
 from bisect_trt.stations.settings import Settings
 
 _USUAL_SHARE, _LARGE_SHARE = 0.02, 0.1
 _BASELINES, _PROBES_A_PIN = 6, 8
 _START_S = 1.0
-"""Loading, sessions, the second emulator and the report; a single-layer run walks half the network
-node by node, about one probe.
-"""
+"""Loading, sessions, the second emulator and the report; a single-layer run goes through half the
+network node by node, about one probe."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +42,10 @@ class Estimate:
         """The estimate for a person."""
         return (
             f"{self.layers} layers, {self.effect_runs} single-layer runs and about {self.probes} "
-            "probes of "
-            f"{self.seconds_per_probe * 1e3:.0f} ms: about {self.seconds:.0f} s ({self.fewest} "
-            f"probes for one pin, {self.most} for a tenth "
-            f"of the layers; no search averages fewer than {self.information_bound:.0f} for the "
+            f"probes of {self.seconds_per_probe * 1e3:.0f} ms: about {self.seconds:.0f} s "
+            f"({self.fewest} "
+            f"probes for one pin, {self.most} for a tenth of the layers; no search averages fewer "
+            f"than {self.information_bound:.0f} for the "
             "expected set)"
         )
 
@@ -63,32 +60,31 @@ def expected_probes(pins: int) -> int:
 def estimate(settings: Settings) -> Estimate:
     """Price a run without searching or writing anything: one emulated inference is measured, twice,
     the second counts.
+
+    Raises:
+        BadInputError: what a run would refuse too.
     """
-    model = load_model(settings.model)
-    metrics = dict(load_metric(m) for m in settings.metrics)
-    parse_requirements(settings.require, [o.name for o in model.proto.graph.output], metrics)
-    samples = load_samples(settings.inputs, input_specs(model.proto))
-    layers = [x.name for x in list_layers(model.proto) if settings.precision in x.precisions]
-    runner = EmulatedRunner(model.proto, samples, settings.precision)
+    case = load(settings, Observer())
+    runner = EmulatedRunner(case.graph, settings.precision)
     seconds = 0.0
     for _ in range(2):
         began = time.perf_counter()
-        for _ in runner.outputs(PrecisionPlan(settings.precision)):
+        for _ in runner.outputs(PrecisionPlan(settings.precision), case.samples):
             pass
         seconds = time.perf_counter() - began
-    rows = len(affordable(layers, {}, seconds))
+    count = len(case.layers)
+    rows = len(affordable(case.names, {}, seconds))
     usual, large = (
-        min(len(layers), max(2, round(share * len(layers))))
-        for share in (_USUAL_SHARE, _LARGE_SHARE)
+        min(count, max(2, round(share * count))) for share in (_USUAL_SHARE, _LARGE_SHARE)
     )
     probes = expected_probes(usual)
     return Estimate(
-        len(layers),
+        count,
         rows,
         probes,
         expected_probes(1),
         expected_probes(large),
-        information_bound(len(layers), usual),
+        information_bound(count, usual),
         seconds,
         _START_S + rows * seconds + (probes + _BASELINES) * seconds,
     )

@@ -1,5 +1,5 @@
-"""Why the golden outputs differ: the usual mistakes of preprocessing, tried on the inputs one by
-one and two at a time.
+"""The golden outputs held against the reference; where they differ, why: the usual mistakes of
+preprocessing, tried on the inputs one by one and two at a time.
 """
 
 from __future__ import annotations
@@ -12,13 +12,61 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_trt.core.errors import RunnerFailedError
+from bisect_trt.core.diagnosis import Cause, Diagnosis
+from bisect_trt.core.errors import BadInputError, RunnerFailedError
+from bisect_trt.core.sample import Sample
+from bisect_trt.numerics.requirements import times
+from bisect_trt.stations.bench import Bench
+from bisect_trt.stations.case import Case
 
 Arrays = Mapping[str, NDArray[Any]]
 Change = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 _MEAN, _DEVIATION = (
     np.asarray(v, np.float32) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 )
+
+
+def check_golden(case: Case, bench: Bench) -> Diagnosis | None:
+    """The end of the run if the reference itself misses the golden outputs; None if it meets them,
+    or none were given.
+
+    Raises:
+        BadInputError: a golden output has another shape than the model's.
+    """
+    golden = case.golden
+    if golden is None:
+        return None
+    sample = case.samples[0]
+    reference = bench.references.of(sample)
+    for name, array in golden.items():
+        if array.shape != reference[name].shape:
+            raise BadInputError(
+                f"--golden: output {name!r} has shape {array.shape}, the model gives "
+                f"{reference[name].shape}"
+            )
+    score = case.requirements.score(golden, reference)
+    if score <= 1.0:
+        return None
+    bench.observer.station("golden outputs")
+
+    def remaining(arrays: Arrays) -> float:
+        return case.requirements.score(golden, case.reference.outputs(Sample("changed", arrays)))
+
+    found = explain_golden(sample.arrays, remaining)
+    case.reference.release()
+    why = (
+        "none of the usual mistakes of preprocessing explains it: look at the export, or at what "
+        "else the framework does to its input."
+    )
+    if found is not None:
+        why = (
+            f"they are those of input {found.input!r} {found.words} ({times(found.score)}): mend "
+            "the preprocessing, not the engine."
+        )
+    return Diagnosis(
+        Cause.GOLDEN_MISMATCH,
+        f"The reference itself differs from the golden outputs ({times(score)}); {why}",
+    )
 
 
 @dataclass(frozen=True)

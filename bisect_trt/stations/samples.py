@@ -6,60 +6,17 @@ import glob
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
 
 from bisect_trt.core.errors import BadInputError, one_line
-from bisect_trt.graph.dims import is_placeholder
-from bisect_trt.runners.base import Sample
+from bisect_trt.core.sample import Sample
+from bisect_trt.graph.inputs import InputSpec
 
 Arrays = dict[str, NDArray[Any]]
-
-
-@dataclass(frozen=True)
-class InputSpec:
-    """What the model says of one graph input; ``shape`` holds an int, a symbolic name or None for
-    each axis.
-    """
-
-    name: str
-    dtype: np.dtype[Any]
-    shape: tuple[int | str | None, ...] | None
-
-
-def input_specs(model: onnx.ModelProto) -> list[InputSpec]:
-    """The inputs a caller must supply: graph inputs without an initialiser."""
-    given = {t.name for t in model.graph.initializer}
-    specs = []
-    for value in model.graph.input:
-        if value.name in given:
-            continue
-        if not value.type.HasField("tensor_type"):
-            raise BadInputError(
-                f"model: input {value.name!r} is no tensor; sequences and optionals cannot be fed "
-                "from .npz"
-            )
-        tensor = value.type.tensor_type
-        shape = tuple(_dimension(d) for d in tensor.shape.dim) if tensor.HasField("shape") else None
-        dtype = (
-            object
-            if tensor.elem_type == TensorProto.STRING
-            else helper.tensor_dtype_to_np_dtype(tensor.elem_type)
-        )
-        specs.append(InputSpec(value.name, np.dtype(dtype), shape))
-    return specs
-
-
-def _dimension(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
-    if is_placeholder(dim):
-        return None
-    return int(dim.dim_value) if dim.WhichOneof("value") == "dim_value" else str(dim.dim_param)
 
 
 def find_files(sources: Iterable[str | Path]) -> list[Path]:

@@ -9,21 +9,20 @@ an interrupted pass goes on where it stopped.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from bisect_trt.core.errors import RunnerFailedError
-from bisect_trt.core.observer import Observer
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.probe.journal import RunFolder
-from bisect_trt.probe.prober import Prober
-from bisect_trt.runners.base import Sample
-from bisect_trt.runners.emulator.fleet import EmulatedFleet
-from bisect_trt.runners.emulator.runner import EmulatedRunner
+from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.sample import Sample
+from bisect_trt.numerics.error_sample import prediction_order
+from bisect_trt.probe.journal import Row
+from bisect_trt.stations.bench import Bench
+from bisect_trt.stations.case import Case
 
 TIME_BUDGET_S = 120.0
 """Where one row for each layer would take longer, only the most suspicious layers get one."""
@@ -58,65 +57,68 @@ class Sensitivity:
         return frozenset(name for name, score in self.scores.items() if not score <= 1.0)
 
 
-def measure_sensitivity(
-    prober: Prober,
-    runner: EmulatedRunner | EmulatedFleet,
-    samples: Sequence[Sample],
-    references: Callable[[], Sequence[Mapping[str, NDArray[Any]]]],
-    precision: Precision,
-    layers: Sequence[str],
-    folder: RunFolder,
-    observer: Observer,
-) -> Sensitivity:
-    """One row for each of ``layers``, over all ``samples``; recalled from the journal where it is
+def measure_sensitivity(case: Case, bench: Bench, layers: Sequence[str]) -> Sensitivity:
+    """One row for each of ``layers``, over all samples; recalled from the journal where it is
     there.
     """
     rows: dict[str, list[NDArray[np.float32]]] = {name: [] for name in layers}
     scores = dict.fromkeys(layers, 0.0)
-    runs = 0
-    base = folder.recall(prober.key("base", precision.value))
-    if base is None:
-        sampler = prober.sampler
-        assert sampler is not None
-        try:
-            outputs = runner.outputs(PrecisionPlan(precision))
-            vector = np.concatenate([sampler.errors(i, o) for i, o in enumerate(outputs)])
-        except RunnerFailedError:
-            vector = np.full(sampler.size, np.nan, np.float32)
-        folder.record(prober.key("base", precision.value), "base", sampler.order, vector.tobytes())
-        base = (sampler.order, vector.tobytes())
-    for number, sample in enumerate(samples):
-        known = {
-            name: folder.recall(prober.key("effect", precision.value, str(number), name))
-            for name in layers
-        }
+    runs, base = 0, []
+    for number, sample in enumerate(case.samples):
+        base.append(_base(case, bench, sample))
+        keys = {name: _key(case, bench, sample, name) for name in layers}
+        known = {name: bench.journal.recall(key) for name, key in keys.items()}
         missing = [name for name, row in known.items() if row is None]
-        if missing:
-            sampler = prober.sampler
-            assert sampler is not None
-            for name, outputs_of_one in runner.effects(sample, precision, missing):
-                if outputs_of_one is None:
-                    score, row = math.inf, np.full(sampler.size_of(number), np.nan, np.float32)
-                else:
-                    score = prober.requirements.score(references()[number], outputs_of_one)
-                    row = sampler.errors(number, outputs_of_one)
-                folder.record(
-                    prober.key("effect", precision.value, str(number), name),
-                    "effect",
-                    score,
-                    row.tobytes(),
-                )
-                known[name] = (score, row.tobytes())
-                runs += 1
-                observer.progress(runs, len(missing) * len(samples), f"effect of {name} alone")
+        for name, score, vector in _measured(case, bench, sample, missing):
+            bench.journal.record([Row(keys[name], "effect", score, vector.tobytes())])
+            known[name] = (score, vector.tobytes())
+            runs += 1
+            expected = len(missing) * (len(case.samples) - number)
+            bench.observer.progress(runs, expected, f"effect of {name} alone")
         for name, found in known.items():
             if found is not None:
                 scores[name] = max(scores[name], float(found[0]))
                 rows[name].append(np.frombuffer(found[1], np.float32))
-    effects = {
-        name: np.concatenate(parts) for name, parts in rows.items() if len(parts) == len(samples)
-    }
-    return Sensitivity(effects, scores, np.frombuffer(base[1], np.float32), float(base[0]), runs)
+    complete = {n: np.concatenate(p) for n, p in rows.items() if len(p) == len(case.samples)}
+    order = prediction_order(case.requirements)
+    return Sensitivity(complete, scores, np.concatenate(base), order, runs)
+
+
+def _measured(
+    case: Case, bench: Bench, sample: Sample, layers: Sequence[str]
+) -> Iterator[tuple[str, float, NDArray[np.float32]]]:
+    """(layer, score, signed errors) for each of ``layers`` lowered alone on ``sample``."""
+    if not layers:
+        return
+    runner = bench.fleet or bench.emulator
+    chosen = bench.error_sample(sample)
+    for name, outputs in runner.effects(sample, case.settings.precision, layers):
+        if outputs is None:
+            yield name, math.inf, np.full(chosen.size, np.nan, np.float32)
+        else:
+            score = case.requirements.score(bench.references.of(sample), outputs)
+            yield name, score, chosen.errors(outputs)
+
+
+def _base(case: Case, bench: Bench, sample: Sample) -> NDArray[np.float32]:
+    """The signed errors with everything lowered."""
+    precision = case.settings.precision
+    key = bench.prober.key("base", precision.value, sample.digest)
+    found = bench.journal.recall(key)
+    if found is None:
+        chosen = bench.error_sample(sample)
+        try:
+            outputs = next(iter(bench.emulator.outputs(PrecisionPlan(precision), [sample])))
+            vector = chosen.errors(outputs)
+        except RunnerFailedError:
+            vector = np.full(chosen.size, np.nan, np.float32)
+        bench.journal.record([Row(key, "base", None, vector.tobytes())])
+        return vector
+    return np.frombuffer(found[1], np.float32)
+
+
+def _key(case: Case, bench: Bench, sample: Sample, layer: str) -> str:
+    return bench.prober.key("effect", case.settings.precision.value, sample.digest, layer)
 
 
 def affordable(
@@ -130,3 +132,19 @@ def affordable(
         return list(layers)
     chosen = set(sorted(layers, key=lambda n: -suspicion.get(n, -math.inf))[:count])
     return [name for name in layers if name in chosen]
+
+
+def suspicion_of(table: pd.DataFrame, alone: Mapping[str, float] | None = None) -> dict[str, float]:
+    """How suspicious each layer is: by what it does alone where that was measured, else by the
+    error it introduces.
+
+    Non-finite values come first; the scale only orders.
+    """
+    suspicion = {}
+    for row in table.to_dict(orient="records"):
+        value = -float(row["introduced_snr_db"]) if row["introduced_finite"] else 1e6
+        measured = alone.get(str(row["layer"])) if alone else None
+        if measured is not None:
+            value = 1e9 if math.isinf(measured) else 1e3 + 20.0 * math.log10(max(measured, 1e-9))
+        suspicion[str(row["layer"])] = -1e9 if math.isnan(value) or value == -math.inf else value
+    return suspicion

@@ -1,108 +1,182 @@
-"""What a run is asked to do, and the checks that need no model."""
+"""What a run is asked to do: each option declared once, as a field with its flag and help text.
+
+The command line and the notebook calls are made from these fields.
+"""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 from numpy.typing import NDArray
 
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.precision import Precision
-from bisect_trt.graph.load import LoadedModel
-from bisect_trt.numerics.requirements import TaskMetric
-from bisect_trt.stations.samples import read_npz
 
-RUNNERS = ("auto", "emulated", "tensorrt", "onnxruntime-cuda")
-TYPINGS = ("strong", "weak")
-REWRITES = ("layernorm",)
-CERTIFIERS = ("emulated", "engine")
 PROBE_TIMEOUT_S = 900.0
-Inputs = Sequence[str | Path | Mapping[str, NDArray[Any]]]
+Source = str | Path | Mapping[str, NDArray[Any]]
+
+_EVERYWHERE = frozenset({"run", "compare", "verify"})
+_RUN = frozenset({"run"})
+
+
+@dataclass(frozen=True)
+class Option:
+    """How a field is asked for: ``flag`` on the command line, ``help`` everywhere.
+
+    ``kind`` is the type of one value; ``least`` the smallest that is allowed, ``above`` whether
+    that itself is not. ``commands`` are those that take the option.
+    """
+
+    flag: str
+    help: str
+    kind: type = str
+    choices: tuple[str, ...] = ()
+    repeatable: bool = False
+    metavar: str | None = None
+    least: float | None = None
+    above: bool = False
+    commands: frozenset[str] = _EVERYWHERE
+
+
+def option(default: Any, flag: str, help: str, **more: Any) -> Any:
+    """A field with its :class:`Option`."""
+    return field(default=default, metadata={"option": Option(flag, help, **more)})
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything a run depends on. ``out`` None means ``reports/<model>-<precision>`` in the
-    current folder.
+    """Everything a run depends on.
 
-    ``rewrite`` names a rewrite of the model to be made first. ``workers`` run probes at a time,
-    each in a process of its own where there are several, on the Ray cluster at ``ray`` if that is
-    given. ``trt_module``, ``typing``, ``profiles``, ``probe_timeout_s``, ``max_builds`` and
-    ``certify`` concern engines only. Raises :class:`BadInputError` for a word that is none of its
-    option's.
+    The strings and single values that a notebook would pass are accepted and normalised.
+
+    Raises:
+        BadInputError: a value is none of its option's.
     """
 
     model: str | Path | onnx.ModelProto
-    inputs: Inputs
-    precision: Precision = Precision.FP16
-    runner: str = "auto"
-    require: Sequence[str] = ()
-    golden: str | Path | Mapping[str, NDArray[Any]] | None = None
-    metrics: Sequence[str] = ()
-    out: Path | None = None
-    workers: int = 1
-    ray: str | None = None
-    trt_module: str | None = None
-    typing: str = "strong"
-    profiles: Sequence[str] = ()
-    probe_timeout_s: float = PROBE_TIMEOUT_S
-    max_builds: int | None = None
-    certify: str = "emulated"
-    rewrite: str | None = None
+    inputs: Sequence[Source]
+    precision: Precision = option(
+        Precision.FP16,
+        "--precision",
+        "What unpinned layers run in.",
+        kind=Precision,
+        choices=("fp16", "bf16", "tf32"),
+    )
+    runner: str = option(
+        "auto",
+        "--runner",
+        "What executes the plans.",
+        choices=("auto", "emulated", "tensorrt", "onnxruntime-cuda"),
+    )
+    require: Sequence[str] = option(
+        (),
+        "--requirement",
+        "Such as max_abs<=1e-2, logits:cosine>=0.999 or atol=1e-3,rtol=1e-2. Default: "
+        "rel_range<=1e-2.",
+        repeatable=True,
+    )
+    metrics: Sequence[str] = option(
+        (), "--metric", "MODULE:FUNCTION, a task metric for --requirement.", repeatable=True
+    )
+    golden: Source | None = option(
+        None,
+        "--golden",
+        "The original framework's outputs (.npz), checked against the reference.",
+        kind=Path,
+    )
+    out: Path | None = option(
+        None, "--out", "The run's folder. Default: reports/MODEL-PRECISION.", kind=Path
+    )
+    rewrite: str | None = option(
+        None,
+        "--rewrite",
+        "First rewrite the model: exact, checked on the inputs, or refused.",
+        choices=("layernorm",),
+    )
+    trt_module: str | None = option(
+        None,
+        "--trt-module",
+        "Which TensorRT. Default: whichever imports.",
+        choices=("tensorrt", "tensorrt_rtx"),
+    )
+    typing: str = option(
+        "strong",
+        "--typing",
+        "Weak: flags, for TensorRT 8.6 to 10.x.",
+        choices=("strong", "weak"),
+    )
+    profiles: Sequence[str] = option(
+        (),
+        "--profile",
+        "INPUT:MIN/OPT/MAX, such as x:1x3x32x32/1x3x64x64/1x3x99x99. Default: from the inputs.",
+        repeatable=True,
+    )
+    probe_timeout_s: float = option(
+        PROBE_TIMEOUT_S,
+        "--probe-timeout",
+        "Seconds that one engine may take to build and run.",
+        kind=float,
+        least=0.0,
+        above=True,
+    )
+    workers: int = option(
+        1, "--workers", "Probes at a time, a process each.", kind=int, least=1, commands=_RUN
+    )
+    ray: str | None = option(
+        None,
+        "--ray",
+        "Run the workers on this Ray cluster; 'local' starts one here.",
+        metavar="ADDRESS",
+        commands=_RUN,
+    )
+    max_builds: int | None = option(
+        None,
+        "--max-builds",
+        "Engine builds beyond the baselines. Default: 8, with --certify engine as many as needed.",
+        kind=int,
+        least=0,
+        commands=_RUN,
+    )
+    certify: str = option(
+        "emulated",
+        "--certify",
+        "Where each pin is proved: engine builds the model once without each.",
+        choices=("emulated", "engine"),
+        commands=_RUN,
+    )
 
     def __post_init__(self) -> None:
-        for option, value, known in (
-            ("--runner", self.runner, RUNNERS),
-            ("--typing", self.typing, TYPINGS),
-            ("--certify", self.certify, CERTIFIERS),
-            ("--rewrite", self.rewrite, (None, *REWRITES)),
-        ):
-            if value not in known:
-                raise BadInputError(
-                    f"{option} {value}: unknown; choose one of {', '.join(k for k in known if k)}"
-                )
-        if self.precision is Precision.FP32:
-            raise BadInputError(
-                "--precision fp32: that is the reference; choose fp16, bf16 or tf32"
-            )
+        for name, its in options().items():
+            object.__setattr__(self, name, _checked(its, getattr(self, name)))
 
 
-def source_of(metric: TaskMetric) -> str:
-    """What the journal knows a task metric by: its source, or its name where Python cannot show
-    one.
-    """
+def options() -> dict[str, Option]:
+    """The options of :class:`Settings` by field name, in the order of its fields."""
+    return {f.name: f.metadata["option"] for f in fields(Settings) if "option" in f.metadata}
+
+
+def _checked(its: Option, value: Any) -> Any:
+    """``value`` in the option's own type."""
+    if its.repeatable:
+        return (value,) if isinstance(value, str) else tuple(value)
+    if value is None or isinstance(value, Mapping):
+        return value
+    if its.choices and str(value) not in its.choices:
+        hint = ": that is the reference" if str(value) == "fp32" else ": unknown"
+        raise BadInputError(f"{its.flag} {value}{hint}; choose one of {', '.join(its.choices)}")
     try:
-        return inspect.getsource(metric)
-    except (OSError, TypeError):
-        return repr(metric)
-
-
-def load_golden(
-    golden: str | Path | Mapping[str, NDArray[Any]] | None, outputs: Sequence[str]
-) -> dict[str, Any] | None:
-    """The golden outputs by name, checked against the model's. Raises :class:`BadInputError`."""
-    if golden is None:
-        return None
-    where = "--golden" if isinstance(golden, Mapping) else f"--golden {golden}"
-    if not isinstance(golden, Mapping) and not Path(golden).exists():
-        raise BadInputError(f"{where}: no such file")
-    arrays = dict(golden) if isinstance(golden, Mapping) else read_npz(Path(golden))
-    unknown = [n for n in arrays if n not in outputs]
-    if unknown or not arrays:
-        named = repr(unknown[0]) if unknown else "nothing"
+        converted = its.kind(value)
+    except (TypeError, ValueError) as error:
+        raise BadInputError(f"{its.flag} {value}: not a {its.kind.__name__}") from error
+    low = its.least is not None and (
+        converted <= its.least if its.above else not converted >= its.least
+    )
+    if low:
         raise BadInputError(
-            f"{where}: holds {named}, which is no output of the model; it has {', '.join(outputs)}"
+            f"{its.flag} {value}: must be {'more than' if its.above else 'at least'} {its.least:g}"
         )
-    return {name: np.asarray(a) for name, a in arrays.items()}
-
-
-def default_folder(model: LoadedModel, precision: Precision, suffix: str) -> Path:
-    """``reports/<model>-<precision><suffix>`` in the current folder."""
-    stem = model.path.stem if model.path is not None else model.name.replace("/", "_")
-    return Path("reports") / f"{stem}-{precision.value}{suffix}"
+    return converted

@@ -1,109 +1,92 @@
-"""What kind of problem it is, before anything is searched: a cause for machines and a sentence for
-people.
-"""
+"""What kind of problem it is, before anything is searched: a cause and a sentence."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 import pandas as pd
 
-from bisect_trt.core.precision import Precision
-from bisect_trt.probe.prober import ProbeResult
-from bisect_trt.stations.golden import Explanation
-from bisect_trt.stations.sensitivity import Sensitivity
-
-
-class Cause(str, Enum):
-    """Triage's word, as run.json holds it."""
-
-    NONE = "none"
-    GOLDEN_MISMATCH = "golden-mismatch"
-    NOT_PRECISION = "not-precision"
-    TF32 = "tf32"
-    OVERFLOW = "overflow"
-    ROUNDING = "rounding"
-    ACCUMULATION = "accumulation"
-    UNKNOWN = "unknown"
-
-    def __str__(self) -> str:
-        return self.value
+from bisect_trt.core.diagnosis import Cause, Diagnosis
+from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.numerics.requirements import times
+from bisect_trt.probe.result import ProbeResult
+from bisect_trt.search.tolerance_share import MARGIN
+from bisect_trt.stations.baselines import Baselines
+from bisect_trt.stations.bench import Bench
+from bisect_trt.stations.case import Case
+from bisect_trt.stations.engine_baselines import EngineBaselines
+from bisect_trt.stations.sensitivity import (
+    Sensitivity,
+    affordable,
+    measure_sensitivity,
+    suspicion_of,
+)
 
 
 @dataclass(frozen=True)
-class Diagnosis:
-    """``searchable`` says whether pinning layers can help; ``layers`` are those the sentence
-    names.
+class Triage:
+    """The cause, and what the search begins with.
+
+    ``base`` is the plan without pins, with the precision that a pin really runs in; ``pinned`` the
+    emulated probe of all pins; ``limit`` the share of the tolerance to search within at first.
     """
 
-    cause: Cause
-    sentence: str
-    searchable: bool = False
-    layers: tuple[str, ...] = ()
+    diagnosis: Diagnosis
+    base: PrecisionPlan
+    pinned: ProbeResult
+    sensitivity: Sensitivity
+    limit: float
 
 
-def times(score: float) -> str:
-    """A score in words."""
-    if math.isnan(score):
-        return "not measured"
-    if math.isinf(score):
-        return "NaN or infinite values"
-    # A miss by a hair must not read as "1 times".
-    return (
-        f"{score:.3g} times the tolerance"
-        if abs(score - 1.0) >= 5e-3
-        else f"{score:.6g} times the tolerance"
-    )
-
-
-def diagnose_golden(score: float, explain: Callable[[], Explanation | None]) -> Diagnosis | None:
-    """The end of the run if the reference itself misses the golden outputs; ``explain`` then tries
-    the usual suspects.
-    """
-    if score <= 1.0:
-        return None
-    found = explain()
-    why = (
-        "none of the usual mistakes of preprocessing explains it: look at the export, or at what "
-        "else the framework does to its input."
-        if found is None
-        else f"they are those of input {found.input!r} {found.words} ({times(found.score)}): mend the preprocessing, not the engine."
-    )
-    return Diagnosis(
-        Cause.GOLDEN_MISMATCH,
-        f"The reference itself differs from the golden outputs ({times(score)}); {why}",
-    )
-
-
-def diagnose_baselines(
-    fp32: ProbeResult, tf32: ProbeResult, base: ProbeResult, precision: Precision
-) -> Diagnosis | None:
-    """What the whole-network runs already settle; None if the reduced precision is to blame."""
-    if not fp32.verdict.passed:
+def find_cause(
+    case: Case, bench: Bench, emulated: Baselines, engine: EngineBaselines | None
+) -> Triage | Diagnosis:
+    """The cause with what the search needs; a bare diagnosis where pinning cannot help."""
+    bench.observer.station("triage")
+    precision = case.settings.precision
+    base = PrecisionPlan(precision)
+    if engine is not None:
+        base = PrecisionPlan(precision, pin_precision=engine.pin_precision)
+    pinned = bench.prober.probe(base.with_pins(case.names))
+    if engine is None and not pinned.verdict.passed:
         return Diagnosis(
             Cause.NOT_PRECISION,
-            f"Strict FP32 already misses the requirement ({times(fp32.score)}): not a precision "
-            "problem, and no pin can "
-            "help. The model is random or ill-conditioned, or the runner computes it differently.",
+            "Even with every layer pinned the requirement is missed "
+            f"({times(pinned.score)}): pinning cannot help.",
         )
-    if base.verdict.passed:
-        return Diagnosis(
-            Cause.NONE,
-            f"Everything in {precision.value.upper()} meets the requirement ({times(base.score)}); "
-            "nothing needs to be pinned.",
-        )
-    if precision is Precision.TF32:
-        return Diagnosis(
-            Cause.TF32,
-            f"TF32 misses the requirement ({times(tf32.score)}) and strict FP32 meets it. TF32 is "
-            "a switch of the whole "
-            "engine that no pin can cure: turn it off (clear_flag(BuilderFlag.TF32), trtexec "
-            "--noTF32).",
-        )
-    return None
+    suspicion = suspicion_of(emulated.layers)
+    measured = affordable(case.names, suspicion, emulated.reduced.seconds)
+    sensitivity = measure_sensitivity(case, bench, measured)
+    heavy = frozenset(f.where for f in case.findings if f.kind == "weight-overflow")
+    limit = _first_limit(emulated.lowered, pinned, engine)
+    diagnosis = diagnose_reduced(
+        emulated.lowered.under(limit),
+        emulated.layers,
+        sensitivity.under(limit),
+        lambda pins: bench.prober.probe(base.with_pins(pins)).under(limit),
+        precision,
+        heavy,
+    )
+    return Triage(diagnosis, base, pinned, sensitivity, limit)
+
+
+def _first_limit(
+    lowered: ProbeResult, pinned: ProbeResult, engine: EngineBaselines | None
+) -> float:
+    """The share of the tolerance to search within at first: 1, unless engine and emulator already
+    disagree on the baselines.
+    """
+    if engine is None:
+        return 1.0
+    if lowered.verdict.passed and math.isfinite(engine.base.score):
+        # The engine misses what the emulator meets.
+        return MARGIN * lowered.score / engine.base.score
+    if not pinned.verdict.passed and engine.fp32.score > 0.0:
+        # The engine meets what the emulator misses.
+        return max(1.0, MARGIN * pinned.score / engine.fp32.score)
+    return 1.0
 
 
 def diagnose_reduced(

@@ -15,13 +15,13 @@ from onnx import TensorProto, helper
 import bisect_trt
 from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.sample import Sample
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.graph import list_layers
-from bisect_trt.runners.base import Sample
 from bisect_trt.runners.doctor import examine
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.runners.tensorrt.runner import TensorRTRunner
-from bisect_trt.stations.crews import visible_gpus
+from bisect_trt.stations.engine_choice import visible_gpus
 from fixtures import cases
 from fixtures.models import ALL, Fixture, encoder_decomposed, healthy, residual, unsavable
 
@@ -56,12 +56,14 @@ def test_fixture_s_errors_are_near_the_emulated_ones(
 ) -> None:
     fixture = make()
     sample = Sample("s", fixture.inputs)
-    engine, emulator = closing(fixture.model, [sample]), EmulatedRunner(fixture.model, [sample])
-    exact = next(emulator.outputs(PrecisionPlan("fp32")))
+    engine, emulator = closing(fixture.model, [sample]), EmulatedRunner(fixture.model)
+    exact = next(emulator.outputs(PrecisionPlan("fp32"), [sample]))
     for plan in (PrecisionPlan("fp32"), PrecisionPlan("fp16"), PrecisionPlan("bf16")):
-        got, emulated = next(engine.outputs(plan)), next(emulator.outputs(plan))
+        got, emulated = next(engine.outputs(plan, [sample])), next(emulator.outputs(plan, [sample]))
         reference = (
-            next(emulator.outputs(PrecisionPlan("tf32"))) if plan.base.value == "fp32" else emulated
+            next(emulator.outputs(PrecisionPlan("tf32"), [sample]))
+            if plan.base.value == "fp32"
+            else emulated
         )
         for name, value in exact.items():
             finite = np.isfinite(emulated[name]) & np.isfinite(value)
@@ -94,7 +96,7 @@ def test_run_decides_on_the_engine(make: Callable[[], Fixture], tmp_path: Path) 
     )
     assert result.runner == "tensorrt"
     assert result.exit_code == fixture.exit_code or (
-        result.cause.value == "tf32" and result.engine["fp32_is"] == "tf32"
+        result.cause.value == "tf32" and result.engine.fp32_is == "tf32"
     ), result.sentence
     assert (tmp_path / "run" / "report.html").exists()
     again = bisect_trt.bisect(
@@ -131,7 +133,7 @@ def test_out_of_builds_gives_the_closest_plan(tmp_path: Path) -> None:
         max_builds=0,
         out=tmp_path / "run",
     )
-    assert result.engine["out_of_builds"] and result.engine["builds_beyond_baselines"] <= 1
+    assert result.engine.out_of_builds and result.engine.builds_beyond_baselines <= 1
 
 
 def test_several_samples_integer_inputs_and_outputs_whose_shape_depends_on_values(
@@ -161,7 +163,7 @@ def test_several_samples_integer_inputs_and_outputs_whose_shape_depends_on_value
                 {"x": x, "pick": np.array(picks, np.int64), "length": np.array([length], np.int64)},
             )
         )
-    got = list(closing(model, samples).outputs(PrecisionPlan("fp32")))
+    got = list(closing(model, samples).outputs(PrecisionPlan("fp32"), samples))
     for sample, outputs_of_one in zip(samples, got, strict=True):
         length = int(sample.arrays["length"][0])
         expected = np.maximum(sample.arrays["x"][sample.arrays["pick"]][:length], 0.0)
@@ -173,10 +175,10 @@ def test_a_hang_is_a_verdict(closing: Callable[..., TensorRTRunner]) -> None:
     runner = closing(fixture.model, [Sample("s", fixture.inputs)])
     runner._timeout_s = 1e-3
     with pytest.raises(RunnerFailedError) as caught:
-        next(runner.outputs(PrecisionPlan("fp16")))
+        next(runner.outputs(PrecisionPlan("fp16"), [Sample("s", fixture.inputs)]))
     assert caught.value.verdict is Verdict.TIMED_OUT
     runner._timeout_s = 200.0
-    assert next(runner.outputs(PrecisionPlan("fp16")))
+    assert next(runner.outputs(PrecisionPlan("fp16"), [Sample("s", fixture.inputs)]))
 
 
 def test_several_gpus_certify_the_same_set(tmp_path: Path) -> None:
@@ -221,7 +223,7 @@ def test_the_cases_are_told_apart_on_the_engine(
         )
     except RunnerFailedError as error:
         pytest.skip(f"this runtime cannot build it: {error}")
-    if result.engine.get("fp32_is") == "tf32" and not result.passed:
+    if result.engine.fp32_is == "tf32" and not result.passed:
         assert result.cause.value == "tf32", result.sentence
     else:
         assert result.passed, result.sentence

@@ -10,7 +10,7 @@ import pytest
 import bisect_trt
 from bisect_trt.core.errors import RunnerUnavailableError
 from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.runners.base import Sample
+from bisect_trt.core.sample import Sample
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.runners.onnxruntime_cuda import OrtCudaRunner, why_unavailable
 from fixtures.models import encoder_decomposed, residual, tf32_victim
@@ -23,9 +23,9 @@ pytestmark = [
 
 
 def runner(fixture: object) -> OrtCudaRunner:
-    made = OrtCudaRunner(fixture.model, [Sample("s", fixture.inputs)])  # type: ignore[attr-defined]
+    made = OrtCudaRunner(fixture.model)  # type: ignore[attr-defined]
     try:
-        next(made.outputs(PrecisionPlan("fp32")))
+        next(made.outputs(PrecisionPlan("fp32"), [Sample("s", fixture.inputs)]))
     except RunnerUnavailableError as error:
         made.close()
         pytest.skip(str(error))
@@ -34,11 +34,18 @@ def runner(fixture: object) -> OrtCudaRunner:
 
 def test_tf32_is_a_switch_of_its_own() -> None:
     fixture = tf32_victim()
-    emulator, cuda = EmulatedRunner(fixture.model, [Sample("s", fixture.inputs)]), runner(fixture)
-    (name, exact), *_ = next(emulator.outputs(PrecisionPlan("fp32"))).items()
-    emulated = np.abs(next(emulator.outputs(PrecisionPlan("tf32")))[name] - exact).max()
+    emulator, cuda = EmulatedRunner(fixture.model), runner(fixture)
+    (name, exact), *_ = next(
+        emulator.outputs(PrecisionPlan("fp32"), [Sample("s", fixture.inputs)])
+    ).items()
+    emulated = np.abs(
+        next(emulator.outputs(PrecisionPlan("tf32"), [Sample("s", fixture.inputs)]))[name] - exact
+    ).max()
     strict, tf32 = (
-        np.abs(next(cuda.outputs(PrecisionPlan(p)))[name] - exact).max() for p in ("fp32", "tf32")
+        np.abs(
+            next(cuda.outputs(PrecisionPlan(p), [Sample("s", fixture.inputs)]))[name] - exact
+        ).max()
+        for p in ("fp32", "tf32")
     )
     cuda.close()
     assert strict < emulated / 10.0
@@ -57,8 +64,6 @@ def test_run(make: object, tmp_path: Path) -> None:
         out=tmp_path / "run",
     )
     assert (
-        result.runner == "onnxruntime-cuda"
-        and result.passed
-        and result.engine["fp32_is"] == "strict"
+        result.runner == "onnxruntime-cuda" and result.passed and result.engine.fp32_is == "strict"
     )
     print(fixture.name, result.pinned, result.engine, [f.message for f in result.findings])

@@ -15,9 +15,9 @@ from onnx import TensorProto, numpy_helper
 from onnx.backend.test.loader import load_model_tests
 
 from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.sample import Sample
 from bisect_trt.graph import list_layers, to_emulated, to_typed
 from bisect_trt.graph.tensor_types import infer_types
-from bisect_trt.runners.base import Sample
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from tests.conftest import run_model, same
 
@@ -116,9 +116,13 @@ def test_every_node_model_runs_with_switches() -> None:
         ):
             continue
         try:
-            runner = EmulatedRunner(case.model, [Sample("s", _feed(case))])
-            next(runner.outputs(PrecisionPlan("fp16")))
-            pinned = list(next(runner.outputs(PrecisionPlan("fp16", layers))).values())
+            runner = EmulatedRunner(case.model)
+            next(runner.outputs(PrecisionPlan("fp16"), [Sample("s", _feed(case))]))
+            pinned = list(
+                next(
+                    runner.outputs(PrecisionPlan("fp16", layers), [Sample("s", _feed(case))])
+                ).values()
+            )
         except Exception as error:
             problems.append(f"{name}: {str(error)[:100]}")
             continue

@@ -11,8 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.sample import Sample
 from bisect_trt.graph.passes.fuse_layernorm import fuse_layernorm
-from bisect_trt.runners.base import Sample
 from bisect_trt.stations.checked_rewrite import rewritten
 from fixtures.build import GraphBuilder
 from tests.conftest import run_model

@@ -11,8 +11,8 @@ import onnxruntime as ort
 import pytest
 
 from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.core.sample import Sample
 from bisect_trt.graph import list_layers, to_emulated
-from bisect_trt.runners.base import Sample
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from fixtures.models import ALL, Fixture, encoder_decomposed, residual
 from tests.conftest import run_model
@@ -25,7 +25,7 @@ UNOPTIMISED = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
 @pytest.mark.parametrize("base", [Precision.FP16, Precision.BF16, Precision.TF32])
 def test_equals_the_emulated_model(make: Callable[[], Fixture], base: Precision) -> None:
     fixture = make()
-    runner = EmulatedRunner(fixture.model, [Sample("s", fixture.inputs)], base)
+    runner = EmulatedRunner(fixture.model, base)
     layers = [layer.name for layer in list_layers(fixture.model)]
     for plan in (
         PrecisionPlan(base),
@@ -35,7 +35,7 @@ def test_equals_the_emulated_model(make: Callable[[], Fixture], base: Precision)
         PrecisionPlan("fp32"),
     ):
         expected = run_model(to_emulated(fixture.model, plan), fixture.inputs, UNOPTIMISED)
-        got = next(runner.outputs(plan))
+        got = next(runner.outputs(plan, [Sample("s", fixture.inputs)]))
         for output, value in zip(fixture.model.graph.output, expected, strict=True):
             largest = np.nanmax(np.abs(value), initial=0.0)
             same = np.isclose(
@@ -52,7 +52,7 @@ def test_equals_the_emulated_model(make: Callable[[], Fixture], base: Precision)
 def test_trace_gives_accumulated_and_introduced_errors() -> None:
     fixture = encoder_decomposed()
     sample = Sample("s", fixture.inputs)
-    runner = EmulatedRunner(fixture.model, [sample])
+    runner = EmulatedRunner(fixture.model)
     rows = {v.layer: v for v in runner.trace(sample, PrecisionPlan("fp16"))}
     assert list(rows) == [layer.name for layer in list_layers(fixture.model)]
     square = rows["/encoder/layers.0/norm1/Pow"]
@@ -60,7 +60,7 @@ def test_trace_gives_accumulated_and_introduced_errors() -> None:
     add = rows["/embed/Add"]
     assert np.array_equal(add.introduced, add.accumulated), "the first layer has nothing upstream"
     last = rows["/head/MatMul"]
-    low = next(runner.outputs(PrecisionPlan("fp16")))["logits"]
+    low = next(runner.outputs(PrecisionPlan("fp16"), [sample]))["logits"]
     assert np.array_equal(last.accumulated, low)
     alone = np.abs(last.introduced - last.reference).max()
     assert alone < np.abs(last.accumulated - last.reference).max() / 10
@@ -69,27 +69,31 @@ def test_trace_gives_accumulated_and_introduced_errors() -> None:
 def test_effects_are_the_outputs_with_one_layer_lowered() -> None:
     fixture = residual()
     sample = Sample("s", fixture.inputs)
-    runner = EmulatedRunner(fixture.model, [sample])
+    runner = EmulatedRunner(fixture.model)
     layers = [layer.name for layer in list_layers(fixture.model)]
     wanted = {layers[0], layers[50], layers[-1]}
     effects = dict(runner.effects(sample, Precision.FP16, wanted))
     assert set(effects) == wanted
     for name, outputs in effects.items():
         others = [other for other in layers if other != name]
-        expected = next(runner.outputs(PrecisionPlan("fp16", others)))
+        expected = next(runner.outputs(PrecisionPlan("fp16", others), [sample]))
         assert np.array_equal(outputs["y"], expected["y"])
+
+
+def sessions_of(runner: EmulatedRunner) -> int:
+    return len(runner._node_by_node._sessions) + len(runner._switched)
 
 
 def test_probes_make_no_new_sessions() -> None:
     fixture = residual()
-    runner = EmulatedRunner(fixture.model, [Sample("s", fixture.inputs)])
+    runner = EmulatedRunner(fixture.model)
     layers = [layer.name for layer in list_layers(fixture.model)]
     for plan in (PrecisionPlan("fp16"), PrecisionPlan("fp16", layers)):
-        next(runner.outputs(plan))
-    made = len(runner._pieces)
+        next(runner.outputs(plan, [Sample("s", fixture.inputs)]))
+    made = sessions_of(runner)
     for start in range(0, len(layers), 7):
-        next(runner.outputs(PrecisionPlan("fp16", layers[start:])))
-    assert len(runner._pieces) == made <= 8
+        next(runner.outputs(PrecisionPlan("fp16", layers[start:]), [Sample("s", fixture.inputs)]))
+    assert sessions_of(runner) == made <= 8
 
 
 def test_weights_stored_in_bf16() -> None:
@@ -105,8 +109,9 @@ def test_weights_stored_in_bf16() -> None:
     model = onnx.helper.make_model(
         graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8
     )
-    runner = EmulatedRunner(model, [Sample("s", {"x": np.float32([3.0, 5.0])})])
-    assert next(runner.outputs(PrecisionPlan("fp16")))["y"].tolist() == [4.5, -10.0]
+    runner = EmulatedRunner(model)
+    sample = Sample("s", {"x": np.float32([3.0, 5.0])})
+    assert next(runner.outputs(PrecisionPlan("fp16"), [sample]))["y"].tolist() == [4.5, -10.0]
 
 
 def test_inputs_in_another_memory_order_are_read_right() -> None:
@@ -117,7 +122,7 @@ def test_inputs_in_another_memory_order_are_read_right() -> None:
         Sample("plain", {name: array}),
         Sample("turned", {name: np.asfortranarray(array)}),
     )
-    runner = EmulatedRunner(fixture.model, [plain, turned])
+    runner = EmulatedRunner(fixture.model)
     plan = PrecisionPlan(Precision.FP16)
     walks = [[row.reference for row in runner.trace(sample, plan)] for sample in (plain, turned)]
     assert all(np.array_equal(one, other) for one, other in zip(*walks, strict=True))

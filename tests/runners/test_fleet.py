@@ -20,9 +20,9 @@ import pytest
 import bisect_trt
 from bisect_trt.core.errors import BadInputError, RunnerFailedError, RunnerUnavailableError
 from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.core.sample import Sample
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.report.result import Result
-from bisect_trt.runners.base import Sample
 from bisect_trt.runners.emulator.fleet import EmulatedFleet
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.runners.emulator.server import SERVER, server_arguments
@@ -34,10 +34,10 @@ from fixtures.models import encoder_decomposed, residual
 def fleet_of(workers: list[IsolatedWorker]) -> tuple[EmulatedRunner, EmulatedFleet, Sample]:
     fixture = encoder_decomposed()
     sample = Sample("one", fixture.inputs)
-    local = EmulatedRunner(fixture.model, [sample])
-    arguments = server_arguments(fixture.model, [sample], Precision.FP16, 1)
+    local = EmulatedRunner(fixture.model)
+    arguments = server_arguments(fixture.model, Precision.FP16, 1)
     workers += [IsolatedWorker(SERVER, arguments) for _ in range(2)]
-    return local, EmulatedFleet(local, [sample], Crew(workers, attempts=3)), sample
+    return local, EmulatedFleet(local, Crew(workers, attempts=3)), sample
 
 
 def test_workers_answer_as_the_emulator_does() -> None:
@@ -46,7 +46,10 @@ def test_workers_answer_as_the_emulator_does() -> None:
     try:
         for pins in ([], layers[:30], layers):
             plan = PrecisionPlan(Precision.FP16).with_pins(pins)
-            here, there = next(iter(local.outputs(plan))), next(iter(fleet.outputs(plan)))
+            here, there = (
+                next(iter(local.outputs(plan, [sample]))),
+                next(iter(fleet.outputs(plan, [sample]))),
+            )
             assert all(np.array_equal(here[n], there[n], equal_nan=True) for n in here)
         alone = [list(r.effects(sample, Precision.FP16, layers)) for r in (local, fleet)]
         assert [name for name, _ in alone[0]] == [name for name, _ in alone[1]]
@@ -59,14 +62,14 @@ def test_workers_answer_as_the_emulator_does() -> None:
 
 def test_a_killed_worker_s_probe_is_asked_again() -> None:
     workers: list[IsolatedWorker] = []
-    _, fleet, _ = fleet_of(workers)
+    _, fleet, sample = fleet_of(workers)
     plan = PrecisionPlan(Precision.FP16)
     try:
-        before = [next(iter(fleet.outputs(plan))) for _ in range(2)]
+        before = [next(iter(fleet.outputs(plan, [sample]))) for _ in range(2)]
         for worker in workers:
             assert worker.pid is not None
             os.kill(worker.pid, signal.SIGKILL)
-        after = next(iter(fleet.outputs(plan)))
+        after = next(iter(fleet.outputs(plan, [sample])))
         assert np.array_equal(before[0]["logits"], after["logits"], equal_nan=True)
     finally:
         fleet.close()

@@ -13,10 +13,10 @@ import pytest
 
 from bisect_trt.core.errors import BadInputError, RunnerFailedError, RunnerUnavailableError
 from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.core.sample import Sample
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.graph import list_layers, to_typed
 from bisect_trt.graph.passes.marked import mark_outputs
-from bisect_trt.runners.base import Sample
 from bisect_trt.runners.tensorrt.build import build_engine
 from bisect_trt.runners.tensorrt.module import import_tensorrt
 from bisect_trt.runners.tensorrt.readback import dishonoured_after_parsing

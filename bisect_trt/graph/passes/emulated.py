@@ -15,25 +15,34 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.graph.graph import Graph, as_graph
 from bisect_trt.graph.layers import Role
 from bisect_trt.graph.operator_rules import CONTROL_FLOW, FLOAT, STORAGE_TYPE
-from bisect_trt.graph.passes.opset import CAST_HAS_BF16, with_new_nodes_pinned, with_roundings
+from bisect_trt.graph.opset import CAST_HAS_BF16
+from bisect_trt.graph.passes.capable import with_new_nodes_pinned, with_roundings
 from bisect_trt.graph.passes.rewriter import Frame, Rewriter
-from bisect_trt.graph.passes.typed import check_plan
+from bisect_trt.graph.roundings import is_rounded
 from bisect_trt.graph.tensor_types import Scope
 from bisect_trt.numerics.rounding import TF32_SPLITTER, rounded
 
 
-def to_emulated(model: onnx.ModelProto, plan: PrecisionPlan) -> onnx.ModelProto:
-    """``model`` with the roundings of ``plan`` as explicit nodes; every tensor keeps its FP32 type
-    and its name.
+def to_emulated(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> onnx.ModelProto:
+    """``model`` with the roundings of ``plan`` as explicit nodes.
 
-    Raises :class:`~bisect_trt.core.errors.BadInputError` if the plan pins a layer the model does
-    not have.
+    Args:
+        model: an FP32 model; a :class:`Graph` where several plans are written of one model.
+        plan: the base precision and the layers that stay FP32.
+
+    Returns:
+        A model whose every tensor keeps its FP32 type and its name.
+
+    Raises:
+        BadInputError: the plan pins a layer that the model does not have.
     """
-    check_plan(model, plan)
-    capable = with_roundings(model, plan.base)
-    return EmulationRewriter(capable, with_new_nodes_pinned(model, capable, plan)).rewrite()
+    graph = as_graph(model)
+    graph.check_plan(plan)
+    capable = with_roundings(graph, plan.base)
+    return EmulationRewriter(capable, with_new_nodes_pinned(graph, capable, plan)).rewrite()
 
 
 def rounding_model(precision: Precision) -> onnx.ModelProto:
@@ -42,7 +51,7 @@ def rounding_model(precision: Precision) -> onnx.ModelProto:
     """
     value = [helper.make_tensor_value_info(n, FLOAT, None) for n in ("x", "y")]
     target = helper.make_graph([], "rounding", value[:1], value[1:])
-    rewriter = EmulationRewriter(onnx.ModelProto(), PrecisionPlan(precision))
+    rewriter = EmulationRewriter(Graph(onnx.ModelProto()), PrecisionPlan(precision))
     frame = Frame(Scope(), target, None)
     rewriter.round(frame, "x", "y", precision)
     return helper.make_model(
@@ -57,25 +66,22 @@ class EmulationRewriter(Rewriter):
 
     def __init__(
         self,
-        model: onnx.ModelProto,
+        graph: Graph,
         plan: PrecisionPlan,
         *,
         rounded_inputs: frozenset[str] = frozenset(),
     ) -> None:
-        super().__init__(model, plan)
+        super().__init__(graph, plan)
         self._rounded_inputs = rounded_inputs
 
     def chosen(self, precision: Precision) -> Precision:
         return precision
 
     def read(self, frame: Frame, name: str, precision: Precision) -> str:
-        if precision is Precision.FP32:
-            return name
         owner = frame.owner(name)
-        if owner.parent is None and name in self._rounded_inputs:
+        if is_rounded(owner.state.get(name, Precision.FP32), precision):
             return name
-        # FP16 and BF16 values have at most 10 mantissa bits: rounding them to TF32 changes nothing.
-        if precision is Precision.TF32 and owner.state.get(name, Precision.FP32).is_storage:
+        if owner.parent is None and name in self._rounded_inputs:
             return name
         return super().read(frame, name, precision)
 

@@ -20,7 +20,7 @@ from onnx import helper, numpy_helper
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.graph.constants import constants
 from bisect_trt.graph.layers import with_unique_names
-from bisect_trt.graph.passes.opset import HAS_LAYER_NORMALIZATION, raised
+from bisect_trt.graph.opset import HAS_LAYER_NORMALIZATION, raised
 from bisect_trt.graph.tensor_types import captured_names, opset_of
 
 

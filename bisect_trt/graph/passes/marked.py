@@ -14,21 +14,22 @@ import onnx_graphsurgeon as gs
 from onnx import helper
 
 from bisect_trt.core.errors import BadInputError
-from bisect_trt.graph.layers import list_layers
+from bisect_trt.graph.graph import Graph, as_graph
 from bisect_trt.graph.patterns import find_patterns
 from bisect_trt.graph.tensor_types import infer_types
 
 
-def select_tensors(model: onnx.ModelProto, selectors: Iterable[str]) -> list[str]:
+def select_tensors(model: onnx.ModelProto | Graph, selectors: Iterable[str]) -> list[str]:
     """The float tensors that ``selectors`` name, in network order.
 
     A selector is a layer id, a tensor name, a glob over either, an operator type (``MatMul``) or a
     pattern (``LayerNorm``, decomposed ones included). Raises :class:`BadInputError` for one that
     matches nothing.
     """
-    layers = list_layers(model)
+    graph = as_graph(model)
+    layers = graph.layers
     groups: dict[str, set[str]] = {}
-    for pattern in find_patterns(model):
+    for pattern in find_patterns(graph):
         groups.setdefault(pattern.kind.lower(), set()).update(pattern.layers)
     chosen: set[str] = set()
     for selector in selectors:

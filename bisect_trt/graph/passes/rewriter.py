@@ -1,9 +1,9 @@
-"""The walk that the typed and the emulated model share: node by node, body by body, one decision a
+"""What the typed and the emulated model share: node by node, body by body, one decision a
 node.
 
-A subclass says what lowering a node means (another type, or explicit roundings). The walk owns what
-both need: fresh names, scopes, constants, and that a tensor is converted once for each precision,
-where it is defined.
+A subclass says what lowering a node means (another type, or explicit roundings). The rewriter owns
+what both need: fresh names, scopes, constants, and that a tensor is converted once for each
+precision, where it is defined.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from onnx import AttributeProto, TensorProto
 
 from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.graph.constants import float_constants
+from bisect_trt.graph.constants import constants
 from bisect_trt.graph.dims import name_placeholder_dims
+from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.layers import Kind, Role, node_names, role_of
 from bisect_trt.graph.operator_rules import FLOAT
-from bisect_trt.graph.tensor_types import Scope, infer_types, opset_of, subgraphs
+from bisect_trt.graph.tensor_types import Scope, subgraphs
 
 Chooser = Callable[[str], Precision]
 
@@ -58,10 +59,9 @@ class Frame:
 class Rewriter(ABC):
     """Writes a new model under a plan; the source model is read only."""
 
-    def __init__(self, model: onnx.ModelProto, plan: PrecisionPlan) -> None:
-        self.model = model
+    def __init__(self, graph: Graph, plan: PrecisionPlan) -> None:
+        self.source = graph
         self.plan = plan
-        self.opset = opset_of(model)
         self._used: set[str] = set()
 
     @abstractmethod
@@ -92,7 +92,7 @@ class Rewriter(ABC):
 
     def rewrite(self) -> onnx.ModelProto:
         """The new model: names unique, stale shapes dropped, placeholder dimensions named."""
-        source = self.model
+        source = self.source.proto
         target = onnx.ModelProto(ir_version=max(source.ir_version, 4))
         for name in ("producer_name", "producer_version", "domain", "doc_string"):
             setattr(target, name, getattr(source, name))
@@ -100,15 +100,15 @@ class Rewriter(ABC):
         target.opset_import.extend(source.opset_import)
         target.functions.extend(source.functions)
         target.metadata_props.extend(source.metadata_props)
-        scope = infer_types(source)
         self.claim_names()
+        scope = self.source.types
         self._graph(source.graph, target.graph, scope, None, self.plan.precision_of, None)
         name_placeholder_dims(target.graph)
         return target
 
     def claim_names(self) -> None:
         """Let :meth:`fresh` avoid every name of the model."""
-        self._collect_names(self.model.graph)
+        self._collect_names(self.source.proto.graph)
 
     def share_names(self, other: Rewriter) -> None:
         """Take fresh names from the same pool as ``other``, which writes into the same model."""
@@ -164,12 +164,12 @@ class Rewriter(ABC):
         target.quantization_annotation.extend(source.quantization_annotation)
         target.metadata_props.extend(source.metadata_props)
         frame = Frame(scope, target, parent, outputs=frozenset(o.name for o in source.output))
-        frame.constants.update(float_constants(source))
+        main = parent is None
+        frame.constants.update(self.source.float_constants if main else constants(source, FLOAT))
         if body_precision is not None:
             self.enter_body(frame, body_precision)
-        for index, (node, name) in enumerate(
-            zip(source.node, node_names(source.node), strict=True)
-        ):
+        names = self.source.names if main else node_names(source.node)
+        for index, (node, name) in enumerate(zip(source.node, names, strict=True)):
             self._node(index, node, name, frame, choose)
         if body_precision is not None:
             self._leave_body(frame, body_precision)
@@ -179,7 +179,11 @@ class Rewriter(ABC):
         self, index: int, node: onnx.NodeProto, name: str, frame: Frame, choose: Chooser
     ) -> None:
         precision = self.chosen(choose(name))
-        role = role_of(node, name, frame.scope, self.opset, precision)
+        role = (
+            self.source.role(index, precision)
+            if frame.parent is None
+            else role_of(node, name, frame.scope, self.source.opset, precision)
+        )
         lowered = role.kind is Kind.LAYER
         new = onnx.NodeProto()
         new.CopyFrom(node)
@@ -188,9 +192,8 @@ class Rewriter(ABC):
             wanted = precision if lowered and slot in role.reduced_in else Precision.FP32
             new.input[slot] = self.read_slot(frame, new, slot, wanted)
         inner = precision if lowered else Precision.FP32
-        for (
-            attribute
-        ) in new.attribute:  # bodies of control flow, of SequenceMap and of custom operators
+        # Bodies of control flow, of SequenceMap and of custom operators.
+        for attribute in new.attribute:
             if attribute.type == AttributeProto.GRAPH:
                 self._body(index, attribute, frame, inner, bool(role.reduced_out))
         if lowered:

@@ -15,12 +15,13 @@ import onnx
 from onnx import TensorProto, helper
 
 from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.graph.constants import float_constants
-from bisect_trt.graph.layers import Kind, Role, node_names, role_of
+from bisect_trt.graph.graph import Graph
+from bisect_trt.graph.layers import Kind
 from bisect_trt.graph.operator_rules import CONTROL_FLOW, FLOAT
 from bisect_trt.graph.passes.emulated import EmulationRewriter
 from bisect_trt.graph.passes.rewriter import Frame, drop_unread
-from bisect_trt.graph.tensor_types import Scope, captured_names, infer_types, opset_of
+from bisect_trt.graph.roundings import NodeRoundings, Rounding, list_roundings
+from bisect_trt.graph.tensor_types import Scope, captured_names
 
 
 @dataclass(frozen=True)
@@ -67,27 +68,24 @@ class _Use:
     otherwise: bool
 
 
-def to_switched(model: onnx.ModelProto, low: Precision, pin: Precision) -> SwitchedModel:
-    """``model`` for all plans of base ``low`` whose pinned layers run in ``pin`` (FP32 or TF32).
+def to_switched(graph: Graph, low: Precision, pin: Precision) -> SwitchedModel:
+    """The model for all plans of base ``low`` whose pinned layers run in ``pin`` (FP32 or TF32).
 
-    The roundings are those of :func:`~bisect_trt.graph.passes.emulated.to_emulated`; ``model`` is
-    read only.
+    The roundings are those of :func:`~bisect_trt.graph.roundings.list_roundings`; ``graph`` is read
+    only.
     """
-    return _Writer(model, low, pin).write()
+    return _Writer(graph, low, pin).write()
 
 
 class _Writer:
-    def __init__(self, model: onnx.ModelProto, low: Precision, pin: Precision) -> None:
+    def __init__(self, graph: Graph, low: Precision, pin: Precision) -> None:
         self._low, self._pin = low, pin
+        model = graph.proto
         self._source = model.graph
-        self._scope: Scope = infer_types(model)
-        opset = opset_of(model)
-        self._names = node_names(self._source.node)
-        nodes = list(zip(self._source.node, self._names, strict=True))
-        self._lowered = [role_of(n, name, self._scope, opset, low) for n, name in nodes]
-        self._pinned = [role_of(n, name, self._scope, opset, pin) for n, name in nodes]
-        self._constants = float_constants(self._source)
-        self._rounders = {p: EmulationRewriter(model, PrecisionPlan(p)) for p in (low, pin)}
+        self._of = graph
+        self._lowered = list_roundings(graph, low)
+        self._pinned = list_roundings(graph, pin)
+        self._rounders = {p: EmulationRewriter(graph, PrecisionPlan(p)) for p in (low, pin)}
         self._rounder = self._rounders[low]
         self._rounder.claim_names()
         self._rounders[pin].share_names(self._rounder)
@@ -96,13 +94,8 @@ class _Writer:
         new.functions.extend(model.functions)
         self._graph = new.graph
         self._made = SwitchedModel(new)
-        self._outputs = {o.name for o in self._source.output}
+        self._results = {r.tensor for n in self._lowered for r in n.results.values()}
         self._uses = self._find_uses()
-        self._producer = {
-            n.output[s]: i
-            for i, n in enumerate(self._source.node)
-            for s in self._lowered[i].reduced_out
-        }
 
     def write(self) -> SwitchedModel:
         graph, source = self._graph, self._source
@@ -116,73 +109,68 @@ class _Writer:
                 self._choose_body(index, node)
             else:
                 self._choose_roundings(index, node)
-        drop_unread(graph, set(self._constants))
+        drop_unread(graph, set(self._of.float_constants))
         return self._made
 
     def _choose_roundings(self, index: int, node: onnx.NodeProto) -> None:
         new = onnx.NodeProto()
         new.CopyFrom(node)
-        new.name = self._names[index]
+        new.name = self._of.names[index]
         low, pin = self._lowered[index], self._pinned[index]
         versions: dict[tuple[str, bool], str] = {}
-        for slot in sorted({*low.reduced_in, *pin.reduced_in}):
-            tensor, by_pin = node.input[slot], slot in pin.reduced_in
-            key = (tensor, by_pin)
+        for slot in sorted({*low.operands, *pin.operands}):
+            by_low, by_pin = low.operands.get(slot), pin.operands.get(slot)
+            key = (node.input[slot], by_pin is not None)
             if key not in versions:
-                versions[key] = self._operand(index, tensor, slot in low.reduced_in, by_pin)
+                versions[key] = self._operand(index, by_low, by_pin)
             new.input[slot] = versions[key]
-        raw = [(slot, node.output[slot]) for slot in low.reduced_out]
-        for slot, tensor in raw:
-            new.output[slot] = self._rounder.fresh(f"{tensor}__raw")
+        for slot, rounding in low.results.items():
+            new.output[slot] = self._rounder.fresh(f"{rounding.tensor}__raw")
         self._graph.node.append(new)
-        for slot, tensor in raw:
-            reader = self._only_reader(tensor)
-            on = (
-                (self._names[index],)
-                if reader is None
-                else (self._names[index], self._names[reader])
-            )
-            self._switch(Flag(on), new.output[slot], tensor, self._low, Precision.FP32)
+        for slot, rounding in low.results.items():
+            reader = self._only_reader(rounding.tensor)
+            on = (rounding.layer,) if reader is None else (rounding.layer, self._of.names[reader])
+            self._switch(Flag(on), new.output[slot], rounding.tensor, self._low, Precision.FP32)
 
-    def _operand(self, index: int, tensor: str, by_low: bool, by_pin: bool) -> str:
-        """The name under which layer ``index`` reads ``tensor`` at the precision the plan gives
-        it.
+    def _operand(self, index: int, by_low: Rounding | None, by_pin: Rounding | None) -> str:
+        """The name under which layer ``index`` reads an operand as the plan has it; at least one
+        of the roundings is there.
         """
-        layer = self._names[index]
-        low, pin = self._low if by_low else Precision.FP32, self._pin if by_pin else Precision.FP32
-        if tensor in self._constants:
+        rounding = by_low or by_pin
+        assert rounding is not None
+        tensor, layer = rounding.tensor, rounding.layer
+        low = self._low if by_low else Precision.FP32
+        pin = self._pin if by_pin else Precision.FP32
+        if rounding.constant:
             name = self._rounder.fresh(f"{tensor}__weight")
             self._made.weights[name] = Weight(tensor, layer, low, pin)
-            shape = self._constants[tensor].shape
+            shape = self._of.float_constants[tensor].shape
             self._graph.input.append(helper.make_tensor_value_info(name, FLOAT, shape))
             return name
-        if not by_pin and self._only_reader(tensor) == index:
+        if by_pin is None and self._only_reader(tensor) == index:
             return tensor
         version = self._rounder.fresh(f"{tensor}__{low}")
-        source = self._producer.get(tensor)
         # Splitting an infinity that FP16 made would give NaN, so where pins are split the lowered
         # side always rounds.
-        off = (self._names[source],) if source is not None and not by_pin and low.is_storage else ()
+        off = (rounding.maker,) if rounding.maker and by_pin is None and low.is_storage else ()
         self._switch(Flag((layer,), off), tensor, version, low, pin)
         return version
 
     def _choose_body(self, index: int, node: onnx.NodeProto) -> None:
         """A control-flow layer: the whole node twice, its bodies lowered in one branch."""
-        flag = self._flag(Flag((self._names[index],)))
-        bodies = {}
+        name = self._of.names[index]
+        flag, bodies = self._flag(Flag((name,))), {}
         for branch, precision in (("then_branch", self._low), ("else_branch", self._pin)):
             body = onnx.GraphProto(name=branch)
             rounder = self._rounders[precision]
-            rounder.rewrite_node(index, node, self._names[index], Frame(self._scope, body, None))
+            rounder.rewrite_node(index, node, name, Frame(self._of.types, body, None))
             for slot, tensor in enumerate(node.output):
                 if tensor:
                     body.node[-1].output[slot] = rounder.fresh(f"{tensor}__{branch}")
             body.output.extend(onnx.ValueInfoProto(name=o) for o in body.node[-1].output if o)
             bodies[branch] = body
         outputs = [o for o in node.output if o]
-        self._graph.node.append(
-            helper.make_node("If", [flag], outputs, name=self._names[index], **bodies)
-        )
+        self._graph.node.append(helper.make_node("If", [flag], outputs, name=name, **bodies))
 
     def _switch(self, flag: Flag, source: str, target: str, low: Precision, pin: Precision) -> None:
         bodies = {}
@@ -207,7 +195,8 @@ class _Writer:
         return name
 
     def _is_layer(self, index: int) -> bool:
-        return Kind.LAYER in (self._lowered[index].kind, self._pinned[index].kind)
+        roles = (self._of.role(index, p) for p in (self._low, self._pin))
+        return any(role.kind is Kind.LAYER for role in roles)
 
     def _only_reader(self, tensor: str) -> int | None:
         """The one layer that reads ``tensor`` and only ever reduced: rounding it for the reader is
@@ -217,32 +206,31 @@ class _Writer:
         if (
             len(uses) != 1
             or uses[0].otherwise
-            or tensor in self._outputs
-            or tensor not in self._producer
+            or tensor in self._of.outputs
+            or tensor not in self._results
         ):
             return None
         # TF32 rounds operands, not results: the source's switch must not do it for a storage
         # format's sake alone.
         reader = uses[0].reader
-        return (
-            None if any(s in self._pinned[reader].reduced_in for s in uses[0].reduced) else reader
-        )
+        split = any(s in self._pinned[reader].operands for s in uses[0].reduced)
+        return None if split else reader
 
     def _find_uses(self) -> Mapping[str, list[_Use]]:
         uses: dict[str, list[_Use]] = {}
-        for index, (node, role) in enumerate(zip(self._source.node, self._lowered, strict=True)):
+        for index, (node, its) in enumerate(zip(self._source.node, self._lowered, strict=True)):
             captured = captured_names(node)
             for tensor in dict.fromkeys((*node.input, *captured)):
                 if tensor:
                     uses.setdefault(tensor, []).append(
-                        _use(index, node, role, tensor, tensor in captured)
+                        _use(index, node, its, tensor, tensor in captured)
                     )
         return uses
 
 
-def _use(index: int, node: onnx.NodeProto, role: Role, tensor: str, captured: bool) -> _Use:
+def _use(index: int, node: onnx.NodeProto, its: NodeRoundings, tensor: str, captured: bool) -> _Use:
     slots = [slot for slot, name in enumerate(node.input) if name == tensor]
-    reduced = tuple(s for s in slots if s in role.reduced_in)
+    reduced = tuple(s for s in slots if s in its.operands)
     return _Use(
         index, reduced, captured or node.op_type in CONTROL_FLOW or len(reduced) < len(slots)
     )

@@ -11,38 +11,39 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.graph.layers import Role, node_names
+from bisect_trt.graph.graph import Graph, as_graph
+from bisect_trt.graph.layers import Role
 from bisect_trt.graph.operator_rules import FLOAT, STORAGE_TYPE, TYPE_AGNOSTIC, is_standard
-from bisect_trt.graph.passes.opset import with_bf16_operators, with_new_nodes_pinned
+from bisect_trt.graph.passes.capable import with_bf16_operators, with_new_nodes_pinned
 from bisect_trt.graph.passes.rewriter import Frame, Rewriter
 from bisect_trt.numerics.rounding import to_storage
 
 
-def to_typed(model: onnx.ModelProto, plan: PrecisionPlan) -> onnx.ModelProto:
+def to_typed(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> onnx.ModelProto:
     """``model`` with the types of ``plan``; the model given is not changed.
 
     TF32 is no type but a switch of the engine, so a TF32 plan gives the FP32 model back. A BF16
     plan raises the opset where the model's own has no BF16 form of a lowered operator. All layers
-    pinned gives the source's computation. Raises :class:`BadInputError` if the plan pins a layer
-    the model does not have, or the opset cannot be raised.
+    pinned gives the source's computation.
+
+    Args:
+        model: an FP32 model; a :class:`Graph` where several plans are written of one model.
+        plan: the base precision and the layers that stay FP32.
+
+    Returns:
+        A strongly typed model; its graph inputs and outputs keep their types and names.
+
+    Raises:
+        BadInputError: the plan pins a layer that the model does not have, or the opset cannot be
+            raised.
     """
-    check_plan(model, plan)
+    graph = as_graph(model)
+    graph.check_plan(plan)
     if plan.base is not Precision.BF16:
-        return _TypedRewriter(model, plan).rewrite()
-    capable = with_bf16_operators(model, plan)
-    return _TypedRewriter(capable, with_new_nodes_pinned(model, capable, plan)).rewrite()
-
-
-def check_plan(model: onnx.ModelProto, plan: PrecisionPlan) -> None:
-    """Raise :class:`BadInputError` naming the first pin that is no node of ``model``."""
-    unknown = sorted(plan.pinned - set(node_names(model.graph.node)))
-    if unknown:
-        raise BadInputError(
-            f"plan: pins layer {unknown[0]!r}, which the model does not have ({len(unknown)} "
-            "such); `bisect-trt inspect` lists the layers"
-        )
+        return _TypedRewriter(graph, plan).rewrite()
+    capable = with_bf16_operators(graph, plan)
+    return _TypedRewriter(capable, with_new_nodes_pinned(graph, capable, plan)).rewrite()
 
 
 class _TypedRewriter(Rewriter):

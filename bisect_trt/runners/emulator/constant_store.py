@@ -7,17 +7,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import helper
 
 from bisect_trt.core.errors import BadInputError, one_line
 from bisect_trt.core.precision import Precision
-from bisect_trt.graph.constants import constants
+from bisect_trt.graph.graph import Graph
 from bisect_trt.numerics.rounding import rounded
-
-Value = Any  # ONNX Runtime's C OrtValue, which has no public type
+from bisect_trt.runners.ort_values import Value, owned, value_of
 
 
 class ConstantStore:
@@ -25,13 +23,14 @@ class ConstantStore:
     most.
     """
 
-    def __init__(self, graph: onnx.GraphProto) -> None:
-        if graph.sparse_initializer:
-            name = graph.sparse_initializer[0].values.name
+    def __init__(self, graph: Graph) -> None:
+        sparse = graph.proto.graph.sparse_initializer
+        if sparse:
+            name = sparse[0].values.name
             raise BadInputError(
                 f"model: sparse initialiser {name!r} cannot be emulated; store it as a dense tensor"
             )
-        self._exact = {name: _ort_value(name, array) for name, array in constants(graph).items()}
+        self._exact = {name: _ort_value(name, array) for name, array in graph.constants.items()}
         self._rounded: dict[str, tuple[Precision, ort.OrtValue]] = {}
 
     def __contains__(self, name: str) -> bool:
@@ -40,26 +39,25 @@ class ConstantStore:
     def value(self, name: str, precision: Precision = Precision.FP32) -> Value:
         """The constant ``name``, rounded to ``precision``."""
         if precision is Precision.FP32:
-            return self._exact[name]._ortvalue
+            return value_of(self._exact[name])
         held = self._rounded.get(name)
         if held is None or held[0] is not precision:
             array = np.asarray(rounded(self._exact[name].numpy(), precision), np.float32)
-            held = (precision, ort.OrtValue.ortvalue_from_numpy(array))
+            held = (precision, owned(array))
             self._rounded[name] = held
-        return held[1]._ortvalue
+        return value_of(held[1])
 
 
 def _ort_value(name: str, array: NDArray[Any]) -> ort.OrtValue:
     """A constant as ONNX Runtime holds it; NumPy's own types go without a copy."""
     try:
-        if (
-            array.dtype.kind == "V"
-        ):  # ml_dtypes: bfloat16 and the 8-bit floats, which ONNX Runtime takes as raw bits
+        # ml_dtypes: bfloat16 and the 8-bit floats, which ONNX Runtime takes as raw bits.
+        if array.dtype.kind == "V":
             bits = array.view(np.uint16 if array.dtype.itemsize == 2 else np.uint8)
             return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(
                 bits, helper.np_dtype_to_tensor_dtype(array.dtype)
             )
-        return ort.OrtValue.ortvalue_from_numpy(array)
+        return owned(array)
     except Exception as error:
         raise BadInputError(
             f"model: constant {name!r} ({array.dtype}) cannot be emulated ({one_line(error, 80)})"

@@ -17,9 +17,11 @@ import onnxruntime as ort
 from onnx import TensorProto, helper
 
 from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.passes.emulated import EmulationRewriter, rounding_model
 from bisect_trt.graph.tensor_types import captured_names
-from bisect_trt.runners.ort_sessions import piece_session
+from bisect_trt.runners.ort_sessions import node_session
+from bisect_trt.runners.ort_values import Value, caller
 
 _ELEMENT = {
     "float": TensorProto.FLOAT,
@@ -46,22 +48,22 @@ _ELEMENT = {
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A ready session: feed ``inputs`` in order, fetch ``outputs`` in order."""
+class NodeSession:
+    """A ready session: fed with ``inputs`` in order, it gives ``outputs`` in order."""
 
     session: ort.InferenceSession
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
-    @cached_property
-    def run(self) -> Callable[..., list[Any]]:
-        """ONNX Runtime's own call on C values: (feed by name, output names, run options).
+    def run(self, values: Sequence[Value]) -> list[Value]:
+        """The results for ``values``, one for each input."""
+        feed = dict(zip(self.inputs, values, strict=True))
+        results = self._call(feed, self.outputs, None)
+        return [results[i] for i in range(len(self.outputs))]
 
-        The public wrapper converts every value to a Python object and back, which for a small layer
-        costs more than the layer.
-        """
-        call: Callable[..., list[Any]] = self.session._sess.run_with_ort_values
-        return call
+    @cached_property
+    def _call(self) -> Callable[..., Any]:
+        return caller(self.session)
 
 
 def type_proto(text: str) -> onnx.TypeProto:
@@ -77,21 +79,21 @@ def type_proto(text: str) -> onnx.TypeProto:
     return helper.make_optional_type_proto(type_proto(inner))
 
 
-class PieceStore:
+class NodeSessions:
     """Makes and keeps the sessions of one model's nodes."""
 
     def __init__(self, model: onnx.ModelProto, threads: int = 0) -> None:
         self._model = model
         self._threads = threads
-        self._pieces: dict[object, Piece] = {}
+        self._sessions: dict[object, NodeSession] = {}
         self._attributes: dict[int, bytes] = {}
 
     def __len__(self) -> int:
-        return len(self._pieces)
+        return len(self._sessions)
 
     def node(
         self, index: int, precision: Precision, types: Sequence[str], rounded: frozenset[int]
-    ) -> Piece:
+    ) -> NodeSession:
         """The session of node ``index`` at ``precision``, for inputs of ONNX Runtime's ``types``.
 
         The inputs are the node's own (absent ones left out), then the tensors that its bodies
@@ -106,18 +108,18 @@ class PieceStore:
         shape = tuple(bool(i) for i in node.input), tuple(bool(o) for o in node.output)
         attributes: object = index if captures else self._attributes[index]
         key = (node.domain, node.op_type, attributes, shape, tuple(types), precision)
-        if key not in self._pieces:
-            self._pieces[key] = self._make(node, captures, precision, types, rounded)
-        return self._pieces[key]
+        if key not in self._sessions:
+            self._sessions[key] = self._make(node, captures, precision, types, rounded)
+        return self._sessions[key]
 
-    def rounding(self, precision: Precision) -> Piece:
+    def rounding(self, precision: Precision) -> NodeSession:
         """The session that rounds any float tensor to ``precision``."""
-        if precision not in self._pieces:
+        if precision not in self._sessions:
             model = rounding_model(precision)
-            self._pieces[precision] = Piece(
-                piece_session(model.SerializeToString(), self._threads), ("x",), ("y",)
+            self._sessions[precision] = NodeSession(
+                node_session(model.SerializeToString(), self._threads), ("x",), ("y",)
             )
-        return self._pieces[precision]
+        return self._sessions[precision]
 
     def _make(
         self,
@@ -126,29 +128,29 @@ class PieceStore:
         precision: Precision,
         types: Sequence[str],
         rounded: frozenset[int],
-    ) -> Piece:
+    ) -> NodeSession:
         new = onnx.NodeProto()
         new.CopyFrom(node)
-        new.name = "piece"
+        new.name = "node"
         own = []
         for slot, name in enumerate(node.input):
             if name:
-                new.input[slot] = f"__piece_in_{slot}"
+                new.input[slot] = f"__node_in_{slot}"
                 own.append(new.input[slot])
         for slot, name in enumerate(node.output):
             if name:
-                new.output[slot] = f"__piece_out_{slot}"
+                new.output[slot] = f"__node_out_{slot}"
         names = (*own, *captures)
         inputs = [
             helper.make_value_info(n, type_proto(t)) for n, t in zip(names, types, strict=True)
         ]
         outputs = [onnx.ValueInfoProto(name=o) for o in new.output if o]
-        graph = helper.make_graph([new], "piece", inputs, outputs)
+        graph = helper.make_graph([new], "node", inputs, outputs)
         model = onnx.ModelProto(ir_version=max(self._model.ir_version, 4), graph=graph)
         model.opset_import.extend(self._model.opset_import)
         model.functions.extend(self._model.functions)
-        emulated = EmulationRewriter(
-            model, PrecisionPlan(precision), rounded_inputs=frozenset(names[i] for i in rounded)
-        ).rewrite()
-        session = piece_session(emulated.SerializeToString(), self._threads)
-        return Piece(session, names, tuple(o.name for o in outputs))
+        given = frozenset(names[i] for i in rounded)
+        plan = PrecisionPlan(precision)
+        emulated = EmulationRewriter(Graph(model), plan, rounded_inputs=given).rewrite()
+        session = node_session(emulated.SerializeToString(), self._threads)
+        return NodeSession(session, names, tuple(o.name for o in outputs))

@@ -1,4 +1,4 @@
-"""What the layer-by-layer walk is made of: a model's nodes as steps, and the live tensors of one
+"""What the way node by node is made of: a model's nodes as steps, and the live tensors of one
 history.
 """
 
@@ -7,31 +7,37 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import onnx
 import onnxruntime as ort
 
 from bisect_trt.core.precision import Precision
-from bisect_trt.graph.layers import Kind, Role, node_names, role_of
-from bisect_trt.graph.tensor_types import captured_names, infer_types, opset_of
-from bisect_trt.runners.emulator.constant_store import ConstantStore, Value
+from bisect_trt.graph.graph import Graph
+from bisect_trt.graph.layers import Kind
+from bisect_trt.graph.roundings import list_roundings
+from bisect_trt.graph.tensor_types import captured_names
+from bisect_trt.runners.emulator.constant_store import ConstantStore
+from bisect_trt.runners.ort_values import Value
 
 
 @dataclass(frozen=True)
 class Step:
-    """One node as the walk sees it; ``frees`` are the tensors that nobody reads after it."""
+    """One node as it is run, with its roundings at each precision.
+
+    ``reduced_in`` holds positions among ``inputs``, ``reduced_out`` tensors; ``frees`` are the
+    tensors that nobody reads after it.
+    """
 
     index: int
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    roles: Mapping[Precision, Role]
+    lowered_at: frozenset[Precision]
     reduced_in: Mapping[Precision, frozenset[int]]
     reduced_out: Mapping[Precision, tuple[str, ...]]
     frees: tuple[str, ...]
 
     def lowers(self, precision: Precision) -> bool:
         """True if the node is a layer that runs differently at ``precision``."""
-        return self.roles[precision].kind is Kind.LAYER
+        return precision in self.lowered_at
 
 
 @dataclass
@@ -60,13 +66,11 @@ class Chain:
                 del self.versions[key]
 
 
-def compile_steps(model: onnx.ModelProto, constants: ConstantStore) -> list[Step]:
-    """The nodes of ``model`` that are to be run, in order."""
-    graph = model.graph
-    scope, opset = infer_types(model), opset_of(model)
+def compile_steps(graph: Graph, constants: ConstantStore) -> list[Step]:
+    """The nodes of the main graph that are to be run, in order."""
     last_use: dict[str, int] = {}
     parts = []
-    for index, (node, name) in enumerate(zip(graph.node, node_names(graph.node), strict=True)):
+    for index, node in enumerate(graph.proto.graph.node):
         if node.output and node.output[0] in constants:
             continue
         slots = tuple(i for i, tensor in enumerate(node.input) if tensor)
@@ -74,15 +78,22 @@ def compile_steps(model: onnx.ModelProto, constants: ConstantStore) -> list[Step
         outputs = tuple(o for o in node.output if o)
         for tensor in (*inputs, *outputs):
             last_use[tensor] = index
-        parts.append((index, node, name, slots, inputs, outputs))
-    kept = {o.name for o in graph.output}
+        parts.append((index, slots, inputs, outputs))
+    rounded = {p: list_roundings(graph, p) for p in Precision}
     steps = []
-    for index, node, name, slots, inputs, outputs in parts:
-        frees = tuple(t for t in {*inputs, *outputs} if last_use[t] == index and t not in kept)
-        roles = {p: role_of(node, name, scope, opset, p) for p in Precision}
-        positions = {
-            p: frozenset(slots.index(i) for i in role.reduced_in) for p, role in roles.items()
-        }
-        reduced = {p: tuple(node.output[i] for i in role.reduced_out) for p, role in roles.items()}
-        steps.append(Step(index, name, inputs, outputs, roles, positions, reduced, frees))
+    for index, slots, inputs, outputs in parts:
+        unread = {t for t in {*inputs, *outputs} if last_use[t] == index}
+        here = {p: found[index] for p, found in rounded.items()}
+        steps.append(
+            Step(
+                index,
+                graph.names[index],
+                inputs,
+                outputs,
+                frozenset(p for p in Precision if graph.role(index, p).kind is Kind.LAYER),
+                {p: frozenset(slots.index(s) for s in r.operands) for p, r in here.items()},
+                {p: tuple(x.tensor for x in r.results.values()) for p, r in here.items()},
+                tuple(unread.difference(graph.outputs)),
+            )
+        )
     return steps

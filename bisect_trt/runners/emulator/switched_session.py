@@ -8,62 +8,58 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime as ort
 from numpy.typing import NDArray
 
 from bisect_trt.core.errors import RunnerFailedError, one_line
 from bisect_trt.core.precision import Precision
+from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.load import loadable
 from bisect_trt.graph.passes.switched import to_switched
-from bisect_trt.runners.emulator.constant_store import ConstantStore, Value
+from bisect_trt.runners.emulator.constant_store import ConstantStore
 from bisect_trt.runners.ort_sessions import switched_session
+from bisect_trt.runners.ort_values import Value, caller, owned, value_of
 
 
 class SwitchedSession:
-    """Executes ``model`` with any of its layers lowered to ``low`` and the others in ``pin``."""
+    """Executes a model with any of its layers lowered to ``low`` and the others in ``pin``."""
 
     def __init__(
         self,
-        model: onnx.ModelProto,
+        graph: Graph,
         constants: ConstantStore,
         low: Precision,
         pin: Precision,
         threads: int,
     ) -> None:
-        switched = to_switched(model, low, pin)
+        switched = to_switched(graph, low, pin)
         self._flags, self._weights = switched.flags, switched.weights
         with loadable(switched.model) as source:
             self._session = switched_session(source, threads)
+        self._call = caller(self._session)
         self._constants = constants
-        self._outputs = [o.name for o in model.graph.output]
+        self._outputs = graph.outputs
         # The values must outlive the call, and making one costs more than passing it.
-        self._switch = {
-            state: ort.OrtValue.ortvalue_from_numpy(np.array(state)) for state in (False, True)
-        }
+        self._switch = {state: owned(np.array(state)) for state in (False, True)}
 
     def run(
         self, arrays: Mapping[str, NDArray[Any]], lowered: frozenset[str]
     ) -> dict[str, NDArray[Any]]:
-        """The outputs by name for one sample. Raises :class:`RunnerFailedError` with ONNX Runtime's
-        words.
+        """The outputs by name for one sample.
+
+        Raises:
+            RunnerFailedError: with ONNX Runtime's words.
         """
-        held = {
-            name: ort.OrtValue.ortvalue_from_numpy(np.asarray(a, order="C"))
-            for name, a in arrays.items()
-        }
-        feed: dict[str, Value] = {name: value._ortvalue for name, value in held.items()}
-        off, on = (self._switch[state]._ortvalue for state in (False, True))
+        held = {name: owned(array) for name, array in arrays.items()}
+        feed: dict[str, Value] = {name: value_of(owner) for name, owner in held.items()}
+        off, on = (value_of(self._switch[state]) for state in (False, True))
         for name, flag in self._flags.items():
-            feed[name] = (
-                on if not lowered.isdisjoint(flag.on) and lowered.isdisjoint(flag.off) else off
-            )
+            asked = not lowered.isdisjoint(flag.on) and lowered.isdisjoint(flag.off)
+            feed[name] = on if asked else off
         for name, weight in self._weights.items():
             precision = weight.lowered if weight.layer in lowered else weight.pinned
             feed[name] = self._constants.value(weight.tensor, precision)
         try:
-            results = self._session._sess.run_with_ort_values(feed, self._outputs, None)
-            # By index: iterating this C++ vector to its end throws a C++ exception, which is slow.
+            results = self._call(feed, self._outputs, None)
             return {name: results[i].numpy() for i, name in enumerate(self._outputs)}
         except Exception as error:
             raise RunnerFailedError(f"ONNX Runtime failed ({one_line(error)})") from error

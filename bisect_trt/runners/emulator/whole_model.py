@@ -15,29 +15,31 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.sample import Sample
+from bisect_trt.graph.graph import Graph, as_graph
 from bisect_trt.graph.load import loadable
 from bisect_trt.graph.passes.emulated import to_emulated
-from bisect_trt.runners.base import Sample
 from bisect_trt.runners.ort_sessions import reference_session, run_all
 
 
 class WholeModelRunner:
-    """Executes ``model`` on ``samples``, a fresh session for each plan."""
+    """Executes a model in a fresh session for each plan."""
 
     name = "emulated-whole"
 
-    def __init__(self, model: onnx.ModelProto, samples: Sequence[Sample]) -> None:
+    def __init__(self, model: onnx.ModelProto | Graph) -> None:
         self.versions: Mapping[str, str] = {
             "onnxruntime": ort.__version__,
             "onnx": onnx.__version__,
         }
-        self._model = model
-        self._samples = list(samples)
+        self._graph = as_graph(model)
 
-    def outputs(self, plan: PrecisionPlan) -> Iterator[Mapping[str, NDArray[Any]]]:
-        with loadable(to_emulated(self._model, plan)) as source:
+    def outputs(
+        self, plan: PrecisionPlan, samples: Sequence[Sample]
+    ) -> Iterator[Mapping[str, NDArray[Any]]]:
+        with loadable(to_emulated(self._graph, plan)) as source:
             session = reference_session(source)
-        for sample in self._samples:
+        for sample in samples:
             yield run_all(session, sample.arrays, sample.name)
 
     def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:

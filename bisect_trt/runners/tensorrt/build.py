@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bisect_trt.core.errors import RunnerFailedError
+from bisect_trt.core.files import write_whole
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.runners.tensorrt.records import Built, EngineRequest
 from bisect_trt.runners.tensorrt.weak import apply_weak_types
@@ -60,7 +61,7 @@ def build_engine(trt: Any, request: EngineRequest, cache: Path | None = None) ->
             f"TensorRT cannot build the engine: {reason}", Verdict.BUILD_FAILED, _texts(logger)
         )
     if timing is not None and cache is not None:
-        _write(cache, bytes(config.get_timing_cache().serialize()))
+        write_whole(cache, bytes(config.get_timing_cache().serialize()))
     seconds = {"parse": parse_seconds, "build": build_seconds}
     return Built(bytes(serialised), seconds, types, list(logger.messages))
 
@@ -171,12 +172,6 @@ def _read_timing_cache(config: Any, cache: Path | None) -> Any:
         return None
     timing = config.create_timing_cache(cache.read_bytes() if cache.exists() else b"")
     return timing if timing is not None and config.set_timing_cache(timing, False) else None
-
-
-def _write(path: Path, data: bytes) -> None:
-    draft = path.with_suffix(path.suffix + ".new")
-    draft.write_bytes(data)
-    draft.replace(path)
 
 
 def _texts(logger: Any) -> list[str]:

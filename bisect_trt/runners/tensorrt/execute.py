@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.core.errors import RunnerFailedError
+from bisect_trt.core.files import write_whole
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.runners.tensorrt.cuda import Cuda
 
@@ -116,9 +117,7 @@ class LoadedEngine:
     def keep_kernels(self, cache: Path) -> None:
         """Write the kernels that TensorRT for RTX compiled, for the next context."""
         if self._kernels is not None:
-            draft = cache.with_suffix(".new")
-            draft.write_bytes(bytes(self._kernels.serialize()))
-            draft.replace(cache)
+            write_whole(cache, bytes(self._kernels.serialize()))
 
     def _make_context(self, cache: Path | None) -> Any:
         if not hasattr(self._trt, "IRuntimeCache") or not hasattr(

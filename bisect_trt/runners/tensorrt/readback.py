@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.graph.layers import Layer
-from bisect_trt.graph.weight_range import Finding
 from bisect_trt.runners.tensorrt.records import EngineLayer
 
 _TYPE_NAME = {

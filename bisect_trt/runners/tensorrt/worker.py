@@ -1,6 +1,4 @@
-"""What runs in the child process: TensorRT, the GPU and the samples; requests in, plain records
-out.
-"""
+"""What runs in the child process: TensorRT and the GPU; requests in, plain records out."""
 
 from __future__ import annotations
 
@@ -21,28 +19,26 @@ from bisect_trt.runners.tensorrt.records import EngineAnswer, EngineRequest
 
 
 class EngineWorker:
-    """Builds and runs engines on ``samples``. ``caches`` is a folder for timing and kernel caches,
-    one for each configuration.
+    """Builds and runs engines. ``caches`` is a folder for timing and kernel caches, one for each
+    configuration.
     """
 
-    def __init__(
-        self,
-        module: str | None,
-        samples: Sequence[Mapping[str, NDArray[Any]]],
-        caches: str | None = None,
-    ) -> None:
+    def __init__(self, module: str | None, caches: str | None = None) -> None:
         self._trt = import_tensorrt(module)
         self._cuda = Cuda(import_cuda())
-        self._samples = samples
         self._caches = Path(caches) if caches is not None else None
 
     def describe(self) -> dict[str, str]:
         """Versions and the GPU."""
         return {self._trt.__name__: str(self._trt.__version__), **self._cuda.device()}
 
-    def probe(self, request: EngineRequest) -> EngineAnswer:
-        """Build the engine, run every sample. Raises :class:`RunnerFailedError` with a verdict of
-        its own.
+    def probe(
+        self, request: EngineRequest, samples: Sequence[Mapping[str, NDArray[Any]]]
+    ) -> EngineAnswer:
+        """Build the engine, run every sample.
+
+        Raises:
+            RunnerFailedError: with a verdict of its own.
         """
         began = time.perf_counter()
         built = build_engine(self._trt, request, self._cache(request, "timing"))
@@ -50,10 +46,10 @@ class EngineWorker:
         kernels = self._cache(request, "kernels")
         loaded = LoadedEngine(self._trt, self._cuda, logger, built.engine, kernels)
         ready = time.perf_counter()
-        outputs = [loaded.run(arrays) for arrays in self._samples]
+        outputs = [loaded.run(arrays) for arrays in samples]
         ran = time.perf_counter()
-        debug = [loaded.debug_values(arrays) for arrays in self._samples] if request.debug else []
-        latency = loaded.latency_ms(self._samples[0]) if request.measure_latency else float("nan")
+        debug = [loaded.debug_values(arrays) for arrays in samples] if request.debug else []
+        latency = loaded.latency_ms(samples[0]) if request.measure_latency else float("nan")
         if kernels is not None:
             loaded.keep_kernels(kernels)
         seconds = {

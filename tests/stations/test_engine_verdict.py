@@ -5,7 +5,7 @@ amplified, offset or failing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 import bisect_trt
 from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.core.sample import Sample
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.numerics.tensor_error import tensor_error
-from bisect_trt.probe.prober import ProbeResult
-from bisect_trt.runners.base import Sample
+from bisect_trt.probe.result import ProbeResult
 from bisect_trt.runners.emulator.runner import EmulatedRunner
+from bisect_trt.search.tolerance_share import tightened
+from bisect_trt.stations.engine_baselines import Fp32, what_fp32_is
 from bisect_trt.stations.engine_layer_errors import probe_effect_matters
-from bisect_trt.stations.engine_verdict import Fp32, tightened, what_fp32_is
 from fixtures.models import Fixture, encoder_decomposed, residual, tf32_victim
 
 
@@ -44,12 +45,15 @@ class Engine:
         tf32: bool = False,
         breaks: Callable[[PrecisionPlan], bool] = lambda _: False,
     ) -> None:
-        self._emulator = EmulatedRunner(fixture.model, [Sample("s", fixture.inputs)])
-        self._exact = next(self._emulator.outputs(PrecisionPlan("fp32")))
+        self._emulator = EmulatedRunner(fixture.model)
+        given = Sample("s", fixture.inputs)
+        self._exact = next(self._emulator.outputs(PrecisionPlan("fp32"), [given]))
         self._gain, self._offset, self._tf32, self._breaks = gain, offset, tf32, breaks
         self.built: list[PrecisionPlan] = []
 
-    def outputs(self, plan: PrecisionPlan) -> Iterator[Mapping[str, NDArray[Any]]]:
+    def outputs(
+        self, plan: PrecisionPlan, samples: Sequence[Sample]
+    ) -> Iterator[Mapping[str, NDArray[Any]]]:
         self.built.append(plan)
         if self._breaks(plan):
             raise RunnerFailedError("no tactic", Verdict.BUILD_FAILED, ["[E] no tactic"])
@@ -59,7 +63,7 @@ class Engine:
                 if plan.base is Precision.FP32
                 else PrecisionPlan(plan.base, plan.pinned, Precision.TF32)
             )
-        for outputs in self._emulator.outputs(plan):
+        for outputs in self._emulator.outputs(plan, samples):
             yield {
                 n: (self._exact[n] + self._gain * (a - self._exact[n]) + self._offset).astype(
                     np.float32
@@ -79,7 +83,7 @@ def judged(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Callable[..., tuple[bisect_trt.Result, Engine]]:
     def run(fixture: Fixture, engine: Engine, **options: Any) -> tuple[bisect_trt.Result, Engine]:
-        monkeypatch.setattr("bisect_trt.stations.job.open_engine", lambda *_: engine)
+        monkeypatch.setattr("bisect_trt.stations.bench.open_engine", lambda *_: engine)
         return bisect_trt.bisect(
             fixture.model,
             fixture.inputs,
@@ -100,22 +104,22 @@ def test_an_engine_that_errs_more_gets_a_plan_in_few_builds(judged: Judged, gain
     fixture = residual()
     result, engine = judged(fixture, Engine(fixture, gain))
     assert result.passed and result.runner == "engine" and result.score <= 1.0
-    assert result.engine["builds_beyond_baselines"] <= 4
-    assert len(engine.built) == 3 + result.engine["builds_beyond_baselines"], (
+    assert result.engine.builds_beyond_baselines <= 4
+    assert len(engine.built) == 3 + result.engine.builds_beyond_baselines, (
         "FP32, TF32, FP16, then the plans"
     )
-    assert (result.engine["tolerance_share"] < 1.0) == (gain > 1.0)
+    assert (result.engine.tolerance_share < 1.0) == (gain > 1.0)
     assert engine.built[-1].pinned == set(result.pinned) or result.score <= 1.0
-    assert result.complete == (not result.engine["pins_added_by_engine"])
+    assert result.complete == (not result.engine.pins_added_by_engine)
 
 
 def test_an_engine_that_errs_less_gets_a_smaller_set(judged: Judged) -> None:
     fixture = replace(residual(), require="rel_range<=2.5e-4")
     few, engine = judged(fixture, Engine(fixture, 0.5))
     plans = [len(plan.pinned) for plan in engine.built[3:]]
-    assert few.passed and few.complete and few.engine["tolerance_share"] > 1.2
+    assert few.passed and few.complete and few.engine.tolerance_share > 1.2
     assert len(few.pinned) == min(plans) < plans[0], "the first set passed and left room"
-    assert set(few.pins["tolerance_share"]) == {few.engine["tolerance_share"]}
+    assert set(few.pins["tolerance_share"]) == {few.engine.tolerance_share}
 
 
 def test_certified_on_the_engine(judged: Judged) -> None:
@@ -130,7 +134,7 @@ def test_no_builds_left_gives_the_closest(judged: Judged) -> None:
     result, _ = judged(fixture, Engine(fixture, 3.0), max_builds=1)
     assert (
         not result.passed
-        and result.engine["out_of_builds"]
+        and result.engine.out_of_builds
         and result.score > 1.0
         and result.exit_code == 1
     )
@@ -139,7 +143,7 @@ def test_no_builds_left_gives_the_closest(judged: Judged) -> None:
 def test_fp32_that_is_tf32_is_recognised_and_emulated(judged: Judged) -> None:
     fixture = residual()
     result, _ = judged(fixture, Engine(fixture, 1.1, tf32=True))
-    assert result.engine["fp32_is"] == "tf32" and result.engine["pins_emulated_as"] == "tf32"
+    assert result.engine.fp32_is == "tf32" and result.engine.pins_emulated_as == "tf32"
     assert result.passed and any("FP32 is TF32" in f.message for f in result.findings)
 
 
@@ -158,7 +162,7 @@ def test_wrong_fp32_is_not_precision(judged: Judged) -> None:
     assert (
         result.cause.value == "not-precision"
         and result.exit_code == 1
-        and result.engine["fp32_is"] == "other"
+        and result.engine.fp32_is == "other"
     )
 
 

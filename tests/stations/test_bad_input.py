@@ -5,7 +5,7 @@ folder.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +46,7 @@ class Desk:
         self,
         nodes: list[onnx.NodeProto],
         inputs: dict[str, int],
-        weights: list[onnx.TensorProto] = [],
+        weights: Sequence[onnx.TensorProto] = (),
     ) -> None:
         infos = [helper.make_tensor_value_info(n, t, [4, 16]) for n, t in inputs.items()]
         out = helper.make_tensor_value_info("y", next(iter(inputs.values()), F), None)

@@ -10,10 +10,10 @@ import pytest
 import bisect_trt
 from bisect_trt.graph import list_layers
 from bisect_trt.graph.patterns import find_patterns
-from bisect_trt.report.pin_words import (
+from bisect_trt.report.pin_words import in_words
+from bisect_trt.search.facts import (
     Regime,
     count_violations,
-    in_words,
     information_bound,
     ranking_auc,
     regime_of,

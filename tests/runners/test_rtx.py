@@ -18,14 +18,14 @@ from onnx import TensorProto, helper
 
 import bisect_trt
 from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.runners.base import Sample
-from bisect_trt.runners.emulator import rtx_arithmetic as kernels
-from bisect_trt.runners.emulator.rtx_runner import KernelRunner
+from bisect_trt.core.sample import Sample
+from bisect_trt.runners.emulator import rtx_arithmetic, rtx_operators
+from bisect_trt.runners.emulator.rtx_runner import RtxRunner
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from fixtures.layers import layers_side_by_side
 from fixtures.models import residual
 
-RECORDED = Path(__file__).parents[1] / "benchmarks" / "results" / "layers-fp16.npz"
+RECORDED = Path(__file__).parents[2] / "benchmarks" / "results" / "layers-fp16.npz"
 FP16 = PrecisionPlan(Precision.FP16)
 
 
@@ -45,7 +45,7 @@ def test_a_product_is_rounded_after_every_sixteen_terms(seed: int, terms: int) -
                 float(a[i, k]) * float(b[k, j]) for k in range(start, min(start + 16, terms))
             )
             total = np.float16(float(total) + exact)
-        assert kernels.matrix_product(a, b)[i, j] == total
+        assert rtx_arithmetic.matrix_product(a, b)[i, j] == total
 
 
 FORMS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
@@ -72,7 +72,7 @@ def test_a_convolution_of_whole_numbers_is_exact(
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     np.testing.assert_array_equal(
-        kernels.run_kernel(node, [x, w, b]), session.run(None, {"x": x, "w": w, "b": b})[0]
+        rtx_operators.run_operator(node, [x, w, b]), session.run(None, {"x": x, "w": w, "b": b})[0]
     )
 
 
@@ -83,12 +83,12 @@ def test_where_a_spatial_convolution_rounds() -> None:
     image = np.zeros((1, 64, 3, 3), np.float32)
     image[0, 0, 0, 0] = 2048.0  # in the first block of 32 channels, the first place
     image[0, [1, 20, 40], 0, 0] = 1.0  # with it, in the block's other half, in the next block
-    total = kernels.convolution(
+    total = rtx_arithmetic.convolution(
         image, np.ones((1, 64, 3, 3), np.float32), None, (1, 1), (0, 0, 0, 0), (1, 1)
     )
     assert total.item() == 2048.0  # 2049 rounds to 2048, and so does each 1 that follows alone
     image[0, [20, 40], 0, 0], image[0, 2, 0, 0] = 0.0, 1.0
-    total = kernels.convolution(
+    total = rtx_arithmetic.convolution(
         image, np.ones((1, 64, 3, 3), np.float32), None, (1, 1), (0, 0, 0, 0), (1, 1)
     )
     assert total.item() == 2050.0  # two of them arrive together
@@ -102,14 +102,17 @@ def test_up_to_four_channels_are_added_four_places_at_a_time() -> None:
         1.0,
     )  # places 0, 3 and 2: one rounding
     ones = np.ones((1, 3, 3, 3), np.float32)
-    assert kernels.convolution(image, ones, None, (1, 1), (0,) * 4, (1, 1)).item() == 2050.0
+    assert rtx_arithmetic.convolution(image, ones, None, (1, 1), (0,) * 4, (1, 1)).item() == 2050.0
     image[0, 1, 0, 2], image[0, 1, 1, 1] = 0.0, 1.0  # place 4: the second rounding
-    assert kernels.convolution(image, ones, None, (1, 1), (0,) * 4, (1, 1)).item() == 2048.0
+    assert rtx_arithmetic.convolution(image, ones, None, (1, 1), (0,) * 4, (1, 1)).item() == 2048.0
 
 
 def test_a_bias_is_added_to_the_rounded_sum() -> None:
     x, w = np.float32([[[[2048.0]], [[1.0]]]]), np.ones((1, 2, 1, 1), np.float32)
-    assert kernels.convolution(x, w, np.float32([1.0]), (1, 1), (0,) * 4, (1, 1)).item() == 2048.0
+    assert (
+        rtx_arithmetic.convolution(x, w, np.float32([1.0]), (1, 1), (0,) * 4, (1, 1)).item()
+        == 2048.0
+    )
 
 
 def test_the_constants_of_a_batch_normalization_are_rounded_once_combined() -> None:
@@ -119,7 +122,7 @@ def test_the_constants_of_a_batch_normalization_are_rounded_once_combined() -> N
     shift = np.float16(np.float32(0.7) - np.float32(1.25) * np.float32(factor))
     expected = (x * np.float32(factor) + np.float32(shift)).astype(np.float16)
     np.testing.assert_array_equal(
-        kernels.batch_normalization(x, scale, bias, mean, variance, 1e-5), expected
+        rtx_arithmetic.batch_normalization(x, scale, bias, mean, variance, 1e-5), expected
     )
 
 
@@ -129,14 +132,14 @@ def test_an_engine_gave_what_the_kernels_give() -> None:
     """
     model, inputs = layers_side_by_side()
     sample = Sample("layers", inputs)
-    runner = EmulatedRunner(model, [sample])
+    runner = EmulatedRunner(model)
     measured = dict(np.load(RECORDED))
     ops = {n.name: n.op_type for n in model.graph.node}
     better = 0
     for plain, row in zip(
-        runner.trace(sample, FP16), runner.trace(sample, FP16, kernels=True), strict=True
+        runner.trace(sample, FP16), runner.trace(sample, FP16, rtx_sums=True), strict=True
     ):
-        if ops[row.layer] in kernels.KERNELS and not np.array_equal(
+        if ops[row.layer] in rtx_operators.OPERATORS and not np.array_equal(
             plain.accumulated, row.accumulated
         ):
             engine = measured[row.layer].astype(np.float32)
@@ -150,22 +153,26 @@ def test_gemm_transposes_and_softmax_takes_the_last_axis_only() -> None:
     a, b, c = small(1, 40, 3), small(2, 5, 40), small(3, 5)
     node = onnx.helper.make_node("Gemm", ["a", "b", "c"], ["y"], transA=1, transB=1)
     np.testing.assert_array_equal(
-        kernels.run_kernel(node, [a, b, c]), kernels.half(kernels.matrix_product(a.T, b.T) + c)
+        rtx_operators.run_operator(node, [a, b, c]),
+        rtx_arithmetic.half(rtx_arithmetic.matrix_product(a.T, b.T) + c),
     )
-    assert kernels.run_kernel(onnx.helper.make_node("Softmax", ["a"], ["y"], axis=0), [a]) is None
-    rows = kernels.run_kernel(onnx.helper.make_node("Softmax", ["a"], ["y"], axis=1), [a])
+    assert (
+        rtx_operators.run_operator(onnx.helper.make_node("Softmax", ["a"], ["y"], axis=0), [a])
+        is None
+    )
+    rows = rtx_operators.run_operator(onnx.helper.make_node("Softmax", ["a"], ["y"], axis=1), [a])
     assert rows is not None and np.abs(rows.sum(axis=1) - 1.0).max() < 2e-3
 
 
-def test_the_walk_without_kernels_is_the_probe() -> None:
+def test_node_by_node_without_these_sums_is_the_probe() -> None:
     model, inputs = layers_side_by_side()
-    runner = EmulatedRunner(model, [Sample("layers", inputs)])
+    runner, sample = EmulatedRunner(model), Sample("layers", inputs)
     plan = FP16.with_pins({"conv 3x3, 48 channels", "softmax"})
-    for name, array in next(runner.outputs(plan)).items():
-        np.testing.assert_array_equal(
-            next(runner.walk(plan, kernels=False))[name], array, err_msg=name
-        )
-    walked, whole = next(KernelRunner(runner).outputs(plan)), next(runner.outputs(plan))
+    whole = next(runner.outputs(plan, [sample]))
+    by_node = runner.outputs_by_node(plan, sample, rtx_sums=False)
+    for name, array in whole.items():
+        np.testing.assert_array_equal(by_node[name], array, err_msg=name)
+    walked = next(RtxRunner(runner).outputs(plan, [sample]))
     changed = {
         name.removesuffix(": out")
         for name in walked
@@ -182,50 +189,56 @@ def test_an_engine_with_fp16_sums_gets_its_plan_confirmed_with_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     fixture = residual()
-    emulator = EmulatedRunner(fixture.model, [Sample("s", fixture.inputs)])
+    emulator = EmulatedRunner(fixture.model)
 
-    class Engine(KernelRunner):
+    class Engine(RtxRunner):
         name = "engine"
 
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr("bisect_trt.stations.job.open_engine", lambda *_: Engine(emulator))
-    monkeypatch.setattr("bisect_trt.stations.job.sums_in_fp16", lambda *_: True)
+    monkeypatch.setattr("bisect_trt.stations.bench.open_engine", lambda *_: Engine(emulator))
+    monkeypatch.setattr("bisect_trt.stations.bench.has_rtx_sums", lambda *_: True)
     result = bisect_trt.bisect(fixture.model, fixture.inputs, require=fixture.require, out=tmp_path)
     assert result.passed and result.pinned
     assert (
-        result.engine["builds_beyond_baselines"] == 1
+        result.engine is not None and result.engine.builds_beyond_baselines == 1
     )  # the emulator knows what the engine will say
     assert result.probes["emulated-kernels"] > len(result.pinned)
 
 
 def test_forms_that_were_not_measured_are_left_to_the_emulator() -> None:
     x, w = small(1, 1, 24, 6, 6), small(2, 4, 24, 3, 3)
-    assert kernels.run_kernel(onnx.helper.make_node("Conv", ["x", "w"], ["y"]), [x, w]) is None
+    assert (
+        rtx_operators.run_operator(onnx.helper.make_node("Conv", ["x", "w"], ["y"]), [x, w]) is None
+    )
     x, w = small(1, 1, 8, 6, 6), small(2, 4, 4, 3, 3)
     assert (
-        kernels.run_kernel(onnx.helper.make_node("Conv", ["x", "w"], ["y"], group=2), [x, w])
+        rtx_operators.run_operator(
+            onnx.helper.make_node("Conv", ["x", "w"], ["y"], group=2), [x, w]
+        )
         is None
     )
     assert (
-        kernels.run_kernel(
+        rtx_operators.run_operator(
             onnx.helper.make_node("MatMul", ["x", "w"], ["y"]), [small(1, 8), small(2, 8, 3)]
         )
         is None
     )
     empty = np.zeros((0, 4), np.float32)
     assert (
-        kernels.run_kernel(onnx.helper.make_node("Softmax", ["x"], ["y"], axis=1), [empty]) is None
+        rtx_operators.run_operator(onnx.helper.make_node("Softmax", ["x"], ["y"], axis=1), [empty])
+        is None
     )
     norm = onnx.helper.make_node("BatchNormalization", list("xsbmv"), ["y"])
     assert (
-        kernels.run_kernel(norm, [small(1, 2, 3, 4), *(small(i, 3, 4) for i in range(4))]) is None
+        rtx_operators.run_operator(norm, [small(1, 2, 3, 4), *(small(i, 3, 4) for i in range(4))])
+        is None
     )
     bare = onnx.helper.make_node("Softmax", ["x"], ["y"])
     assert (
-        kernels.run_kernel(bare, [small(1, 2, 3, 4)], 11) is None
-        and kernels.run_kernel(bare, [small(1, 2, 3, 4)], 13) is not None
+        rtx_operators.run_operator(bare, [small(1, 2, 3, 4)], 11) is None
+        and rtx_operators.run_operator(bare, [small(1, 2, 3, 4)], 13) is not None
     )
     scaled = onnx.helper.make_node("Gemm", ["a", "b"], ["y"], alpha=0.5)
-    assert kernels.run_kernel(scaled, [small(1, 2, 8), small(2, 8, 3)]) is None
+    assert rtx_operators.run_operator(scaled, [small(1, 2, 8), small(2, 8, 3)]) is None

@@ -1,0 +1,35 @@
+"""What kind of problem it is: a cause for machines and a sentence for people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Cause(str, Enum):
+    """Triage's word, as run.json holds it."""
+
+    NONE = "none"
+    GOLDEN_MISMATCH = "golden-mismatch"
+    NOT_PRECISION = "not-precision"
+    TF32 = "tf32"
+    OVERFLOW = "overflow"
+    ROUNDING = "rounding"
+    ACCUMULATION = "accumulation"
+    UNKNOWN = "unknown"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """``searchable`` says whether pinning layers can help; ``layers`` are those the sentence names.
+
+    A station that returns one that is not searchable settles the case: nothing is searched.
+    """
+
+    cause: Cause
+    sentence: str
+    searchable: bool = False
+    layers: tuple[str, ...] = ()

@@ -1,0 +1,14 @@
+"""What a reviewer should know beside the answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Finding:
+    """``kind`` for machines, the layer or tensor that it is about (``where``), one sentence."""
+
+    kind: str
+    where: str
+    message: str

@@ -1,0 +1,30 @@
+"""One set of real inputs, as every station and runner takes it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Sample:
+    """``arrays`` by graph input name, ``name`` for tables and messages."""
+
+    name: str
+    arrays: Mapping[str, NDArray[Any]]
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the names, types, shapes and values: what the journal knows the sample by."""
+        found = hashlib.sha256()
+        for name in sorted(self.arrays):
+            array = self.arrays[name]
+            found.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
+            found.update(array.tobytes())
+        return found.hexdigest()

@@ -1,0 +1,109 @@
+"""What a probe showed: of one plan, on one sample and on several together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.verdict import Verdict
+from bisect_trt.numerics.tensor_error import SHAPE_CHANGED, TensorError, mean_of, worst_of
+
+Vector = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class SampleResult:
+    """One plan on one sample.
+
+    ``score`` is in tolerances (at most 1 passes, infinite is not finite or not run); ``errors`` by
+    output, empty where the plan could not be run; ``vector`` the signed errors at the sampled
+    elements, in tolerances, where they were asked for; ``seconds`` the wall time.
+    """
+
+    verdict: Verdict
+    score: float
+    errors: Mapping[str, TensorError]
+    seconds: float
+    note: str = ""
+    vector: Vector | None = None
+
+    @staticmethod
+    def of_errors(
+        score: float, errors: Mapping[str, TensorError], seconds: float, vector: Vector | None
+    ) -> SampleResult:
+        """The result of a run that ended, with the verdict that follows from its errors."""
+        verdict, note = (Verdict.PASS if score <= 1.0 else Verdict.FAIL), ""
+        changed = [name for name, e in errors.items() if e.nonfinite == SHAPE_CHANGED]
+        if changed:
+            note = f"the shape of output {changed[0]!r} changed"
+        elif not all(e.finite for e in errors.values()):
+            verdict = Verdict.NON_FINITE
+        return SampleResult(verdict, score, errors, seconds, note, vector)
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """What one plan showed over several samples, the worst of them deciding.
+
+    ``worst`` and ``mean`` give each output's errors over the samples, empty where the plan could
+    not be run; ``vector`` the samples' vectors one after the other; ``facts`` what the runner adds.
+    """
+
+    plan: PrecisionPlan
+    runner: str
+    verdict: Verdict
+    score: float
+    worst: Mapping[str, TensorError]
+    mean: Mapping[str, TensorError]
+    seconds: float
+    note: str = ""
+    vector: Vector | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def over(
+        plan: PrecisionPlan,
+        runner: str,
+        samples: Sequence[SampleResult],
+        facts: Mapping[str, Any],
+    ) -> ProbeResult:
+        """The results of one plan on ``samples`` (one at least) taken together."""
+        seconds = sum(s.seconds for s in samples)
+        broken = next((s for s in samples if not s.errors), None)
+        if broken is not None:
+            return ProbeResult(
+                plan, runner, broken.verdict, math.inf, {}, {}, seconds, broken.note, facts=facts
+            )
+        # Values that are not finite are worse than any finite error, whatever came first.
+        worst = max(samples, key=lambda s: (s.score, s.verdict is Verdict.NON_FINITE))
+        vectors = [s.vector for s in samples if s.vector is not None]
+        names = list(samples[0].errors)
+        return ProbeResult(
+            plan,
+            runner,
+            worst.verdict,
+            worst.score,
+            {name: worst_of([s.errors[name] for s in samples]) for name in names},
+            {name: mean_of([s.errors[name] for s in samples]) for name in names},
+            seconds,
+            worst.note,
+            np.concatenate(vectors) if len(vectors) == len(samples) else None,
+            facts,
+        )
+
+    def under(self, limit: float) -> ProbeResult:
+        """The same outcome judged against ``limit`` times the tolerance."""
+        if limit == 1.0:
+            return self
+        score = self.score / limit
+        verdict = self.verdict
+        if verdict in (Verdict.PASS, Verdict.FAIL):
+            verdict = Verdict.PASS if score <= 1.0 else Verdict.FAIL
+        vector = None if self.vector is None else self.vector / np.float32(limit)
+        return replace(self, score=score, verdict=verdict, vector=vector)

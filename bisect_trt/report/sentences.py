@@ -1,0 +1,102 @@
+"""What a result says to people, sentence by sentence; the documents and the screen share them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from bisect_trt.core.diagnosis import Cause
+from bisect_trt.report.result import Result
+from bisect_trt.search.facts import Regime
+
+
+def number(value: Any) -> str:
+    """A number for a table: short, honest about infinities, blank where there is none."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    if isinstance(value, float) and math.isnan(value):
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def headline(result: Result) -> str:
+    """The answer in one sentence."""
+    name = result.precision.value.upper()
+    if result.cause is Cause.GOLDEN_MISMATCH:
+        return "The reference itself differs from the golden outputs: nothing was searched."
+    if not result.passed:
+        return "No plan found meets the requirement."
+    if result.cause is Cause.NONE:
+        return f"{name} meets the requirement as it is: nothing to pin."
+    if result.cause is Cause.TF32:
+        return "Strict FP32 meets the requirement: turn TF32 off."
+    proof = "each proved to be needed" if result.complete else "not yet proved to be minimal"
+    kept = f"Keep {len(result.pinned)} of {result.layer_count} layers in FP32"
+    return f"{kept} and the requirement is met; {proof}."
+
+
+def judged_by(result: Result) -> str:
+    """Who decided, and on an engine what the pins cost."""
+    if result.engine is None:
+        return "judged by emulation, not yet by an engine"
+    rows = result.cost.to_dict(orient="records")
+    latency = {str(row["engine"]).rpartition(" ")[2]: row["latency_ms"] for row in rows}
+    shown = ("fp32", result.precision.value, "plan")
+    costs = ", ".join(f"{name} {number(ms)} ms" for name, ms in latency.items() if name in shown)
+    builds = result.engine.builds_beyond_baselines or 0
+    said = f"decided on {result.runner}, {builds} builds beyond the baselines"
+    return f"{said}; latency {costs}" if costs else said
+
+
+def search_sentences(result: Result) -> list[str]:
+    """What kind of set it is and what finding it took."""
+    facts = result.search_facts
+    if facts is None:
+        return []
+    diffuse = facts.regime == Regime.DIFFUSE.value
+    spread = f" over {facts.spread_over} layers" if diffuse else ""
+    lines = [f"{facts.regime}{spread}; the pins are {'; '.join(facts.blocks)}."]
+    auc = ""
+    if not math.isnan(facts.suspicion_auc):
+        auc = f" Suspicion ranked the pins with an AUC of {facts.suspicion_auc:.3f}."
+    lines.append(
+        f"{facts.emulated_probes} emulated probes and {result.effect_runs} single-layer runs; by "
+        f"yes and no alone, telling {len(result.pinned)} of {result.layer_count} layers apart "
+        f"takes {facts.information_bound:.0f} answers at least.{auc}"
+    )
+    if facts.violations:
+        lines.append(
+            f"{facts.violations} failing sets held a passing one: here more pins are not always "
+            "better."
+        )
+    return lines
+
+
+def engine_sentences(result: Result) -> list[str]:
+    """What else the engine showed."""
+    facts = result.engine
+    if facts is None:
+        return []
+    lines = [
+        f"The engine's FP32 is {facts.fp32_is}; pins were emulated as "
+        f"{facts.pins_emulated_as.upper()}."
+    ]
+    effect = facts.probe_effect
+    if effect is not None:
+        lines.append(
+            f"Layer errors come from {facts.layer_errors_from} ({facts.marked_batches} builds). "
+            f"Marking moved the final score from {number(effect.unmarked_score)} to "
+            f"{number(effect.marked_score)}: the unmarked engine decides."
+        )
+    if facts.pins_added_by_engine is not None:
+        lines.append(
+            f"The emulator was held to {number(facts.tolerance_share)} of the tolerance; "
+            f"{facts.builds_beyond_baselines} builds beyond the baselines, "
+            f"{len(facts.pins_added_by_engine)} pins added by the engine's own probes."
+        )
+    if facts.out_of_builds:
+        lines.append(
+            "The budget of builds was spent: this is the best plan seen, and not every pin is "
+            "proved. Raise --max-builds to go on."
+        )
+    return lines

@@ -1,0 +1,173 @@
+"""The tables of a run, a row a baseline, probe, pin, layer or engine."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from bisect_trt.core.finding import Finding
+from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.graph.layers import Layer
+from bisect_trt.probe.result import ProbeResult
+from bisect_trt.runners.tensorrt.runner import own_share
+
+_SHOWN_LAYERS = 40
+_LAYER_COLUMNS = [
+    "layer",
+    "op",
+    "pinned",
+    "alone_score",
+    "introduced_max_abs",
+    "max_abs",
+    "snr_db",
+    "finite",
+    "engine_max_abs",
+    "engine_finite",
+    "ref_min",
+    "ref_max",
+]
+
+_PIN_COLUMNS = [
+    "layer",
+    "op",
+    "scope",
+    "proved",
+    "proved_on",
+    "tolerance_share",
+    "verdict_without",
+    "score_without",
+    "proof_probe",
+]
+_STEPS = ("write", "parse", "build", "load", "context", "run")
+
+
+def outputs_table(baselines: Mapping[str, ProbeResult]) -> pd.DataFrame:
+    """A row for each baseline and output: worst errors over the samples, then their means."""
+    rows: list[dict[str, Any]] = []
+    for label, result in baselines.items():
+        if not result.worst:
+            rows.append(
+                {
+                    "baseline": label,
+                    "output": "",
+                    "verdict": result.verdict.value,
+                    "score": result.score,
+                }
+            )
+        for output, error in result.worst.items():
+            mean = result.mean[output]
+            rows.append(
+                {
+                    "baseline": label,
+                    "output": output,
+                    "verdict": result.verdict.value,
+                    "score": result.score,
+                    **error.as_dict(),
+                    "mean_over_samples_max_abs": mean.max_abs,
+                    "mean_over_samples_rmse": mean.rmse,
+                    "mean_over_samples_cosine": mean.cosine,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def search_table(probes: Sequence[ProbeResult]) -> pd.DataFrame:
+    """A row for each distinct probe, in order."""
+    rows = [
+        {
+            "probe": index,
+            "runner": p.runner,
+            "base": p.plan.base.value,
+            "pins": len(p.plan.pinned),
+            "verdict": p.verdict.value,
+            "score": p.score,
+            "seconds": round(p.seconds, 4),
+            "note": p.note,
+            "pinned": json.dumps(sorted(p.plan.pinned))
+            if len(p.plan.pinned) <= 64
+            else f"{len(p.plan.pinned)} layers",
+        }
+        for index, p in enumerate(probes)
+    ]
+    return pd.DataFrame(rows)
+
+
+def pins_table(
+    layers: Sequence[Layer],
+    plan: PrecisionPlan,
+    proof: Mapping[str, ProbeResult],
+    log: Sequence[ProbeResult],
+    shares: Mapping[str, float],
+) -> pd.DataFrame:
+    """A row for each pin of ``plan`` with its proof.
+
+    ``tolerance_share`` is the part of the tolerance that the proving runner was held to: ``shares``
+    by runner, 1 where it is none of them.
+    """
+    order = {(p.runner, p.plan): i for i, p in enumerate(log)}
+    rows: list[dict[str, Any]] = []
+    for layer in layers:
+        if layer.name not in plan.pinned:
+            continue
+        row: dict[str, Any] = {"layer": layer.name, "op": layer.op, "scope": layer.scope}
+        found = proof.get(layer.name)
+        if found is None:
+            row |= {"proved": False, "proved_on": "", "tolerance_share": math.nan}
+            row |= {"verdict_without": "", "score_without": math.nan, "proof_probe": -1}
+        else:
+            share = shares.get(found.runner, 1.0)
+            row |= {"proved": True, "proved_on": found.runner, "tolerance_share": share}
+            row |= {"verdict_without": found.verdict.value, "score_without": found.score}
+            row["proof_probe"] = order[(found.runner, found.plan)]
+        rows.append(row)
+    return pd.DataFrame(rows, columns=_PIN_COLUMNS)
+
+
+def cost_table(results: Mapping[str, ProbeResult]) -> pd.DataFrame:
+    """A row for each engine: latency, size, build time, and the tool's own share of the probe's
+    time.
+    """
+    rows: list[dict[str, Any]] = []
+    for label, result in results.items():
+        facts = result.facts
+        if "latency_ms" in facts:
+            seconds = facts["seconds"]
+            rows.append(
+                {
+                    "engine": label,
+                    "verdict": result.verdict.value,
+                    "pins": len(result.plan.pinned),
+                    "latency_ms": facts["latency_ms"],
+                    "engine_mb": facts["engine_bytes"] / 1e6,
+                    **{f"{step}_s": seconds.get(step, math.nan) for step in _STEPS},
+                    "probe_s": result.seconds,
+                    "own_share": own_share(result.seconds, facts),
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def findings_of(results: Sequence[ProbeResult]) -> list[Finding]:
+    """What the engines' builders and read-backs found, each once; a probe that broke says so with
+    its log's last lines.
+    """
+    found: dict[str, Finding] = {}
+    for result in results:
+        for entry in result.facts.get("findings", ()):
+            found.setdefault(entry["message"], Finding(**entry))
+        if result.note and not result.worst:
+            plan = f"{result.plan.base.value} with {len(result.plan.pinned)} pins"
+            message = f"{result.runner}, {plan}: {result.verdict}: {result.note}"
+            found.setdefault(message, Finding("engine-failure", "", message))
+    return list(found.values())
+
+
+def worst_layers(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the layer table worth showing: pinned layers, then those that do most alone."""
+    by = next(c for c in ("alone_score", "introduced_max_abs", "layer") if c in table)
+    ranked = table.sort_values(["pinned", by], ascending=[False, False], kind="stable")
+    return ranked[[c for c in _LAYER_COLUMNS if c in ranked]].head(_SHOWN_LAYERS)

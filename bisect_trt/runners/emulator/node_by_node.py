@@ -1,0 +1,181 @@
+"""The network run node by node, for what needs every layer's values: errors by layer, single
+effects.
+
+Each node is a session of its own (see ``node_sessions``), made once; values are freed after their
+last use, so that memory does not grow with the number of layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bisect_trt.core.errors import RunnerFailedError, one_line
+from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.core.sample import Sample
+from bisect_trt.graph.graph import Graph
+from bisect_trt.graph.roundings import is_rounded
+from bisect_trt.runners.emulator.constant_store import ConstantStore
+from bisect_trt.runners.emulator.node_sessions import NodeSession, NodeSessions
+from bisect_trt.runners.emulator.rtx_operators import OPERATORS, run_operator
+from bisect_trt.runners.emulator.steps import Chain, Step, compile_steps
+from bisect_trt.runners.ort_values import Value, owned, value_of
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class LayerValues:
+    """A layer's float output under three histories: exact, everything upstream lowered too, only
+    this layer lowered.
+    """
+
+    layer: str
+    tensor: str
+    reference: NDArray[np.float32]
+    accumulated: NDArray[np.float32]
+    introduced: NDArray[np.float32]
+
+
+class NodeByNode:
+    """Runs ``graph`` step by step; ``constants`` are shared with whoever else executes it.
+
+    ``rtx_sums`` of its methods asks for the sums of TensorRT for RTX (see
+    :mod:`bisect_trt.runners.emulator.rtx_arithmetic`), which take longer.
+    """
+
+    def __init__(self, graph: Graph, constants: ConstantStore, threads: int) -> None:
+        self._graph = graph
+        self._constants = constants
+        self._sessions = NodeSessions(graph.proto, threads)
+        self._ready: dict[tuple[int, Precision], NodeSession] = {}
+        self._steps = compile_steps(graph, constants)
+
+    def outputs(self, sample: Sample, plan: PrecisionPlan, *, rtx_sums: bool) -> Arrays:
+        """The model's outputs on ``sample`` under ``plan``."""
+        chain = self._start(sample)
+        self._advance(self._steps, plan, chain, rtx_sums)
+        return {name: self._fetch(name, chain) for name in self._graph.outputs}
+
+    def trace(
+        self, sample: Sample, plan: PrecisionPlan, *, rtx_sums: bool
+    ) -> Iterator[LayerValues]:
+        """Each lowered layer's float outputs on ``sample`` in network order, beside the exact ones.
+
+        Both histories advance together and are freed together: two networks' live tensors are in
+        memory, never all activations.
+        """
+        exact, low = self._start(sample), self._start(sample)
+        for step in self._steps:
+            precision = plan.precision_of(step.name)
+            reference = self._execute(step, Precision.FP32, exact)
+            accumulated = self._execute(step, precision, low, rtx_sums)
+            if step.lowers(precision):
+                introduced = self._execute(step, precision, exact, rtx_sums)
+                rows = zip(step.outputs, reference, accumulated, introduced, strict=True)
+                for tensor, *values in rows:
+                    if values[0].data_type() == "tensor(float)":
+                        yield LayerValues(step.name, tensor, *(v.numpy() for v in values))
+            self._keep(step, Precision.FP32, reference, exact)
+            self._keep(step, precision, accumulated, low)
+            exact.free(step.frees)
+            low.free(step.frees)
+
+    def effects(
+        self, sample: Sample, precision: Precision, wanted: Sequence[str]
+    ) -> Iterator[tuple[str, Arrays | None]]:
+        """The model's outputs on ``sample`` when only one layer is lowered, for each of ``wanted``.
+
+        The exact history advances once; at each wanted layer a fork of it runs to the end. That
+        costs half an inference a layer, and one more network's live tensors. None stands for
+        outputs that could not be computed.
+        """
+        exact, asked = self._start(sample), frozenset(wanted)
+        low, full = PrecisionPlan(precision), PrecisionPlan(Precision.FP32)
+        for position, step in enumerate(self._steps):
+            if step.name in asked and step.lowers(precision):
+                fork = exact.fork()
+                try:
+                    self._advance([step], low, fork)
+                    self._advance(self._steps[position + 1 :], full, fork)
+                except RunnerFailedError:
+                    yield step.name, None
+                else:
+                    yield step.name, {n: self._fetch(n, fork) for n in self._graph.outputs}
+            self._advance([step], full, exact)
+
+    def _advance(
+        self, steps: Sequence[Step], plan: PrecisionPlan, chain: Chain, rtx_sums: bool = False
+    ) -> None:
+        """Run ``steps`` on ``chain``, each as ``plan`` has it."""
+        for step in steps:
+            precision = plan.precision_of(step.name)
+            self._keep(step, precision, self._execute(step, precision, chain, rtx_sums), chain)
+            chain.free(step.frees)
+
+    @staticmethod
+    def _start(sample: Sample) -> Chain:
+        """A history that has run no step yet."""
+        owners = {name: owned(array) for name, array in sample.arrays.items()}
+        return Chain({n: value_of(o) for n, o in owners.items()}, held=tuple(owners.values()))
+
+    def _execute(
+        self, step: Step, precision: Precision, chain: Chain, rtx_sums: bool = False
+    ) -> list[Value]:
+        if not step.lowers(precision):
+            precision = Precision.FP32
+        rounded = step.reduced_in[precision]
+        values = [
+            self._rounded(name, precision, chain)
+            if position in rounded
+            else self._value(name, chain)
+            for position, name in enumerate(step.inputs)
+        ]
+        node = self._graph.proto.graph.node[step.index]
+        try:
+            if rtx_sums and precision is Precision.FP16 and node.op_type in OPERATORS:
+                found = run_operator(node, [v.numpy() for v in values], self._graph.opset)
+                if found is not None:
+                    return [self._round(value_of(owned(found)), precision)]
+            session = self._ready.get((step.index, precision))
+            if session is None:
+                types = [v.data_type() for v in values]
+                session = self._sessions.node(step.index, precision, types, rounded)
+                self._ready[(step.index, precision)] = session
+            return session.run(values)
+        except Exception as error:
+            raise RunnerFailedError(
+                f"layer {step.name!r} ({node.op_type}): ONNX Runtime failed ({one_line(error)})"
+            ) from error
+
+    @staticmethod
+    def _keep(step: Step, precision: Precision, results: Sequence[Value], chain: Chain) -> None:
+        chain.values.update(zip(step.outputs, results, strict=True))
+        if step.lowers(precision):
+            for name in step.reduced_out[precision]:
+                chain.state[name] = precision
+
+    def _value(self, name: str, chain: Chain) -> Value:
+        return chain.values[name] if name in chain.values else self._constants.value(name)
+
+    def _rounded(self, name: str, precision: Precision, chain: Chain) -> Value:
+        if name in self._constants:
+            return self._constants.value(name, precision)
+        if is_rounded(chain.state.get(name, Precision.FP32), precision):
+            return chain.values[name]
+        key = (name, precision)
+        if key not in chain.versions:
+            chain.versions[key] = self._round(chain.values[name], precision)
+        return chain.versions[key]
+
+    def _round(self, value: Value, precision: Precision) -> Value:
+        return self._sessions.rounding(precision).run([value])[0]
+
+    def _fetch(self, name: str, chain: Chain) -> NDArray[Any]:
+        """A live tensor or a constant."""
+        value: NDArray[Any] = self._value(name, chain).numpy()
+        return value

@@ -1,0 +1,59 @@
+"""The reference: ONNX Runtime's CPU provider at FP32, never the CUDA provider, which uses TF32."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from bisect_trt.core.sample import Sample
+from bisect_trt.graph.graph import Graph
+from bisect_trt.graph.layers import with_unique_names
+from bisect_trt.graph.load import loadable
+from bisect_trt.runners.ort_sessions import reference_session, run_all
+
+
+class Reference:
+    """A model's FP32 outputs.
+
+    The session is opened at once, so that a model which ONNX Runtime cannot load is refused before
+    anything is written, and again when it is needed after :meth:`release`.
+
+    Args:
+        graph: the model.
+        path: its file where it is the user's own, so that it need not be serialised again.
+
+    Raises:
+        BadInputError: ONNX Runtime cannot load the model.
+    """
+
+    def __init__(self, graph: Graph, path: str | None) -> None:
+        self._graph = graph
+        self._path = path
+        self._session: ort.InferenceSession | None = self._open()
+
+    def outputs(self, sample: Sample) -> Mapping[str, NDArray[Any]]:
+        """The outputs of one sample, arrays by output name.
+
+        Raises:
+            RunnerFailedError: ONNX Runtime cannot compute them; names the sample.
+        """
+        if self._session is None:
+            self._session = self._open()
+        return run_all(self._session, sample.arrays, sample.name)
+
+    def release(self) -> None:
+        """Let the session and its memory go."""
+        self._session = None
+
+    def _open(self) -> ort.InferenceSession:
+        proto = self._graph.proto
+        named = [n.name for n in proto.graph.node if n.name]
+        unique = len(set(named)) == len(named)
+        if unique and self._path is not None:
+            return reference_session(self._path)
+        # ONNX Runtime refuses two nodes of one name, which other engines accept.
+        with loadable(proto if unique else with_unique_names(proto)) as source:
+            return reference_session(source)

@@ -1,0 +1,37 @@
+"""ONNX Runtime's C values and its call on them: the one module that touches its private parts.
+
+The public wrapper converts every value to a Python object and back, which for a small layer costs
+more than the layer. The C values only borrow NumPy's memory: whoever feeds one keeps its owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+Value = Any
+"""ONNX Runtime's C OrtValue, which has no public type."""
+
+
+def owned(array: NDArray[Any]) -> ort.OrtValue:
+    """``array`` as ONNX Runtime holds it; a contiguous array of NumPy's own types is not copied."""
+    return ort.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"))
+
+
+def value_of(owner: ort.OrtValue) -> Value:
+    """The C value behind ``owner``, alive as long as that."""
+    return owner._ortvalue
+
+
+def caller(session: ort.InferenceSession) -> Callable[..., Any]:
+    """The session's call on C values: (feed by name, output names, run options).
+
+    Read the answer by index: iterating that C++ vector to its end throws a C++ exception, which was
+    seen to cost 30 us a call.
+    """
+    call: Callable[..., Any] = session._sess.run_with_ort_values
+    return call

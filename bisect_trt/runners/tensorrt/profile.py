@@ -1,0 +1,85 @@
+"""The shapes and shape values that an engine is built for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+
+from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.sample import Sample
+from bisect_trt.graph.inputs import input_specs
+from bisect_trt.runners.tensorrt.records import Profile, Shape
+
+_MOST_SHAPE_VALUES = 64
+
+
+def profile_of(model: onnx.ModelProto, samples: Sequence[Sample], texts: Sequence[str]) -> Profile:
+    """(min, opt, max) shapes of every input: from ``texts``
+    (``input:1x3x32x32/1x3x64x64/1x3x128x128``), else the samples.
+
+    Raises :class:`BadInputError` for a text that cannot be read, an unknown input, or a sample
+    outside its profile.
+    """
+    given = dict(_parsed_profile(text) for text in texts)
+    names = [spec.name for spec in input_specs(model)]
+    unknown = [name for name in given if name not in names]
+    if unknown:
+        raise BadInputError(
+            f"--profile: the model has no input {unknown[0]!r}; it takes {', '.join(names)}"
+        )
+    profile = {}
+    for name in names:
+        shapes = [s.arrays[name].shape for s in samples]
+        profile[name] = given.get(name) or (_each(min, shapes), shapes[0], _each(max, shapes))
+        smallest, _, largest = profile[name]
+        for sample, shape in zip(samples, shapes, strict=True):
+            inside = len(shape) == len(smallest) and all(
+                a <= b <= c for a, b, c in zip(smallest, shape, largest, strict=True)
+            )
+            if not inside:
+                raise BadInputError(
+                    f"{sample.name}: input {name!r} of shape {shape} is outside --profile "
+                    f"{smallest} to {largest}"
+                )
+    return profile
+
+
+def values_of(samples: Sequence[Sample]) -> Profile:
+    """(min, opt, max) values of the small integer inputs over the samples: TensorRT asks for them
+    where an input is a shape.
+    """
+    found: dict[str, tuple[Shape, Shape, Shape]] = {}
+    for name, first in samples[0].arrays.items():
+        arrays = [s.arrays[name].ravel() for s in samples]
+        if (
+            first.dtype.kind in "iu"
+            and first.size <= _MOST_SHAPE_VALUES
+            and len({a.size for a in arrays}) == 1
+        ):
+            stacked = np.stack(arrays)
+            found[name] = tuple(
+                tuple(int(v) for v in row)
+                for row in (stacked.min(axis=0), stacked[0], stacked.max(axis=0))
+            )  # type: ignore[assignment]
+    return found
+
+
+def _parsed_profile(text: str) -> tuple[str, tuple[Shape, Shape, Shape]]:
+    name, _, shapes = text.rpartition(":")
+    try:
+        smallest, usual, largest = (
+            tuple(int(d) for d in part.split("x")) for part in shapes.split("/")
+        )
+    except ValueError:
+        raise BadInputError(
+            f"--profile {text!r}: write INPUT:MIN/OPT/MAX, such as "
+            "x:1x3x32x32/1x3x64x64/1x3x128x128"
+        ) from None
+    return name, (smallest, usual, largest)
+
+
+def _each(choose: Any, shapes: Sequence[Shape]) -> Shape:
+    return tuple(choose(sizes) for sizes in zip(*shapes, strict=True))

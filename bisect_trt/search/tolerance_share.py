@@ -1,0 +1,49 @@
+"""What share of the tolerance one judge must keep to, so that another one meets the tolerance.
+
+What counts is the error above the floor that no pin removes, the all-pinned scores of the two: the
+engine's excess is taken to be a multiple of the emulator's, and that multiple was just seen.
+"""
+
+from __future__ import annotations
+
+import math
+
+MARGIN = 0.9
+"""A scaled search aims a tenth below what the observed ratio asks for: the ratio moves a little
+from plan to plan."""
+
+_STEP = 0.7
+"""A limit that did not do is lowered at least to this part of its room."""
+
+
+def tightened(
+    limit: float,
+    engine_score: float,
+    emulated_score: float,
+    floors: tuple[float, float] = (0.0, 0.0),
+) -> float:
+    """The limit to search within next, where a set found within ``limit`` misses on the engine.
+
+    Args:
+        limit: the share of the tolerance that the set was searched within.
+        engine_score: the set's score on the engine, above 1 or infinite.
+        emulated_score: its score on the emulator.
+        floors: the all-pinned scores on (emulator, engine).
+    """
+    room = max(limit - floors[0], 0.0)
+    if not math.isfinite(engine_score):
+        return floors[0] + room / 2.0
+    return min(floors[0] + _STEP * room, matching_limit(engine_score, emulated_score, floors))
+
+
+def matching_limit(
+    engine_score: float, emulated_score: float, floors: tuple[float, float] = (0.0, 0.0)
+) -> float:
+    """What the emulator scores where the engine just meets the tolerance, by the ratio seen above
+    the ``floors``; with a margin. The arguments are those of :func:`tightened`.
+    """
+    emulated_floor, engine_floor = floors
+    allowed = max(1.0 - engine_floor, 0.0)
+    excess = max(engine_score - engine_floor, 1e-9)
+    seen = max(emulated_score - emulated_floor, 1e-9)
+    return emulated_floor + MARGIN * seen * allowed / excess

@@ -1,0 +1,107 @@
+"""The whole network at FP32, TF32 and the reduced precision, emulated, and the layers' errors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from bisect_trt.core.diagnosis import Cause, Diagnosis
+from bisect_trt.core.finding import Finding
+from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.numerics.requirements import times
+from bisect_trt.probe.result import ProbeResult
+from bisect_trt.stations.bench import Bench
+from bisect_trt.stations.case import Case
+from bisect_trt.stations.layer_errors import trace_layers
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """``fp32``, ``tf32`` and ``reduced`` (all layers lowered) by the first emulator; ``second`` the
+    last by the other one, where the first passes it. ``layers`` has a row a layer.
+
+    ``diagnosis`` is there if the baselines settle the case: strict FP32 fails, or nothing does.
+    """
+
+    fp32: ProbeResult
+    tf32: ProbeResult
+    reduced: ProbeResult
+    second: ProbeResult | None
+    layers: pd.DataFrame
+    findings: tuple[Finding, ...]
+    diagnosis: Diagnosis | None
+
+    @property
+    def lowered(self) -> ProbeResult:
+        """All layers lowered, by the emulator that has the last word on it."""
+        return self.second or self.reduced
+
+    def by_label(self) -> dict[str, ProbeResult]:
+        """The baselines as rows of the outputs table."""
+        rows = {r.plan.base.value: r for r in (self.fp32, self.tf32, self.reduced)}
+        if self.second is not None:
+            rows[f"{self.second.plan.base.value}, second emulator"] = self.second
+        return rows
+
+
+def measure_baselines(case: Case, bench: Bench) -> Baselines:
+    """Run the whole network at each precision, then trace the layers."""
+    bench.observer.station("baselines")
+    precision = case.settings.precision
+    plans = [PrecisionPlan(p) for p in (Precision.FP32, Precision.TF32, precision)]
+    fp32, tf32, reduced = (bench.prober.probe(plan) for plan in plans)
+    findings = bench.found(_findings(fp32, tf32, precision))
+    layers = trace_layers(case, bench)
+    second = bench.second.probe(PrecisionPlan(precision)) if reduced.verdict.passed else None
+    # An engine has a word of its own on everything that strict FP32 does not settle.
+    settled = bench.engine is None or not fp32.verdict.passed
+    last = second or reduced
+    diagnosis = _diagnose(fp32, tf32, last, precision) if settled else None
+    return Baselines(fp32, tf32, reduced, second, layers, findings, diagnosis)
+
+
+def _findings(fp32: ProbeResult, tf32: ProbeResult, precision: Precision) -> list[Finding]:
+    found = []
+    for name, error in fp32.worst.items():
+        if error.ref_nonfinite:
+            message = (
+                f"output {name!r} of the FP32 reference holds {error.ref_nonfinite} NaN or "
+                "infinite values; they are left out of the errors"
+            )
+            found.append(Finding("reference", name, message))
+    spoilt = fp32.verdict.passed and not tf32.verdict.passed
+    if precision is not Precision.TF32 and spoilt:
+        message = (
+            f"TF32 alone misses the requirement ({times(tf32.score)}): turn it off in the engine, "
+            "pins cannot cure it."
+        )
+        found.append(Finding("tf32", "", message))
+    return found
+
+
+def _diagnose(
+    fp32: ProbeResult, tf32: ProbeResult, lowered: ProbeResult, precision: Precision
+) -> Diagnosis | None:
+    """What the whole-network runs already settle; None if the reduced precision is to blame."""
+    if not fp32.verdict.passed:
+        return Diagnosis(
+            Cause.NOT_PRECISION,
+            f"Strict FP32 already misses the requirement ({times(fp32.score)}): not a precision "
+            "problem, and no pin can help. The model is random or ill-conditioned, or the runner "
+            "computes it differently.",
+        )
+    if lowered.verdict.passed:
+        return Diagnosis(
+            Cause.NONE,
+            f"Everything in {precision.value.upper()} meets the requirement "
+            f"({times(lowered.score)}); nothing needs to be pinned.",
+        )
+    if precision is Precision.TF32:
+        return Diagnosis(
+            Cause.TF32,
+            f"TF32 misses the requirement ({times(tf32.score)}) and strict FP32 meets it. TF32 is "
+            "a switch of the whole engine that no pin can cure: turn it off "
+            "(clear_flag(BuilderFlag.TF32), trtexec --noTF32).",
+        )
+    return None

@@ -1,0 +1,236 @@
+"""The bench: the open runners, the journal and the workers of one run, closed whatever happens.
+
+It is the one mutable thing that the stations share; what they find travels in frozen records.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bisect_trt.core.errors import BadInputError, RunnerFailedError
+from bisect_trt.core.finding import Finding
+from bisect_trt.core.observer import Observer
+from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.sample import Sample
+from bisect_trt.numerics.error_sample import ErrorSample
+from bisect_trt.numerics.requirements import times
+from bisect_trt.probe.journal import Journal
+from bisect_trt.probe.prober import Arrays, Prober
+from bisect_trt.probe.references import References
+from bisect_trt.probe.result import ProbeResult
+from bisect_trt.runners.base import Runner
+from bisect_trt.runners.emulator.fleet import EmulatedFleet
+from bisect_trt.runners.emulator.rtx_runner import RtxRunner
+from bisect_trt.runners.emulator.runner import EmulatedRunner
+from bisect_trt.runners.emulator.server import SERVER, server_arguments
+from bisect_trt.runners.emulator.whole_model import WholeModelRunner
+from bisect_trt.runners.workers.crew import Crew
+from bisect_trt.runners.workers.process import IsolatedWorker
+from bisect_trt.runners.workers.ray_actors import ray_actors
+from bisect_trt.runners.workers.remote import Remote
+from bisect_trt.stations.case import Case
+from bisect_trt.stations.engine_choice import EngineRunner, has_rtx_sums, open_engine
+
+_ATTEMPTS = 3
+"""An emulated probe is asked again where its worker was lost: it kills nobody by itself."""
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What a bench did, for whoever sums up: every probe in order, counts, versions.
+
+    ``emulators`` are the names of the first and the second, ``judge`` the name of who has the last
+    word. ``probes`` counts plans by runner, ``new_probes`` those that the journal did not answer.
+    """
+
+    folder: Path
+    log: tuple[ProbeResult, ...]
+    emulators: tuple[str, str]
+    judge: str
+    probes: Mapping[str, int]
+    new_probes: int
+    engine_results: tuple[ProbeResult, ...]
+    engine_versions: Mapping[str, str]
+
+    def of(self, runner: str, plan: PrecisionPlan) -> ProbeResult | None:
+        """What ``runner`` showed of ``plan``; None if it was not asked."""
+        return next((p for p in self.log if p.runner == runner and p.plan == plan), None)
+
+    def of_first(self, plan: PrecisionPlan) -> ProbeResult | None:
+        """What the first emulator showed of ``plan``."""
+        return self.of(self.emulators[0], plan)
+
+    def worst_of(self, plan: PrecisionPlan, runners: Sequence[str]) -> ProbeResult | None:
+        """The worst that any of ``runners`` showed of ``plan``."""
+        found = [p for p in self.log if p.plan == plan and p.runner in runners]
+        return max(found, key=lambda r: r.score, default=None)
+
+    def smallest_passing(self, base: PrecisionPlan, judges: Sequence[str]) -> frozenset[str] | None:
+        """The smallest set of pins that every one of ``judges`` passed; None if none did."""
+        passed: dict[frozenset[str], set[str]] = {}
+        for probe in self.log:
+            if probe.verdict.passed and probe.plan == base.with_pins(probe.plan.pinned):
+                passed.setdefault(probe.plan.pinned, set()).add(probe.runner)
+        sets = [pins for pins, by in passed.items() if by.issuperset(judges)]
+        return min(sets, key=len, default=None)
+
+
+class Bench:
+    """``prober`` emulates, ``second`` emulates in another arithmetic, ``engine`` builds; it is None
+    where the emulator judges.
+
+    ``emulator`` runs in this process, ``fleet`` on workers where there are some; ``rtx_sums`` is
+    true where layer tables follow the measured sums of TensorRT for RTX.
+    """
+
+    def __init__(
+        self,
+        case: Case,
+        observer: Observer,
+        folder: Path,
+        journal: Journal,
+        opened: EngineRunner | None,
+        emulator: EmulatedRunner,
+        fleet: EmulatedFleet | None,
+    ) -> None:
+        self.observer = observer
+        self.folder = folder
+        self.journal = journal
+        self.opened = opened
+        self.emulator = emulator
+        self.fleet = fleet
+        self.references = References(case.reference)
+        self.log: list[ProbeResult] = []
+        self.rtx_sums = has_rtx_sums(opened, case.settings.precision)
+        self._case = case
+        self._error_samples: dict[str, ErrorSample] = {}
+        workers = case.settings.workers
+        other: Runner = RtxRunner(emulator) if self.rtx_sums else WholeModelRunner(case.graph)
+        self.prober = self._prober(fleet or emulator, workers)
+        self.second = self._prober(other)
+        self.engine = self._prober(opened, workers) if opened is not None else None
+
+    @property
+    def probers(self) -> list[Prober]:
+        """All of them, the judge last."""
+        return [p for p in (self.prober, self.second, self.engine) if p is not None]
+
+    @property
+    def judge(self) -> Prober:
+        """Who has the last word."""
+        return self.engine or self.prober
+
+    def error_sample(self, sample: Sample) -> ErrorSample:
+        """The elements that stand for all of ``sample``'s outputs, chosen once."""
+        if sample.digest not in self._error_samples:
+            case, reference = self._case, self.references.of(sample)
+            limit = max(256, min(4096, 4_000_000 // max(1, len(case.layers))))
+            plan = PrecisionPlan(case.settings.precision)
+            candidate: Arrays
+            try:
+                candidate = next(iter(self.emulator.outputs(plan, [sample])))
+            except RunnerFailedError:  # a rounded index out of range: the plan's own probe tells
+                candidate = reference
+            chosen = ErrorSample(case.requirements, reference, candidate, limit)
+            self._error_samples[sample.digest] = chosen
+        return self._error_samples[sample.digest]
+
+    def ledger(self) -> Ledger:
+        """What was done until now."""
+        return Ledger(
+            self.folder,
+            tuple(self.log),
+            (self.prober.runner.name, self.second.runner.name),
+            self.judge.runner.name,
+            {p.runner.name: len(p.done) for p in self.probers if p.done},
+            sum(p.new_probes for p in self.probers),
+            tuple(self.engine.done.values()) if self.engine is not None else (),
+            dict(self.engine.runner.versions) if self.engine is not None else {},
+        )
+
+    def tell_probes(self) -> None:
+        """Let the observer hear of each probe from here on."""
+        for prober in filter(None, (self.prober, self.engine)):
+            prober.on_probe = self._tell
+
+    def found(self, findings: Sequence[Finding]) -> tuple[Finding, ...]:
+        """``findings``, told to the observer."""
+        for finding in findings:
+            self.observer.finding(finding.message)
+        return tuple(findings)
+
+    def _tell(self, result: ProbeResult) -> None:
+        pins = len(result.plan.pinned)
+        note = f"{result.runner}, {pins} pins: {result.verdict.value}, {times(result.score)}"
+        self.observer.progress(len(self.log), 0, note)
+
+    def _prober(self, runner: Runner, workers: int = 1) -> Prober:
+        case = self._case
+        return Prober(
+            runner,
+            case.samples,
+            self.references,
+            case.requirements,
+            self.journal,
+            case.key,
+            self.error_sample,
+            workers,
+            self.log,
+        )
+
+
+@contextmanager
+def open_bench(case: Case, observer: Observer, suffix: str = "") -> Iterator[Bench]:
+    """Open what the run needs; ``suffix`` ends the default folder's name.
+
+    Raises:
+        BadInputError: the folder cannot be written, or holds no usable journal.
+        RunnerUnavailableError: the runner or cluster asked for is not there.
+    """
+    folder = case.folder(suffix)
+    emulator = EmulatedRunner(case.graph, case.settings.precision)
+    with ExitStack() as opened:
+        engine = open_engine(case, folder / "caches")
+        if engine is not None:
+            opened.enter_context(closing(engine))
+        _make_folder(folder)
+        journal = opened.enter_context(closing(Journal(folder)))
+        fleet = _open_fleet(case, emulator)
+        if fleet is not None:
+            opened.enter_context(closing(fleet))
+        yield Bench(case, observer, folder, journal, engine, emulator, fleet)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise BadInputError(
+            f"--out {folder}: cannot be written ({error.strerror}); choose another folder"
+        ) from error
+
+
+def _open_fleet(case: Case, local: EmulatedRunner) -> EmulatedFleet | None:
+    """The emulator's workers; None for a run in this process alone.
+
+    Several processes of one machine share its cores evenly.
+    """
+    settings = case.settings
+    if settings.workers == 1 and settings.ray is None:
+        return None
+    shared = settings.ray is None
+    threads = max(1, (os.cpu_count() or 1) // settings.workers) if shared else 1
+    arguments = server_arguments(case.graph.proto, settings.precision, threads)
+    members: Sequence[Remote]
+    if settings.ray is not None:
+        members = ray_actors(settings.ray, SERVER, arguments, settings.workers, gpus=0)
+    else:
+        members = [IsolatedWorker(SERVER, arguments) for _ in range(settings.workers)]
+    return EmulatedFleet(local, Crew(members, _ATTEMPTS))

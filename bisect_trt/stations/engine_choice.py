@@ -1,0 +1,106 @@
+"""Which engine judges, if any, and who runs it: a process, one a GPU, or actors on a Ray
+cluster.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bisect_trt.core.errors import RunnerFailedError, RunnerUnavailableError
+from bisect_trt.core.precision import Precision
+from bisect_trt.runners.onnxruntime_cuda import OrtCudaRunner
+from bisect_trt.runners.tensorrt.module import installed_module
+from bisect_trt.runners.tensorrt.runner import TensorRTRunner
+from bisect_trt.runners.workers.crew import Crew
+from bisect_trt.runners.workers.process import IsolatedWorker
+from bisect_trt.runners.workers.ray_actors import ray_actors
+from bisect_trt.stations.case import Case
+from bisect_trt.stations.settings import Settings
+
+EngineRunner = TensorRTRunner | OrtCudaRunner
+
+
+def open_engine(case: Case, caches: Path) -> EngineRunner | None:
+    """The runner that ``--runner`` names; None for the emulator, and for ``auto`` where no engine
+    can run here.
+
+    Raises:
+        RunnerUnavailableError: the one asked for cannot work here.
+    """
+    settings = case.settings
+    if settings.runner == "onnxruntime-cuda":
+        return OrtCudaRunner(case.graph, timeout_s=settings.probe_timeout_s)
+    if settings.runner == "emulated":
+        return None
+    if settings.runner == "auto" and not _engine_likely(settings.trt_module):
+        return None
+    try:
+        return TensorRTRunner(
+            case.graph,
+            case.samples,
+            settings.trt_module,
+            profiles=settings.profiles,
+            caches=caches,
+            timeout_s=settings.probe_timeout_s,
+            weak=settings.typing == "weak",
+            hire=partial(_engine_crew, settings),
+        )
+    except (RunnerUnavailableError, RunnerFailedError) as error:
+        if settings.runner == "auto":
+            return None
+        raise RunnerUnavailableError(f"--runner tensorrt: {error}") from error
+
+
+def has_rtx_sums(engine: EngineRunner | None, precision: Precision) -> bool:
+    """True for an engine whose sums are those of
+    :mod:`bisect_trt.runners.emulator.rtx_arithmetic`.
+    """
+    rtx = isinstance(engine, TensorRTRunner) and "tensorrt_rtx" in engine.versions
+    return rtx and precision is Precision.FP16
+
+
+def visible_gpus() -> list[str]:
+    """What CUDA_VISIBLE_DEVICES may name here: its own list where it is set, else the numbers of
+    the driver's GPUs.
+    """
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is not None:
+        return [device.strip() for device in listed.split(",") if device.strip()]
+    try:
+        command = ["nvidia-smi", "--list-gpus"]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    lines = [line for line in answer.stdout.splitlines() if line.startswith("GPU ")]
+    return [str(number) for number in range(len(lines))]
+
+
+def _engine_likely(module: str | None) -> bool:
+    """Whether it is worth starting a process to ask: TensorRT is installed and NVIDIA's driver
+    library loads.
+    """
+    if installed_module(module) is None:
+        return False
+    try:
+        ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def _engine_crew(settings: Settings, target: str, arguments: Mapping[str, Any]) -> Crew:
+    """One worker a GPU, at most ``--workers`` of them: processes here, each with its own
+    CUDA_VISIBLE_DEVICES, or Ray actors.
+    """
+    if settings.ray is not None:
+        return Crew(ray_actors(settings.ray, target, arguments, settings.workers, gpus=1))
+    devices = visible_gpus()[: settings.workers]
+    if settings.workers == 1 or len(devices) < 2:
+        return Crew([IsolatedWorker(target, arguments)])
+    return Crew([IsolatedWorker(target, arguments, {"CUDA_VISIBLE_DEVICES": d}) for d in devices])

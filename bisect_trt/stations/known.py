@@ -1,0 +1,47 @@
+"""What a run knows so far: one frozen record that each station's answer makes larger."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bisect_trt.core.diagnosis import Diagnosis
+from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.stations.baselines import Baselines
+from bisect_trt.stations.bisect import Bisection
+from bisect_trt.stations.case import Case
+from bisect_trt.stations.engine_baselines import EngineBaselines
+from bisect_trt.stations.engine_verdict import Judgement
+from bisect_trt.stations.triage import Triage
+
+
+@dataclass(frozen=True)
+class Known:
+    """The stations' records; None where a run ended before the station, or there was no need of it.
+
+    ``settled`` is the diagnosis that ended the run early, if one did.
+    """
+
+    case: Case
+    settled: Diagnosis | None = None
+    baselines: Baselines | None = None
+    engine: EngineBaselines | None = None
+    triage: Triage | None = None
+    bisection: Bisection | None = None
+    judgement: Judgement | None = None
+
+    def with_(self, **found: Any) -> Known:
+        """The same with one more record."""
+        return replace(self, **found)
+
+    @property
+    def diagnosis(self) -> Diagnosis | None:
+        """The cause, None before it is known."""
+        return self.triage.diagnosis if self.triage is not None else self.settled
+
+    @property
+    def base(self) -> PrecisionPlan:
+        """The plan without pins, with the precision that a pin really runs in."""
+        if self.engine is None:
+            return PrecisionPlan(self.case.settings.precision)
+        return PrecisionPlan(self.case.settings.precision, pin_precision=self.engine.pin_precision)
