@@ -24,7 +24,7 @@ from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph import list_layers
 from bisect_trt.graph.layers import node_names
-from bisect_trt.numerics.requirements import parse_requirements
+from bisect_trt.numerics.requirement_text import parse_requirements
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 
 PYTHON = ROOT / ".cache" / "peers" / "bin" / "python"

@@ -73,8 +73,10 @@ def _arguments(fixture: Fixture) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a checkout said; ``steered`` where its set came from a steered walk, which later
-    versions do not have.
+    """What a checkout said.
+
+    ``unsteered`` is how many pins its search had found where a steered walk, which later versions
+    do not have, then found fewer; 0 elsewhere.
     """
 
     code: int
@@ -83,7 +85,7 @@ class Answer:
     score: str
     probes: int
     seconds: float
-    steered: bool
+    unsteered: int
 
     def same_as(self, other: Answer) -> bool:
         """Equal in all that a user relies on."""
@@ -122,11 +124,11 @@ def answer(checkout: Path, job: Job, more: tuple[str, ...] = ()) -> Answer:
     seconds = time.perf_counter() - began
     if not done.stdout.strip():
         words = done.stderr.strip().splitlines()[-1:] or ["no output"]
-        return Answer(done.returncode, words[0], (), "", 0, seconds, False)
+        return Answer(done.returncode, words[0], (), "", 0, seconds, 0)
     said = json.loads(done.stdout)
     score = said["score"]
     text = f"{score:.{SCORE_DIGITS}g}" if isinstance(score, float) else str(score)
-    steered = bool(said["search"].get("pins_without_steering"))
+    unsteered = said["search"].get("pins_without_steering") or 0
     return Answer(
         done.returncode,
         said["cause"],
@@ -134,7 +136,7 @@ def answer(checkout: Path, job: Job, more: tuple[str, ...] = ()) -> Answer:
         text,
         sum(said["probes"].values()),
         seconds,
-        steered,
+        unsteered,
     )
 
 
@@ -149,8 +151,11 @@ def main() -> None:
         for job in jobs(Path(folder)):
             before, after = answer(old, job), answer(new, job, tuple(more.split()))
             same = before.same_as(after)
-            differing += not same and not before.steered
-            word = "yes" if same else "no: steered before" if before.steered else "NO"
+            word = "yes" if same else "NO"
+            if not same and before.unsteered:
+                word = f"steered before, {before.unsteered} pins without"
+            else:
+                differing += not same
             pairs = [
                 (before.cause, after.cause),
                 (len(before.pins), len(after.pins)),

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import signal
-import sys
-import threading
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,13 +12,9 @@ from click.core import ParameterSource
 from rich.console import Console
 
 from bisect_trt.core.errors import (
-    EXIT_INTERNAL,
-    EXIT_INTERRUPTED,
     EXIT_NOT_MET,
     EXIT_OK,
     BadInputError,
-    BisectError,
-    one_line,
 )
 from bisect_trt.core.files import write_whole
 from bisect_trt.core.observer import Observer
@@ -34,6 +25,7 @@ from bisect_trt.graph.load import load_model, save_model
 from bisect_trt.graph.passes.typed import to_typed
 from bisect_trt.graph.weak_forms import polygraphy_script, trtexec_arguments
 from bisect_trt.pipeline import compare, run
+from bisect_trt.report.exits import Command, guarded
 from bisect_trt.report.screen import (
     ProgressObserver,
     print_comparison,
@@ -49,52 +41,6 @@ from bisect_trt.stations.saved_plan import read_plan
 from bisect_trt.stations.settings import Option, Settings, options
 from bisect_trt.stations.verify import verify
 from bisect_trt.version import __version__
-
-Command = Callable[..., int | None]
-
-
-def _interrupt(number: int, frame: object) -> None:
-    """SIGTERM is answered as Ctrl-C is: workers ended, the best plan written."""
-    raise KeyboardInterrupt
-
-
-def guarded(command: Command) -> Command:
-    """Turn the tool's errors into one line and an exit code; nobody sees a traceback for their own
-    mistake.
-    """
-
-    @functools.wraps(command)
-    def wrapper(*args: Any, **kwargs: Any) -> None:
-        previous = (
-            signal.signal(signal.SIGTERM, _interrupt)
-            if threading.current_thread() is threading.main_thread()
-            else None
-        )
-        try:
-            code = command(*args, **kwargs) or 0
-        except BisectError as error:
-            click.echo(f"bisect-trt: {one_line(error, 500)}", err=True)
-            code = error.exit_code
-        except KeyboardInterrupt:
-            click.echo(
-                "bisect-trt: interrupted; run the same command again to go on from here", err=True
-            )
-            code = EXIT_INTERRUPTED
-        except BrokenPipeError:
-            code = 0
-        # our own mistake: the traceback helps whoever mends it, and 1 would mean "cannot be met"
-        except Exception:
-            traceback.print_exc()
-            click.echo(
-                "bisect-trt: internal error, please report it with the lines above", err=True
-            )
-            code = EXIT_INTERNAL
-        finally:
-            if previous is not None:
-                signal.signal(signal.SIGTERM, previous)
-        sys.exit(code)
-
-    return wrapper
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

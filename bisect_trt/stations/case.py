@@ -21,12 +21,8 @@ from bisect_trt.graph.inputs import input_specs
 from bisect_trt.graph.layers import Layer
 from bisect_trt.graph.load import LoadedModel, load_model
 from bisect_trt.graph.weight_range import weight_findings
-from bisect_trt.numerics.requirements import (
-    Requirements,
-    TaskMetric,
-    load_metric,
-    parse_requirements,
-)
+from bisect_trt.numerics.requirement_text import load_metric, parse_requirements
+from bisect_trt.numerics.requirements import Requirements, TaskMetric
 from bisect_trt.probe.journal import content_key
 from bisect_trt.runners.ort_reference import Reference
 from bisect_trt.stations.checked_rewrite import rewritten

@@ -46,7 +46,7 @@ from bisect_trt.stations.case import Case, load
 from bisect_trt.stations.saved_plan import SavedPlan
 from bisect_trt.stations.settings import Settings
 
-PARSER = "bisect_trt.runners.tensorrt.parsing:ParsingWorker"
+PARSER = "bisect_trt.runners.tensorrt.parser_worker:ParsingWorker"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,96 @@
+"""The house keeps its rules: a room imports only rooms above it, and private parts stay private."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1] / "bisect_trt"
+ROOMS = ("core", "numerics", "graph", "runners", "probe", "search", "stations", "report")
+DOORS = {"__init__", "__main__", "api", "cli", "pipeline", "version"}
+FORBIDDEN = {
+    "core": None,  # nothing but the standard library
+    "numerics": {"onnx", "onnxruntime"},
+    "graph": {"onnxruntime"},
+    "probe": {"onnx", "onnxruntime"},
+    "search": {"onnx", "onnxruntime", "pandas"},
+}
+ALLOWED_ABOVE = {"search": {"core"}}
+"""The search knows names and verdicts only: of the rooms above it, it may enter the first."""
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module that ``path`` imports when it runs, in full; types alone are not followed."""
+    for node in _executed(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+def _executed(tree: ast.AST) -> Iterator[ast.AST]:
+    for node in ast.iter_child_nodes(tree):
+        test = node.test if isinstance(node, ast.If) else None
+        if isinstance(test, ast.Name) and test.id == "TYPE_CHECKING":
+            continue
+        yield node
+        yield from _executed(node)
+
+
+def room_of(module: str) -> str:
+    """The room of ``bisect_trt.room.module``; a door's own name."""
+    return [*module.split("."), ""][1]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_a_room_imports_only_rooms_above_it(path: Path) -> None:
+    where = path.relative_to(PACKAGE)
+    if len(where.parts) == 1:
+        assert path.stem in DOORS, f"{where}: nothing but the doors stands in the package's root"
+        return
+    room = where.parts[0]
+    above = ALLOWED_ABOVE.get(room, set(ROOMS[: ROOMS.index(room)])) | {room, "version"}
+    for module in imports(path):
+        top = module.partition(".")[0]
+        if top == "bisect_trt":
+            assert room_of(module) in above, f"{where} imports {module}"
+        elif room in FORBIDDEN:
+            outside = FORBIDDEN[room]
+            assert top not in (outside or ()), f"{where} imports {module}"
+            assert outside is not None or top in sys.stdlib_module_names, (
+                f"{where} imports {module}"
+            )
+
+
+def test_workers_know_no_models() -> None:
+    for path in (PACKAGE / "runners" / "workers").glob("*.py"):
+        ours = {m for m in imports(path) if m.startswith("bisect_trt.")}
+        strange = {m for m in ours if room_of(m) != "core" and ".workers" not in m}
+        assert not strange, f"{path.name} imports {strange}"
+
+
+def test_onnx_runtime_s_private_parts_have_one_place() -> None:
+    touched = {
+        path.name
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr in ("_sess", "_ortvalue")
+    }
+    assert touched == {"ort_values.py"}
+
+
+def test_modules_are_named_for_what_they_hold() -> None:
+    things = {"rounding", "finding"}
+    doing = {path.stem for path in FILES if path.stem.endswith("ing")}
+    assert doing <= things
+
+
+def test_files_are_small() -> None:
+    long = {p.name: n for p in FILES if (n := p.read_text(encoding="utf-8").count("\n")) > 300}
+    assert long == {}
