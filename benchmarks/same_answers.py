@@ -51,7 +51,6 @@ def jobs(folder: Path) -> Iterator[Job]:
         yield Job(name, model, inputs, _arguments(fixture))
     page = MODELS / "page.npz"
     yield Job("det, demo's page, max_abs 5e-2", DETECTOR, page, ("--requirement", "max_abs<=5e-2"))
-    yield Job("det, demo's page, default", DETECTOR, page, ())
     if SHARED.exists():
         for model, inputs, requirement in (
             (DETECTOR, "ocr_det", "atol=5e-2,rtol=1e-2"),

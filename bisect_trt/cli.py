@@ -97,13 +97,10 @@ def _click_option(name: str, its: Option, default: Any) -> Callable[[Command], C
         kind = click.Choice(its.choices)
     elif its.kind is Path:
         kind = click.Path(path_type=Path)
-    elif its.least is not None:
-        whole = its.kind is int
-        kind = (
-            click.IntRange(min=int(its.least))
-            if whole
-            else click.FloatRange(min=its.least, min_open=its.above)
-        )
+    elif its.kind is int:
+        kind = click.IntRange(min=None if its.least is None else int(its.least))
+    elif its.kind is float:
+        kind = click.FloatRange(min=its.least, max=its.most, min_open=its.above)
     return click.option(
         its.flag,
         name,

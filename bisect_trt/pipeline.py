@@ -12,7 +12,8 @@ from bisect_trt.core.observer import Observer
 from bisect_trt.report.result import Result
 from bisect_trt.report.summary import summarise, summarise_interrupted
 from bisect_trt.report.write import discard, write_report, write_tables
-from bisect_trt.stations.baselines import measure_baselines
+from bisect_trt.stations.answer import holds_of_answer
+from bisect_trt.stations.baselines import measure_baselines, nothing_to_pin
 from bisect_trt.stations.bench import Bench, open_bench
 from bisect_trt.stations.bisect import bisect
 from bisect_trt.stations.case import Case, load
@@ -22,6 +23,7 @@ from bisect_trt.stations.golden import check_golden
 from bisect_trt.stations.known import Known
 from bisect_trt.stations.settings import Settings
 from bisect_trt.stations.triage import Triage, find_cause
+from bisect_trt.stations.unseen import look_beyond
 
 
 def run(settings: Settings, observer: Observer | None = None) -> Result:
@@ -39,6 +41,7 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
         try:
             for known in _search(case, bench):
                 latest = known
+            latest = latest.with_(holds=holds_of_answer(latest, bench))
         except KeyboardInterrupt:
             partial = summarise_interrupted(latest, bench.ledger(), time.perf_counter() - began)
             if partial is not None:
@@ -93,7 +96,13 @@ def _search(case: Case, bench: Bench) -> Iterator[Known]:
     if known.settled is not None or known.baselines is None:
         return
     baselines, engine = known.baselines, known.engine
-    triage = find_cause(case, bench, baselines, engine)
+    unseen = look_beyond(case, bench, baselines) if case.settings.robust else None
+    known = known.with_(unseen=unseen)
+    if unseen is not None and unseen.holds is not None and engine is None:
+        lowered = nothing_to_pin(baselines.lowered, case.settings.precision)
+        yield known.with_(settled=lowered, holds=unseen.holds)
+        return
+    triage = find_cause(case, bench, baselines, engine, unseen)
     if not isinstance(triage, Triage):
         yield known.with_(settled=triage)
         return

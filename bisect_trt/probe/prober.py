@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import islice
 from threading import RLock
 from typing import Any
 
@@ -26,17 +28,20 @@ from bisect_trt.numerics.requirements import Requirements
 from bisect_trt.numerics.tensor_error import TensorError
 from bisect_trt.probe.journal import Journal, Row, content_key
 from bisect_trt.probe.references import References
-from bisect_trt.probe.result import ProbeResult, SampleResult
+from bisect_trt.probe.result import PanelResult, ProbeResult, SampleResult, meets
 from bisect_trt.runners.base import Runner
 
 Arrays = Mapping[str, NDArray[Any]]
+PANEL = "panel"
+_CHUNK = 8
 
 
 class Prober:
     """Runs plans on one runner and judges them.
 
-    ``done`` holds this run's probes of the given samples by plan; ``log`` lists them in order, and
-    may be shared with another prober of the same run. ``on_probe`` hears of each.
+    ``done`` holds this run's probes of the given samples by plan, ``plans`` every plan that was
+    asked about; ``log`` lists the probes in order, and may be shared with another prober of the
+    same run. ``on_probe`` hears of each.
 
     Args:
         runner: what executes the plans.
@@ -45,7 +50,8 @@ class Prober:
         requirements: the judge.
         journal: where answers are kept.
         run_key: the content that every answer depends on, samples apart.
-        error_sample: the elements of a sample whose signed errors are kept with each answer.
+        error_sample: the elements of a sample whose signed errors are kept with each answer on the
+            given samples; None where nobody needs them.
         workers: probes at a time.
         log: shared with the run's other probers.
     """
@@ -58,7 +64,7 @@ class Prober:
         requirements: Requirements,
         journal: Journal,
         run_key: str,
-        error_sample: Callable[[Sample], ErrorSample],
+        error_sample: Callable[[Sample], ErrorSample] | None,
         workers: int = 1,
         log: list[ProbeResult] | None = None,
     ) -> None:
@@ -67,6 +73,7 @@ class Prober:
         self.workers = workers
         self.done: dict[PrecisionPlan, ProbeResult] = {}
         self.new_probes = 0
+        self.plans: set[PrecisionPlan] = set()
         self.log: list[ProbeResult] = [] if log is None else log
         self.on_probe: Callable[[ProbeResult], None] = lambda _: None
         self._given = list(given)
@@ -109,11 +116,62 @@ class Prober:
                 self._note(self._together(plan, known))
         return [self.done[plan] for plan in plans]
 
+    def judge(
+        self, plan: PrecisionPlan, panel: Iterable[Sample], *, limit: float = math.inf
+    ) -> PanelResult:
+        """The result of ``plan`` on other samples than the given ones, in the panel's order.
+
+        Answers are kept for each sample; the run ends with the first sample that is no clear pass
+        within ``limit`` times the tolerance. The panel may be a generator: a few samples are in
+        memory at a time. May be called from several threads.
+        """
+        names: list[str] = []
+        results: list[SampleResult] = []
+        new = False
+        for chunk in _chunks(panel, _CHUNK):
+            with self._lock:
+                known = {s.digest: self._recall_sample(plan, s) for s in chunk}
+            missing = [s for s in chunk if known[s.digest] is None]
+            executed = self._execute(plan, missing, None)
+            rows: list[Row] = []
+            try:
+                for sample in chunk:
+                    found = known[sample.digest]
+                    if found is None:
+                        found = next(executed)
+                        rows.append(self._row(plan, sample, found))
+                    names.append(sample.name)
+                    results.append(found)
+                    if not meets(found, limit):
+                        break
+            finally:
+                new = new or bool(rows)
+                with self._lock:
+                    self._journal.record(rows)
+            if results and not meets(results[-1], limit):
+                break
+        answer = PanelResult(plan, tuple(names), tuple(results))
+        with self._lock:
+            self.new_probes += new
+            self.plans.add(plan)
+            self._log_panel(answer)
+        return answer
+
+    def _log_panel(self, answer: PanelResult) -> None:
+        if not answer.results:
+            return
+        found = ProbeResult.over(answer.plan, self.runner.name, answer.results, {}, PANEL)
+        note = f"{answer.passed()} of {len(answer.results)} samples; worst {answer.worst[0]}"
+        result = replace(found, note=found.note or note)
+        self.log.append(result)
+        self.on_probe(result)
+
     def _prepare(self) -> None:
         """What every execution needs, made once and not by two threads."""
         self._references.prepare(self._given)
-        for sample in self._given:
-            self._error_sample(sample)
+        if self._error_sample is not None:
+            for sample in self._given:
+                self._error_sample(sample)
 
     def _complete_all(
         self, missing: Sequence[tuple[PrecisionPlan, dict[str, SampleResult]]]
@@ -128,7 +186,7 @@ class Prober:
     ) -> tuple[PrecisionPlan, dict[str, SampleResult]]:
         """Run the samples that ``known`` lacks and journal them."""
         wanted = [s for s in self._given if s.digest not in known]
-        found = self._execute(plan, wanted)
+        found = list(self._execute(plan, wanted, self._error_sample))
         facts = dict(self.runner.facts(plan))
         rows = [self._row(plan, s, r) for s, r in zip(wanted, found, strict=True)]
         if facts:
@@ -138,24 +196,29 @@ class Prober:
         results = {s.digest: r for s, r in zip(wanted, found, strict=True)}
         return plan, {**known, **results}
 
-    def _execute(self, plan: PrecisionPlan, samples: Sequence[Sample]) -> list[SampleResult]:
-        results: list[SampleResult] = []
-        began = time.perf_counter()
+    def _execute(
+        self,
+        plan: PrecisionPlan,
+        samples: Sequence[Sample],
+        error_sample: Callable[[Sample], ErrorSample] | None,
+    ) -> Iterator[SampleResult]:
+        """Each sample's result as it comes; a runner that breaks fails the samples that are
+        left.
+        """
+        done, began = 0, time.perf_counter()
         try:
             for sample, outputs in zip(samples, self.runner.outputs(plan, samples), strict=True):
                 judged = self.requirements.judge(self._references.of(sample), outputs)
-                vector = self._error_sample(sample).errors(outputs)
-                now = time.perf_counter()
-                results.append(
-                    SampleResult.of_errors(judged.score, judged.errors, now - began, vector)
-                )
-                began = now
+                vector = error_sample(sample).errors(outputs) if error_sample is not None else None
+                spent = time.perf_counter() - began
+                done += 1
+                yield SampleResult.of_errors(judged.score, judged.errors, spent, vector)
+                began = time.perf_counter()
         except RunnerFailedError as error:
-            words = [one_line(error), *error.log]
+            note = " | ".join([one_line(error), *error.log])
             spent = time.perf_counter() - began
-            failed = SampleResult(error.verdict, math.inf, {}, spent, " | ".join(words))
-            results += [failed] * (len(samples) - len(results))
-        return results
+            failed = SampleResult(error.verdict, math.inf, {}, spent, note)
+            yield from [failed] * (len(samples) - done)
 
     def _together(self, plan: PrecisionPlan, known: Mapping[str, SampleResult]) -> ProbeResult:
         facts = self.runner.facts(plan)
@@ -167,6 +230,7 @@ class Prober:
 
     def _note(self, result: ProbeResult) -> None:
         self.done[result.plan] = result
+        self.plans.add(result.plan)
         self.log.append(result)
         self.on_probe(result)
 
@@ -186,17 +250,31 @@ class Prober:
 
     def _recall(self, plan: PrecisionPlan) -> dict[str, SampleResult]:
         """What the journal knows of ``plan``, by the given samples' digests."""
-        known = {}
-        for sample in self._given:
-            found = self._journal.recall(self._sample_key(plan, sample))
-            if found is not None:
-                meta, payload = found
-                known[sample.digest] = SampleResult(
-                    Verdict(meta["verdict"]),
-                    meta["score"],
-                    {n: TensorError(**e) for n, e in meta["errors"].items()},
-                    meta["seconds"],
-                    meta["note"],
-                    np.frombuffer(payload, np.float32) if payload else None,
-                )
-        return known
+        found = {s.digest: self._recall_sample(plan, s) for s in self._given}
+        wanted = self._error_sample is not None
+        return {
+            digest: result
+            for digest, result in found.items()
+            if result is not None
+            and not (wanted and result.errors and result.vector is None)  # asked on a panel
+        }
+
+    def _recall_sample(self, plan: PrecisionPlan, sample: Sample) -> SampleResult | None:
+        found = self._journal.recall(self._sample_key(plan, sample))
+        if found is None:
+            return None
+        meta, payload = found
+        return SampleResult(
+            Verdict(meta["verdict"]),
+            meta["score"],
+            {n: TensorError(**e) for n, e in meta["errors"].items()},
+            meta["seconds"],
+            meta["note"],
+            np.frombuffer(payload, np.float32) if payload else None,
+        )
+
+
+def _chunks(samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:
+    stream = iter(samples)
+    while chunk := list(islice(stream, size)):
+        yield chunk

@@ -15,6 +15,7 @@ from bisect_trt.core.verdict import Verdict
 from bisect_trt.numerics.tensor_error import SHAPE_CHANGED, TensorError, mean_of, worst_of
 
 Vector = NDArray[np.float32]
+GIVEN = "given"
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class ProbeResult:
 
     ``worst`` and ``mean`` give each output's errors over the samples, empty where the plan could
     not be run; ``vector`` the samples' vectors one after the other; ``facts`` what the runner adds.
+    ``on`` says on which samples: the given ones, or a panel.
     """
 
     plan: PrecisionPlan
@@ -65,6 +67,7 @@ class ProbeResult:
     note: str = ""
     vector: Vector | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
+    on: str = GIVEN
 
     @staticmethod
     def over(
@@ -72,13 +75,23 @@ class ProbeResult:
         runner: str,
         samples: Sequence[SampleResult],
         facts: Mapping[str, Any],
+        on: str = GIVEN,
     ) -> ProbeResult:
         """The results of one plan on ``samples`` (one at least) taken together."""
         seconds = sum(s.seconds for s in samples)
         broken = next((s for s in samples if not s.errors), None)
         if broken is not None:
             return ProbeResult(
-                plan, runner, broken.verdict, math.inf, {}, {}, seconds, broken.note, facts=facts
+                plan,
+                runner,
+                broken.verdict,
+                math.inf,
+                {},
+                {},
+                seconds,
+                broken.note,
+                facts=facts,
+                on=on,
             )
         # Values that are not finite are worse than any finite error, whatever came first.
         worst = max(samples, key=lambda s: (s.score, s.verdict is Verdict.NON_FINITE))
@@ -95,6 +108,7 @@ class ProbeResult:
             worst.note,
             np.concatenate(vectors) if len(vectors) == len(samples) else None,
             facts,
+            on,
         )
 
     def under(self, limit: float) -> ProbeResult:
@@ -107,3 +121,35 @@ class ProbeResult:
             verdict = Verdict.PASS if score <= 1.0 else Verdict.FAIL
         vector = None if self.vector is None else self.vector / np.float32(limit)
         return replace(self, score=score, verdict=verdict, vector=vector)
+
+
+@dataclass(frozen=True)
+class PanelResult:
+    """One plan on a panel of samples, as far as it was run: it may have ended at the first failure.
+
+    ``names`` and ``results`` go together, in the order in which the samples were run.
+    """
+
+    plan: PrecisionPlan
+    names: tuple[str, ...]
+    results: tuple[SampleResult, ...]
+
+    def passed(self, limit: float = 1.0) -> int:
+        """How many of the samples met ``limit`` times the tolerance."""
+        return sum(meets(result, limit) for result in self.results)
+
+    def all_passed(self, limit: float = 1.0) -> bool:
+        """Whether every sample that was run did."""
+        return self.passed(limit) == len(self.results)
+
+    @property
+    def worst(self) -> tuple[str, float]:
+        """The sample with the largest score, and that; ("", NaN) where none was run."""
+        pairs = zip(self.names, (r.score for r in self.results), strict=True)
+        return max(pairs, key=lambda pair: pair[1], default=("", math.nan))
+
+
+def meets(result: SampleResult, limit: float) -> bool:
+    """Whether a sample is a clear pass within ``limit`` times the tolerance."""
+    finished = result.verdict in (Verdict.PASS, Verdict.FAIL)
+    return finished and result.score <= limit

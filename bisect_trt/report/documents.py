@@ -8,11 +8,13 @@ from xml.etree import ElementTree
 import pandas as pd
 from jinja2 import Environment, PackageLoader, select_autoescape
 
+from bisect_trt.core.holds import Robustness
 from bisect_trt.numerics.requirements import times
 from bisect_trt.report.result import Result
 from bisect_trt.report.sentences import (
     engine_sentences,
     headline,
+    holds_sentences,
     judged_by,
     number,
     search_sentences,
@@ -59,6 +61,7 @@ def as_html(result: Result) -> str:
         cost=_records(result.cost, _COST_COLUMNS),
         engine=engine_sentences(result),
         searched=search_sentences(result),
+        holds=holds_sentences(result.holds),
         judged_by=judged_by(result),
         search=_records(result.search, ["probe", "base", "pins", "verdict", "score", "seconds"]),
     )
@@ -70,6 +73,8 @@ def as_markdown(result: Result) -> str:
         f"# bisect-trt: {result.model} at {result.precision.value.upper()}",
         "",
         f"**{headline(result)}**",
+        "",
+        *holds_sentences(result.holds),
         "",
         result.sentence,
         "",
@@ -110,7 +115,11 @@ def as_junit(result: Result) -> str:
     cases = [
         ("requirement", "" if result.passed else f"{result.sentence} Score: {times(result.score)}")
     ]
-    for row in result.pins.itertuples():
+    if result.holds is not None:
+        lucky = result.holds.word is Robustness.LUCKY
+        said = holds_sentences(result.holds)[0]
+        cases.append(("holds beyond the given inputs", said if lucky else ""))
+    for row in result.pins.itertuples() if not result.ranked else ():
         cases.append((f"pin {row.layer} is needed", "" if row.proved else "not proved"))
     failures = 0
     for name, failure in cases:

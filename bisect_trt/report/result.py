@@ -14,6 +14,7 @@ import pandas as pd
 from bisect_trt.core.diagnosis import Cause
 from bisect_trt.core.errors import EXIT_NOT_MET, EXIT_OK
 from bisect_trt.core.finding import Finding
+from bisect_trt.core.holds import Holding, Holds
 from bisect_trt.core.precision import Precision, PrecisionPlan
 
 
@@ -77,7 +78,8 @@ class Result:
     of set was found, each None where there is nothing to say. ``metrics`` are the ``--metric``
     texts, ``rewritten`` the layers that a rewrite made. ``probes`` counts plans by runner,
     ``new_probes`` those not answered by the journal; ``effect_runs`` counts the single-layer runs
-    beside them.
+    beside them. ``holds`` says on what the plan was tested, None where none passes; ``ranked`` is
+    true if its pins were cut from a ranking and not proved one by one.
     """
 
     model: str
@@ -109,6 +111,9 @@ class Result:
     search_facts: SearchFacts | None = None
     metrics: Sequence[str] = ()
     rewritten: Sequence[str] = ()
+    holds: Holds | None = None
+    ranked: bool = False
+    inputs: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     @property
     def pinned(self) -> list[str]:
@@ -146,6 +151,8 @@ class Result:
             "base_score": self.base_score,
             "requirements": list(self.requirements),
             "samples": list(self.samples),
+            "holds": self._holds_json(),
+            "robust": self.holds.word.value if self.holds is not None else None,
             "probes": dict(self.probes),
             "new_probes": self.new_probes,
             "effect_runs": self.effect_runs,
@@ -161,6 +168,12 @@ class Result:
             "versions": dict(self.versions),
             "machine": {"system": platform.platform(), "processor": platform.machine()},
         }
+
+    def _holds_json(self) -> dict[str, Any]:
+        holds = self.holds
+        kinds = ("given", "redrawn", "variants", "holdout")
+        found = {kind: getattr(holds, kind) if holds is not None else Holding() for kind in kinds}
+        return {kind: asdict(holding) for kind, holding in found.items()}
 
     def _engine_json(self) -> dict[str, Any]:
         if self.engine is None:

@@ -18,7 +18,13 @@ from bisect_trt.core.observer import Observer
 from bisect_trt.graph.inspection import Inspection
 from bisect_trt.numerics.requirements import times
 from bisect_trt.report.result import Result
-from bisect_trt.report.sentences import headline, judged_by, number, search_sentences
+from bisect_trt.report.sentences import (
+    headline,
+    holds_sentences,
+    judged_by,
+    number,
+    search_sentences,
+)
 from bisect_trt.report.tables import worst_layers
 from bisect_trt.stations.verify import Verification
 
@@ -92,6 +98,8 @@ def print_verdict(console: Console, result: Result) -> None:
     """The answer, the pins with their proof, the outputs, where the files are."""
     colour = "green" if result.passed else "red"
     console.print(f"[bold {colour}]{escape(headline(result))}[/]", highlight=False)
+    for line in holds_sentences(result.holds)[:2]:
+        console.print(escape(line), highlight=False)
     console.print(escape(result.sentence), highlight=False)
     if not math.isnan(result.base_score):
         after = f"   after: {times(result.score)}" if result.passed else ""
@@ -103,6 +111,9 @@ def print_verdict(console: Console, result: Result) -> None:
     if len(result.pins):
         table = _table(["pinned layer", "op", "without it"])
         for row in list(result.pins.itertuples())[:_SHOWN_PINS]:
+            if not row.proved:
+                table.add_row(escape(str(row.layer)), str(row.op), "ranked, not proved")
+                continue
             table.add_row(
                 escape(str(row.layer)),
                 str(row.op),
@@ -187,6 +198,8 @@ def print_verification(console: Console, verification: Verification) -> None:
             escape(check.detail),
         )
     console.print(table)
+    for line in holds_sentences(verification.holds):
+        console.print(escape(line), highlight=False)
     pins, base = len(verification.plan.pinned), verification.plan.base.value.upper()
     console.print(
         escape(

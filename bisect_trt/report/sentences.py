@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from bisect_trt.core.diagnosis import Cause
+from bisect_trt.core.holds import Holds
 from bisect_trt.report.result import Result
 from bisect_trt.search.facts import Regime
 
@@ -31,8 +32,39 @@ def headline(result: Result) -> str:
     if result.cause is Cause.TF32:
         return "Strict FP32 meets the requirement: turn TF32 off."
     proof = "each proved to be needed" if result.complete else "not yet proved to be minimal"
+    if result.ranked:
+        proof = "ranked by what each does, not proved one by one"
     kept = f"Keep {len(result.pinned)} of {result.layer_count} layers in FP32"
     return f"{kept} and the requirement is met; {proof}."
+
+
+def holds_sentences(holds: Holds | None) -> list[str]:
+    """On what the plan was tested, and with what confidence: what is claimed is what was tested."""
+    if holds is None:
+        return []
+    given = holds.given
+    told = [f"given {given.passed} of {given.tested} inputs"]
+    for kind, words in (
+        (holds.redrawn, "redrawn {} of {} roundings"),
+        (holds.variants, "variants {} of {}"),
+        (holds.holdout, "held out {} of {} inputs"),
+    ):
+        if kind.tested:
+            counted = words.format(kind.passed, kind.tested)
+            told.append(f"{counted}, at least {100.0 * kind.lower_bound:.1f} %")
+    known = "With one input: " if given.tested == 1 else ""
+    sure = " with 95 % confidence" if len(told) > 1 else ""
+    word = holds.word.value.capitalize()
+    lines = [f"{word}. {known}holds on {'; '.join(told)}{sure}."]
+    if holds.fitted:
+        lines.append("Searched on the given inputs only (--robust 0): the set is fitted to them.")
+    if holds.variants.tested:
+        lines.append(
+            "Variants of the given inputs (shifted, scaled, mixed) are no substitute for real "
+            "ones: "
+            "give 20 inputs or more, and a fifth is kept apart to test on."
+        )
+    return lines
 
 
 def judged_by(result: Result) -> str:

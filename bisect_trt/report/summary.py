@@ -48,6 +48,7 @@ class _Answer:
     proof: Mapping[str, ProbeResult]
     complete: bool
     limit: float = 1.0
+    ranked: bool = False
 
 
 def summarise(known: Known, ledger: Ledger, seconds: float) -> Result:
@@ -83,11 +84,13 @@ def _answer(known: Known, ledger: Ledger, diagnosis: Diagnosis) -> _Answer:
         pinned = judged.plan.pinned
         proof = {**{n: r for n, r in emulated.items() if n in pinned}, **judged.proof}
         complete = judged.passed and all(name in proof for name in pinned)
-        return _Answer(judged.plan, judged.result, proof, complete, judged.limit)
+        ranked = judged.bisection is not None and judged.bisection.ranked
+        return _Answer(judged.plan, judged.result, proof, complete, judged.limit, ranked)
     if known.bisection is not None:
         found, plan = known.bisection, known.base.with_pins(known.bisection.pinned)
         final = ledger.worst_of(plan, ledger.emulators)
-        return _Answer(base.with_pins(found.pinned), final, found.proof, found.complete)
+        answer = base.with_pins(found.pinned)
+        return _Answer(answer, final, found.proof, found.complete, found.limit, found.ranked)
     fp32 = PrecisionPlan(Precision.FP32)
     judge = known.engine or known.baselines
     if judge is not None and diagnosis.cause is Cause.NONE:
@@ -173,6 +176,8 @@ def _result(
         search_facts=_search_facts(known, ledger, answer.plan) if searched else None,
         metrics=settings.metrics,
         rewritten=list(case.rewritten),
+        holds=known.holds,
+        ranked=answer.ranked,
     )
 
 

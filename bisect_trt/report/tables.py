@@ -81,6 +81,7 @@ def search_table(probes: Sequence[ProbeResult]) -> pd.DataFrame:
         {
             "probe": index,
             "runner": p.runner,
+            "on": p.on,
             "base": p.plan.base.value,
             "pins": len(p.plan.pinned),
             "verdict": p.verdict.value,

@@ -32,6 +32,10 @@ class Baselines:
     findings: tuple[Finding, ...]
     diagnosis: Diagnosis | None
 
+    def probe_seconds(self, samples: int) -> float:
+        """About what one emulated inference takes, where ``samples`` were given."""
+        return self.reduced.seconds / max(1, samples)
+
     @property
     def lowered(self) -> ProbeResult:
         """All layers lowered, by the emulator that has the last word on it."""
@@ -54,9 +58,12 @@ def measure_baselines(case: Case, bench: Bench) -> Baselines:
     findings = bench.found(_findings(fp32, tf32, precision))
     layers = trace_layers(case, bench)
     second = bench.second.probe(PrecisionPlan(precision)) if reduced.verdict.passed else None
-    # An engine has a word of its own on everything that strict FP32 does not settle.
-    settled = bench.engine is None or not fp32.verdict.passed
     last = second or reduced
+    # An engine has a word of its own on everything that strict FP32 does not settle, and that the
+    # given inputs pass does not mean that others would.
+    settled = not fp32.verdict.passed or (
+        bench.engine is None and not (case.settings.robust and last.verdict.passed)
+    )
     diagnosis = _diagnose(fp32, tf32, last, precision) if settled else None
     return Baselines(fp32, tf32, reduced, second, layers, findings, diagnosis)
 
@@ -80,6 +87,15 @@ def _findings(fp32: ProbeResult, tf32: ProbeResult, precision: Precision) -> lis
     return found
 
 
+def nothing_to_pin(lowered: ProbeResult, precision: Precision) -> Diagnosis:
+    """The case is settled: the reduced precision is good enough as it is."""
+    return Diagnosis(
+        Cause.NONE,
+        f"Everything in {precision.value.upper()} meets the requirement "
+        f"({times(lowered.score)}); nothing needs to be pinned.",
+    )
+
+
 def _diagnose(
     fp32: ProbeResult, tf32: ProbeResult, lowered: ProbeResult, precision: Precision
 ) -> Diagnosis | None:
@@ -92,11 +108,7 @@ def _diagnose(
             "computes it differently.",
         )
     if lowered.verdict.passed:
-        return Diagnosis(
-            Cause.NONE,
-            f"Everything in {precision.value.upper()} meets the requirement "
-            f"({times(lowered.score)}); nothing needs to be pinned.",
-        )
+        return nothing_to_pin(lowered, precision)
     if precision is Precision.TF32:
         return Diagnosis(
             Cause.TF32,

@@ -22,7 +22,7 @@ from bisect_trt.numerics.requirements import times
 from bisect_trt.probe.journal import Journal
 from bisect_trt.probe.prober import Arrays, Prober
 from bisect_trt.probe.references import References
-from bisect_trt.probe.result import ProbeResult
+from bisect_trt.probe.result import GIVEN, ProbeResult
 from bisect_trt.runners.base import Runner
 from bisect_trt.runners.emulator.fleet import EmulatedFleet
 from bisect_trt.runners.emulator.rtx_runner import RtxRunner
@@ -58,8 +58,9 @@ class Ledger:
     engine_versions: Mapping[str, str]
 
     def of(self, runner: str, plan: PrecisionPlan) -> ProbeResult | None:
-        """What ``runner`` showed of ``plan``; None if it was not asked."""
-        return next((p for p in self.log if p.runner == runner and p.plan == plan), None)
+        """What ``runner`` showed of ``plan`` on the given inputs; None if it was not asked."""
+        found = (p for p in self.log if p.runner == runner and p.plan == plan and p.on == GIVEN)
+        return next(found, None)
 
     def of_first(self, plan: PrecisionPlan) -> ProbeResult | None:
         """What the first emulator showed of ``plan``."""
@@ -67,7 +68,7 @@ class Ledger:
 
     def worst_of(self, plan: PrecisionPlan, runners: Sequence[str]) -> ProbeResult | None:
         """The worst that any of ``runners`` showed of ``plan``."""
-        found = [p for p in self.log if p.plan == plan and p.runner in runners]
+        found = [p for p in self.log if p.plan == plan and p.runner in runners and p.on == GIVEN]
         return max(found, key=lambda r: r.score, default=None)
 
     def smallest_passing(self, base: PrecisionPlan, judges: Sequence[str]) -> frozenset[str] | None:
@@ -121,6 +122,11 @@ class Bench:
         return [p for p in (self.prober, self.second, self.engine) if p is not None]
 
     @property
+    def judges(self) -> list[Prober]:
+        """Who must pass a plan: the engine, or else both emulators."""
+        return [self.engine] if self.engine is not None else [self.prober, self.second]
+
+    @property
     def judge(self) -> Prober:
         """Who has the last word."""
         return self.engine or self.prober
@@ -147,7 +153,7 @@ class Bench:
             tuple(self.log),
             (self.prober.runner.name, self.second.runner.name),
             self.judge.runner.name,
-            {p.runner.name: len(p.done) for p in self.probers if p.done},
+            {p.runner.name: len(p.plans) for p in self.probers if p.plans},
             sum(p.new_probes for p in self.probers),
             tuple(self.engine.done.values()) if self.engine is not None else (),
             dict(self.engine.runner.versions) if self.engine is not None else {},
@@ -171,6 +177,8 @@ class Bench:
 
     def _prober(self, runner: Runner, workers: int = 1) -> Prober:
         case = self._case
+        # Only growing a set and telling an engine's FP32 need the signed errors of each probe.
+        vectors = not case.settings.robust or self.opened is not None
         return Prober(
             runner,
             case.samples,
@@ -178,7 +186,7 @@ class Bench:
             case.requirements,
             self.journal,
             case.key,
-            self.error_sample,
+            self.error_sample if vectors else None,
             workers,
             self.log,
         )

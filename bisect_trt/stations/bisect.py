@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from bisect_trt.core.holds import Holds
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.probe.prober import Prober
@@ -23,6 +24,7 @@ from bisect_trt.search.one_minimal import one_minimal
 from bisect_trt.stations.baselines import Baselines
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
+from bisect_trt.stations.robust_search import search_robustly
 from bisect_trt.stations.sensitivity import Sensitivity, suspicion_of
 from bisect_trt.stations.triage import Triage
 
@@ -38,7 +40,8 @@ class Bisection:
 
     ``limit`` is the share of the tolerance that it was searched within; ``complete`` is false if a
     pin could not be proved; ``violations`` counts pins that the search took for needed and the
-    verification did not, which a monotone model cannot give.
+    verification did not, which a monotone model cannot give. ``holds`` is the test that a robust
+    search ended with, ``ranked`` true if the set is a prefix of the ranking, cut and not shrunk.
     """
 
     pinned: frozenset[str]
@@ -46,6 +49,8 @@ class Bisection:
     limit: float
     complete: bool
     violations: int = 0
+    holds: Holds | None = None
+    ranked: bool = False
 
 
 def bisect(
@@ -56,10 +61,33 @@ def bisect(
     """
     if not triage.pinned.under(limit).verdict.passed:
         return None
+    if triage.samples:
+        return _robust(case, bench, emulated, triage, limit)
     sensitivity = triage.sensitivity.under(limit)
     suspicion = suspicion_of(emulated.layers, sensitivity.scores)
     search = _Search(bench.prober, bench.second, triage.base, case.names, limit)
     return search.run(suspicion, sensitivity)
+
+
+def _robust(
+    case: Case, bench: Bench, emulated: Baselines, triage: Triage, limit: float
+) -> Bisection | None:
+    strength = triage.sensitivity.strength
+    suspicion = suspicion_of(emulated.layers)
+    # What was too many to measure stands behind what was, by the error it introduces.
+    ranking = sorted(
+        case.names, key=lambda n: (-strength.get(n, -1.0), -suspicion.get(n, -math.inf))
+    )
+    seconds = emulated.probe_seconds(len(case.samples))
+    found = search_robustly(case, bench, triage.base, ranking, triage.samples, limit, seconds)
+    if found is None:
+        return None
+    for judge in (bench.prober, bench.second):  # the tables show it on the given inputs
+        judge.probe(triage.base.with_pins(found.pinned))
+    complete = set(found.proof) == set(found.pinned)
+    return Bisection(
+        found.pinned, found.proof, found.limit, complete, holds=found.holds, ranked=found.ranked
+    )
 
 
 class _Search:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,10 +17,11 @@ from bisect_trt.core.finding import Finding
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph
-from bisect_trt.graph.inputs import input_specs
+from bisect_trt.graph.inputs import InputSpec, input_specs
 from bisect_trt.graph.layers import Layer
 from bisect_trt.graph.load import LoadedModel, load_model
 from bisect_trt.graph.weight_range import weight_findings
+from bisect_trt.numerics.draws import check_kinds
 from bisect_trt.numerics.requirement_text import load_metric, parse_requirements
 from bisect_trt.numerics.requirements import Requirements, TaskMetric
 from bisect_trt.probe.journal import content_key
@@ -30,6 +31,10 @@ from bisect_trt.stations.samples import load_samples, read_npz, suspicious_input
 from bisect_trt.stations.settings import Settings
 from bisect_trt.version import __version__
 
+FEW_INPUTS = 20
+"""Below so many given inputs, variants of them stand in for those that nobody has shown; from so
+many on, a fifth is kept apart."""
+
 Arrays = Mapping[str, NDArray[Any]]
 
 
@@ -37,7 +42,8 @@ Arrays = Mapping[str, NDArray[Any]]
 class Case:
     """Model, inputs and requirements of one run, all of them usable.
 
-    ``layers`` are those that can run at the settings' precision; ``golden`` the original
+    ``holdout`` are inputs that no search sees; ``layers`` those that can run at the settings'
+    precision; ``golden`` the original
     framework's outputs, if they were given; ``rewritten`` maps the layers that ``--rewrite`` made
     to those they stand for; ``findings`` what could be said before anything ran; ``reference`` the
     opened FP32 model.
@@ -47,6 +53,7 @@ class Case:
     model: LoadedModel
     graph: Graph
     samples: tuple[Sample, ...]
+    holdout: tuple[Sample, ...]
     layers: tuple[Layer, ...]
     requirements: Requirements
     golden: Arrays | None
@@ -82,7 +89,8 @@ def load(settings: Settings, observer: Observer) -> Case:
     """
     observer.station("load")
     model = load_model(settings.model)
-    samples = load_samples(settings.inputs, input_specs(model.proto))
+    check_kinds(settings.variants)
+    samples, holdout = _load_inputs(settings, input_specs(model.proto))
     path, replaced = model.path, dict[str, tuple[str, ...]]()
     if settings.rewrite is not None:
         fused = rewritten(model.proto, samples, settings.rewrite)
@@ -117,6 +125,7 @@ def load(settings: Settings, observer: Observer) -> Case:
         model,
         graph,
         tuple(samples),
+        tuple(holdout),
         layers,
         requirements,
         golden,
@@ -124,6 +133,21 @@ def load(settings: Settings, observer: Observer) -> Case:
         findings,
         reference,
     )
+
+
+def _load_inputs(
+    settings: Settings, specs: Sequence[InputSpec]
+) -> tuple[list[Sample], list[Sample]]:
+    """The given samples, and those kept apart: named, or a fifth of many."""
+    samples = load_samples(settings.inputs, specs)
+    asked = [source for source in settings.holdout if source != "none"]
+    if asked:
+        return samples, load_samples(asked, specs)
+    if settings.holdout or not settings.robust or len(samples) < FEW_INPUTS:
+        return samples, []
+    # Every fifth, so that inputs which lie in some order are kept apart evenly.
+    apart = samples[4::5]
+    return [s for i, s in enumerate(samples) if i % 5 != 4], apart
 
 
 def _findings(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bisect_trt.core.diagnosis import Diagnosis
+from bisect_trt.core.holds import Holds
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.stations.baselines import Baselines
 from bisect_trt.stations.bisect import Bisection
@@ -13,6 +14,7 @@ from bisect_trt.stations.case import Case
 from bisect_trt.stations.engine_baselines import EngineBaselines
 from bisect_trt.stations.engine_verdict import Judgement
 from bisect_trt.stations.triage import Triage
+from bisect_trt.stations.unseen import Unseen
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class Known:
     triage: Triage | None = None
     bisection: Bisection | None = None
     judgement: Judgement | None = None
+    unseen: Unseen | None = None
+    holds: Holds | None = None
 
     def with_(self, **found: Any) -> Known:
         """The same with one more record."""

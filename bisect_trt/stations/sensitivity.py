@@ -24,6 +24,7 @@ from bisect_trt.probe.journal import Row
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
 
+_DISTURBED = 64
 TIME_BUDGET_S = 120.0
 """Where one row for each layer would take longer, only the most suspicious layers get one."""
 
@@ -34,13 +35,15 @@ class Sensitivity:
     lowered.
 
     ``base`` is the error vector with everything lowered, ``order`` the norm to rank predictions by,
-    ``runs`` how many rows were computed rather than recalled.
+    ``strength`` the mean square of each layer's effect on the most disturbed elements, ``runs`` how
+    many rows were computed rather than recalled.
     """
 
     effects: Mapping[str, NDArray[np.float32]]
     scores: Mapping[str, float]
     base: NDArray[np.float32]
     order: float
+    strength: Mapping[str, float]
     runs: int
 
     def under(self, limit: float) -> Sensitivity:
@@ -57,14 +60,17 @@ class Sensitivity:
         return frozenset(name for name, score in self.scores.items() if not score <= 1.0)
 
 
-def measure_sensitivity(case: Case, bench: Bench, layers: Sequence[str]) -> Sensitivity:
-    """One row for each of ``layers``, over all samples; recalled from the journal where it is
+def measure_sensitivity(
+    case: Case, bench: Bench, layers: Sequence[str], samples: Sequence[Sample]
+) -> Sensitivity:
+    """One row for each of ``layers``, over ``samples``; recalled from the journal where it is
     there.
     """
+    squares: dict[str, list[float]] = {name: [] for name in layers}
     rows: dict[str, list[NDArray[np.float32]]] = {name: [] for name in layers}
     scores = dict.fromkeys(layers, 0.0)
     runs, base = 0, []
-    for number, sample in enumerate(case.samples):
+    for number, sample in enumerate(samples):
         base.append(_base(case, bench, sample))
         keys = {name: _key(case, bench, sample, name) for name in layers}
         known = {name: bench.journal.recall(key) for name, key in keys.items()}
@@ -73,15 +79,29 @@ def measure_sensitivity(case: Case, bench: Bench, layers: Sequence[str]) -> Sens
             bench.journal.record([Row(keys[name], "effect", score, vector.tobytes())])
             known[name] = (score, vector.tobytes())
             runs += 1
-            expected = len(missing) * (len(case.samples) - number)
+            expected = len(missing) * (len(samples) - number)
             bench.observer.progress(runs, expected, f"effect of {name} alone")
         for name, found in known.items():
             if found is not None:
                 scores[name] = max(scores[name], float(found[0]))
-                rows[name].append(np.frombuffer(found[1], np.float32))
-    complete = {n: np.concatenate(p) for n, p in rows.items() if len(p) == len(case.samples)}
+                row = np.frombuffer(found[1], np.float32)
+                rows[name].append(row)
+                squares[name].append(_mean_square(row, base[-1]))
+    complete = {n: np.concatenate(p) for n, p in rows.items() if len(p) == len(samples)}
     order = prediction_order(case.requirements)
-    return Sensitivity(complete, scores, np.concatenate(base), order, runs)
+    strength = {name: float(np.mean(found)) for name, found in squares.items() if found}
+    return Sensitivity(complete, scores, np.concatenate(base), order, strength, runs)
+
+
+def _mean_square(effect: NDArray[np.float32], base: NDArray[np.float32]) -> float:
+    """Of ``effect`` at the elements that everything lowered disturbs most; infinite where it is not
+    finite, and at all elements where ``base`` is not.
+    """
+    size = np.abs(base)
+    if np.isfinite(size).all() and size.size > _DISTURBED:
+        effect = effect[np.argpartition(-size, _DISTURBED)[:_DISTURBED]]
+    values = effect.astype(np.float64)
+    return float(np.mean(values * values)) if np.isfinite(values).all() else math.inf
 
 
 def _measured(

@@ -21,13 +21,14 @@ Source = str | Path | Mapping[str, NDArray[Any]]
 
 _EVERYWHERE = frozenset({"run", "compare", "verify"})
 _RUN = frozenset({"run"})
+_JUDGED = frozenset({"run", "verify"})
 
 
 @dataclass(frozen=True)
 class Option:
     """How a field is asked for: ``flag`` on the command line, ``help`` everywhere.
 
-    ``kind`` is the type of one value; ``least`` the smallest that is allowed, ``above`` whether
+    ``kind`` is the type of one value; ``least`` and ``most`` bound it, ``above`` whether
     that itself is not. ``commands`` are those that take the option.
     """
 
@@ -38,6 +39,7 @@ class Option:
     repeatable: bool = False
     metavar: str | None = None
     least: float | None = None
+    most: float | None = None
     above: bool = False
     commands: frozenset[str] = _EVERYWHERE
 
@@ -81,6 +83,44 @@ class Settings:
     )
     metrics: Sequence[str] = option(
         (), "--metric", "MODULE:FUNCTION, a task metric for --requirement.", repeatable=True
+    )
+    robust: float = option(
+        0.95,
+        "--robust",
+        "The share of unseen inputs that the plan shall meet the requirement on, tested on redrawn "
+        "roundings and variants; 0 fits the given inputs only.",
+        kind=float,
+        least=0.0,
+        most=0.999,
+        metavar="SHARE",
+        commands=_JUDGED,
+    )
+    holds_on: float = option(
+        1.0,
+        "--holds-on",
+        "The share of the given inputs that must meet the requirement.",
+        kind=float,
+        least=0.0,
+        most=1.0,
+        above=True,
+        metavar="SHARE",
+        commands=_JUDGED,
+    )
+    holdout: Sequence[Source] = option(
+        (),
+        "--holdout",
+        "Inputs that the search never sees, judged at the end: files, folders, globs; 'none' keeps "
+        "no given input apart. Default: a fifth of 20 inputs or more.",
+        repeatable=True,
+        commands=_JUDGED,
+    )
+    variants: str = option(
+        "auto",
+        "--variants",
+        "Kinds of variants, such as shift,flip; none; auto takes all that fit where fewer than 20 "
+        "inputs are given.",
+        metavar="KINDS",
+        commands=_JUDGED,
     )
     golden: Source | None = option(
         None,
@@ -172,6 +212,8 @@ def _checked(its: Option, value: Any) -> Any:
         converted = its.kind(value)
     except (TypeError, ValueError) as error:
         raise BadInputError(f"{its.flag} {value}: not a {its.kind.__name__}") from error
+    if its.most is not None and not converted <= its.most:
+        raise BadInputError(f"{its.flag} {value}: must be at most {its.most:g}")
     low = its.least is not None and (
         converted <= its.least if its.above else not converted >= its.least
     )

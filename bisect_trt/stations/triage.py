@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
 from bisect_trt.core.diagnosis import Cause, Diagnosis
 from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.core.sample import Sample
 from bisect_trt.numerics.requirements import times
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.search.tolerance_share import MARGIN
@@ -17,12 +18,17 @@ from bisect_trt.stations.baselines import Baselines
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
 from bisect_trt.stations.engine_baselines import EngineBaselines
+from bisect_trt.stations.robust_search import evenly
 from bisect_trt.stations.sensitivity import (
     Sensitivity,
     affordable,
     measure_sensitivity,
     suspicion_of,
 )
+from bisect_trt.stations.unseen import Unseen
+
+_MOST_RANKED, _RANKING_S = 8, 40.0
+"""Layers are ranked over so many samples, if that takes no longer."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,8 @@ class Triage:
     """The cause, and what the search begins with.
 
     ``base`` is the plan without pins, with the precision that a pin really runs in; ``pinned`` the
-    emulated probe of all pins; ``limit`` the share of the tolerance to search within at first.
+    emulated probe of all pins; ``limit`` the share of the tolerance to search within at first;
+    ``samples`` what a robust search is made with, empty where the given inputs are all.
     """
 
     diagnosis: Diagnosis
@@ -38,12 +45,21 @@ class Triage:
     pinned: ProbeResult
     sensitivity: Sensitivity
     limit: float
+    samples: tuple[Sample, ...]
 
 
 def find_cause(
-    case: Case, bench: Bench, emulated: Baselines, engine: EngineBaselines | None
+    case: Case,
+    bench: Bench,
+    emulated: Baselines,
+    engine: EngineBaselines | None,
+    unseen: Unseen | None,
 ) -> Triage | Diagnosis:
-    """The cause with what the search needs; a bare diagnosis where pinning cannot help."""
+    """The cause with what the search needs; a bare diagnosis where pinning cannot help.
+
+    ``unseen`` is what everything lowered shows beyond the given inputs, None where only these
+    count.
+    """
     bench.observer.station("triage")
     precision = case.settings.precision
     base = PrecisionPlan(precision)
@@ -57,19 +73,43 @@ def find_cause(
             f"({times(pinned.score)}): pinning cannot help.",
         )
     suspicion = suspicion_of(emulated.layers)
-    measured = affordable(case.names, suspicion, emulated.reduced.seconds)
-    sensitivity = measure_sensitivity(case, bench, measured)
+    samples = unseen.samples if unseen is not None else ()
+    ranked_on = _ranked_on(case, samples, emulated)
+    seconds = emulated.probe_seconds(len(case.samples)) * len(ranked_on)
+    measured = affordable(case.names, suspicion, seconds)
+    sensitivity = measure_sensitivity(case, bench, measured, ranked_on)
     heavy = frozenset(f.where for f in case.findings if f.kind == "weight-overflow")
     limit = _first_limit(emulated.lowered, pinned, engine)
+    lowered = emulated.lowered
+    if unseen is not None and unseen.lowered.score > lowered.score:
+        lowered = unseen.lowered
     diagnosis = diagnose_reduced(
-        emulated.lowered.under(limit),
+        lowered.under(limit),
         emulated.layers,
         sensitivity.under(limit),
         lambda pins: bench.prober.probe(base.with_pins(pins)).under(limit),
         precision,
         heavy,
     )
-    return Triage(diagnosis, base, pinned, sensitivity, limit)
+    if emulated.lowered.verdict.passed and engine is None:
+        luck = f"{diagnosis.sentence} The given inputs pass by luck: others like them do not."
+        diagnosis = replace(diagnosis, sentence=luck)
+    return Triage(diagnosis, base, pinned, sensitivity, limit, samples)
+
+
+def _ranked_on(case: Case, samples: tuple[Sample, ...], emulated: Baselines) -> tuple[Sample, ...]:
+    """The samples on which each layer alone is measured: as many of the panel as the time allows,
+    spread over its kinds.
+    """
+    if not samples:
+        return case.samples
+    row = len(case.layers) * emulated.probe_seconds(len(case.samples)) / 2.0
+    count = max(2, min(_MOST_RANKED, int(_RANKING_S / max(row, 1e-6))))
+    given = [s for s in samples if s in case.samples]
+    others = [s for s in samples if s not in case.samples]
+    first = evenly(given, max(1, count // 2)) if others else evenly(given, count)
+    # From the end: variants disturb more than redrawn copies do.
+    return (*first, *evenly(list(reversed(others)), count - len(first)))
 
 
 def _first_limit(

@@ -9,7 +9,7 @@ installed; and the forms in which older versions are told of the pins are read b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import onnx
@@ -21,6 +21,7 @@ from bisect_trt.core.errors import (
     RunnerUnavailableError,
     one_line,
 )
+from bisect_trt.core.holds import Holds
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.graph.graph import Graph
@@ -43,6 +44,7 @@ from bisect_trt.runners.tensorrt.records import EngineRequest
 from bisect_trt.runners.workers.process import IsolatedWorker
 from bisect_trt.stations.bench import Bench, open_bench
 from bisect_trt.stations.case import Case, load
+from bisect_trt.stations.holds import measure_holds, planned_test
 from bisect_trt.stations.saved_plan import SavedPlan
 from bisect_trt.stations.settings import Settings
 
@@ -69,6 +71,7 @@ class Verification:
     plan: PrecisionPlan
     checks: Sequence[Check]
     requirements: Sequence[str] = field(default_factory=tuple)
+    holds: Holds | None = None
 
     @property
     def passed(self) -> bool:
@@ -82,6 +85,8 @@ class Verification:
             "plan": {"base": self.plan.base.value, "pinned": sorted(self.plan.pinned)},
             "requirements": list(self.requirements),
             "checks": [vars(c) for c in self.checks],
+            "holds": asdict(self.holds) if self.holds is not None else None,
+            "robust": self.holds.word.value if self.holds is not None else None,
         }
 
 
@@ -104,7 +109,9 @@ def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verifica
         checks = _judgements(bench, saved.plan)
         checks += [_typed(case.graph, saved.plan), _parsed(case, saved.plan)]
         checks += _written(case.graph, saved.plan)
-        return Verification(saved.plan, checks, case.requirements.texts)
+        test = planned_test(case, 0, 0.0, last=True)
+        holds = measure_holds(case, bench, bench.judges, saved.plan, test)
+        return Verification(saved.plan, checks, case.requirements.texts, holds)
 
 
 def _judgements(bench: Bench, plan: PrecisionPlan) -> list[Check]:

@@ -1,0 +1,57 @@
+"""How sure k passes of n make us of the share that passes (Clopper and Pearson, Biometrika
+1934).
+"""
+
+from __future__ import annotations
+
+import math
+
+
+def lower_bound(passed: int, tested: int, confidence: float = 0.95) -> float:
+    """The share of all draws that pass, at least, one-sided.
+
+    With independent draws the true share is below the bound in at most ``1 - confidence`` of such
+    tests, whatever it is: 22 of 22 bound it by 0.87 at 95 %, 59 of 59 by 0.95.
+
+    Args:
+        passed: how many passed.
+        tested: of how many, 0 for none.
+        confidence: between 0 and 1.
+
+    Returns:
+        A share in [0, 1]; 0 where nothing was tested.
+    """
+    if passed == 0 or tested == 0:
+        return 0.0
+    low, high = 0.0, 1.0
+    for _ in range(60):  # to the last bit that matters: the tail rises with the share
+        middle = (low + high) / 2.0
+        if _tail(passed, tested, middle) > 1.0 - confidence:
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+def draws_needed(share: float, confidence: float = 0.95) -> int:
+    """The fewest draws that bound the share by ``share`` if all of them pass."""
+    if not 0.0 < share < 1.0:
+        return 1
+    # A hair less than the exact quotient, so that 0.95**59 = 0.0485 is not asked for twice.
+    return math.ceil(math.log(1.0 - confidence) / math.log(share) - 1e-9)
+
+
+def _tail(k: int, n: int, p: float) -> float:
+    """The probability of ``k`` or more of ``n``, each with probability ``p``."""
+    if p <= 0.0:
+        return 0.0
+    if p >= 1.0:
+        return 1.0
+    log_p, log_q = math.log(p), math.log1p(-p)
+    ways = (
+        math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) for i in range(k, n + 1)
+    )
+    return math.fsum(
+        math.exp(way + i * log_p + (n - i) * log_q)
+        for i, way in zip(range(k, n + 1), ways, strict=True)
+    )

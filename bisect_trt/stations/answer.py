@@ -1,0 +1,48 @@
+"""The answer's plan, whoever found it, and on what it holds."""
+
+from __future__ import annotations
+
+from bisect_trt.core.diagnosis import Cause
+from bisect_trt.core.holds import Holds
+from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.stations.bench import Bench
+from bisect_trt.stations.holds import measure_holds, planned_test
+from bisect_trt.stations.known import Known
+
+
+def holds_of_answer(known: Known, bench: Bench) -> Holds | None:
+    """The test of the plan that will be written: the search's own where that ended with one, else a
+    test on fresh draws; None where no plan meets the requirement.
+    """
+    if known.holds is not None:
+        return known.holds
+    if known.judgement is None and known.bisection is not None and known.bisection.holds:
+        return known.bisection.holds
+    plan = plan_of_answer(known)
+    if plan is None or known.baselines is None:
+        return None
+    bench.observer.station("what it holds on")
+    seconds = known.baselines.probe_seconds(len(known.case.samples))
+    # A search that was refused has spent its tests on other draws: this one reports, no more.
+    test = planned_test(known.case, _REPORTING, seconds, last=True)
+    return measure_holds(known.case, bench, bench.judges, plan, test)
+
+
+_REPORTING = 100
+"""The number of a test that decides nothing: its draws are no other test's."""
+
+
+def plan_of_answer(known: Known) -> PrecisionPlan | None:
+    """The plan with the precision that its pins really run in; None if none was found to pass."""
+    if known.judgement is not None:
+        return known.base.with_pins(known.judgement.plan.pinned)
+    if known.bisection is not None:
+        return known.base.with_pins(known.bisection.pinned)
+    if known.settled is None or known.baselines is None:
+        return None
+    judge = known.engine or known.baselines
+    if known.settled.cause is Cause.NONE:
+        return PrecisionPlan(known.case.settings.precision)
+    if known.settled.cause is Cause.TF32 and judge.fp32.verdict.passed:
+        return PrecisionPlan(Precision.FP32)
+    return None

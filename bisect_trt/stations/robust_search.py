@@ -1,0 +1,192 @@
+"""A set of pins that holds on inputs nobody has shown, with a figure that says how sure we are.
+
+Layers are ranked by the mean square, over several samples, of what each alone does to the most
+disturbed outputs; the shortest prefix of that ranking which passes a panel (given inputs, copies
+with redrawn roundings, variants) is a set that leaves little to luck, because the sets are nested.
+It is made smaller where that survives: removals are judged on the panel with a margin. The last
+word is said by fresh draws. A set that they refuse gives its failures to the panel, and the search
+goes on; the confidence is split over the tests.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+
+from bisect_trt.core.holds import Holds
+from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.sample import Sample
+from bisect_trt.core.verdict import Verdict
+from bisect_trt.probe.result import ProbeResult, meets
+from bisect_trt.search import find_pins
+from bisect_trt.search.one_minimal import one_minimal
+from bisect_trt.search.prefix import shortest_prefix
+from bisect_trt.stations.bench import Bench
+from bisect_trt.stations.case import Case
+from bisect_trt.stations.holds import first_refusal, measure_holds, planned_test
+from bisect_trt.stations.panel import SEARCH_STREAM, redraws, variants
+
+MARGIN, SHRINK_MARGIN = 0.9, 0.8
+"""Shares of the tolerance that a prefix, and a set that was chosen freely, must keep to on the
+panel (benchmarks/results/holds.md): the freer the choice, the more of it is luck."""
+
+MAX_ACTIVE, PANEL_REDRAWS, PANEL_VARIANTS = 8, 8, 12
+MAX_ROUNDS = 6
+"""Each ends with a test, or two; a round that was refused makes the next set larger by a tenth."""
+
+
+@dataclass(frozen=True)
+class RobustSet:
+    """``pinned`` with the tests that it passed. ``proof`` maps pins to a probe of the set without
+    them that fails on some sample; ``limit`` is the share of the tolerance that it was held to.
+
+    ``prefix`` is the length of the ranking's prefix that holds as well; ``ranked`` is true if the
+    set is that prefix, cut and not shrunk. ``holds`` is None where fresh draws refused every set.
+    """
+
+    pinned: frozenset[str]
+    proof: Mapping[str, ProbeResult]
+    limit: float
+    holds: Holds | None
+    prefix: int
+    ranked: bool
+
+
+class Panel:
+    """Samples, those first that refused a plan last: a failing plan is mostly told by one run."""
+
+    def __init__(self, bench: Bench, base: PrecisionPlan, samples: Sequence[Sample]) -> None:
+        self._bench = bench
+        self._base = base
+        self._samples = list(samples)
+        self._lock = Lock()
+
+    def ask(self, pins: frozenset[str], limit: float) -> ProbeResult:
+        """The verdict on ``pins`` within ``limit`` times the tolerance: the first failure, or the
+        worst pass.
+        """
+        with self._lock:
+            order = list(self._samples)
+        plan = self._base.with_pins(pins)
+        found = self._bench.prober.judge(plan, order, limit=limit)
+        last = found.results[-1]
+        if not meets(last, limit):
+            with self._lock:
+                self._to_front(order[len(found.results) - 1])
+        return ProbeResult.over(plan, self._bench.prober.runner.name, found.results, {}).under(
+            limit
+        )
+
+    def add(self, samples: Sequence[Sample]) -> None:
+        """Let ``samples`` join, to be asked first."""
+        known = {s.digest for s in self._samples}
+        self._samples = [s for s in samples if s.digest not in known] + self._samples
+
+    def _to_front(self, sample: Sample) -> None:
+        self._samples.remove(sample)
+        self._samples.insert(0, sample)
+
+
+def search_panel(case: Case, bench: Bench) -> list[Sample]:
+    """What a robust search begins with: given inputs, redrawn copies, variants where they are
+    few.
+    """
+    made = [
+        *redraws(case, bench, SEARCH_STREAM, PANEL_REDRAWS),
+        *variants(case, bench, SEARCH_STREAM, PANEL_VARIANTS),
+    ]
+    return [*evenly(case.samples, MAX_ACTIVE), *made]
+
+
+def evenly(samples: Sequence[Sample], most: int) -> list[Sample]:
+    """At most ``most`` of ``samples``, spread over their order."""
+    if len(samples) <= most:
+        return list(samples)
+    return [samples[i * len(samples) // most] for i in range(most)]
+
+
+def search_robustly(
+    case: Case,
+    bench: Bench,
+    base: PrecisionPlan,
+    ranking: Sequence[str],
+    samples: Sequence[Sample],
+    limit: float,
+    probe_seconds: float,
+) -> RobustSet | None:
+    """The set, tested; None where even all pins miss the requirement within ``limit``.
+
+    Args:
+        case: gives the inputs, and the share that is asked for.
+        bench: what runs the plans; both emulators judge, also where an engine has the last word.
+        base: the plan without pins.
+        ranking: the layers, most harmful first.
+        samples: what to search with.
+        limit: the share of the tolerance that the emulators are held to.
+        probe_seconds: about what one emulated inference takes.
+    """
+    panel = Panel(bench, base, samples)
+    judges = [bench.prober, bench.second]
+    shortest, number = 0, 0
+    best: RobustSet | None = None
+    for _ in range(MAX_ROUNDS):
+        length = _prefix(panel, ranking, limit, shortest)
+        if length is None:
+            break
+        prefix = frozenset(ranking[:length])
+        smaller, proof = _shrunk(panel, ranking[:length], limit, bench.prober.workers)
+        refused = []
+        for candidate in dict.fromkeys((smaller, prefix)):
+            plan = base.with_pins(candidate)
+            test = planned_test(case, number, probe_seconds, last=False)
+            bench.observer.progress(len(bench.log), 0, f"{len(candidate)} pins on fresh draws")
+            number += 1
+            against = first_refusal(case, bench, judges, plan, test, limit)
+            if against is None:
+                holds = measure_holds(case, bench, judges, plan, test)
+                ranked = candidate != smaller
+                share = limit * (MARGIN if ranked else SHRINK_MARGIN)
+                return RobustSet(candidate, {} if ranked else proof, share, holds, length, ranked)
+            refused.append(against)
+        panel.add(refused)
+        best = RobustSet(prefix, {}, limit * MARGIN, None, length, True)
+        if length == len(ranking):
+            break
+        # A step of a tenth at least: a panel that has learnt may still know too little.
+        shortest = min(len(ranking), math.ceil(1.1 * length))
+    return best
+
+
+def _prefix(panel: Panel, ranking: Sequence[str], limit: float, shortest: int) -> int | None:
+    """How many of the ranking pass the panel with a margin; all of it where only that passes, and
+    without one, since what all pins leave is no rounding of a layer's.
+    """
+
+    def passes(count: int) -> bool:
+        within = limit if count == len(ranking) else limit * MARGIN
+        return panel.ask(frozenset(ranking[:count]), within).verdict.passed
+
+    return shortest_prefix(len(ranking), passes, first=shortest)
+
+
+def _shrunk(
+    panel: Panel, ranked: Sequence[str], limit: float, workers: int
+) -> tuple[frozenset[str], dict[str, ProbeResult]]:
+    """A part of ``ranked`` of which no single pin can be left out on the panel, and the proof; all
+    of it where a freely chosen set would have to keep to more than it can.
+    """
+    within = limit * SHRINK_MARGIN
+    everything = frozenset(ranked)
+    if not panel.ask(everything, within).verdict.passed:
+        return everything, {}
+    suspicion = {name: float(len(ranked) - place) for place, name in enumerate(ranked)}
+
+    def probe(pins: frozenset[str]) -> Verdict:
+        return panel.ask(pins, within).verdict
+
+    found = find_pins(list(reversed(ranked)), probe, suspicion=suspicion, workers=workers)
+    left = [name for name in reversed(ranked) if name in found.pinned]
+    minimal = one_minimal(left, lambda p: panel.ask(p, within), lambda r: r.verdict.passed)
+    return minimal.pinned, minimal.proof
