@@ -43,7 +43,8 @@ class Holds:
     """What a plan holds on: the ``given`` inputs, copies of them with roundings ``redrawn``,
     ``variants`` of them, and the inputs that were kept apart (``holdout``).
 
-    ``wanted`` is the share that ``--robust`` asks for; ``fitted`` is true where nothing but the
+    ``wanted`` is the share that ``--robust`` asks for, ``wanted_of_variants`` the share of variants,
+    which count for less the more real inputs are given; ``fitted`` is true where nothing but the
     given inputs was searched with.
     """
 
@@ -52,17 +53,20 @@ class Holds:
     variants: Holding
     holdout: Holding
     wanted: float
+    wanted_of_variants: float = 0.0
     fitted: bool = False
 
     @property
     def word(self) -> Robustness:
-        """Robust: every kind that was drawn is bounded by the wanted share, and the inputs kept
-        apart do not speak against it. Lucky: some kind was seen to miss it.
+        """Robust: the redrawn roundings (variants, where no input can be moved) are bounded by the
+        wanted share, and neither variants nor inputs kept apart speak against it. Lucky: some kind
+        was seen to miss it.
         """
-        drawn = [kind for kind in (self.redrawn, self.variants) if kind.tested]
-        kinds = [*drawn, self.holdout] if self.holdout.tested else drawn
-        if any(k.passed < int(self.wanted * k.tested) for k in kinds):
+        if any(k.passed < int(self.wanted * k.tested) for k in (self.redrawn, self.holdout)):
             return Robustness.LUCKY
-        if drawn and all(k.lower_bound >= self.wanted for k in drawn):
+        if self.variants.passed < int(self.wanted_of_variants * self.variants.tested):
+            return Robustness.LUCKY
+        drawn = self.redrawn if self.redrawn.tested else self.variants
+        if drawn.tested and drawn.lower_bound >= self.wanted:
             return Robustness.ROBUST
         return Robustness.UNDECIDED

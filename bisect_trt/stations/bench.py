@@ -109,7 +109,7 @@ class Bench:
         self.log: list[ProbeResult] = []
         self.rtx_sums = has_rtx_sums(opened, case.settings.precision)
         self._case = case
-        self._error_samples: dict[str, ErrorSample] = {}
+        self._error_samples: dict[tuple[str, PrecisionPlan], ErrorSample] = {}
         workers = case.settings.workers
         other: Runner = RtxRunner(emulator) if self.rtx_sums else WholeModelRunner(case.graph)
         self.prober = self._prober(fleet or emulator, workers)
@@ -133,18 +133,22 @@ class Bench:
 
     def error_sample(self, sample: Sample) -> ErrorSample:
         """The elements that stand for all of ``sample``'s outputs, chosen once."""
-        if sample.digest not in self._error_samples:
+        return self.disturbed(sample, PrecisionPlan(self._case.settings.precision))
+
+    def disturbed(self, sample: Sample, plan: PrecisionPlan) -> ErrorSample:
+        """The elements of ``sample``'s outputs that ``plan`` disturbs most, and some at random."""
+        key = (sample.digest, plan)
+        if key not in self._error_samples:
             case, reference = self._case, self.references.of(sample)
             limit = max(256, min(4096, 4_000_000 // max(1, len(case.layers))))
-            plan = PrecisionPlan(case.settings.precision)
             candidate: Arrays
             try:
                 candidate = next(iter(self.emulator.outputs(plan, [sample])))
             except RunnerFailedError:  # a rounded index out of range: the plan's own probe tells
                 candidate = reference
             chosen = ErrorSample(case.requirements, reference, candidate, limit)
-            self._error_samples[sample.digest] = chosen
-        return self._error_samples[sample.digest]
+            self._error_samples[key] = chosen
+        return self._error_samples[key]
 
     def ledger(self) -> Ledger:
         """What was done until now."""

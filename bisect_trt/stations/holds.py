@@ -5,7 +5,7 @@ apart.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -13,17 +13,18 @@ from bisect_trt.core.holds import Holding, Holds
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.numerics.confidence import draws_needed, lower_bound
+from bisect_trt.numerics.draws import can_be_redrawn
 from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.result import PanelResult, SampleResult, meets
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
-from bisect_trt.stations.panel import redraws, variants
+from bisect_trt.stations.panel import redraws, variants, weight_of_variants
 
 CONFIDENCE = 0.95
 WANTED = 0.95
 """The share that is spoken of where ``--robust 0`` asks for none."""
 
-_CHUNK = 16
+_CHUNK, _VARIANTS = 16, 24
 _FEWEST, _SECONDS = 8, 90.0
 """A test of slow models is made of fewer draws, and its bound is then what it is."""
 
@@ -68,10 +69,7 @@ def measure_holds(
         test: which draws, and the confidence of their bounds.
     """
     given = judge_all(bench, judges, plan, case.samples)[0]
-    drawn = [
-        judge_all(bench, judges, plan, make(case, bench, test.stream, test.draws))[0]
-        for make in (redraws, variants)
-    ]
+    drawn = [judge_all(bench, judges, plan, draws)[0] for draws in _draws(case, bench, test)]
     held_out = judge_all(bench, judges, plan, case.holdout)[0]
     return Holds(
         _holding(given, None),
@@ -79,6 +77,7 @@ def measure_holds(
         _holding(drawn[1], test.confidence),
         _holding(held_out, CONFIDENCE),
         case.settings.robust or WANTED,
+        wanted_of_variants(case),
         not case.settings.robust,
     )
 
@@ -99,12 +98,34 @@ def first_refusal(
     if len(given.results) - given.passed(limit) > spared:
         pairs = zip(case.samples, given.results, strict=True)
         return max(pairs, key=lambda pair: pair[1].score)[0]
-    for make in (redraws, variants):
-        draws = make(case, bench, test.stream, test.draws)
-        found, last = judge_all(bench, judges, plan, draws, limit=limit)
-        if not found.all_passed(limit):
-            return last
-    return None
+    redrawn, varied = _draws(case, bench, test)
+    found, last = judge_all(bench, judges, plan, redrawn, limit=limit)
+    if not found.all_passed(limit):
+        return last
+    samples = list(varied)
+    tried, _ = judge_all(bench, judges, plan, samples)
+    if tried.passed(limit) >= int(wanted_of_variants(case) * len(samples)):
+        return None
+    return max(zip(samples, tried.results, strict=True), key=lambda pair: pair[1].score)[0]
+
+
+def wanted_of_variants(case: Case) -> float:
+    """The share of variants that must pass: all that is asked for where one input is given, less the
+    more real ones there are, whose word counts for more.
+    """
+    return (case.settings.robust or WANTED) * weight_of_variants(case)
+
+
+def _draws(case: Case, bench: Bench, test: FreshTest) -> tuple[Iterator[Sample], Iterator[Sample]]:
+    """The test's redrawn copies, and variants: a few, which have to agree, or as many as bound a
+    share where nothing can be redrawn.
+    """
+    movable = any(can_be_redrawn(s.arrays) for s in case.samples)
+    count = min(test.draws, _VARIANTS) if movable else test.draws
+    return (
+        redraws(case, bench, test.stream, test.draws),
+        variants(case, bench, test.stream, count),
+    )
 
 
 def judge_all(

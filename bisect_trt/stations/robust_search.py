@@ -18,7 +18,6 @@ from threading import Lock
 from bisect_trt.core.holds import Holds
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
-from bisect_trt.core.verdict import Verdict
 from bisect_trt.probe.result import ProbeResult, meets
 from bisect_trt.search import find_pins
 from bisect_trt.search.one_minimal import one_minimal
@@ -26,13 +25,21 @@ from bisect_trt.search.prefix import shortest_prefix
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
 from bisect_trt.stations.holds import first_refusal, measure_holds, planned_test
-from bisect_trt.stations.panel import SEARCH_STREAM, redraws, variants
+from bisect_trt.stations.panel import (
+    SEARCH_STREAM,
+    redraws,
+    variants,
+    weight_of_variants,
+)
 
 MARGIN, SHRINK_MARGIN = 0.9, 0.8
 """Shares of the tolerance that a prefix, and a set that was chosen freely, must keep to on the
 panel (benchmarks/results/holds.md): the freer the choice, the more of it is luck."""
 
 MAX_ACTIVE, PANEL_REDRAWS, PANEL_VARIANTS = 8, 8, 12
+_FEWEST_PROBES, _SHRINK_S = 24, 30.0
+"""Shrinking ends after so many seconds, roughly, but not before so many probes."""
+
 MAX_ROUNDS = 6
 """Each ends with a test, or two; a round that was refused makes the next set larger by a tenth."""
 
@@ -42,8 +49,8 @@ class RobustSet:
     """``pinned`` with the tests that it passed. ``proof`` maps pins to a probe of the set without
     them that fails on some sample; ``limit`` is the share of the tolerance that it was held to.
 
-    ``prefix`` is the length of the ranking's prefix that holds as well; ``ranked`` is true if the
-    set is that prefix, cut and not shrunk. ``holds`` is None where fresh draws refused every set.
+    ``prefix`` is the length of the ranking's prefix that it comes from; ``ranked`` is true if not
+    every pin is proved: the set was cut from the ranking, or there were too many pins to try. ``holds`` is None where fresh draws refused every set.
     """
 
     pinned: frozenset[str]
@@ -95,7 +102,7 @@ def search_panel(case: Case, bench: Bench) -> list[Sample]:
     """
     made = [
         *redraws(case, bench, SEARCH_STREAM, PANEL_REDRAWS),
-        *variants(case, bench, SEARCH_STREAM, PANEL_VARIANTS),
+        *variants(case, bench, SEARCH_STREAM, round(PANEL_VARIANTS * weight_of_variants(case) ** 2)),
     ]
     return [*evenly(case.samples, MAX_ACTIVE), *made]
 
@@ -136,7 +143,8 @@ def search_robustly(
         if length is None:
             break
         prefix = frozenset(ranking[:length])
-        smaller, proof = _shrunk(panel, ranking[:length], limit, bench.prober.workers)
+        most = max(_FEWEST_PROBES, int(_SHRINK_S / (probe_seconds * len(samples) / 2.0 + 1e-6)))
+        smaller, proof = _shrunk(panel, ranking[:length], limit, bench.prober.workers, most)
         refused = []
         for candidate in dict.fromkeys((smaller, prefix)):
             plan = base.with_pins(candidate)
@@ -146,9 +154,10 @@ def search_robustly(
             against = first_refusal(case, bench, judges, plan, test, limit)
             if against is None:
                 holds = measure_holds(case, bench, judges, plan, test)
-                ranked = candidate != smaller
-                share = limit * (MARGIN if ranked else SHRINK_MARGIN)
-                return RobustSet(candidate, {} if ranked else proof, share, holds, length, ranked)
+                share = limit * (SHRINK_MARGIN if proof and candidate == smaller else MARGIN)
+                proved = proof if candidate == smaller else {}
+                ranked = set(proved) != set(candidate)
+                return RobustSet(candidate, proved, share, holds, length, ranked)
             refused.append(against)
         panel.add(refused)
         best = RobustSet(prefix, {}, limit * MARGIN, None, length, True)
@@ -172,21 +181,27 @@ def _prefix(panel: Panel, ranking: Sequence[str], limit: float, shortest: int) -
 
 
 def _shrunk(
-    panel: Panel, ranked: Sequence[str], limit: float, workers: int
+    panel: Panel, ranked: Sequence[str], limit: float, workers: int, most: int
 ) -> tuple[frozenset[str], dict[str, ProbeResult]]:
-    """A part of ``ranked`` of which no single pin can be left out on the panel, and the proof; all
-    of it where a freely chosen set would have to keep to more than it can.
+    """A part of ``ranked`` of which no single pin can be left out on the panel, and the proof.
+
+    All of it where a freely chosen set would have to keep to more than it can; what was reached
+    after ``most`` probes, without a proof, where there are too many pins to try each.
     """
     within = limit * SHRINK_MARGIN
     everything = frozenset(ranked)
-    if not panel.ask(everything, within).verdict.passed:
+    if not ranked or not panel.ask(everything, within).verdict.passed:
         return everything, {}
     suspicion = {name: float(len(ranked) - place) for place, name in enumerate(ranked)}
-
-    def probe(pins: frozenset[str]) -> Verdict:
-        return panel.ask(pins, within).verdict
-
-    found = find_pins(list(reversed(ranked)), probe, suspicion=suspicion, workers=workers)
+    found = find_pins(
+        list(reversed(ranked)),
+        lambda pins: panel.ask(pins, within).verdict,
+        suspicion=suspicion,
+        workers=workers,
+        max_probes=most,
+    )
+    if not found.complete:
+        return found.pinned, {}
     left = [name for name in reversed(ranked) if name in found.pinned]
     minimal = one_minimal(left, lambda p: panel.ask(p, within), lambda r: r.verdict.passed)
     return minimal.pinned, minimal.proof

@@ -61,21 +61,28 @@ class Sensitivity:
 
 
 def measure_sensitivity(
-    case: Case, bench: Bench, layers: Sequence[str], samples: Sequence[Sample]
+    case: Case,
+    bench: Bench,
+    layers: Sequence[str],
+    samples: Sequence[Sample],
+    lowered: PrecisionPlan,
 ) -> Sensitivity:
     """One row for each of ``layers``, over ``samples``; recalled from the journal where it is
     there.
+
+    ``lowered`` is the plan whose errors say which elements are looked at: everything lowered, or
+    all but the layers that overflow, whose errors would hide where the others' are.
     """
     squares: dict[str, list[float]] = {name: [] for name in layers}
     rows: dict[str, list[NDArray[np.float32]]] = {name: [] for name in layers}
     scores = dict.fromkeys(layers, 0.0)
     runs, base = 0, []
     for number, sample in enumerate(samples):
-        base.append(_base(case, bench, sample))
-        keys = {name: _key(case, bench, sample, name) for name in layers}
+        base.append(_base(bench, sample, lowered))
+        keys = {name: _key(bench, sample, lowered, name) for name in layers}
         known = {name: bench.journal.recall(key) for name, key in keys.items()}
         missing = [name for name, row in known.items() if row is None]
-        for name, score, vector in _measured(case, bench, sample, missing):
+        for name, score, vector in _measured(case, bench, sample, missing, lowered):
             bench.journal.record([Row(keys[name], "effect", score, vector.tobytes())])
             known[name] = (score, vector.tobytes())
             runs += 1
@@ -105,13 +112,13 @@ def _mean_square(effect: NDArray[np.float32], base: NDArray[np.float32]) -> floa
 
 
 def _measured(
-    case: Case, bench: Bench, sample: Sample, layers: Sequence[str]
+    case: Case, bench: Bench, sample: Sample, layers: Sequence[str], lowered: PrecisionPlan
 ) -> Iterator[tuple[str, float, NDArray[np.float32]]]:
     """(layer, score, signed errors) for each of ``layers`` lowered alone on ``sample``."""
     if not layers:
         return
     runner = bench.fleet or bench.emulator
-    chosen = bench.error_sample(sample)
+    chosen = bench.disturbed(sample, lowered)
     for name, outputs in runner.effects(sample, case.settings.precision, layers):
         if outputs is None:
             yield name, math.inf, np.full(chosen.size, np.nan, np.float32)
@@ -120,15 +127,14 @@ def _measured(
             yield name, score, chosen.errors(outputs)
 
 
-def _base(case: Case, bench: Bench, sample: Sample) -> NDArray[np.float32]:
-    """The signed errors with everything lowered."""
-    precision = case.settings.precision
-    key = bench.prober.key("base", precision.value, sample.digest)
+def _base(bench: Bench, sample: Sample, lowered: PrecisionPlan) -> NDArray[np.float32]:
+    """The signed errors under ``lowered``."""
+    key = bench.prober.key("base", lowered.to_json(), sample.digest)
     found = bench.journal.recall(key)
     if found is None:
-        chosen = bench.error_sample(sample)
+        chosen = bench.disturbed(sample, lowered)
         try:
-            outputs = next(iter(bench.emulator.outputs(PrecisionPlan(precision), [sample])))
+            outputs = next(iter(bench.emulator.outputs(lowered, [sample])))
             vector = chosen.errors(outputs)
         except RunnerFailedError:
             vector = np.full(chosen.size, np.nan, np.float32)
@@ -137,8 +143,8 @@ def _base(case: Case, bench: Bench, sample: Sample) -> NDArray[np.float32]:
     return np.frombuffer(found[1], np.float32)
 
 
-def _key(case: Case, bench: Bench, sample: Sample, layer: str) -> str:
-    return bench.prober.key("effect", case.settings.precision.value, sample.digest, layer)
+def _key(bench: Bench, sample: Sample, lowered: PrecisionPlan, layer: str) -> str:
+    return bench.prober.key("effect", lowered.to_json(), sample.digest, layer)
 
 
 def affordable(

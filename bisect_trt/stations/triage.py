@@ -77,8 +77,13 @@ def find_cause(
     ranked_on = _ranked_on(case, samples, emulated)
     seconds = emulated.probe_seconds(len(case.samples)) * len(ranked_on)
     measured = affordable(case.names, suspicion, seconds)
-    sensitivity = measure_sensitivity(case, bench, measured, ranked_on)
     heavy = frozenset(f.where for f in case.findings if f.kind == "weight-overflow")
+    lowered_plan = PrecisionPlan(precision)
+    if unseen is not None:
+        finite = emulated.layers["introduced_finite"].astype(bool)
+        overflowing = heavy.union(str(n) for n in emulated.layers.loc[~finite, "layer"])
+        lowered_plan = lowered_plan.with_pins(overflowing.intersection(case.names))
+    sensitivity = measure_sensitivity(case, bench, measured, ranked_on, lowered_plan)
     limit = _first_limit(emulated.lowered, pinned, engine)
     lowered = emulated.lowered
     if unseen is not None and unseen.lowered.score > lowered.score:
