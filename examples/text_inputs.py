@@ -1,8 +1,8 @@
 """Seeded pages and lines of text, made from nothing but Pillow: inputs for the two OCR models.
 
-``python examples/text_inputs.py lines 8 FOLDER`` writes line_000.npz and so on, (1, 3, 48, 320) float32
-in [-1, 1] for the recogniser; ``pages`` writes (1, 3, 192, 320) with ImageNet's mean and deviation for
-the detector. The same number is always the same image, so a set can grow.
+``python examples/text_inputs.py lines 8 FOLDER`` writes line_000.npz and so on, (1, 3, 48, 320)
+float32 in [-1, 1] for the recogniser; ``pages`` writes (1, 3, 192, 320) with ImageNet's mean and
+deviation for the detector. The same number is always the same image, so a set can grow.
 """
 
 from __future__ import annotations
@@ -90,7 +90,9 @@ def text(random: np.random.Generator, words: int) -> str:
 
 
 def _spoilt(image: Image.Image, random: np.random.Generator) -> NDArray[np.float32]:
-    """As a camera or scanner would have it: a little turned, blurred, noisy; (H, W, 3) in [0, 1]."""
+    """As a camera or scanner would have it: a little turned, blurred, noisy; (H, W, 3) in [0,
+    1].
+    """
     paper = image.getpixel((0, 0))
     turned = image.rotate(random.uniform(-1.5, 1.5), Image.Resampling.BICUBIC, fillcolor=paper)
     blurred = turned.filter(ImageFilter.GaussianBlur(random.uniform(0.0, 0.9)))

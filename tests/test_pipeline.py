@@ -48,6 +48,7 @@ def run(fixture: Fixture, out: Path, **options: object) -> Result:
         precision=fixture.precision,
         require=fixture.require,
         out=out,
+        robust=0,
         **options,
     )  # type: ignore[arg-type]
 
@@ -148,7 +149,7 @@ def test_another_requirement_is_another_question(tmp_path: Path) -> None:
     fixture = residual()
     tight = run(fixture, tmp_path / "run")
     loose = bisect_trt.bisect(
-        fixture.model, fixture.inputs, require="rel_range<=1e-2", out=tmp_path / "run"
+        fixture.model, fixture.inputs, require="rel_range<=1e-2", out=tmp_path / "run", robust=0
     )
     assert tight.pinned and loose.pinned == [] and loose.new_probes > 0
 
@@ -168,6 +169,8 @@ def test_kill_loses_at_most_the_probe_in_flight(tmp_path: Path) -> None:
         str(tmp_path / "x.npz"),
         "--requirement",
         fixture.require,
+        "--robust",
+        "0",
         "--out",
         str(out),
         "-v",
@@ -208,6 +211,8 @@ def test_interrupt_leaves_the_best_plan_on_disk(tmp_path: Path) -> None:
         str(tmp_path / "x.npz"),
         "--requirement",
         "rel_range<=2e-4",
+        "--robust",
+        "0",
         "--out",
         str(out),
         "-v",
@@ -245,7 +250,11 @@ def test_several_samples_are_judged_by_the_worst(tmp_path: Path) -> None:
     fixture = encoder_decomposed()
     small = {"tokens": fixture.inputs["tokens"] * 0.5}
     both = bisect_trt.bisect(
-        fixture.model, [fixture.inputs, small], require=fixture.require, out=tmp_path / "run"
+        fixture.model,
+        [fixture.inputs, small],
+        require=fixture.require,
+        out=tmp_path / "run",
+        robust=0,
     )
     assert both.passed and len(both.samples) == 2 and set(both.pinned) == fixture.pins
     row = both.outputs[both.outputs["baseline"] == "fp16"].iloc[0]
@@ -262,11 +271,13 @@ def test_workers_find_the_same_set(tmp_path: Path) -> None:
 def test_noise_is_warned_about(tmp_path: Path) -> None:
     fixture = healthy()
     noise = {"x": np.random.default_rng(0).normal(size=(4, 16)).astype(np.float32)}
-    result = bisect_trt.bisect(fixture.model, noise, require=fixture.require, out=tmp_path / "run")
+    result = bisect_trt.bisect(
+        fixture.model, noise, require=fixture.require, out=tmp_path / "run", robust=0
+    )
     assert any("noise" in f.message for f in result.findings)
     constant = {"x": np.ones((4, 16), np.float32)}
     result = bisect_trt.bisect(
-        fixture.model, constant, require=fixture.require, out=tmp_path / "run2"
+        fixture.model, constant, require=fixture.require, out=tmp_path / "run2", robust=0
     )
     assert any("constant" in f.message for f in result.findings)
     assert not run(fixture, tmp_path / "run3").findings
@@ -292,7 +303,7 @@ def _run_nodes(
     model = onnx.helper.make_model(
         graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8
     )
-    return bisect_trt.bisect(model, {"x": x}, out=out)
+    return bisect_trt.bisect(model, {"x": x}, out=out, robust=0)
 
 
 def test_outputs_whose_shape_depends_on_values(tmp_path: Path) -> None:

@@ -43,9 +43,9 @@ class Holds:
     """What a plan holds on: the ``given`` inputs, copies of them with roundings ``redrawn``,
     ``variants`` of them, and the inputs that were kept apart (``holdout``).
 
-    ``wanted`` is the share that ``--robust`` asks for, ``wanted_of_variants`` the share of variants,
-    which count for less the more real inputs are given; ``fitted`` is true where nothing but the
-    given inputs was searched with.
+    ``wanted`` is the share that ``--robust`` asks for, ``wanted_of_variants`` the share of
+    variants, which count for less the more real inputs are given; ``fitted`` is true where nothing
+    but the given inputs was searched with.
     """
 
     given: Holding

@@ -110,8 +110,8 @@ def first_refusal(
 
 
 def wanted_of_variants(case: Case) -> float:
-    """The share of variants that must pass: all that is asked for where one input is given, less the
-    more real ones there are, whose word counts for more.
+    """The share of variants that must pass: all that is asked for where one input is given, less
+    the more real ones there are, whose word counts for more.
     """
     return (case.settings.robust or WANTED) * weight_of_variants(case)
 

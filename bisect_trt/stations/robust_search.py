@@ -24,7 +24,12 @@ from bisect_trt.search.one_minimal import one_minimal
 from bisect_trt.search.prefix import shortest_prefix
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
-from bisect_trt.stations.holds import first_refusal, measure_holds, planned_test
+from bisect_trt.stations.holds import (
+    first_refusal,
+    judge_all,
+    measure_holds,
+    planned_test,
+)
 from bisect_trt.stations.panel import (
     SEARCH_STREAM,
     redraws,
@@ -50,7 +55,8 @@ class RobustSet:
     them that fails on some sample; ``limit`` is the share of the tolerance that it was held to.
 
     ``prefix`` is the length of the ranking's prefix that it comes from; ``ranked`` is true if not
-    every pin is proved: the set was cut from the ranking, or there were too many pins to try. ``holds`` is None where fresh draws refused every set.
+    every pin is proved: the set was cut from the ranking, or there were too many pins to try.
+    ``holds`` is None where fresh draws refused every set.
     """
 
     pinned: frozenset[str]
@@ -102,7 +108,9 @@ def search_panel(case: Case, bench: Bench) -> list[Sample]:
     """
     made = [
         *redraws(case, bench, SEARCH_STREAM, PANEL_REDRAWS),
-        *variants(case, bench, SEARCH_STREAM, round(PANEL_VARIANTS * weight_of_variants(case) ** 2)),
+        *variants(
+            case, bench, SEARCH_STREAM, round(PANEL_VARIANTS * weight_of_variants(case) ** 2)
+        ),
     ]
     return [*evenly(case.samples, MAX_ACTIVE), *made]
 
@@ -151,12 +159,18 @@ def search_robustly(
             test = planned_test(case, number, probe_seconds, last=False)
             bench.observer.progress(len(bench.log), 0, f"{len(candidate)} pins on fresh draws")
             number += 1
+            ranked = candidate != smaller or set(proof) != set(candidate)
+            share = limit * (MARGIN if ranked else SHRINK_MARGIN)
+            proved = proof if candidate == smaller else {}
+            if bench.engine is not None:  # it is tested where it is decided: on the engine
+                given, last = judge_all(bench, [bench.second], plan, case.samples, limit=limit)
+                if given.all_passed(limit):
+                    return RobustSet(candidate, proved, share, None, length, ranked)
+                refused += [last] if last is not None else []
+                continue
             against = first_refusal(case, bench, judges, plan, test, limit)
             if against is None:
                 holds = measure_holds(case, bench, judges, plan, test)
-                share = limit * (SHRINK_MARGIN if proof and candidate == smaller else MARGIN)
-                proved = proof if candidate == smaller else {}
-                ranked = set(proved) != set(candidate)
                 return RobustSet(candidate, proved, share, holds, length, ranked)
             refused.append(against)
         panel.add(refused)

@@ -93,6 +93,7 @@ def test_run_decides_on_the_engine(make: Callable[[], Fixture], tmp_path: Path) 
         require=fixture.require,
         runner="tensorrt",
         out=tmp_path / "run",
+        robust=0,
     )
     assert result.runner == "tensorrt"
     assert result.exit_code == fixture.exit_code or (
@@ -106,6 +107,7 @@ def test_run_decides_on_the_engine(make: Callable[[], Fixture], tmp_path: Path) 
         require=fixture.require,
         runner="tensorrt",
         out=tmp_path / "run",
+        robust=0,
     )
     assert again.new_probes == 0 and again.pinned == result.pinned
 
@@ -119,6 +121,7 @@ def test_certified_pins_are_proved_by_builds(tmp_path: Path) -> None:
         runner="tensorrt",
         certify="engine",
         out=tmp_path / "run",
+        robust=0,
     )
     assert result.passed and result.complete and set(result.pins["proved_on"]) == {"tensorrt"}
 
@@ -132,6 +135,7 @@ def test_out_of_builds_gives_the_closest_plan(tmp_path: Path) -> None:
         runner="tensorrt",
         max_builds=0,
         out=tmp_path / "run",
+        robust=0,
     )
     assert result.engine.out_of_builds and result.engine.builds_beyond_baselines <= 1
 
@@ -197,6 +201,7 @@ def test_several_gpus_certify_the_same_set(tmp_path: Path) -> None:
             certify="engine",
             workers=workers,
             out=tmp_path / str(workers),
+            robust=0,
         )
         for workers in (1, 2)
     ]
@@ -220,6 +225,7 @@ def test_the_cases_are_told_apart_on_the_engine(
             metrics=fixture.metrics,
             runner="tensorrt",
             out=tmp_path / "run",
+            robust=0,
         )
     except RunnerFailedError as error:
         pytest.skip(f"this runtime cannot build it: {error}")
@@ -228,3 +234,29 @@ def test_the_cases_are_told_apart_on_the_engine(
     else:
         assert result.passed, result.sentence
         assert result.cause.value in (fixture.cause, "none")
+
+
+def test_what_an_engine_s_plan_holds_on_is_measured_on_it(tmp_path: Path) -> None:
+    fixture = encoder_decomposed()
+    result = bisect_trt.bisect(
+        fixture.model, fixture.inputs, require=fixture.require, runner="tensorrt", out=tmp_path
+    )
+    assert result.passed and result.holds is not None
+    print(result.holds, len(result.pinned), result.seconds)
+    assert result.holds.redrawn.tested >= 59 and result.holds.given.passed == 1
+
+
+def test_the_engine_kept_for_further_samples_gives_what_a_new_one_gives(
+    closing: Callable[..., TensorRTRunner],
+) -> None:
+    fixture = residual()
+    one = Sample("one", fixture.inputs)
+    other = Sample("other", {n: a * np.float32(0.5) for n, a in fixture.inputs.items()})
+    plan = PrecisionPlan("fp16")
+    runner = closing(fixture.model, [one])
+    apart = [next(runner.outputs(plan, [s])) for s in (one, other, one)]
+    together = list(closing(fixture.model, [one]).outputs(plan, [one, other, one]))
+    for first, second in zip(apart, together, strict=True):
+        for name, array in first.items():
+            np.testing.assert_allclose(array, second[name], rtol=2e-2, atol=1e-3)
+    np.testing.assert_array_equal(apart[0]["y"], apart[2]["y"])

@@ -62,6 +62,7 @@ def test_run(make: object, tmp_path: Path) -> None:
         require=fixture.require,
         runner="onnxruntime-cuda",
         out=tmp_path / "run",
+        robust=0,
     )
     assert (
         result.runner == "onnxruntime-cuda" and result.passed and result.engine.fp32_is == "strict"

@@ -73,6 +73,7 @@ def test_a_run_reports_them(tmp_path: Path) -> None:
         require=fixture.require,
         runner="emulated",
         out=tmp_path / "few",
+        robust=0,
     )
     search = result.as_json()["search"]
     assert (
@@ -91,6 +92,7 @@ def test_a_run_reports_them(tmp_path: Path) -> None:
         require=diffuse.require,
         runner="emulated",
         out=tmp_path / "diffuse",
+        robust=0,
     )
     search = result.as_json()["search"]
     assert search["regime"] == "diffuse accumulation" and search["spread_over"] > len(result.pinned)

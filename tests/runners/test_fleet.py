@@ -123,6 +123,7 @@ def run(out: Path, **options: Any) -> Result:
         require=fixture.require,
         runner="emulated",
         out=out,
+        robust=0,
         **options,
     )
 

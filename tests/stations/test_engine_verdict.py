@@ -90,6 +90,7 @@ def judged(
             precision=fixture.precision,
             require=fixture.require,
             out=tmp_path / "run",
+            robust=0,
             **options,
         ), engine
 

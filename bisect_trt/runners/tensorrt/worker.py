@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +17,31 @@ from bisect_trt.runners.tensorrt.cuda import Cuda, import_cuda
 from bisect_trt.runners.tensorrt.execute import LoadedEngine
 from bisect_trt.runners.tensorrt.module import import_tensorrt
 from bisect_trt.runners.tensorrt.readback import engine_layers
-from bisect_trt.runners.tensorrt.records import EngineAnswer, EngineRequest
+from bisect_trt.runners.tensorrt.records import Built, EngineAnswer, EngineRequest
+
+
+@dataclass(frozen=True)
+class _Engine:
+    """An engine that is loaded, and what building it showed."""
+
+    key: str
+    built: Built
+    loaded: LoadedEngine
+    messages: Sequence[tuple[str, str]]
+    latency_ms: float
 
 
 class EngineWorker:
-    """Builds and runs engines. ``caches`` is a folder for timing and kernel caches, one for each
-    configuration.
+    """Builds and runs engines; the last one is kept, for further samples of the same plan.
+
+    ``caches`` is a folder for timing and kernel caches, one for each configuration.
     """
 
     def __init__(self, module: str | None, caches: str | None = None) -> None:
         self._trt = import_tensorrt(module)
         self._cuda = Cuda(import_cuda())
         self._caches = Path(caches) if caches is not None else None
+        self._kept: _Engine | None = None
 
     def describe(self) -> dict[str, str]:
         """Versions and the GPU."""
@@ -35,35 +50,47 @@ class EngineWorker:
     def probe(
         self, request: EngineRequest, samples: Sequence[Mapping[str, NDArray[Any]]]
     ) -> EngineAnswer:
-        """Build the engine, run every sample.
+        """Build the engine, or take the one kept, and run every sample.
 
         Raises:
             RunnerFailedError: with a verdict of its own.
         """
         began = time.perf_counter()
+        engine = self._engine(request, samples[0])
+        ready = time.perf_counter()
+        outputs = [engine.loaded.run(arrays) for arrays in samples]
+        ran = time.perf_counter()
+        debug = [engine.loaded.debug_values(arrays) for arrays in samples] if request.debug else []
+        seconds = {**engine.built.seconds, **engine.loaded.seconds, "run": ran - ready}
+        seconds |= {"latency": 0.0, "child": time.perf_counter() - began}
+        layers = engine_layers(json.loads(engine.loaded.inspect()))
+        built = engine.built
+        return EngineAnswer(
+            outputs,
+            seconds,
+            len(built.engine),
+            engine.latency_ms,
+            built.types,
+            layers,
+            engine.messages,
+            debug,
+        )
+
+    def _engine(self, request: EngineRequest, sample: Mapping[str, NDArray[Any]]) -> _Engine:
+        key = _key(request)
+        if self._kept is not None and self._kept.key == key:
+            return self._kept
+        self._kept = None  # two engines would be on the GPU for a moment
         built = build_engine(self._trt, request, self._cache(request, "timing"))
         logger = make_logger(self._trt)
         kernels = self._cache(request, "kernels")
         loaded = LoadedEngine(self._trt, self._cuda, logger, built.engine, kernels)
-        ready = time.perf_counter()
-        outputs = [loaded.run(arrays) for arrays in samples]
-        ran = time.perf_counter()
-        debug = [loaded.debug_values(arrays) for arrays in samples] if request.debug else []
-        latency = loaded.latency_ms(samples[0]) if request.measure_latency else float("nan")
+        latency = loaded.latency_ms(sample) if request.measure_latency else float("nan")
         if kernels is not None:
             loaded.keep_kernels(kernels)
-        seconds = {
-            **built.seconds,
-            **loaded.seconds,
-            "run": ran - ready,
-            "latency": time.perf_counter() - ran,
-        }
-        seconds["child"] = time.perf_counter() - began
-        layers = engine_layers(json.loads(loaded.inspect()))
         messages = [*built.messages, *(m for m in logger.messages if m not in built.messages)]
-        return EngineAnswer(
-            outputs, seconds, len(built.engine), latency, built.types, layers, messages, debug
-        )
+        self._kept = _Engine(key, built, loaded, messages, latency)
+        return self._kept
 
     def _cache(self, request: EngineRequest, kind: str) -> Path | None:
         """One cache for each configuration: timing caches depend on the flags."""
@@ -73,3 +100,10 @@ class EngineWorker:
         typing = request.weak.base if request.weak else "strong"
         flags = f"{'tf32' if request.tf32 else 'strict'}-{typing}"
         return self._caches / f"{self._trt.__name__}-{self._trt.__version__}-{flags}.{kind}"
+
+
+def _key(request: EngineRequest) -> str:
+    """What the engine is made of; a path stands for a file that nobody changes meanwhile."""
+    model = request.model.encode() if isinstance(request.model, str) else request.model
+    flags = repr((request.tf32, request.weak, request.debug, sorted(request.profile.items())))
+    return hashlib.sha256(model + flags.encode()).hexdigest()

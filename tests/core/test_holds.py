@@ -1,0 +1,42 @@
+"""The word follows from the tests, and from nothing else."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from bisect_trt.core.holds import Holding, Holds, Robustness
+
+GIVEN = Holding(1, 1, 0.0, 0.5, "x")
+
+
+NONE = Holding()
+
+
+def of(redrawn: Holding, variants: Holding = NONE, holdout: Holding = NONE) -> Holds:
+    return Holds(GIVEN, redrawn, variants, holdout, 0.95, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("holds", "word"),
+    [
+        (of(Holding(72, 72, 0.95)), Robustness.ROBUST),
+        (of(Holding(30, 30, 0.90)), Robustness.UNDECIDED),
+        (of(Holding(60, 72, 0.75)), Robustness.LUCKY),
+        (of(Holding(72, 72, 0.95), Holding(22, 24, 0.76)), Robustness.ROBUST),
+        (of(Holding(72, 72, 0.95), Holding(12, 24, 0.32)), Robustness.LUCKY),
+        (of(Holding(72, 72, 0.95), holdout=Holding(4, 5, 0.34)), Robustness.ROBUST),
+        (of(Holding(72, 72, 0.95), holdout=Holding(2, 5, 0.08)), Robustness.LUCKY),
+        (of(Holding(), Holding(59, 59, 0.95)), Robustness.ROBUST),
+        (of(Holding()), Robustness.UNDECIDED),
+    ],
+)
+def test_words(holds: Holds, word: Robustness) -> None:
+    assert holds.word is word
+
+
+def test_nothing_tested_claims_nothing() -> None:
+    nothing = Holding()
+    assert nothing.lower_bound == 0.0 and math.isnan(nothing.share)
+    assert math.isnan(nothing.worst_score)

@@ -1,0 +1,56 @@
+"""Draws keep shapes, types and the given arrays; the same numbers give the same draw."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bisect_trt.core.errors import BadInputError
+from bisect_trt.numerics.draws import (
+    KINDS,
+    can_be_redrawn,
+    check_kinds,
+    kinds_for,
+    redrawn,
+    variant,
+)
+
+IMAGE = np.sin(np.arange(3 * 16 * 24, dtype=np.float32)).reshape(1, 3, 16, 24)
+IDS = np.arange(12, dtype=np.int64).reshape(1, 12)
+MASK = (IDS < 9).astype(np.int64)
+
+
+def test_a_redrawn_copy_is_near_and_not_the_same() -> None:
+    arrays = {"x": IMAGE, "ids": IDS, "zero": np.zeros((1, 4), np.float32)}
+    copy = redrawn(arrays, np.random.default_rng(1))
+    moved = copy["x"] - IMAGE
+    assert 0.5e-3 < moved.std() / IMAGE.std() < 2e-3 and copy["x"].dtype == np.float32
+    assert np.array_equal(copy["ids"], IDS) and np.array_equal(copy["zero"], arrays["zero"])
+    again = redrawn(arrays, np.random.default_rng(1))
+    assert np.array_equal(copy["x"], again["x"])
+    assert can_be_redrawn(arrays) and not can_be_redrawn({"ids": IDS})
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_variants_keep_shapes_and_types_and_change_something(kind: str) -> None:
+    arrays = {"x": IMAGE, "ids": IDS, "mask": MASK}
+    before = {name: array.copy() for name, array in arrays.items()}
+    made = variant(kind, arrays, [{**arrays, "x": IMAGE[..., ::-1]}], np.random.default_rng(3))
+    for name, array in made.items():
+        assert array.shape == arrays[name].shape and array.dtype == arrays[name].dtype
+        assert np.array_equal(arrays[name], before[name]), "the given arrays are not touched"
+    assert any(not np.array_equal(made[n], arrays[n]) for n in arrays)
+    if kind in ("rotate", "swap"):
+        assert sorted(made["ids"].ravel()) == sorted(IDS.ravel())
+        # Inputs of one shape go together: a mask still belongs to its ids.
+        assert np.array_equal(made["mask"], (made["ids"] < 9).astype(np.int64))
+
+
+def test_what_fits_what() -> None:
+    assert kinds_for({"x": IMAGE}) == ("shift", "flip", "scale", "noise", "mix")
+    assert kinds_for({"x": np.float32([[1.0, 2.0]])}) == ("scale", "noise")
+    assert kinds_for({"ids": IDS}) == ("rotate", "swap")
+    assert kinds_for({"size": np.int64([480, 640])}) == ()
+    check_kinds("shift,mix")
+    with pytest.raises(BadInputError, match="--variants turn: unknown; choose of shift, flip"):
+        check_kinds("shift,turn")

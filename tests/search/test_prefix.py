@@ -1,0 +1,39 @@
+"""The shortest prefix, with the number of questions asserted."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bisect_trt.search.prefix import shortest_prefix
+
+
+@given(st.integers(0, 2000), st.data())
+def test_finds_the_shortest_in_few_questions(length: int, data: st.DataObject) -> None:
+    needed = data.draw(st.integers(0, length))
+    first = data.draw(st.integers(0, length))
+    asked: list[int] = []
+
+    def passes(count: int) -> bool:
+        asked.append(count)
+        return count >= needed
+
+    assert shortest_prefix(length, passes, first=first) == max(needed, first)
+    assert len(asked) == len(set(asked)) and min(asked) >= first
+    assert len(asked) <= 2 * math.log2(max(2, needed - first + 2)) + 2
+
+
+def test_none_where_not_even_all_pass() -> None:
+    assert shortest_prefix(5, lambda _: False) is None
+    assert shortest_prefix(0, lambda _: False) is None
+
+
+@pytest.mark.parametrize("needed", [{3, 4, 7, 8, 9}, {2, 9}])
+def test_where_more_is_not_better_the_answer_passes_and_its_predecessor_fails(
+    needed: set[int],
+) -> None:
+    found = shortest_prefix(9, lambda k: k in needed)
+    assert found in needed and found - 1 not in needed
