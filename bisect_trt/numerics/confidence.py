@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 
 def lower_bound(passed: int, tested: int, confidence: float = 0.95) -> float:
     """The share of all draws that pass, at least, one-sided.
@@ -23,10 +25,17 @@ def lower_bound(passed: int, tested: int, confidence: float = 0.95) -> float:
     """
     if passed == 0 or tested == 0:
         return 0.0
+    # The logs of the ways to pass k or more: the tail is summed over them, to the last bit that
+    # that
+    # matters, and rises with the share.
+    counts = np.arange(passed, tested + 1)
+    logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, tested + 1)))])
+    ways = logs[tested] - logs[counts] - logs[tested - counts]
     low, high = 0.0, 1.0
-    for _ in range(60):  # to the last bit that matters: the tail rises with the share
+    for _ in range(60):
         middle = (low + high) / 2.0
-        if _tail(passed, tested, middle) > 1.0 - confidence:
+        terms = ways + counts * np.log(middle) + (tested - counts) * np.log1p(-middle)
+        if float(np.exp(terms).sum()) > 1.0 - confidence:
             high = middle
         else:
             low = middle
@@ -39,19 +48,3 @@ def draws_needed(share: float, confidence: float = 0.95) -> int:
         return 1
     # A hair less than the exact quotient, so that 0.95**59 = 0.0485 is not asked for twice.
     return math.ceil(math.log(1.0 - confidence) / math.log(share) - 1e-9)
-
-
-def _tail(k: int, n: int, p: float) -> float:
-    """The probability of ``k`` or more of ``n``, each with probability ``p``."""
-    if p <= 0.0:
-        return 0.0
-    if p >= 1.0:
-        return 1.0
-    log_p, log_q = math.log(p), math.log1p(-p)
-    ways = (
-        math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) for i in range(k, n + 1)
-    )
-    return math.fsum(
-        math.exp(way + i * log_p + (n - i) * log_q)
-        for i, way in zip(range(k, n + 1), ways, strict=True)
-    )

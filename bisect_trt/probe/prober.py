@@ -33,7 +33,6 @@ from bisect_trt.runners.base import Runner
 
 Arrays = Mapping[str, NDArray[Any]]
 PANEL = "panel"
-_CHUNK = 8
 
 
 class Prober:
@@ -54,6 +53,8 @@ class Prober:
             given samples; None where nobody needs them.
         workers: probes at a time.
         log: shared with the run's other probers.
+        at_once: how many samples of a panel are in memory at a time; None for a runner that is
+            given all of them, because each call of it builds.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Prober:
         error_sample: Callable[[Sample], ErrorSample] | None,
         workers: int = 1,
         log: list[ProbeResult] | None = None,
+        at_once: int | None = 8,
     ) -> None:
         self.runner = runner
         self.requirements = requirements
@@ -77,6 +79,7 @@ class Prober:
         self.log: list[ProbeResult] = [] if log is None else log
         self.on_probe: Callable[[ProbeResult], None] = lambda _: None
         self._given = list(given)
+        self._at_once = at_once
         self._references = references
         self._error_sample = error_sample
         self._journal = journal
@@ -128,7 +131,7 @@ class Prober:
         names: list[str] = []
         results: list[SampleResult] = []
         new = False
-        for chunk in _chunks(panel, _CHUNK):
+        for chunk in _chunks(panel, self._at_once):
             with self._lock:
                 known = {s.digest: self._recall_sample(plan, s) for s in chunk}
             missing = [s for s in chunk if known[s.digest] is None]
@@ -152,7 +155,7 @@ class Prober:
                 break
         answer = PanelResult(plan, tuple(names), tuple(results))
         with self._lock:
-            self.new_probes += new
+            self.new_probes += new and plan not in self.plans
             self.plans.add(plan)
             self._log_panel(answer)
         return answer
@@ -274,7 +277,7 @@ class Prober:
         )
 
 
-def _chunks(samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:
+def _chunks(samples: Iterable[Sample], size: int | None) -> Iterator[list[Sample]]:
     stream = iter(samples)
     while chunk := list(islice(stream, size)):
         yield chunk

@@ -74,7 +74,7 @@ def examine() -> list[Check]:
 
 
 def _tensorrt() -> Check:
-    with IsolatedWorker(WORKER, {"module": None, "samples": []}) as worker:
+    with IsolatedWorker(WORKER, {"module": None}) as worker:
         try:
             described: dict[str, str] = worker.call("describe", timeout_s=_START_S)
         except BisectError as error:

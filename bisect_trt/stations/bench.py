@@ -193,6 +193,7 @@ class Bench:
             self.error_sample if vectors else None,
             workers,
             self.log,
+            None if runner is self.opened else 8,
         )
 
 

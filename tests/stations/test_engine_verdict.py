@@ -54,7 +54,8 @@ class Engine:
     def outputs(
         self, plan: PrecisionPlan, samples: Sequence[Sample]
     ) -> Iterator[Mapping[str, NDArray[Any]]]:
-        self.built.append(plan)
+        if plan not in self.built:  # a real one is kept for further samples of its plan
+            self.built.append(plan)
         if self._breaks(plan):
             raise RunnerFailedError("no tactic", Verdict.BUILD_FAILED, ["[E] no tactic"])
         if self._tf32:
