@@ -25,9 +25,8 @@ def lower_bound(passed: int, tested: int, confidence: float = 0.95) -> float:
     """
     if passed == 0 or tested == 0:
         return 0.0
-    # The logs of the ways to pass k or more: the tail is summed over them, to the last bit that
-    # that
-    # matters, and rises with the share.
+    # The logs of the ways to pass k or more: the tail is summed over them, and rises with the
+    # share, so that bisection finds the bound to the last bit that matters.
     counts = np.arange(passed, tested + 1)
     logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, tested + 1)))])
     ways = logs[tested] - logs[counts] - logs[tested - counts]
