@@ -9,11 +9,12 @@ import time
 from collections.abc import Iterator
 
 from bisect_trt.core.observer import Observer
+from bisect_trt.core.precision import Precision
 from bisect_trt.report.result import Result
 from bisect_trt.report.summary import summarise, summarise_interrupted
 from bisect_trt.report.write import discard, write_report, write_tables
 from bisect_trt.stations.answer import holds_of_answer
-from bisect_trt.stations.baselines import measure_baselines, nothing_to_pin
+from bisect_trt.stations.baselines import measure_baselines, nothing_to_pin, tf32_to_blame
 from bisect_trt.stations.bench import Bench, open_bench
 from bisect_trt.stations.bisect import bisect
 from bisect_trt.stations.case import Case, load
@@ -101,6 +102,9 @@ def _search(case: Case, bench: Bench) -> Iterator[Known]:
     if unseen is not None and unseen.holds is not None and engine is None:
         lowered = nothing_to_pin(baselines.lowered, case.settings.precision)
         yield known.with_(settled=lowered, holds=unseen.holds)
+        return
+    if unseen is not None and case.settings.precision is Precision.TF32 and engine is None:
+        yield known.with_(settled=tf32_to_blame(unseen.lowered))
         return
     triage = find_cause(case, bench, baselines, engine, unseen)
     if not isinstance(triage, Triage):

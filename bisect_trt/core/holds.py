@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 
@@ -44,8 +45,8 @@ class Holds:
     ``variants`` of them, and the inputs that were kept apart (``holdout``).
 
     ``wanted`` is the share that ``--robust`` asks for, ``wanted_of_variants`` the share of
-    variants, which count for less the more real inputs are given; ``fitted`` is true where nothing
-    but the given inputs was searched with.
+    variants, which count for less the more real inputs are given, ``wanted_of_given`` the share of
+    the given inputs (``--holds-on``); ``fitted`` is true where nothing but these was searched with.
     """
 
     given: Holding
@@ -55,18 +56,29 @@ class Holds:
     wanted: float
     wanted_of_variants: float = 0.0
     fitted: bool = False
+    wanted_of_given: float = 1.0
 
     @property
     def word(self) -> Robustness:
-        """Robust: the redrawn roundings (variants, where no input can be moved) are bounded by the
-        wanted share, and neither variants nor inputs kept apart speak against it. Lucky: some kind
-        was seen to miss it.
+        """Robust: the given inputs hold, the redrawn roundings (variants, where no input can be
+        moved) are bounded by the wanted share, and neither variants nor inputs kept apart speak
+        against it. Lucky: some kind was seen to miss its share.
         """
-        if any(k.passed < int(self.wanted * k.tested) for k in (self.redrawn, self.holdout)):
-            return Robustness.LUCKY
-        if self.variants.passed < int(self.wanted_of_variants * self.variants.tested):
-            return Robustness.LUCKY
+        for kind, wanted in (
+            (self.redrawn, self.wanted),
+            (self.holdout, self.wanted),
+            (self.variants, self.wanted_of_variants),
+        ):
+            if kind.passed < at_least(wanted, kind.tested):
+                return Robustness.LUCKY
+        if self.given.passed < at_least(self.wanted_of_given, self.given.tested):
+            return Robustness.UNDECIDED
         drawn = self.redrawn if self.redrawn.tested else self.variants
         if drawn.tested and drawn.lower_bound >= self.wanted:
             return Robustness.ROBUST
         return Robustness.UNDECIDED
+
+
+def at_least(share: float, count: int) -> int:
+    """How many of ``count`` are ``share`` of them or more: 5 of 5 for 0.95, 1 of 1."""
+    return math.ceil(share * count - 1e-9)

@@ -71,7 +71,7 @@ def _flip(arrays: Arrays, others: Sequence[Arrays], random: Random) -> dict[str,
 
 def _scale(arrays: Arrays, others: Sequence[Arrays], random: Random) -> dict[str, NDArray[Any]]:
     factor = random.uniform(0.8, 1.2)
-    return {n: _like(a * factor, a) if a.dtype.kind == "f" else a for n, a in arrays.items()}
+    return {n: _like(a * factor, a) if _moves(a) else a for n, a in arrays.items()}
 
 
 def _noise(arrays: Arrays, others: Sequence[Arrays], random: Random) -> dict[str, NDArray[Any]]:
@@ -90,7 +90,7 @@ def _mix(arrays: Arrays, others: Sequence[Arrays], random: Random) -> dict[str, 
         partner = other[name] if other is not None else shifted[name]
         return _like(share * array + (1.0 - share) * partner, array)
 
-    return {n: mixed(n, a) if a.dtype.kind == "f" else a for n, a in arrays.items()}
+    return {n: mixed(n, a) if _moves(a) else a for n, a in arrays.items()}
 
 
 def _rotate(arrays: Arrays, others: Sequence[Arrays], random: Random) -> dict[str, NDArray[Any]]:
@@ -157,7 +157,11 @@ def kinds_for(arrays: Arrays) -> tuple[str, ...]:
 
 
 def _moves(array: NDArray[Any]) -> bool:
-    return array.dtype.kind == "f" and array.size > 1 and float(np.ptp(array)) > 0.0
+    """Floats that vary and are finite: a mask of -inf, or of the lowest number, stays as it is."""
+    if array.dtype.kind != "f" or array.size < 2:
+        return False
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(np.ptp(array)) > 0.0 and bool(np.isfinite(array.std()))
 
 
 def _is_ids(array: NDArray[Any]) -> bool:

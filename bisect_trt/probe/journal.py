@@ -12,6 +12,7 @@ import json
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 from bisect_trt.core.errors import BadInputError, one_line
@@ -38,7 +39,7 @@ def content_key(*parts: object) -> str:
 
 
 class Journal:
-    """The journal in ``folder``; one thread at a time may use it.
+    """The journal in ``folder``; several threads may share it.
 
     Journals of earlier versions are opened too: their answers are simply other keys.
 
@@ -48,6 +49,7 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         path = folder / JOURNAL
+        self._lock = Lock()
         try:
             self._database = sqlite3.connect(
                 path, timeout=30.0, isolation_level=None, check_same_thread=False
@@ -68,23 +70,25 @@ class Journal:
 
     def recall(self, key: str) -> tuple[Any, bytes] | None:
         """What was recorded under ``key``: its JSON value and its bytes; None if nothing was."""
-        row = self._database.execute(
-            "SELECT meta, payload FROM answers WHERE key = ?", (key,)
-        ).fetchone()
+        with self._lock:
+            row = self._database.execute(
+                "SELECT meta, payload FROM answers WHERE key = ?", (key,)
+            ).fetchone()
         return None if row is None else (json.loads(row[0]), bytes(row[1]))
 
     def record(self, rows: Sequence[Row]) -> None:
         """Write the answers, all of them durable when this returns, or none."""
-        self._database.execute("BEGIN")
-        try:
-            self._database.executemany(
-                "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?)",
-                [(row.key, row.kind, json.dumps(row.meta), row.payload) for row in rows],
-            )
-        except BaseException:
-            self._database.execute("ROLLBACK")
-            raise
-        self._database.execute("COMMIT")
+        with self._lock:
+            self._database.execute("BEGIN")
+            try:
+                self._database.executemany(
+                    "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?)",
+                    [(row.key, row.kind, json.dumps(row.meta), row.payload) for row in rows],
+                )
+            except BaseException:
+                self._database.execute("ROLLBACK")
+                raise
+            self._database.execute("COMMIT")
 
     def close(self) -> None:
         """Close the file."""

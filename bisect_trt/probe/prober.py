@@ -124,9 +124,9 @@ class Prober:
     ) -> PanelResult:
         """The result of ``plan`` on other samples than the given ones, in the panel's order.
 
-        Answers are kept for each sample; the run ends with the first sample that is no clear pass
-        within ``limit`` times the tolerance. The panel may be a generator: a few samples are in
-        memory at a time. May be called from several threads.
+        Answers are kept for each sample. With a finite ``limit`` the run ends with the first sample
+        that is no clear pass within so many tolerances. The panel may be a generator: a few samples
+        are in memory at a time. May be called from several threads.
         """
         names: list[str] = []
         results: list[SampleResult] = []
@@ -145,13 +145,13 @@ class Prober:
                         rows.append(self._row(plan, sample, found))
                     names.append(sample.name)
                     results.append(found)
-                    if not meets(found, limit):
+                    if _ends(found, limit):
                         break
             finally:
                 new = new or bool(rows)
                 with self._lock:
                     self._journal.record(rows)
-            if results and not meets(results[-1], limit):
+            if results and _ends(results[-1], limit):
                 break
         answer = PanelResult(plan, tuple(names), tuple(results))
         with self._lock:
@@ -275,6 +275,10 @@ class Prober:
             meta["note"],
             np.frombuffer(payload, np.float32) if payload else None,
         )
+
+
+def _ends(result: SampleResult, limit: float) -> bool:
+    return math.isfinite(limit) and not meets(result, limit)
 
 
 def _chunks(samples: Iterable[Sample], size: int | None) -> Iterator[list[Sample]]:

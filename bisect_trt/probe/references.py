@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from threading import Lock
 from typing import Any
 
 from numpy.typing import NDArray
@@ -26,29 +27,33 @@ class References:
         self._reference = reference
         self._known: OrderedDict[str, Arrays] = OrderedDict()
         self._bytes = 0
+        self._prepared: set[str] = set()
+        self._lock = Lock()
 
     def of(self, sample: Sample) -> Arrays:
-        """The reference outputs of ``sample``, by name.
+        """The reference outputs of ``sample``, by name; several threads may ask.
 
         Raises:
             RunnerFailedError: ONNX Runtime cannot compute them.
         """
-        found = self._known.get(sample.digest)
-        if found is None:
-            found = self._reference.outputs(sample)
-            self._known[sample.digest] = found
-            self._bytes += _size(found)
-            while self._bytes > _MOST_BYTES and len(self._known) > 1:
-                self._bytes -= _size(self._known.popitem(last=False)[1])
-        else:
-            self._known.move_to_end(sample.digest)
-        return found
+        with self._lock:
+            found = self._known.get(sample.digest)
+            if found is None:
+                found = self._reference.outputs(sample)
+                self._known[sample.digest] = found
+                self._bytes += _size(found)
+                while self._bytes > _MOST_BYTES and len(self._known) > 1:
+                    self._bytes -= _size(self._known.popitem(last=False)[1])
+            else:
+                self._known.move_to_end(sample.digest)
+            return found
 
     def prepare(self, samples: Sequence[Sample]) -> None:
-        """Compute all of ``samples``, then let the session and its memory go."""
-        missing = [s for s in samples if s.digest not in self._known]
+        """Compute all of ``samples`` once, then let the session and its memory go."""
+        missing = [s for s in samples if s.digest not in self._prepared]
         for sample in missing:
             self.of(sample)
+        self._prepared.update(s.digest for s in missing)
         if missing:
             self._reference.release()
 

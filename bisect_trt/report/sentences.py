@@ -32,6 +32,9 @@ def headline(result: Result) -> str:
     if result.cause is Cause.TF32:
         return "Strict FP32 meets the requirement: turn TF32 off."
     proof = "each proved to be needed" if result.complete else "not yet proved to be minimal"
+    share = result.pins["tolerance_share"].min() if len(result.pins) else math.nan
+    if result.complete and share < 1.0:
+        proof = f"each proved to be needed within {share:.2g} of the tolerance"
     if result.ranked:
         proof = "ranked by what each does, not proved one by one"
     kept = f"Keep {len(result.pinned)} of {result.layer_count} layers in FP32"
@@ -53,7 +56,7 @@ def holds_sentences(holds: Holds | None) -> list[str]:
             counted = words.format(kind.passed, kind.tested)
             told.append(f"{counted}, at least {100.0 * kind.lower_bound:.1f} %")
     known = "With one input: " if given.tested == 1 else ""
-    sure = " with 95 % confidence" if len(told) > 1 else ""
+    sure = {1: "", 2: " with 95 % confidence"}.get(len(told), ", each with 95 % confidence")
     word = holds.word.value.capitalize()
     lines = [f"{word}. {known}holds on {'; '.join(told)}{sure}."]
     if holds.fitted:

@@ -64,10 +64,11 @@ def summarise_interrupted(known: Known, ledger: Ledger, seconds: float) -> Resul
     """After an interruption: the smallest plan that every judge passed; None if none is known to
     pass yet.
     """
-    answer = _best_so_far(known, ledger)
-    if answer is None:
-        return None
     found = known.diagnosis or Diagnosis(Cause.UNKNOWN, "Interrupted before the cause was known.")
+    decided = known.judgement or (known.bisection if known.engine is None else None)
+    answer = _answer(known, ledger, found) if decided else _best_so_far(known, ledger)
+    if answer is None or answer.final is None:
+        return None
     sentence = (
         f"{found.sentence} Interrupted: this is the best plan so far; run the same command again "
         "to go on."

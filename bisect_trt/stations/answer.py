@@ -6,7 +6,7 @@ from bisect_trt.core.diagnosis import Cause
 from bisect_trt.core.holds import Holds
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.stations.bench import Bench
-from bisect_trt.stations.holds import measure_holds, planned_test
+from bisect_trt.stations.holds import MAX_TESTS, measure_holds, planned_test
 from bisect_trt.stations.known import Known
 
 
@@ -23,19 +23,17 @@ def holds_of_answer(known: Known, bench: Bench) -> Holds | None:
         return None
     bench.observer.station("what it holds on")
     seconds = known.baselines.probe_seconds(len(known.case.samples))
-    # A search that was refused has spent its tests on other draws: this one reports, no more.
-    test = planned_test(known.case, _REPORTING, seconds, last=True)
+    # A search by emulation that was refused has spent its tests; others have made none.
+    only = bench.engine is not None or known.bisection is None or not known.case.settings.robust
+    test = planned_test(known.case, MAX_TESTS, seconds, last=only)
     return measure_holds(known.case, bench, bench.judges, plan, test)
-
-
-_REPORTING = 100
-"""The number of a test that decides nothing: its draws are no other test's."""
 
 
 def plan_of_answer(known: Known) -> PrecisionPlan | None:
     """The plan with the precision that its pins really run in; None if none was found to pass."""
     if known.judgement is not None:
-        return known.base.with_pins(known.judgement.plan.pinned)
+        judged = known.judgement
+        return known.base.with_pins(judged.plan.pinned) if judged.passed else None
     if known.bisection is not None:
         return known.base.with_pins(known.bisection.pinned)
     if known.settled is None or known.baselines is None:

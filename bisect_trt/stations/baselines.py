@@ -109,11 +109,14 @@ def _diagnose(
         )
     if lowered.verdict.passed:
         return nothing_to_pin(lowered, precision)
-    if precision is Precision.TF32:
-        return Diagnosis(
-            Cause.TF32,
-            f"TF32 misses the requirement ({times(tf32.score)}) and strict FP32 meets it. TF32 is "
-            "a switch of the whole engine that no pin can cure: turn it off "
-            "(clear_flag(BuilderFlag.TF32), trtexec --noTF32).",
-        )
-    return None
+    return tf32_to_blame(tf32) if precision is Precision.TF32 else None
+
+
+def tf32_to_blame(tf32: ProbeResult) -> Diagnosis:
+    """The case is settled: TF32 was asked for and misses what strict FP32 meets."""
+    return Diagnosis(
+        Cause.TF32,
+        f"TF32 misses the requirement ({times(tf32.score)}) and strict FP32 meets it. TF32 is "
+        "a switch of the whole engine that no pin can cure: turn it off "
+        "(clear_flag(BuilderFlag.TF32), trtexec --noTF32).",
+    )

@@ -75,8 +75,9 @@ class Ledger:
         """The smallest set of pins that every one of ``judges`` passed; None if none did."""
         passed: dict[frozenset[str], set[str]] = {}
         for probe in self.log:
-            if probe.verdict.passed and probe.plan == base.with_pins(probe.plan.pinned):
-                passed.setdefault(probe.plan.pinned, set()).add(probe.runner)
+            pins = probe.plan.pinned
+            if probe.on == GIVEN and probe.verdict.passed and probe.plan == base.with_pins(pins):
+                passed.setdefault(pins, set()).add(probe.runner)
         sets = [pins for pins, by in passed.items() if by.issuperset(judges)]
         return min(sets, key=len, default=None)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from bisect_trt.core.holds import Holding, Holds
+from bisect_trt.core.holds import Holding, Holds, at_least
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.numerics.confidence import draws_needed, lower_bound
@@ -23,6 +23,12 @@ from bisect_trt.stations.panel import redraws, variants, weight_of_variants
 CONFIDENCE = 0.95
 WANTED = 0.95
 """The share that is spoken of where ``--robust 0`` asks for none."""
+
+MAX_TESTS = 13
+"""The most tests that a run makes before it decides: one of everything lowered, two a round."""
+
+VERIFYING = 100
+"""The number of a test that no search has made: its draws are no other test's."""
 
 _CHUNK, _VARIANTS = 16, 24
 _FEWEST, _SECONDS = 8, 90.0
@@ -46,7 +52,7 @@ def planned_test(case: Case, number: int, probe_seconds: float, *, last: bool) -
 
     Args:
         case: says what share is asked for.
-        number: decides the draws, which no other test and no search sees.
+        number: decides the draws, which no other test and no search sees; no two tests share one.
         probe_seconds: about what one emulated inference takes.
         last: whether all of the risk may be spent.
     """
@@ -77,8 +83,9 @@ def measure_holds(
         _holding(drawn[1], test.confidence),
         _holding(held_out, CONFIDENCE),
         case.settings.robust or WANTED,
-        wanted_of_variants(case),
+        wanted_of_variants(case) if _movable(case) else case.settings.robust or WANTED,
         not case.settings.robust,
+        case.settings.holds_on,
     )
 
 
@@ -99,12 +106,14 @@ def first_refusal(
         pairs = zip(case.samples, given.results, strict=True)
         return max(pairs, key=lambda pair: pair[1].score)[0]
     redrawn, varied = _draws(case, bench, test)
-    found, last = judge_all(bench, judges, plan, redrawn, limit=limit)
+    # Every draw must pass that the bound is made of: redrawn copies, or variants in their stead.
+    bounding = redrawn if _movable(case) else varied
+    found, last = judge_all(bench, judges, plan, bounding, limit=limit)
     if not found.all_passed(limit):
         return last
     samples = list(varied)
     tried, _ = judge_all(bench, judges, plan, samples)
-    if tried.passed(limit) >= int(wanted_of_variants(case) * len(samples)):
+    if tried.passed(limit) >= at_least(wanted_of_variants(case), len(samples)):
         return None
     return max(zip(samples, tried.results, strict=True), key=lambda pair: pair[1].score)[0]
 
@@ -120,12 +129,15 @@ def _draws(case: Case, bench: Bench, test: FreshTest) -> tuple[Iterator[Sample],
     """The test's redrawn copies, and variants: a few, which have to agree, or as many as bound a
     share where nothing can be redrawn.
     """
-    movable = any(can_be_redrawn(s.arrays) for s in case.samples)
-    count = min(test.draws, _VARIANTS) if movable else test.draws
+    count = min(test.draws, _VARIANTS) if _movable(case) else test.draws
     return (
         redraws(case, bench, test.stream, test.draws),
         variants(case, bench, test.stream, count),
     )
+
+
+def _movable(case: Case) -> bool:
+    return any(can_be_redrawn(s.arrays) for s in case.samples)
 
 
 def judge_all(
@@ -152,7 +164,7 @@ def judge_all(
         together = zip(*(f.results[:shortest] for f in found), strict=True)
         results += [max(each, key=lambda r: (not meets(r, limit), r.score)) for each in together]
         last = panel[shortest - 1]
-        if not meets(results[-1], limit):
+        if math.isfinite(limit) and not meets(results[-1], limit):
             break
     return PanelResult(plan, tuple(names), tuple(results)), last
 

@@ -44,7 +44,7 @@ from bisect_trt.runners.tensorrt.records import EngineRequest
 from bisect_trt.runners.workers.process import IsolatedWorker
 from bisect_trt.stations.bench import Bench, open_bench
 from bisect_trt.stations.case import Case, load
-from bisect_trt.stations.holds import measure_holds, planned_test
+from bisect_trt.stations.holds import VERIFYING, measure_holds, planned_test
 from bisect_trt.stations.saved_plan import SavedPlan
 from bisect_trt.stations.settings import Settings
 
@@ -109,7 +109,7 @@ def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verifica
         checks = _judgements(bench, saved.plan)
         checks += [_typed(case.graph, saved.plan), _parsed(case, saved.plan)]
         checks += _written(case.graph, saved.plan)
-        test = planned_test(case, 0, 0.0, last=True)
+        test = planned_test(case, VERIFYING, 0.0, last=True)
         holds = measure_holds(case, bench, bench.judges, saved.plan, test)
         return Verification(saved.plan, checks, case.requirements.texts, holds)
 

@@ -26,7 +26,9 @@ def of(redrawn: Holding, variants: Holding = NONE, holdout: Holding = NONE) -> H
         (of(Holding(60, 72, 0.75)), Robustness.LUCKY),
         (of(Holding(72, 72, 0.95), Holding(22, 24, 0.76)), Robustness.ROBUST),
         (of(Holding(72, 72, 0.95), Holding(12, 24, 0.32)), Robustness.LUCKY),
-        (of(Holding(72, 72, 0.95), holdout=Holding(4, 5, 0.34)), Robustness.ROBUST),
+        (of(Holding(72, 72, 0.95), holdout=Holding(5, 5, 0.54)), Robustness.ROBUST),
+        (of(Holding(72, 72, 0.95), holdout=Holding(4, 5, 0.34)), Robustness.LUCKY),
+        (of(Holding(72, 72, 0.95), holdout=Holding(0, 1, 0.0)), Robustness.LUCKY),
         (of(Holding(72, 72, 0.95), holdout=Holding(2, 5, 0.08)), Robustness.LUCKY),
         (of(Holding(), Holding(59, 59, 0.95)), Robustness.ROBUST),
         (of(Holding()), Robustness.UNDECIDED),
@@ -40,3 +42,12 @@ def test_nothing_tested_claims_nothing() -> None:
     nothing = Holding()
     assert nothing.lower_bound == 0.0 and math.isnan(nothing.share)
     assert math.isnan(nothing.worst_score)
+
+
+def test_a_plan_that_misses_the_given_inputs_is_not_robust() -> None:
+    missed = Holding(0, 1, 0.0, 1.2, "x")
+    found = Holds(missed, Holding(72, 72, 0.95), NONE, NONE, 0.95, 0.9)
+    assert found.word is Robustness.UNDECIDED
+    nine = Holding(9, 10, 0.0, 1.2, "x")
+    asked = Holds(nine, Holding(72, 72, 0.95), NONE, NONE, 0.95, 0.9, wanted_of_given=0.9)
+    assert asked.word is Robustness.ROBUST

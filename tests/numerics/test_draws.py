@@ -54,3 +54,15 @@ def test_what_fits_what() -> None:
     check_kinds("shift,mix")
     with pytest.raises(BadInputError, match="--variants turn: unknown; choose of shift, flip"):
         check_kinds("shift,turn")
+
+
+@pytest.mark.parametrize("low", [-np.inf, np.finfo(np.float32).min])
+def test_a_mask_of_infinities_stays_and_spoils_nothing(low: float) -> None:
+    mask = np.where(np.arange(12) < 9, 0.0, low).astype(np.float32)
+    arrays = {"x": IMAGE, "mask": mask}
+    copy = redrawn(arrays, np.random.default_rng(1))
+    assert np.array_equal(copy["mask"], mask) and np.isfinite(copy["x"]).all()
+    assert not can_be_redrawn({"mask": mask})
+    for kind in ("scale", "mix", "noise"):
+        made = variant(kind, arrays, [], np.random.default_rng(3))
+        assert np.array_equal(made["mask"], mask) and not np.array_equal(made["x"], IMAGE)

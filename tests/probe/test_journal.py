@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,17 @@ def test_a_later_journal_and_another_file_are_refused_in_one_line(tmp_path: Path
 def test_keys_are_stable_and_tell_apart() -> None:
     assert content_key("a", {"x": 1, "y": 2}) == content_key("a", {"y": 2, "x": 1})
     assert content_key("a", "b") != content_key("ab")
+
+
+def test_several_threads_share_it(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+
+    def write(number: int) -> None:
+        for place in range(20):
+            journal.record([Row(f"{number}.{place}", "probe", [number, place])])
+            assert journal.recall(f"{number}.{place}") == ([number, place], b"")
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(8)))
+    assert all(journal.recall(f"{n}.{p}") for n in range(8) for p in range(20))
+    journal.close()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from numpy.typing import NDArray
 
@@ -17,7 +18,7 @@ from bisect_trt.core.sample import Sample
 from bisect_trt.numerics.draws import redrawn, variant
 from bisect_trt.numerics.requirement_text import parse_requirements
 from bisect_trt.runners.emulator.runner import EmulatedRunner
-from fixtures.models import Fixture, encoder_decomposed, healthy, residual
+from fixtures.models import Fixture, encoder_decomposed, healthy, residual, tf32_victim
 from tests.conftest import run_model
 
 
@@ -141,3 +142,56 @@ def test_inputs_kept_apart_are_judged_at_the_end_only(tmp_path: Path) -> None:
         out=tmp_path / "none",
     )
     assert len(none.samples) == 25 and none.holds is not None and none.holds.holdout.tested == 0
+
+
+def test_what_overflows_is_counted_and_ends_nothing(tmp_path: Path) -> None:
+    fixture = healthy()
+    kept = [{"x": fixture.inputs["x"] * scale} for scale in (1e6, 0.5, 0.25)]
+    result = run(fixture, tmp_path, holdout=kept)
+    assert result.holds is not None
+    assert (result.holds.holdout.passed, result.holds.holdout.tested) == (2, 3)
+    assert result.holds.holdout.worst_score == np.inf and result.holds.word.value == "lucky"
+
+
+def test_tf32_that_passes_by_luck_is_no_case_for_pins(tmp_path: Path) -> None:
+    fixture = tf32_victim()
+    exact = run(fixture, tmp_path / "exact", precision="tf32")
+    error = exact.outputs[exact.outputs["baseline"] == "tf32"]["max_abs"].iloc[0]
+    require = f"max_abs<={float(error) * 1.02:.6g}"
+    lucky = run(fixture, tmp_path / "lucky", precision="tf32", require=require, robust=0)
+    assert lucky.cause.value == "none"
+    robust = run(fixture, tmp_path / "robust", precision="tf32", require=require)
+    assert robust.cause.value == "tf32" and robust.pinned == [] and robust.passed
+    assert robust.plan.base.value == "fp32"
+
+
+def test_where_only_token_ids_vary_the_variants_make_the_bound(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (int64[1, 12] ids) => (float[1, 12, 4] y)
+        <float[16, 4] table = {0}> { e = Gather(table, ids)  y = Tanh(e) }
+    """)
+    values = np.sin(np.arange(64, dtype=np.float32)).reshape(16, 4)
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(values, "table"))
+    inputs = [{"ids": (np.arange(12).reshape(1, 12) + i) % 16} for i in range(10)]
+    result = bisect_trt.bisect(
+        model, inputs, require="max_abs<=1e-2", runner="emulated", out=tmp_path
+    )
+    assert result.holds is not None and result.holds.redrawn.tested == 0
+    assert result.holds.wanted_of_variants == 0.95 and result.holds.variants.tested >= 59
+    assert result.holds.word.value == "robust"
+
+
+def test_an_interruption_of_the_last_test_keeps_the_set_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fixture = encoder_decomposed()
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bisect_trt.pipeline.holds_of_answer", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(fixture, tmp_path)
+    saved = json.loads((tmp_path / "run.json").read_text())
+    assert saved["passed"] and set(saved["pinned"]) == fixture.pins
