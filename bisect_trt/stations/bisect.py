@@ -79,7 +79,9 @@ def _robust(
         case.names, key=lambda n: (-strength.get(n, -1.0), -suspicion.get(n, -math.inf))
     )
     seconds = emulated.probe_seconds(len(case.samples))
-    found = search_robustly(case, bench, triage.base, ranking, triage.samples, limit, seconds)
+    found = search_robustly(
+        case, bench, triage.base, ranking, triage.samples, limit, seconds, triage.tests
+    )
     if found is None:
         return None
     for judge in (bench.prober, bench.second):  # the tables show it on the given inputs

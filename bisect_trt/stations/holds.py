@@ -31,7 +31,7 @@ VERIFYING = 100
 """The number of a test that no search has made: its draws are no other test's."""
 
 _CHUNK, _VARIANTS = 16, 24
-_FEWEST, _SECONDS = 8, 90.0
+_FEWEST, _SECONDS = 8, 150.0
 """A test of slow models is made of fewer draws, and its bound is then what it is."""
 
 

@@ -130,6 +130,7 @@ def search_robustly(
     samples: Sequence[Sample],
     limit: float,
     probe_seconds: float,
+    tests: int,
 ) -> RobustSet | None:
     """The set, tested; None where even all pins miss the requirement within ``limit``.
 
@@ -141,10 +142,11 @@ def search_robustly(
         samples: what to search with.
         limit: the share of the tolerance that the emulators are held to.
         probe_seconds: about what one emulated inference takes.
+        tests: how many tests on fresh draws there have been: the next ones are others.
     """
     panel = Panel(bench, base, samples)
     judges = [bench.prober, bench.second]
-    shortest, number = 0, 1  # the first test was made of everything lowered
+    shortest, number = 0, tests
     best: RobustSet | None = None
     for _ in range(MAX_ROUNDS):
         length = _prefix(panel, ranking, limit, shortest)

@@ -37,7 +37,8 @@ class Triage:
 
     ``base`` is the plan without pins, with the precision that a pin really runs in; ``pinned`` the
     emulated probe of all pins; ``limit`` the share of the tolerance to search within at first;
-    ``samples`` what a robust search is made with, empty where the given inputs are all.
+    ``samples`` what a robust search is made with, empty where the given inputs are all; ``tests``
+    how many tests on fresh draws there have been.
     """
 
     diagnosis: Diagnosis
@@ -46,6 +47,7 @@ class Triage:
     sensitivity: Sensitivity
     limit: float
     samples: tuple[Sample, ...]
+    tests: int
 
 
 def find_cause(
@@ -99,7 +101,8 @@ def find_cause(
     if emulated.lowered.verdict.passed and engine is None:
         luck = f"{diagnosis.sentence} The given inputs pass by luck: others like them do not."
         diagnosis = replace(diagnosis, sentence=luck)
-    return Triage(diagnosis, base, pinned, sensitivity, limit, samples)
+    tests = unseen.tests if unseen is not None else 0
+    return Triage(diagnosis, base, pinned, sensitivity, limit, samples, tests)
 
 
 def _ranked_on(case: Case, samples: tuple[Sample, ...], emulated: Baselines) -> tuple[Sample, ...]:

@@ -20,12 +20,14 @@ from bisect_trt.stations.robust_search import search_panel
 @dataclass(frozen=True)
 class Unseen:
     """What a robust search begins with: its ``samples``, and the worst that everything lowered
-    shows on them (``lowered``). ``holds`` is there if everything lowered is robust as it is.
+    shows on them (``lowered``). ``holds`` is there if everything lowered is robust as it is;
+    ``tests`` counts the tests on fresh draws that were made of it.
     """
 
     samples: tuple[Sample, ...]
     lowered: ProbeResult
     holds: Holds | None
+    tests: int
 
 
 def look_beyond(case: Case, bench: Bench, emulated: Baselines) -> Unseen:
@@ -36,15 +38,14 @@ def look_beyond(case: Case, bench: Bench, emulated: Baselines) -> Unseen:
     found = bench.prober.judge(plan, samples)
     lowered = ProbeResult.over(plan, bench.prober.runner.name, found.results, {})
     # An engine has a word of its own: its emulators need not be asked for the last one.
-    if bench.engine is not None or not emulated.lowered.verdict.passed:
-        return Unseen(tuple(samples), lowered, None)
-    if not found.all_passed(1.0):
-        return Unseen(tuple(samples), lowered, None)
+    decides = bench.engine is None and emulated.lowered.verdict.passed
+    if not decides or not found.all_passed(1.0):
+        return Unseen(tuple(samples), lowered, None, 0)
     judges = [bench.prober, bench.second]
     seconds = emulated.probe_seconds(len(case.samples))
     test = planned_test(case, 0, seconds, last=False)
     against = first_refusal(case, bench, judges, plan, test, 1.0)
     if against is not None:
-        return Unseen((against, *samples), lowered, None)
+        return Unseen((against, *samples), lowered, None, 1)
     holds = measure_holds(case, bench, judges, plan, test)
-    return Unseen(tuple(samples), lowered, holds)
+    return Unseen(tuple(samples), lowered, holds, 1)
