@@ -43,6 +43,15 @@ _OUTPUT_COLUMNS = [
     "cosine",
     "snr_db",
 ]
+_PIN_COLUMNS = [
+    "layer",
+    "op",
+    "alone_score",
+    "proved",
+    "proved_on",
+    "verdict_without",
+    "score_without",
+]
 
 
 def as_html(result: Result) -> str:
@@ -56,7 +65,8 @@ def as_html(result: Result) -> str:
         result=result,
         headline=headline(result),
         outputs=_records(result.outputs, _OUTPUT_COLUMNS),
-        pins=_records(result.pins),
+        pins=_records(_shown_pins(result)),
+        proved=bool(result.pins["proved"].any()),
         layers=_records(worst_layers(result.layers)),
         cost=_records(result.cost, _COST_COLUMNS),
         engine=engine_sentences(result),
@@ -87,9 +97,7 @@ def as_markdown(result: Result) -> str:
         "",
         *(f"- {s}" for s in search_sentences(result)),
         "",
-        *_markdown(
-            result.pins, ["layer", "op", "proved", "proved_on", "verdict_without", "score_without"]
-        ),
+        *_markdown(_shown_pins(result), _PIN_COLUMNS),
         "",
         "## Outputs",
         "",
@@ -107,6 +115,16 @@ def as_markdown(result: Result) -> str:
     if result.findings:
         lines += ["", "## Findings", "", *(f"- {f.message}" for f in result.findings)]
     return "\n".join(lines) + "\n"
+
+
+def _shown_pins(result: Result) -> pd.DataFrame:
+    """The pins with their proof; where none is proved, with what each layer does alone."""
+    if result.pins["proved"].any() or result.pins.empty:
+        return result.pins
+    pins = result.pins[["layer", "op", "scope"]]
+    if "alone_score" not in result.layers:
+        return pins
+    return pins.merge(result.layers[["layer", "alone_score"]], on="layer", how="left")
 
 
 def as_junit(result: Result) -> str:

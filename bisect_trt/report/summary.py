@@ -14,7 +14,7 @@ import pandas as pd
 from bisect_trt.core.diagnosis import Cause, Diagnosis
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.graph.patterns import find_patterns
-from bisect_trt.probe.result import ProbeResult
+from bisect_trt.probe.result import GIVEN, ProbeResult
 from bisect_trt.report.pin_words import in_words
 from bisect_trt.report.result import EngineFacts, ProbeEffect, Result, SearchFacts
 from bisect_trt.report.tables import (
@@ -229,14 +229,16 @@ def _search_facts(known: Known, ledger: Ledger, plan: PrecisionPlan) -> SearchFa
     suspicion = suspicion_of(known.baselines.layers, alone) if known.baselines is not None else {}
     first = ledger.emulators[0]
     searched = [p for p in ledger.log if p.plan.base is plan.base and p.runner == first]
+    # On a panel a probe ends early, and is held to a share of the tolerance: no two compare.
+    alike = [(p.plan.pinned, p.verdict.passed) for p in searched if p.on == GIVEN]
     return SearchFacts(
         regime=regime.value,
         spread_over=spread,
         blocks=in_words(pinned, find_patterns(case.graph), case.layers),
         suspicion_auc=ranking_auc(suspicion, pinned),
-        emulated_probes=len(searched),
+        emulated_probes=len({p.plan for p in searched}),
         information_bound=information_bound(len(case.names), len(pinned)),
-        violations=count_violations([(p.plan.pinned, p.verdict.passed) for p in searched]),
+        violations=count_violations(alike),
         superfluous_pins_dropped=bisection.violations if bisection is not None else 0,
     )
 

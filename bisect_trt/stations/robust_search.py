@@ -39,7 +39,7 @@ from bisect_trt.stations.panel import (
 
 MARGIN, SHRINK_MARGIN = 0.9, 0.8
 """Shares of the tolerance that a prefix, and a set that was chosen freely, must keep to on the
-panel (benchmarks/results/holds.md): the freer the choice, the more of it is luck."""
+panel, by trial on two text models: the freer the choice, the more of it is luck."""
 
 MAX_ACTIVE, PANEL_REDRAWS, PANEL_VARIANTS = 8, 8, 12
 _FEWEST_PROBES, _SHRINK_S = 24, 30.0

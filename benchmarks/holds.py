@@ -1,0 +1,83 @@
+"""How far a copy must be moved for its roundings to fall anew, and no farther.
+
+``python -m benchmarks.holds`` prints a row for each model and amount; ``holds.md`` keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from benchmarks.common import DETECTOR, MODELS, RECOGNISER, SHARED, load, machine
+from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.sample import Sample
+from bisect_trt.graph.load import load_model
+from bisect_trt.numerics.draws import redrawn
+from bisect_trt.runners.emulator.runner import EmulatedRunner
+from fixtures.models import encoder_decomposed, residual
+
+AMOUNTS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+_COPIES = 4
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+def table(name: str, model: onnx.ModelProto, inputs: Arrays, pins: frozenset[str]) -> list[str]:
+    """A row for each amount.
+
+    ``pins`` are the layers that overflow: what they do to FP16 is not a rounding.
+    """
+    runner = EmulatedRunner(model)
+    plans = (PrecisionPlan("fp32"), PrecisionPlan("fp16").with_pins(pins))
+
+    def run(arrays: Arrays) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        sample = Sample("s", arrays)
+        exact, lowered = (
+            np.concatenate([o.ravel() for o in next(iter(runner.outputs(p, [sample]))).values()])
+            for p in plans
+        )
+        return exact.astype(np.float64), lowered.astype(np.float64) - exact
+
+    exact, error = run(inputs)
+    rows = []
+    for amount in AMOUNTS:
+        moved, alike, largest = [], [], []
+        for copy in range(_COPIES):
+            other, other_error = run(redrawn(inputs, np.random.default_rng(copy), amount))
+            moved.append((other - exact).std() / exact.std())
+            alike.append(float(np.corrcoef(error, other_error)[0, 1]))
+            largest.append(np.abs(other_error).max() / np.abs(error).max())
+        rows.append(
+            f"| {name} | {amount:.0e} | {np.mean(moved):.1e} | {np.mean(alike):.3f} "
+            f"| {min(largest):.2f} to {max(largest):.2f} |"
+        )
+    return rows
+
+
+def main() -> None:
+    """Print the table."""
+    print(f"# How far copies are moved\n\n`python -m benchmarks.holds`, {machine()}\n")
+    print("| model | amount | FP32 output moves | errors correlate | largest error, relative |")
+    print("| --- | --- | --- | --- | --- |")
+    residual_, encoder = residual(), encoder_decomposed()
+    rows = table("residual", residual_.model, residual_.inputs, frozenset())
+    rows += table("encoder", encoder.model, encoder.inputs, encoder.pins)
+    detector = load_model(DETECTOR).proto
+    rows += table(
+        "det, demo's page",
+        detector,
+        load(MODELS / "page.npz"),
+        frozenset({"p2o.BatchNormalization.1"}),
+    )
+    if SHARED.exists():
+        recogniser = load_model(RECOGNISER).proto
+        rows += table("rec, shared line", recogniser, load(SHARED / "ocr_rec.npz"), frozenset())
+    print("\n".join(rows))
+
+
+if __name__ == "__main__":
+    main()
