@@ -19,8 +19,8 @@ Arrays = Mapping[str, NDArray[Any]]
 Random = np.random.Generator
 
 REDRAW = 1e-3
-"""How far a copy is moved, in deviations of the input: the most that leaves what the layers do as it
-was (benchmarks/results/holds.md)."""
+"""How far a copy is moved, in deviations of the input: the most that leaves what the layers do
+as it was (benchmarks/results/holds.md)."""
 
 LONG = 8
 """An axis of fewer places (a batch, channels) is not shifted or flipped."""
