@@ -106,8 +106,13 @@ def pins_table(
 ) -> pd.DataFrame:
     """A row for each pin of ``plan`` with its proof.
 
-    ``tolerance_share`` is the part of the tolerance that the proving runner was held to: ``shares``
-    by runner, 1 where it is none of them.
+    Args:
+        layers: of the model, in network order; so are the rows.
+        plan: whose pins are shown.
+        proof: by layer, the probe of the plan without it.
+        log: every probe of the run; ``proof_probe`` is the place in it.
+        shares: by runner, the part of the tolerance that it was held to (``tolerance_share``); 1
+            where it is none of them.
     """
     order = {(p.runner, p.plan): i for i, p in enumerate(log)}
     rows: list[dict[str, Any]] = []

@@ -32,11 +32,22 @@ def find_pins(
     """Find a set of ``layers`` (ids in network order) that passes pinned and of which no single one
     can be left out.
 
-    ``probe`` takes the pinned set and returns a verdict; with ``workers`` > 1 it is called from
-    that many threads. ``suspicion`` (larger is more suspicious, absent is 0) sets the order and the
-    group sizes. ``max_probes`` bounds the distinct probes, the two baselines (no pins, all pins)
-    included. Deterministic for given verdicts. For an oracle that is not monotone the certificate
-    still holds for the sets it was probed with; the caller verifies the final set directly.
+    Deterministic for given verdicts. For an oracle that is not monotone the certificate still holds
+    for the sets it was probed with; the caller verifies the final set directly.
+
+    Args:
+        layers: unique ids in network order.
+        probe: takes the pinned set and returns a verdict, from ``workers`` threads.
+        suspicion: by layer, in any unit, larger is more suspicious, absent is 0; it sets the order
+            and the group sizes.
+        workers: how many probes may run at a time.
+        max_probes: the most distinct probes, the two baselines (no pins, all pins) included.
+
+    Returns:
+        The set, its proof, and every probe; ``complete`` is false where ``max_probes`` were spent.
+
+    Raises:
+        ValueError: two layers have one id.
     """
     if len(set(layers)) != len(layers):
         raise ValueError("layer ids must be unique")

@@ -49,8 +49,14 @@ def grow(
     """The first passing set reached from ``start``, or the best-scoring one when ``max_trials`` are
     spent.
 
-    ``effects`` maps each candidate layer to its signed effect on the sampled errors when it alone
-    is lowered; ``order`` is the norm that predictions are ranked by.
+    Args:
+        start: a set that was tried.
+        effects: each candidate layer's signed effect on the sampled errors when it alone is
+            lowered, (elements,) float32, in tolerances.
+        order: the norm that predictions are ranked by.
+        evaluate: tries several sets; the trials in their order.
+        max_trials: the most sets to try.
+        beam: how many of the likeliest next layers are each followed further.
     """
     names = [n for n in effects if np.isfinite(effects[n]).all()]
     matrix = np.asarray([effects[n] for n in names], np.float32)

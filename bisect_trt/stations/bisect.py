@@ -56,8 +56,14 @@ class Bisection:
 def bisect(
     case: Case, bench: Bench, emulated: Baselines, triage: Triage, limit: float
 ) -> Bisection | None:
-    """A set that both emulators pass within ``limit`` of the tolerance; None where even all pins
-    miss it there. All layers lowered are known to fail.
+    """A set that both emulators pass; None where even all pins miss ``limit``.
+
+    Args:
+        case: the layers, the inputs and the requirements.
+        bench: what emulates.
+        emulated: the baselines; all layers lowered are known to fail.
+        triage: the base plan, the measured effects, and what a robust search is made with.
+        limit: the share of the tolerance to keep to.
     """
     if not triage.pinned.under(limit).verdict.passed:
         return None

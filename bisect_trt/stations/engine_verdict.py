@@ -70,8 +70,16 @@ def decide_on_engine(
 ) -> Judgement:
     """The engine's word, searching again and repairing until it passes or the budget is spent.
 
-    ``first`` is what was searched within triage's limit. The emulators' word on the answer is in
-    the log too when this returns.
+    The emulators' word on the answer is in the log too when this returns.
+
+    Args:
+        case: says how many builds may be spent.
+        bench: what emulates.
+        engine: what builds and decides.
+        emulated: the emulators' baselines.
+        baselines: the engine's.
+        triage: the cause and the first limit.
+        first: what was searched within that limit; None if even all pins miss it.
     """
     suspicion = suspicion_of(emulated.layers, triage.sensitivity.scores)
     known = {triage.limit: first}

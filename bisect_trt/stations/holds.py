@@ -97,8 +97,16 @@ def first_refusal(
     test: FreshTest,
     limit: float,
 ) -> Sample | None:
-    """The given input or fresh draw that speaks against ``plan`` within ``limit`` times the
-    tolerance; None if :func:`measure_holds` would find it robust.
+    """The given input or fresh draw that speaks against ``plan``; None if :func:`measure_holds`
+    would find it robust.
+
+    Args:
+        case: the given inputs, and what is asked for.
+        bench: where the draws' references are.
+        judges: who must pass each sample.
+        plan: with the precision that a pin really runs in, for the emulators.
+        test: which draws.
+        limit: how many tolerances each may use.
     """
     given, _ = judge_all(bench, judges, plan, case.samples)
     spared = int((1.0 - case.settings.holds_on) * len(case.samples) + 1e-9)

@@ -70,8 +70,13 @@ def measure_sensitivity(
     """One row for each of ``layers``, over ``samples``; recalled from the journal where it is
     there.
 
-    ``lowered`` is the plan whose errors say which elements are looked at: everything lowered, or
-    all but the layers that overflow, whose errors would hide where the others' are.
+    Args:
+        case: the model and the requirements.
+        bench: runs each layer lowered alone.
+        layers: those to measure.
+        samples: those to measure on.
+        lowered: the plan whose errors say which elements are looked at: everything lowered, or all
+            but the layers that overflow, whose errors would hide where the others' are.
     """
     squares: dict[str, list[float]] = {name: [] for name in layers}
     rows: dict[str, list[NDArray[np.float32]]] = {name: [] for name in layers}

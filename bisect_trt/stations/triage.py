@@ -59,8 +59,12 @@ def find_cause(
 ) -> Triage | Diagnosis:
     """The cause with what the search needs; a bare diagnosis where pinning cannot help.
 
-    ``unseen`` is what everything lowered shows beyond the given inputs, None where only these
-    count.
+    Args:
+        case: the model, the inputs and the requirements.
+        bench: what measures each layer alone.
+        emulated: the emulators' baselines.
+        engine: the engine's, None where the emulator judges.
+        unseen: what everything lowered shows beyond the given inputs, None where only these count.
     """
     bench.observer.station("triage")
     precision = case.settings.precision

@@ -76,8 +76,18 @@ def convolution(
     pads: Sequence[int],
     dilations: Sequence[int],
 ) -> Array:
-    """A 2-D convolution of ``x`` (n, c, h, w) by ``w`` (m, c, kh, kw); ``pads`` are top, left,
-    bottom, right.
+    """A 2-D convolution.
+
+    Args:
+        x: (n, c, h, w) float32 that holds FP16 values.
+        w: (m, c, kh, kw), likewise.
+        bias: (m,), likewise, or None.
+        strides: of rows and columns.
+        pads: top, left, bottom, right, in elements.
+        dilations: of rows and columns.
+
+    Returns:
+        (n, m, rows, columns) float32 that holds FP16 values.
     """
     padded = np.pad(x, ((0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3])))
     rows, columns = (
@@ -125,7 +135,19 @@ def _rounded_together(
 def batch_normalization(
     x: Array, scale: Array, bias: Array, mean: Array, variance: Array, epsilon: float
 ) -> Array:
-    """``x`` (n, c, ...) times one rounded scale plus one rounded shift, each a channel's."""
+    """``x`` times one rounded scale plus one rounded shift, each a channel's.
+
+    Args:
+        x: (n, c, ...) float32 that holds FP16 values.
+        scale: (c,) float32, as are the next three.
+        bias: added at the end.
+        mean: of the channel.
+        variance: of the channel.
+        epsilon: added to the variance.
+
+    Returns:
+        The shape of ``x``, float32 that holds FP16 values.
+    """
     factor = half(scale / np.sqrt(variance + np.float32(epsilon)))
     shift = half(bias - mean * factor)
     shape = (1, -1, *(1,) * (x.ndim - 2))

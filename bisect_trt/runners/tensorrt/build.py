@@ -67,8 +67,16 @@ def build_engine(trt: Any, request: EngineRequest, cache: Path | None = None) ->
 
 
 def parse(trt: Any, builder: Any, logger: Any, request: EngineRequest) -> Any:
-    """The request's model as a network. Raises :class:`RunnerFailedError` (BUILD_FAILED) naming the
-    node.
+    """The request's model as a network.
+
+    Args:
+        trt: the module, of whatever version.
+        builder: of that module.
+        logger: hears what the parser says.
+        request: the model, as bytes or a path, and its options.
+
+    Raises:
+        RunnerFailedError: BUILD_FAILED, naming the node.
     """
     network = builder.create_network(_network_flags(trt, request))
     parser = trt.OnnxParser(network, logger)

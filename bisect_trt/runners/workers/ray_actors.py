@@ -82,12 +82,18 @@ class _Served:
 def ray_actors(
     address: str, target: str, arguments: Mapping[str, Any], count: int, gpus: float
 ) -> Sequence[RayActor]:
-    """``count`` actors that serve ``target`` (``module:Class``), each with ``gpus`` GPUs, on the
-    cluster at ``address``.
+    """``count`` actors that serve ``target`` on the cluster at ``address``.
 
-    ``local`` starts a cluster on this machine, which lives as long as this process. The arguments
-    are put into the object store once. Raises :class:`RunnerUnavailableError` if Ray is not
-    installed or the cluster does not answer.
+    Args:
+        address: of the cluster; ``local`` starts one on this machine, which lives as long as this
+            process.
+        target: ``module:Class``.
+        arguments: of the class, put into the object store once.
+        count: how many actors.
+        gpus: how many GPUs each takes, or a part of one.
+
+    Raises:
+        RunnerUnavailableError: Ray is not installed, or the cluster does not answer.
     """
     # Its C++ side would print warnings of its own, with addresses that nobody typed, into the run's
     # progress.
