@@ -47,3 +47,18 @@ def same(a: Any, b: Any) -> bool:
 def waves() -> NDArray[np.float32]:
     """A smooth (2, 8) input."""
     return np.sin(np.linspace(0.0, 6.0, 16)).reshape(2, 8).astype(np.float32)
+
+
+def forbid_inferences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on an inference on the emulators or the reference fails the test."""
+
+    def forbidden(*_: object) -> None:
+        raise AssertionError("an inference was made")
+
+    for inference in (
+        "emulator.node_by_node.NodeByNode._execute",
+        "emulator.switched_session.SwitchedSession.run",
+        "emulator.whole_model.run_all",
+        "ort_reference.run_all",
+    ):
+        monkeypatch.setattr(f"bisect_trt.runners.{inference}", forbidden)

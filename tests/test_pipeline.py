@@ -24,7 +24,7 @@ from bisect_trt.graph import to_typed
 from bisect_trt.runners.emulator import runner as emulated
 from fixtures.__main__ import FILES, input_bytes, model_bytes
 from fixtures.models import ALL, Fixture, encoder_decomposed, healthy, residual, tf32_victim
-from tests.conftest import run_model
+from tests.conftest import forbid_inferences, run_model
 
 FILES_OF_A_RUN = {
     "layers.csv",
@@ -127,17 +127,7 @@ def test_the_same_command_again_makes_no_inference(
     make: Callable[[], Fixture], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = run(make(), tmp_path / "run")
-
-    def forbidden(*_: object) -> None:
-        raise AssertionError("an inference was made")
-
-    for inference in (
-        "emulator.node_by_node.NodeByNode._execute",
-        "emulator.switched_session.SwitchedSession.run",
-        "emulator.whole_model.run_all",
-        "ort_reference.run_all",
-    ):
-        monkeypatch.setattr(f"bisect_trt.runners.{inference}", forbidden)
+    forbid_inferences(monkeypatch)
     again = run(make(), tmp_path / "run")
     assert again.new_probes == 0 and again.effect_runs == 0
     assert again.pinned == first.pinned and again.cause == first.cause

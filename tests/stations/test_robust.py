@@ -19,7 +19,7 @@ from bisect_trt.numerics.draws import redrawn, variant
 from bisect_trt.numerics.requirement_text import parse_requirements
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from fixtures.models import Fixture, encoder_decomposed, healthy, residual, tf32_victim
-from tests.conftest import run_model
+from tests.conftest import forbid_inferences, run_model
 
 
 def run(fixture: Fixture, out: Path, **options: Any) -> Result:
@@ -104,17 +104,7 @@ def test_the_same_command_again_asks_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = run(residual(), tmp_path)
-
-    def forbidden(*_: object) -> None:
-        raise AssertionError("an inference was made")
-
-    for inference in (
-        "emulator.node_by_node.NodeByNode._execute",
-        "emulator.switched_session.SwitchedSession.run",
-        "emulator.whole_model.run_all",
-        "ort_reference.run_all",
-    ):
-        monkeypatch.setattr(f"bisect_trt.runners.{inference}", forbidden)
+    forbid_inferences(monkeypatch)
     again = run(residual(), tmp_path)
     assert again.pinned == first.pinned and again.holds == first.holds
     assert again.new_probes == 0
