@@ -5,14 +5,17 @@ Every message is one line: what is wrong, where, and what to do about it.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 
+from bisect_trt.core.names import printable
 from bisect_trt.core.verdict import Verdict
 
 EXIT_OK = 0
 EXIT_NOT_MET = 1
 EXIT_BAD_INPUT = 2
 EXIT_NO_RUNNER = 3
+EXIT_MACHINE = 4
 EXIT_INTERNAL = 70
 EXIT_INTERRUPTED = 130
 
@@ -33,20 +36,54 @@ class RunnerUnavailableError(BisectError):
     exit_code = EXIT_NO_RUNNER
 
 
+class MachineError(BisectError):
+    """The machine gave out: memory, disk, or a worker lost again and again. It says nothing of any
+    plan, so nothing is journalled for it.
+    """
+
+    exit_code = EXIT_MACHINE
+
+
 class RunnerFailedError(BisectError):
     """A runner broke on a model that was expected to run: ``verdict`` says how, ``log`` holds the
     runner's last lines.
+
+    ``lost`` is true where whoever ran it died or fell silent, false where it answered that it
+    cannot: only an engine can be blamed for the first.
     """
 
     def __init__(
-        self, message: str, verdict: Verdict = Verdict.CRASHED, log: Sequence[str] = ()
+        self,
+        message: str,
+        verdict: Verdict = Verdict.CRASHED,
+        log: Sequence[str] = (),
+        *,
+        lost: bool = False,
     ) -> None:
         super().__init__(message)
         self.verdict = verdict
         self.log = tuple(log)
+        self.lost = lost
 
 
-def one_line(error: BaseException, limit: int = 300) -> str:
-    """The message of ``error`` on one line, shortened to ``limit`` characters."""
-    text = " ".join(str(error).split()) or type(error).__name__
+_NO_MEMORY = ("Failed to allocate memory", "bad_alloc", "bad allocation", "Available memory of")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether ``error`` says that memory ran out: Python's own, or ONNX Runtime's, which has no
+    class for it.
+    """
+    return isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY)
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether ``error`` says that a disk, or the user's part of it, is full."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def one_line(error: BaseException | str, limit: int = 300) -> str:
+    """The message of ``error`` on one line, shortened to ``limit`` characters, without what a
+    terminal would obey.
+    """
+    text = printable(" ".join(str(error).split())) or type(error).__name__
     return text if len(text) <= limit else text[: limit - 1] + "…"

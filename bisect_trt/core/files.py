@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from bisect_trt.core.scratch import draft_prefix
+
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
@@ -18,7 +20,7 @@ def written_whole(path: Path) -> Iterator[Path]:
     Raises:
         OSError: the folder of ``path`` cannot be written.
     """
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".bisect-trt-") as folder:
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=draft_prefix()) as folder:
         draft = Path(folder) / path.name
         yield draft
         draft.chmod(0o644)

@@ -47,6 +47,48 @@ def input_specs(model: onnx.ModelProto) -> list[InputSpec]:
     return specs
 
 
+def check_array(
+    where: str,
+    spec: InputSpec,
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    symbols: dict[str, int],
+) -> None:
+    """Refuse an array that the model does not take, by its header.
+
+    Args:
+        where: what the message names.
+        spec: what the model takes.
+        dtype: of the array.
+        shape: of the array.
+        symbols: the sizes that symbolic dimensions have in this sample so far; added to.
+
+    Raises:
+        BadInputError: another dtype, rank or size.
+    """
+    if dtype != spec.dtype:
+        raise BadInputError(
+            f"{where}: input {spec.name!r} is {dtype}, the model takes {spec.dtype}; convert it "
+            "with .astype()"
+        )
+    if spec.shape is not None and len(shape) != len(spec.shape):
+        raise BadInputError(
+            f"{where}: input {spec.name!r} has {len(shape)} dimensions, the model takes "
+            f"{len(spec.shape)}"
+        )
+    for axis, (size, dim) in enumerate(zip(shape, spec.shape or (), strict=False)):
+        if isinstance(dim, int) and size != dim:
+            raise BadInputError(
+                f"{where}: input {spec.name!r} has size {size} on axis {axis}, the model takes "
+                f"{dim}"
+            )
+        if isinstance(dim, str) and symbols.setdefault(dim, size) != size:
+            raise BadInputError(
+                f"{where}: input {spec.name!r} has size {size} on axis {axis}, but {dim!r} is "
+                f"{symbols[dim]} elsewhere"
+            )
+
+
 def _dimension(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
     if is_placeholder(dim):
         return None

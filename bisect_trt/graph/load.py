@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,8 +19,9 @@ from onnx.external_data_helper import (
     uses_external_data,
 )
 
-from bisect_trt.core.errors import BadInputError, one_line
+from bisect_trt.core.errors import BadInputError, MachineError, is_disk_full, one_line
 from bisect_trt.core.files import written_whole
+from bisect_trt.core.scratch import scratch
 from bisect_trt.graph.tensor_types import subgraphs
 
 _PROTOBUF_LIMIT = 2**31 - (64 << 20)
@@ -31,12 +31,13 @@ _PROTOBUF_LIMIT = 2**31 - (64 << 20)
 @dataclass(frozen=True)
 class LoadedModel:
     """A model in memory: ``path`` is None if it was given as a proto; ``digest`` is the SHA-256 of
-    its content.
+    its content; ``side_files`` hold its external data.
     """
 
     proto: onnx.ModelProto
     digest: str
     path: Path | None
+    side_files: tuple[Path, ...] = ()
 
     @property
     def name(self) -> str:
@@ -75,7 +76,8 @@ def load_model(source: str | Path | onnx.ModelProto) -> LoadedModel:
             f"{path}: not an ONNX file, or a truncated one ({one_line(error, 80)})"
         ) from error
     _check_graph(model, str(path))
-    for file in _check_external_data(model, path):
+    side_files = _check_external_data(model, path)
+    for file in side_files:
         with file.open("rb") as stream:
             for chunk in iter(lambda: stream.read(1 << 22), b""):
                 digest.update(chunk)
@@ -85,7 +87,7 @@ def load_model(source: str | Path | onnx.ModelProto) -> LoadedModel:
         raise BadInputError(
             f"{path}: its external data cannot be read ({one_line(error)})"
         ) from error
-    return LoadedModel(model, digest.hexdigest(), path)
+    return LoadedModel(model, digest.hexdigest(), path, tuple(side_files))
 
 
 @contextmanager
@@ -96,7 +98,7 @@ def loadable(model: onnx.ModelProto) -> Iterator[str | bytes]:
     if _weights_size(model) < _PROTOBUF_LIMIT:
         yield model.SerializeToString()
         return
-    with tempfile.TemporaryDirectory(prefix="bisect-trt-") as folder:
+    with scratch("model") as folder:
         path = Path(folder) / "model.onnx"
         save_model(model, path)
         yield str(path)
@@ -108,6 +110,7 @@ def save_model(model: onnx.ModelProto, path: Path) -> None:
 
     Raises:
         BadInputError: the folder cannot be written.
+        MachineError: the disk is full.
     """
     try:
         with written_whole(path) as draft:
@@ -121,6 +124,8 @@ def save_model(model: onnx.ModelProto, path: Path) -> None:
             (draft.parent / side).chmod(0o644)
             os.replace(draft.parent / side, path.parent / side)
     except OSError as error:
+        if is_disk_full(error):
+            raise MachineError(f"{path}: the disk is full; free some space") from error
         raise BadInputError(f"{path}: cannot be written ({error.strerror})") from error
 
 

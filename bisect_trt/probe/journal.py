@@ -2,7 +2,8 @@
 
 It is SQLite, one transaction a call. Rows are keyed by the content they depend on (the tool's
 version, model, requirements, plan, sample, runner and its versions), so a repeated command finds
-its answers and a changed one does not.
+its answers and a changed one does not. Each row has a checksum: a damaged one is left out, and what
+it answered is asked again.
 """
 
 from __future__ import annotations
@@ -16,13 +17,19 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
-from bisect_trt.core.errors import BadInputError, one_line
+from bisect_trt.core.errors import BadInputError, BisectError, MachineError, one_line
+from bisect_trt.probe.salvage import is_damaged, salvaged
 
 JOURNAL = "journal.sqlite"
-_FORM = 1
+_FORM = 2
 _SCHEMA = (
-    "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, kind TEXT, meta TEXT, payload BLOB)"
+    "CREATE TABLE IF NOT EXISTS answers "
+    "(key TEXT PRIMARY KEY, kind TEXT, meta TEXT, payload BLOB, checksum TEXT)"
 )
+_COLUMNS = ("key", "kind", "meta", "payload", "checksum")
+_WAIT_S = 30.0
+_FAILURES = (sqlite3.Error, UnicodeDecodeError)
+"""A damaged name or word may not even be text."""
 
 
 class Row(NamedTuple):
@@ -42,58 +49,130 @@ def content_key(*parts: object) -> str:
 class Journal:
     """The journal in ``folder``; several threads may share it.
 
-    Journals of earlier versions are opened too: their answers are simply other keys.
+    Journals of earlier versions are opened too: their answers are simply other keys. One whose
+    pages are damaged is set aside, with what can still be read of it in a new one; ``note`` then
+    says so, and is empty otherwise.
 
     Raises:
-        BadInputError: the file is no journal, or one of a later version of the tool.
+        BadInputError: the file is no journal, or one of a later version of the tool, or cannot be
+            written.
+        MachineError: the disk is full.
     """
 
     def __init__(self, folder: Path) -> None:
-        path = folder / JOURNAL
+        self._path = path = folder / JOURNAL
         self._lock = Lock()
+        self.note = ""
         try:
-            self._database = sqlite3.connect(
-                path, timeout=30.0, isolation_level=None, check_same_thread=False
-            )
-            self._database.execute("PRAGMA synchronous=NORMAL")
-            form = int(self._database.execute("PRAGMA user_version").fetchone()[0])
-            self._database.execute(_SCHEMA)
-            self._database.execute(f"PRAGMA user_version={max(form, _FORM)}")
-        except sqlite3.Error as error:
-            raise BadInputError(
-                f"{path}: not a usable journal ({one_line(error)}); delete it or choose another "
-                "--out"
-            ) from error
+            if is_damaged(path):
+                self.note = salvaged(path, _SCHEMA, _COLUMNS, _FORM)
+            self._database = _connected(path)
+            form = self._opened()
+        except (*_FAILURES, OSError) as error:
+            raise self._told(error) from error
         if form > _FORM:
+            self.close()
             raise BadInputError(
                 f"{path}: written by a later version of bisect-trt; choose another --out"
             )
 
     def recall(self, key: str) -> tuple[Any, bytes] | None:
-        """What was recorded under ``key``: its JSON value and its bytes; None if nothing was."""
-        with self._lock:
-            row = self._database.execute(
-                "SELECT meta, payload FROM answers WHERE key = ?", (key,)
-            ).fetchone()
-        return None if row is None else (json.loads(row[0]), bytes(row[1]))
+        """What was recorded under ``key``: its JSON value and its bytes; None if nothing was, or
+        what is there is damaged.
+
+        Raises:
+            MachineError: the file was damaged, or taken away, while it was open.
+        """
+        try:
+            with self._lock:
+                row = self._database.execute(
+                    "SELECT kind, meta, payload, checksum FROM answers WHERE key = ?", (key,)
+                ).fetchone()
+        except _FAILURES as error:
+            raise self._told(error) from error
+        if row is None or row[3] != _checksum(key, *row[:3]):
+            return None
+        return json.loads(row[1]), bytes(row[2])
 
     def record(self, rows: Sequence[Row]) -> None:
-        """Write the answers, all of them durable when this returns, or none."""
-        with self._lock:
-            self._database.execute("BEGIN")
-            try:
-                self._database.executemany(
-                    "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?)",
-                    [(row.key, row.kind, json.dumps(row.meta), row.payload) for row in rows],
-                )
-            except BaseException:
-                self._database.execute("ROLLBACK")
-                raise
-            self._database.execute("COMMIT")
+        """Write the answers, all of them durable when this returns, or none.
+
+        Raises:
+            MachineError: the disk is full, or the file was damaged or taken away.
+        """
+        written = []
+        for row in rows:
+            meta = json.dumps(row.meta)
+            checksum = _checksum(row.key, row.kind, meta, row.payload)
+            written.append((row.key, row.kind, meta, row.payload, checksum))
+        try:
+            with self._lock:
+                self._database.execute("BEGIN")
+                try:
+                    self._database.executemany(
+                        "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?)", written
+                    )
+                except BaseException:
+                    if self._database.in_transaction:  # a full disk has ended it already
+                        self._database.execute("ROLLBACK")
+                    raise
+                self._database.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise self._told(error) from error
 
     def close(self) -> None:
         """Close the file."""
         self._database.close()
+
+    def _opened(self) -> int:
+        """The form that the file had; it is of this version's from here on, unless later."""
+        run = self._database.execute
+        form = int(run("PRAGMA user_version").fetchone()[0])
+        if form > _FORM:
+            return form
+        tables = {name for (name,) in run("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if tables and "answers" not in tables:
+            raise sqlite3.DatabaseError("its tables are another program's")
+        run("PRAGMA synchronous=NORMAL")
+        run(_SCHEMA)
+        if "checksum" not in {row[1] for row in run("PRAGMA table_info(answers)")}:
+            run("ALTER TABLE answers ADD COLUMN checksum TEXT")
+        run(f"PRAGMA user_version={_FORM}")
+        return form
+
+    def _told(self, error: Exception) -> BisectError:
+        """What ``error`` means to a person: never that an answer should be thrown away."""
+        said, path = str(error), self._path
+        if "locked" in said or "busy" in said:
+            return BadInputError(
+                f"{path}: another process is using the journal; wait for it, or choose another "
+                "--out"
+            )
+        if "full" in said or "No space left" in said:
+            return MachineError(
+                f"{path}: the disk is full; free some space and run the same command again to go "
+                "on from here"
+            )
+        if "readonly" in said or "unable to open" in said or isinstance(error, PermissionError):
+            return BadInputError(f"{path}: cannot be written ({one_line(error)}); check its rights")
+        if "disk I/O" in said or isinstance(error, OSError):
+            return MachineError(f"{path}: the disk failed ({one_line(error)})")
+        return BadInputError(
+            f"{path}: not a usable journal ({one_line(error)}); choose another --out, or move the "
+            "file away if it is bisect-trt's"
+        )
+
+
+def _connected(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path, timeout=_WAIT_S, isolation_level=None, check_same_thread=False)
+
+
+def _checksum(key: str, kind: Any, meta: Any, payload: Any) -> str:
+    found = hashlib.blake2b(digest_size=12)
+    for part in (key, kind, meta, payload):
+        data = part if isinstance(part, bytes) else str(part).encode(errors="replace")
+        found.update(f"{type(part).__name__} {len(data)} ".encode() + data)
+    return found.hexdigest()
 
 
 class RowBuffer:

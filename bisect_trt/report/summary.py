@@ -157,6 +157,7 @@ def _result(
     cost = cost_table(engines)
     findings = [
         *case.findings,
+        *ledger.findings,
         *(baselines.findings if baselines is not None else ()),
         *(engine.findings if engine is not None else ()),
         *findings_of(ledger.engine_results),

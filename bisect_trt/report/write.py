@@ -3,64 +3,98 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from bisect_trt.core.files import write_whole
+from bisect_trt.core.errors import BadInputError, MachineError, is_disk_full
+from bisect_trt.core.names import cell
+from bisect_trt.core.run_files import PLAN, RESULT_FILES, REWRITTEN_MODEL, RUN, TYPED_MODEL
+from bisect_trt.core.scratch import scratch
 from bisect_trt.graph.load import save_model
 from bisect_trt.graph.passes.typed import to_typed
 from bisect_trt.report.documents import as_html, as_junit, as_markdown
 from bisect_trt.report.result import Result
 from bisect_trt.stations.case import Case
 
-TYPED_MODEL = "model.typed.onnx"
-REWRITTEN_MODEL = "model.rewritten.onnx"
-RUN = "run.json"
-_SOMETIMES = ("engines", "inputs", "frontier")
-
 
 def discard(folder: Path) -> None:
-    """Remove an earlier run's summary, and the tables that not every run writes: what is being
-    computed anew must not look finished.
+    """Remove an earlier run's result whole, its summary first: what is being computed anew must not
+    look finished, and no file may belong to another answer.
     """
-    for name in (RUN, *(f"{table}.csv" for table in _SOMETIMES)):
+    for name in RESULT_FILES:
         (folder / name).unlink(missing_ok=True)
 
 
 def write_report(result: Result, case: Case) -> None:
-    """Write every file, each in one step; ``run.json`` last, so that its presence means the folder
-    is complete.
+    """Write every file, ``run.json`` last, so that its presence means the folder is complete.
 
     The model that the plan is for is written too where it is not the user's own.
+
+    Raises:
+        MachineError: the disk is full; nothing was written then.
+        BadInputError: the folder cannot be written.
     """
-    folder = result.folder
-    write_tables(result)
-    _write_csv(folder, "search", result.search)
-    _write_csv(folder, "pins", result.pins)
-    tables = (result.cost, result.inputs, result.frontier)
-    for name, table in zip(_SOMETIMES, tables, strict=True):
-        if len(table):
-            _write_csv(folder, name, table)
-    write_whole(folder / "plan.json", result.plan_json() + "\n")
+    tables = {**_error_tables(result), "search": result.search, "pins": result.pins}
+    sometimes = {"engines": result.cost, "inputs": result.inputs, "frontier": result.frontier}
+    tables |= {name: table for name, table in sometimes.items() if len(table)}
+    texts = {
+        PLAN: result.plan_json() + "\n",
+        "report.md": as_markdown(result),
+        "report.html": as_html(result),
+        "junit.xml": as_junit(result),
+        RUN: to_json(result.as_json()) + "\n",
+    }
+    models = {TYPED_MODEL: to_typed(case.graph, result.plan)}
     if case.rewritten:
-        save_model(case.graph.proto, folder / REWRITTEN_MODEL)
-    save_model(to_typed(case.graph, result.plan), folder / TYPED_MODEL)
-    write_whole(folder / "report.md", as_markdown(result))
-    write_whole(folder / "report.html", as_html(result))
-    write_whole(folder / "junit.xml", as_junit(result))
-    write_whole(folder / RUN, to_json(result.as_json()) + "\n")
+        models[REWRITTEN_MODEL] = case.graph.proto
+    _write(result.folder, tables, texts, models)
 
 
 def write_tables(result: Result) -> None:
-    """The error tables alone: layers.csv and outputs.csv."""
-    _write_csv(result.folder, "layers", result.layers)
-    _write_csv(result.folder, "outputs", result.outputs)
+    """The error tables alone: layers.csv and outputs.csv. Raises as :func:`write_report`."""
+    _write(result.folder, _error_tables(result), {}, {})
 
 
-def _write_csv(folder: Path, name: str, table: pd.DataFrame) -> None:
-    write_whole(folder / f"{name}.csv", table.to_csv(index=False, lineterminator="\n"))
+def _error_tables(result: Result) -> dict[str, pd.DataFrame]:
+    return {"layers": result.layers, "outputs": result.outputs}
+
+
+def _write(
+    folder: Path, tables: dict[str, pd.DataFrame], texts: dict[str, str], models: dict[str, Any]
+) -> None:
+    """All of it into a draft folder, then file by file to its place: a full disk or an error is met
+    before anything is seen.
+    """
+    try:
+        with scratch("result") as made:
+            draft = Path(made)
+            for name, table in tables.items():
+                text = _harmless(table).to_csv(index=False, lineterminator="\n")
+                (draft / f"{name}.csv").write_text(text, encoding="utf-8", errors="replace")
+            for name, text in texts.items():
+                (draft / name).write_text(text, encoding="utf-8", errors="replace")
+            for name, model in models.items():
+                save_model(model, draft / name)
+            for name in reversed(RESULT_FILES):
+                if (draft / name).exists():
+                    os.replace(draft / name, folder / name)
+    except OSError as error:
+        if is_disk_full(error):
+            raise MachineError(
+                f"{folder}: the disk is full, so no report was written; free some space and run "
+                "the same command again: the answers are in the journal"
+            ) from error
+        raise BadInputError(f"{folder}: cannot be written ({error.strerror})") from error
+
+
+def _harmless(table: pd.DataFrame) -> pd.DataFrame:
+    """The same with names that a spreadsheet would take for formulas quoted."""
+    columns = [c for c in table if table[c].dtype == object or str(table[c].dtype) == "str"]
+    made = {str(c): [cell(v) if isinstance(v, str) else v for v in table[c]] for c in columns}
+    return table.assign(**made)
 
 
 def to_json(value: Any) -> str:

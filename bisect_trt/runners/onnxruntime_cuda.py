@@ -27,6 +27,7 @@ from bisect_trt.core.verdict import Verdict
 from bisect_trt.graph.graph import Graph, as_graph
 from bisect_trt.graph.load import loadable
 from bisect_trt.graph.passes.typed import to_typed
+from bisect_trt.runners.workers.crew import Crew
 from bisect_trt.runners.workers.process import IsolatedWorker
 
 CUDA = "CUDAExecutionProvider"
@@ -39,7 +40,7 @@ def why_unavailable() -> str | None:
         return None
     return (
         "this ONNX Runtime has no CUDA provider: "
-        "pip install 'bisect-trt[ort-cuda]' in place of onnxruntime"
+        "pip install onnxruntime-gpu in place of onnxruntime"
     )
 
 
@@ -63,7 +64,7 @@ class OrtCudaRunner:
         self._layers = {layer.name for layer in self._graph.layers}
         self._timeout_s = timeout_s
         self._facts: dict[PrecisionPlan, Mapping[str, Any]] = {}
-        self._worker = IsolatedWorker(WORKER, {})
+        self._worker = Crew([IsolatedWorker(WORKER, {})], ends=(Verdict.CRASHED,))
 
     def outputs(
         self, plan: PrecisionPlan, samples: Sequence[Sample]

@@ -13,7 +13,14 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from bisect_trt.core.errors import BadInputError, RunnerFailedError, one_line
+from bisect_trt.core.errors import (
+    BadInputError,
+    BisectError,
+    MachineError,
+    RunnerFailedError,
+    is_out_of_memory,
+    one_line,
+)
 
 _MAX_NODE_THREADS = 8
 """Every session owns a pool; a model has tens of different nodes, and none of them feeds more
@@ -102,6 +109,21 @@ def switched_session(source: str | bytes, threads: int = 0) -> ort.InferenceSess
         ) from error
 
 
+def failure_of_session(where: str, error: Exception) -> BisectError:
+    """What a session's ``error`` means: of whatever was run, or of the machine's memory.
+
+    Args:
+        where: what the message names.
+        error: ONNX Runtime's.
+    """
+    if is_out_of_memory(error):
+        return MachineError(
+            f"{where}: out of memory ({one_line(error, 120)}); use fewer --workers, smaller inputs "
+            "or a machine with more memory"
+        )
+    return RunnerFailedError(f"{where}: ONNX Runtime failed ({one_line(error)})")
+
+
 def run_all(session: ort.InferenceSession, feed: Mapping[str, NDArray[Any]], where: str) -> Arrays:
     """The outputs of a session by name.
 
@@ -112,10 +134,11 @@ def run_all(session: ort.InferenceSession, feed: Mapping[str, NDArray[Any]], whe
 
     Raises:
         RunnerFailedError: it cannot be run.
+        MachineError: there is not enough memory.
     """
     names = [o.name for o in session.get_outputs()]
     try:
         values = session.run(names, dict(feed))
     except Exception as error:
-        raise RunnerFailedError(f"{where}: ONNX Runtime failed ({one_line(error)})") from error
+        raise failure_of_session(where, error) from error
     return {name: np.asarray(value) for name, value in zip(names, values, strict=True)}

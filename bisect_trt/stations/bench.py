@@ -6,13 +6,12 @@ It is the one mutable thing that the stations share; what they find travels in f
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bisect_trt.core.errors import BadInputError, RunnerFailedError
+from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import PrecisionPlan
@@ -20,7 +19,7 @@ from bisect_trt.core.sample import Sample, evenly
 from bisect_trt.numerics.error_sample import ErrorSample
 from bisect_trt.numerics.requirements import times
 from bisect_trt.probe.execution import Arrays
-from bisect_trt.probe.journal import Journal
+from bisect_trt.probe.journal import JOURNAL, Journal
 from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.references import References
 from bisect_trt.probe.result import GIVEN, ProbeResult
@@ -36,11 +35,15 @@ from bisect_trt.runners.workers.ray_actors import ray_actors
 from bisect_trt.runners.workers.remote import Remote
 from bisect_trt.stations.case import Case
 from bisect_trt.stations.engine_choice import EngineRunner, has_rtx_sums, open_engine
+from bisect_trt.stations.run_folder import claimed_folder, folder_of
 
 _SECOND_SEES = 4
 
 _ATTEMPTS = 3
 """An emulated probe is asked again where its worker was lost: it kills nobody by itself."""
+
+_STALL_S = 60.0
+"""An emulator's worker computes or reads; without any use of the processor for so long it hangs."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class Ledger:
 
     ``emulators`` are the names of the first and the second, ``judge`` the name of who has the last
     word. ``probes`` counts plans by runner, ``new_probes`` those that the journal did not answer.
+    ``findings`` are what the bench itself had to say.
     """
 
     folder: Path
@@ -59,6 +63,7 @@ class Ledger:
     new_probes: int
     engine_results: tuple[ProbeResult, ...]
     engine_versions: Mapping[str, str]
+    findings: tuple[Finding, ...] = ()
 
     def of(self, runner: str, plan: PrecisionPlan) -> ProbeResult | None:
         """What ``runner`` showed of ``plan`` on the given inputs; None if it was not asked."""
@@ -113,6 +118,7 @@ class Bench:
         self.log: list[ProbeResult] = []
         self.rtx_sums = has_rtx_sums(opened, case.settings.precision)
         self._case = case
+        self._found: list[Finding] = []
         self._error_samples: dict[tuple[str, PrecisionPlan], ErrorSample] = {}
         workers = case.settings.workers
         other: Runner = RtxRunner(emulator) if self.rtx_sums else WholeModelRunner(case.graph)
@@ -172,6 +178,7 @@ class Bench:
             sum(p.new_probes for p in self.probers),
             tuple(self.engine.done.values()) if self.engine is not None else (),
             dict(self.engine.runner.versions) if self.engine is not None else {},
+            tuple(self._found),
         )
 
     def tell_probes(self) -> None:
@@ -184,6 +191,10 @@ class Bench:
         for finding in findings:
             self.observer.finding(finding.message)
         return tuple(findings)
+
+    def note(self, finding: Finding) -> None:
+        """Tell the observer, and keep it for the ledger."""
+        self._found += self.found([finding])
 
     def _tell(self, result: ProbeResult) -> None:
         pins = len(result.plan.pinned)
@@ -221,34 +232,25 @@ def open_bench(case: Case, observer: Observer, suffix: str = "") -> Iterator[Ben
         suffix: ends the default folder's name.
 
     Raises:
-        BadInputError: the folder cannot be written, or holds no usable journal.
+        BadInputError: the folder cannot be used (see ``claimed_folder``).
+        MachineError: the disk is full.
         RunnerUnavailableError: the runner or cluster asked for is not there.
     """
-    folder = case.folder(suffix)
     emulator = EmulatedRunner(case.graph, case.settings.precision)
     with ExitStack() as opened:
+        folder = folder_of(case, suffix)
         engine = open_engine(case, folder / "caches")
         if engine is not None:
             opened.enter_context(closing(engine))
-        _make_folder(folder)
-        journal = opened.enter_context(closing(Journal(folder)))
+        journal = opened.enter_context(claimed_folder(case, folder))
         fleet = _open_fleet(case, emulator)
         if fleet is not None:
             opened.enter_context(closing(fleet))
         bench = Bench(case, observer, folder, journal, engine, emulator, fleet)
+        if journal.note:
+            bench.note(Finding("journal", JOURNAL, journal.note))
         opened.enter_context(closing(bench.references))
         yield bench
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise BadInputError(
-            f"--out {folder}: cannot be written ({error.strerror}); choose another folder"
-        ) from error
 
 
 def _open_fleet(case: Case, local: EmulatedRunner) -> EmulatedFleet | None:
@@ -266,5 +268,6 @@ def _open_fleet(case: Case, local: EmulatedRunner) -> EmulatedFleet | None:
     if settings.ray is not None:
         members = ray_actors(settings.ray, SERVER, arguments, settings.workers, gpus=0)
     else:
-        members = [IsolatedWorker(SERVER, arguments) for _ in range(settings.workers)]
-    return EmulatedFleet(local, Crew(members, _ATTEMPTS))
+        count = range(settings.workers)
+        members = [IsolatedWorker(SERVER, arguments, stall_s=_STALL_S) for _ in count]
+    return EmulatedFleet(local, Crew(members, _ATTEMPTS), settings.probe_timeout_s)

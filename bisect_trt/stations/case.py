@@ -26,8 +26,8 @@ from bisect_trt.numerics.requirement_text import load_metrics, parse_requirement
 from bisect_trt.numerics.requirements import Requirements
 from bisect_trt.probe.journal import content_key
 from bisect_trt.runners.ort_reference import Reference
+from bisect_trt.stations.array_files import read_npz
 from bisect_trt.stations.checked_rewrite import rewritten
-from bisect_trt.stations.input_files import read_npz
 from bisect_trt.stations.samples import load_samples, suspicious_inputs
 from bisect_trt.stations.settings import Settings
 from bisect_trt.version import __version__
@@ -76,14 +76,6 @@ class Case:
         metrics = [_source_of(m) for m in own]
         metrics += sorted(requirements.collective)
         return content_key(__version__, self.model.digest, requirements.texts, metrics)
-
-    def folder(self, suffix: str) -> Path:
-        """The run's folder: as asked for, else ``reports/<model>-<precision><suffix>`` here."""
-        if self.settings.out is not None:
-            return self.settings.out
-        path, name = self.model.path, self.model.name.replace("/", "_")
-        stem = path.stem if path is not None else name
-        return Path("reports") / f"{stem}-{self.settings.precision.value}{suffix}"
 
 
 def load(settings: Settings, observer: Observer) -> Case:
@@ -192,7 +184,11 @@ def _load_golden(settings: Settings, graph: Graph) -> Arrays | None:
             f"{where}: holds {named}, which is no output of the model; it has "
             f"{', '.join(graph.outputs)}"
         )
-    return {name: np.asarray(a) for name, a in arrays.items()}
+    found = {name: np.asarray(a) for name, a in arrays.items()}
+    for name, array in found.items():
+        if array.dtype.kind not in "biuf":
+            raise BadInputError(f"{where}: output {name!r} holds {array.dtype}, no plain numbers")
+    return found
 
 
 def _source_of(metric: Callable[..., float]) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 from bisect_trt.core.errors import RunnerFailedError, RunnerUnavailableError
 from bisect_trt.core.precision import Precision
+from bisect_trt.core.verdict import Verdict
 from bisect_trt.runners.onnxruntime_cuda import OrtCudaRunner
 from bisect_trt.runners.tensorrt.module import installed_module
 from bisect_trt.runners.tensorrt.runner import TensorRTRunner
@@ -22,6 +23,9 @@ from bisect_trt.runners.workers.process import IsolatedWorker
 from bisect_trt.runners.workers.ray_actors import ray_actors
 from bisect_trt.stations.case import Case
 from bisect_trt.stations.settings import Settings
+
+_REPEATED = (Verdict.CRASHED,)
+"""A crash is an engine's answer only if it repeats; a hang, which costs a time-out, at once."""
 
 EngineRunner = TensorRTRunner | OrtCudaRunner
 
@@ -99,8 +103,10 @@ def _engine_crew(settings: Settings, target: str, arguments: Mapping[str, Any]) 
     CUDA_VISIBLE_DEVICES, or Ray actors.
     """
     if settings.ray is not None:
-        return Crew(ray_actors(settings.ray, target, arguments, settings.workers, gpus=1))
+        actors = ray_actors(settings.ray, target, arguments, settings.workers, gpus=1)
+        return Crew(actors, ends=_REPEATED)
     devices = visible_gpus()[: settings.workers]
     if settings.workers == 1 or len(devices) < 2:
-        return Crew([IsolatedWorker(target, arguments)])
-    return Crew([IsolatedWorker(target, arguments, {"CUDA_VISIBLE_DEVICES": d}) for d in devices])
+        return Crew([IsolatedWorker(target, arguments)], ends=_REPEATED)
+    members = [IsolatedWorker(target, arguments, {"CUDA_VISIBLE_DEVICES": d}) for d in devices]
+    return Crew(members, ends=_REPEATED)

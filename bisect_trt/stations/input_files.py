@@ -13,8 +13,6 @@ import io
 import json
 import re
 import tempfile
-import zipfile
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,8 +23,10 @@ from numpy.typing import NDArray
 
 from bisect_trt.core.errors import BadInputError, one_line
 from bisect_trt.core.lazy_arrays import LazyArrays
+from bisect_trt.core.scratch import scratch
 from bisect_trt.core.user_code import load_function
-from bisect_trt.graph.inputs import InputSpec
+from bisect_trt.graph.inputs import InputSpec, check_array
+from bisect_trt.stations.array_files import read_npy, read_npz
 
 Arrays = Mapping[str, NDArray[Any]]
 ENDINGS = (".npz", ".npy", ".json")
@@ -59,9 +59,9 @@ def read_sources(
             yield from _from_json(path)
             continue
         if not stacked:
-            yield str(path), LazyArrays(partial(_read, path, specs))
+            yield str(path), LazyArrays(partial(_read, path, specs, False))
             continue
-        arrays = _read(path, specs)
+        arrays = _read(path, specs, True)
         counts = {len(a) if a.ndim else 0 for a in arrays.values()}
         if len(counts) != 1 or counts == {0}:
             raise BadInputError(
@@ -80,6 +80,8 @@ def find_files(sources: Sequence[str | Path]) -> list[Path]:
     """
     found: dict[Path, None] = {}
     for source in sources:
+        if not str(source):
+            raise BadInputError("--input '': an empty name; give a file, a folder or a glob")
         path = Path(source)
         if path.is_dir():
             inside = sorted(p for p in path.iterdir() if p.suffix in ENDINGS)
@@ -99,59 +101,31 @@ def find_files(sources: Sequence[str | Path]) -> list[Path]:
     return list(found)
 
 
-def read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of an .npz file; pickled objects are refused.
-
-    Args:
-        path: the file.
-
-    Raises:
-        BadInputError: names the file.
-    """
-    loaded = _load(path)
-    if not isinstance(loaded, np.lib.npyio.NpzFile):
-        raise BadInputError(
-            f"{path}: a single array; save named arrays with numpy.savez(path, name=array)"
-        )
-    arrays = {}
-    with loaded:
-        for name in loaded.files:
-            try:
-                arrays[name] = loaded[name]
-            except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-                hint = (
-                    "it holds Python objects, save plain numbers"
-                    if "pickle" in str(error)
-                    else one_line(error)
-                )
-                raise BadInputError(f"{path}: array {name!r} cannot be read ({hint})") from error
-    return arrays
-
-
-def _read(path: Path, specs: Sequence[InputSpec]) -> dict[str, NDArray[Any]]:
+def _read(path: Path, specs: Sequence[InputSpec], stacked: bool) -> dict[str, NDArray[Any]]:
+    check = None if stacked else partial(_check_header, path, specs, {})
     if path.suffix != ".npy":
-        return read_npz(path)
+        return read_npz(path, check)
     if len(specs) != 1:
         names = ", ".join(s.name for s in specs)
         raise BadInputError(
             f"{path}: one array, and the model takes {names}; save named arrays with "
             "numpy.savez(path, name=array)"
         )
-    loaded = _load(path)
-    if isinstance(loaded, np.lib.npyio.NpzFile):
-        raise BadInputError(f"{path}: not a single array; call it .npz")
-    return {specs[0].name: loaded}
+    return {specs[0].name: read_npy(path, specs[0].name, check)}
 
 
-def _load(path: Path) -> Any:
-    try:
-        return np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        # NumPy takes what it does not know for a pickle, and then advises to allow that.
-        reason = (
-            "it is none, or holds Python objects" if "pickle" in str(error) else one_line(error)
-        )
-        raise BadInputError(f"{path}: not a readable {path.suffix} file ({reason})") from error
+def _check_header(
+    path: Path,
+    specs: Sequence[InputSpec],
+    symbols: dict[str, int],
+    name: str,
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+) -> None:
+    """Refuse what the model does not take before it is read."""
+    for spec in specs:
+        if spec.name == name:
+            check_array(str(path), spec, dtype, shape, symbols)
 
 
 def _slice(array: NDArray[Any], number: int, specs: Sequence[InputSpec], name: str) -> NDArray[Any]:
@@ -195,7 +169,7 @@ def _from_loader(text: str) -> Iterator[tuple[str, Arrays]]:
     generator need not fit into memory.
     """
     function = load_function(text, "--input")
-    spool = tempfile.TemporaryDirectory(prefix="bisect-trt-inputs-")
+    spool = scratch("inputs")
     try:
         for number, feed in enumerate(function()):
             where = f"{text}[{number}]"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.sample import Sample, evenly
-from bisect_trt.graph.inputs import InputSpec
+from bisect_trt.graph.inputs import InputSpec, check_array
 from bisect_trt.stations.input_files import read_sources
 
 MOST_LOOKED_AT = 32
@@ -71,27 +71,7 @@ def _checked(sample: Sample, specs: Sequence[InputSpec]) -> Sample:
 
 
 def _check_array(where: str, spec: InputSpec, array: NDArray[Any], symbols: dict[str, int]) -> None:
-    if array.dtype != spec.dtype:
-        raise BadInputError(
-            f"{where}: input {spec.name!r} is {array.dtype}, the model takes {spec.dtype}; convert "
-            "it with .astype()"
-        )
-    if spec.shape is not None and array.ndim != len(spec.shape):
-        raise BadInputError(
-            f"{where}: input {spec.name!r} has {array.ndim} dimensions, the model takes "
-            f"{len(spec.shape)}"
-        )
-    for axis, (size, dim) in enumerate(zip(array.shape, spec.shape or (), strict=False)):
-        if isinstance(dim, int) and size != dim:
-            raise BadInputError(
-                f"{where}: input {spec.name!r} has size {size} on axis {axis}, the model takes "
-                f"{dim}"
-            )
-        if isinstance(dim, str) and symbols.setdefault(dim, size) != size:
-            raise BadInputError(
-                f"{where}: input {spec.name!r} has size {size} on axis {axis}, but {dim!r} is "
-                f"{symbols[dim]} elsewhere"
-            )
+    check_array(where, spec, array.dtype, array.shape, symbols)
     if array.dtype.kind == "f":
         bad = ~np.isfinite(array)
         if bad.any():

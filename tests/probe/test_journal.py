@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
+from random import Random
 
 import pytest
 
-from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.errors import BadInputError, MachineError
 from bisect_trt.probe.journal import JOURNAL, Journal, Row, content_key
 
 
@@ -39,12 +42,14 @@ def test_a_journal_of_0_3_0_is_opened_and_kept(tmp_path: Path) -> None:
     old.commit()
     old.close()
     journal = Journal(tmp_path)
-    assert journal.recall("k") == ({"verdict": "pass"}, b"")
     journal.record([Row("n", "probe", 1)])
+    assert journal.recall("n") == (1, b"") and journal.recall("k") is None, "it has no checksum"
     journal.close()
+    with closing(sqlite3.connect(tmp_path / JOURNAL)) as file:
+        assert file.execute("SELECT key FROM answers").fetchall() == [("k",), ("n",)]
 
 
-def test_a_later_journal_and_another_file_are_refused_in_one_line(tmp_path: Path) -> None:
+def test_a_later_journal_and_other_files_are_refused_in_one_line(tmp_path: Path) -> None:
     later = sqlite3.connect(tmp_path / JOURNAL)
     later.execute("PRAGMA user_version=99")
     later.close()
@@ -54,6 +59,125 @@ def test_a_later_journal_and_another_file_are_refused_in_one_line(tmp_path: Path
     (tmp_path / JOURNAL).write_bytes(b"no database at all, " * 400)
     with pytest.raises(BadInputError, match="not a usable journal"):
         Journal(tmp_path)
+    (tmp_path / JOURNAL).unlink()
+    with closing(sqlite3.connect(tmp_path / JOURNAL)) as other:
+        other.execute("CREATE TABLE songs (name TEXT)")
+    before = (tmp_path / JOURNAL).read_bytes()
+    with pytest.raises(BadInputError, match="another program's"):
+        Journal(tmp_path)
+    assert (tmp_path / JOURNAL).read_bytes() == before
+
+
+ROWS = {
+    f"key {n}": ({"verdict": "pass", "score": n / 7.0}, bytes(range(n % 200))) for n in range(300)
+}
+
+
+def _bytes(change: Callable[[bytearray], None]) -> Callable[[Path], None]:
+    def damage(path: Path) -> None:
+        data = bytearray(path.read_bytes())
+        change(data)
+        path.write_bytes(bytes(data))
+
+    return damage
+
+
+def _at(share: float, length: int, value: int) -> Callable[[Path], None]:
+    def change(data: bytearray) -> None:
+        start = int(share * len(data))
+        data[start : start + length] = bytes([value]) * len(data[start : start + length])
+
+    return _bytes(change)
+
+
+def _flips(seed: int, count: int) -> Callable[[Path], None]:
+    def change(data: bytearray) -> None:
+        random = Random(seed)
+        for _ in range(count):
+            data[random.randrange(16, len(data))] ^= 1 << random.randrange(8)
+
+    return _bytes(change)
+
+
+def _sql(statement: str) -> Callable[[Path], None]:
+    def damage(path: Path) -> None:
+        with closing(sqlite3.connect(path)) as file, file:
+            file.execute(statement)
+
+    return damage
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "empty": lambda p: p.write_bytes(b"") and None,
+    "removed": lambda p: p.unlink(),
+    "header zeroed": _at(0.0, 100, 0),
+    "header's version changed": _bytes(lambda d: d.__setitem__(slice(60, 64), b"\0\0\0\1")),
+    "page size changed": _bytes(lambda d: d.__setitem__(slice(16, 18), b"\0\7")),
+    "cut in half": _bytes(lambda d: d.__delitem__(slice(len(d) // 2, None))),
+    "cut by a byte": _bytes(lambda d: d.__delitem__(slice(len(d) - 1, None))),
+    "cut behind the header": _bytes(lambda d: d.__delitem__(slice(100, None))),
+    "longer": _bytes(lambda d: d.extend(b"more" * 999)),
+    "first page zeroed": _at(0.01, 3000, 0),
+    "middle zeroed": _at(0.5, 4096, 0),
+    "end is 0xff": _at(0.8, 9999, 255),
+    "another table": _sql("ALTER TABLE answers RENAME TO songs"),
+    "no table": _sql("DROP TABLE answers"),
+    "a column dropped": _sql("ALTER TABLE answers DROP COLUMN payload"),
+    "answers changed": _sql("UPDATE answers SET meta = replace(meta, 'pass', 'fail')"),
+    "answers swapped": _sql("UPDATE answers SET meta = (SELECT meta FROM answers LIMIT 1)"),
+    "not JSON": _sql("UPDATE answers SET meta = 'nonsense'"),
+    "nulls": _sql("UPDATE answers SET meta = NULL, payload = NULL"),
+    "payload is text": _sql("UPDATE answers SET payload = 'text'"),
+    "checksums gone": _sql("UPDATE answers SET checksum = NULL"),
+    **{f"{n} bits flipped, {seed}": _flips(seed, n) for n in (1, 20, 400) for seed in range(8)},
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_no_damage_gives_a_wrong_answer_or_a_traceback(damage: str, tmp_path: Path) -> None:
+    whole = Journal(tmp_path)
+    whole.record([Row(key, "probe", meta, payload) for key, (meta, payload) in ROWS.items()])
+    whole.close()
+    DAMAGES[damage](tmp_path / JOURNAL)
+    try:
+        journal = Journal(tmp_path)
+        told = {key: journal.recall(key) for key in ROWS}
+        journal.record([Row("new", "probe", 1)])
+        assert journal.recall("new") == (1, b"")
+        journal.close()
+    except (BadInputError, MachineError) as error:
+        assert "\n" not in str(error) and str(tmp_path) in str(error)
+        return
+    assert all(answer is None or answer == ROWS[key] for key, answer in told.items())
+
+
+def test_what_can_be_read_of_a_damaged_journal_is_kept(tmp_path: Path) -> None:
+    whole = Journal(tmp_path)
+    whole.record([Row(key, "probe", meta, payload) for key, (meta, payload) in ROWS.items()])
+    whole.close()
+    DAMAGES["middle zeroed"](tmp_path / JOURNAL)
+    damaged = (tmp_path / JOURNAL).read_bytes()
+    journal = Journal(tmp_path)
+    assert "was damaged" in journal.note and "journal.damaged-1.sqlite" in journal.note
+    assert (tmp_path / "journal.damaged-1.sqlite").read_bytes() == damaged
+    kept = sum(journal.recall(key) == answer for key, answer in ROWS.items())
+    assert len(ROWS) // 2 < kept < len(ROWS)
+    journal.close()
+    assert Journal(tmp_path).note == ""
+
+
+def test_a_full_disk_and_another_writer_are_told_apart(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal._database.execute("PRAGMA max_page_count=4")
+    with pytest.raises(MachineError, match="disk is full"):
+        journal.record([Row("a", "probe", "x" * 100_000)])
+    assert journal.recall("a") is None
+    journal._database.execute("PRAGMA busy_timeout=50")
+    with closing(sqlite3.connect(tmp_path / JOURNAL)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(BadInputError, match="another process is using"):
+            journal.record([Row("b", "probe", 1)])
+    journal.close()
 
 
 def test_keys_are_stable_and_tell_apart() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_trt.core.errors import RunnerFailedError, one_line
+from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph
@@ -23,6 +23,7 @@ from bisect_trt.runners.emulator.constant_store import ConstantStore
 from bisect_trt.runners.emulator.node_sessions import NodeSession, NodeSessions
 from bisect_trt.runners.emulator.rtx_operators import OPERATORS, run_operator
 from bisect_trt.runners.emulator.steps import Chain, Step, compile_steps
+from bisect_trt.runners.ort_sessions import failure_of_session
 from bisect_trt.runners.ort_values import Value, owned, value_of
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -170,9 +171,8 @@ class NodeByNode:
                 self._ready[(step.index, precision)] = session
             return session.run(values)
         except Exception as error:
-            raise RunnerFailedError(
-                f"layer {step.name!r} ({node.op_type}): ONNX Runtime failed ({one_line(error)})"
-            ) from error
+            where = f"layer {step.name!r} ({node.op_type})"
+            raise failure_of_session(where, error) from error
 
     @staticmethod
     def _keep(step: Step, precision: Precision, results: Sequence[Value], chain: Chain) -> None:

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_trt.core.errors import RunnerFailedError, one_line
 from bisect_trt.core.precision import Precision
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.load import loadable
 from bisect_trt.graph.passes.switched import to_switched
 from bisect_trt.runners.emulator.constant_store import ConstantStore
-from bisect_trt.runners.ort_sessions import switched_session
+from bisect_trt.runners.ort_sessions import failure_of_session, switched_session
 from bisect_trt.runners.ort_values import Value, caller, owned, value_of
 
 
@@ -62,4 +61,4 @@ class SwitchedSession:
             results = self._call(feed, self._outputs, None)
             return {name: results[i].numpy() for i, name in enumerate(self._outputs)}
         except Exception as error:
-            raise RunnerFailedError(f"ONNX Runtime failed ({one_line(error)})") from error
+            raise failure_of_session("the emulated model", error) from error

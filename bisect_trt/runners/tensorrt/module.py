@@ -38,9 +38,9 @@ def import_tensorrt(choice: str | None = None) -> Any:
     name = installed_module(choice)
     if name is None:
         missing = choice or "tensorrt"
-        extra = "rtx" if choice == "tensorrt_rtx" else "tensorrt"
+        package = "tensorrt-rtx-cu13" if choice == "tensorrt_rtx" else "tensorrt-cu13"
         raise RunnerUnavailableError(
-            f"{missing} is not installed: pip install 'bisect-trt[{extra}]', or use --runner "
+            f"{missing} is not installed: pip install {package} cuda-python, or use --runner "
             "emulated"
         )
     try:

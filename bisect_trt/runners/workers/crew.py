@@ -4,7 +4,7 @@ busy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from queue import SimpleQueue
 from typing import Any
 
@@ -12,18 +12,25 @@ from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.runners.workers.remote import Remote
 
+_ENDS = (Verdict.CRASHED, Verdict.TIMED_OUT)
+
 
 class Crew:
     """A :class:`~bisect_trt.runners.workers.remote.Remote` over ``members``.
 
-    A call whose member dies is made again, up to ``attempts`` times in all: where work itself kills
-    nobody (the emulator's), a loss says nothing of it. With one attempt a crash is the answer, as
-    an engine's is.
+    Args:
+        members: who answers.
+        attempts: how often a call is made in all whose member was lost: once is chance.
+        ends: the losses after which it is made again. An engine that hangs once would cost another
+            time-out; an emulator's worker hangs by nothing that it was asked.
     """
 
-    def __init__(self, members: Sequence[Remote], attempts: int = 1) -> None:
+    def __init__(
+        self, members: Sequence[Remote], attempts: int = 2, ends: Collection[Verdict] = _ENDS
+    ) -> None:
         self._members = list(members)
         self._attempts = attempts
+        self._ends = frozenset(ends)
         self._free: SimpleQueue[Remote] = SimpleQueue()
         for member in members:
             self._free.put(member)
@@ -38,7 +45,7 @@ class Crew:
             try:
                 return member.call(method, *arguments, timeout_s=timeout_s)
             except RunnerFailedError as error:
-                if error.verdict is not Verdict.CRASHED or attempt == self._attempts:
+                if not error.lost or error.verdict not in self._ends or attempt == self._attempts:
                     raise
             finally:
                 self._free.put(member)

@@ -6,7 +6,14 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from bisect_trt.core.errors import BisectError, RunnerFailedError, RunnerUnavailableError, one_line
+from bisect_trt.core.errors import (
+    BisectError,
+    MachineError,
+    RunnerFailedError,
+    RunnerUnavailableError,
+    is_out_of_memory,
+    one_line,
+)
 from bisect_trt.core.verdict import Verdict
 
 
@@ -15,16 +22,18 @@ def failure_of(error: Exception) -> tuple[str, Any]:
     if isinstance(error, RunnerUnavailableError):
         return "unavailable", str(error)
     if isinstance(error, RunnerFailedError):
-        return "failed", (str(error), error.verdict, error.log)
+        return "failed", (str(error), error.verdict, error.log, error.lost)
+    if isinstance(error, MachineError) or is_out_of_memory(error):
+        return "failed", (one_line(error), Verdict.CRASHED, (), True)
     if isinstance(error, BisectError):
-        return "failed", (str(error), Verdict.BUILD_FAILED, ())
+        return "failed", (str(error), Verdict.BUILD_FAILED, (), False)
     # Whatever a native library's binding raises.
-    return "failed", (f"{type(error).__name__}: {one_line(error)}", Verdict.CRASHED, ())
+    return "failed", (f"{type(error).__name__}: {one_line(error)}", Verdict.CRASHED, (), False)
 
 
 def raise_failure(kind: str, value: Any) -> NoReturn:
     """The error that :func:`failure_of` took apart."""
     if kind == "unavailable":
         raise RunnerUnavailableError(value)
-    message, verdict, log = value
-    raise RunnerFailedError(message, verdict, log)
+    message, verdict, log, lost = value
+    raise RunnerFailedError(message, verdict, log, lost=lost)

@@ -9,6 +9,7 @@ when first needed and replaced when it dies.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import pickle
 import selectors
@@ -26,16 +27,26 @@ from typing import IO, Any
 from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.runners.workers.failures import raise_failure
+from bisect_trt.runners.workers.pulse import Pulse
 
 _LOG_LINES = 8
+_LOOK_S = 1.0
+"""How often a silent child is looked at."""
+
 HEADER = struct.Struct("<Q")
 
 
 class IsolatedWorker:
     """Calls methods of ``target`` (``module:Class``), made with ``arguments`` in a child process.
 
-    ``environment`` is added to the child's. Both must be plain data, as everything that is passed
-    and returned.
+    Both must be plain data, as everything that is passed and returned.
+
+    Args:
+        target: ``module:Class``.
+        arguments: of the class.
+        environment: added to the child's.
+        stall_s: seconds without any use of the processor after which the child counts as hung; None
+            where it may wait for a device. Known on Linux alone.
     """
 
     def __init__(
@@ -43,10 +54,12 @@ class IsolatedWorker:
         target: str,
         arguments: Mapping[str, Any],
         environment: Mapping[str, str] | None = None,
+        stall_s: float | None = None,
     ) -> None:
         self._target = target
         self._arguments = dict(arguments)
         self._environment = dict(environment or {})
+        self._stall_s = stall_s
         self._child: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
 
@@ -59,8 +72,8 @@ class IsolatedWorker:
             timeout_s: seconds to wait; None for ever. A child that gave no answer is killed.
 
         Raises:
-            RunnerFailedError: with the verdict the target chose, CRASHED if the child died, or
-                TIMED_OUT.
+            RunnerFailedError: with the verdict the target chose; lost, with CRASHED if the child
+                died, or TIMED_OUT.
             RunnerUnavailableError: the target could not be made at all.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -69,12 +82,15 @@ class IsolatedWorker:
             _send(child.stdin, (method, arguments))
             kind, value = self._receive(child, deadline)
         except (EOFError, BrokenPipeError):
-            raise RunnerFailedError(self._obituary(), Verdict.CRASHED, self._last_lines()) from None
-        except TimeoutError:
+            raise RunnerFailedError(
+                self._obituary(), Verdict.CRASHED, self._last_lines(), lost=True
+            ) from None
+        except TimeoutError as error:
             lines = self._last_lines()
             self.close()
+            words = str(error) or f"no answer in {timeout_s:g} s"
             raise RunnerFailedError(
-                f"no answer in {timeout_s:g} s: the process was killed", Verdict.TIMED_OUT, lines
+                f"{words}: the process was killed", Verdict.TIMED_OUT, lines, lost=True
             ) from None
         except (
             BaseException
@@ -137,8 +153,9 @@ class IsolatedWorker:
         return self._child
 
     def _receive(self, child: subprocess.Popen[bytes], deadline: float | None) -> Any:
-        size = HEADER.unpack(_read(child.stdout, HEADER.size, deadline))[0]
-        return pickle.loads(_read(child.stdout, size, deadline))
+        pulse = Pulse(child.pid, self._stall_s)
+        size = HEADER.unpack(_read(child.stdout, HEADER.size, deadline, pulse))[0]
+        return pickle.loads(_read(child.stdout, size, deadline, pulse))
 
     def _obituary(self) -> str:
         assert self._child is not None
@@ -165,18 +182,30 @@ def _send(stream: IO[bytes] | None, message: object) -> None:
     stream.flush()
 
 
-def _read(stream: IO[bytes] | None, size: int, deadline: float | None) -> bytes:
-    """Exactly ``size`` bytes. Raises EOFError at the end of the stream, TimeoutError after
-    ``deadline``.
+def _read(stream: IO[bytes] | None, size: int, deadline: float | None, pulse: Pulse) -> bytes:
+    """Exactly ``size`` bytes.
+
+    Args:
+        stream: read from.
+        size: in bytes.
+        deadline: on the monotonic clock, None for ever.
+        pulse: of whoever writes.
+
+    Raises:
+        EOFError: the stream ended.
+        TimeoutError: the deadline passed, or the writer hangs.
     """
     assert stream is not None
     parts, missing = [], size
     with selectors.DefaultSelector() as selector:
         selector.register(stream, selectors.EVENT_READ)
         while missing:
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and (left <= 0 or not selector.select(left)):
+            left = math.inf if deadline is None else deadline - time.monotonic()
+            if left <= 0:
                 raise TimeoutError
+            if not selector.select(min(left, _LOOK_S)):
+                pulse.check()
+                continue
             part = os.read(stream.fileno(), min(missing, 1 << 20))
             if not part:
                 raise EOFError

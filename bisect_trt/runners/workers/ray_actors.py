@@ -44,11 +44,13 @@ class RayActor:
         except self._ray.exceptions.GetTimeoutError:
             self._ray.kill(self._handle, no_restart=False)
             raise RunnerFailedError(
-                f"no answer in {timeout_s:g} s: the Ray actor was killed", Verdict.TIMED_OUT
+                f"no answer in {timeout_s:g} s: the Ray actor was killed",
+                Verdict.TIMED_OUT,
+                lost=True,
             ) from None
         except self._ray.exceptions.RayError as error:
             raise RunnerFailedError(
-                f"the Ray actor was lost ({one_line(error, 120)})", Verdict.CRASHED
+                f"the Ray actor was lost ({one_line(error, 120)})", Verdict.CRASHED, lost=True
             ) from error
         return value if kind == "result" else raise_failure(kind, value)
 
@@ -101,9 +103,7 @@ def ray_actors(
     try:
         import ray
     except ImportError as error:
-        raise RunnerUnavailableError(
-            "--ray: Ray is not installed; pip install 'bisect-trt[ray]'"
-        ) from error
+        raise RunnerUnavailableError("--ray: Ray is not installed; pip install ray") from error
     if not ray.is_initialized():
         _check_reachable(address)
         try:

@@ -1,0 +1,42 @@
+"""Names from models and paths are data: what a terminal, a spreadsheet or XML would obey is made
+harmless before it is shown.
+"""
+
+from __future__ import annotations
+
+import re
+
+_CONTROLS = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_MARKDOWN = re.compile(r"([\\`*\[\]<>|~&]|^[#+-]|(?<![^\W_])_|_(?![^\W_]))")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+
+
+def printable(text: str) -> str:
+    """``text`` with control characters, those that turn the direction of writing, and lone
+    surrogates spelled out as escapes.
+    """
+    return _CONTROLS.sub(lambda found: ascii(found.group())[1:-1], text)
+
+
+def xml_text(text: str) -> str:
+    """``text`` with the characters that XML 1.0 cannot hold spelled out as escapes."""
+    return _NOT_XML.sub(lambda found: ascii(found.group())[1:-1], text)
+
+
+def cell(text: str) -> str:
+    """``text`` for a spreadsheet's cell: with a quote before what would be read as a formula.
+
+    Source: OWASP, CSV injection.
+    """
+    harmless = xml_text(text)
+    return f"'{harmless}" if harmless.startswith(_FORMULA) else harmless
+
+
+def markdown(text: str) -> str:
+    """``text`` as Markdown shows it literally, also in a table's cell."""
+    escaped = _MARKDOWN.sub(r"\\\1", printable(text))
+    # A bare address would become a link.
+    return escaped.replace("://", "&#58;//").replace("www.", "www&#46;")

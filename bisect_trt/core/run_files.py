@@ -1,0 +1,27 @@
+"""The names of the files that a run's folder holds when it is complete."""
+
+from __future__ import annotations
+
+RUN = "run.json"
+TYPED_MODEL = "model.typed.onnx"
+REWRITTEN_MODEL = "model.rewritten.onnx"
+PLAN = "plan.json"
+
+RESULT_FILES = (
+    RUN,  # the first to go and the last to come: its presence means that the folder is complete
+    PLAN,
+    TYPED_MODEL,
+    f"{TYPED_MODEL}.data",
+    REWRITTEN_MODEL,
+    f"{REWRITTEN_MODEL}.data",
+    "report.html",
+    "report.md",
+    "junit.xml",
+    "layers.csv",
+    "outputs.csv",
+    "search.csv",
+    "pins.csv",
+    "engines.csv",
+    "inputs.csv",
+    "frontier.csv",
+)
