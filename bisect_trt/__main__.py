@@ -1,6 +1,22 @@
-"""``python -m bisect_trt`` is ``bisect-trt``."""
+"""The command ``bisect-trt``, also as ``python -m bisect_trt``."""
 
-from bisect_trt.cli import main
+from __future__ import annotations
+
+import sys
+
+_INTERRUPTED = 130
+
+
+def entry() -> None:
+    """Run the command; Ctrl-C is answered in one line from the first import on."""
+    try:
+        from bisect_trt.cli import main
+
+        main(prog_name="bisect-trt")
+    except KeyboardInterrupt:
+        sys.stderr.write("bisect-trt: interrupted\n")
+        sys.exit(_INTERRUPTED)
+
 
 if __name__ == "__main__":
-    main(prog_name="bisect-trt")
+    entry()

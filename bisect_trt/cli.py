@@ -9,25 +9,25 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
-from rich.console import Console
 
 from bisect_trt.core.errors import (
     EXIT_NOT_MET,
     EXIT_OK,
     BadInputError,
 )
-from bisect_trt.core.files import write_whole
+from bisect_trt.core.names import printable
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.inspection import inspect_model
-from bisect_trt.graph.load import load_model, save_model
+from bisect_trt.graph.load import check_target, load_model, save_model, save_text
 from bisect_trt.graph.passes.typed import to_typed
 from bisect_trt.graph.weak_forms import polygraphy_script, trtexec_arguments
 from bisect_trt.pipeline import compare, run
-from bisect_trt.report.exits import Command, guarded
+from bisect_trt.report.exits import Command, guarded, output
 from bisect_trt.report.screen import (
     ProgressObserver,
+    plain,
     print_comparison,
     print_inspection,
     print_verdict,
@@ -51,7 +51,19 @@ def main() -> None:
     """
 
 
-MODEL = click.argument("model", type=click.Path(path_type=Path))
+class NamedPath(click.Path):
+    """A path that has a name: an empty one would be the current folder."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("an empty path", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+MODEL = click.argument("model", type=NamedPath())
 INPUT = click.option(
     "--input",
     "inputs",
@@ -69,7 +81,7 @@ PRECISION = click.option(
 PLAN = click.option(
     "--plan",
     "plan_path",
-    type=click.Path(path_type=Path),
+    type=NamedPath(),
     required=True,
     help="The plan.json that a run wrote.",
 )
@@ -96,7 +108,7 @@ def _click_option(name: str, its: Option, default: Any) -> Callable[[Command], C
     if its.choices:
         kind = click.Choice(its.choices)
     elif its.kind is Path:
-        kind = click.Path(path_type=Path)
+        kind = NamedPath()
     elif its.kind is int:
         kind = click.IntRange(min=None if its.least is None else int(its.least))
     elif its.kind is float:
@@ -131,16 +143,16 @@ def run_command(dry_run: bool, verbose: bool, as_json: bool, quiet: bool, **chos
     settings = Settings(**chosen)
     if dry_run:
         price = estimate(settings)
-        click.echo(to_json(vars(price)) if as_json else price.sentence)
+        with output():
+            click.echo(to_json(vars(price)) if as_json else price.sentence)
         return 0
-    with ProgressObserver(
-        Console(stderr=True), quiet=quiet or as_json, verbose=verbose
-    ) as observer:
+    with ProgressObserver(plain(stderr=True), quiet=quiet or as_json, verbose=verbose) as observer:
         result = run(settings, observer)
-    if as_json:
-        click.echo(to_json(result.as_json()))
-    elif not quiet:
-        print_verdict(screen(), result)
+    with output():
+        if as_json:
+            click.echo(to_json(result.as_json()))
+        elif not quiet:
+            print_verdict(screen(), result)
     return result.exit_code
 
 
@@ -151,10 +163,11 @@ def run_command(dry_run: bool, verbose: bool, as_json: bool, quiet: bool, **chos
 def compare_command(as_json: bool, **chosen: Any) -> int:
     """Error tables only: every baseline's outputs and every layer, without a search."""
     result = compare(Settings(**chosen))
-    if as_json:
-        click.echo(to_json(result.as_json()))
-    else:
-        print_comparison(screen(), result)
+    with output():
+        if as_json:
+            click.echo(to_json(result.as_json()))
+        else:
+            print_comparison(screen(), result)
     return 0
 
 
@@ -166,10 +179,11 @@ def compare_command(as_json: bool, **chosen: Any) -> int:
 def inspect_command(model: Path, precision: str, as_json: bool) -> int:
     """Layers, patterns, suspects and advice about the opset, without running anything."""
     inspection = inspect_model(load_model(model), Precision(precision))
-    if as_json:
-        click.echo(to_json(inspection.as_json()))
-    else:
-        print_inspection(screen(), inspection)
+    with output():
+        if as_json:
+            click.echo(to_json(inspection.as_json()))
+        else:
+            print_inspection(screen(), inspection)
     return 0
 
 
@@ -179,12 +193,13 @@ def inspect_command(model: Path, precision: str, as_json: bool) -> int:
 def doctor_command(as_json: bool) -> int:
     """What is installed, which runners work here and why not."""
     checks = examine()
-    if as_json:
-        click.echo(json.dumps([vars(c) for c in checks], indent=2))
-        return 0
-    for check in checks:
-        sign = {True: "ok  ", False: "no  ", None: "    "}[check.works]
-        click.echo(f"{sign}{check.name:<24}{check.detail}")
+    with output():
+        if as_json:
+            click.echo(json.dumps([vars(c) for c in checks], indent=2))
+            return 0
+        for check in checks:
+            sign = {True: "ok  ", False: "no  ", None: "    "}[check.works]
+            click.echo(f"{sign}{check.name:<24}{printable(check.detail)}")
     return 0
 
 
@@ -206,10 +221,11 @@ def verify_command(
     if source is not ParameterSource.DEFAULT and precision != found_for:
         raise BadInputError(f"--precision {precision}: {plan_path} is a plan for {found_for}")
     verification = verify(Settings(precision=saved.searched, **chosen), saved, Observer())
-    if as_json:
-        click.echo(to_json(verification.as_json()))
-    elif not quiet:
-        print_verification(screen(), verification)
+    with output():
+        if as_json:
+            click.echo(to_json(verification.as_json()))
+        elif not quiet:
+            print_verification(screen(), verification)
     return EXIT_OK if verification.passed else EXIT_NOT_MET
 
 
@@ -226,27 +242,28 @@ def verify_command(
 @click.option(
     "--output",
     "-o",
-    type=click.Path(path_type=Path),
+    "target",
+    type=NamedPath(),
     help="Where to; text goes to standard output without it.",
 )
 @guarded
-def export_command(model: Path, plan_path: Path, form: str, output: Path | None) -> int:
+def export_command(model: Path, plan_path: Path, form: str, target: Path | None) -> int:
     """Write a plan as typed ONNX, trtexec arguments or a polygraphy script."""
-    saved = read_plan(plan_path)
-    plan, graph = saved.plan, Graph(load_model(model).proto)
+    saved, loaded = read_plan(plan_path), load_model(model)
+    plan, graph = saved.plan, Graph(loaded.proto)
     saved.check_model(graph)
+    if target is not None:
+        check_target(target, loaded, plan_path)
     if form == "onnx":
-        if output is None:
+        if target is None:
             raise BadInputError("--format onnx needs --output FILE.onnx")
-        save_model(to_typed(graph, plan), output)
+        save_model(to_typed(graph, plan), target)
         return 0
     write = trtexec_arguments if form == "trtexec" else polygraphy_script
     text = write(graph, plan)
-    if output is None:
+    if target is not None:
+        save_text(text + "\n", target)
+        return 0
+    with output(is_product=True):
         click.echo(text)
-    else:
-        try:
-            write_whole(output, text + "\n")
-        except OSError as error:
-            raise BadInputError(f"{output}: cannot be written ({error.strerror})") from error
     return 0

@@ -10,7 +10,11 @@ _CONTROLS = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_MARKDOWN = re.compile(r"([\\`*\[\]<>|~&]|^[#+-]|(?<![^\W_])_|_(?![^\W_]))")
+_MARKDOWN = re.compile(
+    r"([\\`*\[\]|]|<(?=[A-Za-z/!?])|~(?=~)|&(?=[#\w])|^[#+>-]|(?<![^\W_])_|_(?![^\W_]))"
+)
+"""What would act where it stands: an underscore inside a word does nothing."""
+
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 

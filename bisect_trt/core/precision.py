@@ -94,7 +94,7 @@ class PrecisionPlan:
                 frozenset(pinned),
                 Precision(data.get("pin_precision", "fp32")),
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise BadInputError(
                 f"{where}: not a plan that bisect-trt wrote ({error}); run `bisect-trt run` to "
                 "make one"

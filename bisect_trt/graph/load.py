@@ -19,8 +19,8 @@ from onnx.external_data_helper import (
     uses_external_data,
 )
 
-from bisect_trt.core.errors import BadInputError, MachineError, is_disk_full, one_line
-from bisect_trt.core.files import written_whole
+from bisect_trt.core.errors import BadInputError, BisectError, MachineError, is_disk_full, one_line
+from bisect_trt.core.files import write_whole, written_whole
 from bisect_trt.core.scratch import scratch
 from bisect_trt.graph.tensor_types import subgraphs
 
@@ -124,9 +124,41 @@ def save_model(model: onnx.ModelProto, path: Path) -> None:
             (draft.parent / side).chmod(0o644)
             os.replace(draft.parent / side, path.parent / side)
     except OSError as error:
-        if is_disk_full(error):
-            raise MachineError(f"{path}: the disk is full; free some space") from error
-        raise BadInputError(f"{path}: cannot be written ({error.strerror})") from error
+        raise _not_written(path, error) from error
+
+
+def save_text(text: str, path: Path) -> None:
+    """Write ``text`` to ``path`` in one step. Raises as :func:`save_model`."""
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        raise _not_written(path, error) from error
+
+
+def check_target(target: Path, model: LoadedModel, *sources: Path) -> None:
+    """Refuse to write over what is read.
+
+    Args:
+        target: what would be written; a model of over 2 GB puts a file beside it.
+        model: the source.
+        sources: what else is read.
+
+    Raises:
+        BadInputError: ``target`` is one of them.
+    """
+    read = [p for p in (model.path, *model.side_files, *sources) if p is not None]
+    for written in (target, target.with_name(f"{target.name}.data")):
+        for source in read:
+            if written.exists() and source.exists() and written.samefile(source):
+                raise BadInputError(
+                    f"--output {target}: {source} would be written over; choose another name"
+                )
+
+
+def _not_written(path: Path, error: OSError) -> BisectError:
+    if is_disk_full(error):
+        return MachineError(f"{path}: the disk is full; free some space")
+    return BadInputError(f"{path}: cannot be written ({error.strerror})")
 
 
 def _check_graph(model: onnx.ModelProto, where: str) -> None:

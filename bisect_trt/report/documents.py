@@ -6,9 +6,10 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pandas as pd
-from jinja2 import Environment, PackageLoader, select_autoescape
+from jinja2 import Environment, PackageLoader
 
 from bisect_trt.core.holds import Robustness
+from bisect_trt.core.names import markdown, printable, xml_text
 from bisect_trt.numerics.requirements import times
 from bisect_trt.report.frontier_plot import frontier_svg
 from bisect_trt.report.result import Result
@@ -72,8 +73,9 @@ _FRONTIER_COLUMNS = [
 
 def as_html(result: Result) -> str:
     """A page without scripts that works offline."""
+    # The template's name ends in .j2: what is chosen by endings would escape nothing.
     environment = Environment(
-        loader=PackageLoader("bisect_trt.report"), autoescape=select_autoescape()
+        loader=PackageLoader("bisect_trt.report"), autoescape=True, finalize=_harmless
     )
     environment.filters["number"] = number
     environment.filters["times"] = times
@@ -96,25 +98,30 @@ def as_html(result: Result) -> str:
     )
 
 
+def _harmless(value: Any) -> Any:
+    """Text without characters that a browser would obey; markup of our own as it is."""
+    return printable(value) if type(value) is str else value
+
+
 def as_markdown(result: Result) -> str:
     """The same for a pull request."""
     lines = [
-        f"# bisect-trt: {result.model} at {result.precision.value.upper()}",
+        f"# bisect-trt: {markdown(result.model)} at {result.precision.value.upper()}",
         "",
-        f"**{headline(result)}**",
+        f"**{markdown(headline(result))}**",
         "",
-        *holds_sentences(result.holds),
+        *(markdown(s) for s in holds_sentences(result.holds)),
         "",
-        result.sentence,
+        markdown(result.sentence),
         "",
-        f"- requirement: {', '.join(f'`{r}`' for r in result.requirements)}",
+        f"- requirement: {', '.join(markdown(r) for r in result.requirements)}",
         f"- before: {times(result.base_score)}; after: {times(result.score)}",
         f"- judged by: `{result.runner}` ({sum(result.probes.values())} probes, "
         f"{result.effect_runs} single-layer runs)",
         "",
         "## Pinned layers",
         "",
-        *(f"- {s}" for s in search_sentences(result)),
+        *(f"- {markdown(s)}" for s in search_sentences(result)),
         "",
         *_markdown(_shown_pins(result), _PIN_COLUMNS),
         "",
@@ -129,10 +136,10 @@ def as_markdown(result: Result) -> str:
             "",
             *_markdown(result.cost, _COST_COLUMNS),
             "",
-            *(f"- {s}" for s in engine_sentences(result)),
+            *(f"- {markdown(s)}" for s in engine_sentences(result)),
         ]
     if result.findings:
-        lines += ["", "## Findings", "", *(f"- {f.message}" for f in result.findings)]
+        lines += ["", "## Findings", "", *(f"- {markdown(f.message)}" for f in result.findings)]
     return "\n".join(lines) + "\n"
 
 
@@ -160,10 +167,11 @@ def as_junit(result: Result) -> str:
         cases.append((f"pin {row.layer} is needed", "" if row.proved else "not proved"))
     failures = 0
     for name, failure in cases:
-        case = ElementTree.SubElement(suite, "testcase", classname=result.model, name=name)
+        attributes = {"classname": xml_text(result.model), "name": xml_text(name)}
+        case = ElementTree.SubElement(suite, "testcase", attributes)
         if failure:
             failures += 1
-            ElementTree.SubElement(case, "failure", message=failure)
+            ElementTree.SubElement(case, "failure", message=xml_text(failure))
     suite.set("tests", str(len(cases)))
     suite.set("failures", str(failures))
     ElementTree.indent(suite)
@@ -179,7 +187,7 @@ def _markdown(table: pd.DataFrame, columns: list[str]) -> list[str]:
     data = _records(table, columns)
     if not data["rows"]:
         return ["none"]
-    rows = [[number(v).replace("|", "\\|") for v in row] for row in data["rows"]]
+    rows = [[markdown(number(v)) for v in row] for row in data["rows"]]
     return [
         "| " + " | ".join(r) + " |"
         for r in (data["columns"], ["---"] * len(data["columns"]), *rows)

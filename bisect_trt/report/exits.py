@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import functools
+import os
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
 
-from bisect_trt.core.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, BisectError, one_line
+from bisect_trt.core.errors import (
+    EXIT_INTERNAL,
+    EXIT_INTERRUPTED,
+    EXIT_MACHINE,
+    BisectError,
+    MachineError,
+    is_out_of_memory,
+    one_line,
+)
 
 Command = Callable[..., int | None]
 
@@ -24,7 +34,7 @@ def _interrupt(number: int, frame: object) -> None:
 
 def guarded(command: Command) -> Command:
     """Turn the tool's errors into one line and an exit code; nobody sees a traceback for their own
-    mistake.
+    mistake, or their machine's.
     """
 
     @functools.wraps(command)
@@ -34,28 +44,90 @@ def guarded(command: Command) -> Command:
             if threading.current_thread() is threading.main_thread()
             else None
         )
+        _prepare_streams()
         try:
             code = command(*args, **kwargs) or 0
         except BisectError as error:
-            click.echo(f"bisect-trt: {one_line(error, 500)}", err=True)
+            _complain(one_line(error, 500))
             code = error.exit_code
         except KeyboardInterrupt:
-            click.echo(
-                "bisect-trt: interrupted; run the same command again to go on from here", err=True
-            )
+            _complain("interrupted; run the same command again to go on from here")
             code = EXIT_INTERRUPTED
-        except BrokenPipeError:
-            code = 0
-        # our own mistake: the traceback helps whoever mends it, and 1 would mean "cannot be met"
-        except Exception:
-            traceback.print_exc()
-            click.echo(
-                "bisect-trt: internal error, please report it with the lines above", err=True
-            )
-            code = EXIT_INTERNAL
+        except Exception as error:
+            code = _code_of(error)
         finally:
             if previous is not None:
                 signal.signal(signal.SIGTERM, previous)
         sys.exit(code)
 
     return wrapper
+
+
+@contextmanager
+def output(*, is_product: bool = False) -> Iterator[None]:
+    """What is printed inside never decides how a command ends: its reader may stop reading.
+
+    Args:
+        is_product: whether the text is what was asked for, and not the word on it: then a full disk
+            is an error.
+
+    Raises:
+        MachineError: the product could not be written.
+    """
+    try:
+        yield
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _silence()
+    except OSError as error:
+        _silence()
+        words = f"standard output cannot be written ({error.strerror})"
+        if is_product:
+            raise MachineError(words) from error
+        _complain(words)
+
+
+def _code_of(error: Exception) -> int:
+    """The code for an error that nobody foresaw, after saying whose it is."""
+    if is_out_of_memory(error):
+        _complain(
+            "out of memory; use smaller or fewer inputs, fewer --workers, or a larger machine"
+        )
+        return EXIT_MACHINE
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        _complain(one_line(f"{where}{error.strerror or error}"))
+        return EXIT_MACHINE
+    # Our own mistake: the traceback helps whoever mends it, and 1 would mean "cannot be met".
+    with suppress(OSError):
+        traceback.print_exc()
+    _complain("internal error, please report it with the lines above")
+    return EXIT_INTERNAL
+
+
+def _complain(words: str) -> None:
+    with suppress(OSError):
+        click.echo(f"bisect-trt: {words}", err=True)
+
+
+def _prepare_streams() -> None:
+    """Give the process standard streams, where it was started without, so that no file of ours
+    takes their place; and let characters that their encoding lacks be written as escapes.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, ValueError, OSError):
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+
+
+def _silence() -> None:
+    """Nothing more goes to standard output, also not when Python flushes it at the end."""
+    with suppress(OSError, ValueError, AttributeError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

@@ -7,13 +7,14 @@ import os
 import sys
 import time
 from types import TracebackType
+from typing import Any
 
 import pandas as pd
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from bisect_trt.core.names import printable
 from bisect_trt.core.observer import Observer
 from bisect_trt.graph.inspection import Inspection
 from bisect_trt.numerics.requirements import times
@@ -40,9 +41,9 @@ class ProgressObserver(Observer):
         self._verbose = verbose
         self._bar = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
             TimeElapsedColumn(),
             console=console,
             disable=quiet or not console.is_terminal,
@@ -77,56 +78,69 @@ class ProgressObserver(Observer):
             self._task,
             total=expected or None,
             completed=done,
-            note=escape(f"{of}{left}: {note}"[:90]),
+            note=printable(f"{of}{left}: {note}"[:90]),
         )
         if self._verbose and not self._quiet:
-            self._console.print(escape(f"{of}: {note}"), highlight=False)
+            self._console.print(printable(f"{of}: {note}"))
 
     def finding(self, message: str) -> None:
         if self._verbose and not self._quiet:
-            self._console.print(escape(f"note: {message}"), style="yellow", highlight=False)
+            self._console.print(printable(f"note: {message}"), style="yellow")
+
+
+def plain(kind: type[Console] = Console, **more: Any) -> Console:
+    """A console that takes text as it is: names may look like markup, codes of emoji or numbers.
+
+    Args:
+        kind: of the console.
+        more: its further arguments.
+    """
+    return kind(markup=False, emoji=False, highlight=False, **more)
 
 
 def screen() -> Console:
     """The console for results: wide where a program reads it, so that no name is broken over two
     lines.
     """
-    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200)
+    seen = sys.stdout is not None and sys.stdout.isatty()
+    return plain(_Screen, width=None if seen or "COLUMNS" in os.environ else 200)
+
+
+class _Screen(Console):
+    """A console that leaves a reader who went away to the command, which knows its exit code."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
 
 
 def print_verdict(console: Console, result: Result) -> None:
     """The answer, the pins with their proof, the outputs, where the files are."""
     colour = "green" if result.passed else "red"
-    console.print(f"[bold {colour}]{escape(headline(result))}[/]", highlight=False)
+    console.print(printable(headline(result)), style=f"bold {colour}")
     for line in holds_sentences(result.holds)[:2]:
-        console.print(escape(line), highlight=False)
-    console.print(escape(result.sentence), highlight=False)
+        console.print(printable(line))
+    console.print(printable(result.sentence))
     if not math.isnan(result.base_score):
         after = f"   after: {times(result.score)}" if result.passed else ""
-        requirement = escape(", ".join(result.requirements))
+        requirement = printable(", ".join(result.requirements))
         console.print(
             f"before: {times(result.base_score)}{after}   requirement: {requirement}",
-            highlight=False,
         )
     if len(result.pins):
         table = _table(["pinned layer", "op", "without it"])
         for row in list(result.pins.itertuples())[:_SHOWN_PINS]:
             if not row.proved:
-                table.add_row(escape(str(row.layer)), str(row.op), "ranked, not proved")
+                table.add_row(printable(str(row.layer)), str(row.op), "ranked, not proved")
                 continue
             table.add_row(
-                escape(str(row.layer)),
+                printable(str(row.layer)),
                 str(row.op),
                 f"{row.verdict_without}, {times(float(str(row.score_without)))}",
             )
         console.print(table)
         if len(result.pins) > _SHOWN_PINS:
-            console.print(
-                f"... and {len(result.pins) - _SHOWN_PINS} more in pins.csv", highlight=False
-            )
-        console.print(
-            escape(search_sentences(result)[0]) if result.search_facts else "", highlight=False
-        )
+            console.print(f"... and {len(result.pins) - _SHOWN_PINS} more in pins.csv")
+        console.print(printable(search_sentences(result)[0]) if result.search_facts else "")
     if len(result.outputs):
         console.print(
             _frame(result.outputs[["baseline", "output", "verdict", "max_abs", "cosine", "snr_db"]])
@@ -135,11 +149,11 @@ def print_verdict(console: Console, result: Result) -> None:
     probes = f"{sum(result.probes.values())} probes ({result.new_probes} new)"
     made = f"{probes} and {result.effect_runs} single-layer runs"
     counted = f"{made} in {result.seconds:.1f} s"
-    console.print(f"{counted}; {judged_by(result)}", highlight=False)
+    console.print(printable(f"{counted}; {judged_by(result)}"))
     files = f"report: {result.folder}/report.html"
     if result.passed:
         files += f"   model to ship: {result.folder}/model.typed.onnx"
-    console.print(escape(files), highlight=False, soft_wrap=True)
+    console.print(printable(files), soft_wrap=True)
 
 
 def _print_findings(console: Console, result: Result) -> None:
@@ -158,13 +172,13 @@ def _print_findings(console: Console, result: Result) -> None:
             "report.md names them"
         )
     for line in lines:
-        console.print(escape(f"note: {line}"), highlight=False, style="yellow")
+        console.print(printable(f"note: {line}"), style="yellow")
 
 
 def print_comparison(console: Console, result: Result) -> None:
     """The baselines' outputs and the layers that err most."""
     if result.outputs.empty:
-        console.print(escape(result.sentence), highlight=False)
+        console.print(printable(result.sentence))
         return
     console.print(
         _frame(
@@ -183,57 +197,53 @@ def print_comparison(console: Console, result: Result) -> None:
         )
     )
     console.print(_frame(worst_layers(result.layers)))
-    console.print(escape(f"all layers: {result.folder}/layers.csv"), highlight=False)
+    console.print(printable(f"all layers: {result.folder}/layers.csv"))
 
 
 def print_verification(console: Console, verification: Verification) -> None:
     """The answer, then each way in which the plan was looked at."""
     answer = "The plan holds." if verification.passed else "The plan does not hold."
-    console.print(f"[bold {'green' if verification.passed else 'red'}]{answer}[/]", highlight=False)
+    console.print(answer, style="bold green" if verification.passed else "bold red")
     table = _table(["", "checked", "found"])
     for check in verification.checks:
         table.add_row(
             {True: "ok", False: "no", None: "-"}[check.holds],
-            escape(check.what),
-            escape(check.detail),
+            printable(check.what),
+            printable(check.detail),
         )
     console.print(table)
     for line in holds_sentences(verification.holds):
-        console.print(escape(line), highlight=False)
+        console.print(printable(line))
     pins, base = len(verification.plan.pinned), verification.plan.base.value.upper()
     console.print(
-        escape(
+        printable(
             f"{pins} layers in FP32, the rest in {base}; requirement: "
             f"{', '.join(verification.requirements)}"
         ),
-        highlight=False,
     )
 
 
 def print_inspection(console: Console, inspection: Inspection) -> None:
     """Counts first, then what deserves attention."""
     console.print(
-        f"{inspection.model}: opset {inspection.opset}, {len(inspection.layers)} layers",
-        highlight=False,
+        f"{printable(inspection.model)}: opset {inspection.opset}, {len(inspection.layers)} layers",
     )
     table = _table(["layer", "op", "scope", "suspect because"])
     for layer in inspection.layers:
         table.add_row(
-            escape(layer.name),
+            printable(layer.name),
             layer.op,
-            escape(layer.scope),
-            escape(inspection.suspects.get(layer.name, "")),
+            printable(layer.scope),
+            printable(inspection.suspects.get(layer.name, "")),
         )
     console.print(table)
     for pattern in inspection.patterns:
         how = "written out" if pattern.decomposed else "one operator"
-        console.print(
-            escape(f"{pattern.kind} ({how}): {', '.join(pattern.layers)}"), highlight=False
-        )
+        console.print(printable(f"{pattern.kind} ({how}): {', '.join(pattern.layers)}"))
     for name, reason in inspection.kept.items():
-        console.print(escape(f"kept in FP32: {name} ({reason})"), highlight=False)
+        console.print(printable(f"kept in FP32: {name} ({reason})"))
     for line in (*(f.message for f in inspection.findings), *inspection.advice):
-        console.print(escape(f"note: {line}"), style="yellow", highlight=False)
+        console.print(printable(f"note: {line}"), style="yellow")
 
 
 def _table(columns: list[str]) -> Table:
@@ -246,5 +256,5 @@ def _table(columns: list[str]) -> Table:
 def _frame(frame: pd.DataFrame) -> Table:
     table = _table([str(c) for c in frame.columns])
     for row in frame.to_numpy(dtype=object).tolist():
-        table.add_row(*(escape(number(v)) for v in row))
+        table.add_row(*(printable(number(v)) for v in row))
     return table

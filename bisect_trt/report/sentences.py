@@ -7,6 +7,7 @@ from typing import Any
 
 from bisect_trt.core.diagnosis import Cause
 from bisect_trt.core.holds import Holds
+from bisect_trt.core.names import printable
 from bisect_trt.report.result import Result
 from bisect_trt.search.facts import Regime
 
@@ -14,7 +15,7 @@ from bisect_trt.search.facts import Regime
 def number(value: Any) -> str:
     """A number for a table: short, honest about infinities, blank where there is none."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return str(value)
+        return printable(str(value))
     if isinstance(value, float) and math.isnan(value):
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

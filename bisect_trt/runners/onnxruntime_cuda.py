@@ -140,7 +140,7 @@ class OrtCudaWorker:
                 for sample in samples
             ]
             profile = session.end_profiling()
-            fallen_back = cpu_nodes(json.loads(Path(profile).read_text()))
+            fallen_back = cpu_nodes(json.loads(Path(profile).read_text(encoding="utf-8")))
             os.unlink(profile)
         return outputs, fallen_back
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bisect_trt.core.errors import BadInputError, one_line
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.graph.graph import Graph
+
+_LISTS = ("requirements", "metrics", "rewritten")
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,16 @@ def read_plan(path: Path) -> SavedPlan:
     except (OSError, UnicodeDecodeError) as error:
         raise BadInputError(f"{path}: cannot be read ({one_line(error, 80)})") from error
     plan, more = PrecisionPlan.from_json(text, str(path)), json.loads(text)
-    lists = (
-        tuple(str(entry) for entry in more.get(key, ()))
-        for key in ("requirements", "metrics", "rewritten")
-    )
+    lists = (_list_of_text(path, key, more.get(key)) for key in _LISTS)
     return SavedPlan(plan, path, *lists)
+
+
+def _list_of_text(path: Path, key: str, value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+        raise BadInputError(
+            f"{path}: not a plan that bisect-trt wrote ({key!r} must be a list of text); run "
+            "`bisect-trt run` to make one"
+        )
+    return tuple(value)

@@ -238,6 +238,8 @@ def _checked(its: Option, value: Any) -> Any:
         return (value,) if isinstance(value, str) else tuple(value)
     if value is None or isinstance(value, Mapping):
         return value
+    if value == "" and its.kind is Path:
+        raise BadInputError(f"{its.flag} '': an empty path")
     if its.choices and str(value) not in its.choices:
         hint = ": that is the reference" if str(value) == "fp32" else ": unknown"
         raise BadInputError(f"{its.flag} {value}{hint}; choose one of {', '.join(its.choices)}")

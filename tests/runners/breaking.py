@@ -48,3 +48,23 @@ class Breaking:
 
     def blunder(self) -> None:
         raise KeyError("tensor")
+
+
+class KilledServer:
+    """An emulator's worker that is killed by whatever it is asked."""
+
+    def __init__(self, **_: object) -> None: ...
+
+    def outputs(self, *_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    effects = outputs
+
+
+class GreedyServer(KilledServer):
+    """An emulator's worker for which there is never enough memory."""
+
+    def outputs(self, *_: object) -> None:
+        raise MemoryError("Failed to allocate memory for requested buffer of size 1")
+
+    effects = outputs

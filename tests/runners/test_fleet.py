@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,12 @@ import onnx
 import pytest
 
 import bisect_trt
-from bisect_trt.core.errors import BadInputError, RunnerFailedError, RunnerUnavailableError
+from bisect_trt.core.errors import (
+    BadInputError,
+    MachineError,
+    RunnerFailedError,
+    RunnerUnavailableError,
+)
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.core.verdict import Verdict
@@ -28,6 +35,7 @@ from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.runners.emulator.server import SERVER, server_arguments
 from bisect_trt.runners.workers.crew import Crew
 from bisect_trt.runners.workers.process import IsolatedWorker
+from bisect_trt.stations import bench
 from fixtures.models import encoder_decomposed, residual
 
 
@@ -75,24 +83,92 @@ def test_a_killed_worker_s_probe_is_asked_again() -> None:
         fleet.close()
 
 
-def test_a_plan_that_kills_every_worker_is_a_verdict() -> None:
-    calls: list[str] = []
+class Doomed:
+    """A remote that is lost at every call, and counts them."""
 
-    class Doomed:
-        def call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
-            calls.append(method)
-            raise RunnerFailedError("the process crashed (SIGSEGV)", Verdict.CRASHED)
+    def __init__(self, verdict: Verdict = Verdict.CRASHED, *, lost: bool = True) -> None:
+        self.calls = 0
+        self._error = RunnerFailedError("the process crashed (SIGSEGV)", verdict, lost=lost)
 
-        def close(self) -> None: ...
+    def call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
+        self.calls += 1
+        raise self._error
 
-    crew = Crew([Doomed(), Doomed()], attempts=3)
-    with pytest.raises(RunnerFailedError, match="SIGSEGV"):
-        crew.call("outputs", "plan")
-    assert calls == ["outputs"] * 3
-    engines = Crew([Doomed(), Doomed()])
-    with pytest.raises(RunnerFailedError, match="SIGSEGV"):
-        engines.call("probe")
-    assert calls[3:] == ["probe"]
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("verdict", [Verdict.CRASHED, Verdict.TIMED_OUT])
+def test_an_emulator_s_worker_that_is_always_lost_ends_the_run(verdict: Verdict) -> None:
+    fixture = encoder_decomposed()
+    doomed = Doomed(verdict)
+    fleet = EmulatedFleet(EmulatedRunner(fixture.model), Crew([doomed], attempts=3))
+    with pytest.raises(MachineError, match=r"--workers 1: .*SIGSEGV.*nothing is concluded"):
+        list(fleet.outputs(PrecisionPlan(Precision.FP16), [Sample("one", fixture.inputs)]))
+    assert doomed.calls == 3
+
+
+def test_an_engine_s_crash_counts_where_it_repeats_and_a_hang_or_an_answer_at_once() -> None:
+    for verdict, lost, calls in (
+        (Verdict.CRASHED, True, 2),
+        (Verdict.TIMED_OUT, True, 1),
+        (Verdict.BUILD_FAILED, False, 1),
+        (Verdict.CRASHED, False, 1),
+    ):
+        doomed = Doomed(verdict, lost=lost)
+        with pytest.raises(RunnerFailedError, match="SIGSEGV"):
+            Crew([doomed], ends=(Verdict.CRASHED,)).call("probe")
+        assert doomed.calls == calls
+
+
+@pytest.mark.parametrize("death", ["killed", "out of memory"])
+def test_lost_workers_say_nothing_of_any_plan(
+    death: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(tmp_path / "whole", workers=2)
+    target = {"killed": "KilledServer", "out of memory": "GreedyServer"}[death]
+    with monkeypatch.context() as spoilt:
+        spoilt.setattr(bench, "SERVER", f"tests.runners.breaking:{target}")
+        with pytest.raises(MachineError, match="nothing is concluded") as caught:
+            run(tmp_path / "lost", workers=2)
+    assert caught.value.exit_code == 4 and "\n" not in str(caught.value)
+    with closing(sqlite3.connect(tmp_path / "lost" / "journal.sqlite")) as journal:
+        assert not journal.execute("SELECT * FROM answers WHERE kind = 'probe'").fetchall()
+    again = run(tmp_path / "lost", workers=2)
+    assert again.pinned == whole.pinned and again.passed
+    assert not (set(again.search["verdict"]) & {"crashed", "timed-out"})
+
+
+def test_a_stopped_worker_is_replaced(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", workers=2)
+    stopped = list[int]()
+    done = threading.Event()
+
+    def stopper() -> None:
+        """Stop a worker process of this run as soon as there is one."""
+        while not done.wait(0.2):
+            children = children_of(os.getpid())
+            if len(children) == 2:
+                stopped.append(children[0])
+                os.kill(children[0], signal.SIGSTOP)
+                return
+
+    thread = threading.Thread(target=stopper)
+    thread.start()
+    try:
+        ended = run(tmp_path / "stopped", workers=2, probe_timeout_s=2.0)
+    finally:
+        done.set()
+        thread.join()
+    assert stopped and ended.pinned == whole.pinned and ended.passed
+
+
+def test_a_silent_process_without_a_pulse_is_told() -> None:
+    with IsolatedWorker("tests.runners.breaking:Breaking", {}, stall_s=0.5) as worker:
+        worker.call("count", 1)
+        with pytest.raises(RunnerFailedError, match=r"used no processor for 0\.5 s") as caught:
+            worker.call("hang")
+        assert caught.value.lost and caught.value.verdict is Verdict.TIMED_OUT
+        assert worker.call("count", 1) == 1
 
 
 def processes(word: str) -> list[int]:
@@ -105,6 +181,12 @@ def processes(word: str) -> list[int]:
         except OSError:
             continue
     return sorted(found)
+
+
+def children_of(parent: int) -> list[int]:
+    """The worker processes of ``parent``."""
+    found = processes("bisect_trt.runners.workers.child")
+    return [pid for pid in found if parent_of(pid) == parent]
 
 
 def parent_of(pid: int) -> int | None:
@@ -137,11 +219,7 @@ def test_a_run_with_killed_workers_ends_with_the_same_set(tmp_path: Path) -> Non
     def killer() -> None:
         """Kill a worker process of this run now and then."""
         while not stop.wait(0.7):
-            children = [
-                pid
-                for pid in processes("bisect_trt.runners.workers.child")
-                if parent_of(pid) == os.getpid()
-            ]
+            children = children_of(os.getpid())
             if children and len(killed) < 2:
                 killed.append(children[0])
                 os.kill(children[0], signal.SIGKILL)

@@ -37,7 +37,9 @@ class Pulse:
 
     def _ticks(self) -> int | None:
         try:
-            fields = self._stat.read_text().rpartition(")")[2].split()
+            fields = (
+                self._stat.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+            )
             return int(fields[_USER_TIME]) + int(fields[_SYSTEM_TIME])
         except (OSError, ValueError, IndexError):
             return None  # no Linux, or it has just died: the pipe tells
