@@ -20,7 +20,7 @@ from bisect_trt.core.errors import BisectError, RunnerFailedError
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.patterns import find_patterns
-from bisect_trt.numerics.requirement_text import load_metric, parse_requirements
+from bisect_trt.numerics.requirement_text import load_metrics, parse_requirements
 from bisect_trt.report.result import Result
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.runners.ort_sessions import reference_session, run_all
@@ -60,7 +60,7 @@ def errors(name: str, make: Callable[[], Fixture]) -> list[float]:
     requirements = parse_requirements(
         (fixture.require,),
         [o.name for o in fixture.model.graph.output],
-        dict(map(load_metric, fixture.metrics)),
+        *load_metrics(fixture.metrics),
     )
     reference = run_all(reference_session(fixture.model.SerializeToString()), sample.arrays, name)
     engine = None if RUNNER == "emulated" else TensorRTRunner(fixture.model, [sample])

@@ -2,16 +2,49 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import RLock
 from types import ModuleType
 from typing import Any
 
 from bisect_trt.core.errors import BadInputError, one_line
+
+_ALONE = RLock()
+"""Where a print goes is the process's, not a thread's: one piece of the user's code at a time."""
+
+
+@contextlib.contextmanager
+def users_code(what: str) -> Iterator[None]:
+    """The user's code inside: it may import from the current folder; what it prints goes to
+    standard error, since standard output is the answer's; whatever it raises, exiting included, is
+    told as its own.
+
+    Args:
+        what: the option and the name that a message begins with.
+
+    Raises:
+        BadInputError: the code raised.
+    """
+    here = os.getcwd()
+    with _ALONE, contextlib.redirect_stdout(sys.stderr):
+        sys.path.insert(0, here)
+        try:
+            yield
+        except BadInputError:
+            raise
+        except SystemExit as error:
+            raise BadInputError(f"{what}: it called exit({error.code})") from error
+        except Exception as error:  # the user's code may raise anything; say whose it was
+            raise BadInputError(f"{what}: {type(error).__name__}: {one_line(error)}") from error
+        finally:
+            with contextlib.suppress(ValueError):  # the code may have changed the path itself
+                sys.path.remove(here)
 
 
 def load_function(text: str, flag: str) -> Callable[..., Any]:
@@ -24,16 +57,8 @@ def load_function(text: str, flag: str) -> Callable[..., Any]:
     module_name, _, function_name = text.rpartition(":")
     if not module_name or not function_name:
         raise BadInputError(f"{flag} {text!r}: write MODULE:FUNCTION")
-    here = os.getcwd()
-    sys.path.insert(0, here)
-    try:
+    with users_code(f"{flag} {text!r}"):
         function = getattr(_module(module_name), function_name)
-    except Exception as error:  # importing the user's module may raise anything
-        raise BadInputError(
-            f"{flag} {text!r}: {type(error).__name__}: {one_line(error)}"
-        ) from error
-    finally:
-        sys.path.remove(here)
     if not callable(function):
         raise BadInputError(f"{flag} {text!r}: {function_name} is not a function")
     found: Callable[..., Any] = function
@@ -43,10 +68,12 @@ def load_function(text: str, flag: str) -> Callable[..., Any]:
 def _module(name: str) -> ModuleType:
     if not name.endswith(".py"):
         return importlib.import_module(name)
-    spec = importlib.util.spec_from_file_location(Path(name).stem, name)
+    # A file may be called as a module that others need: it must not take that one's place.
+    known_as = f"_bisect_trt_user_{Path(name).stem}"
+    spec = importlib.util.spec_from_file_location(known_as, name)
     if spec is None or spec.loader is None:
         raise ImportError(f"{name} cannot be imported")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[Path(name).stem] = module  # pickles and dataclasses look it up there
+    sys.modules[known_as] = module  # pickles and dataclasses look it up there
     spec.loader.exec_module(module)
     return module

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from bisect_trt.core.errors import BadInputError
-from bisect_trt.core.user_code import load_function
 from bisect_trt.numerics.aggregates import WORST, is_aggregate
 from bisect_trt.numerics.decisions import is_decision
 from bisect_trt.numerics.requirements import (
@@ -17,6 +15,7 @@ from bisect_trt.numerics.requirements import (
     Requirements,
     TaskMetric,
 )
+from bisect_trt.numerics.user_metric import UserMetric
 
 DEFAULT_REQUIREMENTS = ("rel_range<=1e-2",)
 """No element of any output moves by more than 1 % of that output's range. Scale free, so it fits
@@ -146,25 +145,23 @@ def _check_metric(item: Requirement, own: Sequence[str]) -> None:
 
 
 def load_metrics(
-    texts: Sequence[str],
-) -> tuple[dict[str, TaskMetric], dict[str, CollectiveMetric]]:
-    """The user's metrics for one input, and those for all inputs at once (``@all``), by name.
+    metrics: Sequence[str | Callable[..., float]],
+) -> tuple[dict[str, UserMetric], dict[str, UserMetric]]:
+    """The user's metrics for one input, and those for all inputs at once (``@all``), by name: that
+    of the function.
+
+    Args:
+        metrics: ``module:function``, ``module:function@all``, or functions for one input.
 
     Raises:
-        BadInputError: names the text that cannot be imported.
+        BadInputError: names what cannot be imported, or is no function.
     """
-    singles = dict(load_metric(t) for t in texts if not t.endswith(ALL))
-    return singles, dict(load_metric(t.removesuffix(ALL)) for t in texts if t.endswith(ALL))
-
-
-def load_metric(text: str) -> tuple[str, Callable[[Any, Any], float]]:
-    """Import ``module:function``; the function's name becomes the metric's.
-
-    The function takes two mappings of output name to array, the reference's and the candidate's,
-    and gives a float; with ``@all`` it takes two sequences of such mappings, one an input.
-
-    Raises:
-        BadInputError: it cannot be imported, or is no function.
-    """
-    function = load_function(text, "--metric")
-    return text.rpartition(":")[2], function
+    singles: dict[str, UserMetric] = {}
+    of_all: dict[str, UserMetric] = {}
+    for metric in metrics:
+        told_all = isinstance(metric, str) and metric.endswith(ALL)
+        found = UserMetric(metric.removesuffix(ALL) if isinstance(metric, str) else metric)
+        if found.name in singles or found.name in of_all:
+            raise BadInputError(f"--metric {found.name}: two metrics have this name; rename one")
+        (of_all if told_all else singles)[found.name] = found
+    return singles, of_all

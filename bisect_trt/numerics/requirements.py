@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_trt.core.errors import BadInputError, one_line
 from bisect_trt.numerics.aggregates import WORST, aggregate
 from bisect_trt.numerics.decisions import decision, is_decision
 from bisect_trt.numerics.tensor_error import TensorError, tensor_error
@@ -82,7 +81,8 @@ class Requirement:
         if not self.own and (self.metric == "cosine" or is_decision(self.metric)):
             return _fraction(1.0 - value, 1.0 - self.limit)
         if not self.own and self.metric in ("snr_db", "psnr_db"):
-            return float(10.0 ** ((self.limit - value) / 20.0))
+            # An exponent beyond this leaves float64.
+            return float(10.0 ** min((self.limit - value) / 20.0, 9.0))
         if self.limit > 0.0 and value > 0.0:
             return self.limit / value
         return (
@@ -136,7 +136,7 @@ class Requirements:
             finite.
 
         Raises:
-            BadInputError: a task metric of the user's raised.
+            BadInputError: a metric of the user's is at fault.
         """
         errors = {name: tensor_error(reference[name], candidate[name]) for name in reference}
         if not all(e.finite for e in errors.values()):
@@ -147,7 +147,7 @@ class Requirements:
                 values.append(math.nan)
                 continue
             if item.metric in self.metrics:
-                found = [_task(item.metric, self.metrics[item.metric], reference, candidate)]
+                found = [self.metrics[item.metric](reference, candidate)]
             else:
                 names = [n for n in reference if item.output in (None, n)]
                 found = [item.value(reference[n], candidate[n], errors[n]) for n in names]
@@ -165,10 +165,10 @@ class Requirements:
             candidates: the same of a plan.
 
         Raises:
-            BadInputError: a metric raised.
+            BadInputError: a metric is at fault.
         """
         return [
-            _task(i.metric, self.collective[i.metric], references, candidates)
+            self.collective[i.metric](references, candidates)
             for i in self.items
             if i.metric in self.collective
         ]
@@ -216,15 +216,6 @@ class Requirements:
         return tuple(item.text for item in self.items)
 
 
-def _task(name: str, metric: Callable[[Any, Any], float], reference: Any, candidate: Any) -> float:
-    try:
-        return float(metric(reference, candidate))
-    except Exception as error:  # the user's code may raise anything; say whose it was
-        raise BadInputError(
-            f"--metric {name}: {type(error).__name__}: {one_line(error)}"
-        ) from error
-
-
 def times(score: float) -> str:
     """A score in words."""
     if math.isnan(score):
@@ -260,4 +251,4 @@ def _elementwise(
 def _fraction(value: float, limit: float) -> float:
     if value <= 0.0:
         return 0.0
-    return value / limit if limit > 0.0 else _UNBOUNDED
+    return min(value / limit, _UNBOUNDED) if limit > 0.0 else _UNBOUNDED

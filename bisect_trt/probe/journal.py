@@ -12,7 +12,7 @@ import hashlib
 import json
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -51,7 +51,8 @@ class Journal:
 
     Journals of earlier versions are opened too: their answers are simply other keys. One whose
     pages are damaged is set aside, with what can still be read of it in a new one; ``note`` then
-    says so, and is empty otherwise.
+    says so, and is empty otherwise. ``beside`` gives rows to write with every answer, in the same
+    transaction.
 
     Raises:
         BadInputError: the file is no journal, or one of a later version of the tool, or cannot be
@@ -63,6 +64,7 @@ class Journal:
         self._path = path = folder / JOURNAL
         self._lock = Lock()
         self.note = ""
+        self.beside: Callable[[], list[Row]] = list
         try:
             if is_damaged(path):
                 self.note = salvaged(path, _SCHEMA, _COLUMNS, _FORM)
@@ -101,7 +103,7 @@ class Journal:
             MachineError: the disk is full, or the file was damaged or taken away.
         """
         written = []
-        for row in rows:
+        for row in (*rows, *self.beside()):
             meta = json.dumps(row.meta)
             checksum = _checksum(row.key, row.kind, meta, row.payload)
             written.append((row.key, row.kind, meta, row.payload, checksum))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -191,7 +191,7 @@ def _result(
         cost=cost,
         engine=_engine_facts(known, ledger),
         search_facts=_search_facts(known, ledger, answer.plan) if searched else None,
-        metrics=settings.metrics,
+        metrics=[m if isinstance(m, str) else _named(m) for m in settings.metrics],
         rewritten=list(case.rewritten),
         holds=known.holds,
         inputs=known.inputs if known.inputs is not None else pd.DataFrame(),
@@ -261,6 +261,12 @@ def _search_facts(known: Known, ledger: Ledger, plan: PrecisionPlan) -> SearchFa
         violations=count_violations(alike),
         superfluous_pins_dropped=bisection.violations if bisection is not None else 0,
     )
+
+
+def _named(metric: Callable[..., float]) -> str:
+    """How a function that was given as such would be named on the command line."""
+    name = getattr(metric, "__qualname__", type(metric).__qualname__)
+    return f"{getattr(metric, '__module__', '')}:{name}"
 
 
 def versions() -> dict[str, str]:

@@ -7,13 +7,17 @@ from dataclasses import dataclass
 import pandas as pd
 
 from bisect_trt.core.diagnosis import Cause, Diagnosis
+from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.core.sample import evenly
 from bisect_trt.numerics.requirements import times
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
 from bisect_trt.stations.layer_errors import trace_layers
+
+_MOST_CHECKED = 4
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,8 @@ def measure_baselines(case: Case, bench: Bench) -> Baselines:
     precision = case.settings.precision
     plans = [PrecisionPlan(p) for p in (Precision.FP32, Precision.TF32, precision)]
     fp32, tf32, reduced = (bench.prober.probe(plan) for plan in plans)
+    if not fp32.verdict.passed:
+        _check_metrics(case, bench)
     findings = bench.found(_findings(fp32, tf32, precision))
     layers = trace_layers(case, bench)
     second = bench.second.probe(PrecisionPlan(precision)) if reduced.verdict.passed else None
@@ -66,6 +72,34 @@ def measure_baselines(case: Case, bench: Bench) -> Baselines:
     )
     diagnosis = _diagnose(fp32, tf32, last, precision) if settled else None
     return Baselines(fp32, tf32, reduced, second, layers, findings, diagnosis)
+
+
+def _check_metrics(case: Case, bench: Bench) -> None:
+    """Strict FP32 misses: the fault of a metric of the user's where it refuses the reference
+    itself.
+
+    Raises:
+        BadInputError: names the condition.
+    """
+    if not case.metrics:
+        return
+    samples = evenly(case.samples, _MOST_CHECKED)
+    references = [bench.references.of(sample) for sample in samples]
+    judged = [case.requirements.judge(outputs, outputs).values for outputs in references]
+    told = iter(case.requirements.judge_all(references, references))
+    for place, item in enumerate(case.requirements.items):
+        if item.metric in case.requirements.collective:
+            values = [next(told)]
+        elif item.metric in case.requirements.metrics:
+            values = [of_one[place] for of_one in judged]
+        else:
+            continue
+        worst = max(values, key=item.score_of)
+        if item.score_of(worst) > 1.0:
+            raise BadInputError(
+                f"--metric {item.metric}: it gives {worst:g} for the reference beside itself, "
+                f"which misses {item.text!r}: the metric or the requirement is wrong"
+            )
 
 
 def _findings(fp32: ProbeResult, tf32: ProbeResult, precision: Precision) -> list[Finding]:

@@ -35,6 +35,7 @@ from bisect_trt.runners.workers.ray_actors import ray_actors
 from bisect_trt.runners.workers.remote import Remote
 from bisect_trt.stations.case import Case
 from bisect_trt.stations.engine_choice import EngineRunner, has_rtx_sums, open_engine
+from bisect_trt.stations.metric_reads import MetricReads
 from bisect_trt.stations.run_folder import claimed_folder, folder_of
 
 _SECOND_SEES = 4
@@ -118,6 +119,7 @@ class Bench:
         self.log: list[ProbeResult] = []
         self.rtx_sums = has_rtx_sums(opened, case.settings.precision)
         self._case = case
+        self._key = MetricReads(case.metrics, case.key, journal).key
         self._found: list[Finding] = []
         self._error_samples: dict[tuple[str, PrecisionPlan], ErrorSample] = {}
         workers = case.settings.workers
@@ -213,7 +215,7 @@ class Bench:
             self.references,
             case.requirements,
             self.journal,
-            case.key,
+            self._key,
             self.error_sample if vectors else None,
             workers,
             self.log,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +23,7 @@ from bisect_trt.graph.weight_range import weight_findings
 from bisect_trt.numerics.draws import check_kinds
 from bisect_trt.numerics.requirement_text import load_metrics, parse_requirements
 from bisect_trt.numerics.requirements import Requirements
+from bisect_trt.numerics.user_metric import UserMetric
 from bisect_trt.probe.journal import content_key
 from bisect_trt.runners.ort_reference import Reference
 from bisect_trt.stations.array_files import read_npz
@@ -47,7 +47,7 @@ class Case:
     precision; ``golden`` the original
     framework's outputs, if they were given; ``rewritten`` maps the layers that ``--rewrite`` made
     to those they stand for; ``findings`` what could be said before anything ran; ``reference`` the
-    opened FP32 model.
+    opened FP32 model, ``metrics`` the user's own.
     """
 
     settings: Settings
@@ -61,6 +61,7 @@ class Case:
     rewritten: Mapping[str, tuple[str, ...]]
     findings: tuple[Finding, ...]
     reference: Reference
+    metrics: tuple[UserMetric, ...] = ()
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -71,9 +72,7 @@ class Case:
     def key(self) -> str:
         """The content that every answer of the journal depends on, the inputs apart."""
         requirements = self.requirements
-        own: list[Callable[..., float]] = [*requirements.metrics.values()]
-        own += requirements.collective.values()
-        metrics = [_source_of(m) for m in own]
+        metrics = [metric.digest for metric in self.metrics]
         metrics += sorted(requirements.collective)
         return content_key(__version__, self.model.digest, requirements.texts, metrics)
 
@@ -129,6 +128,7 @@ def load(settings: Settings, observer: Observer) -> Case:
         replaced,
         findings,
         reference,
+        (*metrics.values(), *collective.values()),
     )
 
 
@@ -189,13 +189,3 @@ def _load_golden(settings: Settings, graph: Graph) -> Arrays | None:
         if array.dtype.kind not in "biuf":
             raise BadInputError(f"{where}: output {name!r} holds {array.dtype}, no plain numbers")
     return found
-
-
-def _source_of(metric: Callable[..., float]) -> str:
-    """What the journal knows a task metric by: its source, or its name where Python cannot show
-    one.
-    """
-    try:
-        return inspect.getsource(metric)
-    except (OSError, TypeError):
-        return repr(metric)

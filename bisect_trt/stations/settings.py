@@ -5,7 +5,7 @@ The command line and the notebook calls are made from these fields.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ class Settings:
         "atol=1e-3,rtol=1e-2@p95. Default: rel_range<=1e-2.",
         repeatable=True,
     )
-    metrics: Sequence[str] = option(
+    metrics: Sequence[str | Callable[..., float]] = option(
         (),
         "--metric",
         "MODULE:FUNCTION, a task metric for --requirement; with @all it sees all inputs at once.",
@@ -235,7 +235,7 @@ def options() -> dict[str, Option]:
 def _checked(its: Option, value: Any) -> Any:
     """``value`` in the option's own type."""
     if its.repeatable:
-        return (value,) if isinstance(value, str) else tuple(value)
+        return (value,) if isinstance(value, (str, Path)) or callable(value) else tuple(value)
     if value is None or isinstance(value, Mapping):
         return value
     if value == "" and its.kind is Path:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from bisect_trt.core.errors import BadInputError
-from bisect_trt.numerics.requirement_text import load_metric, parse_requirements
+from bisect_trt.numerics.requirement_text import load_metrics, parse_requirements
 from bisect_trt.numerics.tensor_error import mean_of, tensor_error, worst_of
 
 ARRAYS = hnp.arrays(np.float32, (3, 5), elements=st.floats(-1e3, 1e3, width=32))
@@ -137,9 +137,8 @@ def test_task_metric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "def worst(ref, got):\n    return float(max(abs(ref[n] - got[n]).max() for n in ref))\n"
     )
     monkeypatch.chdir(tmp_path)
-    name, function = load_metric("mymetric:worst")
-    requirements = parse_requirements(["worst<=2"], ["y"], {name: function})
+    requirements = parse_requirements(["worst<=2"], ["y"], *load_metrics(["mymetric:worst"]))
     assert requirements.score(OUT, {"y": np.float32([1, 101])}) == 0.5
     for bad in ("mymetric", "mymetric:absent", "no_such_module:f"):
         with pytest.raises(BadInputError, match="--metric"):
-            load_metric(bad)
+            load_metrics([bad])

@@ -1,0 +1,201 @@
+"""Metrics of the user's: one that breaks its contract is named as the fault, none can harm what it
+is shown, and an answer is recalled only where nothing that it depends on has changed.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sqlite3
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import bisect_trt
+from bisect_trt.cli import main
+from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.user_source import source_digest
+from fixtures.__main__ import input_bytes, model_bytes
+from fixtures.models import healthy
+
+BROKEN = {
+    "writes": ("def m(a, b):\n    b['y'] -= a['y']\n    return 0.0", "writes into the arrays"),
+    "sorts in place": ("def m(a, b):\n    a['y'].sort()\n    return 0.0", "writes into the arrays"),
+    "writes behind numpy's back": (
+        "import ctypes\ndef m(a, b):\n    ctypes.memset(a['y'].ctypes.data, 0, 8)\n    return 0.0",
+        "writes into the arrays",
+    ),
+    "NaN": ("def m(a, b): return float('nan')", "it gave NaN"),
+    "raises": ("def m(a, b): raise KeyError('boom')", "KeyError"),
+    "raises outside": ("raise OSError('no labels')", "no labels"),
+    "exits": ("import sys\ndef m(a, b): sys.exit(3)", "called exit(3)"),
+    "exits when imported": ("raise SystemExit", "called exit"),
+    "no number": ("def m(a, b): return 'good'", "ValueError"),
+    "an array": ("def m(a, b): return a['y']", "TypeError"),
+    "nothing": ("def m(a, b): return None", "TypeError"),
+    "random": ("import random\ndef m(a, b): return random.random()", "not deterministic"),
+    "counts its calls": (
+        "n = []\ndef m(a, b):\n    n.append(1)\n    return len(n)",
+        "deterministic",
+    ),
+    "refuses the reference": ("def m(a, b): return 7.0", "for the reference beside itself"),
+}
+
+
+def desk(folder: Path, metric: str) -> list[str]:
+    """A model, an input and a metric in ``folder``, and the command's arguments."""
+    fixture = healthy()
+    (folder / "m.onnx").write_bytes(model_bytes(fixture))
+    (folder / "x.npz").write_bytes(input_bytes(fixture))
+    (folder / "own_metric.py").write_text(metric)
+    model, inputs = str(folder / "m.onnx"), str(folder / "x.npz")
+    own = ["--metric", str(folder / "own_metric.py:m"), "--requirement", "m<=0.5"]
+    return [model, "--input", inputs, "--out", str(folder / "run"), "--robust", "0", *own]
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+@pytest.mark.parametrize("of_all", [False, True])
+def test_the_metric_is_named_as_the_fault(fault: str, of_all: bool, tmp_path: Path) -> None:
+    code, words = BROKEN[fault]
+    if of_all:
+        code = code.replace("a['y']", "a[0]['y']").replace("b['y']", "b[0]['y']")
+    arguments = desk(tmp_path, code)
+    if of_all:
+        arguments[arguments.index("--metric") + 1] += "@all"
+    result = CliRunner().invoke(main, ["run", *arguments])
+    assert result.exit_code == 2, result.output
+    complaint = result.output.strip().splitlines()
+    assert len(complaint) == 1 and "--metric" in complaint[0] and words in complaint[0]
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_what_a_metric_prints_does_not_spoil_the_answer(tmp_path: Path) -> None:
+    noisy = "print('hello from the import')\ndef m(a, b):\n    print('scoring')\n    return 0.0"
+    result = CliRunner().invoke(main, ["run", *desk(tmp_path, noisy), "--json"])
+    assert result.exit_code == 0 and json.loads(result.stdout)["passed"]
+    assert "hello from the import" in result.stderr and "scoring" in result.stderr
+
+
+def run(folder: Path) -> Any:
+    for name in ("own_helper", "own_constants"):
+        sys.modules.pop(name, None)
+    fixture = healthy()
+    metric = str(folder / "own_metric.py:m")
+    require, out = "m<=0.5", folder / "run"
+    return bisect_trt.bisect(
+        fixture.model, fixture.inputs, metrics=metric, require=require, out=out, robust=0
+    )
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "the metric": lambda f: rewrite(f / "own_metric.py", "* LIMIT", "* LIMIT * 0.5"),
+    "a constant beside it": lambda f: rewrite(f / "own_metric.py", "SCALE = 1", "SCALE = 2"),
+    "a helper": lambda f: rewrite(f / "own_helper.py", "max()", "mean()"),
+    "a constant of the helper's helper": lambda f: rewrite(f / "own_constants.py", "1.0", "1.5"),
+    "a file read at import": lambda f: rewrite(f / "labels.json", "1", "2"),
+    "a file read in a call": lambda f: rewrite(f / "weights.json", "1", "2"),
+}
+
+
+def rewrite(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize("change", [None, *CHANGES])
+def test_an_answer_is_recalled_only_where_nothing_changed(
+    change: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "labels.json").write_text("[1]")
+    (tmp_path / "weights.json").write_text("[1]")
+    (tmp_path / "own_constants.py").write_text("LIMIT = 1.0\n")
+    (tmp_path / "own_helper.py").write_text(
+        "def worst(a, b):\n"
+        "    from own_constants import LIMIT\n"
+        "    return abs(a - b).max() * LIMIT\n"
+    )
+    (tmp_path / "own_metric.py").write_text(
+        "import json\n"
+        "from own_helper import worst\n"
+        "LIMIT = len(json.load(open('labels.json')))\n"
+        "SCALE = 1\n"
+        "def m(a, b):\n"
+        "    weight = json.load(open('weights.json'))[0]\n"
+        "    return float(worst(a['y'], b['y'])) * weight * SCALE * LIMIT\n"
+    )
+    first = run(tmp_path)
+    assert first.new_probes > 0 and run(tmp_path).new_probes == 0
+    if change is None:
+        return
+    CHANGES[change](tmp_path)
+    assert run(tmp_path).new_probes == first.new_probes, "asked again"
+    assert run(tmp_path).new_probes == 0, "and known from then on"
+
+
+def test_functions_of_a_notebook(tmp_path: Path) -> None:
+    fixture = healthy()
+    seen = []
+
+    def spread(scale: float, reference: Any, candidate: Any) -> float:
+        seen.append(type(reference))
+        return float(np.abs(reference["y"] - candidate["y"]).max()) * scale
+
+    for metric in (functools.partial(spread, 1.0), functools.partial(spread, 2.0)):
+        result = bisect_trt.bisect(
+            fixture.model,
+            fixture.inputs,
+            metrics=[metric],
+            require="spread<=0.5",
+            out=tmp_path / "run",
+            robust=0,
+        )
+        assert result.passed and result.new_probes > 0, "another argument is another metric"
+    assert seen and (tmp_path / "run" / "run.json").exists()
+    with pytest.raises(BadInputError, match="two metrics have this name"):
+        bisect_trt.bisect(
+            fixture.model, fixture.inputs, metrics=[metric, metric], require="spread<=1"
+        )
+
+
+def test_digests_tell_code_apart_and_not_names() -> None:
+    def make(text: str) -> Callable[..., Any]:
+        space: dict[str, Any] = {"np": np}
+        exec(text, space)
+        found: Callable[..., Any] = space["m"]
+        return found
+
+    texts = [
+        "def m(a, b): return 1",
+        "def m(a, b): return 2",
+        "def m(a, b, c=1): return 1",
+        "K = 1\ndef m(a, b): return K",
+        "K = 2\ndef m(a, b): return K",
+        "def h(a): return a\ndef m(a, b): return h(a)",
+        "def h(a): return -a\ndef m(a, b): return h(a)",
+        "def m(a, b): return a in {'x', 'y', 'z'}",
+        "def m(a, b): return [c for c in a if c > 1]",
+        "def m(a, b): return [c for c in a if c > 2]",
+    ]
+    digests = [source_digest(make(text)) for text in texts]
+    assert len(set(digests)) == len(texts)
+    assert digests == [source_digest(make(text)) for text in texts]
+
+
+def test_what_a_metric_reads_is_in_the_journal(tmp_path: Path) -> None:
+    (tmp_path / "labels.txt").write_text("cat")
+    arguments = desk(
+        tmp_path,
+        f"def m(a, b):\n    open({str(tmp_path / 'labels.txt')!r}).close()\n    return 0.0",
+    )
+    assert CliRunner().invoke(main, ["run", *arguments, "--quiet"]).exit_code == 0
+    with closing(sqlite3.connect(tmp_path / "run" / "journal.sqlite")) as journal:
+        (row,) = journal.execute("SELECT meta FROM answers WHERE kind = 'reads'").fetchall()
+    assert list(json.loads(row[0])) == [str(tmp_path / "labels.txt")]
