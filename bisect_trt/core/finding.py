@@ -7,8 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Finding:
-    """``kind`` for machines, the layer or tensor that it is about (``where``), one sentence."""
+    """``kind`` for machines, the layer or tensor that it is about (``where``), one sentence;
+    ``weighty`` where the answer misleads without it, so that the headline has to say it.
+    """
 
     kind: str
     where: str
     message: str
+    weighty: bool = False

@@ -9,6 +9,7 @@ from onnx import TensorProto
 
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import Precision
+from bisect_trt.graph.cautions import cautions, quantisation_findings
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.layers import Kind, Layer
 from bisect_trt.graph.load import LoadedModel
@@ -80,7 +81,7 @@ def inspect_model(model: LoadedModel, precision: Precision) -> Inspection:
         tuple(patterns),
         suspects,
         _kept_nodes(graph),
-        tuple(weight_findings(graph, precision)),
+        (*cautions(graph), *quantisation_findings(graph), *weight_findings(graph, precision)),
         tuple(_advice(graph.opset, patterns, raises)),
     )
 

@@ -14,7 +14,6 @@ import onnx
 from google.protobuf.message import DecodeError, EncodeError
 from onnx import TensorProto, helper
 from onnx.external_data_helper import (
-    ExternalDataInfo,
     load_external_data_for_model,
     uses_external_data,
 )
@@ -22,6 +21,8 @@ from onnx.external_data_helper import (
 from bisect_trt.core.errors import BadInputError, BisectError, MachineError, is_disk_full, one_line
 from bisect_trt.core.files import write_whole, written_whole
 from bisect_trt.core.scratch import scratch
+from bisect_trt.graph.constant_checks import check_constant, external_range
+from bisect_trt.graph.normalised import normalised
 from bisect_trt.graph.tensor_types import subgraphs
 
 _PROTOBUF_LIMIT = 2**31 - (64 << 20)
@@ -56,7 +57,9 @@ def load_model(source: str | Path | onnx.ModelProto) -> LoadedModel:
     """
     if isinstance(source, onnx.ModelProto):
         _check_graph(source, "model")
-        return LoadedModel(source, _proto_digest(source), None)
+        return LoadedModel(normalised(source, "model"), _proto_digest(source), None)
+    if not str(source):
+        raise BadInputError("model: an empty path")
     path = Path(source)
     if not path.exists():
         raise BadInputError(f"{path}: no such file")
@@ -76,6 +79,7 @@ def load_model(source: str | Path | onnx.ModelProto) -> LoadedModel:
             f"{path}: not an ONNX file, or a truncated one ({one_line(error, 80)})"
         ) from error
     _check_graph(model, str(path))
+    model = normalised(model, str(path))  # before its weights are read: copies are small
     side_files = _check_external_data(model, path)
     for file in side_files:
         with file.open("rb") as stream:
@@ -168,6 +172,8 @@ def _check_graph(model: onnx.ModelProto, where: str) -> None:
         raise BadInputError(f"{where}: the graph has no outputs, so there is nothing to compare")
     if not model.opset_import:
         raise BadInputError(f"{where}: the model names no opset; export it again")
+    for tensor in _all_tensors(model.graph):
+        check_constant(tensor, where)
 
 
 def _check_external_data(model: onnx.ModelProto, path: Path) -> list[Path]:
@@ -179,22 +185,21 @@ def _check_external_data(model: onnx.ModelProto, path: Path) -> list[Path]:
     for tensor in _all_tensors(model.graph):
         if not uses_external_data(tensor):
             continue
-        info = ExternalDataInfo(tensor)
-        file = (folder / info.location).resolve()
+        location, _, end = external_range(tensor, path)
+        file = (folder / location).resolve()
         if not file.is_relative_to(folder):
             raise BadInputError(
                 f"{path}: external data of {tensor.name!r} points outside the model's folder "
-                f"({info.location}); refused"
+                f"({location}); refused"
             )
         if not file.is_file():
             raise BadInputError(
-                f"{path}: external data of {tensor.name!r} is missing; expected {info.location} "
+                f"{path}: external data of {tensor.name!r} is missing; expected {location} "
                 "beside it"
             )
-        end = (info.offset or 0) + (info.length or 0)
         if file.stat().st_size < end:
             raise BadInputError(
-                f"{path}: external data file {info.location} is truncated: {tensor.name!r} ends at "
+                f"{path}: external data file {location} is truncated: {tensor.name!r} ends at "
                 f"byte {end}, "
                 f"the file has {file.stat().st_size}"
             )

@@ -22,7 +22,12 @@ def number(value: Any) -> str:
 
 
 def headline(result: Result) -> str:
-    """The answer in one sentence."""
+    """The answer in one sentence, and what it would mislead without."""
+    said = [f.message.partition(": ")[0] for f in result.findings if f.weighty]
+    return " ".join([_answer(result), *(f"But {words}." for words in said)])
+
+
+def _answer(result: Result) -> str:
     name = result.precision.value.upper()
     if result.cause is Cause.GOLDEN_MISMATCH:
         return "The reference itself differs from the golden outputs: nothing was searched."

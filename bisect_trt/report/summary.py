@@ -110,7 +110,8 @@ def _answer(known: Known, ledger: Ledger, diagnosis: Diagnosis) -> _Answer:
     fp32 = PrecisionPlan(Precision.FP32)
     judge = known.engine or known.baselines
     if judge is not None and diagnosis.cause is Cause.NONE:
-        reduced = known.engine.base if known.engine is not None else ledger.of_first(base)
+        shown = ledger.worst_of(base, ledger.emulators)
+        reduced = known.engine.base if known.engine is not None else shown
         return _Answer(base, reduced, {}, True)
     if judge is not None and diagnosis.cause is Cause.TF32:
         return _Answer(fp32, judge.fp32, {}, True)
@@ -153,7 +154,7 @@ def _result(
             found = ledger.of(runner, emulated)
             if found is not None:
                 shown[label] = found
-    before = engine.base if engine is not None else baselines.reduced if baselines else None
+    before = engine.base if engine is not None else baselines.lowered if baselines else None
     cost = cost_table(engines)
     findings = [
         *case.findings,

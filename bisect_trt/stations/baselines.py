@@ -11,13 +11,15 @@ from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import evenly
-from bisect_trt.numerics.requirements import times
+from bisect_trt.numerics.requirements import Requirements, times
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
 from bisect_trt.stations.layer_errors import trace_layers
 
 _MOST_CHECKED = 4
+_FEW_COMPARED = 90.0
+"""Per cent of the elements below which the first line says that the others were not compared."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,10 @@ class Baselines:
 
     @property
     def lowered(self) -> ProbeResult:
-        """All layers lowered, by the emulator that has the last word on it."""
-        return self.second or self.reduced
+        """All layers lowered, by the emulator that it is worst on: the score that is shown, and
+        that both must pass.
+        """
+        return worse(self.reduced, self.second)
 
     def by_label(self) -> dict[str, ProbeResult]:
         """The baselines as rows of the outputs table."""
@@ -61,10 +65,11 @@ def measure_baselines(case: Case, bench: Bench) -> Baselines:
     fp32, tf32, reduced = (bench.prober.probe(plan) for plan in plans)
     if not fp32.verdict.passed:
         _check_metrics(case, bench)
+    _check_reference(fp32, case.requirements)
     findings = bench.found(_findings(fp32, tf32, precision))
     layers = trace_layers(case, bench)
     second = bench.second.probe(PrecisionPlan(precision)) if reduced.verdict.passed else None
-    last = second or reduced
+    last = worse(reduced, second)
     # An engine has a word of its own on everything that strict FP32 does not settle, and that the
     # given inputs pass does not mean that others would.
     settled = not fp32.verdict.passed or (
@@ -72,6 +77,28 @@ def measure_baselines(case: Case, bench: Bench) -> Baselines:
     )
     diagnosis = _diagnose(fp32, tf32, last, precision) if settled else None
     return Baselines(fp32, tf32, reduced, second, layers, findings, diagnosis)
+
+
+def worse(first: ProbeResult, second: ProbeResult | None) -> ProbeResult:
+    """The one with the larger score; the first where the second was not asked."""
+    return first if second is None or first.score >= second.score else second
+
+
+def _check_reference(fp32: ProbeResult, requirements: Requirements) -> None:
+    """Refuse a reference of which nothing can be compared: every plan would pass.
+
+    Raises:
+        BadInputError: names the output.
+    """
+    looked_at = {item.output for item in requirements.items}
+    for name, error in fp32.worst.items():
+        nothing = error.elements and error.ref_nonfinite == error.elements
+        if nothing and (None in looked_at or name in looked_at):
+            raise BadInputError(
+                f"output {name!r} of the FP32 reference is NaN or infinite everywhere, so there is "
+                "nothing to compare: look at the model and its inputs, or name the other outputs "
+                "in --requirement (OUTPUT:METRIC<=VALUE)"
+            )
 
 
 def _check_metrics(case: Case, bench: Bench) -> None:
@@ -106,11 +133,12 @@ def _findings(fp32: ProbeResult, tf32: ProbeResult, precision: Precision) -> lis
     found = []
     for name, error in fp32.worst.items():
         if error.ref_nonfinite:
+            share = 100.0 * (1.0 - error.ref_nonfinite / max(1, error.elements))
             message = (
                 f"output {name!r} of the FP32 reference holds {error.ref_nonfinite} NaN or "
-                "infinite values; they are left out of the errors"
+                f"infinite values: the errors are those of the other {share:.3g} % of its elements"
             )
-            found.append(Finding("reference", name, message))
+            found.append(Finding("reference", name, message, share < _FEW_COMPARED))
     spoilt = fp32.verdict.passed and not tf32.verdict.passed
     if precision is not Precision.TF32 and spoilt:
         message = (

@@ -15,6 +15,7 @@ from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.sample import Sample
+from bisect_trt.graph.cautions import cautions
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.inputs import InputSpec, input_specs
 from bisect_trt.graph.layers import Layer
@@ -162,7 +163,7 @@ def _findings(
         found.append(Finding("rewrite", next(iter(replaced)), message))
     for sentence in suspicious_inputs(samples):
         found.append(Finding("input", sentence.partition(":")[0], sentence))
-    return (*found, *weight_findings(graph, settings.precision))
+    return (*found, *cautions(graph), *weight_findings(graph, settings.precision))
 
 
 def _load_golden(settings: Settings, graph: Graph) -> Arrays | None:

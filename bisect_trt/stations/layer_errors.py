@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from bisect_trt.core.errors import RunnerFailedError
@@ -26,7 +27,8 @@ _SHOWN = ("max_abs", "mean_abs", "median_abs", "rmse", "rel_range", "cosine", "s
 def trace_layers(case: Case, bench: Bench) -> pd.DataFrame:
     """A row for each lowered layer in network order: the worst and mean accumulated errors over the
     samples (two of them at most), the introduced errors (prefix ``introduced_``) and the
-    reference's range.
+    reference's range; ``underflows`` where values that are not finite come from small ones that
+    became zero.
 
     Recalled from the journal where it is there.
     """
@@ -52,6 +54,7 @@ def _traced(case: Case, bench: Bench) -> dict[str, dict[str, Any]]:
     samples = evenly(case.samples, MOST_TRACED)
     accumulated: dict[str, list[list[TensorError]]] = {}
     introduced: dict[str, list[list[TensorError]]] = {}
+    underflows: dict[str, bool] = {}
     expected = len(samples) * len(case.layers)
     for number, sample in enumerate(samples):
         traced = bench.emulator.trace(sample, plan, rtx_sums=bench.rtx_sums)
@@ -60,9 +63,16 @@ def _traced(case: Case, bench: Bench) -> dict[str, dict[str, Any]]:
             for table, candidate in pairs:
                 per_sample = table.setdefault(values.layer, [[] for _ in samples])
                 per_sample[number].append(tensor_error(values.reference, candidate))
+            if not np.isfinite(values.introduced).all():
+                before = underflows.get(values.layer, True)
+                underflows[values.layer] = before and values.in_range
             done = number * len(case.layers) + count + 1
             bench.observer.progress(done, expected, values.layer)
-    return {name: _row(accumulated[name], introduced[name]) for name in accumulated}
+    return {
+        name: _row(accumulated[name], introduced[name])
+        | {"underflows": underflows.get(name, False)}
+        for name in accumulated
+    }
 
 
 def _until_failure(rows: Iterator[LayerValues]) -> Iterator[LayerValues]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 
 import pandas as pd
@@ -162,7 +162,7 @@ def diagnose_reduced(
 
     Args:
         base: the probe of everything lowered.
-        table: a row a layer, with ``introduced_finite``.
+        table: a row a layer, with ``introduced_finite`` and ``underflows``.
         sensitivity: what each layer does alone.
         probe: the result of a set of pins.
         precision: for the sentence.
@@ -170,19 +170,14 @@ def diagnose_reduced(
     """
     name = precision.value.upper()
     overflows = ~table["introduced_finite"].astype(bool) | table["layer"].isin(overflowing_weights)
-    overflowing = tuple(str(n) for n in table.loc[overflows, "layer"])
-    if overflowing:
-        without = probe(frozenset(overflowing))
+    not_finite = tuple(str(n) for n in table.loc[overflows, "layer"])
+    if not_finite:
+        without = probe(frozenset(not_finite))
         if without.score <= base.score / 2.0 or (
             math.isinf(base.score) and math.isfinite(without.score)
         ):
-            return Diagnosis(
-                Cause.OVERFLOW,
-                f"{name} overflows in {_named(overflowing)}: values or constants beyond its range "
-                "become infinite there.",
-                True,
-                overflowing,
-            )
+            under = frozenset(table.loc[table["underflows"].astype(bool), "layer"])
+            return _not_finite(name, not_finite, under - overflowing_weights)
     guilty = [n for n in sensitivity.scores if n in sensitivity.must_pin]
     if guilty:
         guilty.sort(key=lambda n: -sensitivity.scores[n])
@@ -198,6 +193,23 @@ def diagnose_reduced(
         f"The {name} error accumulates over many layers ({times(base.score)}): none of the "
         f"{len(sensitivity.scores)} measured layers misses the requirement alone.",
         True,
+    )
+
+
+def _not_finite(name: str, layers: Sequence[str], underflowing: Container[str]) -> Diagnosis:
+    """Layers whose values are not finite: beyond the range, or divided by what became zero."""
+    under = tuple(n for n in layers if n in underflowing)
+    over = tuple(n for n in layers if n not in underflowing)
+    why = f"in {_named(under)}: small values become zero there, and what divides by them is lost"
+    if not over:
+        return Diagnosis(Cause.ROUNDING, f"{name} underflows {why}.", True, under)
+    beside = f" It underflows {why}." if under else ""
+    return Diagnosis(
+        Cause.OVERFLOW,
+        f"{name} overflows in {_named(over)}: values or constants beyond its range become infinite "
+        f"there.{beside}",
+        True,
+        tuple(layers),
     )
 
 

@@ -18,7 +18,9 @@ from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph
+from bisect_trt.graph.operator_rules import CONTROL_FLOW
 from bisect_trt.graph.roundings import is_rounded
+from bisect_trt.numerics.rounding import LARGEST
 from bisect_trt.runners.emulator.constant_store import ConstantStore
 from bisect_trt.runners.emulator.node_sessions import NodeSession, NodeSessions
 from bisect_trt.runners.emulator.rtx_operators import OPERATORS, run_operator
@@ -33,6 +35,9 @@ Arrays = Mapping[str, NDArray[Any]]
 class LayerValues:
     """A layer's float output under three histories: exact, everything upstream lowered too, only
     this layer lowered.
+
+    ``in_range`` is true if whatever the layer reads and gives in FP32 fits into the reduced
+    precision's range: values that are not finite then come from small ones that became zero.
     """
 
     layer: str
@@ -40,6 +45,7 @@ class LayerValues:
     reference: NDArray[np.float32]
     accumulated: NDArray[np.float32]
     introduced: NDArray[np.float32]
+    in_range: bool = False
 
 
 class NodeByNode:
@@ -93,8 +99,12 @@ class NodeByNode:
                 introduced = self._execute(step, precision, exact, rtx_sums)
                 rows = zip(step.outputs, reference, accumulated, introduced, strict=True)
                 for tensor, *values in rows:
-                    if values[0].data_type() == "tensor(float)":
-                        yield LayerValues(step.name, tensor, *(v.numpy() for v in values))
+                    if values[0].data_type() != "tensor(float)":
+                        continue
+                    true, both, own = (v.numpy() for v in values)
+                    broken = not np.isfinite(own).all()
+                    in_range = broken and self._in_range(step, precision, exact, true)
+                    yield LayerValues(step.name, tensor, true, both, own, in_range)
             self._keep(step, Precision.FP32, reference, exact)
             self._keep(step, precision, accumulated, low)
             exact.free(step.frees)
@@ -173,6 +183,20 @@ class NodeByNode:
         except Exception as error:
             where = f"layer {step.name!r} ({node.op_type})"
             raise failure_of_session(where, error) from error
+
+    def _in_range(
+        self, step: Step, precision: Precision, exact: Chain, output: NDArray[Any]
+    ) -> bool:
+        """Whether neither ``output`` nor what ``step`` reads rounded leaves ``precision``'s range;
+        of control flow nothing is known, since its bodies' values are not seen.
+        """
+        largest = LARGEST.get(precision)
+        if largest is None or self._graph.proto.graph.node[step.index].op_type in CONTROL_FLOW:
+            return False
+        read = [self._value(step.inputs[i], exact).numpy() for i in step.reduced_in[precision]]
+        return all(
+            float(np.abs(a[np.isfinite(a)]).max(initial=0.0)) <= largest for a in (output, *read)
+        )
 
     @staticmethod
     def _keep(step: Step, precision: Precision, results: Sequence[Value], chain: Chain) -> None:

@@ -1,0 +1,103 @@
+"""What limits the answer by the model's own making: operators that are not lowered, layers that are
+reduced already, quantisation. A result must not look better than it is because of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+from onnx import TensorProto
+
+from bisect_trt.core.finding import Finding
+from bisect_trt.core.precision import Precision
+from bisect_trt.graph.graph import Graph
+from bisect_trt.graph.layers import Kind
+from bisect_trt.graph.operator_rules import is_standard
+
+_MANY = 0.1
+"""From this share of the float nodes on the first line has to say it."""
+
+_SHOWN = 4
+_LOW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+_QUANTISES = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
+
+
+def cautions(graph: Graph) -> list[Finding]:
+    """A finding each for custom operators, layers that the source reduces, and quantisation."""
+    nodes = graph.proto.graph.node
+    scope = graph.types
+    custom = Counter(f"{n.domain}.{n.op_type}" for n in nodes if not is_standard(n))
+    reduced = sum(
+        is_standard(n) and any(scope.type_of(o) in _LOW for o in n.output if o) for n in nodes
+    )
+    layers = sum(
+        graph.role(index, Precision.FP16).kind is Kind.LAYER for index in range(len(nodes))
+    )
+    every = layers + sum(custom.values()) + reduced
+    found = []
+    if custom:
+        count = sum(custom.values())
+        named = ", ".join(f"{name} ({n})" for name, n in custom.most_common(_SHOWN))
+        more = f" and {len(custom) - _SHOWN} more" if len(custom) > _SHOWN else ""
+        message = (
+            f"{count} of {every} nodes are of operators that are never lowered: {named}{more}; "
+            "they run in FP32 under every plan here, and an engine may run them otherwise"
+        )
+        found.append(Finding("custom-operators", "", message, count >= _MANY * every))
+    if reduced:
+        message = (
+            f"{reduced} of {every} nodes already run in FP16 or BF16 in the source: their errors "
+            "are in the reference too, and no pin undoes them; export the model in FP32"
+        )
+        found.append(Finding("already-reduced", "", message, reduced >= _MANY * every))
+    quantised = sum(n.op_type in _QUANTISES or n.op_type.startswith("QLinear") for n in nodes)
+    if quantised:
+        message = (
+            f"{quantised} nodes quantise or dequantise: the errors of quantisation are in the "
+            "reference too, and only what is lowered beside it is judged"
+        )
+        found.append(Finding("quantised", "", message, True))
+    return found
+
+
+def quantisation_findings(graph: Graph) -> list[Finding]:
+    """What engines refuse in a quantised model: UINT8, zero points other than 0, and, on TensorRT
+    for RTX, INT8 convolutions (measured with 1.6.1.120, building without a GPU).
+    """
+    unsigned, shifted = list[str](), list[str]()
+    eights = (TensorProto.INT8, TensorProto.UINT8)
+    dequantised = set[str]()
+    for node, name in zip(graph.proto.graph.node, graph.names, strict=True):
+        if node.op_type not in _QUANTISES:
+            continue
+        low = node.output[0] if node.op_type == "QuantizeLinear" else node.input[0]
+        kind = graph.types.type_of(low)
+        if kind == TensorProto.UINT8 or node.op_type == "DynamicQuantizeLinear":
+            unsigned.append(name)
+        if node.op_type == "DequantizeLinear" and kind in eights:
+            dequantised.add(node.output[0])
+        zero = graph.constants.get(node.input[2]) if len(node.input) > 2 else None
+        if zero is not None and np.any(zero.astype(np.float32) != 0.0):
+            shifted.append(name)
+    convolutions = [
+        name
+        for node, name in zip(graph.proto.graph.node, graph.names, strict=True)
+        if node.op_type in ("Conv", "ConvTranspose") and dequantised.issuperset(node.input[:2])
+    ]
+    return [
+        *_refused("uint8", unsigned, "UINT8, which TensorRT refuses: quantise to INT8"),
+        *_refused("zero-point", shifted, "zero points other than 0, which TensorRT refuses"),
+        *_refused(
+            "int8-convolution",
+            convolutions,
+            "INT8 convolutions, which TensorRT for RTX does not build (FP8 on newer GPUs does)",
+        ),
+    ]
+
+
+def _refused(kind: str, names: list[str], what: str) -> Iterator[Finding]:
+    if names:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        yield Finding(kind, names[0], f"{names[0]}{more}: {what}")
