@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,13 +97,19 @@ def settings_options(command: str) -> Callable[[Command], Command]:
         defaults = Settings.__dataclass_fields__
         for name, its in reversed(options().items()):
             if command in its.commands:
-                function = _click_option(name, its, defaults[name].default)(function)
+                said = replace(its, help=its.help_of.get(command, its.help))
+                # What another default takes the place of is not shown as one.
+                shown = "Default" not in said.help and "default" not in said.help
+                option = _click_option(name, said, defaults[name].default, shown=shown)
+                function = option(function)
         return MODEL(INPUT(function))
 
     return decorate
 
 
-def _click_option(name: str, its: Option, default: Any) -> Callable[[Command], Command]:
+def _click_option(
+    name: str, its: Option, default: Any, *, shown: bool
+) -> Callable[[Command], Command]:
     """A field of the settings as click has it."""
     kind: Any = None
     if its.choices:
@@ -121,7 +128,7 @@ def _click_option(name: str, its: Option, default: Any) -> Callable[[Command], C
         type=kind,
         multiple=its.repeatable,
         default=str(default) if its.kind is Precision else default,
-        show_default=default not in (None, ()),
+        show_default=shown and default not in (None, ()),
         help=f"{its.help} Repeatable." if its.repeatable else its.help,
         metavar=its.metavar,
     )

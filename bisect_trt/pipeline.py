@@ -22,6 +22,7 @@ from bisect_trt.stations.engine_baselines import measure_engine
 from bisect_trt.stations.engine_verdict import decide_on_engine
 from bisect_trt.stations.frontier import measure_frontier
 from bisect_trt.stations.golden import check_golden
+from bisect_trt.stations.held import note_held
 from bisect_trt.stations.inputs_table import inputs_table
 from bisect_trt.stations.known import Known
 from bisect_trt.stations.settings import Settings
@@ -79,6 +80,7 @@ def _looked_at_again(known: Known, bench: Bench) -> Known:
     answer = plan_of_answer(known)
     frontier = None
     if answer is not None:
+        note_held(known.case, bench, answer)
         bench.observer.station("frontier")
         frontier = measure_frontier(known, bench, answer)
     return known.with_(inputs=inputs_table(known, bench, answer), frontier=frontier)

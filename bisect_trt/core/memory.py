@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 _CGROUP = (
@@ -31,6 +32,16 @@ def free_bytes() -> int | None:
             continue
         found.append(max(0, limit - taken))
     return min(found, default=None)
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has held; 0 where the system does not tell."""
+    try:
+        import resource
+    except ImportError:  # no POSIX
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def in_words(count: int) -> str:

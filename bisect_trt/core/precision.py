@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -39,16 +39,20 @@ class PrecisionPlan:
     """A base precision and the set of layers pinned to FP32.
 
     ``pin_precision`` is what a pinned layer really runs in: FP32, or TF32 on an engine whose FP32
-    is TF32. The strings and iterables that a notebook would pass are accepted and normalised.
+    is TF32. ``held`` are among ``pinned`` and stay there whatever set is asked about; two plans
+    that pin the same layers are the same plan. The strings and iterables that a notebook would pass
+    are accepted and normalised.
     """
 
     base: Precision
     pinned: frozenset[str] = frozenset()
     pin_precision: Precision = Precision.FP32
+    held: frozenset[str] = field(default=frozenset(), compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "base", Precision(self.base))
-        object.__setattr__(self, "pinned", frozenset(self.pinned))
+        object.__setattr__(self, "held", frozenset(self.held))
+        object.__setattr__(self, "pinned", self.held.union(self.pinned))
         object.__setattr__(self, "pin_precision", Precision(self.pin_precision))
         if self.pin_precision.is_storage:
             raise ValueError(f"a pin runs in fp32 or tf32, not {self.pin_precision}")
@@ -58,8 +62,12 @@ class PrecisionPlan:
         return self.pin_precision if layer in self.pinned else self.base
 
     def with_pins(self, pinned: Iterable[str]) -> PrecisionPlan:
-        """The same plan with another set of pins."""
-        return PrecisionPlan(self.base, frozenset(pinned), self.pin_precision)
+        """The same plan with another set of pins beside those that are held."""
+        return PrecisionPlan(self.base, frozenset(pinned), self.pin_precision, self.held)
+
+    def with_pins_in(self, precision: Precision) -> PrecisionPlan:
+        """The same plan with its pins in ``precision``."""
+        return PrecisionPlan(self.base, self.pinned, precision, self.held)
 
     def to_json(self) -> str:
         """A stable text form: keys and pins sorted, so that equal plans are equal bytes."""

@@ -99,7 +99,7 @@ def loadable(model: onnx.ModelProto) -> Iterator[str | bytes]:
     """``model`` in a form that ONNX Runtime loads: its bytes, or over 2 GB a file that lives as
     long as the context.
     """
-    if _weights_size(model) < _PROTOBUF_LIMIT:
+    if weights_size(model) < _PROTOBUF_LIMIT:
         yield model.SerializeToString()
         return
     with scratch("model") as folder:
@@ -118,7 +118,7 @@ def save_model(model: onnx.ModelProto, path: Path) -> None:
     """
     try:
         with written_whole(path) as draft:
-            if _weights_size(model) < _PROTOBUF_LIMIT:
+            if weights_size(model) < _PROTOBUF_LIMIT:
                 onnx.save_model(model, str(draft))
                 return
             side = f"{path.name}.data"
@@ -216,7 +216,7 @@ def _all_tensors(graph: onnx.GraphProto) -> list[TensorProto]:
     return tensors
 
 
-def _weights_size(model: onnx.ModelProto) -> int:
+def weights_size(model: onnx.ModelProto) -> int:
     """The bytes of all tensors, computed from their shapes so that nothing is copied."""
     return sum(
         math.prod(t.dims) * helper.tensor_dtype_to_np_dtype(t.data_type).itemsize

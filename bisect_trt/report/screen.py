@@ -130,7 +130,8 @@ def print_verdict(console: Console, result: Result) -> None:
         table = _table(["pinned layer", "op", "without it"])
         for row in list(result.pins.itertuples())[:_SHOWN_PINS]:
             if not row.proved:
-                table.add_row(printable(str(row.layer)), str(row.op), "ranked, not proved")
+                why = "held by --pin" if row.held else "ranked, not proved"
+                table.add_row(printable(str(row.layer)), str(row.op), why)
                 continue
             table.add_row(
                 printable(str(row.layer)),

@@ -34,6 +34,9 @@ def _answer(result: Result) -> str:
     if not result.passed:
         return "No plan found meets the requirement."
     if result.cause is Cause.NONE:
+        held = len(result.plan.held)
+        if held:
+            return f"{name} meets the requirement with the {held} layers that --pin holds in FP32."
         return f"{name} meets the requirement as it is: nothing to pin."
     if result.cause is Cause.TF32:
         return "Strict FP32 meets the requirement: turn TF32 off."
@@ -44,6 +47,8 @@ def _answer(result: Result) -> str:
     if result.ranked:
         proof = "ranked by what each does, not proved one by one"
     kept = f"Keep {len(result.pinned)} of {result.layer_count} layers in FP32"
+    if result.plan.held:
+        kept += f" ({len(result.plan.held)} of them held by --pin)"
     return f"{kept} and the requirement is met; {proof}."
 
 

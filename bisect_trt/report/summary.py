@@ -92,14 +92,13 @@ def summarise_interrupted(known: Known, ledger: Ledger, seconds: float) -> Resul
 
 
 def _answer(known: Known, ledger: Ledger, diagnosis: Diagnosis) -> _Answer:
-    precision = known.case.settings.precision
-    base = PrecisionPlan(precision)
+    base, held = known.case.base, known.case.held_pins
     if known.judgement is not None:
         judged = known.judgement
         emulated = judged.bisection.proof if judged.bisection is not None else {}
         pinned = judged.plan.pinned
         proof = {**{n: r for n, r in emulated.items() if n in pinned}, **judged.proof}
-        complete = judged.passed and all(name in proof for name in pinned)
+        complete = judged.passed and all(name in proof for name in pinned - held)
         ranked = judged.bisection is not None and judged.bisection.ranked
         return _Answer(judged.plan, judged.result, proof, complete, judged.limit, ranked)
     if known.bisection is not None:
@@ -120,7 +119,7 @@ def _answer(known: Known, ledger: Ledger, diagnosis: Diagnosis) -> _Answer:
 
 def _best_so_far(known: Known, ledger: Ledger) -> _Answer | None:
     everything = frozenset(known.case.names)
-    base = known.base if known.engine is None else PrecisionPlan(known.base.base)
+    base = known.base if known.engine is None else known.case.base
     judges = ledger.emulators if known.engine is None else (ledger.judge,)
     pinned = ledger.smallest_passing(base, judges)
     if pinned is not None:

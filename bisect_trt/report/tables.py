@@ -35,6 +35,7 @@ _PIN_COLUMNS = [
     "layer",
     "op",
     "scope",
+    "held",
     "proved",
     "proved_on",
     "tolerance_share",
@@ -120,6 +121,7 @@ def pins_table(
         if layer.name not in plan.pinned:
             continue
         row: dict[str, Any] = {"layer": layer.name, "op": layer.op, "scope": layer.scope}
+        row["held"] = layer.name in plan.held
         found = proof.get(layer.name)
         if found is None:
             row |= {"proved": False, "proved_on": "", "tolerance_share": math.nan}

@@ -45,7 +45,7 @@ def plan_of_answer(known: Known) -> PrecisionPlan | None:
         return None
     judge = known.engine or known.baselines
     if known.settled.cause is Cause.NONE:
-        return PrecisionPlan(known.case.settings.precision)
+        return known.case.base
     if known.settled.cause is Cause.TF32 and judge.fp32.verdict.passed:
         return PrecisionPlan(Precision.FP32)
     return None

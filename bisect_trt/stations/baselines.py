@@ -61,14 +61,14 @@ def measure_baselines(case: Case, bench: Bench) -> Baselines:
     """Run the whole network at each precision, then trace the layers."""
     bench.observer.station("baselines")
     precision = case.settings.precision
-    plans = [PrecisionPlan(p) for p in (Precision.FP32, Precision.TF32, precision)]
+    plans = [PrecisionPlan(Precision.FP32), PrecisionPlan(Precision.TF32), case.base]
     fp32, tf32, reduced = (bench.prober.probe(plan) for plan in plans)
     if not fp32.verdict.passed:
         _check_metrics(case, bench)
     _check_reference(fp32, case.requirements)
     findings = bench.found(_findings(fp32, tf32, precision))
     layers = trace_layers(case, bench)
-    second = bench.second.probe(PrecisionPlan(precision)) if reduced.verdict.passed else None
+    second = bench.second.probe(case.base) if reduced.verdict.passed else None
     last = worse(reduced, second)
     # An engine has a word of its own on everything that strict FP32 does not settle, and that the
     # given inputs pass does not mean that others would.

@@ -14,7 +14,7 @@ from pathlib import Path
 from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.observer import Observer
-from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample, evenly
 from bisect_trt.numerics.error_sample import ErrorSample
 from bisect_trt.numerics.requirements import times
@@ -148,11 +148,11 @@ class Bench:
 
     def plan_for(self, prober: Prober, plan: PrecisionPlan) -> PrecisionPlan:
         """``plan`` as ``prober`` takes it: an engine is told of pins, not of what they run in."""
-        return PrecisionPlan(plan.base, plan.pinned) if prober is self.engine else plan
+        return plan.with_pins_in(Precision.FP32) if prober is self.engine else plan
 
     def error_sample(self, sample: Sample) -> ErrorSample:
         """The elements that stand for all of ``sample``'s outputs, chosen once."""
-        return self.disturbed(sample, PrecisionPlan(self._case.settings.precision))
+        return self.disturbed(sample, self._case.base)
 
     def disturbed(self, sample: Sample, plan: PrecisionPlan) -> ErrorSample:
         """The elements of ``sample``'s outputs that ``plan`` disturbs most, and some at random."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.observer import Observer
+from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.cautions import cautions
 from bisect_trt.graph.graph import Graph
@@ -27,6 +29,7 @@ from bisect_trt.numerics.requirements import Requirements
 from bisect_trt.numerics.user_metric import UserMetric
 from bisect_trt.probe.journal import content_key
 from bisect_trt.runners.ort_reference import Reference
+from bisect_trt.runners.tensorrt.profile import profile_of
 from bisect_trt.stations.array_files import read_npz
 from bisect_trt.stations.checked_rewrite import rewritten
 from bisect_trt.stations.samples import load_samples, suspicious_inputs
@@ -48,7 +51,8 @@ class Case:
     precision; ``golden`` the original
     framework's outputs, if they were given; ``rewritten`` maps the layers that ``--rewrite`` made
     to those they stand for; ``findings`` what could be said before anything ran; ``reference`` the
-    opened FP32 model, ``metrics`` the user's own.
+    opened FP32 model, ``metrics`` the user's own. ``held_pins`` and ``held_low`` are layers that
+    stay in FP32, or reduced, whatever the search would say.
     """
 
     settings: Settings
@@ -63,11 +67,19 @@ class Case:
     findings: tuple[Finding, ...]
     reference: Reference
     metrics: tuple[UserMetric, ...] = ()
+    held_pins: frozenset[str] = frozenset()
+    held_low: frozenset[str] = frozenset()
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The layers' ids in network order."""
-        return tuple(layer.name for layer in self.layers)
+        """The ids of the layers that are searched, in network order: those that are not held."""
+        held = self.held_pins | self.held_low
+        return tuple(layer.name for layer in self.layers if layer.name not in held)
+
+    @cached_property
+    def base(self) -> PrecisionPlan:
+        """Everything lowered but for the layers that ``--pin`` holds."""
+        return PrecisionPlan(self.settings.precision, held=self.held_pins)
 
     @cached_property
     def key(self) -> str:
@@ -102,6 +114,7 @@ def load(settings: Settings, observer: Observer) -> Case:
             f"{model.name}: no layer can run in {settings.precision.value}: there is nothing to "
             "search (integer, quantised or already reduced models have no FP32 layers)"
         )
+    held_pins, held_low = _held(settings, layers)
     metrics, collective = load_metrics(settings.metrics)
     for output in model.proto.graph.output:
         if not output.type.HasField("tensor_type"):
@@ -109,6 +122,8 @@ def load(settings: Settings, observer: Observer) -> Case:
                 f"{model.name}: output {output.name!r} is no tensor; sequences cannot be compared"
             )
     requirements = parse_requirements(settings.require, graph.outputs, metrics, collective)
+    if settings.profiles:  # nonsense is an error with every runner
+        profile_of(graph.proto, (*samples, *holdout), settings.profiles)
     golden = _load_golden(settings, graph)
     if golden is not None and len(samples) > 1:
         raise BadInputError(
@@ -130,17 +145,52 @@ def load(settings: Settings, observer: Observer) -> Case:
         findings,
         reference,
         (*metrics.values(), *collective.values()),
+        held_pins,
+        held_low,
     )
+
+
+def _held(settings: Settings, layers: Sequence[Layer]) -> tuple[frozenset[str], frozenset[str]]:
+    """The layers that ``--pin`` and ``--lower`` name.
+
+    Raises:
+        BadInputError: no expression, one that names no layer, or a layer named by both.
+    """
+    found: list[frozenset[str]] = []
+    for flag, texts in (("--pin", settings.pin), ("--lower", settings.lower)):
+        named: set[str] = set()
+        for text in texts:
+            try:
+                matched = {x.name for x in layers if re.search(text, x.name)}
+            except re.error as error:
+                raise BadInputError(f"{flag} {text!r}: no regular expression ({error})") from error
+            if not matched:
+                raise BadInputError(
+                    f"{flag} {text!r}: names no layer; `bisect-trt inspect` lists them"
+                )
+            named |= matched
+        found.append(frozenset(named))
+    both = sorted(found[0] & found[1])
+    if both:
+        raise BadInputError(f"--pin and --lower: both name layer {both[0]!r}")
+    return found[0], found[1]
 
 
 def _load_inputs(
     settings: Settings, specs: Sequence[InputSpec]
 ) -> tuple[list[Sample], list[Sample]]:
     """The given samples, and those kept apart: named, or a fifth of many."""
-    samples = load_samples(settings.inputs, specs, stacked=settings.stacked)
+    unknown = sorted(set(settings.infinite).difference(spec.name for spec in specs))
+    if unknown:
+        raise BadInputError(
+            f"--infinite {unknown[0]}: the model has no such input; it takes "
+            f"{', '.join(spec.name for spec in specs)}"
+        )
+    load = partial(load_samples, specs=specs, stacked=settings.stacked, infinite=settings.infinite)
+    samples = load(settings.inputs)
     asked = [source for source in settings.holdout if source != "none"]
     if asked:
-        return samples, load_samples(asked, specs, stacked=settings.stacked)
+        return samples, load(asked)
     if settings.holdout or not settings.robust or len(samples) < FEW_INPUTS:
         return samples, []
     # Every fifth, so that inputs which lie in some order are kept apart evenly.

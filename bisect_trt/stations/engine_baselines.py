@@ -125,9 +125,8 @@ def measure_engine(case: Case, bench: Bench, emulated: Baselines) -> EngineBasel
     if engine is None:
         return None
     bench.observer.station("engine baselines")
-    fp32, tf32, base = (
-        engine.probe(PrecisionPlan(p)) for p in (Precision.FP32, Precision.TF32, precision)
-    )
+    plans = (PrecisionPlan(Precision.FP32), PrecisionPlan(Precision.TF32), case.base)
+    fp32, tf32, base = (engine.probe(plan) for plan in plans)
     identity = what_fp32_is(fp32, emulated.fp32, emulated.tf32)
     findings = list(bench.found(_findings(identity, fp32, emulated)))
     table = None

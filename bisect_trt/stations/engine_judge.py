@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from bisect_trt.core.holds import Holds
-from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.search.one_minimal import one_minimal
@@ -90,7 +90,7 @@ class EngineJudge:
         self._tested = tested
         self._holds: dict[frozenset[str], Holds | None] = {}
         self._engine = engine
-        self._base = PrecisionPlan(base.base)
+        self._base = base.with_pins_in(Precision.FP32)
         self._ranked = list(ranked)
         self._search = search
         self._emulated_score = emulated_score

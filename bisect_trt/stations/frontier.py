@@ -73,7 +73,7 @@ def _row(
     kinds: dict[str, Sequence[Sample]],
 ) -> dict[str, object]:
     plan = triage.base.with_pins(pins)
-    row: dict[str, object] = {"pins": len(pins), "set": source}
+    row: dict[str, object] = {"pins": len(plan.pinned), "set": source}
     scores: list[float] = []
     for kind, samples in kinds.items():
         size = set_size(known.case)

@@ -52,5 +52,5 @@ class Known:
     def base(self) -> PrecisionPlan:
         """The plan without pins, with the precision that a pin really runs in."""
         if self.engine is None:
-            return PrecisionPlan(self.case.settings.precision)
-        return PrecisionPlan(self.case.settings.precision, pin_precision=self.engine.pin_precision)
+            return self.case.base
+        return self.case.base.with_pins_in(self.engine.pin_precision)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ def load_samples(
     specs: Sequence[InputSpec],
     *,
     stacked: bool = False,
+    infinite: Collection[str] = (),
 ) -> list[Sample]:
     """One sample for each mapping, and all that each path or loader names, checked against
     ``specs``.
@@ -32,6 +33,7 @@ def load_samples(
             :func:`~bisect_trt.stations.input_files.read_sources` takes.
         specs: what the model takes.
         stacked: whether each array of a file holds many samples.
+        infinite: the inputs that may hold -inf, as an additive attention mask does.
 
     Raises:
         BadInputError: names the file and the tensor: wrong names, dtypes, shapes, NaN, infinities.
@@ -40,16 +42,16 @@ def load_samples(
     for number, source in enumerate(sources):
         if isinstance(source, Mapping):
             arrays = {str(k): np.asarray(v) for k, v in source.items()}
-            samples.append(_checked(Sample(f"sample {number}", arrays), specs))
+            samples.append(_checked(Sample(f"sample {number}", arrays), specs, infinite))
             continue
         for name, found in read_sources(source, specs, stacked=stacked):
-            samples.append(_checked(Sample(name, found), specs))
+            samples.append(_checked(Sample(name, found), specs, infinite))
     if not samples:
         raise BadInputError("no input given; the model's real inputs are needed (--input real.npz)")
     return samples
 
 
-def _checked(sample: Sample, specs: Sequence[InputSpec]) -> Sample:
+def _checked(sample: Sample, specs: Sequence[InputSpec], infinite: Collection[str]) -> Sample:
     where, wanted = sample.name, [s.name for s in specs]
     missing = [n for n in wanted if n not in sample.arrays]
     extra = [n for n in sample.arrays if n not in wanted]
@@ -65,20 +67,30 @@ def _checked(sample: Sample, specs: Sequence[InputSpec]) -> Sample:
         )
     symbols: dict[str, int] = {}
     for spec in specs:
-        _check_array(where, spec, sample.arrays[spec.name], symbols)
+        _check_array(where, spec, sample.arrays[spec.name], symbols, spec.name in infinite)
     _ = sample.digest  # kept: told now, while the arrays are in memory
     return sample
 
 
-def _check_array(where: str, spec: InputSpec, array: NDArray[Any], symbols: dict[str, int]) -> None:
+def _check_array(
+    where: str,
+    spec: InputSpec,
+    array: NDArray[Any],
+    symbols: dict[str, int],
+    may_be_infinite: bool,
+) -> None:
     check_array(where, spec, array.dtype, array.shape, symbols)
     if array.dtype.kind == "f":
         bad = ~np.isfinite(array)
+        if may_be_infinite:
+            bad &= ~np.isneginf(array)
         if bad.any():
+            masked = not may_be_infinite and not bool((bad & ~np.isneginf(array)).any())
+            hint = f"; if it is a mask, pass --infinite {spec.name}" if masked else ""
             first = tuple(int(i) for i in np.argwhere(bad)[0])
             raise BadInputError(
                 f"{where}: input {spec.name!r} holds {int(bad.sum())} NaN or infinite values, the "
-                f"first at {first}"
+                f"first at {first}{hint}"
             )
 
 
@@ -89,7 +101,7 @@ def suspicious_inputs(samples: Sequence[Sample]) -> list[str]:
     findings = []
     for sample in evenly(samples, MOST_LOOKED_AT):
         for name, array in sample.arrays.items():
-            if array.dtype.kind != "f" or array.size < 64:
+            if array.dtype.kind != "f" or array.size < 64 or not np.isfinite(array).all():
                 continue
             if np.ptp(array) == 0.0:
                 findings.append(

@@ -29,7 +29,8 @@ class Option:
     """How a field is asked for: ``flag`` on the command line, ``help`` everywhere.
 
     ``kind`` is the type of one value; ``least`` and ``most`` bound it, ``above`` whether
-    that itself is not. ``commands`` are those that take the option.
+    that itself is not. ``commands`` are those that take the option, ``help_of`` what those say of
+    it for which ``help`` is not true.
     """
 
     flag: str
@@ -41,6 +42,7 @@ class Option:
     least: float | None = None
     most: float | None = None
     above: bool = False
+    help_of: Mapping[str, str] = field(default_factory=dict)
     commands: frozenset[str] = _EVERYWHERE
 
 
@@ -72,6 +74,7 @@ class Settings:
         Precision.FP16,
         "--precision",
         "What unpinned layers run in.",
+        help_of={"verify": "Must be the plan's, which is the default."},
         kind=Precision,
         choices=("fp16", "bf16", "tf32"),
     )
@@ -86,12 +89,14 @@ class Settings:
         "--requirement",
         "Such as max_abs<=1e-2, logits:cosine@mean>=0.999, top1@mean>=0.99 or "
         "atol=1e-3,rtol=1e-2@p95. Default: rel_range<=1e-2.",
+        help_of={"verify": "As for run. Default: those that the plan was found for."},
         repeatable=True,
     )
     metrics: Sequence[str | Callable[..., float]] = option(
         (),
         "--metric",
         "MODULE:FUNCTION, a task metric for --requirement; with @all it sees all inputs at once.",
+        help_of={"verify": "As for run. Default: those that the plan was found for."},
         repeatable=True,
     )
     robust: float = option(
@@ -99,6 +104,10 @@ class Settings:
         "--robust",
         "The share of unseen inputs that the plan shall meet the requirement on, tested on redrawn "
         "roundings and variants; 0 fits the given inputs only.",
+        help_of={
+            "verify": "The share of unseen inputs from which on the plan is called robust; the "
+            "exit code does not depend on it."
+        },
         kind=float,
         least=0.0,
         most=0.999,
@@ -127,6 +136,29 @@ class Settings:
         above=True,
         metavar="SHARE",
         commands=_RUN,
+    )
+    pin: Sequence[str] = option(
+        (),
+        "--pin",
+        "Layers whose id the expression is found in stay in FP32 whatever the search says.",
+        repeatable=True,
+        metavar="REGEX",
+        commands=_RUN,
+    )
+    lower: Sequence[str] = option(
+        (),
+        "--lower",
+        "Likewise, layers that are never pinned.",
+        repeatable=True,
+        metavar="REGEX",
+        commands=_RUN,
+    )
+    infinite: Sequence[str] = option(
+        (),
+        "--infinite",
+        "An input that may hold -inf, such as an additive attention mask.",
+        repeatable=True,
+        metavar="INPUT",
     )
     holdout: Sequence[Source] = option(
         (),
@@ -157,7 +189,14 @@ class Settings:
         kind=Path,
     )
     out: Path | None = option(
-        None, "--out", "The run's folder. Default: reports/MODEL-PRECISION.", kind=Path
+        None,
+        "--out",
+        "The run's folder. Default: reports/MODEL-PRECISION.",
+        help_of={
+            "verify": "Where answers are kept. Default: reports/MODEL-PRECISION-verify.",
+            "compare": "Where the tables go. Default: reports/MODEL-PRECISION-compare.",
+        },
+        kind=Path,
     )
     rewrite: str | None = option(
         None,
@@ -186,7 +225,7 @@ class Settings:
     probe_timeout_s: float = option(
         PROBE_TIMEOUT_S,
         "--probe-timeout",
-        "Seconds that one engine may take to build and run.",
+        "Seconds that an engine may take to build and run, or a worker's inference.",
         kind=float,
         least=0.0,
         above=True,

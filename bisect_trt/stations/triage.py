@@ -18,6 +18,7 @@ from bisect_trt.stations.baselines import Baselines
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
 from bisect_trt.stations.engine_baselines import EngineBaselines
+from bisect_trt.stations.held import blame_lowered
 from bisect_trt.stations.sensitivity import (
     Sensitivity,
     affordable,
@@ -69,22 +70,24 @@ def find_cause(
     """
     bench.observer.station("triage")
     precision = case.settings.precision
-    base = PrecisionPlan(precision)
+    base = case.base
     if engine is not None:
-        base = PrecisionPlan(precision, pin_precision=engine.pin_precision)
+        base = base.with_pins_in(engine.pin_precision)
     pinned = bench.prober.probe(base.with_pins(case.names))
     if engine is None and not pinned.verdict.passed:
         return Diagnosis(
             Cause.NOT_PRECISION,
-            "Even with every layer pinned the requirement is missed "
-            f"({times(pinned.score)}): pinning cannot help.",
+            "Even with every layer pinned"
+            f"{f' but the {len(case.held_low)} that --lower holds' if case.held_low else ''} the "
+            f"requirement is missed ({times(pinned.score)}): pinning cannot help."
+            f"{blame_lowered(case, bench, base)}",
         )
     suspicion = suspicion_of(emulated.layers)
     ranked_on = _ranked_on(case, unseen)
     seconds = emulated.probe_seconds(len(case.samples)) * len(ranked_on)
     measured = affordable(case.names, suspicion, seconds)
     heavy = frozenset(f.where for f in case.findings if f.kind == "weight-overflow")
-    lowered_plan = PrecisionPlan(precision)
+    lowered_plan = case.base
     if unseen is not None:
         finite = emulated.layers["introduced_finite"].astype(bool)
         overflowing = heavy.union(str(n) for n in emulated.layers.loc[~finite, "layer"])

@@ -7,7 +7,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bisect_trt.core.holds import Holds
-from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.probe.result import ProbeResult, SampleResult
 from bisect_trt.stations.baselines import Baselines
 from bisect_trt.stations.bench import Bench
@@ -42,7 +41,7 @@ def look_beyond(case: Case, bench: Bench, emulated: Baselines) -> Unseen:
         emulated: the emulators' baselines.
     """
     bench.observer.station("unseen inputs")
-    plan = PrecisionPlan(case.settings.precision)
+    plan = case.base
     samples = panel_samples(case, bench)
     results: list[SampleResult] = []
     score = 0.0

@@ -83,6 +83,14 @@ def _parsed_profile(text: str) -> tuple[str, tuple[Shape, Shape, Shape]]:
             f"--profile {text!r}: write INPUT:MIN/OPT/MAX, such as "
             "x:1x3x32x32/1x3x64x64/1x3x128x128"
         ) from None
+    ordered = len(smallest) == len(usual) == len(largest) and all(
+        1 <= a <= b <= c for a, b, c in zip(smallest, usual, largest, strict=True)
+    )
+    if not name or not ordered:
+        raise BadInputError(
+            f"--profile {text!r}: sizes must be positive, as many in each shape, and none smaller "
+            "than the one before it: MIN/OPT/MAX"
+        )
     return name, (smallest, usual, largest)
 
 
