@@ -14,14 +14,14 @@ from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import Precision
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.layers import Kind
-from bisect_trt.graph.operator_rules import is_standard
+from bisect_trt.graph.operator_rules import QUANTISES, is_standard
 
 _MANY = 0.1
 """From this share of the float nodes on the first line has to say it."""
 
 _SHOWN = 4
 _LOW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
-_QUANTISES = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
+_LINEAR = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
 
 
 def cautions(graph: Graph) -> list[Finding]:
@@ -52,11 +52,12 @@ def cautions(graph: Graph) -> list[Finding]:
             "are in the reference too, and no pin undoes them; export the model in FP32"
         )
         found.append(Finding("already-reduced", "", message, reduced >= _MANY * every))
-    quantised = sum(n.op_type in _QUANTISES or n.op_type.startswith("QLinear") for n in nodes)
+    quantised = sum(n.op_type in QUANTISES for n in nodes)
     if quantised:
         message = (
             f"{quantised} nodes quantise or dequantise: the errors of quantisation are in the "
-            "reference too, and only what is lowered beside it is judged"
+            "reference too, only what is lowered beside it is judged, and a last bit that differs "
+            "becomes a whole step"
         )
         found.append(Finding("quantised", "", message, True))
     return found
@@ -70,7 +71,7 @@ def quantisation_findings(graph: Graph) -> list[Finding]:
     eights = (TensorProto.INT8, TensorProto.UINT8)
     dequantised = set[str]()
     for node, name in zip(graph.proto.graph.node, graph.names, strict=True):
-        if node.op_type not in _QUANTISES:
+        if node.op_type not in _LINEAR:
             continue
         low = node.output[0] if node.op_type == "QuantizeLinear" else node.input[0]
         kind = graph.types.type_of(low)

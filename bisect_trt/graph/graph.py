@@ -18,8 +18,8 @@ from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.graph.constants import constants
 from bisect_trt.graph.layers import Kind, Layer, Role, node_names, role_of
-from bisect_trt.graph.operator_rules import FLOAT
-from bisect_trt.graph.opset import raised
+from bisect_trt.graph.operator_rules import FLOAT, QUANTISES
+from bisect_trt.graph.opset import operators, raised
 from bisect_trt.graph.tensor_types import Scope, infer_types, opset_of
 
 _REDUCED = (Precision.FP16, Precision.BF16, Precision.TF32)
@@ -69,6 +69,11 @@ class Graph:
                 inputs = tuple(i for i in node.input if i)
                 found.append(Layer(name, node.op_type, index, outputs, inputs, precisions))
         return tuple(found)
+
+    @cached_property
+    def quantised(self) -> bool:
+        """Whether some node quantises or dequantises, in a body too."""
+        return not QUANTISES.isdisjoint(operators(self.proto.graph.node))
 
     @cached_property
     def outputs(self) -> tuple[str, ...]:

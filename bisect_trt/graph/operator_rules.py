@@ -70,6 +70,19 @@ STAYS_FP32: dict[str, str] = {
 }
 """Operators that never run at reduced precision, with the reason."""
 
+QUANTISES = frozenset(
+    {
+        "QuantizeLinear",
+        "DequantizeLinear",
+        "DynamicQuantizeLinear",
+        "QLinearConv",
+        "QLinearMatMul",
+        "ConvInteger",
+        "MatMulInteger",
+    }
+)
+"""Operators whose results go in steps."""
+
 FIXED_SLOTS: dict[str, tuple[int, ...]] = {
     "Resize": (1, 2),  # roi and scales: they become the output's shape
     "Upsample": (1,),  # scales, likewise

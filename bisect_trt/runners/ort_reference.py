@@ -53,7 +53,7 @@ class Reference:
         named = [n.name for n in proto.graph.node if n.name]
         unique = len(set(named)) == len(named)
         if unique and self._path is not None:
-            return reference_session(self._path)
+            return reference_session(self._path, quantised=self._graph.quantised)
         # ONNX Runtime refuses two nodes of one name, which other engines accept.
         with loadable(proto if unique else with_unique_names(proto)) as source:
-            return reference_session(source)
+            return reference_session(source, quantised=self._graph.quantised)

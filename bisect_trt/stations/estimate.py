@@ -24,11 +24,12 @@ network node by node, about one probe."""
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run would cost, for ``samples`` inputs by ``workers`` workers; ``memory_bytes`` is about
-    the peak of all processes, ``free_bytes`` what there is, 0 where nobody says. ``probes`` is expected for a set of a fiftieth of the layers,
-    ``fewest`` for one pin, ``most`` for a tenth of the layers; ``information_bound`` is the fewest
-    yes-or-no answers that tell the expected set from the others; ``seconds`` follows from one
-    measured inference.
+    """What a run would cost, for ``samples`` inputs by ``workers`` workers.
+
+    ``memory_bytes`` is about the peak of all processes, ``free_bytes`` what there is, 0 where
+    nobody says. ``probes`` is expected for a set of a fiftieth of the layers, ``fewest`` for one
+    pin, ``most`` for a tenth of the layers; ``information_bound`` is the fewest yes-or-no answers
+    that tell the expected set from the others; ``seconds`` follows from one measured inference.
     """
 
     layers: int

@@ -41,7 +41,7 @@ class WholeModelRunner:
         if self._kept is None or self._kept[0] != plan:
             self._kept = None  # two sessions of one model would be in memory for a moment
             with loadable(to_emulated(self._graph, plan)) as source:
-                self._kept = (plan, reference_session(source))
+                self._kept = (plan, reference_session(source, quantised=self._graph.quantised))
         session = self._kept[1]
         for sample in samples:
             yield run_all(session, sample.arrays, sample.name)
