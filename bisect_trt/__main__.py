@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 _INTERRUPTED = 130
@@ -15,7 +16,9 @@ def entry() -> None:
         main(prog_name="bisect-trt")
     except KeyboardInterrupt:
         sys.stderr.write("bisect-trt: interrupted\n")
-        sys.exit(_INTERRUPTED)
+        sys.stderr.flush()
+        # Python itself would end by the signal where an extension's import was interrupted.
+        os._exit(_INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,8 @@ class Reference:
         proto = self._graph.proto
         named = [n.name for n in proto.graph.node if n.name]
         unique = len(set(named)) == len(named)
-        if unique and self._path is not None:
+        # ONNX Runtime takes a path as text, which the bytes of a file's name need not be.
+        if unique and self._path is not None and self._path.isprintable():
             return reference_session(self._path, quantised=self._graph.quantised)
         # ONNX Runtime refuses two nodes of one name, which other engines accept.
         with loadable(proto if unique else with_unique_names(proto)) as source:

@@ -1,0 +1,291 @@
+"""How a command ends, whoever reads, whatever the machine does: real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+
+import bisect_trt
+from bisect_trt.cli import main
+from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.run_files import RESULT_FILES
+from bisect_trt.core.scratch import sweep
+from fixtures.__main__ import input_bytes, model_bytes
+from fixtures.models import Fixture, encoder_decomposed, residual
+
+COMMAND = [sys.executable, "-m", "bisect_trt"]
+
+
+def files(folder: Path, fixture: Fixture | None = None) -> list[str]:
+    fixture = fixture or encoder_decomposed()
+    (folder / "m.onnx").write_bytes(model_bytes(fixture))
+    (folder / "x.npz").write_bytes(input_bytes(fixture))
+    model, inputs = str(folder / "m.onnx"), str(folder / "x.npz")
+    return [model, "--input", inputs, "--requirement", fixture.require, "--robust", "0"]
+
+
+def call(arguments: list[str], shell: str = "", **more: Any) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own; ``shell`` is what stands behind it on a shell's line."""
+    words = " ".join(f"'{a}'" for a in [*COMMAND, *arguments])
+    return subprocess.run(
+        ["bash", "-c", f"{words} {shell}"], capture_output=True, text=True, timeout=100, **more
+    )
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[str], Path]]:
+    """A model, its input and a run of it."""
+    folder = tmp_path_factory.mktemp("done")
+    arguments = files(folder)
+    out = folder / "run"
+    assert (
+        CliRunner().invoke(main, ["run", *arguments, "--out", str(out), "--quiet"]).exit_code == 0
+    )
+    yield arguments, out
+
+
+READERS = {
+    "goes away": "| true; exit ${PIPESTATUS[0]}",
+    "reads a line": "| head -1 > /dev/null; exit ${PIPESTATUS[0]}",
+    "is a full disk": "> /dev/full",
+    "is closed": ">&-",
+    "is closed, errors too": ">&- 2>&-",
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("holds", [True, False])
+def test_exit_codes_do_not_depend_on_who_reads(
+    reader: str, holds: bool, done: tuple[list[str], Path], tmp_path: Path
+) -> None:
+    (model, _, inputs, *_), out = done
+    require = ["--requirement", "rel_range<=1e-2" if holds else "rel_range<=1e-9"]
+    plan = ["--plan", str(out / "plan.json"), "--out", str(tmp_path / "verify"), "--robust", "0"]
+    ended = call(["verify", model, "--input", inputs, *plan, *require], READERS[reader])
+    assert ended.returncode == (0 if holds else 1), ended.stderr
+    assert "Traceback" not in ended.stderr and "Exception" not in ended.stderr
+    if reader == "is a full disk":
+        assert "standard output cannot be written (No space left on device)" in ended.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "inspect", "doctor", "export", "dry"])
+def test_every_command_bears_a_reader_that_goes_away(
+    command: str, done: tuple[list[str], Path], tmp_path: Path
+) -> None:
+    arguments, out = done
+    model, plan = arguments[0], str(out / "plan.json")
+    whole = {
+        "run": ["run", *arguments, "--out", str(tmp_path), "--json"],
+        "dry": ["run", *arguments, "--dry-run"],
+        "compare": ["compare", *arguments[:-2], "--out", str(tmp_path)],
+        "inspect": ["inspect", model, "--json"],
+        "doctor": ["doctor"],
+        "export": ["export", model, "--plan", plan, "--format", "trtexec"],
+    }[command]
+    ended = call(whole, READERS["goes away"])
+    assert ended.returncode == 0 and ended.stderr == "", ended.stderr
+    if command == "export":
+        lost = call(whole, "> /dev/full")
+        assert lost.returncode == 4 and "No space left" in lost.stderr
+
+
+def test_an_ascii_locale_is_enough(tmp_path: Path) -> None:
+    model = encoder_decomposed().model
+    model.graph.node[0].name = "schicht-ä-层-\U0001f600"
+    onnx.save(model, tmp_path / "modèle.onnx")
+    (tmp_path / "x.npz").write_bytes(input_bytes(encoder_decomposed()))
+    ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    arguments = [str(tmp_path / "modèle.onnx"), "--input", str(tmp_path / "x.npz"), "-v"]
+    out = tmp_path / "ergebnis-é"
+    ended = call(["run", *arguments, "--out", str(out), "--robust", "0"], env=ascii_only)
+    assert ended.returncode in (0, 1) and "Traceback" not in ended.stderr, ended.stderr
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "schicht-ä-层-\U0001f600" in page or "modèle" in page
+    plan = ["--plan", str(out / "plan.json"), "--out", str(tmp_path / "v")]
+    assert call(["verify", *arguments[:-1], *plan], env=ascii_only).returncode in (0, 1)
+    assert call(["inspect", arguments[0]], env=ascii_only).returncode == 0
+
+
+def test_ctrl_c_during_the_imports_is_one_line() -> None:
+    for delay in (0.05, 0.2, 0.4, 0.7):
+        process = subprocess.Popen(
+            [*COMMAND, "doctor"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        time.sleep(delay)
+        process.send_signal(signal.SIGINT)
+        _, words = process.communicate(timeout=60)
+        # Before the interpreter has come to our first line it answers by itself.
+        ours = "bisect_trt" in words or "bisect-trt" in words
+        if ours:
+            assert process.returncode == 130 and words.startswith("bisect-trt: interrupted"), words
+            assert len(words.splitlines()) == 1, words
+
+
+def _limited(kind: int, size: int) -> Any:
+    return lambda: resource.setrlimit(kind, (size, size))
+
+
+@pytest.mark.parametrize("kilobytes", [1, 8, 40, 200])
+def test_a_full_disk_loses_nothing(kilobytes: int, tmp_path: Path) -> None:
+    """Files may grow to so many kB: what a full disk does to one."""
+    arguments = ["run", *files(tmp_path), "--out", str(tmp_path / "run")]
+    full = call(arguments, preexec_fn=_limited(resource.RLIMIT_FSIZE, kilobytes * 1024))
+    assert full.returncode == 4, full.stderr
+    assert len(full.stderr.splitlines()) == 1 and "disk" in full.stderr, full.stderr
+    left = {p.name for p in (tmp_path / "run").iterdir()} if (tmp_path / "run").exists() else set()
+    assert not left & set(RESULT_FILES), "no file of a result, rather than some"
+    again = call(arguments)
+    assert again.returncode == 0 and (tmp_path / "run" / "run.json").exists()
+    assert json.loads((tmp_path / "run" / "plan.json").read_text())["pinned"]
+
+
+def test_too_little_memory_is_one_line(tmp_path: Path) -> None:
+    x = np.zeros((64, 1024, 1024), np.float32)
+    np.save(tmp_path / "x.npy", x)
+    info = [onnx.helper.make_tensor_value_info(n, 1, [64, 1024, 1024]) for n in "xy"]
+    node = onnx.helper.make_node("Exp", ["x"], ["y"], "exp")
+    graph = onnx.helper.make_graph([node], "g", info[:1], info[1:])
+    opset = [onnx.helper.make_opsetid("", 17)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opset, ir_version=8), tmp_path / "m.onnx")
+    arguments = [str(tmp_path / "m.onnx"), "--input", str(tmp_path / "x.npy"), "--robust", "0"]
+    ended = call(
+        ["run", *arguments, "--out", str(tmp_path / "run")],
+        preexec_fn=_limited(resource.RLIMIT_AS, 1_900_000_000),
+    )
+    assert ended.returncode == 4 and "memory" in ended.stderr, ended.stderr
+    assert "Traceback" not in ended.stderr and len(ended.stderr.splitlines()) == 1
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_a_second_run_in_one_folder_is_refused_and_harms_nothing(tmp_path: Path) -> None:
+    fixture = residual()
+    arguments = ["run", *files(tmp_path, fixture), "--out", str(tmp_path / "run")]
+    first = subprocess.Popen([*COMMAND, *arguments], stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "run" / "journal.sqlite").exists():
+        assert first.poll() is None
+        time.sleep(0.02)
+    second = call(arguments)
+    assert second.returncode == 2 and "another run is using this folder" in second.stderr
+    _, words = first.communicate(timeout=100)
+    assert first.returncode == 0, words
+    assert (tmp_path / "run" / "run.json").exists()
+
+
+def test_a_run_that_ends_early_leaves_no_file_of_an_earlier_one(tmp_path: Path) -> None:
+    arguments = files(tmp_path)
+    out = tmp_path / "run"
+    assert (
+        CliRunner().invoke(main, ["run", *arguments, "--out", str(out), "-q"][:-1]).exit_code == 0
+    )
+    assert {"run.json", "model.typed.onnx", "report.html"} <= {p.name for p in out.iterdir()}
+    process = subprocess.Popen(
+        [*COMMAND, "run", *arguments[:-2], "--precision", "bf16", "--out", str(out)],
+        stderr=subprocess.PIPE,
+    )
+    while (out / "run.json").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    left = {p.name for p in out.iterdir()}
+    assert not left & set(RESULT_FILES), left
+
+
+@pytest.mark.parametrize("name", ["model.typed.onnx", "journal.sqlite", "model.rewritten.onnx"])
+def test_the_source_model_is_never_written_over(name: str, tmp_path: Path) -> None:
+    arguments = files(tmp_path)
+    (tmp_path / "m.onnx").rename(tmp_path / name)
+    before = (tmp_path / name).read_bytes()
+    result = CliRunner().invoke(
+        main, ["run", str(tmp_path / name), *arguments[1:], "--out", str(tmp_path)]
+    )
+    assert result.exit_code == 2 and "would be written over" in result.output
+    assert (tmp_path / name).read_bytes() == before
+
+
+def test_exports_are_never_written_over_what_is_read(
+    done: tuple[list[str], Path], tmp_path: Path
+) -> None:
+    (model, *_), out = done
+    for target in (model, str(out / "plan.json"), str(Path(model).parent / "." / "m.onnx")):
+        before = Path(target).read_bytes()
+        for form in ("onnx", "trtexec", "polygraphy"):
+            plan = ["--plan", str(out / "plan.json"), "--format", form, "-o", target]
+            result = CliRunner().invoke(main, ["export", model, *plan])
+            assert result.exit_code == 2 and "would be written over" in result.output
+            assert Path(target).read_bytes() == before
+    link = tmp_path / "link.onnx"
+    link.symlink_to(model)
+    plan = ["--plan", str(out / "plan.json"), "--format", "onnx", "-o", str(link)]
+    assert CliRunner().invoke(main, ["export", model, *plan]).exit_code == 2
+
+
+def test_files_that_no_run_wrote_are_left_alone(tmp_path: Path) -> None:
+    arguments = files(tmp_path)
+    for name in ("report.html", "plan.json", "layers.csv"):
+        out = tmp_path / name.replace(".", "_")
+        out.mkdir()
+        (out / name).write_text("mine")
+        result = CliRunner().invoke(main, ["run", *arguments, "--out", str(out)])
+        assert result.exit_code == 2 and "may not be a run's" in result.output
+        assert (out / name).read_text() == "mine" and len(list(out.iterdir())) == 1
+
+
+@pytest.mark.parametrize("option", ["--out", "--golden", "--input", "--holdout"])
+def test_an_empty_path_is_not_this_folder(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = files(tmp_path)
+    result = CliRunner().invoke(main, ["run", *arguments, option, ""])
+    assert result.exit_code == 2 and "empty" in result.output, result.output
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.onnx", "x.npz"]
+    with pytest.raises(BadInputError, match="empty"):
+        bisect_trt.bisect(arguments[0], str(tmp_path / "x.npz"), out="")
+
+
+def test_two_models_of_one_name_have_a_folder_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pins = []
+    for folder, fixture in (("one", encoder_decomposed()), ("other", residual())) * 2:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        arguments = files(tmp_path / folder, fixture)
+        result = CliRunner().invoke(main, ["run", *arguments, "--json"])
+        assert result.exit_code == 0, result.output
+        pins.append(json.loads(result.stdout)["pinned"])
+    folders = sorted(p.name for p in (tmp_path / "reports").iterdir())
+    assert len(folders) == 2 and folders[0] == "m-fp16" and folders[1].startswith("m-fp16-")
+    saved = [
+        json.loads((tmp_path / "reports" / name / "plan.json").read_text())["pinned"]
+        for name in folders
+    ]
+    assert sorted(map(sorted, saved)) == sorted(map(sorted, pins[:2])) and pins[:2] == pins[2:]
+
+
+def test_what_killed_runs_left_is_swept_away(tmp_path: Path) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    dead, alive = tmp_path / f".bisect-trt-{gone.pid}-x", tmp_path / f".bisect-trt-{os.getpid()}-y"
+    other = tmp_path / ".bisect-trt-notes"
+    for folder in (dead, alive, other):
+        folder.mkdir()
+        (folder / "big.bin").write_bytes(b"0" * 1000)
+    sweep(tmp_path, older_than_s=3600.0)
+    assert dead.exists(), "it is young"
+    sweep(tmp_path, older_than_s=0.0)
+    assert not dead.exists() and alive.exists() and other.exists()
