@@ -35,7 +35,7 @@ def cell(text: str) -> str:
 
     Source: OWASP, CSV injection.
     """
-    harmless = xml_text(text)
+    harmless = printable(text)
     return f"'{harmless}" if harmless.startswith(_FORMULA) else harmless
 
 

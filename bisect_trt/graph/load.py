@@ -172,8 +172,24 @@ def _check_graph(model: onnx.ModelProto, where: str) -> None:
         raise BadInputError(f"{where}: the graph has no outputs, so there is nothing to compare")
     if not model.opset_import:
         raise BadInputError(f"{where}: the model names no opset; export it again")
+    _check_names(model.graph, where)
     for tensor in _all_tensors(model.graph):
         check_constant(tensor, where)
+
+
+def _check_names(graph: onnx.GraphProto, where: str) -> None:
+    """Protobuf hands out what is no text as bytes, or raises when it is read."""
+    values = (*graph.input, *graph.output, *graph.value_info, *graph.initializer)
+    try:
+        names: list[object] = [v.name for v in values]
+        for node in graph.node:
+            names += [node.name, node.op_type, node.domain, *node.input, *node.output]
+            for _, body in subgraphs(node):
+                _check_names(body, where)
+    except UnicodeDecodeError:
+        names = [b""]
+    if any(isinstance(name, bytes) for name in names):
+        raise BadInputError(f"{where}: holds a name that is no text; the file is damaged")
 
 
 def _check_external_data(model: onnx.ModelProto, path: Path) -> list[Path]:

@@ -104,7 +104,9 @@ def _tolerance(
             tolerance = np.full(ref.size, scale * np.sqrt(2.0 * max(1.0 - item.limit, 0.0)))
         elif item.metric in ("snr_db", "psnr_db"):
             signal = scale if item.metric == "snr_db" else spread
-            tolerance = np.full(ref.size, signal * 10.0 ** (-item.limit / 20.0))
+            tolerance = np.full(
+                ref.size, signal * 10.0 ** float(np.clip(-item.limit / 20.0, -30.0, 30.0))
+            )
         else:
             tolerance = np.full(ref.size, scale or 1.0)
         tolerance = np.maximum(tolerance, 1e-30)
