@@ -12,6 +12,9 @@ from bisect_trt.report.result import Result
 from bisect_trt.search.facts import Regime
 
 
+_BROKEN = ("build-failed", "crashed", "timed-out")
+
+
 def number(value: Any) -> str:
     """A number for a table: short, honest about infinities, blank where there is none."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -44,6 +47,10 @@ def _answer(result: Result) -> str:
     share = result.pins["tolerance_share"].min() if len(result.pins) else math.nan
     if result.complete and share < 1.0:
         proof = f"each proved to be needed within {share:.2g} of the tolerance"
+    broken = result.pins["verdict_without"].isin(_BROKEN).sum() if len(result.pins) else 0
+    if broken:
+        # A run that breaks is no wrong number: the reader has to know which of the two it was.
+        proof += f" ({broken} because the run breaks without it)"
     if result.ranked:
         proof = "ranked by what each does, not proved one by one"
     kept = f"Keep {len(result.pinned)} of {result.layer_count} layers in FP32"
