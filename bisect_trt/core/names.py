@@ -11,7 +11,7 @@ _CONTROLS = re.compile(
 )
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _MARKDOWN = re.compile(
-    r"([\\`*\[\]|]|<(?=[A-Za-z/!?])|~(?=~)|&(?=[#\w])|^[#+>-]|(?<![^\W_])_|_(?![^\W_]))"
+    r"([\\`*\[\]|]|<(?=[A-Za-z/!?])|~(?=~)|&(?=[#\w])|^[#+-](?=\s)|^>|(?<![^\W_])_|_(?![^\W_]))"
 )
 """What would act where it stands: an underscore inside a word does nothing."""
 

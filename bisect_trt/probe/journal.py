@@ -27,7 +27,9 @@ _SCHEMA = (
     "(key TEXT PRIMARY KEY, kind TEXT, meta TEXT, payload BLOB, checksum TEXT)"
 )
 _COLUMNS = ("key", "kind", "meta", "payload", "checksum")
-_WAIT_S = 30.0
+_WAIT_S = 10.0
+"""Runs do not share a folder: whoever holds the file longer is somebody else, and will."""
+
 _FAILURES = (sqlite3.Error, UnicodeDecodeError)
 """A damaged name or word may not even be text."""
 

@@ -85,7 +85,7 @@ def _readable(path: Path, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
 
 
 def _reading(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=30.0)
+    return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=1.0)
 
 
 def _free_name(path: Path) -> Path:

@@ -11,7 +11,6 @@ from bisect_trt.core.names import printable
 from bisect_trt.report.result import Result
 from bisect_trt.search.facts import Regime
 
-
 _BROKEN = ("build-failed", "crashed", "timed-out")
 
 
@@ -39,7 +38,7 @@ def _answer(result: Result) -> str:
     if result.cause is Cause.NONE:
         held = len(result.plan.held)
         if held:
-            return f"{name} meets the requirement with the {held} layers that --pin holds in FP32."
+            return f"{name} meets the requirement with what --pin holds in FP32 ({held} of its layers)."
         return f"{name} meets the requirement as it is: nothing to pin."
     if result.cause is Cause.TF32:
         return "Strict FP32 meets the requirement: turn TF32 off."

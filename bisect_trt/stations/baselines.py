@@ -166,8 +166,8 @@ def _diagnose(
         return Diagnosis(
             Cause.NOT_PRECISION,
             f"Strict FP32 already misses the requirement ({times(fp32.score)}): not a precision "
-            "problem, and no pin can help. The model is random or ill-conditioned, or the runner "
-            "computes it differently.",
+            "problem, and no pin can help. The model is random or ill-conditioned, the runner "
+            "computes it differently, or the requirement asks for more than FP32 gives.",
         )
     if lowered.verdict.passed:
         return nothing_to_pin(lowered, precision)

@@ -27,13 +27,12 @@ def note_held(case: Case, bench: Bench, answer: PrecisionPlan) -> None:
         plans = [base.with_pins(answer.pinned - {name}) for name in tried]
         results = bench.prober.probe_many(plans)
         needless = [n for n, r in zip(tried, results, strict=True) if r.verdict.passed]
-        of = f"{len(held)} layers" if len(tried) == len(held) else f"{len(held)} (16 were tried)"
-        said = "none of them could be left out"
+        said = "none could be left out"
         if needless:
             more = f" and {len(needless) - _SHOWN} more" if len(needless) > _SHOWN else ""
-            named = ", ".join(needless[:_SHOWN])
-            said = f"{len(needless)} could each be left out, such as {named}{more}"
-        bench.note(Finding("held", held[0], f"--pin holds {of}: {said}"))
+            said = f"the set passes without {', '.join(needless[:_SHOWN])}{more}, each alone"
+        asked = "" if len(tried) == len(held) else f" ({_MOST_TRIED} of them were tried)"
+        bench.note(Finding("held", held[0], f"--pin holds {_layers(len(held))}{asked}: {said}"))
     if case.held_low:
         shown = bench.prober.probe(base.with_pins(answer.pinned))
         full = bench.prober.probe(base.with_pins(answer.pinned | case.held_low))
@@ -41,10 +40,14 @@ def note_held(case: Case, bench: Bench, answer: PrecisionPlan) -> None:
             Finding(
                 "held",
                 min(case.held_low),
-                f"--lower holds {len(case.held_low)} layers: {times(shown.score)}; with them "
+                f"--lower holds {_layers(len(case.held_low))}: {times(shown.score)}; with them "
                 f"pinned too it would be {times(full.score)}",
             )
         )
+
+
+def _layers(count: int) -> str:
+    return "1 layer" if count == 1 else f"{count} layers"
 
 
 def blame_lowered(case: Case, bench: Bench, base: PrecisionPlan) -> str:
@@ -55,6 +58,6 @@ def blame_lowered(case: Case, bench: Bench, base: PrecisionPlan) -> str:
     if not every.verdict.passed:
         return ""
     return (
-        f" --lower holds {len(case.held_low)} layers that it takes: with them pinned too the "
+        f" --lower holds {_layers(len(case.held_low))} that it takes: with them pinned too the "
         f"requirement is met ({times(every.score)})."
     )

@@ -248,7 +248,7 @@ def test_layers_are_held_in_fp32_or_reduced(robust: float, tmp_path: Path) -> No
     )
     assert "(2 of them held by --pin)" in headline(pinned)
     assert any(
-        "such as /encoder/layers.0/attention/MatMul_1" in f.message
+        "without /encoder/layers.0/attention/MatMul_1" in f.message
         for f in pinned.findings
         if f.kind == "held"
     )
@@ -259,7 +259,7 @@ def test_layers_are_held_in_fp32_or_reduced(robust: float, tmp_path: Path) -> No
     lowered = held(lower=f"^{free.pinned[0]}$")
     assert free.pinned[0] not in lowered.pinned
     if not lowered.passed:
-        assert "--lower holds 1 layers that it takes" in lowered.sentence
+        assert "--lower holds 1 layer that it takes" in lowered.sentence
 
 
 def test_what_cannot_be_held_is_refused(tmp_path: Path) -> None:
