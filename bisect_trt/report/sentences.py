@@ -38,7 +38,7 @@ def _answer(result: Result) -> str:
     if result.cause is Cause.NONE:
         held = len(result.plan.held)
         if held:
-            return f"{name} meets the requirement with what --pin holds in FP32 ({held} of its layers)."
+            return f"{name} meets the requirement with what --pin holds in FP32 (layers: {held})."
         return f"{name} meets the requirement as it is: nothing to pin."
     if result.cause is Cause.TF32:
         return "Strict FP32 meets the requirement: turn TF32 off."
