@@ -22,7 +22,7 @@ import bisect_trt
 from bisect_trt.cli import main
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.run_files import RESULT_FILES
-from bisect_trt.core.scratch import sweep
+from bisect_trt.core.scratch import draft_prefix, sweep
 from fixtures.__main__ import input_bytes, model_bytes
 from fixtures.models import Fixture, encoder_decomposed, residual
 
@@ -280,12 +280,12 @@ def test_two_models_of_one_name_have_a_folder_each(
 def test_what_killed_runs_left_is_swept_away(tmp_path: Path) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
-    dead, alive = tmp_path / f".bisect-trt-{gone.pid}-x", tmp_path / f".bisect-trt-{os.getpid()}-y"
+    alive = tmp_path / f"{draft_prefix()}y"
+    dead = tmp_path / alive.name.replace(f"-{os.getpid()}-", f"-{gone.pid}-")
+    elsewhere = tmp_path / f".bisect-trt-00000000-{gone.pid}-x"
     other = tmp_path / ".bisect-trt-notes"
-    for folder in (dead, alive, other):
+    for folder in (dead, alive, elsewhere, other):
         folder.mkdir()
         (folder / "big.bin").write_bytes(b"0" * 1000)
-    sweep(tmp_path, older_than_s=3600.0)
-    assert dead.exists(), "it is young"
-    sweep(tmp_path, older_than_s=0.0)
-    assert not dead.exists() and alive.exists() and other.exists()
+    sweep(tmp_path)
+    assert not dead.exists() and alive.exists() and other.exists() and elsewhere.exists()

@@ -1,5 +1,5 @@
 """Which files a piece of the user's code reads: labels, annotations, another model. Python tells of
-each that it opens itself; a native library's are not seen.
+each that it opens itself; a native library's are not seen, nor those that other threads open.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,24 +16,27 @@ from typing import Any
 _CODE = (".py", ".pyc", ".so", ".pyd")
 _NOT_FILES = ("/proc/", "/sys/", "/dev/")
 
-_watching: list[dict[str, str]] = []
+_watching: dict[int, list[dict[str, str]]] = {}
+"""By thread: what was opened by another one is not the watched code's."""
+
 _hooked = False
 
 
 @contextmanager
 def watched_reads(found: dict[str, str]) -> Iterator[None]:
-    """Add to ``found`` the digest of the content of each file that is opened for reading inside,
-    by its path; code is left out.
+    """Add to ``found`` the digest of the content of each file that this thread opens for reading
+    inside, by its path; code is left out.
     """
     global _hooked
     if not _hooked:  # a hook can never be taken away again
         sys.addaudithook(_heard)
         _hooked = True
-    _watching.append(found)
+    watches = _watching.setdefault(threading.get_ident(), [])
+    watches.append(found)
     try:
         yield
     finally:
-        _watching.remove(found)
+        watches.pop()
 
 
 def content_digest(path: str) -> str:
@@ -48,18 +52,27 @@ def content_digest(path: str) -> str:
 
 
 def _heard(event: str, arguments: tuple[Any, ...]) -> None:
-    if not _watching or event != "open":
+    if event != "open":
         return
-    name, mode = arguments[0], arguments[1]
-    if not isinstance(name, (str, bytes, os.PathLike)) or (mode and set(mode) & set("wax+")):
+    watches = _watching.get(threading.get_ident())
+    if not watches or not _is_reading(*arguments[:3]):
         return
-    path = os.path.abspath(os.fsdecode(name))
+    path = os.path.abspath(os.fsdecode(arguments[0]))
     if path.endswith(_CODE) or path.startswith(_NOT_FILES) or not Path(path).is_file():
         return
-    targets = [found for found in _watching if path not in found]
+    targets = [found for found in watches if path not in found]
     for found in targets:
         found[path] = ""  # told before it is opened here, which is heard again
     if targets:
         digest = content_digest(path)
         for found in targets:
             found[path] = digest
+
+
+def _is_reading(name: Any, mode: Any, flags: Any) -> bool:
+    if not isinstance(name, (str, bytes, os.PathLike)):
+        return False  # a descriptor, whose file was opened before
+    if isinstance(mode, str) and set(mode) & set("wax+"):
+        return False
+    writing = os.O_WRONLY | os.O_RDWR
+    return not (isinstance(flags, int) and mode is None and flags & writing)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+_V1, _V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 _CGROUP = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    (_V2 / "memory.max", _V2 / "memory.current", _V2 / "memory.stat", ""),
     (
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        _V1 / "memory.limit_in_bytes",
+        _V1 / "memory.usage_in_bytes",
+        _V1 / "memory.stat",
+        "total_",
     ),
 )
+"""Limit, use, and what of the use are pages of files, which the system gives back when asked."""
 
 
 def free_bytes() -> int | None:
@@ -25,12 +29,15 @@ def free_bytes() -> int | None:
                 found.append(int(line.split()[1]) * 1024)
     except (OSError, ValueError, IndexError):
         pass
-    for most, used in _CGROUP:
+    for most, used, stat, prefix in _CGROUP:
         try:
-            limit, taken = (int(Path(p).read_text(encoding="ascii")) for p in (most, used))
-        except (OSError, ValueError):  # no container, or one without a limit ("max")
+            limit, taken = (int(p.read_text(encoding="ascii")) for p in (most, used))
+            lines = stat.read_text(encoding="ascii").splitlines()
+            held = dict(line.split(maxsplit=1) for line in lines)
+            cached = sum(int(held[f"{prefix}{kind}_file"]) for kind in ("inactive", "active"))
+        except (OSError, ValueError, KeyError):  # no container, or one without a limit ("max")
             continue
-        found.append(max(0, limit - taken))
+        found.append(max(0, limit - max(0, taken - cached)))
     return min(found, default=None)
 
 

@@ -65,6 +65,11 @@ class PrecisionPlan:
         """The same plan with another set of pins beside those that are held."""
         return PrecisionPlan(self.base, frozenset(pinned), self.pin_precision, self.held)
 
+    @property
+    def chosen(self) -> frozenset[str]:
+        """The pins but for those that are held."""
+        return self.pinned - self.held
+
     def with_pins_in(self, precision: Precision) -> PrecisionPlan:
         """The same plan with its pins in ``precision``."""
         return PrecisionPlan(self.base, self.pinned, precision, self.held)

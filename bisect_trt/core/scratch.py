@@ -4,26 +4,24 @@ swept away by the next start where a run was killed.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import os
+import platform
 import re
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_NAME = re.compile(r"^\.bisect-trt-(\d+)-")
-_OLD_S = 3600.0
-"""In the system's temporary folder other containers may work, whose processes cannot be seen: what
-is young is left alone there."""
-
+_NAME = re.compile(r"^\.bisect-trt-([0-9a-f]{8})-(\d+)-")
 _home: Path | None = None
 
 
 def draft_prefix() -> str:
     """How the name of a folder begins that this process may leave behind if it is killed."""
-    return f".bisect-trt-{os.getpid()}-"
+    return f".bisect-trt-{_here()}-{os.getpid()}-"
 
 
 def scratch(what: str) -> tempfile.TemporaryDirectory[str]:
@@ -44,8 +42,8 @@ def scratch_in(folder: Path) -> Iterator[None]:
     in the system's temporary folder, is removed first.
     """
     global _home
-    sweep(folder, older_than_s=0.0)
-    sweep(Path(tempfile.gettempdir()), older_than_s=_OLD_S)
+    sweep(folder)
+    sweep(Path(tempfile.gettempdir()))
     before, _home = _home, folder
     try:
         yield
@@ -53,12 +51,9 @@ def scratch_in(folder: Path) -> Iterator[None]:
         _home = before
 
 
-def sweep(folder: Path, *, older_than_s: float) -> None:
-    """Remove the scratch folders in ``folder`` whose process is gone.
-
-    Args:
-        folder: where to look; what cannot be read or removed is left.
-        older_than_s: seconds since it was last written to.
+def sweep(folder: Path) -> None:
+    """Remove the scratch folders in ``folder`` whose process is gone; those of other machines and
+    containers, whose processes cannot be seen, are left.
     """
     try:
         entries = list(os.scandir(folder))
@@ -67,16 +62,28 @@ def sweep(folder: Path, *, older_than_s: float) -> None:
     for entry in entries:
         found = _NAME.match(entry.name)
         try:
-            if found is None or not entry.is_dir(follow_symlinks=False):
+            ours = found is not None and found.group(1) == _here()
+            if found is None or not ours or not entry.is_dir(follow_symlinks=False):
                 continue
-            age = time.time() - entry.stat(follow_symlinks=False).st_mtime
         except OSError:
             continue
-        if age >= older_than_s and not _lives(int(found.group(1))):
+        if not _lives(int(found.group(2))):
             shutil.rmtree(entry.path, ignore_errors=True)
 
 
+@functools.cache
+def _here() -> str:
+    """What tells this machine, and on Linux this container, from others that share a disk."""
+    try:
+        space = str(os.stat("/proc/self/ns/pid").st_ino)
+    except OSError:
+        space = ""
+    return hashlib.sha256(f"{platform.node()} {space}".encode()).hexdigest()[:8]
+
+
 def _lives(pid: int) -> bool:
+    if os.name == "nt":  # there signal 0 is Ctrl-C
+        return True
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -13,7 +13,7 @@ from threading import RLock
 from types import ModuleType
 from typing import Any
 
-from bisect_trt.core.errors import BadInputError, one_line
+from bisect_trt.core.errors import BadInputError, MachineError, is_out_of_memory, one_line
 
 _ALONE = RLock()
 """Where a print goes is the process's, not a thread's: one piece of the user's code at a time."""
@@ -30,6 +30,7 @@ def users_code(what: str) -> Iterator[None]:
 
     Raises:
         BadInputError: the code raised.
+        MachineError: there was not enough memory for it.
     """
     here = os.getcwd()
     with _ALONE, contextlib.redirect_stdout(sys.stderr):
@@ -41,6 +42,8 @@ def users_code(what: str) -> Iterator[None]:
         except SystemExit as error:
             raise BadInputError(f"{what}: it called exit({error.code})") from error
         except Exception as error:  # the user's code may raise anything; say whose it was
+            if is_out_of_memory(error):
+                raise MachineError(f"{what}: out of memory") from error
             raise BadInputError(f"{what}: {type(error).__name__}: {one_line(error)}") from error
         finally:
             with contextlib.suppress(ValueError):  # the code may have changed the path itself

@@ -9,14 +9,15 @@ import functools
 import hashlib
 import importlib.machinery
 import inspect
-import pickle
 import site
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
+
+_OF_EVERY_CLASS = frozenset({"__dict__", "__weakref__", "__module__", "__doc__", "__qualname__"})
 
 
 def source_digest(function: Callable[..., Any]) -> str:
@@ -35,52 +36,75 @@ def source_digest(function: Callable[..., Any]) -> str:
     return found.hexdigest()
 
 
-def _parts(value: Any, seen: dict[int, Any]) -> Iterator[bytes]:
-    """The code of a callable and the values it holds, as bytes; ``seen`` holds on to what was
-    looked at, so that no two have one identity.
+def _parts(value: Any, seen: dict[int, tuple[int, Any]]) -> Iterator[bytes]:
+    """The code of a callable and the values it holds, as bytes that no other value gives.
+
+    ``seen`` numbers what was looked at, so that it ends where values hold each other, and holds on
+    to it, so that no two have one identity.
     """
     if id(value) in seen:
+        yield f"again {seen[id(value)][0]}".encode()
         return
-    seen[id(value)] = value
+    if isinstance(value, (type(None), bool, int, float, complex, str, bytes)):
+        yield f"{type(value).__name__} {value!r}".encode(errors="replace")
+        return
+    seen[id(value)] = (len(seen), value)
+    yield type(value).__qualname__.encode()
     if isinstance(value, functools.partial):
-        for part in (value.func, value.args, value.keywords):
-            yield from _parts(part, seen)
-        return
-    unwrapped = inspect.unwrap(value) if callable(value) else value
-    plain = getattr(unwrapped, "__func__", unwrapped)
-    code = getattr(plain, "__code__", None)
-    if isinstance(code, CodeType):
-        yield from _code(code)
-        yield from _parts((plain.__defaults__, plain.__kwdefaults__), seen)
-        for cell in plain.__closure__ or ():
-            yield from _parts(cell.cell_contents, seen)
-        names = _names(code)
-        for name in sorted(names.intersection(plain.__globals__)):
-            yield name.encode()
-            yield from _parts(plain.__globals__[name], seen)
+        yield from _all_parts((value.func, value.args, value.keywords), seen)
     elif isinstance(value, ModuleType):
-        version = getattr(value, "__version__", "")
-        yield f"{value.__name__} {version}".encode()
+        yield f"{value.__name__} {getattr(value, '__version__', '')}".encode()
     elif isinstance(value, (tuple, list)):
-        for entry in value:
-            yield from _parts(entry, seen)
+        yield from _all_parts(value, seen)
     elif isinstance(value, dict):
-        for key, entry in value.items():
-            yield repr(key).encode(errors="replace")
-            yield from _parts(entry, seen)
+        yield from _all_parts([entry for pair in value.items() for entry in pair], seen)
     elif isinstance(value, (set, frozenset)):
         yield _plain(value)
-    elif not callable(value):
-        try:
-            yield pickle.dumps(value, protocol=4)
-        except Exception:  # whatever its reduction raises: the type is all that can be told
-            yield type(value).__qualname__.encode()
+    elif isinstance(getattr(value, "__code__", None), CodeType):
+        yield from _function_parts(value, seen)
+    elif hasattr(value, "__func__"):  # a method: its function, and the object that it is bound to
+        yield from _all_parts((value.__func__, getattr(value, "__self__", None)), seen)
+    elif inspect.isclass(value) or inspect.isroutine(value):
+        yield f"{value.__module__}.{value.__qualname__}".encode()
+        if inspect.isclass(value) and _is_written_here(value):
+            own = {n: v for n, v in vars(value).items() if n not in _OF_EVERY_CLASS}
+            yield from _all_parts((own, value.__bases__), seen)
+    elif hasattr(value, "tobytes") and hasattr(value, "dtype"):  # NumPy's, which core knows not
+        yield f"{value.dtype} {value.shape}".encode()
+        objects = getattr(value.dtype, "hasobject", False)
+        yield hashlib.sha256(repr(value).encode() if objects else value.tobytes()).digest()
     else:
-        yield f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}".encode()
-        called = inspect.getattr_static(type(value), "__call__", None)
-        if not inspect.isclass(value) and inspect.isfunction(called):
-            yield from _parts(called, seen)
-            yield from _parts(vars(value), seen)
+        yield from _all_parts((type(value), getattr(value, "__dict__", repr(value))), seen)
+
+
+def _all_parts(values: Sequence[Any], seen: dict[int, tuple[int, Any]]) -> Iterator[bytes]:
+    yield str(len(values)).encode()
+    for value in values:
+        yield from _parts(value, seen)
+
+
+def _function_parts(function: Any, seen: dict[int, tuple[int, Any]]) -> Iterator[bytes]:
+    """Code, defaults, what is closed over, the globals it names, and what it wraps."""
+    code = function.__code__
+    yield from _code(code)
+    cells = []
+    for cell in function.__closure__ or ():
+        try:
+            cells.append(cell.cell_contents)
+        except ValueError:  # nothing was put into it yet
+            cells.append(None)
+    named = sorted(_names(code).intersection(function.__globals__))
+    values = {name: function.__globals__[name] for name in named}
+    wrapped = getattr(function, "__wrapped__", None)
+    held = (function.__defaults__, function.__kwdefaults__, cells, values, wrapped)
+    yield from _all_parts(held, seen)
+
+
+def _is_written_here(kind: type) -> bool:
+    """Whether a class is the user's: of a file of theirs, or of a notebook, which has none."""
+    module = sys.modules.get(kind.__module__)
+    name = getattr(module, "__file__", None)
+    return kind.__module__ != "builtins" and (name is None or _is_users(Path(name)))
 
 
 def _code(code: CodeType) -> Iterator[bytes]:
@@ -179,9 +203,11 @@ def _file_of(module: ModuleType | None) -> Path | None:
 @functools.cache
 def _not_users() -> tuple[Path, ...]:
     """Where Python's own modules and installed packages lie; this package counts by its version."""
-    names = [*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()]
+    paths = sysconfig.get_paths()
+    names = [paths[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
+    names += [*site.getsitepackages(), site.getusersitepackages()]
     ours = Path(__file__).resolve().parents[1]
-    return (ours, *{Path(n).resolve() for n in names if n and Path(n).name != "bin"})
+    return (ours, *{Path(n).resolve() for n in names if n})
 
 
 def _is_users(path: Path) -> bool:

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_trt.core.errors import BadInputError, one_line
-from bisect_trt.core.user_code import load_function
+from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.user_code import load_function, users_code
 
 Arrays = Mapping[str, NDArray[Any]]
 Random = np.random.Generator
@@ -176,15 +176,10 @@ def own_variant(
     Raises:
         BadInputError: the function raises, or changes a name, a dtype or a number of dimensions.
     """
-    try:
-        made = load_function(kind, "--variants")({n: a.copy() for n, a in arrays.items()}, random)
+    function = load_function(kind, "--variants")
+    with users_code(f"--variants {kind}"):
+        made = function({n: a.copy() for n, a in arrays.items()}, random)
         found = {str(n): np.asarray(a) for n, a in made.items()}
-    except BadInputError:
-        raise
-    except Exception as error:  # the user's code may raise anything; say whose it was
-        raise BadInputError(
-            f"--variants {kind}: {type(error).__name__}: {one_line(error)}"
-        ) from error
     like = {n: (a.dtype, a.ndim) for n, a in arrays.items()}
     if {n: (a.dtype, a.ndim) for n, a in found.items()} != like:
         raise BadInputError(

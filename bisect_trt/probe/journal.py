@@ -71,8 +71,12 @@ class Journal:
             if is_damaged(path):
                 self.note = salvaged(path, _SCHEMA, _COLUMNS, _FORM)
             self._database = _connected(path)
-            form = self._opened()
         except (*_FAILURES, OSError) as error:
+            raise self._told(error) from error
+        try:
+            form = self._opened()
+        except _FAILURES as error:
+            self.close()
             raise self._told(error) from error
         if form > _FORM:
             self.close()
@@ -85,7 +89,8 @@ class Journal:
         what is there is damaged.
 
         Raises:
-            MachineError: the file was damaged, or taken away, while it was open.
+            MachineError: the disk failed.
+            BadInputError: the file was damaged while it was open.
         """
         try:
             with self._lock:
@@ -102,7 +107,8 @@ class Journal:
         """Write the answers, all of them durable when this returns, or none.
 
         Raises:
-            MachineError: the disk is full, or the file was damaged or taken away.
+            MachineError: the disk is full, or failed.
+            BadInputError: another process holds the file, or it was damaged while it was open.
         """
         written = []
         for row in (*rows, *self.beside()):

@@ -11,6 +11,9 @@ from typing import Any
 
 _HEADER = b"SQLite format 3\0"
 _DAMAGE = ("malformed", "corrupt", "not a database", "no such column", "NOT NULL", "file is encr")
+_MOST_ROWS = 1_000_000
+"""A damaged count may be any number: so many of the newest rows are looked for."""
+
 _SIDES = ("-journal", "-wal", "-shm")
 
 
@@ -50,18 +53,19 @@ def salvaged(path: Path, schema: str, columns: Sequence[str], form: int) -> str:
     Returns:
         A sentence that says so.
     """
-    rows = list(_readable(path, columns))
-    aside = _free_name(path)
+    aside, read = _free_name(path), 0
     os.replace(path, aside)
     for side in _SIDES:
         path.with_name(path.name + side).unlink(missing_ok=True)
     with closing(sqlite3.connect(path)) as database, database:
         database.execute(schema)
         marks = ", ".join("?" for _ in columns)
-        database.executemany(f"INSERT OR REPLACE INTO answers VALUES ({marks})", rows)
+        for row in _readable(aside, columns):
+            database.execute(f"INSERT OR REPLACE INTO answers VALUES ({marks})", row)
+            read += 1
         database.execute(f"PRAGMA user_version={form}")
     return (
-        f"{path} was damaged: {len(rows)} answers could be read, the rest is asked again; the "
+        f"{path} was damaged: {read} answers could be read, the rest is asked again; the "
         f"damaged file is kept as {aside.name}"
     )
 
@@ -72,7 +76,7 @@ def _readable(path: Path, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
     try:
         with closing(_reading(path)) as database:
             last = database.execute("SELECT max(rowid) FROM answers").fetchone()[0] or 0
-            for number in range(1, min(int(last), 1_000_000) + 1):
+            for number in range(max(1, int(last) - _MOST_ROWS), int(last) + 1):
                 try:
                     query = f"SELECT {names} FROM answers WHERE rowid = ?"
                     row = database.execute(query, (number,)).fetchone()

@@ -42,10 +42,11 @@ def _answer(result: Result) -> str:
         return f"{name} meets the requirement as it is: nothing to pin."
     if result.cause is Cause.TF32:
         return "Strict FP32 meets the requirement: turn TF32 off."
-    proof = "each proved to be needed" if result.complete else "not yet proved to be minimal"
+    each = "each of the others" if result.plan.held else "each"
+    proof = f"{each} proved to be needed" if result.complete else "not yet proved to be minimal"
     share = result.pins["tolerance_share"].min() if len(result.pins) else math.nan
     if result.complete and share < 1.0:
-        proof = f"each proved to be needed within {share:.2g} of the tolerance"
+        proof = f"{each} proved to be needed within {share:.2g} of the tolerance"
     broken = result.pins["verdict_without"].isin(_BROKEN).sum() if len(result.pins) else 0
     if broken:
         # A run that breaks is no wrong number: the reader has to know which of the two it was.
@@ -115,7 +116,7 @@ def search_sentences(result: Result) -> list[str]:
         auc = f" Suspicion ranked the pins with an AUC of {facts.suspicion_auc:.3f}."
     lines.append(
         f"{facts.emulated_probes} emulated probes and {result.effect_runs} single-layer runs; by "
-        f"yes and no alone, telling {len(result.pinned)} of {result.layer_count} layers apart "
+        f"yes and no alone, telling {len(result.plan.chosen)} of {result.layer_count} layers apart "
         f"takes {facts.information_bound:.0f} answers at least.{auc}"
     )
     if facts.violations:

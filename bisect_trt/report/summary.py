@@ -125,6 +125,8 @@ def _best_so_far(known: Known, ledger: Ledger) -> _Answer | None:
     if pinned is not None:
         plan = base.with_pins(pinned)
         final = ledger.worst_of(plan, judges)
+    elif known.engine is not None and known.case.held_low:
+        return None
     elif known.engine is not None and known.engine.fp32.verdict.passed:
         # Nothing smaller passed yet: all pins are the FP32 engine.
         plan, final = base.with_pins(everything), known.engine.fp32
@@ -133,7 +135,7 @@ def _best_so_far(known: Known, ledger: Ledger) -> _Answer | None:
         final = ledger.of_first(plan)
         if final is None or not final.verdict.passed:
             return None
-    return _Answer(PrecisionPlan(plan.base, plan.pinned), final, {}, False)
+    return _Answer(plan.with_pins_in(Precision.FP32), final, {}, False)
 
 
 def _result(

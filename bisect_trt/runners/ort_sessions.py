@@ -42,6 +42,7 @@ def reference_session(source: str | bytes, *, quantised: bool = False) -> ort.In
 
     Raises:
         BadInputError: ONNX Runtime cannot load the model.
+        MachineError: there is not enough memory.
     """
     options = ort.SessionOptions()
     options.log_severity_level = 4
@@ -54,6 +55,8 @@ def reference_session(source: str | bytes, *, quantised: bool = False) -> ort.In
     # ONNX Runtime has an exception class for each status, all direct children of Exception.
     except Exception as error:
         where = source if isinstance(source, str) else "model"
+        if is_out_of_memory(error):
+            raise failure_of_session(where, error) from error
         raise BadInputError(f"{where}: ONNX Runtime cannot load it ({one_line(error)})") from error
 
 
@@ -112,9 +115,7 @@ def switched_session(source: str | bytes, threads: int = 0) -> ort.InferenceSess
     try:
         return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except Exception as error:
-        raise RunnerFailedError(
-            f"ONNX Runtime cannot load the emulated model ({one_line(error)})"
-        ) from error
+        raise failure_of_session("the emulated model", error) from error
 
 
 def failure_of_session(where: str, error: Exception) -> BisectError:

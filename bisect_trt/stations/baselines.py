@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
@@ -112,17 +112,15 @@ def _check_metrics(case: Case, bench: Bench) -> None:
         return
     samples = evenly(case.samples, _MOST_CHECKED)
     references = [bench.references.of(sample) for sample in samples]
-    judged = [case.requirements.judge(outputs, outputs).values for outputs in references]
-    told = iter(case.requirements.judge_all(references, references))
-    for place, item in enumerate(case.requirements.items):
-        if item.metric in case.requirements.collective:
-            values = [next(told)]
-        elif item.metric in case.requirements.metrics:
-            values = [of_one[place] for of_one in judged]
-        else:
+    asked, share = case.requirements, case.settings.share_of_given
+    for item in asked.items:
+        if item.metric not in {*asked.metrics, *asked.collective}:
             continue
-        worst = max(values, key=item.score_of)
-        if item.score_of(worst) > 1.0:
+        alone = replace(asked, items=(item,))
+        values = [alone.judge(outputs, outputs).values for outputs in references]
+        told = alone.judge_all(references, references)
+        if alone.together(values, share, told) > 1.0:
+            worst = max(told or [of_one[0] for of_one in values], key=item.score_of)
             raise BadInputError(
                 f"--metric {item.metric}: it gives {worst:g} for the reference beside itself, "
                 f"which misses {item.text!r}: the metric or the requirement is wrong"
@@ -151,10 +149,12 @@ def _findings(fp32: ProbeResult, tf32: ProbeResult, precision: Precision) -> lis
 
 def nothing_to_pin(lowered: ProbeResult, precision: Precision) -> Diagnosis:
     """The case is settled: the reduced precision is good enough as it is."""
+    held = len(lowered.plan.pinned)
+    but = f" but what --pin holds (layers: {held})" if held else ""
     return Diagnosis(
         Cause.NONE,
-        f"Everything in {precision.value.upper()} meets the requirement "
-        f"({times(lowered.score)}); nothing needs to be pinned.",
+        f"Everything{but} in {precision.value.upper()} meets the requirement "
+        f"({times(lowered.score)}); nothing {'else ' if held else ''}needs to be pinned.",
     )
 
 

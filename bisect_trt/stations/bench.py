@@ -151,8 +151,10 @@ class Bench:
         return plan.with_pins_in(Precision.FP32) if prober is self.engine else plan
 
     def error_sample(self, sample: Sample) -> ErrorSample:
-        """The elements that stand for all of ``sample``'s outputs, chosen once."""
-        return self.disturbed(sample, self._case.base)
+        """The elements that stand for all of ``sample``'s outputs, chosen once; whatever is held,
+        the same ones, since the journal's vectors are theirs.
+        """
+        return self.disturbed(sample, PrecisionPlan(self._case.settings.precision))
 
     def disturbed(self, sample: Sample, plan: PrecisionPlan) -> ErrorSample:
         """The elements of ``sample``'s outputs that ``plan`` disturbs most, and some at random."""

@@ -84,8 +84,8 @@ class EngineBaselines:
     """The engine's whole-network runs and what they say of its FP32.
 
     ``fingerprint`` is the cosine between the engine's FP32 errors and emulated TF32's; ``table``
-    the layers' errors on the engine, where they could be had. ``diagnosis`` is there if the engine
-    settles the case.
+    the layers' errors on the engine, where they could be had. ``pinned`` is all pins: ``fp32``
+    where no layer is held reduced. ``diagnosis`` is there if the engine settles the case.
     """
 
     runner: str
@@ -96,6 +96,7 @@ class EngineBaselines:
     fingerprint: float
     table: EngineTable | None
     findings: tuple[Finding, ...]
+    pinned: ProbeResult
     diagnosis: Diagnosis | None
 
     @property
@@ -152,6 +153,7 @@ def measure_engine(case: Case, bench: Bench, emulated: Baselines) -> EngineBasel
         agreement(fp32, emulated.tf32),
         table,
         tuple(findings),
+        engine.probe(case.base.with_pins(case.names)) if case.held_low else fp32,
         _diagnose(fp32, tf32, base, identity, precision, marked_fp32, lucky=lucky),
     )
 

@@ -126,7 +126,7 @@ class EngineJudge:
         except OutOfBuildsError:
             spent = True
         answer = self._so_far(out_of_budget=spent)
-        return answer if answer.plan.pinned != pins else replace(answer, proof=proof)
+        return answer if answer.plan.chosen != pins else replace(answer, proof=proof)
 
     def _so_far(self, out_of_budget: bool) -> Judgement:
         """The best plan tried until now, proofs apart: the smallest that passed, else the one that
@@ -225,7 +225,9 @@ class EngineJudge:
         found = one_minimal(
             [name for name in reversed(self._ranked) if name in pins],
             self._build,
-            lambda result: result.verdict.passed and self._is_no_luck(result.plan.pinned),
+            lambda result: (
+                result.verdict.passed and self._is_no_luck(result.plan.pinned - self._base.held)
+            ),
             ahead=ahead if math.isinf(self._max_builds) else None,  # idle GPUs build the next ones
             workers=self._engine.workers,
         )

@@ -79,7 +79,7 @@ def decide_on_engine(
         emulated_score,
         case.settings.max_builds,
         case.settings.certify == "engine",
-        (triage.pinned.score, baselines.fp32.score),
+        (triage.pinned.score, baselines.pinned.score),
         drawn_score if robust else None,
         tested if robust else None,
     )

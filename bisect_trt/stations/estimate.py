@@ -91,14 +91,14 @@ def estimate(settings: Settings) -> Estimate:
         for _ in runner.outputs(case.base, case.samples):
             pass
         seconds = time.perf_counter() - began
-    count = len(case.layers)
+    count = len(case.names)
     rows = len(affordable(case.names, {}, seconds))
     usual, large = (
         min(count, max(2, round(share * count))) for share in (_USUAL_SHARE, _LARGE_SHARE)
     )
     probes = expected_probes(usual)
     return Estimate(
-        count,
+        len(case.layers),
         len(case.samples),
         settings.workers,
         _memory(case),

@@ -42,8 +42,8 @@ def measure_frontier(known: Known, bench: Bench, answer: PrecisionPlan) -> pd.Da
     kinds = _samples(known, bench)
     every = len(triage.ranking)
     lengths = sorted({n for n in STEPS if n < every} | {every})
-    sets = [(frozenset(triage.ranking[:n]), "ranking") for n in lengths]
-    sets = [s for s in sets if s[0] != answer.pinned]
+    prefixes = (triage.base.with_pins(triage.ranking[:n]).pinned for n in lengths)
+    sets = [(pins, "ranking") for pins in prefixes if pins != answer.pinned]
     sets.append((answer.pinned, "answer"))
     rows = []
     for number, (pins, source) in enumerate(sorted(sets, key=lambda s: len(s[0]))):

@@ -13,7 +13,7 @@ import io
 import json
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_trt.core.errors import BadInputError, one_line
+from bisect_trt.core.errors import BadInputError, MachineError, one_line
 from bisect_trt.core.lazy_arrays import LazyArrays
 from bisect_trt.core.scratch import scratch
-from bisect_trt.core.user_code import load_function
+from bisect_trt.core.user_code import load_function, users_code
 from bisect_trt.graph.inputs import InputSpec, check_array
 from bisect_trt.stations.array_files import read_npy, read_npz
 
@@ -170,24 +170,37 @@ def _from_loader(text: str) -> Iterator[tuple[str, Arrays]]:
     """
     function = load_function(text, "--input")
     spool = scratch("inputs")
-    try:
-        for number, feed in enumerate(function()):
-            where = f"{text}[{number}]"
-            if not isinstance(feed, Mapping):
-                raise BadInputError(f"{where}: a {type(feed).__name__}; yield {{'input': array}}")
-            path = Path(spool.name) / f"{number}.npz"
-            arrays = {str(n): np.asarray(a) for n, a in feed.items()}
-            objects = [n for n, a in arrays.items() if a.dtype.hasobject]
-            if objects:
-                raise BadInputError(
-                    f"{where}: input {objects[0]!r} holds Python objects, yield plain numbers"
-                )
+    for number, arrays in enumerate(_yielded(text, function)):
+        where = f"{text}[{number}]"
+        objects = [n for n, a in arrays.items() if a.dtype.hasobject]
+        if objects:
+            raise BadInputError(
+                f"{where}: input {objects[0]!r} holds Python objects, yield plain numbers"
+            )
+        path = Path(spool.name) / f"{number}.npz"
+        try:
             np.savez(path, **arrays)  # type: ignore[arg-type]  # names from a mapping
-            yield where, LazyArrays(partial(_read_spooled, spool, path))
-    except BadInputError:
-        raise
-    except Exception as error:  # the user's code may raise anything; say whose it was
-        raise BadInputError(f"--input {text}: {type(error).__name__}: {one_line(error)}") from error
+        except OSError as error:
+            raise MachineError(f"{path}: cannot be written ({error.strerror})") from error
+        yield where, LazyArrays(partial(_read_spooled, spool, path))
+
+
+def _yielded(text: str, function: Callable[[], Any]) -> Iterator[dict[str, NDArray[Any]]]:
+    """What ``function`` yields, each piece of its work done as the user's code."""
+    what, number = f"--input {text}", 0
+    with users_code(what):
+        samples = iter(function())
+    while True:
+        with users_code(what):
+            feed = next(samples, None)
+            if feed is None:
+                return
+            if not isinstance(feed, Mapping):
+                kind = type(feed).__name__
+                raise BadInputError(f"{text}[{number}]: a {kind}; yield {{'input': array}}")
+            arrays = {str(n): np.asarray(a) for n, a in feed.items()}
+        yield arrays
+        number += 1
 
 
 def _read_spooled(spool: tempfile.TemporaryDirectory[str], path: Path) -> dict[str, NDArray[Any]]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.file_reads import content_digest
 from bisect_trt.numerics.user_metric import UserMetric
 from bisect_trt.probe.journal import Journal, Row, content_key
@@ -24,6 +25,12 @@ class MetricReads:
     def _new_rows(self) -> list[Row]:
         reads = dict(self._known)
         for metric in self._metrics:
+            for path, digest in metric.reads.items():
+                if reads.get(path, digest) != digest:
+                    raise BadInputError(
+                        f"--metric {metric.name}: {path} changed while it was in use; run the "
+                        "command again"
+                    )
             reads |= metric.reads
         if reads == self._known:
             return []

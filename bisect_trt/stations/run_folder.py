@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import sqlite3
 import tempfile
@@ -71,10 +72,10 @@ def _owner_of(folder: Path) -> str | None:
     path = folder / JOURNAL
     if not path.is_file():
         return None
-    with suppress(sqlite3.Error, OSError), closing(_opened(path)) as database:
+    with suppress(sqlite3.Error, OSError, ValueError), closing(_opened(path)) as database:
         query = "SELECT meta FROM answers WHERE key = ?"
         row = database.execute(query, (_OWNER,)).fetchone()
-        return None if row is None else str(row[0]).strip('"')
+        return None if row is None else str(json.loads(row[0]))
     return None
 
 

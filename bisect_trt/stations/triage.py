@@ -74,13 +74,15 @@ def find_cause(
     if engine is not None:
         base = base.with_pins_in(engine.pin_precision)
     pinned = bench.prober.probe(base.with_pins(case.names))
-    if engine is None and not pinned.verdict.passed:
+    decided = engine.pinned if engine is not None else pinned
+    # An engine whose FP32 misses is told from its baselines; what is held is new here.
+    if not decided.verdict.passed and (engine is None or case.held_low):
         return Diagnosis(
             Cause.NOT_PRECISION,
             "Even with every layer pinned"
             f"{f' but the {len(case.held_low)} that --lower holds' if case.held_low else ''} the "
-            f"requirement is missed ({times(pinned.score)}): pinning cannot help."
-            f"{blame_lowered(case, bench, base)}",
+            f"requirement is missed ({times(decided.score)}): pinning cannot help."
+            f"{blame_lowered(case, engine.fp32 if engine is not None else emulated.fp32)}",
         )
     suspicion = suspicion_of(emulated.layers)
     ranked_on = _ranked_on(case, unseen)
@@ -142,9 +144,9 @@ def _first_limit(
     if lowered.verdict.passed and math.isfinite(engine.base.score):
         # The engine misses what the emulator meets.
         return MARGIN * lowered.score / engine.base.score
-    if not pinned.verdict.passed and engine.fp32.score > 0.0:
+    if not pinned.verdict.passed and engine.pinned.score > 0.0:
         # The engine meets what the emulator misses.
-        return max(1.0, MARGIN * pinned.score / engine.fp32.score)
+        return max(1.0, MARGIN * pinned.score / engine.pinned.score)
     return 1.0
 
 

@@ -169,6 +169,11 @@ def test_a_silent_process_without_a_pulse_is_told() -> None:
             worker.call("hang")
         assert caught.value.lost and caught.value.verdict is Verdict.TIMED_OUT
         assert worker.call("count", 1) == 1
+        assert worker.pid is not None
+        os.kill(worker.pid, signal.SIGSTOP)  # it does not even read what it is asked
+        with pytest.raises(RunnerFailedError, match="used no processor"):
+            worker.call("count", b"0" * 10_000_000)
+        assert worker.call("count", 1) == 1
 
 
 def processes(word: str) -> list[int]:

@@ -262,6 +262,21 @@ def test_layers_are_held_in_fp32_or_reduced(robust: float, tmp_path: Path) -> No
         assert "--lower holds 1 layer that it takes" in lowered.sentence
 
 
+def test_what_is_held_does_not_mix_up_the_journal(tmp_path: Path) -> None:
+    """The signed errors that a search grows from are those of the same elements in every run."""
+    fixture = residual()
+
+    def run_(out: str, **options: Any) -> Any:
+        where = tmp_path / out
+        return bisect_trt.bisect(
+            fixture.model, fixture.inputs, require=fixture.require, out=where, robust=0, **options
+        )
+
+    run_("one")
+    again, fresh = run_("one", pin="blocks.7/"), run_("other", pin="blocks.7/")
+    assert again.pinned == fresh.pinned and again.passed
+
+
 def test_what_cannot_be_held_is_refused(tmp_path: Path) -> None:
     fixture = encoder_decomposed()
     for options, words in (

@@ -20,7 +20,6 @@ from click.testing import CliRunner
 import bisect_trt
 from bisect_trt.cli import main
 from bisect_trt.core.errors import BadInputError
-from bisect_trt.core.user_source import source_digest
 from fixtures.__main__ import input_bytes, model_bytes
 from fixtures.models import healthy
 
@@ -163,30 +162,6 @@ def test_functions_of_a_notebook(tmp_path: Path) -> None:
         bisect_trt.bisect(
             fixture.model, fixture.inputs, metrics=[metric, metric], require="spread<=1"
         )
-
-
-def test_digests_tell_code_apart_and_not_names() -> None:
-    def make(text: str) -> Callable[..., Any]:
-        space: dict[str, Any] = {"np": np}
-        exec(text, space)
-        found: Callable[..., Any] = space["m"]
-        return found
-
-    texts = [
-        "def m(a, b): return 1",
-        "def m(a, b): return 2",
-        "def m(a, b, c=1): return 1",
-        "K = 1\ndef m(a, b): return K",
-        "K = 2\ndef m(a, b): return K",
-        "def h(a): return a\ndef m(a, b): return h(a)",
-        "def h(a): return -a\ndef m(a, b): return h(a)",
-        "def m(a, b): return a in {'x', 'y', 'z'}",
-        "def m(a, b): return [c for c in a if c > 1]",
-        "def m(a, b): return [c for c in a if c > 2]",
-    ]
-    digests = [source_digest(make(text)) for text in texts]
-    assert len(set(digests)) == len(texts)
-    assert digests == [source_digest(make(text)) for text in texts]
 
 
 def test_what_a_metric_reads_is_in_the_journal(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from bisect_trt.runners.workers.failures import raise_failure
 from bisect_trt.runners.workers.pulse import Pulse
 
 _LOG_LINES = 8
+_PIECE = 1 << 20
 _LOOK_S = 1.0
 """How often a silent child is looked at."""
 
@@ -78,9 +79,10 @@ class IsolatedWorker:
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         try:
-            child = self._started()
-            _send(child.stdin, (method, arguments))
-            kind, value = self._receive(child, deadline)
+            child = self._started(deadline)
+            pulse = Pulse(child.pid, self._stall_s)
+            _send(child.stdin, (method, arguments), deadline, pulse)
+            kind, value = self._receive(child, deadline, pulse)
         except (EOFError, BrokenPipeError):
             raise RunnerFailedError(
                 self._obituary(), Verdict.CRASHED, self._last_lines(), lost=True
@@ -133,7 +135,7 @@ class IsolatedWorker:
     ) -> None:
         self.close()
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _started(self, deadline: float | None) -> subprocess.Popen[bytes]:
         if self._child is not None and self._child.poll() is None:
             return self._child
         self.close()
@@ -149,11 +151,12 @@ class IsolatedWorker:
             env=environment,
             start_new_session=True,  # Ctrl-C is the parent's to handle
         )
-        _send(self._child.stdin, (self._target, self._arguments))
+        pulse = Pulse(self._child.pid, self._stall_s)
+        _send(self._child.stdin, (self._target, self._arguments), deadline, pulse)
         return self._child
 
-    def _receive(self, child: subprocess.Popen[bytes], deadline: float | None) -> Any:
-        pulse = Pulse(child.pid, self._stall_s)
+    @staticmethod
+    def _receive(child: subprocess.Popen[bytes], deadline: float | None, pulse: Pulse) -> Any:
         size = HEADER.unpack(_read(child.stdout, HEADER.size, deadline, pulse))[0]
         return pickle.loads(_read(child.stdout, size, deadline, pulse))
 
@@ -174,12 +177,42 @@ class IsolatedWorker:
         return tuple(line for line in lines if line)[-_LOG_LINES:]
 
 
-def _send(stream: IO[bytes] | None, message: object) -> None:
+def _send(stream: IO[bytes] | None, message: object, deadline: float | None, pulse: Pulse) -> None:
+    """Write ``message`` piece by piece: a child that hangs does not read, and a pipe holds little.
+
+    Args:
+        stream: to the child.
+        message: anything that pickles.
+        deadline: on the monotonic clock, None for ever.
+        pulse: of the child.
+
+    Raises:
+        BrokenPipeError: the child has gone.
+        TimeoutError: the deadline passed, or the child hangs.
+    """
     assert stream is not None
     data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    stream.write(HEADER.pack(len(data)))
-    stream.write(data)
-    stream.flush()
+    number = stream.fileno()
+    os.set_blocking(number, False)
+    with selectors.DefaultSelector() as selector:
+        selector.register(stream, selectors.EVENT_WRITE)
+        for part in (memoryview(HEADER.pack(len(data))), memoryview(data)):
+            left = part
+            while left:
+                _wait(selector, deadline, pulse)
+                with contextlib.suppress(BlockingIOError):
+                    left = left[os.write(number, left[:_PIECE]) :]
+
+
+def _wait(selector: selectors.BaseSelector, deadline: float | None, pulse: Pulse) -> None:
+    """Until the stream of ``selector`` is ready. Raises TimeoutError as its callers do."""
+    while True:
+        left = math.inf if deadline is None else deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        if selector.select(min(left, _LOOK_S)):
+            return
+        pulse.check()
 
 
 def _read(stream: IO[bytes] | None, size: int, deadline: float | None, pulse: Pulse) -> bytes:
@@ -200,13 +233,8 @@ def _read(stream: IO[bytes] | None, size: int, deadline: float | None, pulse: Pu
     with selectors.DefaultSelector() as selector:
         selector.register(stream, selectors.EVENT_READ)
         while missing:
-            left = math.inf if deadline is None else deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError
-            if not selector.select(min(left, _LOOK_S)):
-                pulse.check()
-                continue
-            part = os.read(stream.fileno(), min(missing, 1 << 20))
+            _wait(selector, deadline, pulse)
+            part = os.read(stream.fileno(), min(missing, _PIECE))
             if not part:
                 raise EOFError
             parts.append(part)

@@ -1,0 +1,123 @@
+"""What a function of the user's depends on, and which files it reads."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bisect_trt.core.errors import BadInputError, MachineError
+from bisect_trt.core.file_reads import watched_reads
+from bisect_trt.core.user_code import users_code
+from bisect_trt.core.user_source import source_digest
+
+
+def made(text: str) -> Callable[..., Any]:
+    space: dict[str, Any] = {"np": np, "functools": functools, "__name__": "notebook"}
+    exec(text, space)
+    found: Callable[..., Any] = space["m"]
+    return found
+
+
+DIFFERENT = [
+    "def m(a, b): return 1",
+    "def m(a, b): return 2",
+    "def m(a, b): return 1.0",
+    "def m(a, b, c=1): return 1",
+    "K = [1, 0, 1]\ndef m(a, b): return K",
+    "K = [1, 0, 0]\ndef m(a, b): return K",
+    "K = [[1], 0]\ndef m(a, b): return K",
+    "K = [[1, 0]]\ndef m(a, b): return K",
+    "K = {'a': 1}\ndef m(a, b): return K",
+    "K = {'a': 2}\ndef m(a, b): return K",
+    "K = np.arange(3)\ndef m(a, b): return K",
+    "K = np.arange(3.0)\ndef m(a, b): return K",
+    "def f(a, b, c, d): return c\nm = functools.partial(f, 1, 2, 1)",
+    "def f(a, b, c, d): return c\nm = functools.partial(f, 1, 2, 2)",
+    "class D:\n    def score(self): return 1\ndef m(a, b): return D().score()",
+    "class D:\n    def score(self): return 2\ndef m(a, b): return D().score()",
+    "class D:\n    def __init__(self, k): self.k = k\n    def __call__(self, a, b): return self.k\n"
+    "m = D(1)",
+    "class D:\n    def __init__(self, k): self.k = k\n    def __call__(self, a, b): return self.k\n"
+    "m = D(2)",
+    "def wrap(f):\n    @functools.wraps(f)\n    def g(a, b): return f(a, b)\n    return g\n"
+    "@wrap\ndef m(a, b): return 1",
+    "def wrap(f):\n    @functools.wraps(f)\n    def g(a, b): return 2 * f(a, b)\n    return g\n"
+    "@wrap\ndef m(a, b): return 1",
+    "def h(a): return a\ndef m(a, b): return h(a)",
+    "def h(a): return -a\ndef m(a, b): return h(a)",
+    "def m(a, b): return a in {'x', 'y', 'z'}",
+    "def m(a, b): return [c for c in a if c > 1]",
+    "def m(a, b): return [c for c in a if c > 2]",
+    "def m(a, b): return m(b, a)",
+]
+
+
+def test_other_code_or_other_values_are_another_digest() -> None:
+    digests = [source_digest(made(text)) for text in DIFFERENT]
+    assert len(set(digests)) == len(DIFFERENT)
+    assert digests == [source_digest(made(text)) for text in DIFFERENT]
+
+
+def test_digests_are_the_same_in_every_process(tmp_path: Path) -> None:
+    script = tmp_path / "digests.py"
+    script.write_text(
+        "from tests.core.test_user_code import DIFFERENT, made\n"
+        "from bisect_trt.core.user_source import source_digest\n"
+        "print([source_digest(made(t)) for t in DIFFERENT])\n"
+    )
+    root = str(Path(__file__).resolve().parents[2])
+    told = {
+        subprocess.run(
+            [sys.executable, str(script)],
+            env={**os.environ, "PYTHONPATH": root, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(told) == 1
+
+
+def test_only_what_this_thread_reads_is_heard(tmp_path: Path) -> None:
+    mine, theirs, written = (tmp_path / n for n in ("mine.txt", "theirs.txt", "written.txt"))
+    for path in (mine, theirs, written):
+        path.write_text("x")
+    outer: dict[str, str] = {}
+    inner: dict[str, str] = {}
+    with watched_reads(outer):
+        thread = threading.Thread(target=theirs.read_text)
+        thread.start()
+        thread.join()
+        written.write_text("y")
+        os.close(os.open(written, os.O_WRONLY | os.O_APPEND))
+        with watched_reads(inner):
+            pass
+        mine.read_text()
+    assert list(outer) == [str(mine)] and not inner
+    theirs.read_text()
+    assert list(outer) == [str(mine)]
+
+
+def test_the_user_s_code_is_told_as_theirs(capsys: pytest.CaptureFixture[str]) -> None:
+    for code, error, words in (
+        ("raise KeyError('k')", BadInputError, "KeyError"),
+        ("raise SystemExit(4)", BadInputError, "it called exit"),
+        ("raise MemoryError", MachineError, "out of memory"),
+    ):
+        with pytest.raises(error, match=words), users_code("--metric m"):
+            exec(code)
+    with pytest.raises(KeyboardInterrupt), users_code("--metric m"):
+        raise KeyboardInterrupt
+    with users_code("--metric m"):
+        print("to standard error")
+    assert capsys.readouterr() == ("", "to standard error\n")
