@@ -130,6 +130,28 @@ def test_certified_on_the_engine(judged: Judged) -> None:
     assert set(result.pins["tolerance_share"]) == {1.0}
 
 
+@pytest.mark.parametrize("robust", [0, 0.95])
+def test_held_pins_are_held_on_the_engine_too(judged: Judged, robust: float) -> None:
+    fixture = encoder_decomposed()
+    held = "/encoder/layers.0/attention/MatMul_1"
+    engine = Engine(fixture, 1.2)
+    options = {"pin": f"^{held}$", "certify": "engine", "robust": robust}
+    result, _ = judged(fixture, engine, **options)
+    assert result.passed and held in result.pinned and result.complete
+    assert all(held in p.pinned for p in engine.built if p.base is Precision.FP16)
+    rows = result.pins.set_index("layer")
+    assert rows.loc[held, "held"] and not rows.loc[held, "proved"]
+    others = rows.drop(index=held)
+    assert others["proved"].all() and set(others["proved_on"]) == {"engine"}
+
+
+def test_held_lowered_layers_are_to_blame_on_the_engine_too(judged: Judged) -> None:
+    fixture = encoder_decomposed()
+    result, engine = judged(fixture, Engine(fixture), lower="MatMul|Pow|Add")
+    assert not result.passed and "with them pinned too the requirement is met" in result.sentence
+    assert len(engine.built) == 4, "the baselines, and all pins but the held"
+
+
 def test_no_builds_left_gives_the_closest(judged: Judged) -> None:
     fixture = residual()
     result, _ = judged(fixture, Engine(fixture, 3.0), max_builds=1)
