@@ -5,20 +5,38 @@ from __future__ import annotations
 import os
 import sys
 
-_INTERRUPTED = 130
+_MACHINE, _INTERRUPTED = 4, 130
 
 
 def entry() -> None:
-    """Run the command; Ctrl-C is answered in one line from the first import on."""
+    """Run the command; Ctrl-C is answered in one line from the first import on, and wrong usage has
+    its exit code also where nobody can read why.
+    """
     try:
+        import click
+
         from bisect_trt.cli import main
 
-        main(prog_name="bisect-trt")
+        try:
+            sys.exit(main(prog_name="bisect-trt", standalone_mode=False))
+        except click.ClickException as error:
+            _end(error.exit_code, error.show)
+        except OSError:  # of the help text: a command answers for its own
+            _end(_MACHINE)
     except KeyboardInterrupt:
-        sys.stderr.write("bisect-trt: interrupted\n")
-        sys.stderr.flush()
         # Python itself would end by the signal where an extension's import was interrupted.
-        os._exit(_INTERRUPTED)
+        _end(_INTERRUPTED, lambda: sys.stderr.write("bisect-trt: interrupted\n"))
+
+
+def _end(code: int, say: object = None) -> None:
+    """End at once, after saying why if that can be said."""
+    try:
+        if callable(say):
+            say()
+        sys.stderr.flush()
+    except (OSError, AttributeError):  # a full stream, or none
+        pass
+    os._exit(code)
 
 
 if __name__ == "__main__":

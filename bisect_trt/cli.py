@@ -261,6 +261,7 @@ def export_command(model: Path, plan_path: Path, form: str, target: Path | None)
     saved.check_model(graph)
     if target is not None:
         check_target(target, loaded, plan_path)
+        target = target.resolve()  # a link stays one
     if form == "onnx":
         if target is None:
             raise BadInputError("--format onnx needs --output FILE.onnx")

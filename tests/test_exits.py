@@ -233,6 +233,38 @@ def test_exports_are_never_written_over_what_is_read(
     assert CliRunner().invoke(main, ["export", model, *plan]).exit_code == 2
 
 
+def test_exports_go_to_regular_files_alone(done: tuple[list[str], Path], tmp_path: Path) -> None:
+    (model, *_), out = done
+    plan = ["export", model, "--plan", str(out / "plan.json"), "--format"]
+    os.mkfifo(tmp_path / "pipe")
+    for target in (tmp_path / "pipe", tmp_path, Path("/dev/null"), Path(".")):
+        for form in ("onnx", "trtexec"):
+            result = CliRunner().invoke(main, [*plan, form, "-o", str(target)])
+            assert result.exit_code == 2 and "not a regular file" in result.output
+    assert (tmp_path / "pipe").is_fifo() and Path("/dev/null").is_char_device()
+    (tmp_path / "real.txt").write_text("old")
+    (tmp_path / "link.txt").symlink_to(tmp_path / "real.txt")
+    assert (
+        CliRunner().invoke(main, [*plan, "trtexec", "-o", str(tmp_path / "link.txt")]).exit_code
+        == 0
+    )
+    assert (tmp_path / "link.txt").is_symlink() and "--fp16" in (tmp_path / "real.txt").read_text()
+
+
+def test_wrong_usage_is_2_also_where_nobody_reads() -> None:
+    assert call(["run"], "2> /dev/full").returncode == 2
+    assert call(["nothing"], "2> /dev/full").returncode == 2
+    lost = call(["--help"], "> /dev/full")
+    assert lost.returncode == 4 and "Traceback" not in lost.stderr
+
+
+def test_a_folder_in_a_result_s_place_is_told_before_any_work(tmp_path: Path) -> None:
+    arguments = files(tmp_path)
+    (tmp_path / "run" / "plan.json").mkdir(parents=True)
+    result = CliRunner().invoke(main, ["run", *arguments, "--out", str(tmp_path / "run")])
+    assert result.exit_code == 2 and "plan.json there is no file" in result.output
+
+
 def test_files_that_no_run_wrote_are_left_alone(tmp_path: Path) -> None:
     arguments = files(tmp_path)
     for name in ("report.html", "plan.json", "layers.csv"):

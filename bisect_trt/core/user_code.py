@@ -14,6 +14,10 @@ from types import ModuleType
 from typing import Any
 
 from bisect_trt.core.errors import BadInputError, MachineError, is_out_of_memory, one_line
+from bisect_trt.core.file_reads import watched_reads
+
+read_by_imports: dict[str, str] = {}
+"""What the user's modules read while they were imported, whoever asked for them first."""
 
 _ALONE = RLock()
 """Where a print goes is the process's, not a thread's: one piece of the user's code at a time."""
@@ -48,6 +52,8 @@ def users_code(what: str) -> Iterator[None]:
         finally:
             with contextlib.suppress(ValueError):  # the code may have changed the path itself
                 sys.path.remove(here)
+            with contextlib.suppress(OSError):  # and have gone elsewhere
+                os.chdir(here)
 
 
 def load_function(text: str, flag: str) -> Callable[..., Any]:
@@ -60,7 +66,7 @@ def load_function(text: str, flag: str) -> Callable[..., Any]:
     module_name, _, function_name = text.rpartition(":")
     if not module_name or not function_name:
         raise BadInputError(f"{flag} {text!r}: write MODULE:FUNCTION")
-    with users_code(f"{flag} {text!r}"):
+    with users_code(f"{flag} {text!r}"), watched_reads(read_by_imports):
         function = getattr(_module(module_name), function_name)
     if not callable(function):
         raise BadInputError(f"{flag} {text!r}: {function_name} is not a function")

@@ -60,12 +60,15 @@ def _parts(value: Any, seen: dict[int, tuple[int, Any]]) -> Iterator[bytes]:
         yield from _all_parts([entry for pair in value.items() for entry in pair], seen)
     elif isinstance(value, (set, frozenset)):
         yield _plain(value)
+    elif inspect.ismethod(value):  # it shows its function's code, and is bound to an object
+        yield from _all_parts((value.__func__, value.__self__), seen)
+    elif isinstance(value, (staticmethod, classmethod)):
+        yield from _parts(value.__func__, seen)
     elif isinstance(getattr(value, "__code__", None), CodeType):
         yield from _function_parts(value, seen)
-    elif hasattr(value, "__func__"):  # a method: its function, and the object that it is bound to
-        yield from _all_parts((value.__func__, getattr(value, "__self__", None)), seen)
     elif inspect.isclass(value) or inspect.isroutine(value):
-        yield f"{value.__module__}.{value.__qualname__}".encode()
+        where = getattr(value, "__module__", ""), getattr(value, "__qualname__", "")
+        yield ".".join(map(str, where)).encode()
         if inspect.isclass(value) and _is_written_here(value):
             own = {n: v for n, v in vars(value).items() if n not in _OF_EVERY_CLASS}
             yield from _all_parts((own, value.__bases__), seen)
@@ -74,7 +77,13 @@ def _parts(value: Any, seen: dict[int, tuple[int, Any]]) -> Iterator[bytes]:
         objects = getattr(value.dtype, "hasobject", False)
         yield hashlib.sha256(repr(value).encode() if objects else value.tobytes()).digest()
     else:
-        yield from _all_parts((type(value), getattr(value, "__dict__", repr(value))), seen)
+        yield from _all_parts((type(value), getattr(value, "__dict__", _shown(value))), seen)
+
+
+def _shown(value: Any) -> str:
+    """What an object without attributes shows of itself, but for its address."""
+    text = repr(value)
+    return "" if " at 0x" in text else text
 
 
 def _all_parts(values: Sequence[Any], seen: dict[int, tuple[int, Any]]) -> Iterator[bytes]:
@@ -93,18 +102,27 @@ def _function_parts(function: Any, seen: dict[int, tuple[int, Any]]) -> Iterator
             cells.append(cell.cell_contents)
         except ValueError:  # nothing was put into it yet
             cells.append(None)
-    named = sorted(_names(code).intersection(function.__globals__))
-    values = {name: function.__globals__[name] for name in named}
-    wrapped = getattr(function, "__wrapped__", None)
-    held = (function.__defaults__, function.__kwdefaults__, cells, values, wrapped)
-    yield from _all_parts(held, seen)
+    names = sorted(_names(code))
+    values = {n: function.__globals__[n] for n in names if n in function.__globals__}
+    # Of a module of the user's what is named beside it: it may have been set from elsewhere.
+    modules = [m for m in values.values() if isinstance(m, ModuleType) and _is_own(m)]
+    set_there = [{n: vars(m)[n] for n in names if n in vars(m)} for m in modules]
+    held = (function.__defaults__, function.__kwdefaults__, cells, values, set_there)
+    yield from _all_parts((*held, vars(function)), seen)
 
 
 def _is_written_here(kind: type) -> bool:
     """Whether a class is the user's: of a file of theirs, or of a notebook, which has none."""
     module = sys.modules.get(kind.__module__)
+    return kind.__module__ != "builtins" and (module is None or _is_own(module))
+
+
+def _is_own(module: ModuleType) -> bool:
+    """Whether a module is the user's: a file of theirs, or made without one."""
     name = getattr(module, "__file__", None)
-    return kind.__module__ != "builtins" and (name is None or _is_users(Path(name)))
+    if name is None:
+        return module.__name__ not in sys.builtin_module_names
+    return _is_users(Path(name))
 
 
 def _code(code: CodeType) -> Iterator[bytes]:

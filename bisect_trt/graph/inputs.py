@@ -67,9 +67,15 @@ def check_array(
         BadInputError: another dtype, rank or size.
     """
     if dtype != spec.dtype:
+        hint = "convert it with .astype()"
+        if spec.dtype.kind == "V":  # what NumPy has no type for
+            hint = "NumPy's files cannot hold it: give it through --input MODULE:FUNCTION"
+        if spec.dtype.hasobject:
+            raise BadInputError(
+                f"{where}: input {spec.name!r} is text; models that take text are not supported"
+            )
         raise BadInputError(
-            f"{where}: input {spec.name!r} is {dtype}, the model takes {spec.dtype}; convert it "
-            "with .astype()"
+            f"{where}: input {spec.name!r} is {dtype}, the model takes {spec.dtype}; {hint}"
         )
     if spec.shape is not None and len(shape) != len(spec.shape):
         raise BadInputError(

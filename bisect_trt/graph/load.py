@@ -148,8 +148,12 @@ def check_target(target: Path, model: LoadedModel, *sources: Path) -> None:
         sources: what else is read.
 
     Raises:
-        BadInputError: ``target`` is one of them.
+        BadInputError: ``target`` is one of them, or no regular file.
     """
+    if target.exists() and not target.is_file():
+        raise BadInputError(
+            f"--output {target}: not a regular file; give the name of one, or leave it out to print"
+        )
     read = [p for p in (model.path, *model.side_files, *sources) if p is not None]
     for written in (target, target.with_name(f"{target.name}.data")):
         for source in read:

@@ -13,7 +13,7 @@ import numpy as np
 
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.file_reads import watched_reads
-from bisect_trt.core.user_code import load_function, users_code
+from bisect_trt.core.user_code import load_function, read_by_imports, users_code
 from bisect_trt.core.user_source import source_digest
 
 _CHECKED_CALLS = 2
@@ -32,9 +32,9 @@ class UserMetric:
     """
 
     def __init__(self, metric: str | Callable[[Any, Any], float]) -> None:
-        self.reads: dict[str, str] = {}
-        with watched_reads(self.reads):
-            function = load_function(metric, "--metric") if isinstance(metric, str) else metric
+        function = load_function(metric, "--metric") if isinstance(metric, str) else metric
+        # Its module may have been imported before, by another option that names it.
+        self.reads = dict(read_by_imports) if isinstance(metric, str) else {}
         self._function = function
         self.name = metric.rpartition(":")[2] if isinstance(metric, str) else _name_of(function)
         with users_code(f"--metric {self.name}"):

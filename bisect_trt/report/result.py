@@ -80,6 +80,7 @@ class Result:
     ``new_probes`` those not answered by the journal; ``effect_runs`` counts the single-layer runs
     beside them. ``holds`` says on what the plan was tested, None where none passes; ``ranked`` is
     true if its pins were cut from a ranking and not proved one by one.
+    ``holds_on`` is the share of the given inputs that had to meet the requirements.
     ``inputs`` has a row an input, ``frontier`` a row a number of pins.
     """
 
@@ -114,6 +115,7 @@ class Result:
     rewritten: Sequence[str] = ()
     holds: Holds | None = None
     ranked: bool = False
+    holds_on: float = 1.0
     inputs: pd.DataFrame = field(default_factory=pd.DataFrame)
     frontier: pd.DataFrame = field(default_factory=pd.DataFrame)
 
@@ -133,6 +135,8 @@ class Result:
         """
         document = json.loads(self.plan.to_json())
         document |= {"requirements": list(self.requirements), "metrics": list(self.metrics)}
+        if self.holds_on < 1.0:
+            document["holds_on"] = self.holds_on
         if self.rewritten:
             document["rewritten"] = list(self.rewritten)
         return json.dumps(document, indent=2)

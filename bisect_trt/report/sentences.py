@@ -10,6 +10,7 @@ from bisect_trt.core.holds import Holds
 from bisect_trt.core.names import printable
 from bisect_trt.report.result import Result
 from bisect_trt.search.facts import Regime
+from bisect_trt.stations.case import FEW_INPUTS
 
 _BROKEN = ("build-failed", "crashed", "timed-out")
 
@@ -82,10 +83,11 @@ def holds_sentences(holds: Holds | None) -> list[str]:
     if holds.fitted:
         lines.append("Searched on the given inputs only (--robust 0): the set is fitted to them.")
     if holds.variants.tested:
+        advice = ": give 20 inputs or more, and a fifth is kept apart to test on"
+        few = given.tested * size + holds.holdout.tested < FEW_INPUTS
         lines.append(
             "Variants of the given inputs (shifted, scaled, mixed) are no substitute for real "
-            "ones: "
-            "give 20 inputs or more, and a fifth is kept apart to test on."
+            f"ones{advice if few else ''}."
         )
     return lines
 

@@ -199,6 +199,7 @@ def _result(
         inputs=known.inputs if known.inputs is not None else pd.DataFrame(),
         frontier=known.frontier if known.frontier is not None else pd.DataFrame(),
         ranked=answer.ranked,
+        holds_on=settings.share_of_given,
     )
 
 

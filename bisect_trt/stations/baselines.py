@@ -91,6 +91,12 @@ def _check_reference(fp32: ProbeResult, requirements: Requirements) -> None:
         BadInputError: names the output.
     """
     looked_at = {item.output for item in requirements.items}
+    seen = {n: e for n, e in fp32.worst.items() if None in looked_at or n in looked_at}
+    if seen and not any(error.elements for error in seen.values()):
+        raise BadInputError(
+            f"output {next(iter(seen))!r} is empty on the given inputs, so there is nothing to "
+            "compare: give inputs for which the model answers"
+        )
     for name, error in fp32.worst.items():
         nothing = error.elements and error.ref_nonfinite == error.elements
         if nothing and (None in looked_at or name in looked_at):
@@ -130,6 +136,9 @@ def _check_metrics(case: Case, bench: Bench) -> None:
 def _findings(fp32: ProbeResult, tf32: ProbeResult, precision: Precision) -> list[Finding]:
     found = []
     for name, error in fp32.worst.items():
+        if not error.elements:
+            message = f"output {name!r} is empty on the given inputs: nothing of it was compared"
+            found.append(Finding("reference", name, message, True))
         if error.ref_nonfinite:
             share = 100.0 * (1.0 - error.ref_nonfinite / max(1, error.elements))
             message = (

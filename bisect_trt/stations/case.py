@@ -190,12 +190,18 @@ def _load_inputs(
     samples = load(settings.inputs)
     asked = [source for source in settings.holdout if source != "none"]
     if asked:
-        return samples, load(asked)
+        return samples, _unlike(samples, load(asked))
     if settings.holdout or not settings.robust or len(samples) < FEW_INPUTS:
         return samples, []
     # Every fifth, so that inputs which lie in some order are kept apart evenly.
-    apart = samples[4::5]
-    return [s for i, s in enumerate(samples) if i % 5 != 4], apart
+    kept = [s for i, s in enumerate(samples) if i % 5 != 4]
+    return kept, _unlike(kept, samples[4::5])
+
+
+def _unlike(given: Sequence[Sample], apart: Sequence[Sample]) -> list[Sample]:
+    """Those of ``apart`` that the search does not see, each once: a copy tests nothing."""
+    seen = {sample.digest for sample in given}
+    return [s for s in apart if not (s.digest in seen or seen.add(s.digest))]  # type: ignore[func-returns-value]
 
 
 def _findings(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
@@ -20,6 +21,15 @@ from bisect_trt.stations.case import Case
 
 MOST_TRACED = 2
 """Each costs two inferences node by node: the table is made from so many inputs at most."""
+
+_UNKNOWN: dict[str, Any] = {
+    **dict.fromkeys(("max_abs", "mean_abs", "rmse", "cosine", "snr_db"), math.nan),
+    "finite": False,
+    **dict.fromkeys(("introduced_max_abs", "introduced_snr_db", "ref_min", "ref_max"), math.nan),
+    "introduced_finite": True,
+    "underflows": False,
+}
+"""Of a layer behind one that cannot be computed."""
 
 _SHOWN = ("max_abs", "mean_abs", "median_abs", "rmse", "rel_range", "cosine", "snr_db")
 
@@ -40,11 +50,9 @@ def trace_layers(case: Case, bench: Bench) -> pd.DataFrame:
     rows: dict[str, dict[str, Any]] = found[0] if found is not None else _traced(case, bench)
     if found is None:
         bench.journal.record([Row(key, "layers", rows)])
-    by_name = {layer.name: layer for layer in case.layers}
     records = [
-        {"layer": name, "op": by_name[name].op, "scope": by_name[name].scope, **row}
-        for name, row in rows.items()
-        if name in by_name
+        {"layer": x.name, "op": x.op, "scope": x.scope, **_UNKNOWN, **rows.get(x.name, {})}
+        for x in case.layers
     ]
     return pd.DataFrame(records)
 

@@ -134,6 +134,10 @@ def _check_files(folder: Path, case: Case) -> None:
         written = folder / name
         if not written.exists():
             continue
+        if not written.is_file():
+            raise BadInputError(
+                f"--out {folder}: {name} there is no file; choose another folder, or move it away"
+            )
         for source in sources:
             with suppress(OSError):
                 if source.samefile(written):

@@ -16,8 +16,8 @@ _LISTS = ("requirements", "metrics", "rewritten")
 
 @dataclass(frozen=True)
 class SavedPlan:
-    """A plan.json: the plan, the requirements and metrics it was found for, and the layers that a
-    rewrite made before.
+    """A plan.json: the plan, the requirements and metrics it was found for, on which share of the
+    inputs it has to meet them, and the layers that a rewrite made before.
     """
 
     plan: PrecisionPlan
@@ -25,6 +25,7 @@ class SavedPlan:
     requirements: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
     rewritten: tuple[str, ...] = ()
+    holds_on: float = 1.0
 
     @property
     def searched(self) -> Precision:
@@ -61,8 +62,14 @@ def read_plan(path: Path) -> SavedPlan:
     except (OSError, UnicodeDecodeError) as error:
         raise BadInputError(f"{path}: cannot be read ({one_line(error, 80)})") from error
     plan, more = PrecisionPlan.from_json(text, str(path)), json.loads(text)
-    lists = (_list_of_text(path, key, more.get(key)) for key in _LISTS)
-    return SavedPlan(plan, path, *lists)
+    requirements, metrics, rewritten = (_list_of_text(path, k, more.get(k)) for k in _LISTS)
+    share = more.get("holds_on", 1.0)
+    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0.0 < share <= 1.0:
+        raise BadInputError(
+            f"{path}: not a plan that bisect-trt wrote ('holds_on' must be a share); run "
+            "`bisect-trt run` to make one"
+        )
+    return SavedPlan(plan, path, requirements, metrics, rewritten, float(share))
 
 
 def _list_of_text(path: Path, key: str, value: Any) -> tuple[str, ...]:

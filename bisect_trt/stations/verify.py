@@ -106,7 +106,8 @@ def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verifica
     """
     if not settings.require and saved.requirements:
         metrics = settings.metrics or saved.metrics
-        settings = replace(settings, require=saved.requirements, metrics=metrics)
+        share = saved.holds_on if settings.holds_on == 1.0 else settings.holds_on
+        settings = replace(settings, require=saved.requirements, metrics=metrics, holds_on=share)
     if settings.rewrite is None:  # refused before a folder is made
         saved.check_model(Graph(load_model(settings.model).proto))
     case = load(settings, observer)
@@ -199,20 +200,28 @@ def _parsed(case: Case, plan: PrecisionPlan) -> Check:
     layers = graph.layers
     producers = {tensor: layer.name for layer in layers for tensor in layer.outputs}
     profile = profile_of(graph.proto, case.samples, settings.profiles)
-    with (
-        IsolatedWorker(PARSER, {"module": module}) as worker,
-        loadable(to_typed(graph, plan)) as source,
-    ):
-        values = values_of(case.samples)
-        request = EngineRequest(source, profile, False, producers=producers, values=values)
-        try:
-            types: dict[str, Sequence[str]] = worker.call(
+    values = values_of(case.samples)
+
+    def parsed(worker: IsolatedWorker, model: onnx.ModelProto) -> dict[str, Sequence[str]]:
+        with loadable(model) as source:
+            request = EngineRequest(source, profile, False, producers=producers, values=values)
+            found: dict[str, Sequence[str]] = worker.call(
                 "types", request, timeout_s=settings.probe_timeout_s
             )
+            return found
+
+    with IsolatedWorker(PARSER, {"module": module}) as worker:
+        try:
+            types = parsed(worker, to_typed(graph, plan))
         except RunnerUnavailableError as error:
             return Check(what, None, one_line(error, 120))
         except RunnerFailedError as error:
-            return Check(what, False, one_line(error, 200))
+            said = one_line(error, 200)
+            try:
+                parsed(worker, graph.proto)
+            except RunnerFailedError:  # the fault is not the plan's
+                return Check(what, None, f"it does not take the source model either: {said}")
+            return Check(what, False, said)
     wrong = dishonoured_after_parsing(layers, plan, types)
     if wrong:
         return Check(what, False, wrong[0].message)

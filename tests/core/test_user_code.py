@@ -52,6 +52,18 @@ DIFFERENT = [
     "@wrap\ndef m(a, b): return 1",
     "def wrap(f):\n    @functools.wraps(f)\n    def g(a, b): return 2 * f(a, b)\n    return g\n"
     "@wrap\ndef m(a, b): return 1",
+    "class D:\n    def __init__(self, k): self.k = k\n    def score(self, a, b): return self.k\n"
+    "m = D(1).score",
+    "class D:\n    def __init__(self, k): self.k = k\n    def score(self, a, b): return self.k\n"
+    "m = D(2).score",
+    "class D:\n    def __init__(self, k): self.k = k\n    def score(self, a, b): return self.k\n"
+    "m = functools.partial(D(2).score)",
+    "def m(a, b): return m.limit\nm.limit = 1",
+    "def m(a, b): return m.limit\nm.limit = 2",
+    "import types\ncfg = types.ModuleType('cfg')\ncfg.limit = 1\ndef m(a, b): return cfg.limit",
+    "import types\ncfg = types.ModuleType('cfg')\ncfg.limit = 2\ndef m(a, b): return cfg.limit",
+    "import threading\nclass D:\n    def __init__(self): self.lock = threading.Lock()\nd = D()\n"
+    "def m(a, b): return d",
     "def h(a): return a\ndef m(a, b): return h(a)",
     "def h(a): return -a\ndef m(a, b): return h(a)",
     "def m(a, b): return a in {'x', 'y', 'z'}",

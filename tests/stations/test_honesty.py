@@ -110,6 +110,53 @@ def test_a_reference_that_can_be_compared_in_part_says_which(tmp_path: Path) -> 
     assert any("the other 25 % of its elements" in f.message for f in result.findings)
 
 
+def test_outputs_that_are_empty_are_told(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Greater", ["x", "high"], ["g"], "g"),
+        helper.make_node("Compress", ["x", "flat"], ["y"], "compress"),
+        helper.make_node("Reshape", ["g", "minus"], ["flat"], "flatten"),
+        helper.make_node("MatMul", ["x", "w"], ["z"], "m"),
+    ]
+    weights: dict[str, Any] = {"high": np.float32(9), "minus": np.array([-1])}
+    weights["w"] = np.eye(4, dtype=np.float32)
+    x = waves(0, 4, 4)
+    with pytest.raises(BadInputError, match="'y' is empty on the given inputs"):
+        run(model_of(nodes, [4, 4], **weights), x, tmp_path / "run")
+    both = run(model_of(nodes, [4, 4], {"y": None, "z": None}, **weights), x, tmp_path / "run")
+    assert "output 'y' is empty on the given inputs" in headline(both)
+
+
+def test_a_plan_is_verified_on_the_share_that_it_was_found_for(tmp_path: Path) -> None:
+    fixture = encoder_decomposed()
+    scales = (1.0, 1.0, 1.0, 40.0)
+    inputs = [{n: (a * s).astype(np.float32) for n, a in fixture.inputs.items()} for s in scales]
+    for number, scaled in enumerate(inputs):
+        np.savez(tmp_path / f"x{number}.npz", **scaled)
+    given = [str(tmp_path / f"x{n}.npz") for n in range(4)]
+    found = bisect_trt.bisect(
+        fixture.model, given, require="max_abs<=1e-2", holds_on=0.75, robust=0, out=tmp_path / "run"
+    )
+    assert found.passed
+    path = tmp_path / "run" / "plan.json"
+    assert json.loads(path.read_text())["holds_on"] == 0.75
+    assert bisect_trt.verify(fixture.model, given, path, out=tmp_path / "v").passed
+
+
+def test_copies_are_not_held_out(tmp_path: Path) -> None:
+    fixture = encoder_decomposed()
+    for number in range(20):
+        np.savez(tmp_path / f"x{number}.npz", **fixture.inputs)
+    for options in ({"holdout": str(tmp_path / "x3.npz")}, {}):
+        found = bisect_trt.bisect(
+            fixture.model,
+            str(tmp_path),
+            require=fixture.require,
+            out=tmp_path / "run",
+            **options,
+        )
+        assert found.holds is not None and found.holds.holdout.tested == 0
+
+
 def test_underflow_is_not_called_overflow(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Mul", ["x", "tiny"], ["a"], "scale"),
