@@ -67,6 +67,7 @@ def compare(settings: Settings, observer: Observer | None = None) -> Result:
     observer = observer or Observer()
     case = load(settings, observer)
     with open_bench(case, observer, "-compare") as bench:
+        discard(bench.folder)
         latest = Known(case)
         for known in _measure(case, bench):
             latest = known

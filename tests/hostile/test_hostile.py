@@ -27,7 +27,9 @@ from tests.conftest import run_model
 from tests.hostile import strange_inputs
 from tests.hostile.strange_models import MODELS, NAMES, X, node, simple
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
+"""Of a crowded machine; alone the slowest takes five."""
+
 REQUIREMENT = 1e-2
 _CONTROLS = [chr(c) for c in (*range(9), 11, 12, *range(14, 32), 127, *range(128, 160))]
 
@@ -122,7 +124,9 @@ def test_models(name: str, command: str, tmp_path: Path) -> None:
         if code == 0 and name != "random":
             assert truly_holds(onnx.load_from_string(data), out, feed)
     elif command == "verify":
-        call("verify", str(model), *given, *where, "--robust", "0", "--plan", str(plan))
+        # TensorRT's parser starts a process: every third model is shown to it.
+        parser = [] if list(MODELS).index(name) % 3 == 0 else ["--trt-module", "tensorrt"]
+        call("verify", str(model), *given, *where, "--robust", "0", "--plan", str(plan), *parser)
     else:
         for form in ("trtexec", "polygraphy"):
             call("export", str(model), "--plan", str(plan), "--format", form)
