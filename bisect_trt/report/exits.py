@@ -23,13 +23,31 @@ from bisect_trt.core.errors import (
     is_out_of_memory,
     one_line,
 )
+from bisect_trt.core.stopping import STOPPING
 
 Command = Callable[..., int | None]
 
 
 def _interrupt(number: int, frame: object) -> None:
     """SIGTERM is answered as Ctrl-C is: workers ended, the best plan written."""
+    STOPPING.set()
     raise KeyboardInterrupt
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Both signals tell the waiting threads too, inside the block."""
+    STOPPING.clear()
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, _interrupt) for number in signals]
+    try:
+        yield
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)
 
 
 def guarded(command: Command) -> Command:
@@ -39,14 +57,10 @@ def guarded(command: Command) -> Command:
 
     @functools.wraps(command)
     def wrapper(*args: Any, **kwargs: Any) -> None:
-        previous = (
-            signal.signal(signal.SIGTERM, _interrupt)
-            if threading.current_thread() is threading.main_thread()
-            else None
-        )
         _prepare_streams()
         try:
-            code = command(*args, **kwargs) or 0
+            with _interruptible():
+                code = command(*args, **kwargs) or 0
         except BisectError as error:
             _complain(one_line(error, 500))
             code = error.exit_code
@@ -55,9 +69,6 @@ def guarded(command: Command) -> Command:
             code = EXIT_INTERRUPTED
         except Exception as error:
             code = _code_of(error)
-        finally:
-            if previous is not None:
-                signal.signal(signal.SIGTERM, previous)
         sys.exit(code)
 
     return wrapper

@@ -296,6 +296,36 @@ def test_a_cluster_that_is_not_there_is_told_at_once(
         run(tmp_path / "run", workers=2, ray=address)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_whose_workers_are_stopped_can_be_interrupted(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    fixture = residual()
+    model, inputs = tmp_path / "m.onnx", tmp_path / "x.npz"
+    onnx.save(fixture.model, model)
+    np.savez(inputs, **fixture.inputs)
+    given = [str(model), "--input", str(inputs), "--requirement", fixture.require]
+    command = [sys.executable, "-m", "bisect_trt", "run", *given]
+    process = subprocess.Popen(
+        [*command, "--workers", "2", "--out", str(tmp_path / "run")],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while len(children := children_of(process.pid)) < 2:
+        assert process.poll() is None
+        time.sleep(0.05)
+    time.sleep(1.0)
+    for child in children:
+        os.kill(child, signal.SIGSTOP)
+    time.sleep(1.0)
+    began = time.monotonic()
+    process.send_signal(number)
+    _, words = process.communicate(timeout=60)
+    assert process.returncode == 130 and "run the same command again" in words
+    assert time.monotonic() - began < 10.0
+    assert not [pid for pid in children if Path(f"/proc/{pid}").exists()], "nobody is left behind"
+
+
 def test_sigterm_ends_a_run_as_ctrl_c_does(tmp_path: Path) -> None:
     fixture = residual()
     model, inputs = tmp_path / "m.onnx", tmp_path / "x.npz"

@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from bisect_trt.core.errors import RunnerFailedError
+from bisect_trt.core.stopping import STOPPING
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.runners.workers.failures import raise_failure
 from bisect_trt.runners.workers.pulse import Pulse
@@ -205,11 +206,15 @@ def _send(stream: IO[bytes] | None, message: object, deadline: float | None, pul
 
 
 def _wait(selector: selectors.BaseSelector, deadline: float | None, pulse: Pulse) -> None:
-    """Until the stream of ``selector`` is ready. Raises TimeoutError as its callers do."""
+    """Until the stream of ``selector`` is ready. Raises TimeoutError as its callers do, and
+    KeyboardInterrupt in any thread once the command is to stop.
+    """
     while True:
         left = math.inf if deadline is None else deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError
+        if STOPPING.is_set():
+            raise KeyboardInterrupt  # a time-out would be an engine's verdict
         if selector.select(min(left, _LOOK_S)):
             return
         pulse.check()
