@@ -9,6 +9,7 @@ import ast
 import onnx
 
 from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.names import printable
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.graph.graph import Graph, as_graph
 
@@ -19,7 +20,7 @@ def trtexec_arguments(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> st
     """The precision arguments of trtexec 8.6 to 10.x for ``plan``, as one line for a shell.
 
     trtexec splits ``--layerPrecisions`` on commas and strips single quotes, so names holding those,
-    or ``*``, cannot be written: raises :class:`BadInputError` naming the layer rather than give a
+    or ``*``, or what a terminal would obey, cannot be written: raises :class:`BadInputError` naming the layer rather than give a
     wrong line. TensorRT 11 has no such arguments; give it the typed ONNX.
     """
     graph = as_graph(model)
@@ -29,7 +30,7 @@ def trtexec_arguments(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> st
     _check_named(graph, plan)
     pinned = [layer for layer in graph.layers if layer.name in plan.pinned]
     for layer in pinned:
-        bad = [c for c in ",'\"*\\ " if c in layer.name]
+        bad = [c for c in layer.name if c in ",'\"*\\ " or printable(c) != c]
         if bad:
             raise BadInputError(
                 f"layer {layer.name!r} cannot be written in --layerPrecisions ({bad[0]!r} in its "
