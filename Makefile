@@ -26,7 +26,7 @@ demo: $(VENV)/.ready $(DEMO)/page.npz $(DEMO)/pages/page_006.npz
 	$(BIN)/bisect-trt run $(DEMO)/ch_PP-OCRv4_det_infer.onnx --input $(DEMO)/page.npz --input $(DEMO)/pages --requirement 'max_abs<=5e-2' --out reports/demo
 
 test: $(VENV)/.ready $(DEMO)/page.npz
-	$(BIN)/python -m pytest -n 2 --cov --cov-report=term
+	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term
 
 # Stubs of TensorRT 10 for the weakly typed path. Without their needs: those fetch TensorRT itself. The edits mend what is no Python in them.
 STUBS := $(VENV)/stubs

@@ -19,6 +19,7 @@ _NOT_FILES = ("/proc/", "/sys/", "/dev/")
 _watching: dict[int, list[dict[str, str]]] = {}
 """By thread: what was opened by another one is not the watched code's."""
 
+_known: dict[str, tuple[tuple[int, int, int], str]] = {}
 _hooked = False
 
 
@@ -60,13 +61,26 @@ def _heard(event: str, arguments: tuple[Any, ...]) -> None:
     path = os.path.abspath(os.fsdecode(arguments[0]))
     if path.endswith(_CODE) or path.startswith(_NOT_FILES) or not Path(path).is_file():
         return
-    targets = [found for found in watches if path not in found]
-    for found in targets:
-        found[path] = ""  # told before it is opened here, which is heard again
-    if targets:
-        digest = content_digest(path)
-        for found in targets:
-            found[path] = digest
+    del _watching[threading.get_ident()]  # what is opened here is heard too
+    try:
+        digest = _digest_of(path)
+    finally:
+        _watching[threading.get_ident()] = watches
+    for found in watches:
+        found[path] = digest
+
+
+def _digest_of(path: str) -> str:
+    """The digest of a file as it is now; of one that seems not to have changed the one known."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return ""
+    seems = (status.st_mtime_ns, status.st_size, status.st_ino)
+    known = _known.get(path)
+    if known is None or known[0] != seems:
+        known = _known[path] = (seems, content_digest(path))
+    return known[1]
 
 
 def _is_reading(name: Any, mode: Any, flags: Any) -> bool:

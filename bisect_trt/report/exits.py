@@ -23,7 +23,7 @@ from bisect_trt.core.errors import (
     is_out_of_memory,
     one_line,
 )
-from bisect_trt.core.stopping import STOPPING
+from bisect_trt.core.stop import STOPPING
 
 Command = Callable[..., int | None]
 

@@ -240,7 +240,7 @@ def _declared(shape: Any, kind: int = F) -> Strange:
 
 MODELS: dict[str, Callable[[], Strange]] = {
     **{f"named {key}": (lambda n=name: named(n)) for key, name in NAMES.items()},
-    **{f"{n} bits flipped": (lambda s=n: _flipped(s)) for n in range(14)},
+    **{f"{n} bits flipped": (lambda s=n: _flipped(s)) for n in range(8)},
     "empty file": lambda: (b"", {"x": X}),
     "text": lambda: (b"this is not a model", {"x": X}),
     "zeros": lambda: (b"\0" * 5000, {"x": X}),

@@ -83,6 +83,12 @@ def test_a_killed_worker_s_probe_is_asked_again() -> None:
         fleet.close()
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """A run with two workers that nobody disturbs."""
+    return run(tmp_path_factory.mktemp("whole"), workers=2)
+
+
 class Doomed:
     """A remote that is lost at every call, and counts them."""
 
@@ -122,9 +128,8 @@ def test_an_engine_s_crash_counts_where_it_repeats_and_a_hang_or_an_answer_at_on
 
 @pytest.mark.parametrize("death", ["killed", "out of memory"])
 def test_lost_workers_say_nothing_of_any_plan(
-    death: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    death: str, whole: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = run(tmp_path / "whole", workers=2)
     target = {"killed": "KilledServer", "out of memory": "GreedyServer"}[death]
     with monkeypatch.context() as spoilt:
         spoilt.setattr(bench, "SERVER", f"tests.runners.breaking:{target}")
@@ -138,8 +143,7 @@ def test_lost_workers_say_nothing_of_any_plan(
     assert not (set(again.search["verdict"]) & {"crashed", "timed-out"})
 
 
-def test_a_stopped_worker_is_replaced(tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole", workers=2)
+def test_a_stopped_worker_is_replaced(whole: Result, tmp_path: Path) -> None:
     stopped = list[int]()
     done = threading.Event()
 
@@ -215,8 +219,7 @@ def run(out: Path, **options: Any) -> Result:
     )
 
 
-def test_a_run_with_killed_workers_ends_with_the_same_set(tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole", workers=2)
+def test_a_run_with_killed_workers_ends_with_the_same_set(whole: Result, tmp_path: Path) -> None:
     stop = threading.Event()
 
     killed = list[int]()
