@@ -299,21 +299,23 @@ def test_a_cluster_that_is_not_there_is_told_at_once(
         run(tmp_path / "run", workers=2, ray=address)
 
 
+def started(folder: Path) -> subprocess.Popen[str]:
+    """A run with two workers, in a process of its own."""
+    fixture = residual()
+    model, inputs = folder / "m.onnx", folder / "x.npz"
+    onnx.save(fixture.model, model)
+    np.savez(inputs, **fixture.inputs)
+    given = [str(model), "--input", str(inputs), "--requirement", fixture.require]
+    command = [sys.executable, "-m", "bisect_trt", "run", *given, "--workers", "2"]
+    out = ["--out", str(folder / "run")]
+    return subprocess.Popen([*command, *out], stderr=subprocess.PIPE, text=True)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_whose_workers_are_stopped_can_be_interrupted(
     number: signal.Signals, tmp_path: Path
 ) -> None:
-    fixture = residual()
-    model, inputs = tmp_path / "m.onnx", tmp_path / "x.npz"
-    onnx.save(fixture.model, model)
-    np.savez(inputs, **fixture.inputs)
-    given = [str(model), "--input", str(inputs), "--requirement", fixture.require]
-    command = [sys.executable, "-m", "bisect_trt", "run", *given]
-    process = subprocess.Popen(
-        [*command, "--workers", "2", "--out", str(tmp_path / "run")],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = started(tmp_path)
     while len(children := children_of(process.pid)) < 2:
         assert process.poll() is None
         time.sleep(0.05)
@@ -330,26 +332,7 @@ def test_a_run_whose_workers_are_stopped_can_be_interrupted(
 
 
 def test_sigterm_ends_a_run_as_ctrl_c_does(tmp_path: Path) -> None:
-    fixture = residual()
-    model, inputs = tmp_path / "m.onnx", tmp_path / "x.npz"
-    onnx.save(fixture.model, model)
-    np.savez(inputs, **fixture.inputs)
-    command = [
-        sys.executable,
-        "-m",
-        "bisect_trt",
-        "run",
-        str(model),
-        "--input",
-        str(inputs),
-        "--requirement",
-        fixture.require,
-    ]
-    process = subprocess.Popen(
-        [*command, "--workers", "2", "--out", str(tmp_path / "run")],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = started(tmp_path)
     while not (tmp_path / "run" / "journal.sqlite").exists():
         assert process.poll() is None
         time.sleep(0.05)
