@@ -173,4 +173,5 @@ def test_what_a_metric_reads_is_in_the_journal(tmp_path: Path) -> None:
     assert CliRunner().invoke(main, ["run", *arguments, "--quiet"]).exit_code == 0
     with closing(sqlite3.connect(tmp_path / "run" / "journal.sqlite")) as journal:
         (row,) = journal.execute("SELECT meta FROM answers WHERE kind = 'reads'").fetchall()
-    assert list(json.loads(row[0])) == [str(tmp_path / "labels.txt")]
+    # What modules of this process read before, while they were imported, may be there too.
+    assert str(tmp_path / "labels.txt") in json.loads(row[0])
