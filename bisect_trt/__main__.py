@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 
 _MACHINE, _INTERRUPTED = 4, 130
 
@@ -28,11 +29,10 @@ def entry() -> None:
         _end(_INTERRUPTED, lambda: sys.stderr.write("bisect-trt: interrupted\n"))
 
 
-def _end(code: int, say: object = None) -> None:
+def _end(code: int, say: Callable[[], object] = lambda: None) -> None:
     """End at once, after saying why if that can be said."""
     try:
-        if callable(say):
-            say()
+        say()
         sys.stderr.flush()
     except (OSError, AttributeError):  # a full stream, or none
         pass

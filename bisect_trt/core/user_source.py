@@ -9,6 +9,7 @@ import functools
 import hashlib
 import importlib.machinery
 import inspect
+import pickle
 import site
 import sys
 import sysconfig
@@ -77,13 +78,20 @@ def _parts(value: Any, seen: dict[int, tuple[int, Any]]) -> Iterator[bytes]:
         objects = getattr(value.dtype, "hasobject", False)
         yield hashlib.sha256(repr(value).encode() if objects else value.tobytes()).digest()
     else:
-        yield from _all_parts((type(value), getattr(value, "__dict__", _shown(value))), seen)
+        yield from _all_parts(
+            (type(value), getattr(value, "__dict__", None) or _shown(value)), seen
+        )
 
 
-def _shown(value: Any) -> str:
-    """What an object without attributes shows of itself, but for its address."""
-    text = repr(value)
-    return "" if " at 0x" in text else text
+def _shown(value: Any) -> bytes | str:
+    """What an object without attributes holds: its pickle (a tensor's values lie in C), or else its
+    text but for an address.
+    """
+    try:
+        return hashlib.sha256(pickle.dumps(value, protocol=4)).digest()
+    except Exception:  # whatever its own code raises
+        text = repr(value)
+        return "" if " at 0x" in text else text
 
 
 def _all_parts(values: Sequence[Any], seen: dict[int, tuple[int, Any]]) -> Iterator[bytes]:

@@ -47,7 +47,7 @@ class Baselines:
         """All layers lowered, by the emulator that it is worst on: the score that is shown, and
         that both must pass.
         """
-        return worse(self.reduced, self.second)
+        return _worse(self.reduced, self.second)
 
     def by_label(self) -> dict[str, ProbeResult]:
         """The baselines as rows of the outputs table."""
@@ -69,7 +69,7 @@ def measure_baselines(case: Case, bench: Bench) -> Baselines:
     findings = bench.found(_findings(fp32, tf32, precision))
     layers = trace_layers(case, bench)
     second = bench.second.probe(case.base) if reduced.verdict.passed else None
-    last = worse(reduced, second)
+    last = _worse(reduced, second)
     # An engine has a word of its own on everything that strict FP32 does not settle, and that the
     # given inputs pass does not mean that others would.
     settled = not fp32.verdict.passed or (
@@ -79,7 +79,7 @@ def measure_baselines(case: Case, bench: Bench) -> Baselines:
     return Baselines(fp32, tf32, reduced, second, layers, findings, diagnosis)
 
 
-def worse(first: ProbeResult, second: ProbeResult | None) -> ProbeResult:
+def _worse(first: ProbeResult, second: ProbeResult | None) -> ProbeResult:
     """The one with the larger score; the first where the second was not asked."""
     return first if second is None or first.score >= second.score else second
 
@@ -97,9 +97,8 @@ def _check_reference(fp32: ProbeResult, requirements: Requirements) -> None:
             f"output {next(iter(seen))!r} is empty on the given inputs, so there is nothing to "
             "compare: give inputs for which the model answers"
         )
-    for name, error in fp32.worst.items():
-        nothing = error.elements and error.ref_nonfinite == error.elements
-        if nothing and (None in looked_at or name in looked_at):
+    for name, error in seen.items():
+        if error.elements and error.ref_nonfinite == error.elements:
             raise BadInputError(
                 f"output {name!r} of the FP32 reference is NaN or infinite everywhere, so there is "
                 "nothing to compare: look at the model and its inputs, or name the other outputs "

@@ -99,7 +99,8 @@ def load(settings: Settings, observer: Observer) -> Case:
     observer.station("load")
     model = load_model(settings.model)
     check_kinds(settings.variants)
-    samples, holdout = _load_inputs(settings, input_specs(model.proto))
+    samples, apart = _load_inputs(settings, input_specs(model.proto))
+    holdout = _unlike(samples, apart)
     path, replaced = model.path, dict[str, tuple[str, ...]]()
     if settings.rewrite is not None:
         fused = rewritten(model.proto, samples, settings.rewrite)
@@ -129,7 +130,7 @@ def load(settings: Settings, observer: Observer) -> Case:
         raise BadInputError(
             f"--golden belongs to one input, and {len(samples)} were given; pass one --input"
         )
-    findings = _findings(settings, graph, samples, replaced)
+    findings = _findings(settings, graph, samples, replaced, len(apart) - len(holdout))
     for finding in findings:
         observer.finding(finding.message)
     return Case(
@@ -190,18 +191,18 @@ def _load_inputs(
     samples = load(settings.inputs)
     asked = [source for source in settings.holdout if source != "none"]
     if asked:
-        return samples, _unlike(samples, load(asked))
+        return samples, load(asked)
     if settings.holdout or not settings.robust or len(samples) < FEW_INPUTS:
         return samples, []
     # Every fifth, so that inputs which lie in some order are kept apart evenly.
-    kept = [s for i, s in enumerate(samples) if i % 5 != 4]
-    return kept, _unlike(kept, samples[4::5])
+    return [s for i, s in enumerate(samples) if i % 5 != 4], samples[4::5]
 
 
 def _unlike(given: Sequence[Sample], apart: Sequence[Sample]) -> list[Sample]:
     """Those of ``apart`` that the search does not see, each once: a copy tests nothing."""
-    seen = {sample.digest for sample in given}
-    return [s for s in apart if not (s.digest in seen or seen.add(s.digest))]  # type: ignore[func-returns-value]
+    known = {sample.digest for sample in given}
+    by_content = {sample.digest: sample for sample in apart}
+    return [sample for digest, sample in by_content.items() if digest not in known]
 
 
 def _findings(
@@ -209,8 +210,15 @@ def _findings(
     graph: Graph,
     samples: list[Sample],
     replaced: Mapping[str, tuple[str, ...]],
+    copies: int,
 ) -> tuple[Finding, ...]:
     found = []
+    if copies:
+        message = (
+            f"{copies} of the inputs kept apart are copies of others and were left out: they would "
+            "test nothing"
+        )
+        found.append(Finding("holdout", "", message))
     if replaced:
         message = (
             f"{len(replaced)} LayerNorms were rewritten as one operator each; model.rewritten.onnx "

@@ -64,6 +64,8 @@ DIFFERENT = [
     "import types\ncfg = types.ModuleType('cfg')\ncfg.limit = 2\ndef m(a, b): return cfg.limit",
     "import threading\nclass D:\n    def __init__(self): self.lock = threading.Lock()\nd = D()\n"
     "def m(a, b): return d",
+    "import re\np = re.compile('a')\ndef m(a, b): return p",
+    "import re\np = re.compile('b')\ndef m(a, b): return p",
     "def h(a): return a\ndef m(a, b): return h(a)",
     "def h(a): return -a\ndef m(a, b): return h(a)",
     "def m(a, b): return a in {'x', 'y', 'z'}",

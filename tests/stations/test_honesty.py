@@ -155,6 +155,7 @@ def test_copies_are_not_held_out(tmp_path: Path) -> None:
             **options,
         )
         assert found.holds is not None and found.holds.holdout.tested == 0
+        assert any("are copies of others" in f.message for f in found.findings)
 
 
 def test_underflow_is_not_called_overflow(tmp_path: Path) -> None:
