@@ -11,6 +11,29 @@ from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 
 
+class Repeated(dict[str, NDArray[Any]]):
+    """One sample's outputs by a runner that ran it several times: the answer that came most often.
+
+    ``runs`` counts all of them; ``others`` holds each answer that was not the same bit for bit, and
+    how often it came.
+
+    Args:
+        outputs: arrays by output name.
+        runs: how often the sample was run.
+        others: the other answers with their counts.
+    """
+
+    def __init__(
+        self,
+        outputs: Mapping[str, NDArray[Any]],
+        runs: int,
+        others: Sequence[tuple[Mapping[str, NDArray[Any]], int]] = (),
+    ) -> None:
+        super().__init__(outputs)
+        self.runs = runs
+        self.others = tuple(others)
+
+
 class Runner(Protocol):
     """Executes one model, given at construction, under many plans.
 
@@ -31,7 +54,8 @@ class Runner(Protocol):
             samples: the inputs.
 
         Returns:
-            Arrays by output name, for each sample.
+            Arrays by output name, for each sample; :class:`Repeated` by one that runs each sample
+            several times.
 
         Raises:
             RunnerFailedError: the plan cannot be executed.
