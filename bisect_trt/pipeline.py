@@ -13,7 +13,7 @@ from bisect_trt.core.precision import Precision
 from bisect_trt.report.result import Result
 from bisect_trt.report.summary import summarise, summarise_interrupted
 from bisect_trt.report.write import discard, write_report, write_tables
-from bisect_trt.stations.answer import holds_of_answer, plan_of_answer
+from bisect_trt.stations.answer import holds_of_answer, plan_of_answer, with_steadiness
 from bisect_trt.stations.baselines import measure_baselines, nothing_to_pin, tf32_to_blame
 from bisect_trt.stations.bench import Bench, open_bench
 from bisect_trt.stations.bisect import bisect
@@ -45,6 +45,7 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
         try:
             for known in _search(case, bench):
                 latest = known
+            latest = with_steadiness(latest, bench)
             latest = _looked_at_again(latest.with_(holds=holds_of_answer(latest, bench)), bench)
         except KeyboardInterrupt:
             partial = summarise_interrupted(latest, bench.ledger(), time.perf_counter() - began)

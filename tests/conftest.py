@@ -13,6 +13,10 @@ import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 
+from tests.engines import judged
+
+__all__ = ["judged"]
+
 ort.set_default_logger_severity(4)
 
 

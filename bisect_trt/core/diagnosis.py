@@ -12,6 +12,8 @@ class Cause(str, Enum):
     NONE = "none"
     GOLDEN_MISMATCH = "golden-mismatch"
     NOT_PRECISION = "not-precision"
+    UNSTEADY = "unsteady"
+    ENGINE_FAILED = "engine-failed"
     TF32 = "tf32"
     OVERFLOW = "overflow"
     ROUNDING = "rounding"

@@ -9,6 +9,7 @@ import numpy as np
 
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
+from bisect_trt.core.steadiness import Steadiness
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.numerics.tensor_error import TensorError
 from bisect_trt.probe.journal import Journal, Row, content_key
@@ -40,6 +41,7 @@ class Answers:
             meta["seconds"],
             meta["note"],
             np.frombuffer(payload, np.float32) if payload else None,
+            Steadiness(**meta["steadiness"]) if meta.get("steadiness") else None,
         )
 
     def row(self, plan: PrecisionPlan, sample: Sample, result: SampleResult) -> Row:
@@ -50,7 +52,7 @@ class Answers:
             sample: on which sample.
             result: what it showed.
         """
-        meta = {
+        meta: dict[str, Any] = {
             "verdict": result.verdict.value,
             "score": result.score,
             "values": list(result.values),
@@ -58,6 +60,8 @@ class Answers:
             "note": result.note,
             "errors": {n: vars(e) for n, e in result.errors.items()},
         }
+        if result.steadiness is not None:
+            meta["steadiness"] = vars(result.steadiness)
         payload = b"" if result.vector is None else result.vector.tobytes()
         return Row(self._sample_key(plan, sample), "probe", meta, payload)
 

@@ -12,14 +12,16 @@ from numpy.typing import NDArray
 from bisect_trt.core.errors import RunnerFailedError, one_line
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
+from bisect_trt.core.steadiness import Steadiness
 from bisect_trt.core.verdict import Verdict
+from bisect_trt.numerics.apart import farthest_apart
 from bisect_trt.numerics.error_sample import ErrorSample
-from bisect_trt.numerics.requirements import Requirements
+from bisect_trt.numerics.requirements import Judged, Requirements
 from bisect_trt.probe.answers import Answers
 from bisect_trt.probe.journal import Row
 from bisect_trt.probe.references import References
 from bisect_trt.probe.result import SampleResult
-from bisect_trt.runners.base import Runner
+from bisect_trt.runners.base import Repeated, Runner
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -89,17 +91,34 @@ class Execution:
         began = time.perf_counter()
         try:
             for sample, outputs in zip(samples, self.runner.outputs(plan, samples), strict=True):
-                judged = self.requirements.judge(self.references.of(sample), outputs)
+                outputs, judged, steadiness = self._worst(sample, outputs)
                 vector = error_sample(sample).errors(outputs) if error_sample is not None else None
                 spent = time.perf_counter() - began
                 if kept is not None:
                     kept[sample.digest] = outputs
-                yield SampleResult.of(judged, spent, vector)
+                yield SampleResult.of(judged, spent, vector, steadiness)
                 began = time.perf_counter()
         except RunnerFailedError as error:
             note = " | ".join([one_line(error), *error.log])
             spent = time.perf_counter() - began
             yield SampleResult(error.verdict, math.inf, (), {}, spent, note)
+
+    def _worst(self, sample: Sample, outputs: Arrays) -> tuple[Arrays, Judged, Steadiness | None]:
+        """The worst of the runs of ``sample``, and how they differ."""
+        exact = self.references.of(sample)
+        if not isinstance(outputs, Repeated):
+            return outputs, self.requirements.judge(exact, outputs), None
+        differing = sum(count for _, count in outputs.others)
+        answers: list[tuple[Arrays, int]] = [(outputs, outputs.runs - differing), *outputs.others]
+        judged = [self.requirements.judge(exact, answer) for answer, _ in answers]
+        scores = [_badness(found) for found in judged]
+        worst = max(range(len(answers)), key=lambda i: scores[i])
+        name, apart = farthest_apart(exact, [answer for answer, _ in answers])
+        passed = sum(c for (_, c), score in zip(answers, scores, strict=True) if score <= 1.0)
+        steadiness = Steadiness(
+            outputs.runs, differing, passed, min(scores), scores[worst], apart, name, sample.name
+        )
+        return answers[worst][0], judged[worst], steadiness
 
     def score(
         self,
@@ -139,3 +158,8 @@ class Execution:
             return [math.nan] * len(of_all)
         references = [self.references.of(s) for s in samples]
         return self.requirements.judge_all(references, [kept[s.digest] for s in samples])
+
+
+def _badness(judged: Judged) -> float:
+    """A score that is infinite where a value is not finite, or a shape changed."""
+    return judged.score if all(e.finite for e in judged.errors.values()) else math.inf

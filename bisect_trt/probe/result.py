@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.steadiness import Steadiness, together
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.numerics.requirements import Judged
 from bisect_trt.numerics.tensor_error import SHAPE_CHANGED, TensorError, mean_of, worst_of
@@ -26,7 +27,8 @@ class SampleResult:
     ``score`` is in tolerances (at most 1 passes, infinite is not finite or not run); ``values`` are
     the conditions' in their metrics' units, empty where the plan could not be run; ``errors`` by
     output, empty where the plan could not be run; ``vector`` the signed errors at the sampled
-    elements, in tolerances, where they were asked for; ``seconds`` the wall time.
+    elements, in tolerances, where they were asked for; ``seconds`` the wall time. Of several runs
+    all this is the worst's, and ``steadiness`` says how they differ; None for a single run.
     """
 
     verdict: Verdict
@@ -36,15 +38,19 @@ class SampleResult:
     seconds: float
     note: str = ""
     vector: Vector | None = None
+    steadiness: Steadiness | None = None
 
     @staticmethod
-    def of(judged: Judged, seconds: float, vector: Vector | None) -> SampleResult:
+    def of(
+        judged: Judged, seconds: float, vector: Vector | None, steadiness: Steadiness | None = None
+    ) -> SampleResult:
         """The result of a run that ended, with the verdict that follows from its errors.
 
         Args:
             judged: the outputs beside the reference.
             seconds: the wall time.
             vector: signed errors in tolerances, (elements,) float32, where they were asked for.
+            steadiness: what further runs of the sample showed.
         """
         verdict, note = (Verdict.PASS if judged.score <= 1.0 else Verdict.FAIL), ""
         changed = [name for name, e in judged.errors.items() if e.nonfinite == SHAPE_CHANGED]
@@ -53,7 +59,7 @@ class SampleResult:
         elif not all(e.finite for e in judged.errors.values()):
             verdict = Verdict.NON_FINITE
         return SampleResult(
-            verdict, judged.score, judged.values, judged.errors, seconds, note, vector
+            verdict, judged.score, judged.values, judged.errors, seconds, note, vector, steadiness
         )
 
     @staticmethod
@@ -62,7 +68,14 @@ class SampleResult:
         worst = max(samples, key=lambda s: (s.score, s.verdict is Verdict.NON_FINITE))
         seconds = sum(s.seconds for s in samples)
         verdict = verdict_of(score, worst.verdict)
-        return SampleResult(verdict, score, (), worst.errors, seconds, worst.note)
+        seen = steadiness_of(samples)
+        return SampleResult(verdict, score, (), worst.errors, seconds, worst.note, steadiness=seen)
+
+
+def steadiness_of(samples: Sequence[SampleResult]) -> Steadiness | None:
+    """That of several samples together; None where each was run once."""
+    found = [s.steadiness for s in samples if s.steadiness is not None]
+    return together(found) if found else None
 
 
 def verdict_of(score: float, worst: Verdict) -> Verdict:
@@ -79,7 +92,8 @@ class ProbeResult:
 
     ``worst`` and ``mean`` give each output's errors over the samples, empty where the plan could
     not be run; ``vector`` the samples' vectors one after the other; ``facts`` what the runner adds.
-    ``on`` says on which samples: the given ones, or a panel.
+    ``on`` says on which samples: the given ones, or a panel. ``steadiness`` is that of all of them,
+    None from a runner that runs each once.
     """
 
     plan: PrecisionPlan
@@ -93,6 +107,7 @@ class ProbeResult:
     vector: Vector | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     on: str = GIVEN
+    steadiness: Steadiness | None = None
 
     @staticmethod
     def over(
@@ -146,6 +161,7 @@ class ProbeResult:
             np.concatenate(vectors) if len(vectors) == len(samples) else None,
             facts,
             on,
+            steadiness_of(samples),
         )
 
     def under(self, limit: float) -> ProbeResult:

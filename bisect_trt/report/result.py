@@ -16,6 +16,7 @@ from bisect_trt.core.errors import EXIT_NOT_MET, EXIT_OK
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.holds import Holding, Holds
 from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.core.steadiness import Steadiness
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,8 @@ class EngineFacts:
 
     ``fp32_is`` says what its FP32 turned out to be, ``fp32_likeness_to_tf32`` the cosine between
     its FP32 errors and emulated TF32's. The fields from ``builds_beyond_baselines`` on are None
-    where nothing was decided on it.
+    where nothing was decided on it; ``steadiness`` is that of the engine the answer stands or falls
+    with.
     """
 
     fp32_is: str
@@ -46,6 +48,7 @@ class EngineFacts:
     tolerance_share: float | None = None
     pins_added_by_engine: Sequence[str] | None = None
     out_of_builds: bool | None = None
+    steadiness: Steadiness | None = None
 
 
 @dataclass(frozen=True)

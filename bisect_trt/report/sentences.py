@@ -8,6 +8,8 @@ from typing import Any
 from bisect_trt.core.diagnosis import Cause
 from bisect_trt.core.holds import Holds
 from bisect_trt.core.names import printable
+from bisect_trt.core.steadiness import Steadiness
+from bisect_trt.numerics.confidence import lower_bound
 from bisect_trt.report.result import Result
 from bisect_trt.search.facts import Regime
 from bisect_trt.stations.case import FEW_INPUTS
@@ -129,6 +131,21 @@ def search_sentences(result: Result) -> list[str]:
     return lines
 
 
+def _steadiness_sentences(seen: Steadiness | None) -> list[str]:
+    """How often the engine was run, and whether it gave one answer."""
+    if seen is None:
+        return []
+    where = "one process" if seen.processes == 1 else f"{seen.processes} processes"
+    bound = 100.0 * lower_bound(seen.passed, seen.runs)
+    bits = "in each process an input always had the same answer, bit for bit"
+    if not seen.steady:
+        bits = f"{seen.differing} runs differed from the others of their input and process"
+    return [
+        f"{seen.passed} of {seen.runs} runs in {where} met the requirement, at least {bound:.1f} % "
+        f"of all do with 95 % confidence; {bits}."
+    ]
+
+
 def engine_sentences(result: Result) -> list[str]:
     """What else the engine showed."""
     facts = result.engine
@@ -138,6 +155,7 @@ def engine_sentences(result: Result) -> list[str]:
         f"The engine's FP32 is {facts.fp32_is}; pins were emulated as "
         f"{facts.pins_emulated_as.upper()}."
     ]
+    lines += _steadiness_sentences(facts.steadiness)
     effect = facts.probe_effect
     if effect is not None:
         lines.append(

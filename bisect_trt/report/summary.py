@@ -165,13 +165,14 @@ def _result(
         *findings_of(ledger.engine_results),
     ]
     limits = dict.fromkeys(ledger.emulators, answer.limit)
+    passed = answer.final is not None and answer.final.verdict.passed and known.unsteady is None
     return Result(
         model=case.model.name,
         precision=settings.precision,
         runner=ledger.judge,
         cause=diagnosis.cause,
         sentence=diagnosis.sentence,
-        passed=answer.final is not None and answer.final.verdict.passed,
+        passed=passed,
         complete=answer.complete,
         plan=answer.plan,
         score=answer.final.score if answer.final is not None else float("nan"),
@@ -237,6 +238,7 @@ def _engine_facts(known: Known, ledger: Ledger) -> EngineFacts | None:
         tolerance_share=judged.limit if judged is not None else None,
         pins_added_by_engine=sorted(judged.repaired) if judged is not None else None,
         out_of_builds=judged.out_of_budget if judged is not None else None,
+        steadiness=known.steadiness or baselines.steadiness,
     )
 
 

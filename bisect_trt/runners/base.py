@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
@@ -67,4 +67,13 @@ class Runner(Protocol):
         ``seconds`` by step, ``latency_ms``, ``engine_bytes``, ``findings``. Empty for a runner that
         has nothing to add.
         """
+        ...
+
+
+@runtime_checkable
+class Restartable(Runner, Protocol):
+    """A runner whose work is done in a process that can be replaced by a new one."""
+
+    def start_afresh(self) -> None:
+        """End the process; the next plan is executed in another."""
         ...

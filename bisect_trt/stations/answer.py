@@ -6,6 +6,7 @@ from bisect_trt.core.diagnosis import Cause
 from bisect_trt.core.holds import Holds
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.stations.bench import Bench
+from bisect_trt.stations.engine_steadiness import over_processes, runs_of, unsteady
 from bisect_trt.stations.fresh_test import MAX_TESTS, planned_test
 from bisect_trt.stations.holds import measure_holds
 from bisect_trt.stations.known import Known
@@ -15,6 +16,8 @@ def holds_of_answer(known: Known, bench: Bench) -> Holds | None:
     """The test of the plan that will be written: the search's own where that ended with one, else a
     test on fresh draws; None where no plan meets the requirement.
     """
+    if known.unsteady is not None:
+        return None
     if known.holds is not None:
         return known.holds
     if known.judgement is not None and known.judgement.holds is not None:
@@ -34,8 +37,31 @@ def holds_of_answer(known: Known, bench: Bench) -> Holds | None:
     return measure_holds(known.case, bench, bench.judges, plan, test)
 
 
+def with_steadiness(known: Known, bench: Bench) -> Known:
+    """With the steadiness of the engine that the answer stands on, and the diagnosis that takes the
+    answer back where its runs decide differently.
+    """
+    engine = known.engine
+    if engine is None or (known.settled is not None and known.settled.cause is Cause.UNSTEADY):
+        return known
+    if known.judgement is not None:
+        result = known.judgement.result
+    elif known.settled is not None and known.settled.cause is Cause.NONE:
+        result = engine.base
+    elif known.settled is not None and known.settled.cause is Cause.TF32:
+        result = engine.fp32
+    else:
+        return known
+    bench.observer.station("steadiness")
+    seen = over_processes(bench, result) if result.verdict.passed else runs_of([result])
+    what = "answer's" if known.judgement is not None else result.plan.base.value.upper()
+    return known.with_(steadiness=seen, unsteady=unsteady(what, seen) if seen.decides else None)
+
+
 def plan_of_answer(known: Known) -> PrecisionPlan | None:
     """The plan with the precision that its pins really run in; None if none was found to pass."""
+    if known.unsteady is not None:
+        return None
     if known.judgement is not None:
         judged = known.judgement
         return known.base.with_pins(judged.plan.pinned) if judged.passed else None

@@ -124,12 +124,12 @@ class Bench:
         self._error_samples: dict[tuple[str, PrecisionPlan], ErrorSample] = {}
         workers = case.settings.workers
         other: Runner = RtxRunner(emulator) if self.rtx_sums else WholeModelRunner(case.graph)
-        self.prober = self._prober(fleet or emulator, workers)
+        self.prober = self.prober_of(fleet or emulator, workers)
         # Sums as TensorRT's take seconds an inference: a few inputs must do.
         few = tuple(evenly(case.samples, _SECOND_SEES))
         self.second_sees = few if self.rtx_sums else case.samples
-        self.second = self._prober(other, given=self.second_sees)
-        self.engine = self._prober(opened, workers) if opened is not None else None
+        self.second = self.prober_of(other, given=self.second_sees)
+        self.engine = self.prober_of(opened, workers) if opened is not None else None
 
     @property
     def probers(self) -> list[Prober]:
@@ -205,9 +205,16 @@ class Bench:
         note = f"{result.runner}, {pins} pins: {result.verdict.value}, {times(result.score)}"
         self.observer.progress(len(self.log), 0, note)
 
-    def _prober(
+    def prober_of(
         self, runner: Runner, workers: int = 1, given: Sequence[Sample] | None = None
     ) -> Prober:
+        """A prober of ``runner`` on the given samples, or on ``given``, that shares the log.
+
+        Args:
+            runner: what executes the plans.
+            workers: probes at a time.
+            given: on which samples.
+        """
         case = self._case
         # Only growing a set and telling an engine's FP32 need the signed errors of each probe.
         vectors = not case.settings.robust or self.opened is not None

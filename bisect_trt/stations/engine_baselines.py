@@ -2,81 +2,34 @@
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 
-import numpy as np
-
-from bisect_trt.core.diagnosis import Cause, Diagnosis
+from bisect_trt.core.diagnosis import Diagnosis
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.core.steadiness import Steadiness
 from bisect_trt.numerics.requirements import times
 from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.stations.baselines import Baselines
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
+from bisect_trt.stations.engine_diagnosis import (
+    Fp32,
+    agreement,
+    diagnose,
+    steadiness_of_failure,
+    what_fp32_is,
+)
 from bisect_trt.stations.engine_layer_errors import (
     EngineTable,
-    first_out_of_line,
     probe_effect_matters,
     trace_engine,
 )
+from bisect_trt.stations.engine_steadiness import note_unsteadiness, unsteady
 from bisect_trt.stations.fresh_test import planned_test
 from bisect_trt.stations.holds import first_refusal
-
-
-class Fp32(str, Enum):
-    """What an engine's FP32 turned out to be."""
-
-    STRICT = "strict"
-    TF32 = "tf32"
-    OTHER = "other"
-
-    def __str__(self) -> str:
-        return self.value
-
-
-def what_fp32_is(engine: ProbeResult, strict: ProbeResult, tf32: ProbeResult) -> Fp32:
-    """Which emulated baseline the engine's FP32 errors look like, by their RMSE over the outputs.
-
-    TF32 can only be recognised where it differs from FP32 tenfold (a model without matrix products
-    cannot tell).
-
-    Args:
-        engine: FP32 on the engine.
-        strict: FP32 on the emulator.
-        tf32: TF32 on the emulator.
-    """
-    found, exact, rounded = (_relative_rmse(r) for r in (engine, strict, tf32))
-    if not all(math.isfinite(e) for e in (found, exact, rounded)):
-        return Fp32.OTHER
-    if rounded > 10.0 * exact and rounded / 4.0 <= found <= rounded * 4.0:
-        return Fp32.TF32
-    return Fp32.STRICT if found <= max(30.0 * exact, 1e-6) else Fp32.OTHER
-
-
-def agreement(one: ProbeResult, other: ProbeResult) -> float:
-    """The cosine between two probes' sampled signed errors: near 1 if they make the same roundings;
-    NaN if unknown.
-    """
-    if one.vector is None or other.vector is None or len(one.vector) != len(other.vector):
-        return math.nan
-    both = np.isfinite(one.vector) & np.isfinite(other.vector)
-    a, b = one.vector[both].astype(np.float64), other.vector[both].astype(np.float64)
-    size = float(np.linalg.norm(a) * np.linalg.norm(b))
-    return float(a @ b) / size if size > 0 else math.nan
-
-
-def _relative_rmse(result: ProbeResult) -> float:
-    """The worst output's RMSE over its range."""
-    return max(
-        (e.rmse / max(e.ref_max - e.ref_min, 1e-30) for e in result.worst.values()),
-        default=math.nan,
-    )
 
 
 @dataclass(frozen=True)
@@ -85,7 +38,8 @@ class EngineBaselines:
 
     ``fingerprint`` is the cosine between the engine's FP32 errors and emulated TF32's; ``table``
     the layers' errors on the engine, where they could be had. ``pinned`` is all pins: ``fp32``
-    where no layer is held reduced. ``diagnosis`` is there if the engine settles the case.
+    where no layer is held reduced. ``diagnosis`` is there if the engine settles the case,
+    ``steadiness`` where an engine had to be looked at in further processes for it.
     """
 
     runner: str
@@ -98,6 +52,7 @@ class EngineBaselines:
     findings: tuple[Finding, ...]
     pinned: ProbeResult
     diagnosis: Diagnosis | None
+    steadiness: Steadiness | None = None
 
     @property
     def pin_precision(self) -> Precision:
@@ -130,6 +85,9 @@ def measure_engine(case: Case, bench: Bench, emulated: Baselines) -> EngineBasel
     fp32, tf32, base = (engine.probe(plan) for plan in plans)
     identity = what_fp32_is(fp32, emulated.fp32, emulated.tf32)
     findings = list(bench.found(_findings(identity, fp32, emulated)))
+    for result in dict.fromkeys((fp32.plan, tf32.plan, base.plan)):
+        seen = engine.done[result].steadiness
+        findings += bench.found(note_unsteadiness(result.base.value.upper(), seen))
     table = None
     if base.worst:
         bench.observer.station("engine layers")
@@ -144,6 +102,12 @@ def measure_engine(case: Case, bench: Bench, emulated: Baselines) -> EngineBasel
     # TF32 is a switch of the whole engine: no pin could make up for its luck.
     luck_matters = base.verdict.passed and case.settings.robust and precision.is_storage
     lucky = bool(luck_matters) and passes_by_luck(case, bench, engine, base.plan, emulated)
+    steadiness = steadiness_of_failure(bench, fp32, base)
+    if steadiness is not None and steadiness.decides:
+        blamed = base if fp32.verdict.passed else fp32
+        diagnosis: Diagnosis | None = unsteady(blamed.plan.base.value.upper(), steadiness)
+    else:
+        diagnosis = diagnose(fp32, tf32, base, identity, precision, marked_fp32, lucky=lucky)
     return EngineBaselines(
         engine.runner.name,
         fp32,
@@ -154,7 +118,8 @@ def measure_engine(case: Case, bench: Bench, emulated: Baselines) -> EngineBasel
         table,
         tuple(findings),
         engine.probe(case.base.with_pins(case.names)) if case.held_low else fp32,
-        _diagnose(fp32, tf32, base, identity, precision, marked_fp32, lucky=lucky),
+        diagnosis,
+        steadiness,
     )
 
 
@@ -207,62 +172,3 @@ def _findings_of_marking(table: EngineTable) -> list[Finding]:
         )
         found.append(Finding("probe-effect", "", message))
     return found
-
-
-def _diagnose(
-    fp32: ProbeResult,
-    tf32: ProbeResult,
-    base: ProbeResult,
-    identity: Fp32,
-    precision: Precision,
-    marked_fp32: Callable[[], EngineTable | None],
-    *,
-    lucky: bool,
-) -> Diagnosis | None:
-    """What the engine's own baselines settle; None if the reduced precision is to blame.
-
-    ``marked_fp32`` measures each layer of the FP32 engine, to find where it goes wrong; it is asked
-    only if it does.
-    """
-    if not fp32.verdict.passed:
-        return _fp32_fails(fp32, identity, marked_fp32)
-    if base.verdict.passed and not lucky:
-        return Diagnosis(
-            Cause.NONE,
-            f"The {precision.value.upper()} engine meets the requirement ({times(base.score)}); "
-            "nothing needs to be pinned.",
-        )
-    if base.verdict.passed:
-        return None  # on fresh draws it does not: something has to be pinned
-    if precision is Precision.TF32:
-        return Diagnosis(
-            Cause.TF32,
-            f"TF32 misses the requirement on the engine ({times(tf32.score)}) and strict FP32 "
-            "meets it: turn TF32 off (clear_flag(BuilderFlag.TF32), trtexec --noTF32).",
-        )
-    return None
-
-
-def _fp32_fails(
-    fp32: ProbeResult, identity: Fp32, marked_fp32: Callable[[], EngineTable | None]
-) -> Diagnosis:
-    if not fp32.worst:
-        return Diagnosis(
-            Cause.NOT_PRECISION,
-            f"The FP32 engine cannot be built or run ({fp32.verdict}): {fp32.note}",
-        )
-    if identity is Fp32.TF32:
-        return Diagnosis(
-            Cause.TF32,
-            f"This runtime's FP32 is TF32 (its errors, {times(fp32.score)}, are those of emulated "
-            "TF32), and TF32 misses the requirement: no plan can pass on it. Use a runtime that "
-            "honours a cleared TF32 flag, or allow TF32's error.",
-        )
-    table = marked_fp32()
-    where = first_out_of_line(table) if table is not None else None
-    first = f" The first layer out of line is {where!r}: reduce the report to it." if where else ""
-    return Diagnosis(
-        Cause.NOT_PRECISION,
-        f"Strict FP32 already misses the requirement on the engine ({times(fp32.score)}): not a "
-        f"precision problem, the engine or its parser computes something else.{first}",
-    )

@@ -10,6 +10,7 @@ import pandas as pd
 from bisect_trt.core.diagnosis import Diagnosis
 from bisect_trt.core.holds import Holds
 from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.steadiness import Steadiness
 from bisect_trt.stations.baselines import Baselines
 from bisect_trt.stations.bisect import Bisection
 from bisect_trt.stations.case import Case
@@ -24,7 +25,8 @@ class Known:
     """The stations' records; None where a run ended before the station, or there was no need of it.
 
     ``inputs`` has a row an input, ``frontier`` a row a number of pins. ``settled`` is the diagnosis
-    that ended the run early, if one did.
+    that ended the run early, if one did. ``steadiness`` is that of the engine that the answer
+    stands on, ``unsteady`` the diagnosis where it takes the answer back.
     """
 
     case: Case
@@ -38,6 +40,8 @@ class Known:
     holds: Holds | None = None
     inputs: pd.DataFrame | None = None
     frontier: pd.DataFrame | None = None
+    steadiness: Steadiness | None = None
+    unsteady: Diagnosis | None = None
 
     def with_(self, **found: Any) -> Known:
         """The same with one more record."""
@@ -46,6 +50,8 @@ class Known:
     @property
     def diagnosis(self) -> Diagnosis | None:
         """The cause, None before it is known."""
+        if self.unsteady is not None:
+            return self.unsteady
         return self.triage.diagnosis if self.triage is not None else self.settled
 
     @property

@@ -5,99 +5,21 @@ amplified, offset or failing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-import bisect_trt
-from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.numerics.tensor_error import tensor_error
 from bisect_trt.probe.result import ProbeResult
-from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.search.tolerance_share import tightened
-from bisect_trt.stations.engine_baselines import Fp32, what_fp32_is
+from bisect_trt.stations.engine_diagnosis import Fp32, what_fp32_is
 from bisect_trt.stations.engine_layer_errors import probe_effect_matters
-from fixtures.models import Fixture, encoder_decomposed, residual, tf32_victim
-
-
-class Engine:
-    """An engine whose errors are ``gain`` times the emulated ones, plus ``offset``; its FP32 may be
-    TF32.
-    """
-
-    name = "engine"
-    versions: Mapping[str, str] = {"engine": "1"}
-
-    def __init__(
-        self,
-        fixture: Fixture,
-        gain: float = 1.0,
-        offset: float = 0.0,
-        *,
-        tf32: bool = False,
-        breaks: Callable[[PrecisionPlan], bool] = lambda _: False,
-    ) -> None:
-        self._emulator = EmulatedRunner(fixture.model)
-        given = Sample("s", fixture.inputs)
-        self._exact = next(self._emulator.outputs(PrecisionPlan("fp32"), [given]))
-        self._gain, self._offset, self._tf32, self._breaks = gain, offset, tf32, breaks
-        self.built: list[PrecisionPlan] = []
-
-    def outputs(
-        self, plan: PrecisionPlan, samples: Sequence[Sample]
-    ) -> Iterator[Mapping[str, NDArray[Any]]]:
-        if plan not in self.built:  # a real one is kept for further samples of its plan
-            self.built.append(plan)
-        if self._breaks(plan):
-            raise RunnerFailedError("no tactic", Verdict.BUILD_FAILED, ["[E] no tactic"])
-        if self._tf32:
-            plan = (
-                PrecisionPlan(Precision.TF32)
-                if plan.base is Precision.FP32
-                else PrecisionPlan(plan.base, plan.pinned, Precision.TF32)
-            )
-        for outputs in self._emulator.outputs(plan, samples):
-            yield {
-                n: (self._exact[n] + self._gain * (a - self._exact[n]) + self._offset).astype(
-                    np.float32
-                )
-                for n, a in outputs.items()
-            }
-
-    def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
-        return {}
-
-    def close(self) -> None:
-        pass
-
-
-@pytest.fixture
-def judged(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Callable[..., tuple[bisect_trt.Result, Engine]]:
-    def run(fixture: Fixture, engine: Engine, **options: Any) -> tuple[bisect_trt.Result, Engine]:
-        monkeypatch.setattr("bisect_trt.stations.bench.open_engine", lambda *_: engine)
-        return bisect_trt.bisect(
-            fixture.model,
-            fixture.inputs,
-            precision=fixture.precision,
-            require=fixture.require,
-            out=tmp_path / "run",
-            **{"robust": 0, **options},
-        ), engine
-
-    return run
-
-
-Judged = Callable[..., tuple[bisect_trt.Result, Engine]]
+from fixtures.models import encoder_decomposed, residual, tf32_victim
+from tests.engines import Engine, Judged
 
 
 @pytest.mark.parametrize("gain", [0.8, 1.0, 1.5, 3.0])

@@ -152,6 +152,11 @@ def _configure(trt: Any, builder: Any, network: Any, config: Any, request: Engin
         config.set_flag(trt.BuilderFlag.TF32)
     else:
         config.clear_flag(trt.BuilderFlag.TF32)
+    options = request.options
+    if options.optimisation_level is not None:
+        config.builder_optimization_level = options.optimisation_level
+    if not options.tactics:
+        config.set_tactic_sources(0)
     profile = _profile(builder, network, request)
     if profile is not None:
         config.add_optimization_profile(profile)

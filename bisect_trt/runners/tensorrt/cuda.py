@@ -55,6 +55,20 @@ class Cuda:
         """Give memory back."""
         self._checked(self._runtime.cudaFree(pointer))
 
+    def with_own_stream(self) -> Cuda:
+        """The same device with a stream of its own."""
+        return Cuda(self._runtime)
+
+    def fill(self, pointer: int, byte: int, size: int) -> None:
+        """Set memory to one byte's value, in the stream's order.
+
+        Args:
+            pointer: where on the device.
+            byte: the value.
+            size: how many bytes.
+        """
+        self._checked(self._runtime.cudaMemsetAsync(pointer, byte, size, self.stream))
+
     def upload(self, pointer: int, array: NDArray[Any]) -> None:
         """Copy a contiguous array to the device, in the stream's order."""
         kind = self._runtime.cudaMemcpyKind.cudaMemcpyHostToDevice

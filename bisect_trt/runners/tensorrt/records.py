@@ -24,6 +24,22 @@ class WeakTyping:
 
 
 @dataclass(frozen=True)
+class EngineOptions:
+    """How an engine is built and run, where it is not TensorRT's own choice.
+
+    ``optimisation_level`` is the builder's (0 to 5), None for its default. Without ``tactics`` no
+    library's kernels are tried (cuBLAS, cuDNN). TensorRT for RTX may record ``cuda_graphs``.
+    """
+
+    optimisation_level: int | None = None
+    tactics: bool = True
+    cuda_graphs: bool = True
+
+
+AS_USUAL = EngineOptions()
+
+
+@dataclass(frozen=True)
 class EngineRequest:
     """One engine to build: ``model`` is the ONNX file's bytes or, over 2 GB, its path.
 
@@ -41,6 +57,7 @@ class EngineRequest:
     measure_latency: bool = True
     producers: Mapping[str, str] = field(default_factory=dict)
     values: Profile = field(default_factory=dict)
+    options: EngineOptions = AS_USUAL
 
 
 @dataclass(frozen=True)
@@ -69,11 +86,12 @@ class Built:
 
 @dataclass(frozen=True)
 class EngineAnswer:
-    """What one engine did. ``seconds`` is split by step, ``latency_ms`` is the median of one
-    sample's inference.
+    """What one engine did. ``answers`` are each sample's, with how often they came, the most
+    frequent first; ``seconds`` is split by step, ``latency_ms`` is the median of one sample's
+    inference.
     """
 
-    outputs: Sequence[Mapping[str, NDArray[Any]]]
+    answers: Sequence[Sequence[tuple[Mapping[str, NDArray[Any]], int]]]
     seconds: Mapping[str, float]
     engine_bytes: int
     latency_ms: float

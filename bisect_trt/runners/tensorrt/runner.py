@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from bisect_trt.graph.layers import with_unique_names
 from bisect_trt.graph.load import loadable
 from bisect_trt.graph.passes.marked import mark_outputs
 from bisect_trt.graph.passes.typed import to_typed
+from bisect_trt.runners.base import Repeated
 from bisect_trt.runners.tensorrt.profile import profile_of, values_of
 from bisect_trt.runners.tensorrt.readback import (
     dishonoured_after_parsing,
@@ -31,10 +33,13 @@ from bisect_trt.runners.tensorrt.readback import (
     warnings_as_findings,
 )
 from bisect_trt.runners.tensorrt.records import (
+    AS_USUAL,
     EngineAnswer,
+    EngineOptions,
     EngineRequest,
     WeakTyping,
 )
+from bisect_trt.runners.tensorrt.repeats import ENOUGH, REPEATS
 from bisect_trt.runners.workers.process import IsolatedWorker
 from bisect_trt.runners.workers.remote import Remote
 
@@ -53,6 +58,7 @@ class TensorRTRunner:
         caches: a folder for timing and kernel caches.
         timeout_s: the seconds that one build and run may take.
         weak: weak typing (TensorRT 8.6 to 10.x).
+        options: how the engines are built and run.
         hire: makes what serves the engines from the worker's name and arguments: a child process,
             or a crew of them.
 
@@ -72,6 +78,7 @@ class TensorRTRunner:
         caches: Path | None = None,
         timeout_s: float | None = None,
         weak: bool = False,
+        options: EngineOptions = AS_USUAL,
         hire: Callable[[str, Mapping[str, Any]], Remote] = IsolatedWorker,
     ) -> None:
         self._graph = as_graph(model)
@@ -81,12 +88,14 @@ class TensorRTRunner:
         self._values = values_of(samples)
         self._timeout_s = timeout_s
         self._weak = weak
+        self._options = options
         self._facts: dict[PrecisionPlan, Mapping[str, Any]] = {}
         arguments = {
             "module": module,
             "caches": str(caches) if caches else None,
         }
-        self._worker = hire(WORKER, arguments)
+        self._hire = partial(hire, WORKER, arguments)
+        self._worker = self._hire()
         try:
             described: dict[str, str] = self._worker.call("describe", timeout_s=timeout_s)
         except RunnerFailedError:
@@ -96,6 +105,7 @@ class TensorRTRunner:
             **described,
             "typing": "weak" if weak else "strong",
             "profile": str(sorted(self._profile.items())),
+            "runs": f"{REPEATS} to {ENOUGH} in 2 contexts",
         }
 
     def outputs(
@@ -104,10 +114,17 @@ class TensorRTRunner:
         began = time.perf_counter()
         model = self._written(plan)
         written = time.perf_counter() - began
-        answer = self._ask(model, plan, samples, measure_latency=True)
+        answer = self._ask(model, plan, samples, measure_latency=True, repeats=REPEATS)
         self._facts[plan] = self._summary(plan, answer, written)
-        for outputs in answer.outputs:
-            yield {name: outputs[name] for name in self._graph.outputs}
+        for counted in answer.answers:
+            named = [({n: found[n] for n in self._graph.outputs}, c) for found, c in counted]
+            runs = sum(count for _, count in named)
+            yield Repeated(named[0][0], runs, named[1:])
+
+    def start_afresh(self) -> None:
+        """End the child process and start another: the next engine is built and run there."""
+        self._worker.close()
+        self._worker = self._hire()
 
     def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
         return self._facts.get(plan, {})
@@ -131,8 +148,8 @@ class TensorRTRunner:
         marked = mark_outputs(self._written(plan), tensors)
         answer = self._ask(marked, plan, samples, measure_latency=False)
         return [
-            {name: _as_float32(array) for name, array in outputs.items()}
-            for outputs in answer.outputs
+            {name: _as_float32(array) for name, array in counted[0][0].items()}
+            for counted in answer.answers
         ]
 
     def debugged(
@@ -162,6 +179,7 @@ class TensorRTRunner:
         *,
         measure_latency: bool,
         debug: Sequence[str] = (),
+        repeats: int = 1,
     ) -> EngineAnswer:
         weak = WeakTyping(plan.base.value, plan.pinned) if self._weak else None
         # A pin means FP32: the engine's TF32 switch stays off unless TF32 itself is asked for.
@@ -176,10 +194,11 @@ class TensorRTRunner:
                 measure_latency,
                 self._producers,
                 self._values,
+                self._options,
             )
             arrays = [dict(s.arrays) for s in samples]
             answer: EngineAnswer = self._worker.call(
-                "probe", request, arrays, timeout_s=self._timeout_s
+                "probe", request, arrays, repeats, timeout_s=self._timeout_s
             )
         return answer
 

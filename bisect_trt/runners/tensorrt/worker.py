@@ -17,7 +17,8 @@ from bisect_trt.runners.tensorrt.cuda import Cuda, import_cuda
 from bisect_trt.runners.tensorrt.execute import LoadedEngine
 from bisect_trt.runners.tensorrt.module import import_tensorrt
 from bisect_trt.runners.tensorrt.readback import engine_layers
-from bisect_trt.runners.tensorrt.records import Built, EngineAnswer, EngineRequest
+from bisect_trt.runners.tensorrt.records import AS_USUAL, Built, EngineAnswer, EngineRequest
+from bisect_trt.runners.tensorrt.repeats import run_repeatedly
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,17 @@ class EngineWorker:
         return {self._trt.__name__: str(self._trt.__version__), **self._cuda.device()}
 
     def probe(
-        self, request: EngineRequest, samples: Sequence[Mapping[str, NDArray[Any]]]
+        self,
+        request: EngineRequest,
+        samples: Sequence[Mapping[str, NDArray[Any]]],
+        repeats: int = 1,
     ) -> EngineAnswer:
         """Build the engine, or take the one kept, and run every sample.
+
+        Args:
+            request: what to build.
+            samples: the inputs.
+            repeats: how often each is run at least.
 
         Raises:
             RunnerFailedError: with a verdict of its own.
@@ -58,15 +67,17 @@ class EngineWorker:
         began = time.perf_counter()
         engine = self._engine(request, samples[0])
         ready = time.perf_counter()
-        outputs = [engine.loaded.run(arrays) for arrays in samples]
+        loaded = engine.loaded
+        contexts = [loaded.first.run, loaded.second.run] if repeats > 1 else [loaded.first.run]
+        answers = run_repeatedly(samples, contexts, repeats)
         ran = time.perf_counter()
-        debug = [engine.loaded.debug_values(arrays) for arrays in samples] if request.debug else []
-        seconds = {**engine.built.seconds, **engine.loaded.seconds, "run": ran - ready}
+        debug = [loaded.first.debug_values(arrays) for arrays in samples] if request.debug else []
+        seconds = {**engine.built.seconds, **loaded.seconds, "run": ran - ready}
         seconds |= {"latency": 0.0, "child": time.perf_counter() - began}
-        layers = engine_layers(json.loads(engine.loaded.inspect()))
+        layers = engine_layers(json.loads(loaded.inspect()))
         built = engine.built
         return EngineAnswer(
-            outputs,
+            answers,
             seconds,
             len(built.engine),
             engine.latency_ms,
@@ -84,8 +95,8 @@ class EngineWorker:
         built = build_engine(self._trt, request, self._cache(request, "timing"))
         logger = make_logger(self._trt)
         kernels = self._cache(request, "kernels")
-        loaded = LoadedEngine(self._trt, self._cuda, logger, built.engine, kernels)
-        latency = loaded.latency_ms(sample) if request.measure_latency else float("nan")
+        loaded = LoadedEngine(self._trt, self._cuda, logger, built.engine, kernels, request.options)
+        latency = loaded.first.latency_ms(sample) if request.measure_latency else float("nan")
         if kernels is not None:
             loaded.keep_kernels(kernels)
         messages = [*built.messages, *(m for m in logger.messages if m not in built.messages)]
@@ -93,8 +104,10 @@ class EngineWorker:
         return self._kept
 
     def _cache(self, request: EngineRequest, kind: str) -> Path | None:
-        """One cache for each configuration: timing caches depend on the flags."""
-        if self._caches is None:
+        """One cache for each configuration: timing caches depend on the flags. None for an engine
+        that is built otherwise than usual.
+        """
+        if self._caches is None or request.options != AS_USUAL:
             return None
         self._caches.mkdir(parents=True, exist_ok=True)
         typing = request.weak.base if request.weak else "strong"
@@ -105,5 +118,13 @@ class EngineWorker:
 def _key(request: EngineRequest) -> str:
     """What the engine is made of; a path stands for a file that nobody changes meanwhile."""
     model = request.model.encode() if isinstance(request.model, str) else request.model
-    flags = repr((request.tf32, request.weak, request.debug, sorted(request.profile.items())))
+    flags = repr(
+        (
+            request.tf32,
+            request.weak,
+            request.debug,
+            sorted(request.profile.items()),
+            request.options,
+        )
+    )
     return hashlib.sha256(model + flags.encode()).hexdigest()

@@ -1,0 +1,126 @@
+"""Engines that err in known ways, in the place of real ones: the emulator amplified, offset,
+failing, or not making up its mind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import bisect_trt
+from bisect_trt.core.errors import RunnerFailedError
+from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.core.sample import Sample
+from bisect_trt.core.verdict import Verdict
+from bisect_trt.runners.base import Repeated
+from bisect_trt.runners.emulator.runner import EmulatedRunner
+from fixtures.models import Fixture
+
+
+class Engine:
+    """An engine whose errors are ``gain`` times the emulated ones, plus ``offset``; its FP32 may be
+    TF32.
+    """
+
+    name = "engine"
+    versions: Mapping[str, str] = {"engine": "1"}
+
+    def __init__(
+        self,
+        fixture: Fixture,
+        gain: float = 1.0,
+        offset: float = 0.0,
+        *,
+        tf32: bool = False,
+        breaks: Callable[[PrecisionPlan], bool] = lambda _: False,
+    ) -> None:
+        self._emulator = EmulatedRunner(fixture.model)
+        given = Sample("s", fixture.inputs)
+        self._exact = next(self._emulator.outputs(PrecisionPlan("fp32"), [given]))
+        self._gain, self._offset, self._tf32, self._breaks = gain, offset, tf32, breaks
+        self.built: list[PrecisionPlan] = []
+
+    def outputs(
+        self, plan: PrecisionPlan, samples: Sequence[Sample]
+    ) -> Iterator[Mapping[str, NDArray[Any]]]:
+        if plan not in self.built:  # a real one is kept for further samples of its plan
+            self.built.append(plan)
+        if self._breaks(plan):
+            raise RunnerFailedError("no tactic", Verdict.BUILD_FAILED, ["[E] no tactic"])
+        if self._tf32:
+            plan = (
+                PrecisionPlan(Precision.TF32)
+                if plan.base is Precision.FP32
+                else PrecisionPlan(plan.base, plan.pinned, Precision.TF32)
+            )
+        for outputs in self._emulator.outputs(plan, samples):
+            yield {
+                n: (self._exact[n] + self._gain * (a - self._exact[n]) + self._offset).astype(
+                    np.float32
+                )
+                for n, a in outputs.items()
+            }
+
+    def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
+        return {}
+
+    def close(self) -> None:
+        pass
+
+
+class Unsteady(Engine):
+    """An engine that runs each input ``runs`` times, of which ``bad`` in a process give an answer
+    that is ``off`` away: ``bad`` tells how many, from the plan and the number of the process.
+    """
+
+    name = "engine"
+
+    def __init__(
+        self,
+        fixture: Fixture,
+        bad: Callable[[PrecisionPlan, int], int],
+        off: float = 100.0,
+        runs: int = 6,
+    ) -> None:
+        super().__init__(fixture)
+        self._bad, self._off, self._runs = bad, off, runs
+        self.process = 1
+
+    def start_afresh(self) -> None:
+        self.process += 1
+
+    def outputs(
+        self, plan: PrecisionPlan, samples: Sequence[Sample]
+    ) -> Iterator[Mapping[str, NDArray[Any]]]:
+        bad = self._bad(plan, self.process)
+        for outputs in super().outputs(plan, samples):
+            wrong = {n: (a + self._off).astype(np.float32) for n, a in outputs.items()}
+            counted = [(outputs, self._runs - bad), (wrong, bad)]
+            (most, _), *others = sorted((c for c in counted if c[1]), key=lambda c: -c[1])
+            yield Repeated(most, self._runs, others)
+
+
+@pytest.fixture
+def judged(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., tuple[bisect_trt.Result, Engine]]:
+    def run(fixture: Fixture, engine: Engine, **options: Any) -> tuple[bisect_trt.Result, Engine]:
+        monkeypatch.setattr("bisect_trt.stations.bench.open_engine", lambda *_: engine)
+        return bisect_trt.bisect(
+            fixture.model,
+            fixture.inputs,
+            precision=fixture.precision,
+            require=fixture.require,
+            out=tmp_path / "run",
+            **{"robust": 0, **options},
+        ), engine
+
+    return run
+
+
+Judged = Callable[..., tuple[bisect_trt.Result, Engine]]

@@ -1,0 +1,108 @@
+"""One run of an engine is no observation: engines that answer differently from run to run, or from
+process to process, get a cause of their own and never a plan.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bisect_trt
+from bisect_trt.core.precision import Precision, PrecisionPlan
+from fixtures.models import residual
+from tests.engines import Engine, Judged, Unsteady
+
+
+def only(base: Precision, bad: int, process: int | None = None) -> Any:
+    """Bad runs of one precision, in one process or in all."""
+
+    def told(plan: PrecisionPlan, number: int) -> int:
+        return bad if plan.base is base and process in (None, number) else 0
+
+    return told
+
+
+@pytest.mark.parametrize("bad", [1, 3, 5])
+def test_fp32_that_differs_from_run_to_run_is_unsteady(judged: Judged, bad: int) -> None:
+    fixture = residual()
+    result, engine = judged(fixture, Unsteady(fixture, only(Precision.FP32, bad)))
+    assert result.cause.value == "unsteady" and not result.passed and result.exit_code == 1
+    assert f"{bad} of 6 runs" in result.sentence and "reduce" in result.sentence
+    assert not result.pinned and len(engine.built) <= 3, "nothing is searched on such an engine"
+    seen = result.engine.steadiness
+    assert (seen.runs, seen.passed) == (6, 6 - bad) and seen.worst > 1.0 >= seen.best
+    assert seen.differing == min(bad, 6 - bad)
+    written = json.loads((Path(result.folder) / "run.json").read_text())
+    assert written["engine"]["steadiness"]["passed"] == 6 - bad
+
+
+def test_a_reduced_engine_that_differs_is_unsteady_too(judged: Judged) -> None:
+    fixture = residual()
+    result, _ = judged(fixture, Unsteady(fixture, only(Precision.FP16, 2)))
+    assert result.cause.value == "unsteady" and "FP16 engine" in result.sentence
+    assert not result.passed and not result.pinned
+
+
+def test_fp32_that_is_wrong_in_this_process_and_right_in_the_next(judged: Judged) -> None:
+    fixture = residual()
+    result, engine = judged(fixture, Unsteady(fixture, only(Precision.FP32, 6, process=1)))
+    assert result.cause.value == "unsteady" and "12 runs in 2 processes" in result.sentence
+    assert engine.process == 2, "one that is right is enough to know"
+
+
+def test_fp32_that_is_wrong_in_all_processes_is_not_precision(judged: Judged) -> None:
+    fixture = residual()
+    result, engine = judged(fixture, Unsteady(fixture, only(Precision.FP32, 6)))
+    assert result.cause.value == "not-precision" and engine.process == 3
+    assert result.engine.steadiness.processes == 3 and result.engine.steadiness.passed == 0
+
+
+def test_an_answer_that_fails_in_a_further_process_is_taken_back(judged: Judged) -> None:
+    fixture = residual()
+    steady, _ = judged(fixture, Unsteady(fixture, lambda *_: 0))
+    assert steady.passed and steady.engine.steadiness.processes == 3
+    assert steady.engine.steadiness.runs == 18 and steady.engine.steadiness.passed == 18
+
+    def bad(plan: PrecisionPlan, process: int) -> int:
+        return 1 if process == 3 and plan.pinned else 0
+
+    engine = Unsteady(fixture, bad)
+    engine.versions = {"engine": "2"}
+    result, _ = judged(fixture, engine)
+    assert result.cause.value == "unsteady" and not result.passed and result.exit_code == 1
+    assert "1 of 18 runs in 3 processes" in result.sentence
+    assert result.holds is None, "nothing is claimed of a plan that is none"
+
+
+def test_sums_in_another_order_decide_nothing(judged: Judged) -> None:
+    """Answers that differ by less than matters are told and judged by the worst."""
+    fixture = residual()
+    result, _ = judged(fixture, Unsteady(fixture, lambda *_: 2, off=1e-7))
+    assert result.passed and result.cause.value != "unsteady"
+    told = [f.message for f in result.findings if f.kind == "unsteady"]
+    assert told and "2 of 6 runs" in told[0] and "nothing hangs on it" in told[0]
+
+
+def test_a_repeated_command_asks_no_engine_again(judged: Judged) -> None:
+    fixture = residual()
+    first, _ = judged(fixture, Unsteady(fixture, lambda *_: 0))
+    again, engine = judged(fixture, Unsteady(fixture, lambda *_: 0))
+    assert again.new_probes == 0 and not engine.built and engine.process == 1
+    assert again.engine.steadiness == first.engine.steadiness
+
+
+def test_an_engine_without_a_process_of_its_own_is_run_once(judged: Judged) -> None:
+    fixture = residual()
+    result, _ = judged(fixture, Engine(fixture))
+    assert result.passed and result.engine.steadiness.processes == 1
+
+
+def test_the_report_says_how_often_it_was_run(judged: Judged) -> None:
+    fixture = residual()
+    result, _ = judged(fixture, Unsteady(fixture, lambda *_: 0))
+    page = (Path(result.folder) / "report.md").read_text()
+    assert "18 of 18 runs in 3 processes met the requirement, at least 84.7 %" in page
+    assert isinstance(result, bisect_trt.Result)
