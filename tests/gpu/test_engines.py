@@ -18,6 +18,7 @@ from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.graph import list_layers
+from bisect_trt.runners.base import Repeated
 from bisect_trt.runners.doctor import examine
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.runners.tensorrt.runner import TensorRTRunner
@@ -46,6 +47,26 @@ def closing() -> Iterator[Callable[..., TensorRTRunner]]:
     yield make
     for runner in made:
         runner.close()
+
+
+def test_every_input_is_run_several_times_and_in_another_process_again(
+    closing: Callable[..., TensorRTRunner],
+) -> None:
+    """Between margins that nobody wrote to, in outputs that were NaN before."""
+    fixture = encoder_decomposed()
+    samples = [
+        Sample("s", fixture.inputs),
+        Sample("t", {n: a / 2 for n, a in fixture.inputs.items()}),
+    ]
+    runner = closing(fixture.model, samples)
+    first = list(runner.outputs(PrecisionPlan("fp32"), samples))
+    runner.start_afresh()
+    second = list(runner.outputs(PrecisionPlan("fp32"), samples))
+    for one, other in zip(first, second, strict=True):
+        assert isinstance(one, Repeated) and (one.runs, one.others) == (3, ())
+        for name, array in one.items():
+            assert np.isfinite(array).all()
+            np.testing.assert_allclose(array, other[name], rtol=1e-3, atol=1e-3)
 
 
 # `unsavable` is chaotic: no two runtimes agree on it by design, and TensorRT for RTX 1.6.1 was seen

@@ -59,6 +59,7 @@ class TensorRTRunner:
         timeout_s: the seconds that one build and run may take.
         weak: weak typing (TensorRT 8.6 to 10.x).
         options: how the engines are built and run.
+        repeats: how often each sample is run at least.
         hire: makes what serves the engines from the worker's name and arguments: a child process,
             or a crew of them.
 
@@ -79,6 +80,7 @@ class TensorRTRunner:
         timeout_s: float | None = None,
         weak: bool = False,
         options: EngineOptions = AS_USUAL,
+        repeats: int = REPEATS,
         hire: Callable[[str, Mapping[str, Any]], Remote] = IsolatedWorker,
     ) -> None:
         self._graph = as_graph(model)
@@ -89,6 +91,7 @@ class TensorRTRunner:
         self._timeout_s = timeout_s
         self._weak = weak
         self._options = options
+        self._repeats = repeats
         self._facts: dict[PrecisionPlan, Mapping[str, Any]] = {}
         arguments = {
             "module": module,
@@ -105,7 +108,7 @@ class TensorRTRunner:
             **described,
             "typing": "weak" if weak else "strong",
             "profile": str(sorted(self._profile.items())),
-            "runs": f"{REPEATS} to {ENOUGH} in 2 contexts",
+            "runs": f"{repeats} to {max(repeats, ENOUGH)} in 2 contexts",
         }
 
     def outputs(
@@ -114,7 +117,7 @@ class TensorRTRunner:
         began = time.perf_counter()
         model = self._written(plan)
         written = time.perf_counter() - began
-        answer = self._ask(model, plan, samples, measure_latency=True, repeats=REPEATS)
+        answer = self._ask(model, plan, samples, measure_latency=True, repeats=self._repeats)
         self._facts[plan] = self._summary(plan, answer, written)
         for counted in answer.answers:
             named = [({n: found[n] for n in self._graph.outputs}, c) for found, c in counted]
