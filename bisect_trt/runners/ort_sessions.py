@@ -111,9 +111,7 @@ def switched_session(source: str | bytes, threads: int = 0) -> ort.InferenceSess
     return session_as_written(source, "the emulated model", threads)
 
 
-def session_as_written(
-    source: str | bytes, where: str, threads: int = 0
-) -> ort.InferenceSession:
+def session_as_written(source: str | bytes, where: str, threads: int = 0) -> ort.InferenceSession:
     """A session without any of ONNX Runtime's optimisations: what is marked as an output changes no
     number.
 

@@ -12,7 +12,7 @@ ProbeFunction = Callable[[frozenset[str]], Verdict]
 
 
 class BudgetSpentError(Exception):
-    """No further probe may be made: ``max_probes`` distinct ones were, or whoever probes says so."""
+    """No further probe may be made: ``max_probes`` were, or whoever is asked says so."""
 
 
 class Oracle:

@@ -2,7 +2,7 @@
 out, nodes bypassed.
 
 "Bad" need not be monotone: an output in the middle breaks the very fusion that is wrong. So every
-step stands on a piece that was itself seen to be bad, and what is returned is the smallest of those.
+step stands on a piece that was itself seen to be bad, and the smallest of those is returned.
 """
 
 from __future__ import annotations
@@ -114,10 +114,7 @@ class _Search:
     def _bypassed(self, piece: Piece, bypasses: Callable[[Piece], Sequence[Bypass]]) -> bool:
         """Whether some bypass leaves it bad: the best piece is then smaller."""
         self._step = BYPASS
-        for bypass in bypasses(piece):
-            if self._verdict(piece.without(bypass)).passed:
-                return True
-        return False
+        return any(self._verdict(piece.without(bypass)).passed for bypass in bypasses(piece))
 
     def _bad(self, kept: Sequence[str]) -> bool:
         return self._verdict(Piece(frozenset(kept))).passed

@@ -101,7 +101,11 @@ class Budget:
         return self._most is not None and self.spent >= self._most
 
     def spend(self) -> None:
-        """Count one. Raises :class:`BudgetSpentError` where none is left."""
+        """Count one.
+
+        Raises:
+            BudgetSpentError: none is left.
+        """
         if self.is_spent:
             raise BudgetSpentError
         self.spent += 1
@@ -155,7 +159,8 @@ class EngineTrials:
         """What the piece shows in all processes; where the budget is spent, in those of before."""
         if self.budget.is_spent:
             return self._known[specimen.piece]
-        return self._seen(specimen, PROCESSES, lambda s: s.suspect is Suspect.FAILED)
+        seen = self._seen(specimen, PROCESSES, lambda s: s.suspect is Suspect.FAILED)
+        return replace(seen, allowed=seen.allowed or self._allowance(specimen).most)
 
     def _seen(self, specimen: Specimen, processes: int, enough: Callable[[Seen], bool]) -> Seen:
         seen = self._known[specimen.piece] = self._looked(specimen, processes, enough)
@@ -178,16 +183,17 @@ class EngineTrials:
             if answer is None:
                 return replace(seen, processes=seen.processes + 1)
             if allowance is None:
-                allowance = what_rounding_explains(
-                    specimen.model, specimen.sample, specimen.expected, self._explained
-                )
+                allowance = self._allowance(specimen)
                 seen = replace(seen, allowed=allowance.most)
             seen = _with(seen, answer, allowance, specimen)
         return seen
 
-    def _answer(
-        self, graph: Graph, sample: Sample
-    ) -> Mapping[str, NDArray[Any]] | None:
+    def _allowance(self, specimen: Specimen) -> Allowance:
+        return what_rounding_explains(
+            specimen.model, specimen.sample, specimen.expected, self._explained
+        )
+
+    def _answer(self, graph: Graph, sample: Sample) -> Mapping[str, NDArray[Any]] | None:
         with closing(self._opens(graph, [sample])) as runner:
             self.versions = dict(runner.versions)
             return next(iter(runner.outputs(PrecisionPlan(self.precision), [sample])), None)

@@ -162,7 +162,7 @@ class _Search:
             raise BadInputError("--max-builds 0: not even the whole model can be tried") from None
 
     def ask(self, piece: Piece) -> Verdict:
-        """The whole was seen to be bad before the search; a piece that cannot be made is unclear."""
+        """The whole was seen to be bad already; a piece that cannot be made is unclear."""
         if piece == self._specimens.whole:
             return Verdict.PASS
         try:

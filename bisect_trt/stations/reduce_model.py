@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
+
+from onnx import ModelProto
 
 from bisect_trt.core.errors import BadInputError, RunnerUnavailableError
 from bisect_trt.core.observer import Observer
@@ -11,7 +14,7 @@ from bisect_trt.core.precision import Precision
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.inputs import input_specs
-from bisect_trt.graph.load import LoadedModel, load_model
+from bisect_trt.graph.load import load_model
 from bisect_trt.runners.onnxruntime_cuda import OrtCudaRunner
 from bisect_trt.runners.tensorrt.build_only import BuildOnlyRunner
 from bisect_trt.runners.tensorrt.module import installed_module
@@ -55,6 +58,7 @@ def reduce_model(
         found = reduce_piece(graph, sample, trials, observer)
         if isinstance(found, Reduced):
             return found
+    assert isinstance(found, Seen)  # there is a sample, and on none was the whole bad
     if check is None and not found.runs:
         raise RunnerUnavailableError(
             "the model builds; whether its engine is wrong or unsteady can only be told with a GPU"
@@ -62,9 +66,19 @@ def reduce_model(
     return found
 
 
-def name_of(model: LoadedModel) -> str:
-    """The model's name without folders and endings."""
-    return model.path.stem if model.path is not None else model.name
+def reduce_folder(settings: Settings) -> Path:
+    """Where the reproducer goes: as asked for, else ``reports/MODEL-reduced``."""
+    if settings.out is not None:
+        return settings.out
+    model = settings.model
+    name = model.graph.name or "model" if isinstance(model, ModelProto) else Path(model).stem
+    return Path("reports") / f"{name.replace('/', '_')[:80]}-reduced"
+
+
+def files_read(settings: Settings) -> list[Path]:
+    """The files that the settings name as model and inputs."""
+    named = (settings.model, *settings.inputs)
+    return [Path(source) for source in named if isinstance(source, (str, Path))]
 
 
 def _trials(

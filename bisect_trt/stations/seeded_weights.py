@@ -73,9 +73,9 @@ def kept_apart(
     found: list[Seeded] = []
     offset = 0
     for tensor in copy.graph.initializer:
-        weights = by_content.get(tensor.raw_data)
-        if weights is None:
+        if tensor.raw_data not in by_content:
             continue
+        weights = by_content[tensor.raw_data]
         length = len(tensor.raw_data)
         external_data_helper.set_external_data(tensor, location, offset=offset, length=length)
         tensor.ClearField("raw_data")

@@ -54,8 +54,8 @@ def check(extractor: Extractor, recorded: Recorded, kept: frozenset[str]) -> Non
 
 @st.composite
 def graphs(draw: st.DrawFn) -> onnx.ModelProto:
-    """Up to 12 nodes over tensors of one shape, with shared tensors, weights, Constants, a body that
-    captures, shape arithmetic, and outputs anywhere.
+    """Up to 12 nodes over tensors of one shape, with shared tensors, weights, Constants, bodies
+    that capture, shape arithmetic, and outputs anywhere.
     """
     random = np.random.default_rng(draw(st.integers(0, 2**31)))
     tensors, nodes, stored = ["x", "y"], [], []

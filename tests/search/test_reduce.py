@@ -26,7 +26,12 @@ def some(*numbers: int) -> frozenset[str]:
 
 
 def reduced(
-    n: int, bad: Bad, *, budget: int | None = None, otherwise: Verdict = Verdict.FAIL, **more: object
+    n: int,
+    bad: Bad,
+    *,
+    budget: int | None = None,
+    otherwise: Verdict = Verdict.FAIL,
+    **more: object,
 ) -> Reduction:
     made = 0
 

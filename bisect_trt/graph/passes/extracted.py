@@ -66,7 +66,7 @@ class Extractor:
 
     def operator(self, node: str) -> str:
         """The operator's type of a node."""
-        return self._ids[node].op_type
+        return str(self._ids[node].op_type)
 
     def tensors(self, node: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The inputs of a node that depend on the model's, and its outputs."""
@@ -96,6 +96,7 @@ class Extractor:
         given = {seen_as(o) for o in self.graph.outputs}
         read: set[str] = set()
         made = {t for i in piece.kept for t in self._ids[i].output if t}
+        from_others = self._maker.keys() - made - self._constants.keys()
         for node in self.nodes:
             if node in gone:
                 continue
@@ -105,9 +106,8 @@ class Extractor:
                 given.update(reads)
                 continue
             for name in reads:
-                if name in self._declared or (name in self._maker and name not in made):
-                    if name not in self._constants:
-                        (constants if name in self._static else inputs).setdefault(name)
+                if name in self._declared or name in from_others:
+                    (constants if name in self._static else inputs).setdefault(name)
         outputs = [
             t
             for i in self.nodes
@@ -159,7 +159,8 @@ class Extractor:
         graph = target.graph
         graph.name = source.graph.name or "graph"
         seen_as = self._renamed(piece)
-        read = {seen_as(name): None for i in self.nodes if i in piece.kept for name in self._reads[i]}
+        kept = [node for node in self.nodes if node in piece.kept]
+        read = {seen_as(name): None for node in kept for name in self._reads[node]}
         read |= dict.fromkeys(outputs)
         graph.input.extend(inputs)
         graph.initializer.extend(frozen)
@@ -169,12 +170,11 @@ class Extractor:
         graph.quantization_annotation.extend(
             a for a in source.graph.quantization_annotation if a.tensor_name in read
         )
-        for node in self.nodes:
-            if node in piece.kept:
-                graph.node.append(self._ids[node])
-                graph.node[-1].name = node
-                if piece.bypassed:
-                    _rename(graph.node[-1], seen_as)
+        for node in kept:
+            graph.node.append(self._ids[node])
+            graph.node[-1].name = node
+            if piece.bypassed:
+                _rename(graph.node[-1], seen_as)
         for name in outputs:
             elem_type = self.graph.types.type_of(name)
             typed = helper.make_tensor_value_info(name, elem_type, None)
