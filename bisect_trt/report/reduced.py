@@ -23,11 +23,11 @@ def sentence(reduced: Reduced) -> str:
     """What is wrong with the piece, in one sentence."""
     version = ", ".join(f"{k} {v}" for k, v in reduced.versions.items() if k in _ENGINES)
     who = f"{version or 'The engine'} at {reduced.precision.value.upper()}"
-    seen, what = reduced.seen, f"{_counted(len(reduced.nodes))} ({_operators(reduced)})"
+    what = f"{_counted(len(reduced.nodes))} ({_operators(reduced)})"
     if reduced.suspect is Suspect.CHECK:
-        return f"The check calls a model of {what} bad: {seen.failure}."
+        return f"The check calls a model of {what} bad."
     if reduced.suspect is Suspect.FAILED:
-        return f"{who} fails on a model of {what}: {seen.failure}"
+        return f"{who} does not build or run a model of {what}."
     if reduced.suspect is Suspect.UNSTEADY:
         return f"{who} gives different answers to the same input on a model of {what}."
     return f"{who} gives wrong answers on a model of {what}."
@@ -40,18 +40,18 @@ def headline(reduced: Reduced) -> str:
     """The answer: how small the piece is, and whether it could be smaller."""
     left, names = len(reduced.nodes), [f"{n} ({op})" for n, op in reduced.nodes]
     more = f" and {left - _NAMED} more" if left > _NAMED else ""
-    proof = "none of them can be left out" if reduced.complete else "--max-builds ended the search"
+    proof = "nothing can be left out" if reduced.complete else "--max-builds ended the search"
     return (
-        f"{_counted(left)} of {reduced.of} still {_BAD[reduced.suspect]}: "
+        f"{_BAD[reduced.suspect]} with {left} of {_counted(reduced.of)}: "
         f"{', '.join(names[:_NAMED])}{more}; {proof}."
     )
 
 
 _BAD = {
-    Suspect.FAILED: "fail to build or run",
-    Suspect.WRONG: "are wrong",
-    Suspect.UNSTEADY: "are unsteady",
-    Suspect.CHECK: "fail the check",
+    Suspect.FAILED: "Fails to build or run",
+    Suspect.WRONG: "Wrong",
+    Suspect.UNSTEADY: "Unsteady",
+    Suspect.CHECK: "Fails the check",
 }
 
 

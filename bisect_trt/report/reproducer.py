@@ -135,7 +135,7 @@ def _readme(reduced: Reduced, made_by: str, size: int) -> str:
         nodes=[(markdown(n), markdown(op)) for n, op in reduced.nodes],
         weights=weights,
         seeded=len(reduced.seeded),
-        megabytes=f"{size / 2**20:.1f}",
+        size=f"{size / 2**20:.1f} MB" if size >= 2**20 else f"{size / 2**10:.1f} kB",
         onnx=onnx.__version__,
     )
 

@@ -104,7 +104,8 @@ class CheckTrials:
             )
         except OSError as error:
             raise BadInputError(
-                f"--check {self._command!r}: {words[0]!r} cannot be started ({error.strerror})"
+                f"--check {self._command!r}: {self._words[0]!r} cannot be started "
+                f"({error.strerror})"
             ) from error
         try:
             return child.wait(self._timeout_s)

@@ -73,10 +73,9 @@ def what_rounding_explains(
         expected: its outputs in FP32.
         precision: what its layers run in; TF32 for an engine whose FP32 is.
     """
-    strict = precision is Precision.FP32
-    roundings = (
-        [(Precision.BF16, _BF16_TO_FP32), (precision, 1.0)] if strict else [(precision, 1.0)]
-    )
+    roundings = [(precision, 1.0)]
+    if precision is Precision.FP32:
+        roundings.append((Precision.BF16, _BF16_TO_FP32))
     most = {name: _least(array) for name, array in expected.items()}
     breaks = set[str]()
     runner = WholeModelRunner(Graph(model))

@@ -9,6 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph
@@ -31,6 +32,9 @@ class BuildOnlyRunner:
         samples: the inputs that the engine's profile has to cover.
         module: ``tensorrt`` or ``tensorrt_rtx``; None takes whichever imports.
         timeout_s: the seconds that a build may take.
+
+    Raises:
+        RunnerUnavailableError: TensorRT is missing.
     """
 
     name = "tensorrt-build"
@@ -47,7 +51,12 @@ class BuildOnlyRunner:
         self._values = values_of(samples)
         self._timeout_s = timeout_s
         self._worker = IsolatedWorker(WORKER, {"module": module})
-        self.versions: Mapping[str, str] = {}
+        try:
+            described: dict[str, str] = self._worker.call("describe", timeout_s=timeout_s)
+        except RunnerFailedError:
+            self._worker.close()
+            raise
+        self.versions: Mapping[str, str] = described
 
     def outputs(
         self, plan: PrecisionPlan, samples: Sequence[Sample]
@@ -60,9 +69,7 @@ class BuildOnlyRunner:
 
         Raises:
             RunnerFailedError: it does not build.
-            RunnerUnavailableError: TensorRT is missing.
         """
-        self.versions = self._worker.call("describe", timeout_s=self._timeout_s)
         with loadable(to_typed(self._graph, plan)) as source:
             request = EngineRequest(
                 source, self._profile, plan.base is Precision.TF32, values=self._values
