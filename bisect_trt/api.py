@@ -13,9 +13,12 @@ import onnx
 
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.observer import Observer
-from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.pipeline import reduce as run_reduction
 from bisect_trt.pipeline import run
 from bisect_trt.report.result import Result
+from bisect_trt.stations.engine_trials import Seen
+from bisect_trt.stations.reduce import Reduced
 from bisect_trt.stations.saved_plan import SavedPlan, read_plan
 from bisect_trt.stations.settings import Settings, Source, options
 from bisect_trt.stations.verify import Verification
@@ -97,6 +100,39 @@ def verify(
         saved = read_plan(Path(plan))
     settings = _settings("verify", "verify", model, inputs, {"precision": saved.searched, **chosen})
     return check_plan_holds(settings, saved, observer or Observer())
+
+
+@_with_options("reduce")
+def reduce(
+    model: str | Path | onnx.ModelProto,
+    inputs: Source | Sequence[Source],
+    *,
+    precision: Precision | str = Precision.FP32,
+    check: str | None = None,
+    observer: Observer | None = None,
+    **chosen: Any,
+) -> Reduced | Seen:
+    """Find the smallest part of ``model`` on which an engine fails, is wrong or unsteady; write its
+    reproducer. As ``bisect-trt reduce``.
+
+    Args:
+        model: an FP32 model, its path or its proto.
+        inputs: as for :func:`bisect`.
+        precision: what the engine runs in.
+        check: a command that says instead of an engine what is bad.
+        observer: hears of the progress.
+        chosen: the options below.
+
+    Returns:
+        The piece, or what the whole shows where it is not bad.
+
+    Raises:
+        BadInputError: something that the caller can mend.
+        RunnerUnavailableError: the engine cannot work on this machine.
+    """
+    settings = _settings("reduce", "reduce", model, inputs, chosen)
+    made_by = "bisect_trt.reduce(...)"
+    return run_reduction(settings, Precision(precision), check, made_by, observer)
 
 
 def _settings(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import replace
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,16 @@ from bisect_trt.graph.inspection import inspect_model
 from bisect_trt.graph.load import check_target, load_model, save_model, save_text
 from bisect_trt.graph.passes.typed import to_typed
 from bisect_trt.graph.weak_forms import polygraphy_script, trtexec_arguments
-from bisect_trt.pipeline import compare, run
-from bisect_trt.report.exits import Command, guarded, output
+from bisect_trt.pipeline import compare, reduce, run
+from bisect_trt.report.exits import guarded, output
+from bisect_trt.report.options import MODEL, NamedPath, settings_options
+from bisect_trt.report.reduced import as_record
 from bisect_trt.report.screen import (
     ProgressObserver,
     plain,
     print_comparison,
     print_inspection,
+    print_reduced,
     print_verdict,
     print_verification,
     screen,
@@ -38,8 +41,10 @@ from bisect_trt.report.screen import (
 from bisect_trt.report.write import to_json
 from bisect_trt.runners.doctor import examine
 from bisect_trt.stations.estimate import estimate
+from bisect_trt.stations.reduce import Reduced
+from bisect_trt.stations.reduce_model import reduce_folder
 from bisect_trt.stations.saved_plan import read_plan
-from bisect_trt.stations.settings import Option, Settings, options
+from bisect_trt.stations.settings import Settings, options
 from bisect_trt.stations.verify import verify
 from bisect_trt.version import __version__
 
@@ -52,26 +57,6 @@ def main() -> None:
     """
 
 
-class NamedPath(click.Path):
-    """A path that has a name: an empty one would be the current folder."""
-
-    def __init__(self) -> None:
-        super().__init__(path_type=Path)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == "":
-            self.fail("an empty path", param, ctx)
-        return super().convert(value, param, ctx)
-
-
-MODEL = click.argument("model", type=NamedPath())
-INPUT = click.option(
-    "--input",
-    "inputs",
-    multiple=True,
-    required=True,
-    help="A file (.npz, .npy, polygraphy's .json), folder, glob or MODULE:FUNCTION. Repeatable.",
-)
 PRECISION = click.option(
     "--precision",
     type=click.Choice(options()["precision"].choices),
@@ -88,50 +73,6 @@ PLAN = click.option(
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 QUIET = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
-
-
-def settings_options(command: str) -> Callable[[Command], Command]:
-    """MODEL, ``--input`` and the options of :class:`Settings` that ``command`` takes."""
-
-    def decorate(function: Command) -> Command:
-        defaults = Settings.__dataclass_fields__
-        for name, its in reversed(options().items()):
-            if command in its.commands:
-                said = replace(its, help=its.help_of.get(command, its.help))
-                # What another default takes the place of is not shown as one.
-                shown = "Default" not in said.help and "default" not in said.help
-                option = _click_option(name, said, defaults[name].default, shown=shown)
-                function = option(function)
-        return MODEL(INPUT(function))
-
-    return decorate
-
-
-def _click_option(
-    name: str, its: Option, default: Any, *, shown: bool
-) -> Callable[[Command], Command]:
-    """A field of the settings as click has it."""
-    kind: Any = None
-    if its.choices:
-        kind = click.Choice(its.choices)
-    elif its.kind is Path:
-        kind = NamedPath()
-    elif its.kind is int:
-        kind = click.IntRange(min=None if its.least is None else int(its.least))
-    elif its.kind is float:
-        kind = click.FloatRange(min=its.least, max=its.most, min_open=its.above)
-    if its.kind is bool:
-        return click.option(its.flag, name, is_flag=True, default=default, help=its.help)
-    return click.option(
-        its.flag,
-        name,
-        type=kind,
-        multiple=its.repeatable,
-        default=str(default) if its.kind is Precision else default,
-        show_default=shown and default not in (None, ()),
-        help=f"{its.help} Repeatable." if its.repeatable else its.help,
-        metavar=its.metavar,
-    )
 
 
 @main.command("run")
@@ -234,6 +175,41 @@ def verify_command(
         elif not quiet:
             print_verification(screen(), verification)
     return EXIT_OK if verification.passed else EXIT_NOT_MET
+
+
+@main.command("reduce")
+@settings_options("reduce")
+@click.option(
+    "--precision",
+    type=click.Choice([p.value for p in Precision]),
+    default="fp32",
+    show_default=True,
+    help="What the engine runs in.",
+)
+@click.option(
+    "--check",
+    metavar="COMMAND",
+    help="Says instead of an engine what is bad: exit code 0 is fine, any other is not. {model}, "
+    "{inputs} and {expected} become the paths of the piece's files.",
+)
+@JSON
+@QUIET
+@guarded
+def reduce_command(
+    precision: str, check: str | None, as_json: bool, quiet: bool, **chosen: Any
+) -> int:
+    """Find the smallest part of a model on which an engine fails, is wrong or unsteady; write a
+    reproducer. Exit code 1 if the whole is not bad.
+    """
+    made_by = shlex.join(["bisect-trt", *sys.argv[1:]])
+    with ProgressObserver(plain(stderr=True), quiet=quiet or as_json, verbose=False) as observer:
+        found = reduce(Settings(**chosen), Precision(precision), check, made_by, observer)
+    with output():
+        if as_json:
+            click.echo(to_json(as_record(found)))
+        elif not quiet:
+            print_reduced(screen(), found, reduce_folder(Settings(**chosen)))
+    return EXIT_OK if isinstance(found, Reduced) else EXIT_NOT_MET
 
 
 @main.command("export")

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision
+from bisect_trt.report.reproducer import check_folder, write_reproducer
 from bisect_trt.report.result import Result
 from bisect_trt.report.summary import summarise, summarise_interrupted
 from bisect_trt.report.write import discard, write_report, write_tables
@@ -19,12 +20,15 @@ from bisect_trt.stations.bench import Bench, open_bench
 from bisect_trt.stations.bisect import bisect
 from bisect_trt.stations.case import Case, load
 from bisect_trt.stations.engine_baselines import measure_engine
+from bisect_trt.stations.engine_trials import Seen
 from bisect_trt.stations.engine_verdict import decide_on_engine
 from bisect_trt.stations.frontier import measure_frontier
 from bisect_trt.stations.golden import check_golden
 from bisect_trt.stations.held import note_held
 from bisect_trt.stations.inputs_table import inputs_table
 from bisect_trt.stations.known import Known
+from bisect_trt.stations.reduce import Reduced
+from bisect_trt.stations.reduce_model import files_read, reduce_folder, reduce_model
 from bisect_trt.stations.settings import Settings
 from bisect_trt.stations.triage import Triage, find_cause
 from bisect_trt.stations.unseen import look_beyond
@@ -138,3 +142,33 @@ def _search(case: Case, bench: Bench) -> Iterator[Known]:
             case, bench, bench.engine, baselines, engine, triage, bisection
         )
         yield known.with_(judgement=judgement)
+
+
+def reduce(
+    settings: Settings,
+    precision: Precision,
+    check: str | None,
+    made_by: str,
+    observer: Observer | None = None,
+) -> Reduced | Seen:
+    """The smallest bad piece of a model; writes its reproducer into the settings' ``out``.
+
+    Args:
+        settings: the model, the inputs and the engine.
+        precision: what the engine runs in.
+        check: a command that says instead of an engine what is bad.
+        made_by: what the reproducer names as the command that made it.
+        observer: hears of the progress.
+
+    Returns:
+        What was found; what the whole model shows where it is not bad, and nothing is written then.
+
+    Raises:
+        BisectError: something that the user can mend.
+    """
+    folder = reduce_folder(settings)
+    check_folder(folder, files_read(settings))
+    found = reduce_model(settings, precision, check, observer or Observer())
+    if isinstance(found, Reduced):
+        write_reproducer(found, folder, made_by)
+    return found

@@ -57,3 +57,49 @@ def convolutional(blocks: int = 3) -> tuple[onnx.ModelProto, dict[str, NDArray[n
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.checker.check_model(model, full_check=True)
     return model, {"x": random.standard_normal((1, 16, 12, 12)).astype(np.float32)}
+
+
+def branching() -> tuple[onnx.ModelProto, dict[str, NDArray[np.generic]]]:
+    """An If, chosen by an input as in Silero VAD, whose bodies differ in rank: TensorRT refuses to
+    build it, ONNX Runtime runs it. Ten nodes stand before and behind.
+    """
+    random = np.random.default_rng(5)
+    stored = [
+        numpy_helper.from_array(np.asarray([0], np.int64), "axis"),
+        numpy_helper.from_array(np.asarray(8000, np.int64), "rate"),
+        numpy_helper.from_array(random.standard_normal((8, 8)).astype(np.float32), "w"),
+    ]
+    value = helper.make_tensor_value_info
+    bodies = {
+        "then_branch": [helper.make_node("Unsqueeze", ["h4", "axis"], ["then_out"], "raise")],
+        "else_branch": [helper.make_node("Sub", ["h4", "x"], ["else_out"], "centre")],
+    }
+    graphs = {
+        kind: helper.make_graph(
+            nodes, kind, [], [value(nodes[-1].output[0], TensorProto.FLOAT, None)]
+        )
+        for kind, nodes in bodies.items()
+    }
+    nodes = []
+    x = "x"
+    for i in range(5):
+        op, more = (("MatMul", ["w"]), ("Tanh", []))[i % 2]
+        nodes.append(helper.make_node(op, [x, *more], [f"h{i}"], f"before{i}"))
+        x = f"h{i}"
+    nodes.append(helper.make_node("Greater", ["sr", "rate"], ["fast"], "compare"))
+    nodes.append(helper.make_node("If", ["fast"], ["chosen"], "choose", **graphs))
+    x = "chosen"
+    for i in range(5):
+        op, more = (("MatMul", ["w"]), ("Sigmoid", []))[i % 2]
+        nodes.append(helper.make_node(op, [x, *more], [f"a{i}"], f"after{i}"))
+        x = f"a{i}"
+    inputs = [value("x", TensorProto.FLOAT, [4, 8]), value("sr", TensorProto.INT64, [])]
+    graph = helper.make_graph(
+        nodes, "branching", inputs, [value(x, TensorProto.FLOAT, None)], stored
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    arrays = {
+        "x": random.standard_normal((4, 8)).astype(np.float32),
+        "sr": np.asarray(16000, np.int64),
+    }
+    return model, arrays

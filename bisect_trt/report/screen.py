@@ -6,6 +6,7 @@ import math
 import os
 import sys
 import time
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -18,6 +19,8 @@ from bisect_trt.core.names import printable
 from bisect_trt.core.observer import Observer
 from bisect_trt.graph.inspection import Inspection
 from bisect_trt.numerics.requirements import times
+from bisect_trt.report.reduced import figures, nothing_bad, reduced_how
+from bisect_trt.report.reduced import headline as headline_of_piece
 from bisect_trt.report.result import Result
 from bisect_trt.report.sentences import (
     headline,
@@ -27,6 +30,8 @@ from bisect_trt.report.sentences import (
     search_sentences,
 )
 from bisect_trt.report.tables import worst_layers
+from bisect_trt.stations.engine_trials import Seen
+from bisect_trt.stations.reduce import Reduced
 from bisect_trt.stations.verify import Verification
 
 _SHOWN_PINS = 20
@@ -245,6 +250,23 @@ def print_inspection(console: Console, inspection: Inspection) -> None:
         console.print(printable(f"kept in FP32: {name} ({reason})"))
     for line in (*(f.message for f in inspection.findings), *inspection.advice):
         console.print(printable(f"note: {line}"), style="yellow")
+
+
+def print_reduced(console: Console, found: Reduced | Seen, folder: Path) -> None:
+    """The piece, what it shows, how it was found and where it is.
+
+    Args:
+        console: where to.
+        found: the piece, or what the whole shows where it is not bad.
+        folder: of the reproducer.
+    """
+    if not isinstance(found, Reduced):
+        console.print(printable(nothing_bad(found)), style="bold green")
+        return
+    console.print(printable(headline_of_piece(found)), style="bold red")
+    for line in (*figures(found), *reduced_how(found)):
+        console.print(printable(line))
+    console.print(printable(f"reproducer: {folder}"), soft_wrap=True)
 
 
 def _table(columns: list[str]) -> Table:

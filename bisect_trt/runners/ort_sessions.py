@@ -108,6 +108,22 @@ def switched_session(source: str | bytes, threads: int = 0) -> ort.InferenceSess
     """A session over a whole model with switches, exactly as written; ``threads`` as above. Raises
     :class:`RunnerFailedError`.
     """
+    return session_as_written(source, "the emulated model", threads)
+
+
+def session_as_written(source: str | bytes, where: str, threads: int = 0) -> ort.InferenceSession:
+    """A session without any of ONNX Runtime's optimisations: what is marked as an output changes no
+    number.
+
+    Args:
+        source: a path, or the model's bytes.
+        where: what an error names.
+        threads: what one call may use; 0 leaves it to the machine.
+
+    Raises:
+        RunnerFailedError: ONNX Runtime cannot load the model.
+        MachineError: there is not enough memory.
+    """
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -115,7 +131,7 @@ def switched_session(source: str | bytes, threads: int = 0) -> ort.InferenceSess
     try:
         return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except Exception as error:
-        raise failure_of_session("the emulated model", error) from error
+        raise failure_of_session(where, error) from error
 
 
 def failure_of_session(where: str, error: Exception) -> BisectError:

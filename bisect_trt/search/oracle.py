@@ -12,7 +12,7 @@ ProbeFunction = Callable[[frozenset[str]], Verdict]
 
 
 class BudgetSpentError(Exception):
-    """``max_probes`` distinct probes have been made."""
+    """No further probe may be made: ``max_probes`` were, or whoever is asked says so."""
 
 
 class Oracle:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -143,3 +143,15 @@ def _header(stream: IO[bytes]) -> Header:
 def _is_npy(path: Path) -> bool:
     with path.open("rb") as stream:
         return stream.read(6) == b"\x93NUMPY"
+
+
+def write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write ``arrays`` as NumPy's ``savez_compressed`` would, whatever their names are.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
+                np.lib.format.write_array(stream, np.asarray(array), allow_pickle=False)

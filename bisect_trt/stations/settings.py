@@ -6,7 +6,7 @@ The command line and the notebook calls are made from these fields.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,47 +15,14 @@ from numpy.typing import NDArray
 
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.precision import Precision
+from bisect_trt.stations.option import PLANNING, Option, option
 
 PROBE_TIMEOUT_S = 900.0
 Source = str | Path | Mapping[str, NDArray[Any]]
 
-_EVERYWHERE = frozenset({"run", "compare", "verify"})
+_EVERYWHERE = PLANNING | {"reduce"}
 _RUN = frozenset({"run"})
 _JUDGED = frozenset({"run", "verify"})
-
-
-@dataclass(frozen=True)
-class Option:
-    """How a field is asked for: ``flag`` on the command line, ``help`` everywhere.
-
-    ``kind`` is the type of one value; ``least`` and ``most`` bound it, ``above`` whether
-    that itself is not. ``commands`` are those that take the option, ``help_of`` what those say of
-    it for which ``help`` is not true.
-    """
-
-    flag: str
-    help: str
-    kind: type = str
-    choices: tuple[str, ...] = ()
-    repeatable: bool = False
-    metavar: str | None = None
-    least: float | None = None
-    most: float | None = None
-    above: bool = False
-    help_of: Mapping[str, str] = field(default_factory=dict)
-    commands: frozenset[str] = _EVERYWHERE
-
-
-def option(default: Any, flag: str, help: str, **more: Any) -> Any:
-    """A field with its :class:`Option`.
-
-    Args:
-        default: the field's.
-        flag: on the command line.
-        help: everywhere.
-        more: further fields of :class:`Option`.
-    """
-    return field(default=default, metadata={"option": Option(flag, help, **more)})
 
 
 @dataclass(frozen=True)
@@ -83,6 +50,8 @@ class Settings:
         "--runner",
         "What executes the plans.",
         choices=("auto", "emulated", "tensorrt", "onnxruntime-cuda"),
+        help_of={"reduce": "The engine: auto is tensorrt, and emulated is none."},
+        commands=_EVERYWHERE,
     )
     require: Sequence[str] = option(
         (),
@@ -159,6 +128,7 @@ class Settings:
         "An input that may hold -inf, such as an additive attention mask.",
         repeatable=True,
         metavar="INPUT",
+        commands=_EVERYWHERE,
     )
     holdout: Sequence[Source] = option(
         (),
@@ -181,6 +151,7 @@ class Settings:
         "--stacked",
         "Each array of the input files holds many samples, along its first axis.",
         kind=bool,
+        commands=_EVERYWHERE,
     )
     golden: Source | None = option(
         None,
@@ -195,8 +166,10 @@ class Settings:
         help_of={
             "verify": "Where answers are kept. Default: reports/MODEL-PRECISION-verify.",
             "compare": "Where the tables go. Default: reports/MODEL-PRECISION-compare.",
+            "reduce": "The reproducer's folder. Default: reports/MODEL-reduced.",
         },
         kind=Path,
+        commands=_EVERYWHERE,
     )
     rewrite: str | None = option(
         None,
@@ -209,12 +182,14 @@ class Settings:
         "--trt-module",
         "Which TensorRT. Default: whichever imports.",
         choices=("tensorrt", "tensorrt_rtx"),
+        commands=_EVERYWHERE,
     )
     typing: str = option(
         "strong",
         "--typing",
         "Weak: flags, for TensorRT 8.6 to 10.x.",
         choices=("strong", "weak"),
+        commands=_EVERYWHERE,
     )
     profiles: Sequence[str] = option(
         (),
@@ -226,9 +201,11 @@ class Settings:
         PROBE_TIMEOUT_S,
         "--probe-timeout",
         "Seconds that an engine may take to build and run, or a worker's inference.",
+        help_of={"reduce": "Seconds that an engine may take to build and run, or the check."},
         kind=float,
         least=0.0,
         above=True,
+        commands=_EVERYWHERE,
     )
     workers: int = option(
         1, "--workers", "Probes at a time, a process each.", kind=int, least=1, commands=_RUN
@@ -246,7 +223,10 @@ class Settings:
         "Engine builds beyond the baselines. Default: 8, with --certify engine as many as needed.",
         kind=int,
         least=0,
-        commands=_RUN,
+        commands=_RUN | {"reduce"},
+        help_of={
+            "reduce": "Engine builds, or calls of --check, in all. Default: as many as needed."
+        },
     )
     certify: str = option(
         "emulated",

@@ -1,0 +1,105 @@
+"""Engines built and not run: what does not build can be looked into without a GPU, where the
+builder needs none (TensorRT for RTX).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from bisect_trt.core.errors import RunnerFailedError
+from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.core.sample import Sample
+from bisect_trt.graph.graph import Graph
+from bisect_trt.graph.load import loadable
+from bisect_trt.graph.passes.typed import to_typed
+from bisect_trt.runners.tensorrt.build import build_engine
+from bisect_trt.runners.tensorrt.module import import_tensorrt
+from bisect_trt.runners.tensorrt.profile import profile_of, values_of
+from bisect_trt.runners.tensorrt.records import EngineRequest
+from bisect_trt.runners.workers.process import IsolatedWorker
+
+WORKER = "bisect_trt.runners.tensorrt.build_only:BuildWorker"
+
+
+class BuildOnlyRunner:
+    """Builds a model in a child process and gives no outputs.
+
+    Args:
+        graph: an FP32 model.
+        samples: the inputs that the engine's profile has to cover.
+        module: ``tensorrt`` or ``tensorrt_rtx``; None takes whichever imports.
+        timeout_s: the seconds that a build may take.
+
+    Raises:
+        RunnerUnavailableError: TensorRT is missing.
+    """
+
+    name = "tensorrt-build"
+
+    def __init__(
+        self,
+        graph: Graph,
+        samples: Sequence[Sample],
+        module: str | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        self._graph = graph
+        self._profile = profile_of(graph.proto, samples, ())
+        self._values = values_of(samples)
+        self._timeout_s = timeout_s
+        self._worker = IsolatedWorker(WORKER, {"module": module})
+        try:
+            described: dict[str, str] = self._worker.call("describe", timeout_s=timeout_s)
+        except RunnerFailedError:
+            self._worker.close()
+            raise
+        self.versions: Mapping[str, str] = described
+
+    def outputs(
+        self, plan: PrecisionPlan, samples: Sequence[Sample]
+    ) -> Iterator[Mapping[str, NDArray[Any]]]:
+        """Nothing, once the engine is built.
+
+        Args:
+            plan: what to build.
+            samples: not run.
+
+        Raises:
+            RunnerFailedError: it does not build.
+        """
+        with loadable(to_typed(self._graph, plan)) as source:
+            request = EngineRequest(
+                source, self._profile, plan.base is Precision.TF32, values=self._values
+            )
+            self._worker.call("build", request, timeout_s=self._timeout_s)
+        return iter(())
+
+    def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
+        """None."""
+        return {}
+
+    def close(self) -> None:
+        """End the child process."""
+        self._worker.close()
+
+
+class BuildWorker:
+    """The child's side: TensorRT without a GPU."""
+
+    def __init__(self, module: str | None) -> None:
+        self._trt = import_tensorrt(module)
+
+    def describe(self) -> dict[str, str]:
+        """The version."""
+        return {self._trt.__name__: str(self._trt.__version__)}
+
+    def build(self, request: EngineRequest) -> int:
+        """The engine's bytes.
+
+        Raises:
+            RunnerFailedError: BUILD_FAILED.
+        """
+        return len(build_engine(self._trt, request).engine)

@@ -1,0 +1,141 @@
+"""The smallest part of a network that is still bad: outputs moved up, inputs moved down, nodes left
+out, nodes bypassed.
+
+"Bad" need not be monotone: an output in the middle breaks the very fusion that is wrong. So every
+step stands on a piece that was itself seen to be bad, and the smallest of those is returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from bisect_trt.core.piece import Bypass, Piece
+from bisect_trt.core.verdict import Verdict
+from bisect_trt.search.find import find_pins
+from bisect_trt.search.one_minimal import one_minimal
+from bisect_trt.search.oracle import BudgetSpentError
+
+Ask = Callable[[Piece], Verdict]
+"""PASS means that the piece is still bad; anything else, that it was not seen to be. It may raise
+:class:`BudgetSpentError`, which ends the search.
+"""
+
+WHOLE, PREFIX, SUFFIX, SET, EACH, BYPASS = (
+    "the whole model",
+    "outputs moved up",
+    "inputs moved down",
+    "nodes left out",
+    "each node left out",
+    "nodes bypassed",
+)
+
+
+@dataclass(frozen=True)
+class PieceProbe:
+    """One piece tried, in which step, and what was seen."""
+
+    step: str
+    piece: Piece
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """``piece`` is the smallest that was seen to be bad, None if not even the whole was.
+
+    ``complete`` is true where no single node of it can be left out and none of the bypasses offered
+    can be made; false where the budget ended the search. ``probes`` are the distinct ones in order.
+    """
+
+    piece: Piece | None
+    complete: bool
+    probes: tuple[PieceProbe, ...]
+
+
+def reduce(
+    nodes: Sequence[str],
+    ask: Ask,
+    bypasses: Callable[[Piece], Sequence[Bypass]] = lambda _: (),
+) -> Reduction:
+    """The smallest piece of ``nodes`` that can be seen to be bad.
+
+    Args:
+        nodes: unique ids in the network's order.
+        ask: tells of a piece whether it is still bad.
+        bypasses: those that could be made in a piece, asked for once nothing can be left out.
+    """
+    search = _Search(nodes, ask)
+    try:
+        complete = search.run(bypasses)
+    except BudgetSpentError:
+        complete = False
+    return Reduction(search.best, complete, tuple(search.probes))
+
+
+class _Search:
+    def __init__(self, nodes: Sequence[str], ask: Ask) -> None:
+        self._nodes = list(nodes)
+        self._ask = ask
+        self._known: dict[Piece, Verdict] = {}
+        self._step = WHOLE
+        self.best: Piece | None = None
+        self.probes: list[PieceProbe] = []
+
+    def run(self, bypasses: Callable[[Piece], Sequence[Bypass]]) -> bool:
+        """Every step in turn; false where the whole is not bad."""
+        nodes = self._nodes
+        if not self._bad(nodes):
+            return False
+        self._step = PREFIX
+        nodes = nodes[: _fewest(len(nodes), lambda n: self._bad(nodes[:n]))]
+        self._step = SUFFIX
+        nodes = nodes[-_fewest(len(nodes), lambda n: self._bad(nodes[-n:])) :]
+        self._step = SET
+        if len(nodes) > 1:
+            find_pins(nodes, lambda kept: self._verdict(Piece(kept)))
+        while True:
+            piece = self._without_each()
+            if not self._bypassed(piece, bypasses):
+                return True
+
+    def _without_each(self) -> Piece:
+        """The best piece, less every node that it is bad without."""
+        assert self.best is not None
+        self._step, before = EACH, self.best
+        ordered = [n for n in self._nodes if n in before.kept]
+        found = one_minimal(
+            ordered,
+            lambda kept: self._verdict(Piece(kept, before.bypassed)),
+            lambda verdict: verdict.passed,
+        )
+        return Piece(found.pinned, before.bypassed)
+
+    def _bypassed(self, piece: Piece, bypasses: Callable[[Piece], Sequence[Bypass]]) -> bool:
+        """Whether some bypass leaves it bad: the best piece is then smaller."""
+        self._step = BYPASS
+        return any(self._verdict(piece.without(bypass)).passed for bypass in bypasses(piece))
+
+    def _bad(self, kept: Sequence[str]) -> bool:
+        return self._verdict(Piece(frozenset(kept))).passed
+
+    def _verdict(self, piece: Piece) -> Verdict:
+        if not piece.kept:
+            return Verdict.FAIL  # nothing is no bad model
+        if piece not in self._known:
+            verdict = self._known[piece] = Verdict(self._ask(piece))
+            self.probes.append(PieceProbe(self._step, piece, verdict))
+            if verdict.passed and (self.best is None or len(piece.kept) < len(self.best.kept)):
+                self.best = piece
+        return self._known[piece]
+
+
+def _fewest(length: int, bad: Callable[[int], bool]) -> int:
+    """A number for which ``bad`` was seen to hold, by bisection below ``length``, for which it
+    does.
+    """
+    low, high = 0, length
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if bad(middle) else (middle, high)
+    return high

@@ -1,0 +1,227 @@
+"""What an engine makes of a piece, in several fresh processes: fails, wrong, unsteady or right.
+
+One process is not enough: an engine may answer wrongly in most and rightly in some, and kernels are
+chosen anew with each build. The number of processes is what bounds the share of bad ones.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from bisect_trt.core.errors import RunnerFailedError, one_line
+from bisect_trt.core.piece import Piece
+from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.core.sample import Sample
+from bisect_trt.core.verdict import Verdict
+from bisect_trt.graph.graph import Graph
+from bisect_trt.numerics.confidence import draws_needed
+from bisect_trt.runners.base import Repeated, Runner
+from bisect_trt.search.oracle import BudgetSpentError
+from bisect_trt.stations.explained import Allowance, what_rounding_explains
+from bisect_trt.stations.specimens import Specimen
+
+BAD_SHARE, CONFIDENCE = 0.25, 0.95
+"""A piece in which this share of processes is bad would be seen to be so with this confidence."""
+
+PROCESSES = draws_needed(1.0 - BAD_SHARE, CONFIDENCE)
+
+
+class Suspect(str, Enum):
+    """In which way a piece is bad."""
+
+    FAILED = "failed"
+    WRONG = "wrong"
+    UNSTEADY = "unsteady"
+    CHECK = "check"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class ClosableRunner(Runner, Protocol):
+    """A runner that holds a process."""
+
+    def close(self) -> None:
+        """End the process."""
+        ...
+
+
+OpenRunner = Callable[[Graph, Sequence[Sample]], ClosableRunner]
+"""Opens a runner of a model in a fresh process. One that can build and not run gives no outputs."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a piece showed, over all processes.
+
+    ``runs`` are all inferences, ``wrong`` those whose error no rounding explains; ``worst`` is the
+    largest error in multiples of what is allowed. ``differing`` counts the processes that gave the
+    same input more than one answer. ``failure`` are the engine's words where it does not build or
+    run, or a command's that calls the piece bad (``by_command``), ``verdict`` how that ended,
+    ``allowed`` the allowance by output.
+    """
+
+    processes: int = 0
+    runs: int = 0
+    wrong: int = 0
+    worst: float = 0.0
+    differing: int = 0
+    failure: str = ""
+    verdict: Verdict = Verdict.PASS
+    allowed: Mapping[str, float] = field(default_factory=dict)
+    by_command: bool = False
+
+    @property
+    def suspect(self) -> Suspect | None:
+        """What it is to be blamed for; None if nothing was seen."""
+        if self.failure:
+            return Suspect.CHECK if self.by_command else Suspect.FAILED
+        if self.differing or 0 < self.wrong < self.runs:
+            return Suspect.UNSTEADY
+        return Suspect.WRONG if self.wrong else None
+
+
+class Budget:
+    """The engine builds, or calls of a command, that are left; None for as many as it takes."""
+
+    def __init__(self, most: int | None) -> None:
+        self._most = most
+        self.spent = 0
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether none is left."""
+        return self._most is not None and self.spent >= self._most
+
+    def spend(self) -> None:
+        """Count one.
+
+        Raises:
+            BudgetSpentError: none is left.
+        """
+        if self.is_spent:
+            raise BudgetSpentError
+        self.spent += 1
+
+
+class EngineTrials:
+    """Judges pieces by what an engine makes of them.
+
+    Args:
+        opens: a runner of a piece in a fresh process.
+        precision: what the engine runs in.
+        explained: the precision whose rounding explains an error: TF32 for FP32 on an engine whose
+            FP32 is TF32.
+        budget: of builds.
+    """
+
+    def __init__(
+        self, opens: OpenRunner, precision: Precision, explained: Precision, budget: Budget
+    ) -> None:
+        self._opens = opens
+        self.precision = precision
+        self._explained = explained
+        self.budget = budget
+        self.versions: Mapping[str, str] = {}
+        self._whole = Seen()
+        self._known: dict[Piece, Seen] = {}
+
+    def try_whole(self, specimen: Specimen) -> Seen:
+        """What the whole model shows, in as many processes as it takes to tell unsteady from wrong;
+        pieces are compared with it.
+        """
+        self._whole = self._seen(
+            specimen, PROCESSES, lambda s: s.suspect in (Suspect.FAILED, Suspect.UNSTEADY)
+        )
+        return self._whole
+
+    def ask(self, specimen: Specimen) -> Verdict:
+        """PASS where the piece is bad as the whole was: its engine fails in the same words, or is
+        wrong or unsteady. What was wrong each time is asked once.
+        """
+        processes = 1 if self._whole.suspect is Suspect.WRONG else PROCESSES
+        seen = self._seen(specimen, processes, lambda s: s.suspect is not None)
+        if self._whole.suspect is Suspect.FAILED:
+            same = seen.verdict is self._whole.verdict and _told(seen) == _told(self._whole)
+            return Verdict.PASS if same else Verdict.FAIL if not seen.failure else seen.verdict
+        if seen.failure:
+            return seen.verdict
+        return Verdict.PASS if seen.suspect is not None else Verdict.FAIL
+
+    def figures(self, specimen: Specimen) -> Seen:
+        """What the piece shows in all processes; where the budget is spent, in those of before."""
+        if self.budget.is_spent:
+            return self._known[specimen.piece]
+        seen = self._seen(specimen, PROCESSES, lambda s: s.suspect is Suspect.FAILED)
+        return replace(seen, allowed=seen.allowed or self._allowance(specimen).most)
+
+    def _seen(self, specimen: Specimen, processes: int, enough: Callable[[Seen], bool]) -> Seen:
+        seen = self._known[specimen.piece] = self._looked(specimen, processes, enough)
+        return seen
+
+    def _looked(self, specimen: Specimen, processes: int, enough: Callable[[Seen], bool]) -> Seen:
+        seen = Seen()
+        allowance: Allowance | None = None
+        graph = Graph(specimen.model)
+        while seen.processes < processes and not enough(seen):
+            if self.budget.is_spent and seen.processes:
+                break
+            self.budget.spend()
+            try:
+                answer = self._answer(graph, specimen.sample)
+            except RunnerFailedError as error:
+                verdict = error.verdict
+                failed = replace(seen, processes=seen.processes + 1, verdict=verdict)
+                return replace(failed, failure=one_line(error, 1000))
+            if answer is None:
+                return replace(seen, processes=seen.processes + 1)
+            if allowance is None:
+                allowance = self._allowance(specimen)
+                seen = replace(seen, allowed=allowance.most)
+            seen = _with(seen, answer, allowance, specimen)
+        return seen
+
+    def _allowance(self, specimen: Specimen) -> Allowance:
+        return what_rounding_explains(
+            specimen.model, specimen.sample, specimen.expected, self._explained
+        )
+
+    def _answer(self, graph: Graph, sample: Sample) -> Mapping[str, NDArray[Any]] | None:
+        with closing(self._opens(graph, [sample])) as runner:
+            self.versions = dict(runner.versions)
+            return next(iter(runner.outputs(PrecisionPlan(self.precision), [sample])), None)
+
+
+def _with(
+    seen: Seen, answer: Mapping[str, NDArray[Any]], allowance: Allowance, specimen: Specimen
+) -> Seen:
+    """``seen`` and what one more process gave."""
+    others = answer.others if isinstance(answer, Repeated) else ()
+    runs = answer.runs if isinstance(answer, Repeated) else 1
+    counted = [(answer, runs - sum(count for _, count in others)), *others]
+    used = [(allowance.used(specimen.expected, found), count) for found, count in counted]
+    return replace(
+        seen,
+        processes=seen.processes + 1,
+        runs=seen.runs + runs,
+        wrong=seen.wrong + sum(count for share, count in used if share > 1.0),
+        worst=max(seen.worst, *(share for share, _ in used)),
+        differing=seen.differing + bool(others),
+    )
+
+
+_OF_THIS_MODEL = re.compile(r"\S*[\d_/\[\]]\S*|'[^']*'|\"[^\"]*\"|\([^()\s]*\)|- \S+")
+
+
+def _told(seen: Seen) -> str:
+    """A failure's words without names and numbers: a piece that fails for another reason is not
+    bad in the same way.
+    """
+    return " ".join(_OF_THIS_MODEL.sub(" ", seen.failure).split())

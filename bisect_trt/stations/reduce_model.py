@@ -1,0 +1,141 @@
+"""What the command ``reduce`` asks for: a model, its inputs, and who says what is bad."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from onnx import ModelProto
+
+from bisect_trt.core.errors import BadInputError, RunnerUnavailableError
+from bisect_trt.core.observer import Observer
+from bisect_trt.core.precision import Precision
+from bisect_trt.core.sample import Sample
+from bisect_trt.graph.graph import Graph
+from bisect_trt.graph.inputs import input_specs
+from bisect_trt.graph.load import load_model
+from bisect_trt.runners.onnxruntime_cuda import OrtCudaRunner
+from bisect_trt.runners.tensorrt.build_only import BuildOnlyRunner
+from bisect_trt.runners.tensorrt.module import installed_module
+from bisect_trt.runners.tensorrt.runner import TensorRTRunner
+from bisect_trt.stations.check_command import CheckTrials
+from bisect_trt.stations.engine_trials import Budget, EngineTrials, OpenRunner, Seen
+from bisect_trt.stations.reduce import Reduced, Trials, reduce_piece
+from bisect_trt.stations.samples import load_samples
+from bisect_trt.stations.settings import Settings
+
+_BUILDS_ANYWHERE = "tensorrt_rtx"
+
+
+def reduce_model(
+    settings: Settings, precision: Precision, check: str | None, observer: Observer
+) -> Reduced | Seen:
+    """The smallest bad piece of the settings' model, on the first input on which the whole is bad;
+    what the whole showed on the last one where it is on none.
+
+    Args:
+        settings: the model, the inputs and the engine.
+        precision: what the engine runs in.
+        check: a command that says instead of an engine what is bad.
+        observer: hears of the progress.
+
+    Raises:
+        BadInputError: names the file, tensor or option that cannot be used.
+        RunnerUnavailableError: the engine cannot work on this machine.
+    """
+    observer.station("load")
+    model = load_model(settings.model)
+    samples = load_samples(
+        settings.inputs,
+        input_specs(model.proto),
+        stacked=settings.stacked,
+        infinite=settings.infinite,
+    )
+    graph = Graph(model.proto)
+    trials = _trials(settings, precision, check, graph, samples)
+    for sample in samples:
+        found = reduce_piece(graph, sample, trials, observer)
+        if isinstance(found, Reduced):
+            return found
+    assert isinstance(found, Seen)  # there is a sample, and on none was the whole bad
+    if check is None and not found.runs:
+        raise RunnerUnavailableError(
+            "the model builds; whether its engine is wrong or unsteady can only be told with a GPU"
+        )
+    return found
+
+
+def reduce_folder(settings: Settings) -> Path:
+    """Where the reproducer goes: as asked for, else ``reports/MODEL-reduced``."""
+    if settings.out is not None:
+        return settings.out
+    model = settings.model
+    name = model.graph.name or "model" if isinstance(model, ModelProto) else Path(model).stem
+    return Path("reports") / f"{name.replace('/', '_')[:80]}-reduced"
+
+
+def files_read(settings: Settings) -> list[Path]:
+    """The files that the settings name as model and inputs."""
+    named = (settings.model, *settings.inputs)
+    return [Path(source) for source in named if isinstance(source, (str, Path))]
+
+
+def _trials(
+    settings: Settings,
+    precision: Precision,
+    check: str | None,
+    graph: Graph,
+    samples: Sequence[Sample],
+) -> Trials:
+    budget = Budget(settings.max_builds)
+    if check is not None:
+        if precision is not Precision.FP32:
+            raise BadInputError(
+                f"--check: the command chooses what {precision.value} means, its pieces are FP32; "
+                "leave --precision out"
+            )
+        return CheckTrials(check, settings.probe_timeout_s, budget)
+    if settings.runner == "emulated":
+        raise BadInputError(
+            "--runner emulated: reduce looks into what an engine does wrong; choose tensorrt or "
+            "onnxruntime-cuda, or give a --check of your own"
+        )
+    if settings.runner == "onnxruntime-cuda":
+        opens: OpenRunner = partial(_open_cuda, settings)
+        return EngineTrials(opens, precision, precision, budget)
+    # A cleared TF32 flag was seen to be ignored: TF32's error is no bug of a kernel.
+    explained = Precision.TF32 if precision is Precision.FP32 else precision
+    return EngineTrials(_tensorrt(settings, graph, samples), precision, explained, budget)
+
+
+def _open_cuda(settings: Settings, graph: Graph, samples: Sequence[Sample]) -> OrtCudaRunner:
+    return OrtCudaRunner(graph, timeout_s=settings.probe_timeout_s)
+
+
+def _open_tensorrt(settings: Settings, graph: Graph, samples: Sequence[Sample]) -> TensorRTRunner:
+    return TensorRTRunner(
+        graph,
+        samples,
+        settings.trt_module,
+        timeout_s=settings.probe_timeout_s,
+        weak=settings.typing == "weak",
+    )
+
+
+def _open_builder(
+    module: str, settings: Settings, graph: Graph, samples: Sequence[Sample]
+) -> BuildOnlyRunner:
+    return BuildOnlyRunner(graph, samples, module, settings.probe_timeout_s)
+
+
+def _tensorrt(settings: Settings, graph: Graph, samples: Sequence[Sample]) -> OpenRunner:
+    """Engines, or where no GPU can run them and none is needed to build them, builds."""
+    try:
+        _open_tensorrt(settings, graph, samples).close()
+    except RunnerUnavailableError:
+        module = installed_module(settings.trt_module)
+        if module != _BUILDS_ANYWHERE:
+            raise
+        return partial(_open_builder, module, settings)
+    return partial(_open_tensorrt, settings)

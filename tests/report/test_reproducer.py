@@ -1,0 +1,159 @@
+"""The reproducer's folder: whole, small, its script short and able to run alone."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.observer import Observer
+from bisect_trt.core.precision import Precision
+from bisect_trt.core.sample import Sample
+from bisect_trt.graph.graph import Graph
+from bisect_trt.report.reproducer import check_folder, write_reproducer
+from bisect_trt.runners.recorded import outputs_of
+from bisect_trt.runners.tensorrt.build_only import BuildOnlyRunner
+from bisect_trt.stations.engine_trials import Budget, EngineTrials
+from bisect_trt.stations.reduce import SMALL, Reduced, reduce_piece
+from tests.networks import branching
+from tests.planted import PlantedRunner, residual
+
+
+class PlantedTensorRT(PlantedRunner):
+    """The same, under TensorRT's name: what is written is for its builder, which is there."""
+
+    def __init__(self, graph: Graph, samples: Sequence[Sample]) -> None:
+        super().__init__(graph, samples)
+        self.versions = {"tensorrt_rtx": "1.6.1.120", "gpu": "none"}
+
+
+def reduced(
+    blocks: int, channels: int = 4, size: int = 6, precision: Precision = Precision.FP32
+) -> Reduced:
+    model, arrays = residual(blocks, [1], channels=channels, size=size)
+    trials = EngineTrials(PlantedTensorRT, precision, precision, Budget(None))
+    found = reduce_piece(Graph(model), Sample("s", arrays), trials, Observer())
+    assert isinstance(found, Reduced)
+    return found
+
+
+def run(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(folder / "run.py")]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def has_gpu() -> bool:
+    try:
+        from cuda.bindings import runtime
+    except ImportError:
+        return False
+    return int(runtime.cudaGetDeviceCount()[0]) == 0
+
+
+def test_the_folder_is_complete(tmp_path: Path) -> None:
+    found, folder = reduced(3), tmp_path / "a" / "b"
+    write_reproducer(found, folder, "bisect-trt reduce m.onnx")
+    names = {p.name for p in folder.iterdir()}
+    assert names == {
+        "model.onnx",
+        "inputs.npz",
+        "expected.npz",
+        "run.py",
+        "README.md",
+        "reduce.json",
+    }
+    assert [p.name for p in (tmp_path / "a").iterdir()] == ["b"]
+    model = onnx.load(folder / "model.onnx")
+    onnx.checker.check_model(model, full_check=True)
+    assert [n.op_type for n in model.graph.node] == ["Conv", "Relu", "Add"]
+    with np.load(folder / "inputs.npz") as inputs, np.load(folder / "expected.npz") as expected:
+        again = outputs_of(model, dict(inputs), "again")
+        assert all(np.array_equal(again[n], a) for n, a in expected.items())
+    record = json.loads((folder / "reduce.json").read_text())
+    assert record["suspect"] == "wrong" and len(record["nodes"]) == 3 and record["complete"]
+    page = (folder / "README.md").read_text()
+    assert page.startswith(
+        "# tensorrt_rtx 1.6.1.120 at FP32 gives wrong answers on a model of 3 nodes"
+    )
+    assert "bisect-trt reduce m.onnx" in page and "66 of 66 runs wrong" in page
+
+
+def test_the_script_stands_alone(tmp_path: Path) -> None:
+    write_reproducer(reduced(3), tmp_path / "r", "x")
+    text = (tmp_path / "r" / "run.py").read_text()
+    assert len(text.splitlines()) < 100 and max(map(len, text.splitlines())) <= 110
+    imported = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported.add(node.module)
+    assert imported == {"os", "sys", "numpy", "tensorrt_rtx", "cuda.bindings"}
+    done = run(tmp_path / "r")
+    if has_gpu():  # nothing is wrong with this piece on a real engine
+        assert done.returncode == 0 and done.stdout.startswith("right:")
+    else:
+        assert done.returncode == 3 and len(done.stdout.splitlines()) == 1
+        assert done.stdout.startswith("cannot be run here: ") and done.stderr == ""
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.FP16])
+def test_seeded_weights_come_out_of_the_script(tmp_path: Path, precision: Precision) -> None:
+    """12 MB of weights: a small folder, and the script writes the very numbers."""
+    found, folder = reduced(2, channels=600, size=2, precision=precision), tmp_path / "r"
+    assert found.seeded
+    write_reproducer(found, folder, "x")
+    assert sum(p.stat().st_size for p in folder.iterdir()) < SMALL // 10
+    assert "drawn from a seed" in (folder / "README.md").read_text()
+    assert run(folder).returncode == (0 if has_gpu() else 3)
+    stored = {t.name: t for t in onnx.load(folder / "model.onnx").graph.initializer}
+    for tensor in found.model.graph.initializer:
+        assert stored[tensor.name].raw_data == tensor.raw_data
+        assert stored[tensor.name].data_type == tensor.data_type
+
+
+def test_what_does_not_build_is_said_by_the_script(tmp_path: Path) -> None:
+    """TensorRT for RTX needs no GPU to refuse an If whose bodies differ in rank."""
+    model, arrays = branching()
+    trials = EngineTrials(BuildOnlyRunner, Precision.FP32, Precision.FP32, Budget(None))
+    found = reduce_piece(Graph(model), Sample("s", arrays), trials, Observer())
+    assert isinstance(found, Reduced) and found.nodes == (("choose", "If"),)
+    assert "equal ranks" in found.seen.failure and found.builds <= 8
+    write_reproducer(found, tmp_path / "r", "x")
+    done = run(tmp_path / "r")
+    assert done.returncode == 1 and "does not build it" in done.stdout
+    assert "does not build or run a model of 1 node" in (tmp_path / "r" / "README.md").read_text()
+
+
+def test_a_reproducer_takes_the_place_of_another_and_of_nothing_else(tmp_path: Path) -> None:
+    found, folder = reduced(2), tmp_path / "r"
+    check_folder(folder)
+    folder.mkdir()
+    check_folder(folder)  # empty
+    write_reproducer(found, folder, "first")
+    (folder / "model.weights").write_bytes(b"run.py wrote it")
+    check_folder(folder)
+    write_reproducer(found, folder, "second")
+    assert "second" in (folder / "README.md").read_text()
+    assert not (folder / "model.weights").exists()
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(BadInputError, match=r"holds notes\.txt, which no"):
+        check_folder(folder)
+    for name in ("model.onnx", "reduce.json"):
+        other = tmp_path / name.replace(".", "_")
+        other.mkdir()
+        (other / name).write_text("{}")
+        with pytest.raises(BadInputError, match=f"holds {name}, which no"):
+            check_folder(other)
+    with pytest.raises(BadInputError, match="not a folder"):
+        check_folder(other / name)
+    with pytest.raises(BadInputError, match="would be written over"):
+        check_folder(tmp_path / "new", [tmp_path / "new" / "model.onnx"])

@@ -1,0 +1,148 @@
+"""The reduction against oracles whose answer is known, with the number of probes asserted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from zlib import crc32
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bisect_trt.core.piece import Bypass, Piece
+from bisect_trt.core.verdict import Verdict
+from bisect_trt.search.oracle import BudgetSpentError
+from bisect_trt.search.reduce import BYPASS, Reduction, reduce
+
+Bad = Callable[[Piece], bool]
+
+
+def names(n: int) -> list[str]:
+    return [f"node{i}" for i in range(n)]
+
+
+def some(*numbers: int) -> frozenset[str]:
+    return frozenset(f"node{i}" for i in numbers)
+
+
+def reduced(
+    n: int,
+    bad: Bad,
+    *,
+    budget: int | None = None,
+    otherwise: Verdict = Verdict.FAIL,
+    **more: object,
+) -> Reduction:
+    made = 0
+
+    def ask(piece: Piece) -> Verdict:
+        nonlocal made
+        if made == budget:
+            raise BudgetSpentError
+        made += 1
+        return Verdict.PASS if bad(piece) else otherwise
+
+    found = reduce(names(n), ask, **more)  # type: ignore[arg-type]
+    assert len(found.probes) == made == len({p.piece for p in found.probes})
+    if found.piece is not None:
+        seen = [p for p in found.probes if p.piece == found.piece]
+        assert [p.verdict for p in seen] == [Verdict.PASS]
+    return found
+
+
+def needs(*numbers: int) -> Bad:
+    return lambda piece: piece.kept >= some(*numbers)
+
+
+@pytest.mark.parametrize(
+    ("n", "numbers", "probes"),
+    [
+        (64, (40,), 12),  # the whole, 6 for the outputs, 5 for the inputs: then one node is left
+        (64, (0,), 7),
+        (64, (63,), 13),
+        (1000, (500,), 18),
+        (64, (10, 50), 24),
+        (1000, (100, 900), 39),
+        (64, (30, 31, 32, 33), 16),
+        (1, (0,), 1),
+    ],
+)
+def test_finds_exactly_what_is_needed(n: int, numbers: tuple[int, ...], probes: int) -> None:
+    found = reduced(n, needs(*numbers))
+    assert found.complete and found.piece == Piece(some(*numbers))
+    assert len(found.probes) == probes
+
+
+@given(st.integers(1, 80), st.data())
+def test_any_set_is_found(n: int, data: st.DataObject) -> None:
+    numbers = data.draw(st.sets(st.integers(0, n - 1), min_size=1))
+    found = reduced(n, needs(*numbers))
+    assert found.complete and found.piece is not None and found.piece.kept == some(*numbers)
+
+
+@given(st.integers(1, 40), st.integers(0, 2**32))
+def test_a_chaotic_oracle_ends_with_a_piece_that_it_called_bad(n: int, seed: int) -> None:
+    """Verdicts drawn at random by piece: nothing is monotone."""
+    bad = frozenset(names(n))
+
+    def chance(piece: Piece) -> bool:
+        return piece.kept == bad or crc32(repr((seed, sorted(piece.kept))).encode()) % 3 == 0
+
+    found = reduced(n, chance)
+    assert found.complete and found.piece is not None and chance(found.piece)
+    for node in found.piece.kept:
+        rest = Piece(found.piece.kept - {node})
+        assert not rest.kept or not chance(rest)
+
+
+def test_a_set_that_more_nodes_hide() -> None:
+    """Not monotone: an output next to the culprit breaks the fusion, so its neighbours must both be
+    there or both be gone.
+    """
+
+    def bad(piece: Piece) -> bool:
+        beside = len(piece.kept & some(19, 21))
+        return "node20" in piece.kept and beside != 1
+
+    found = reduced(40, bad)
+    assert found.complete and found.piece is not None and bad(found.piece)
+    assert found.piece.kept in (some(20), some(19, 20, 21))
+    assert len(found.probes) <= 20
+
+
+def test_a_whole_that_is_not_bad_costs_one_probe() -> None:
+    found = reduced(30, lambda _: False)
+    assert found.piece is None and not found.complete and len(found.probes) == 1
+
+
+@pytest.mark.parametrize("verdict", [v for v in Verdict if v is not Verdict.PASS])
+def test_what_is_unclear_was_not_seen_to_be_bad(verdict: Verdict) -> None:
+    found = reduced(20, needs(3, 12), otherwise=verdict)
+    assert found.complete and found.piece == Piece(some(3, 12))
+
+
+@pytest.mark.parametrize("budget", range(1, 28))
+def test_a_budget_ends_with_the_smallest_piece_seen(budget: int) -> None:
+    found = reduced(64, needs(10, 50), budget=budget)
+    assert found.piece is not None and needs(10, 50)(found.piece)
+    bad = [len(p.piece.kept) for p in found.probes if p.verdict.passed]
+    assert len(found.piece.kept) == min(bad)
+    assert found.complete is (budget >= 24)
+
+
+def test_nodes_in_between_are_bypassed_one_by_one() -> None:
+    """Ends and what joins them: a node between may go only if it is bypassed."""
+
+    def joined(piece: Piece) -> bool:
+        there = piece.kept | {b.node for b in piece.bypassed}
+        return piece.kept >= some(4, 9) and there >= some(*range(4, 10))
+
+    def bypasses(piece: Piece) -> list[Bypass]:
+        between = [f"node{i}" for i in range(5, 9) if f"node{i}" in piece.kept and i != 7]
+        return [Bypass(node, f"before {node}") for node in between]
+
+    found = reduced(20, joined, bypasses=bypasses)
+    assert found.complete and found.piece is not None
+    assert found.piece.kept == some(4, 7, 9)
+    assert {b.node for b in found.piece.bypassed} == some(5, 6, 8)
+    assert len([p for p in found.probes if p.step == BYPASS]) == 3

@@ -1,0 +1,165 @@
+"""Reductions with an engine that is wrong where we say so: ONNX Runtime with a planted kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+
+from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.observer import Observer
+from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.core.sample import Sample
+from bisect_trt.graph.graph import Graph
+from bisect_trt.runners.emulator.runner import EmulatedRunner
+from bisect_trt.runners.recorded import outputs_of
+from bisect_trt.stations.engine_trials import (
+    BAD_SHARE,
+    PROCESSES,
+    Budget,
+    EngineTrials,
+    Seen,
+    Suspect,
+)
+from bisect_trt.stations.explained import what_rounding_explains
+from bisect_trt.stations.reduce import Reduced, reduce_piece
+from fixtures.models import ALL, Fixture
+from tests.conftest import run_model
+from tests.planted import PlantedRunner, residual, unsteady
+
+Arrays = dict[str, NDArray[np.float32]]
+
+
+def trials(
+    runner: type[PlantedRunner], most: int | None = None, precision: Precision = Precision.FP32
+) -> EngineTrials:
+    return EngineTrials(runner, precision, precision, Budget(most))
+
+
+def reduced(
+    case: tuple[onnx.ModelProto, Arrays], runner: type[PlantedRunner], most: int | None = None
+) -> Reduced | Seen:
+    model, arrays = case
+    return reduce_piece(Graph(model), Sample("s", arrays), trials(runner, most), Observer())
+
+
+@pytest.mark.parametrize(("blocks", "planted"), [(5, 0), (5, 4), (10, 6), (15, 7)])
+def test_a_wrong_kernel_ends_with_its_pattern(blocks: int, planted: int) -> None:
+    before = PlantedRunner.opened
+    found = reduced(residual(blocks, [planted]), PlantedRunner)
+    assert isinstance(found, Reduced)
+    assert found.suspect is Suspect.WRONG and found.complete and found.of == 4 * blocks
+    ops = [(f"{op.lower()}{planted}", op) for op in ("Conv", "Relu", "Add")]
+    assert list(found.nodes) == ops
+    assert found.builds == PlantedRunner.opened - before
+    # The whole and the piece in all processes, each piece in between once.
+    assert found.builds <= 2 * PROCESSES + 25
+    assert found.seen.wrong == found.seen.runs == 6 * PROCESSES and found.seen.worst > 1.0
+    assert found.seen.differing == 0
+
+
+def test_two_wrong_kernels_end_with_one() -> None:
+    found = reduced(residual(12, [2, 9]), PlantedRunner)
+    assert isinstance(found, Reduced) and len(found.nodes) == 3
+
+
+def test_a_right_engine_is_not_reduced() -> None:
+    seen = reduced(residual(6, []), PlantedRunner)
+    assert isinstance(seen, Seen) and seen.suspect is None
+    assert (seen.processes, seen.runs, seen.wrong) == (PROCESSES, 6 * PROCESSES, 0)
+    assert seen.worst < 0.1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_unsteady_kernel_ends_with_its_pattern(seed: int) -> None:
+    found = reduced(residual(8, [5]), unsteady(0.6, seed))
+    assert isinstance(found, Reduced) and found.suspect is Suspect.UNSTEADY
+    assert [op for _, op in found.nodes] == ["Conv", "Relu", "Add"]
+    assert 0 < found.seen.differing < PROCESSES
+    assert found.seen.wrong == 2 * found.seen.differing
+
+
+def test_so_many_processes_see_what_they_are_said_to_see() -> None:
+    """Engines that are bad in a quarter of the processes: 95 % of them at least are caught."""
+    assert (1.0 - BAD_SHARE) ** PROCESSES <= 0.05 < (1.0 - BAD_SHARE) ** (PROCESSES - 1)
+    model, arrays = residual(1, [0])
+    caught = sum(
+        isinstance(reduced((model, arrays), unsteady(BAD_SHARE, seed)), Reduced)
+        for seed in range(40)
+    )
+    assert caught >= 34  # of 40, with 38 expected: three deviations
+
+
+@pytest.mark.parametrize("most", [11, 13, 16, 20])
+def test_a_budget_of_builds_ends_with_a_bad_piece(most: int) -> None:
+    found = reduced(residual(10, [6]), PlantedRunner, most)
+    assert isinstance(found, Reduced)
+    assert found.builds == most and not found.complete
+    assert {"conv6", "relu6", "add6"} <= {n for n, _ in found.nodes}
+    assert found.seen.wrong == found.seen.runs > 0
+
+
+def test_no_build_at_all_is_the_user_s_mistake() -> None:
+    with pytest.raises(BadInputError, match="--max-builds 0"):
+        reduced(residual(2, [0]), PlantedRunner, 0)
+
+
+def test_large_weights_are_drawn_anew_where_they_show_the_same() -> None:
+    model, arrays = residual(2, [1], channels=420, size=3)
+    found = reduced((model, arrays), PlantedRunner)
+    assert isinstance(found, Reduced) and [s.name for s in found.seeded] == ["w1"]
+    drawn = {t.name: t for t in found.model.graph.initializer}["w1"]
+    values = onnx.numpy_helper.to_array(drawn).ravel()
+    assert np.array_equal(values, found.seeded[0].values())
+    before = onnx.numpy_helper.to_array({t.name: t for t in model.graph.initializer}["w1"])
+    assert values.mean() == pytest.approx(before.mean(), abs=1e-4)
+    assert values.std() == pytest.approx(before.std(), rel=1e-2)
+    again = outputs_of(found.model, found.sample.arrays, "again")
+    assert all(np.array_equal(again[n], a) for n, a in found.expected.items())
+    assert found.seen.suspect is Suspect.WRONG
+
+
+@pytest.mark.parametrize("make", ALL, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.TF32])
+def test_rounding_explains_what_rounding_does(
+    make: Callable[[], Fixture], precision: Precision
+) -> None:
+    """ONNX Runtime's optimiser orders sums otherwise: within the allowance of FP32, and so is TF32
+    within its own; a value off by a hundredth of the range is not, in FP32.
+    """
+    fixture = make()
+    sample = Sample("s", fixture.inputs)
+    expected = outputs_of(fixture.model, sample.arrays, "s")
+    allowance = what_rounding_explains(fixture.model, sample, expected, precision)
+    if precision is Precision.FP32:
+        found = dict(zip(expected, run_model(fixture.model, sample.arrays), strict=True))
+    else:
+        runner = EmulatedRunner(fixture.model, Precision.TF32)
+        found = dict(next(iter(runner.outputs(PrecisionPlan(precision), [sample]))))
+    assert allowance.used(expected, found) <= 0.5
+    if precision is Precision.FP32 and fixture.name != "unsavable":
+        name, array = next(iter(expected.items()))
+        off = array.copy()
+        off.flat[0] += 1e-2 * float(np.abs(array).max())
+        assert allowance.used(expected, {**expected, name: off}) > 1.0
+
+
+def test_nan_and_other_shapes_are_wrong() -> None:
+    model, arrays = residual(1, [])
+    sample = Sample("s", arrays)
+    expected = outputs_of(model, arrays, "s")
+    allowance = what_rounding_explains(model, sample, expected, Precision.FP32)
+    (name, array), *_ = expected.items()
+    for found in (np.full_like(array, np.nan), array[:, :2], array + np.float32(np.inf)):
+        assert allowance.used(expected, {name: found}) == float("inf")
+    assert allowance.used(expected, expected) == 0.0
+
+
+def test_scratch_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    reduced(residual(3, [1]), PlantedRunner)
+    assert list(tmp_path.iterdir()) == []
