@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from bisect_trt.version import __version__
 
 if TYPE_CHECKING:
-    from bisect_trt.api import bisect, reduce, verify
+    from bisect_trt.api import bisect, cure, reduce, verify
     from bisect_trt.core.errors import (
         BadInputError,
         BisectError,
@@ -35,12 +35,14 @@ __all__ = [
     "Verdict",
     "__version__",
     "bisect",
+    "cure",
     "reduce",
     "verify",
 ]
 
 _WHERE = {
     "bisect": "api",
+    "cure": "api",
     "reduce": "api",
     "verify": "api",
     "BadInputError": "core.errors",

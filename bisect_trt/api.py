@@ -14,9 +14,11 @@ import onnx
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.pipeline import cure as try_cures
 from bisect_trt.pipeline import reduce as run_reduction
 from bisect_trt.pipeline import run
 from bisect_trt.report.result import Result
+from bisect_trt.stations.cures import Cures
 from bisect_trt.stations.engine_trials import Seen
 from bisect_trt.stations.reduce import Reduced
 from bisect_trt.stations.saved_plan import SavedPlan, read_plan
@@ -133,6 +135,35 @@ def reduce(
     settings = _settings("reduce", "reduce", model, inputs, chosen)
     made_by = "bisect_trt.reduce(...)"
     return run_reduction(settings, Precision(precision), check, made_by, observer)
+
+
+@_with_options("cure")
+def cure(
+    model: str | Path | onnx.ModelProto,
+    inputs: Source | Sequence[Source],
+    *,
+    precision: Precision | str = Precision.FP32,
+    piece: str | Path | None = None,
+    observer: Observer | None = None,
+    **chosen: Any,
+) -> Cures:
+    """Try what makes a wrong or unsteady engine right and steady. As ``bisect-trt cure``.
+
+    Args:
+        model: an FP32 model, its path or its proto.
+        inputs: as for :func:`bisect`.
+        precision: what the engine runs in.
+        piece: a reproducer's folder, whose nodes are marked first.
+        observer: hears of the progress.
+        chosen: the options below.
+
+    Raises:
+        BadInputError: something that the caller can mend.
+        RunnerUnavailableError: no engine can run on this machine.
+    """
+    settings = _settings("cure", "cure", model, inputs, chosen)
+    where = Path(piece) if piece is not None else None
+    return try_cures(settings, Precision(precision), where, observer)
 
 
 def _settings(

@@ -24,7 +24,8 @@ from bisect_trt.graph.inspection import inspect_model
 from bisect_trt.graph.load import check_target, load_model, save_model, save_text
 from bisect_trt.graph.passes.typed import to_typed
 from bisect_trt.graph.weak_forms import polygraphy_script, trtexec_arguments
-from bisect_trt.pipeline import compare, reduce, run
+from bisect_trt.pipeline import compare, cure, reduce, run
+from bisect_trt.report.cured import cures_as_json
 from bisect_trt.report.exits import guarded, output
 from bisect_trt.report.options import MODEL, NamedPath, settings_options
 from bisect_trt.report.reduced import as_record
@@ -32,6 +33,7 @@ from bisect_trt.report.screen import (
     ProgressObserver,
     plain,
     print_comparison,
+    print_cures,
     print_inspection,
     print_reduced,
     print_verdict,
@@ -40,6 +42,7 @@ from bisect_trt.report.screen import (
 )
 from bisect_trt.report.write import to_json
 from bisect_trt.runners.doctor import examine
+from bisect_trt.stations.cure_model import cure_folder
 from bisect_trt.stations.estimate import estimate
 from bisect_trt.stations.reduce import Reduced
 from bisect_trt.stations.reduce_model import reduce_folder
@@ -210,6 +213,41 @@ def reduce_command(
         elif not quiet:
             print_reduced(screen(), found, reduce_folder(Settings(**chosen)))
     return EXIT_OK if isinstance(found, Reduced) else EXIT_NOT_MET
+
+
+@main.command("cure")
+@settings_options("cure")
+@click.option(
+    "--precision",
+    type=click.Choice([p.value for p in Precision]),
+    default="fp32",
+    show_default=True,
+    help="What the engine runs in.",
+)
+@click.option(
+    "--piece",
+    type=NamedPath(),
+    metavar="DIR",
+    help="The reproducer's folder: tensors inside the piece are marked first.",
+)
+@JSON
+@QUIET
+@guarded
+def cure_command(
+    precision: str, piece: Path | None, as_json: bool, quiet: bool, **chosen: Any
+) -> int:
+    """Try what makes a wrong or unsteady engine right and steady; write the table and the model to
+    ship. Exit code 1 if nothing does.
+    """
+    settings = Settings(**chosen)
+    with ProgressObserver(plain(stderr=True), quiet=quiet or as_json, verbose=False) as observer:
+        cures = cure(settings, Precision(precision), piece, observer)
+    with output():
+        if as_json:
+            click.echo(to_json(cures_as_json(cures)))
+        elif not quiet:
+            print_cures(screen(), cures, cure_folder(settings))
+    return EXIT_NOT_MET if cures.needed and cures.smallest is None else EXIT_OK
 
 
 @main.command("export")

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision
+from bisect_trt.report.cured import check_cure_folder, write_cures
 from bisect_trt.report.reproducer import check_folder, write_reproducer
 from bisect_trt.report.result import Result
 from bisect_trt.report.summary import summarise, summarise_interrupted
@@ -19,6 +21,8 @@ from bisect_trt.stations.baselines import measure_baselines, nothing_to_pin, tf3
 from bisect_trt.stations.bench import Bench, open_bench
 from bisect_trt.stations.bisect import bisect
 from bisect_trt.stations.case import Case, load
+from bisect_trt.stations.cure_model import cure_folder, cure_model
+from bisect_trt.stations.cures import Cures
 from bisect_trt.stations.engine_baselines import measure_engine
 from bisect_trt.stations.engine_trials import Seen
 from bisect_trt.stations.engine_verdict import decide_on_engine
@@ -142,6 +146,27 @@ def _search(case: Case, bench: Bench) -> Iterator[Known]:
             case, bench, bench.engine, baselines, engine, triage, bisection
         )
         yield known.with_(judgement=judgement)
+
+
+def cure(
+    settings: Settings, precision: Precision, piece: Path | None, observer: Observer | None = None
+) -> Cures:
+    """What makes an engine right and steady; writes the table and the cured model.
+
+    Args:
+        settings: the model, the inputs and the engine.
+        precision: what the engine runs in.
+        piece: a reproducer's folder, whose nodes are marked first.
+        observer: hears of the progress.
+
+    Raises:
+        BisectError: something that the user can mend.
+    """
+    folder = cure_folder(settings)
+    check_cure_folder(folder)
+    cures = cure_model(settings, precision, piece, observer or Observer())
+    write_cures(cures, folder)
+    return cures
 
 
 def reduce(

@@ -19,6 +19,7 @@ from bisect_trt.core.names import printable
 from bisect_trt.core.observer import Observer
 from bisect_trt.graph.inspection import Inspection
 from bisect_trt.numerics.requirements import times
+from bisect_trt.report.cured import headline_of_cures, lines_of_cures
 from bisect_trt.report.reduced import figures, nothing_bad, reduced_how
 from bisect_trt.report.reduced import headline as headline_of_piece
 from bisect_trt.report.result import Result
@@ -30,6 +31,7 @@ from bisect_trt.report.sentences import (
     search_sentences,
 )
 from bisect_trt.report.tables import worst_layers
+from bisect_trt.stations.cures import Cures
 from bisect_trt.stations.engine_trials import Seen
 from bisect_trt.stations.reduce import Reduced
 from bisect_trt.stations.verify import Verification
@@ -250,6 +252,21 @@ def print_inspection(console: Console, inspection: Inspection) -> None:
         console.print(printable(f"kept in FP32: {name} ({reason})"))
     for line in (*(f.message for f in inspection.findings), *inspection.advice):
         console.print(printable(f"note: {line}"), style="yellow")
+
+
+def print_cures(console: Console, cures: Cures, folder: Path) -> None:
+    """The answer, then what was tried.
+
+    Args:
+        console: where to.
+        cures: what was tried.
+        folder: of the table and the model.
+    """
+    good = not cures.needed or cures.smallest is not None
+    console.print(printable(headline_of_cures(cures)), style="bold green" if good else "bold red")
+    for line in lines_of_cures(cures):
+        console.print(printable(line), soft_wrap=True)
+    console.print(printable(f"table: {folder}"), soft_wrap=True)
 
 
 def print_reduced(console: Console, found: Reduced | Seen, folder: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -52,6 +53,8 @@ class ClosableRunner(Runner, Protocol):
         """End the process."""
         ...
 
+
+_Answer = Mapping[str, NDArray[Any]] | RunnerFailedError | None
 
 OpenRunner = Callable[[Graph, Sequence[Sample]], ClosableRunner]
 """Opens a runner of a model in a fresh process. One that can build and not run gives no outputs."""
@@ -120,16 +123,24 @@ class EngineTrials:
         explained: the precision whose rounding explains an error: TF32 for FP32 on an engine whose
             FP32 is TF32.
         budget: of builds.
+        workers: processes at a time.
     """
 
     def __init__(
-        self, opens: OpenRunner, precision: Precision, explained: Precision, budget: Budget
+        self,
+        opens: OpenRunner,
+        precision: Precision,
+        explained: Precision,
+        budget: Budget,
+        workers: int = 1,
     ) -> None:
         self._opens = opens
         self.precision = precision
         self._explained = explained
         self.budget = budget
         self.versions: Mapping[str, str] = {}
+        self.facts: Mapping[str, Any] = {}
+        self._workers = workers
         self._whole = Seen()
         self._known: dict[Piece, Seen] = {}
 
@@ -155,6 +166,10 @@ class EngineTrials:
             return seen.verdict
         return Verdict.PASS if seen.suspect is not None else Verdict.FAIL
 
+    def look(self, specimen: Specimen) -> Seen:
+        """What the model shows in all processes, or until it is bad."""
+        return self._seen(specimen, PROCESSES, lambda s: s.suspect is not None)
+
     def figures(self, specimen: Specimen) -> Seen:
         """What the piece shows in all processes; where the budget is spent, in those of before."""
         if self.budget.is_spent:
@@ -173,19 +188,17 @@ class EngineTrials:
         while seen.processes < processes and not enough(seen):
             if self.budget.is_spent and seen.processes:
                 break
-            self.budget.spend()
-            try:
-                answer = self._answer(graph, specimen.sample)
-            except RunnerFailedError as error:
-                verdict = error.verdict
-                failed = replace(seen, processes=seen.processes + 1, verdict=verdict)
-                return replace(failed, failure=one_line(error, 1000))
-            if answer is None:
-                return replace(seen, processes=seen.processes + 1)
-            if allowance is None:
-                allowance = self._allowance(specimen)
-                seen = replace(seen, allowed=allowance.most)
-            seen = _with(seen, answer, allowance, specimen)
+            for answer in self._answers(graph, specimen.sample, processes - seen.processes):
+                if isinstance(answer, RunnerFailedError):
+                    verdict = answer.verdict
+                    failed = replace(seen, processes=seen.processes + 1, verdict=verdict)
+                    return replace(failed, failure=one_line(answer, 1000))
+                if answer is None:
+                    return replace(seen, processes=seen.processes + 1)
+                if allowance is None:
+                    allowance = self._allowance(specimen)
+                    seen = replace(seen, allowed=allowance.most)
+                seen = _with(seen, answer, allowance, specimen)
         return seen
 
     def _allowance(self, specimen: Specimen) -> Allowance:
@@ -193,10 +206,27 @@ class EngineTrials:
             specimen.model, specimen.sample, specimen.expected, self._explained
         )
 
-    def _answer(self, graph: Graph, sample: Sample) -> Mapping[str, NDArray[Any]] | None:
-        with closing(self._opens(graph, [sample])) as runner:
-            self.versions = dict(runner.versions)
-            return next(iter(runner.outputs(PrecisionPlan(self.precision), [sample])), None)
+    def _answers(self, graph: Graph, sample: Sample, most: int) -> list[_Answer]:
+        """As many processes' answers as may run at a time, ``most`` at most."""
+        count = 1
+        self.budget.spend()
+        while count < min(self._workers, most) and not self.budget.is_spent:
+            self.budget.spend()
+            count += 1
+        with ThreadPoolExecutor(count) as pool:
+            return list(pool.map(lambda _: self._answer(graph, sample), range(count)))
+
+    def _answer(self, graph: Graph, sample: Sample) -> _Answer:
+        """A fresh process' outputs; None from a runner that only builds."""
+        plan = PrecisionPlan(self.precision)
+        try:
+            with closing(self._opens(graph, [sample])) as runner:
+                self.versions = dict(runner.versions)
+                outputs = next(iter(runner.outputs(plan, [sample])), None)
+                self.facts = dict(runner.facts(plan))
+                return outputs
+        except RunnerFailedError as error:
+            return error
 
 
 def _with(

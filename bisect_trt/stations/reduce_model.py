@@ -18,6 +18,7 @@ from bisect_trt.graph.load import load_model
 from bisect_trt.runners.onnxruntime_cuda import OrtCudaRunner
 from bisect_trt.runners.tensorrt.build_only import BuildOnlyRunner
 from bisect_trt.runners.tensorrt.module import installed_module
+from bisect_trt.runners.tensorrt.records import AS_USUAL, EngineOptions
 from bisect_trt.runners.tensorrt.runner import TensorRTRunner
 from bisect_trt.stations.check_command import CheckTrials
 from bisect_trt.stations.engine_trials import Budget, EngineTrials, OpenRunner, Seen
@@ -26,6 +27,7 @@ from bisect_trt.stations.samples import load_samples
 from bisect_trt.stations.settings import Settings
 
 _BUILDS_ANYWHERE = "tensorrt_rtx"
+_RUNS = 20
 
 
 def reduce_model(
@@ -89,6 +91,7 @@ def _trials(
     samples: Sequence[Sample],
 ) -> Trials:
     budget = Budget(settings.max_builds)
+    opens: OpenRunner
     if check is not None:
         if precision is not Precision.FP32:
             raise BadInputError(
@@ -102,24 +105,43 @@ def _trials(
             "onnxruntime-cuda, or give a --check of your own"
         )
     if settings.runner == "onnxruntime-cuda":
-        opens: OpenRunner = partial(_open_cuda, settings)
-        return EngineTrials(opens, precision, precision, budget)
+        opens = partial(_open_cuda, settings)
+        return EngineTrials(opens, precision, precision, budget, settings.workers)
     # A cleared TF32 flag was seen to be ignored: TF32's error is no bug of a kernel.
     explained = Precision.TF32 if precision is Precision.FP32 else precision
-    return EngineTrials(_tensorrt(settings, graph, samples), precision, explained, budget)
+    opens = _tensorrt(settings, graph, samples)
+    return EngineTrials(opens, precision, explained, budget, settings.workers)
 
 
 def _open_cuda(settings: Settings, graph: Graph, samples: Sequence[Sample]) -> OrtCudaRunner:
     return OrtCudaRunner(graph, timeout_s=settings.probe_timeout_s)
 
 
-def _open_tensorrt(settings: Settings, graph: Graph, samples: Sequence[Sample]) -> TensorRTRunner:
+def open_tensorrt(
+    settings: Settings,
+    graph: Graph,
+    samples: Sequence[Sample],
+    options: EngineOptions = AS_USUAL,
+) -> TensorRTRunner:
+    """A runner of a piece in a process of its own, which runs each sample many times.
+
+    Args:
+        settings: which TensorRT, and how long it may take.
+        graph: the FP32 piece.
+        samples: its inputs.
+        options: how the engine is built and run.
+
+    Raises:
+        RunnerUnavailableError: TensorRT, cuda-python or a GPU is missing.
+    """
     return TensorRTRunner(
         graph,
         samples,
         settings.trt_module,
         timeout_s=settings.probe_timeout_s,
         weak=settings.typing == "weak",
+        options=options,
+        repeats=_RUNS,
     )
 
 
@@ -132,10 +154,10 @@ def _open_builder(
 def _tensorrt(settings: Settings, graph: Graph, samples: Sequence[Sample]) -> OpenRunner:
     """Engines, or where no GPU can run them and none is needed to build them, builds."""
     try:
-        _open_tensorrt(settings, graph, samples).close()
+        open_tensorrt(settings, graph, samples).close()
     except RunnerUnavailableError:
         module = installed_module(settings.trt_module)
         if module != _BUILDS_ANYWHERE:
             raise
         return partial(_open_builder, module, settings)
-    return partial(_open_tensorrt, settings)
+    return partial(open_tensorrt, settings)

@@ -20,7 +20,8 @@ from bisect_trt.stations.option import PLANNING, Option, option
 PROBE_TIMEOUT_S = 900.0
 Source = str | Path | Mapping[str, NDArray[Any]]
 
-_EVERYWHERE = PLANNING | {"reduce"}
+_ENGINES = frozenset({"reduce", "cure"})
+_EVERYWHERE = PLANNING | _ENGINES
 _RUN = frozenset({"run"})
 _JUDGED = frozenset({"run", "verify"})
 
@@ -50,7 +51,10 @@ class Settings:
         "--runner",
         "What executes the plans.",
         choices=("auto", "emulated", "tensorrt", "onnxruntime-cuda"),
-        help_of={"reduce": "The engine: auto is tensorrt, and emulated is none."},
+        help_of={
+            "reduce": "The engine: auto is tensorrt, and emulated is none.",
+            "cure": "The engine: auto is tensorrt, the only one.",
+        },
         commands=_EVERYWHERE,
     )
     require: Sequence[str] = option(
@@ -167,6 +171,7 @@ class Settings:
             "verify": "Where answers are kept. Default: reports/MODEL-PRECISION-verify.",
             "compare": "Where the tables go. Default: reports/MODEL-PRECISION-compare.",
             "reduce": "The reproducer's folder. Default: reports/MODEL-reduced.",
+            "cure": "Where table and model go. Default: reports/MODEL-cured.",
         },
         kind=Path,
         commands=_EVERYWHERE,
@@ -208,7 +213,13 @@ class Settings:
         commands=_EVERYWHERE,
     )
     workers: int = option(
-        1, "--workers", "Probes at a time, a process each.", kind=int, least=1, commands=_RUN
+        1,
+        "--workers",
+        "Probes at a time, a process each.",
+        kind=int,
+        least=1,
+        commands=_RUN | _ENGINES,
+        help_of=dict.fromkeys(_ENGINES, "Fresh processes at a time, on one GPU."),
     )
     ray: str | None = option(
         None,
@@ -223,9 +234,10 @@ class Settings:
         "Engine builds beyond the baselines. Default: 8, with --certify engine as many as needed.",
         kind=int,
         least=0,
-        commands=_RUN | {"reduce"},
+        commands=_RUN | _ENGINES,
         help_of={
-            "reduce": "Engine builds, or calls of --check, in all. Default: as many as needed."
+            "reduce": "Engine builds, or calls of --check, in all. Default: as many as needed.",
+            "cure": "Engine builds in all. Default: as many as needed.",
         },
     )
     certify: str = option(

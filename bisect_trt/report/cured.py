@@ -1,0 +1,147 @@
+"""What cures say to people and machines, and the files they leave."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.files import write_whole
+from bisect_trt.core.names import cell
+from bisect_trt.graph.load import save_model
+from bisect_trt.report.sentences import number
+from bisect_trt.report.write import to_json
+from bisect_trt.stations.cures import Cure, Cures
+from bisect_trt.stations.engine_trials import PROCESSES
+
+TABLE, RECORD, MODEL = "cures.csv", "cures.json", "model.cured.onnx"
+_KIND = "bisect-trt cure"
+
+
+def headline_of_cures(cures: Cures) -> str:
+    """The answer in one sentence."""
+    first = cures.tried[0]
+    if not cures.needed:
+        return (
+            f"The model is right and steady as it is: {first.seen.runs} runs in {PROCESSES} fresh "
+            "processes; there is nothing to cure."
+        )
+    smallest = cures.smallest
+    if smallest is None:
+        spent = "" if cures.complete else " before --max-builds ended the search"
+        return f"None of {len(cures.tried) - 1} cures works{spent}."
+    written = f"; {MODEL} is that model" if smallest.model is not None else ""
+    return f"Cured by {smallest.name}: {smallest.how}{written}."
+
+
+def table_of_cures(cures: Cures) -> pd.DataFrame:
+    """A row a cure, as cures.csv has them."""
+    return pd.DataFrame(
+        [
+            {
+                "cure": cure.name,
+                "works": cure.works,
+                "right": cure.seen.runs > 0 and cure.seen.wrong == 0 and not cure.seen.failure,
+                "steady": cure.seen.runs > 0 and cure.seen.differing == 0,
+                "processes": cure.seen.processes,
+                "runs": cure.seen.runs,
+                "wrong_runs": cure.seen.wrong,
+                "error_over_allowed": cure.seen.worst,
+                "latency_ms": cure.latency_ms,
+                "engine_bytes": cure.engine_bytes,
+                "how": cell(cure.how),
+                "failure": cell(cure.seen.failure),
+            }
+            for cure in cures.tried
+        ]
+    )
+
+
+def lines_of_cures(cures: Cures) -> list[str]:
+    """A line a cure, for the screen."""
+    return [_line(cure) for cure in cures.tried]
+
+
+def cures_as_json(cures: Cures) -> dict[str, Any]:
+    """The record for machines, models apart."""
+    return {
+        "kind": _KIND,
+        "complete": cures.complete,
+        "smallest": cures.smallest.name if cures.smallest is not None else None,
+        "tried": [
+            {
+                "cure": c.name,
+                "how": c.how,
+                "works": c.works,
+                "marks": list(c.marks),
+                "latency_ms": c.latency_ms,
+                "engine_bytes": c.engine_bytes,
+                "seen": {**asdict(c.seen), "verdict": c.seen.verdict.value},
+            }
+            for c in cures.tried
+        ],
+    }
+
+
+def check_cure_folder(folder: Path) -> None:
+    """Refuse a folder that no cure wrote.
+
+    Raises:
+        BadInputError: it holds other files.
+    """
+    names = {p.name for p in folder.iterdir()} if folder.is_dir() else set[str]()
+    strange = sorted(names - {TABLE, RECORD, MODEL, f"{MODEL}.data"})
+    if folder.exists() and not folder.is_dir():
+        raise BadInputError(f"--out {folder}: not a folder; choose another name")
+    if strange or (names and not _is_ours(folder / RECORD)):
+        what = (strange or sorted(names))[0]
+        raise BadInputError(
+            f"--out {folder}: holds {what}, which no `bisect-trt cure` wrote; choose another "
+            "folder, or move it away"
+        )
+
+
+def write_cures(cures: Cures, folder: Path) -> None:
+    """The table, the record and the cured model, the record last.
+
+    Args:
+        cures: what was tried.
+        folder: as :func:`check_cure_folder` allowed it.
+
+    Raises:
+        BadInputError: the folder cannot be written.
+        MachineError: the disk is full.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInputError(f"--out {folder}: cannot be written ({error.strerror})") from error
+    (folder / MODEL).unlink(missing_ok=True)
+    smallest = cures.smallest
+    if smallest is not None and smallest.model is not None:
+        save_model(smallest.model, folder / MODEL)
+    write_whole(folder / TABLE, table_of_cures(cures).to_csv(index=False).encode())
+    write_whole(folder / RECORD, (to_json(cures_as_json(cures)) + "\n").encode())
+
+
+def _line(cure: Cure) -> str:
+    seen = cure.seen
+    if seen.failure:
+        return f"{cure.name}: {seen.failure[:200]}"
+    word = "right and steady" if cure.works else str(seen.suspect)
+    return (
+        f"{cure.name}: {word}; {seen.wrong} of {seen.runs} runs wrong in {seen.processes} "
+        f"processes, {number(cure.latency_ms)} ms, {cure.engine_bytes / 2**20:.1f} MB"
+    )
+
+
+def _is_ours(record: Path) -> bool:
+    try:
+        found = json.loads(record.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and found.get("kind") == _KIND

@@ -1,0 +1,86 @@
+"""What the command ``cure`` asks for: a model, its inputs, an engine, maybe a reduced piece."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+from onnx import ModelProto
+
+from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.observer import Observer
+from bisect_trt.core.precision import Precision
+from bisect_trt.graph.graph import Graph
+from bisect_trt.graph.inputs import input_specs
+from bisect_trt.graph.load import load_model
+from bisect_trt.runners.tensorrt.records import EngineOptions
+from bisect_trt.stations.cures import Cures, try_cures
+from bisect_trt.stations.engine_trials import Budget, OpenRunner
+from bisect_trt.stations.reduce_model import open_tensorrt
+from bisect_trt.stations.samples import load_samples
+from bisect_trt.stations.settings import Settings
+
+
+def cure_model(
+    settings: Settings, precision: Precision, piece: Path | None, observer: Observer
+) -> Cures:
+    """Every cure of the settings' model, tried on all its inputs.
+
+    Args:
+        settings: the model, the inputs and the engine.
+        precision: what the engine runs in.
+        piece: the folder of a reproducer, whose nodes are marked first.
+        observer: hears of the progress.
+
+    Raises:
+        BadInputError: names the file, tensor or option that cannot be used.
+        RunnerUnavailableError: no engine can run on this machine.
+    """
+    if settings.runner not in ("auto", "tensorrt"):
+        raise BadInputError(f"--runner {settings.runner}: cures are those of TensorRT's engines")
+    observer.station("load")
+    model = load_model(settings.model)
+    samples = load_samples(
+        settings.inputs,
+        input_specs(model.proto),
+        stacked=settings.stacked,
+        infinite=settings.infinite,
+    )
+    graph = Graph(model.proto)
+    suspects = _nodes_of(piece, graph) if piece is not None else ()
+    # Asked before anything is tried: without a GPU each cure would be told to have failed.
+    open_tensorrt(settings, graph, samples).close()
+    observer.station("cures")
+
+    def opens(options: EngineOptions) -> OpenRunner:
+        return partial(open_tensorrt, settings, options=options)
+
+    budget = Budget(settings.max_builds)
+    return try_cures(graph, samples, precision, suspects, opens, budget, observer, settings.workers)
+
+
+def cure_folder(settings: Settings) -> Path:
+    """Where the table and the cured model go: as asked for, else ``reports/MODEL-cured``."""
+    if settings.out is not None:
+        return settings.out
+    model = settings.model
+    name = model.graph.name or "model" if isinstance(model, ModelProto) else Path(model).stem
+    return Path("reports") / f"{name.replace('/', '_')[:80]}-cured"
+
+
+def _nodes_of(piece: Path, graph: Graph) -> tuple[str, ...]:
+    record = piece / "reduce.json"
+    try:
+        found = json.loads(record.read_text(encoding="utf-8"))
+        nodes = tuple(str(node["name"]) for node in found["nodes"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInputError(
+            f"--piece {piece}: no reproducer of `bisect-trt reduce` ({record.name} cannot be read)"
+        ) from error
+    unknown = sorted(set(nodes).difference(graph.names))
+    if unknown:
+        raise BadInputError(
+            f"--piece {piece}: its node {unknown[0]!r} is not in the model; reduce this model"
+        )
+    return nodes
