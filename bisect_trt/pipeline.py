@@ -9,10 +9,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from bisect_trt.core.finding import Finding
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision
 from bisect_trt.report.cured import check_cure_folder, write_cures
-from bisect_trt.report.reproducer import check_folder, write_reproducer
+from bisect_trt.report.reduced import headline
+from bisect_trt.report.reproducer import check_folder, remove_reproducer, write_reproducer
 from bisect_trt.report.result import Result
 from bisect_trt.report.summary import summarise, summarise_interrupted
 from bisect_trt.report.write import discard, write_report, write_tables
@@ -24,6 +26,7 @@ from bisect_trt.stations.case import Case, load
 from bisect_trt.stations.cure_model import cure_folder, cure_model
 from bisect_trt.stations.cures import Cures
 from bisect_trt.stations.engine_baselines import measure_engine
+from bisect_trt.stations.engine_to_blame import REPRODUCER, piece_to_blame
 from bisect_trt.stations.engine_trials import Seen
 from bisect_trt.stations.engine_verdict import decide_on_engine
 from bisect_trt.stations.frontier import measure_frontier
@@ -49,6 +52,7 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
     case = load(settings, observer)
     with open_bench(case, observer) as bench:
         discard(bench.folder)
+        remove_reproducer(bench.folder / REPRODUCER)
         latest = Known(case)
         try:
             for known in _search(case, bench):
@@ -62,6 +66,14 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
             raise
         result = summarise(latest, bench.ledger(), time.perf_counter() - began)
         write_report(result, case)
+        # Its search may take long: whoever interrupts it has the report already.
+        piece = piece_to_blame(latest, bench)
+        if piece is not None:
+            words = f"{headline(piece)} {REPRODUCER}/ is ready for a bug report."
+            bench.note(Finding("reduced", piece.nodes[0][0], words))
+            write_reproducer(piece, bench.folder / REPRODUCER, "bisect-trt run")
+            result = summarise(latest, bench.ledger(), time.perf_counter() - began)
+            write_report(result, case)
         return result
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,6 +60,12 @@ def check_folder(folder: Path, read: Sequence[Path] = ()) -> None:
     there = next((p for p in folder.resolve().parents if p.exists()), None)
     if there is None or not there.is_dir() or not os.access(there, os.W_OK):
         raise BadInputError(f"--out {folder}: cannot be written; choose another folder")
+
+
+def remove_reproducer(folder: Path) -> None:
+    """Remove one that a reduction wrote; anything else is left alone."""
+    if _is_ours(folder / RECORD):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_reproducer(reduced: Reduced, folder: Path, made_by: str) -> None:

@@ -91,7 +91,6 @@ def _trials(
     samples: Sequence[Sample],
 ) -> Trials:
     budget = Budget(settings.max_builds)
-    opens: OpenRunner
     if check is not None:
         if precision is not Precision.FP32:
             raise BadInputError(
@@ -99,13 +98,36 @@ def _trials(
                 "leave --precision out"
             )
         return CheckTrials(check, settings.probe_timeout_s, budget)
+    return engine_trials(settings, precision, graph, samples, budget)
+
+
+def engine_trials(
+    settings: Settings,
+    precision: Precision,
+    graph: Graph,
+    samples: Sequence[Sample],
+    budget: Budget,
+) -> EngineTrials:
+    """What asks the settings' engine about pieces.
+
+    Args:
+        settings: which engine, and how long it may take.
+        precision: what it runs in.
+        graph: the whole model, to see whether the engine can run here.
+        samples: its inputs.
+        budget: of builds.
+
+    Raises:
+        BadInputError: the settings name no engine.
+        RunnerUnavailableError: the engine cannot work on this machine.
+    """
     if settings.runner == "emulated":
         raise BadInputError(
             "--runner emulated: reduce looks into what an engine does wrong; choose tensorrt or "
             "onnxruntime-cuda, or give a --check of your own"
         )
     if settings.runner == "onnxruntime-cuda":
-        opens = partial(_open_cuda, settings)
+        opens: OpenRunner = partial(_open_cuda, settings)
         return EngineTrials(opens, precision, precision, budget, settings.workers)
     # A cleared TF32 flag was seen to be ignored: TF32's error is no bug of a kernel.
     explained = Precision.TF32 if precision is Precision.FP32 else precision

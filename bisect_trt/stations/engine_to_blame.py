@@ -1,0 +1,59 @@
+"""The end of a run in which the engine is to blame: the smallest piece that does it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bisect_trt.core.diagnosis import Cause
+from bisect_trt.core.finding import Finding
+from bisect_trt.core.precision import Precision
+from bisect_trt.core.sample import Sample
+from bisect_trt.runners.base import Restartable
+from bisect_trt.stations.bench import Bench
+from bisect_trt.stations.engine_trials import Budget
+from bisect_trt.stations.known import Known
+from bisect_trt.stations.reduce import Reduced, reduce_piece
+from bisect_trt.stations.reduce_model import engine_trials
+
+REPRODUCER = "reproducer"
+"""The folder within the run's."""
+
+BUILDS = 60
+"""Engine builds that a run spends on the piece where --max-builds says nothing; `bisect-trt
+reduce` takes as many as it needs."""
+
+_ENGINE = (Cause.UNSTEADY, Cause.NOT_PRECISION, Cause.ENGINE_FAILED)
+
+
+def piece_to_blame(known: Known, bench: Bench) -> Reduced | None:
+    """The smallest bad piece found within the builds that may be spent; None where the engine is
+    not to blame, or the whole was not seen to be bad again.
+
+    Args:
+        known: what the run found.
+        bench: says who judged, and hears what was found.
+    """
+    diagnosis, engine, settings = known.diagnosis, known.engine, known.case.settings
+    blamed = diagnosis is not None and diagnosis.cause in _ENGINE
+    if not blamed or engine is None or not isinstance(bench.opened, Restartable):
+        return None
+    precision = settings.precision if engine.fp32.verdict.passed else Precision.FP32
+    budget = Budget(settings.max_builds if settings.max_builds is not None else BUILDS)
+    if budget.is_spent:
+        return None
+    seen = known.steadiness or engine.steadiness
+    sample = _named(known.case.samples, seen.sample if seen is not None else "")
+    trials = engine_trials(settings, precision, known.case.graph, [sample], budget)
+    found = reduce_piece(known.case.graph, sample, trials, bench.observer)
+    if isinstance(found, Reduced):
+        return found
+    message = (
+        f"`bisect-trt reduce` saw nothing bad: {found.runs} runs of the model on {sample.name!r} "
+        f"in {found.processes} fresh processes were right"
+    )
+    bench.note(Finding("reduced", "", message))
+    return None
+
+
+def _named(samples: Sequence[Sample], name: str) -> Sample:
+    return next((sample for sample in samples if sample.name == name), samples[0])
