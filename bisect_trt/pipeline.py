@@ -13,7 +13,7 @@ from bisect_trt.core.finding import Finding
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision
 from bisect_trt.report.cured import check_cure_folder, write_cures
-from bisect_trt.report.reduced import headline
+from bisect_trt.report.reduced import headline, nothing_bad
 from bisect_trt.report.reproducer import check_folder, remove_reproducer, write_reproducer
 from bisect_trt.report.result import Result
 from bisect_trt.report.summary import summarise, summarise_interrupted
@@ -68,10 +68,13 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
         write_report(result, case)
         # Its search may take long: whoever interrupts it has the report already.
         piece = piece_to_blame(latest, bench)
-        if piece is not None:
+        if isinstance(piece, Reduced):
+            write_reproducer(piece, bench.folder / REPRODUCER, "bisect-trt run")
             words = f"{headline(piece)} {REPRODUCER}/ is ready for a bug report."
             bench.note(Finding("reduced", piece.nodes[0][0], words))
-            write_reproducer(piece, bench.folder / REPRODUCER, "bisect-trt run")
+        elif piece is not None:
+            bench.note(Finding("reduced", "", nothing_bad(piece)))
+        if piece is not None:
             result = summarise(latest, bench.ledger(), time.perf_counter() - began)
             write_report(result, case)
         return result

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bisect_trt.core.diagnosis import Cause
-from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import Precision
 from bisect_trt.core.sample import Sample
 from bisect_trt.runners.base import Restartable
 from bisect_trt.stations.bench import Bench
-from bisect_trt.stations.engine_trials import Budget
+from bisect_trt.stations.engine_trials import Budget, Seen
 from bisect_trt.stations.known import Known
 from bisect_trt.stations.reduce import Reduced, reduce_piece
 from bisect_trt.stations.reduce_model import engine_trials
@@ -25,13 +24,13 @@ reduce` takes as many as it needs."""
 _ENGINE = (Cause.UNSTEADY, Cause.NOT_PRECISION, Cause.ENGINE_FAILED)
 
 
-def piece_to_blame(known: Known, bench: Bench) -> Reduced | None:
-    """The smallest bad piece found within the builds that may be spent; None where the engine is
-    not to blame, or the whole was not seen to be bad again.
+def piece_to_blame(known: Known, bench: Bench) -> Reduced | Seen | None:
+    """The smallest bad piece found within the builds that may be spent; what the whole shows where
+    it was not seen to be bad again; None where the engine is not to blame.
 
     Args:
         known: what the run found.
-        bench: says who judged, and hears what was found.
+        bench: says who judged.
     """
     diagnosis, engine, settings = known.diagnosis, known.engine, known.case.settings
     blamed = diagnosis is not None and diagnosis.cause in _ENGINE
@@ -44,15 +43,7 @@ def piece_to_blame(known: Known, bench: Bench) -> Reduced | None:
     seen = known.steadiness or engine.steadiness
     sample = _named(known.case.samples, seen.sample if seen is not None else "")
     trials = engine_trials(settings, precision, known.case.graph, [sample], budget)
-    found = reduce_piece(known.case.graph, sample, trials, bench.observer)
-    if isinstance(found, Reduced):
-        return found
-    message = (
-        f"`bisect-trt reduce` saw nothing bad: {found.runs} runs of the model on {sample.name!r} "
-        f"in {found.processes} fresh processes were right"
-    )
-    bench.note(Finding("reduced", "", message))
-    return None
+    return reduce_piece(known.case.graph, sample, trials, bench.observer)
 
 
 def _named(samples: Sequence[Sample], name: str) -> Sample:
