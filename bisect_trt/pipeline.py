@@ -164,10 +164,13 @@ def reduce(
 
     Raises:
         BisectError: something that the user can mend.
+        KeyboardInterrupt: the user ended it; the smallest piece so far is written.
     """
     folder = reduce_folder(settings)
     check_folder(folder, files_read(settings))
     found = reduce_model(settings, precision, check, observer or Observer())
     if isinstance(found, Reduced):
         write_reproducer(found, folder, made_by)
+        if found.interrupted:
+            raise KeyboardInterrupt
     return found

@@ -40,7 +40,11 @@ def headline(reduced: Reduced) -> str:
     """The answer: how small the piece is, and whether it could be smaller."""
     left, names = len(reduced.nodes), [f"{n} ({op})" for n, op in reduced.nodes]
     more = f" and {left - _NAMED} more" if left > _NAMED else ""
-    proof = "nothing can be left out" if reduced.complete else "--max-builds ended the search"
+    proof = "--max-builds ended the search"
+    if reduced.complete:
+        proof = "nothing can be left out"
+    elif reduced.interrupted:
+        proof = "the search was interrupted"
     return (
         f"{_BAD[reduced.suspect]} with {left} of {_counted(reduced.of)}: "
         f"{', '.join(names[:_NAMED])}{more}; {proof}."
@@ -114,6 +118,7 @@ def as_json(reduced: Reduced) -> dict[str, Any]:
         "bypassed": list(reduced.bypassed),
         "of": reduced.of,
         "complete": reduced.complete,
+        "interrupted": reduced.interrupted,
         "always": reduced.always,
         "input": reduced.sample.name,
         "whole": _plain(reduced.whole),

@@ -78,6 +78,8 @@ class CheckTrials:
         """What the command said when it called the piece bad."""
         return self._known[specimen.piece]
 
+    known = figures
+
     def _called(self, specimen: Specimen) -> Seen:
         self.budget.spend()
         with scratch("check") as made:

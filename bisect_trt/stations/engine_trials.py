@@ -158,9 +158,13 @@ class EngineTrials:
     def figures(self, specimen: Specimen) -> Seen:
         """What the piece shows in all processes; where the budget is spent, in those of before."""
         if self.budget.is_spent:
-            return self._known[specimen.piece]
+            return self.known(specimen)
         seen = self._seen(specimen, PROCESSES, lambda s: s.suspect is Suspect.FAILED)
-        return replace(seen, allowed=seen.allowed or self._allowance(specimen).most)
+        return self._with_allowance(seen, specimen)
+
+    def known(self, specimen: Specimen) -> Seen:
+        """What ``specimen`` showed when it was last asked about."""
+        return self._with_allowance(self._known[specimen.piece], specimen)
 
     def _seen(self, specimen: Specimen, processes: int, enough: Callable[[Seen], bool]) -> Seen:
         seen = self._known[specimen.piece] = self._looked(specimen, processes, enough)
@@ -187,6 +191,10 @@ class EngineTrials:
                 seen = replace(seen, allowed=allowance.most)
             seen = _with(seen, answer, allowance, specimen)
         return seen
+
+    def _with_allowance(self, seen: Seen, specimen: Specimen) -> Seen:
+        """What failed was not compared, and has none yet."""
+        return seen if seen.allowed else replace(seen, allowed=self._allowance(specimen).most)
 
     def _allowance(self, specimen: Specimen) -> Allowance:
         return what_rounding_explains(

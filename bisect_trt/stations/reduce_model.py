@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from tempfile import gettempdir
 
 from onnx import ModelProto
 
@@ -12,6 +13,7 @@ from bisect_trt.core.errors import BadInputError, RunnerUnavailableError
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision
 from bisect_trt.core.sample import Sample
+from bisect_trt.core.scratch import sweep
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.inputs import input_specs
 from bisect_trt.graph.load import load_model
@@ -45,6 +47,7 @@ def reduce_model(
         RunnerUnavailableError: the engine cannot work on this machine.
     """
     observer.station("load")
+    sweep(Path(gettempdir()))  # recorded tensors of a run that was killed
     model = load_model(settings.model)
     samples = load_samples(
         settings.inputs,
@@ -64,6 +67,21 @@ def reduce_model(
             "the model builds; whether its engine is wrong or unsteady can only be told with a GPU"
         )
     return found
+
+
+def fresh_engines(settings: Settings) -> OpenRunner:
+    """TensorRT in a process of its own each time, as the settings ask for it."""
+
+    def opens(graph: Graph, samples: Sequence[Sample]) -> TensorRTRunner:
+        return TensorRTRunner(
+            graph,
+            samples,
+            settings.trt_module,
+            timeout_s=settings.probe_timeout_s,
+            weak=settings.typing == "weak",
+        )
+
+    return opens
 
 
 def reduce_folder(settings: Settings) -> Path:
@@ -113,16 +131,6 @@ def _open_cuda(settings: Settings, graph: Graph, samples: Sequence[Sample]) -> O
     return OrtCudaRunner(graph, timeout_s=settings.probe_timeout_s)
 
 
-def _open_tensorrt(settings: Settings, graph: Graph, samples: Sequence[Sample]) -> TensorRTRunner:
-    return TensorRTRunner(
-        graph,
-        samples,
-        settings.trt_module,
-        timeout_s=settings.probe_timeout_s,
-        weak=settings.typing == "weak",
-    )
-
-
 def _open_builder(
     module: str, settings: Settings, graph: Graph, samples: Sequence[Sample]
 ) -> BuildOnlyRunner:
@@ -131,11 +139,12 @@ def _open_builder(
 
 def _tensorrt(settings: Settings, graph: Graph, samples: Sequence[Sample]) -> OpenRunner:
     """Engines, or where no GPU can run them and none is needed to build them, builds."""
+    opens = fresh_engines(settings)
     try:
-        _open_tensorrt(settings, graph, samples).close()
+        opens(graph, samples).close()
     except RunnerUnavailableError:
         module = installed_module(settings.trt_module)
         if module != _BUILDS_ANYWHERE:
             raise
         return partial(_open_builder, module, settings)
-    return partial(_open_tensorrt, settings)
+    return opens

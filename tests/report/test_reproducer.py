@@ -120,10 +120,13 @@ def test_seeded_weights_come_out_of_the_script(tmp_path: Path, precision: Precis
         assert stored[tensor.name].data_type == tensor.data_type
 
 
-def test_what_does_not_build_is_said_by_the_script(tmp_path: Path) -> None:
-    """TensorRT for RTX needs no GPU to refuse an If whose bodies differ in rank."""
+@pytest.mark.parametrize("most", [None, 6])
+def test_what_does_not_build_is_said_by_the_script(tmp_path: Path, most: int | None) -> None:
+    """TensorRT for RTX needs no GPU to refuse an If whose bodies differ in rank; with 6 builds the
+    piece is found and cannot be built once more.
+    """
     model, arrays = branching()
-    trials = EngineTrials(BuildOnlyRunner, Precision.FP32, Precision.FP32, Budget(None))
+    trials = EngineTrials(BuildOnlyRunner, Precision.FP32, Precision.FP32, Budget(most))
     found = reduce_piece(Graph(model), Sample("s", arrays), trials, Observer())
     assert isinstance(found, Reduced) and found.nodes == (("choose", "If"),)
     assert "equal ranks" in found.seen.failure and found.builds <= 8
