@@ -20,7 +20,6 @@ from bisect_trt.stations.bench import Bench, open_bench
 from bisect_trt.stations.bisect import bisect
 from bisect_trt.stations.case import Case, load
 from bisect_trt.stations.engine_baselines import measure_engine
-from bisect_trt.stations.engine_trials import Seen
 from bisect_trt.stations.engine_verdict import decide_on_engine
 from bisect_trt.stations.frontier import measure_frontier
 from bisect_trt.stations.golden import check_golden
@@ -29,6 +28,7 @@ from bisect_trt.stations.inputs_table import inputs_table
 from bisect_trt.stations.known import Known
 from bisect_trt.stations.reduce import Reduced
 from bisect_trt.stations.reduce_model import files_read, reduce_folder, reduce_model
+from bisect_trt.stations.seen import Seen
 from bisect_trt.stations.settings import Settings
 from bisect_trt.stations.triage import Triage, find_cause
 from bisect_trt.stations.unseen import look_beyond

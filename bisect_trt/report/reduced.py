@@ -7,9 +7,10 @@ from dataclasses import asdict
 from typing import Any
 
 from bisect_trt.runners.tensorrt.module import MODULES
-from bisect_trt.stations.engine_trials import BAD_SHARE, CONFIDENCE, PROCESSES, Seen, Suspect
+from bisect_trt.stations.engine_trials import BAD_SHARE, CONFIDENCE, PROCESSES
 from bisect_trt.stations.explained import FACTOR
 from bisect_trt.stations.reduce import Reduced
+from bisect_trt.stations.seen import Seen, Suspect
 
 _NAMED = 6
 

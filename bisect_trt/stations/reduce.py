@@ -25,8 +25,8 @@ from bisect_trt.graph.load import weights_size
 from bisect_trt.graph.passes.typed import to_typed
 from bisect_trt.search.oracle import BudgetSpentError
 from bisect_trt.search.reduce import Reduction, reduce
-from bisect_trt.stations.engine_trials import Budget, Seen, Suspect
 from bisect_trt.stations.seeded_weights import Seeded, with_seeded_weights
+from bisect_trt.stations.seen import Budget, Seen, Suspect
 from bisect_trt.stations.specimens import Specimen, Specimens
 
 SMALL = 5 << 20

@@ -22,9 +22,10 @@ from bisect_trt.runners.tensorrt.build_only import BuildOnlyRunner
 from bisect_trt.runners.tensorrt.module import installed_module
 from bisect_trt.runners.tensorrt.runner import TensorRTRunner
 from bisect_trt.stations.check_command import CheckTrials
-from bisect_trt.stations.engine_trials import Budget, EngineTrials, OpenRunner, Seen
+from bisect_trt.stations.engine_trials import EngineTrials, OpenRunner
 from bisect_trt.stations.reduce import Reduced, Trials, reduce_piece
 from bisect_trt.stations.samples import load_samples
+from bisect_trt.stations.seen import Budget, Seen
 from bisect_trt.stations.settings import Settings
 
 _BUILDS_ANYWHERE = "tensorrt_rtx"
