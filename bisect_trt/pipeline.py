@@ -27,7 +27,6 @@ from bisect_trt.stations.cure_model import cure_folder, cure_model
 from bisect_trt.stations.cures import Cures
 from bisect_trt.stations.engine_baselines import measure_engine
 from bisect_trt.stations.engine_to_blame import REPRODUCER, piece_to_blame
-from bisect_trt.stations.engine_trials import Seen
 from bisect_trt.stations.engine_verdict import decide_on_engine
 from bisect_trt.stations.frontier import measure_frontier
 from bisect_trt.stations.golden import check_golden
@@ -36,6 +35,7 @@ from bisect_trt.stations.inputs_table import inputs_table
 from bisect_trt.stations.known import Known
 from bisect_trt.stations.reduce import Reduced
 from bisect_trt.stations.reduce_model import files_read, reduce_folder, reduce_model
+from bisect_trt.stations.seen import Seen
 from bisect_trt.stations.settings import Settings
 from bisect_trt.stations.triage import Triage, find_cause
 from bisect_trt.stations.unseen import look_beyond
@@ -205,10 +205,13 @@ def reduce(
 
     Raises:
         BisectError: something that the user can mend.
+        KeyboardInterrupt: the user ended it; the smallest piece so far is written.
     """
     folder = reduce_folder(settings)
     check_folder(folder, files_read(settings))
     found = reduce_model(settings, precision, check, observer or Observer())
     if isinstance(found, Reduced):
         write_reproducer(found, folder, made_by)
+        if found.interrupted:
+            raise KeyboardInterrupt
     return found

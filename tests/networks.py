@@ -59,9 +59,9 @@ def convolutional(blocks: int = 3) -> tuple[onnx.ModelProto, dict[str, NDArray[n
     return model, {"x": random.standard_normal((1, 16, 12, 12)).astype(np.float32)}
 
 
-def branching() -> tuple[onnx.ModelProto, dict[str, NDArray[np.generic]]]:
-    """An If, chosen by an input as in Silero VAD, whose bodies differ in rank: TensorRT refuses to
-    build it, ONNX Runtime runs it. Ten nodes stand before and behind.
+def branching(*, recurrent: bool = False) -> tuple[onnx.ModelProto, dict[str, NDArray[np.generic]]]:
+    """An If, chosen by an input as in Silero VAD, whose bodies differ in rank, or hold LSTMs:
+    TensorRT does not build it, ONNX Runtime runs it. Ten nodes stand before and behind.
     """
     random = np.random.default_rng(5)
     stored = [
@@ -74,9 +74,26 @@ def branching() -> tuple[onnx.ModelProto, dict[str, NDArray[np.generic]]]:
         "then_branch": [helper.make_node("Unsqueeze", ["h4", "axis"], ["then_out"], "raise")],
         "else_branch": [helper.make_node("Sub", ["h4", "x"], ["else_out"], "centre")],
     }
+    if recurrent:
+        for name in ("W", "R"):
+            values = random.standard_normal((1, 32, 8)).astype(np.float32)
+            stored.append(numpy_helper.from_array(values, name))
+        bodies = {
+            kind: [
+                helper.make_node("Unsqueeze", ["h4", "axis"], [f"{kind}_in"], f"{kind}_raise"),
+                helper.make_node(
+                    "LSTM",
+                    [f"{kind}_in", "W", "R"],
+                    ["", f"{kind}_out", ""],
+                    f"{kind}_lstm",
+                    hidden_size=8,
+                ),
+            ]
+            for kind in bodies
+        }
     graphs = {
         kind: helper.make_graph(
-            nodes, kind, [], [value(nodes[-1].output[0], TensorProto.FLOAT, None)]
+            nodes, kind, [], [value(max(nodes[-1].output), TensorProto.FLOAT, None)]
         )
         for kind, nodes in bodies.items()
     }

@@ -7,9 +7,10 @@ from dataclasses import asdict
 from typing import Any
 
 from bisect_trt.runners.tensorrt.module import MODULES
-from bisect_trt.stations.engine_trials import BAD_SHARE, CONFIDENCE, PROCESSES, Seen, Suspect
+from bisect_trt.stations.engine_trials import BAD_SHARE, CONFIDENCE, PROCESSES
 from bisect_trt.stations.explained import FACTOR
 from bisect_trt.stations.reduce import Reduced
+from bisect_trt.stations.seen import Seen, Suspect
 
 _NAMED = 6
 
@@ -40,7 +41,11 @@ def headline(reduced: Reduced) -> str:
     """The answer: how small the piece is, and whether it could be smaller."""
     left, names = len(reduced.nodes), [f"{n} ({op})" for n, op in reduced.nodes]
     more = f" and {left - _NAMED} more" if left > _NAMED else ""
-    proof = "nothing can be left out" if reduced.complete else "--max-builds ended the search"
+    proof = "--max-builds ended the search"
+    if reduced.complete:
+        proof = "nothing can be left out"
+    elif reduced.interrupted:
+        proof = "the search was interrupted"
     return (
         f"{_BAD[reduced.suspect]} with {left} of {_counted(reduced.of)}: "
         f"{', '.join(names[:_NAMED])}{more}; {proof}."
@@ -114,6 +119,7 @@ def as_json(reduced: Reduced) -> dict[str, Any]:
         "bypassed": list(reduced.bypassed),
         "of": reduced.of,
         "complete": reduced.complete,
+        "interrupted": reduced.interrupted,
         "always": reduced.always,
         "input": reduced.sample.name,
         "whole": _plain(reduced.whole),

@@ -21,9 +21,9 @@ from bisect_trt.graph.load import save_model
 from bisect_trt.report.reduced import as_json, engine_of, figures, reduced_how, sentence
 from bisect_trt.report.write import to_json
 from bisect_trt.stations.array_files import write_npz
-from bisect_trt.stations.engine_trials import Suspect
 from bisect_trt.stations.reduce import SMALL, Reduced
 from bisect_trt.stations.seeded_weights import Seeded, kept_apart
+from bisect_trt.stations.seen import Suspect
 
 RECORD, MODEL, INPUTS, EXPECTED = "reduce.json", "model.onnx", "inputs.npz", "expected.npz"
 RUN, README, WEIGHTS = "run.py", "README.md", "model.weights"

@@ -32,8 +32,8 @@ from bisect_trt.report.sentences import (
 )
 from bisect_trt.report.tables import worst_layers
 from bisect_trt.stations.cures import Cures
-from bisect_trt.stations.engine_trials import Seen
 from bisect_trt.stations.reduce import Reduced
+from bisect_trt.stations.seen import Seen
 from bisect_trt.stations.verify import Verification
 
 _SHOWN_PINS = 20

@@ -74,7 +74,8 @@ def outputs_of(
     Raises:
         RunnerFailedError: it cannot be run, or an output is a sequence or text.
     """
-    taken = {value.name: arrays[value.name] for value in model.graph.input}
+    # Old models name their initialisers among the inputs.
+    taken = {v.name: arrays[v.name] for v in model.graph.input if v.name in arrays}
     with loadable(model) as source:
         outputs = run_all(session_as_written(source, where), taken, where)
     for name, array in outputs.items():

@@ -45,12 +45,14 @@ class Reduction:
     """``piece`` is the smallest that was seen to be bad, None if not even the whole was.
 
     ``complete`` is true where no single node of it can be left out and none of the bypasses offered
-    can be made; false where the budget ended the search. ``probes`` are the distinct ones in order.
+    can be made; false where the budget ended the search, or the user (``interrupted``). ``probes``
+    are the distinct ones in order.
     """
 
     piece: Piece | None
     complete: bool
     probes: tuple[PieceProbe, ...]
+    interrupted: bool = False
 
 
 def reduce(
@@ -66,11 +68,14 @@ def reduce(
         bypasses: those that could be made in a piece, asked for once nothing can be left out.
     """
     search = _Search(nodes, ask)
+    complete = interrupted = False
     try:
         complete = search.run(bypasses)
     except BudgetSpentError:
-        complete = False
-    return Reduction(search.best, complete, tuple(search.probes))
+        pass
+    except KeyboardInterrupt:
+        interrupted = True
+    return Reduction(search.best, complete, tuple(search.probes), interrupted)
 
 
 class _Search:

@@ -20,7 +20,7 @@ from bisect_trt.core.scratch import scratch
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.graph.load import save_model
 from bisect_trt.stations.array_files import write_npz
-from bisect_trt.stations.engine_trials import Budget, Seen
+from bisect_trt.stations.seen import Budget, Seen
 from bisect_trt.stations.specimens import Specimen
 
 MODEL, INPUTS, EXPECTED = "model.onnx", "inputs.npz", "expected.npz"
@@ -77,6 +77,8 @@ class CheckTrials:
     def figures(self, specimen: Specimen) -> Seen:
         """What the command said when it called the piece bad."""
         return self._known[specimen.piece]
+
+    known = figures
 
     def _called(self, specimen: Specimen) -> Seen:
         self.budget.spend()

@@ -14,11 +14,10 @@ from bisect_trt.core.precision import Precision
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.inputs import input_specs
 from bisect_trt.graph.load import load_model
-from bisect_trt.runners.tensorrt.records import EngineOptions
 from bisect_trt.stations.cures import Cures, try_cures
-from bisect_trt.stations.engine_trials import Budget, OpenRunner
-from bisect_trt.stations.reduce_model import open_tensorrt
+from bisect_trt.stations.reduce_model import fresh_engines
 from bisect_trt.stations.samples import load_samples
+from bisect_trt.stations.seen import Budget
 from bisect_trt.stations.settings import Settings
 
 
@@ -50,14 +49,12 @@ def cure_model(
     graph = Graph(model.proto)
     suspects = _nodes_of(piece, graph) if piece is not None else ()
     # Asked before anything is tried: without a GPU each cure would be told to have failed.
-    open_tensorrt(settings, graph, samples).close()
+    fresh_engines(settings)(graph, samples).close()
     observer.station("cures")
 
-    def opens(options: EngineOptions) -> OpenRunner:
-        return partial(open_tensorrt, settings, options=options)
-
     budget = Budget(settings.max_builds)
-    return try_cures(graph, samples, precision, suspects, opens, budget, observer, settings.workers)
+    opens, workers = partial(fresh_engines, settings), settings.workers
+    return try_cures(graph, samples, precision, suspects, opens, budget, observer, workers)
 
 
 def cure_folder(settings: Settings) -> Path:

@@ -26,7 +26,8 @@ from bisect_trt.runners.recorded import outputs_of
 from bisect_trt.runners.tensorrt.records import AS_USUAL, EngineOptions
 from bisect_trt.search.find import find_pins
 from bisect_trt.search.oracle import BudgetSpentError
-from bisect_trt.stations.engine_trials import Budget, EngineTrials, OpenRunner, Seen
+from bisect_trt.stations.engine_trials import EngineTrials, OpenRunner
+from bisect_trt.stations.seen import Budget, Seen
 from bisect_trt.stations.specimens import Specimen
 
 OpenWith = Callable[[EngineOptions], OpenRunner]

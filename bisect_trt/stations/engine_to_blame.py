@@ -9,10 +9,10 @@ from bisect_trt.core.precision import Precision
 from bisect_trt.core.sample import Sample
 from bisect_trt.runners.base import Restartable
 from bisect_trt.stations.bench import Bench
-from bisect_trt.stations.engine_trials import Budget, Seen
 from bisect_trt.stations.known import Known
 from bisect_trt.stations.reduce import Reduced, reduce_piece
 from bisect_trt.stations.reduce_model import engine_trials
+from bisect_trt.stations.seen import Budget, Seen
 
 REPRODUCER = "reproducer"
 """The folder within the run's."""

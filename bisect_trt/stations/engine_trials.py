@@ -7,13 +7,13 @@ chosen anew with each build. The number of processes is what bounds the share of
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import replace
 from typing import Any, Protocol
 
+import onnx
 from numpy.typing import NDArray
 
 from bisect_trt.core.errors import RunnerFailedError, one_line
@@ -24,26 +24,14 @@ from bisect_trt.core.verdict import Verdict
 from bisect_trt.graph.graph import Graph
 from bisect_trt.numerics.confidence import draws_needed
 from bisect_trt.runners.base import Repeated, Runner
-from bisect_trt.search.oracle import BudgetSpentError
 from bisect_trt.stations.explained import Allowance, what_rounding_explains
+from bisect_trt.stations.seen import Budget, Seen, Suspect
 from bisect_trt.stations.specimens import Specimen
 
 BAD_SHARE, CONFIDENCE = 0.25, 0.95
 """A piece in which this share of processes is bad would be seen to be so with this confidence."""
 
 PROCESSES = draws_needed(1.0 - BAD_SHARE, CONFIDENCE)
-
-
-class Suspect(str, Enum):
-    """In which way a piece is bad."""
-
-    FAILED = "failed"
-    WRONG = "wrong"
-    UNSTEADY = "unsteady"
-    CHECK = "check"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 class ClosableRunner(Runner, Protocol):
@@ -58,60 +46,6 @@ _Answer = Mapping[str, NDArray[Any]] | RunnerFailedError | None
 
 OpenRunner = Callable[[Graph, Sequence[Sample]], ClosableRunner]
 """Opens a runner of a model in a fresh process. One that can build and not run gives no outputs."""
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What a piece showed, over all processes.
-
-    ``runs`` are all inferences, ``wrong`` those whose error no rounding explains; ``worst`` is the
-    largest error in multiples of what is allowed. ``differing`` counts the processes that gave the
-    same input more than one answer. ``failure`` are the engine's words where it does not build or
-    run, or a command's that calls the piece bad (``by_command``), ``verdict`` how that ended,
-    ``allowed`` the allowance by output.
-    """
-
-    processes: int = 0
-    runs: int = 0
-    wrong: int = 0
-    worst: float = 0.0
-    differing: int = 0
-    failure: str = ""
-    verdict: Verdict = Verdict.PASS
-    allowed: Mapping[str, float] = field(default_factory=dict)
-    by_command: bool = False
-
-    @property
-    def suspect(self) -> Suspect | None:
-        """What it is to be blamed for; None if nothing was seen."""
-        if self.failure:
-            return Suspect.CHECK if self.by_command else Suspect.FAILED
-        if self.differing or 0 < self.wrong < self.runs:
-            return Suspect.UNSTEADY
-        return Suspect.WRONG if self.wrong else None
-
-
-class Budget:
-    """The engine builds, or calls of a command, that are left; None for as many as it takes."""
-
-    def __init__(self, most: int | None) -> None:
-        self._most = most
-        self.spent = 0
-
-    @property
-    def is_spent(self) -> bool:
-        """Whether none is left."""
-        return self._most is not None and self.spent >= self._most
-
-    def spend(self) -> None:
-        """Count one.
-
-        Raises:
-            BudgetSpentError: none is left.
-        """
-        if self.is_spent:
-            raise BudgetSpentError
-        self.spent += 1
 
 
 class EngineTrials:
@@ -142,12 +76,14 @@ class EngineTrials:
         self.facts: Mapping[str, Any] = {}
         self._workers = workers
         self._whole = Seen()
+        self._names = frozenset[str]()
         self._known: dict[Piece, Seen] = {}
 
     def try_whole(self, specimen: Specimen) -> Seen:
         """What the whole model shows, in as many processes as it takes to tell unsteady from wrong;
         pieces are compared with it.
         """
+        self._names = _names_of(specimen.model)
         self._whole = self._seen(
             specimen, PROCESSES, lambda s: s.suspect in (Suspect.FAILED, Suspect.UNSTEADY)
         )
@@ -160,7 +96,9 @@ class EngineTrials:
         processes = 1 if self._whole.suspect is Suspect.WRONG else PROCESSES
         seen = self._seen(specimen, processes, lambda s: s.suspect is not None)
         if self._whole.suspect is Suspect.FAILED:
-            same = seen.verdict is self._whole.verdict and _told(seen) == _told(self._whole)
+            same = seen.verdict is self._whole.verdict and self._told(seen) == self._told(
+                self._whole
+            )
             return Verdict.PASS if same else Verdict.FAIL if not seen.failure else seen.verdict
         if seen.failure:
             return seen.verdict
@@ -173,9 +111,13 @@ class EngineTrials:
     def figures(self, specimen: Specimen) -> Seen:
         """What the piece shows in all processes; where the budget is spent, in those of before."""
         if self.budget.is_spent:
-            return self._known[specimen.piece]
+            return self.known(specimen)
         seen = self._seen(specimen, PROCESSES, lambda s: s.suspect is Suspect.FAILED)
-        return replace(seen, allowed=seen.allowed or self._allowance(specimen).most)
+        return self._with_allowance(seen, specimen)
+
+    def known(self, specimen: Specimen) -> Seen:
+        """What ``specimen`` showed when it was last asked about."""
+        return self._with_allowance(self._known[specimen.piece], specimen)
 
     def _seen(self, specimen: Specimen, processes: int, enough: Callable[[Seen], bool]) -> Seen:
         seen = self._known[specimen.piece] = self._looked(specimen, processes, enough)
@@ -200,6 +142,13 @@ class EngineTrials:
                     seen = replace(seen, allowed=allowance.most)
                 seen = _with(seen, answer, allowance, specimen)
         return seen
+
+    def _told(self, seen: Seen) -> str:
+        return told(seen.failure, self._names)
+
+    def _with_allowance(self, seen: Seen, specimen: Specimen) -> Seen:
+        """What failed was not compared, and has none yet."""
+        return seen if seen.allowed else replace(seen, allowed=self._allowance(specimen).most)
 
     def _allowance(self, specimen: Specimen) -> Allowance:
         return what_rounding_explains(
@@ -247,11 +196,23 @@ def _with(
     )
 
 
-_OF_THIS_MODEL = re.compile(r"\S*[\d_/\[\]]\S*|'[^']*'|\"[^\"]*\"|\([^()\s]*\)|- \S+")
+_LISTS = re.compile(r"\[[^\]]*\]|\{[^}]*\}|'[^']*'|\"[^\"]*\"")
+_EDGES = "()[]{},.:;'\""
 
 
-def _told(seen: Seen) -> str:
-    """A failure's words without names and numbers: a piece that fails for another reason is not
-    bad in the same way.
+def told(failure: str, names: Collection[str]) -> str:
+    """A failure's words without numbers, lists and the model's own names: a piece that fails for
+    another reason is not bad in the same way.
+
+    Args:
+        failure: the engine's words.
+        names: of the model's nodes and tensors; engines put more behind them, after an underscore.
     """
-    return " ".join(_OF_THIS_MODEL.sub(" ", seen.failure).split())
+    words = [word.strip(_EDGES) for word in _LISTS.sub(" ", failure).split()]
+    kept = [w for w in words if w not in names and w.rpartition("_")[0] not in names]
+    return re.sub(r"\d+", "#", " ".join(kept))
+
+
+def _names_of(model: onnx.ModelProto) -> frozenset[str]:
+    nodes = model.graph.node
+    return frozenset(name for n in nodes for name in (n.name, *n.input, *n.output) if name)

@@ -25,8 +25,8 @@ from bisect_trt.graph.load import weights_size
 from bisect_trt.graph.passes.typed import to_typed
 from bisect_trt.search.oracle import BudgetSpentError
 from bisect_trt.search.reduce import Reduction, reduce
-from bisect_trt.stations.engine_trials import Budget, Seen, Suspect
 from bisect_trt.stations.seeded_weights import Seeded, with_seeded_weights
+from bisect_trt.stations.seen import Budget, Seen, Suspect
 from bisect_trt.stations.specimens import Specimen, Specimens
 
 SMALL = 5 << 20
@@ -52,6 +52,10 @@ class Trials(Protocol):
         """What ``specimen`` shows in full; it was seen to be bad before."""
         ...
 
+    def known(self, specimen: Specimen) -> Seen:
+        """What ``specimen`` showed when it was last asked about."""
+        ...
+
 
 @dataclass(frozen=True)
 class Step:
@@ -70,7 +74,8 @@ class Reduced:
     and ``expected`` its outputs in FP32 on ONNX Runtime. ``nodes`` are the kept ones with their
     operators, ``bypassed`` those whose input is read in place of their output, ``of`` the number in
     the whole model. ``seeded`` are weights that were drawn anew. ``complete`` says that no node can
-    be left out, ``always`` that no piece tried was ever fine.
+    be left out, ``interrupted`` that the user ended the search, ``always`` that no piece tried was
+    ever fine.
     """
 
     suspect: Suspect
@@ -88,6 +93,7 @@ class Reduced:
     always: bool
     builds: int
     seconds: float
+    interrupted: bool = False
     seeded: tuple[Seeded, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
 
@@ -118,9 +124,14 @@ def reduce_piece(
         observer.station("reduce")
         found = reduce(specimens.nodes, search.ask, specimens.bypasses)
         piece = found.piece or specimens.whole
-        observer.station("the piece")
-        specimen, seeded = search.seeded(specimens.of(piece))
-        seen = trials.figures(specimen)
+        specimen = specimens.of(piece)
+        seeded: tuple[Seeded, ...] = ()
+        if found.interrupted:
+            seen = trials.known(specimen)
+        else:
+            observer.station("the piece")
+            specimen, seeded = search.seeded(specimen)
+            seen = trials.figures(specimen)
         return Reduced(
             # Not seen again, it is still what it was seen to be before.
             seen.suspect or whole.suspect,
@@ -138,6 +149,7 @@ def reduce_piece(
             all(probe.verdict.passed for probe in found.probes),
             trials.budget.spent,
             time.perf_counter() - began,
+            found.interrupted,
             seeded,
             trials.versions,
         )

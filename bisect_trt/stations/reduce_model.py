@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from tempfile import gettempdir
 
 from onnx import ModelProto
 
@@ -12,6 +13,7 @@ from bisect_trt.core.errors import BadInputError, RunnerUnavailableError
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision
 from bisect_trt.core.sample import Sample
+from bisect_trt.core.scratch import sweep
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.inputs import input_specs
 from bisect_trt.graph.load import load_model
@@ -21,9 +23,10 @@ from bisect_trt.runners.tensorrt.module import installed_module
 from bisect_trt.runners.tensorrt.records import AS_USUAL, EngineOptions
 from bisect_trt.runners.tensorrt.runner import TensorRTRunner
 from bisect_trt.stations.check_command import CheckTrials
-from bisect_trt.stations.engine_trials import Budget, EngineTrials, OpenRunner, Seen
+from bisect_trt.stations.engine_trials import EngineTrials, OpenRunner
 from bisect_trt.stations.reduce import Reduced, Trials, reduce_piece
 from bisect_trt.stations.samples import load_samples
+from bisect_trt.stations.seen import Budget, Seen
 from bisect_trt.stations.settings import Settings
 
 _BUILDS_ANYWHERE = "tensorrt_rtx"
@@ -47,6 +50,7 @@ def reduce_model(
         RunnerUnavailableError: the engine cannot work on this machine.
     """
     observer.station("load")
+    sweep(Path(gettempdir()))  # recorded tensors of a run that was killed
     model = load_model(settings.model)
     samples = load_samples(
         settings.inputs,
@@ -66,6 +70,28 @@ def reduce_model(
             "the model builds; whether its engine is wrong or unsteady can only be told with a GPU"
         )
     return found
+
+
+def fresh_engines(settings: Settings, options: EngineOptions = AS_USUAL) -> OpenRunner:
+    """TensorRT in a process of its own each time, which runs each sample many times.
+
+    Args:
+        settings: which TensorRT, and how long it may take.
+        options: how its engines are built and run.
+    """
+
+    def opens(graph: Graph, samples: Sequence[Sample]) -> TensorRTRunner:
+        return TensorRTRunner(
+            graph,
+            samples,
+            settings.trt_module,
+            timeout_s=settings.probe_timeout_s,
+            weak=settings.typing == "weak",
+            options=options,
+            repeats=_RUNS,
+        )
+
+    return opens
 
 
 def reduce_folder(settings: Settings) -> Path:
@@ -139,34 +165,6 @@ def _open_cuda(settings: Settings, graph: Graph, samples: Sequence[Sample]) -> O
     return OrtCudaRunner(graph, timeout_s=settings.probe_timeout_s)
 
 
-def open_tensorrt(
-    settings: Settings,
-    graph: Graph,
-    samples: Sequence[Sample],
-    options: EngineOptions = AS_USUAL,
-) -> TensorRTRunner:
-    """A runner of a piece in a process of its own, which runs each sample many times.
-
-    Args:
-        settings: which TensorRT, and how long it may take.
-        graph: the FP32 piece.
-        samples: its inputs.
-        options: how the engine is built and run.
-
-    Raises:
-        RunnerUnavailableError: TensorRT, cuda-python or a GPU is missing.
-    """
-    return TensorRTRunner(
-        graph,
-        samples,
-        settings.trt_module,
-        timeout_s=settings.probe_timeout_s,
-        weak=settings.typing == "weak",
-        options=options,
-        repeats=_RUNS,
-    )
-
-
 def _open_builder(
     module: str, settings: Settings, graph: Graph, samples: Sequence[Sample]
 ) -> BuildOnlyRunner:
@@ -175,11 +173,12 @@ def _open_builder(
 
 def _tensorrt(settings: Settings, graph: Graph, samples: Sequence[Sample]) -> OpenRunner:
     """Engines, or where no GPU can run them and none is needed to build them, builds."""
+    opens = fresh_engines(settings)
     try:
-        open_tensorrt(settings, graph, samples).close()
+        opens(graph, samples).close()
     except RunnerUnavailableError:
         module = installed_module(settings.trt_module)
         if module != _BUILDS_ANYWHERE:
             raise
         return partial(_open_builder, module, settings)
-    return partial(open_tensorrt, settings)
+    return opens

@@ -103,7 +103,7 @@ def truly_holds(model: onnx.ModelProto, out: Path, feed: dict[str, Any]) -> bool
 PAIRS = [
     (name, command)
     for place, name in enumerate(MODELS)
-    for command in ("inspect", "run", "export", ("compare", "verify")[place % 2])
+    for command in ("inspect", "run", "export", "reduce", ("compare", "verify")[place % 2])
 ]
 
 
@@ -123,6 +123,12 @@ def test_models(name: str, command: str, tmp_path: Path) -> None:
         call("inspect", str(model))
     elif command == "compare":
         call("compare", str(model), *given, *where)
+    elif command == "reduce":
+        given = [word for word in given if word not in ("--runner", "emulated")]
+        code = call("reduce", str(model), *given, *where, "--check", "false {model}").exit_code
+        if code == 0:
+            json.loads((out / "reduce.json").read_text(encoding="utf-8"))
+            onnx.load(out / "model.onnx")
     elif command == "run":
         code = call("run", str(model), *given, *where, "--robust", "0").exit_code
         if out.exists():

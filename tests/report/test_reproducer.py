@@ -21,8 +21,9 @@ from bisect_trt.graph.graph import Graph
 from bisect_trt.report.reproducer import check_folder, write_reproducer
 from bisect_trt.runners.recorded import outputs_of
 from bisect_trt.runners.tensorrt.build_only import BuildOnlyRunner
-from bisect_trt.stations.engine_trials import Budget, EngineTrials
+from bisect_trt.stations.engine_trials import EngineTrials
 from bisect_trt.stations.reduce import SMALL, Reduced, reduce_piece
+from bisect_trt.stations.seen import Budget
 from tests.networks import branching
 from tests.planted import PlantedRunner, residual
 
@@ -120,13 +121,25 @@ def test_seeded_weights_come_out_of_the_script(tmp_path: Path, precision: Precis
         assert stored[tensor.name].data_type == tensor.data_type
 
 
-def test_what_does_not_build_is_said_by_the_script(tmp_path: Path) -> None:
-    """TensorRT for RTX needs no GPU to refuse an If whose bodies differ in rank."""
-    model, arrays = branching()
-    trials = EngineTrials(BuildOnlyRunner, Precision.FP32, Precision.FP32, Budget(None))
+@pytest.mark.parametrize(
+    ("recurrent", "words", "most"),
+    [
+        (False, "Must have inputs with equal ranks", None),
+        (False, "Must have inputs with equal ranks", 6),
+        (True, "graphScope.cpp", None),
+    ],
+)
+def test_what_does_not_build_is_said_by_the_script(
+    tmp_path: Path, recurrent: bool, words: str, most: int | None
+) -> None:
+    """TensorRT for RTX needs no GPU to refuse an If whose bodies differ in rank, or fall over one
+    with LSTMs; with 6 builds the piece is found and cannot be built once more.
+    """
+    model, arrays = branching(recurrent=recurrent)
+    trials = EngineTrials(BuildOnlyRunner, Precision.FP32, Precision.FP32, Budget(most))
     found = reduce_piece(Graph(model), Sample("s", arrays), trials, Observer())
     assert isinstance(found, Reduced) and found.nodes == (("choose", "If"),)
-    assert "equal ranks" in found.seen.failure and found.builds <= 8
+    assert words in found.seen.failure and found.builds <= 8
     write_reproducer(found, tmp_path / "r", "x")
     done = run(tmp_path / "r")
     assert done.returncode == 1 and "does not build it" in done.stdout

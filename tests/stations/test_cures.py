@@ -23,7 +23,8 @@ from bisect_trt.report.cured import check_cure_folder, headline_of_cures, write_
 from bisect_trt.runners.recorded import outputs_of
 from bisect_trt.runners.tensorrt.records import AS_USUAL, EngineOptions
 from bisect_trt.stations.cures import AS_IT_IS, Cures, OpenWith, try_cures
-from bisect_trt.stations.engine_trials import PROCESSES, Budget, OpenRunner
+from bisect_trt.stations.engine_trials import PROCESSES, OpenRunner
+from bisect_trt.stations.seen import Budget
 from tests.planted import PlantedRunner, residual, unsteady
 
 Case = tuple[onnx.ModelProto, dict[str, NDArray[np.float32]]]

@@ -17,16 +17,10 @@ from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.runners.recorded import outputs_of
-from bisect_trt.stations.engine_trials import (
-    BAD_SHARE,
-    PROCESSES,
-    Budget,
-    EngineTrials,
-    Seen,
-    Suspect,
-)
+from bisect_trt.stations.engine_trials import BAD_SHARE, PROCESSES, EngineTrials, told
 from bisect_trt.stations.explained import what_rounding_explains
 from bisect_trt.stations.reduce import Reduced, reduce_piece
+from bisect_trt.stations.seen import Budget, Seen, Suspect
 from fixtures.models import ALL, Fixture
 from tests.conftest import run_model
 from tests.planted import PlantedRunner, residual, unsteady
@@ -146,6 +140,15 @@ def test_rounding_explains_what_rounding_does(
         off = array.copy()
         off.flat[0] += 1e-2 * float(np.abs(array).max())
         assert allowance.used(expected, {**expected, name: off}) > 1.0
+
+
+def test_the_same_failure_is_known_by_its_words() -> None:
+    """Numbers, lists and the model's names apart; another assertion is another failure."""
+    names = {"if_3", "conv"}
+    first = "Error Code 4 (layer if_3_OutputLayer: equal ranks, got [1,4,8]) in scope.cpp:145"
+    assert told(first, names) == told(first.replace("if_3", "conv").replace("4,8", "2"), names)
+    assert told(first, names) != told(first.replace("equal ranks", "equal types"), names)
+    assert told(first, names) != told(first, {"conv"})
 
 
 def test_nan_and_other_shapes_are_wrong() -> None:

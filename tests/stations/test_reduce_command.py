@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -142,3 +145,31 @@ def test_in_a_notebook(tmp_path: Path) -> None:
     assert not found.complete and found.builds == 5
     with pytest.raises(TypeError, match="unexpected keyword argument 'requires'"):
         bisect_trt.reduce(model, arrays, requires="x")
+
+
+def test_an_interruption_leaves_the_smallest_piece_so_far(tmp_path: Path) -> None:
+    """Ctrl-C in the fourth call of the check: three pieces were judged by then."""
+    script = tmp_path / "slow.py"
+    script.write_text(
+        "import pathlib, sys, time\n"
+        f"calls = pathlib.Path({str(tmp_path / 'calls')!r})\n"
+        "calls.write_text(calls.read_text() + 'x' if calls.exists() else 'x')\n"
+        "time.sleep(60 if len(calls.read_text()) == 4 else 0)\n"
+        "sys.exit(b'relu3' in open(sys.argv[1], 'rb').read())\n"
+    )
+    command = [sys.executable, "-m", "bisect_trt", "reduce", *files(tmp_path)]
+    command += ["--check", shlex.join([sys.executable, str(script), "{model}"])]
+    root = str(Path(__file__).resolve().parents[2])
+    with subprocess.Popen(command, cwd=root, stderr=subprocess.PIPE, text=True) as child:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            calls = tmp_path / "calls"
+            if calls.exists() and len(calls.read_text()) == 4:
+                break
+            time.sleep(0.05)
+        child.send_signal(signal.SIGINT)
+        assert child.wait(30) == 130
+    record = json.loads((tmp_path / "r" / "reduce.json").read_text())
+    assert record["interrupted"] and not record["complete"]
+    left = [n["name"] for n in record["nodes"]]
+    assert "relu3" in left and 1 < len(left) < 20
