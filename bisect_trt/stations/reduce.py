@@ -196,7 +196,7 @@ class _Search:
         if not seeded:
             return specimen, ()
         try:
-            drawn = self._specimens.with_model(specimen, model)
+            drawn = self._specimens.with_weights(specimen, model)
             if self._trials.ask(drawn).passed:
                 return drawn, seeded
         except (RunnerFailedError, BudgetSpentError):
