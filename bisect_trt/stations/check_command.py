@@ -54,7 +54,7 @@ class CheckTrials:
         self._command = command
         self._timeout_s = timeout_s
         self.budget = budget
-        self.precision = Precision.FP32
+        self.precision = self.explained = Precision.FP32
         self.versions: Mapping[str, str] = {}
         self._known: dict[tuple[Piece, bool], Seen] = {}
 

@@ -61,7 +61,7 @@ class EngineTrials:
     ) -> None:
         self._opens = opens
         self.precision = precision
-        self._explained = explained
+        self.explained = explained
         self.budget = budget
         self.versions: Mapping[str, str] = {}
         self._whole = Seen()
@@ -140,7 +140,7 @@ class EngineTrials:
 
     def _allowance(self, specimen: Specimen) -> Allowance:
         return what_rounding_explains(
-            specimen.model, specimen.sample, specimen.expected, self._explained
+            specimen.model, specimen.sample, specimen.expected, self.explained
         )
 
     def _answer(self, graph: Graph, sample: Sample) -> Mapping[str, NDArray[Any]] | None:

@@ -38,6 +38,7 @@ class Trials(Protocol):
 
     budget: Budget
     precision: Precision
+    explained: Precision
     versions: Mapping[str, str]
 
     def try_whole(self, specimen: Specimen) -> Seen:
@@ -70,7 +71,8 @@ class Step:
 class Reduced:
     """The smallest piece that was seen to be bad, and what it showed.
 
-    ``model`` is what the engine was given, typed at ``precision``; ``sample`` its inputs, by name,
+    ``explained`` is the precision whose rounding was allowed for. ``model`` is what the engine was
+    given, typed at ``precision``; ``sample`` its inputs, by name,
     and ``expected`` its outputs in FP32 on ONNX Runtime. ``nodes`` are the kept ones with their
     operators, ``bypassed`` those whose input is read in place of their output, ``of`` the number in
     the whole model. ``seeded`` are weights that were drawn anew. ``complete`` says that no node can
@@ -80,6 +82,7 @@ class Reduced:
 
     suspect: Suspect
     precision: Precision
+    explained: Precision
     model: onnx.ModelProto
     sample: Sample
     expected: Mapping[str, NDArray[Any]]
@@ -136,6 +139,7 @@ def reduce_piece(
             # Not seen again, it is still what it was seen to be before.
             seen.suspect or whole.suspect,
             trials.precision,
+            trials.explained,
             to_typed(specimen.model, PrecisionPlan(trials.precision)),
             specimen.sample,
             specimen.expected,
