@@ -72,12 +72,11 @@ class Reduced:
     """The smallest piece that was seen to be bad, and what it showed.
 
     ``explained`` is the precision whose rounding was allowed for. ``model`` is what the engine was
-    given, typed at ``precision``; ``sample`` its inputs, by name,
-    and ``expected`` its outputs in FP32 on ONNX Runtime. ``nodes`` are the kept ones with their
-    operators, ``bypassed`` those whose input is read in place of their output, ``of`` the number in
-    the whole model. ``seeded`` are weights that were drawn anew. ``complete`` says that no node can
-    be left out, ``interrupted`` that the user ended the search, ``always`` that no piece tried was
-    ever fine.
+    given, typed at ``precision``; ``sample`` its inputs, by name, and ``expected`` its outputs in
+    FP32 on ONNX Runtime. ``nodes`` are the kept ones with their operators, ``bypassed`` those whose
+    input is read in place of their output, ``of`` the number in the whole model. ``seeded`` are
+    weights that were drawn anew. ``complete`` says that no node can be left out, ``interrupted``
+    that the user ended the search, ``always`` that no piece tried was ever fine.
     """
 
     suspect: Suspect
