@@ -205,7 +205,7 @@ def reduce_command(
     reproducer. Exit code 1 if the whole is not bad.
     """
     made_by = shlex.join(["bisect-trt", *sys.argv[1:]])
-    with ProgressObserver(plain(stderr=True), quiet=quiet or as_json, verbose=False) as observer:
+    with ProgressObserver(plain(stderr=True), quiet=quiet or as_json, verbose=True) as observer:
         found = reduce(Settings(**chosen), Precision(precision), check, made_by, observer)
     with output():
         if as_json:
@@ -240,7 +240,7 @@ def cure_command(
     ship. Exit code 1 if nothing does.
     """
     settings = Settings(**chosen)
-    with ProgressObserver(plain(stderr=True), quiet=quiet or as_json, verbose=False) as observer:
+    with ProgressObserver(plain(stderr=True), quiet=quiet or as_json, verbose=True) as observer:
         cures = cure(settings, Precision(precision), piece, observer)
     with output():
         if as_json:

@@ -77,6 +77,8 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
         if piece is not None:
             result = summarise(latest, bench.ledger(), time.perf_counter() - began)
             write_report(result, case)
+        if isinstance(piece, Reduced) and piece.interrupted:
+            raise KeyboardInterrupt
         return result
 
 
@@ -180,7 +182,10 @@ def cure(
     folder = cure_folder(settings)
     check_cure_folder(folder)
     cures = cure_model(settings, precision, piece, observer or Observer())
-    write_cures(cures, folder)
+    if cures.tried:
+        write_cures(cures, folder)
+    if cures.interrupted:
+        raise KeyboardInterrupt
     return cures
 
 

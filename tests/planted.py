@@ -73,6 +73,7 @@ class PlantedRunner:
     name = "planted"
     versions: Mapping[str, str] = {"planted": "1"}
     opened = 0
+    error = 0.05
 
     def __init__(self, graph: Graph, samples: Sequence[Sample]) -> None:
         type(self).opened += 1
@@ -82,7 +83,7 @@ class PlantedRunner:
         self, plan: PrecisionPlan, samples: Sequence[Sample]
     ) -> Iterator[Mapping[str, NDArray[Any]]]:
         for sample in samples:
-            wrong = with_wrong_kernel(self._graph.proto, 0.05)
+            wrong = with_wrong_kernel(self._graph.proto, self.error)
             yield Repeated(outputs_of(wrong, sample.arrays, "planted"), RUNS)
 
     def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:

@@ -24,16 +24,16 @@ _KIND = "bisect-trt cure"
 
 def headline_of_cures(cures: Cures) -> str:
     """The answer in one sentence."""
-    first = cures.tried[0]
     if not cures.needed:
+        first = cures.tried[0]
         return (
             f"The model is right and steady as it is: {first.seen.runs} runs in {PROCESSES} fresh "
             "processes; there is nothing to cure."
         )
     smallest = cures.smallest
     if smallest is None:
-        spent = "" if cures.complete else " before --max-builds ended the search"
-        return f"None of {len(cures.tried) - 1} cures works{spent}."
+        spent = "" if cures.complete else f" before {_ended(cures)} the search"
+        return f"None of {max(0, len(cures.tried) - 1)} cures works{spent}."
     written = f"; {MODEL} is that model" if smallest.model is not None else ""
     return f"Cured by {smallest.name}: {smallest.how}{written}."
 
@@ -126,6 +126,10 @@ def write_cures(cures: Cures, folder: Path) -> None:
         save_model(smallest.model, folder / MODEL)
     write_whole(folder / TABLE, table_of_cures(cures).to_csv(index=False).encode())
     write_whole(folder / RECORD, (to_json(cures_as_json(cures)) + "\n").encode())
+
+
+def _ended(cures: Cures) -> str:
+    return "an interruption ended" if cures.interrupted else "--max-builds ended"
 
 
 def _line(cure: Cure) -> str:

@@ -79,7 +79,7 @@ def figures(reduced: Reduced) -> list[str]:
     if reduced.suspect in (Suspect.WRONG, Suspect.UNSTEADY):
         lines.append(
             f"Wrong means an error over {FACTOR:g} times that of the piece emulated at "
-            f"{reduced.precision.value.upper()}, against ONNX Runtime's CPU provider in FP32."
+            f"{reduced.explained.value.upper()}, against ONNX Runtime's CPU provider in FP32."
         )
     return lines
 
@@ -115,6 +115,7 @@ def as_json(reduced: Reduced) -> dict[str, Any]:
     return {
         "suspect": reduced.suspect.value,
         "precision": reduced.precision.value,
+        "explained": reduced.explained.value,
         "nodes": [{"name": n, "op": op} for n, op in reduced.nodes],
         "bypassed": list(reduced.bypassed),
         "of": reduced.of,

@@ -135,6 +135,7 @@ def _readme(reduced: Reduced, made_by: str, size: int) -> str:
         sentence=markdown(sentence(reduced)),
         versions=[(k, markdown(v)) for k, v in reduced.versions.items() if k != "profile"],
         engine=engine_of(reduced),
+        unsteady=reduced.suspect is Suspect.UNSTEADY,
         by_command=reduced.suspect is Suspect.CHECK,
         made_by=made_by.replace("`", "'"),
         figures=[markdown(line) for line in figures(reduced)],

@@ -54,13 +54,13 @@ class CheckTrials:
         self._command = command
         self._timeout_s = timeout_s
         self.budget = budget
-        self.precision = Precision.FP32
+        self.precision = self.explained = Precision.FP32
         self.versions: Mapping[str, str] = {}
-        self._known: dict[Piece, Seen] = {}
+        self._known: dict[tuple[Piece, bool], Seen] = {}
 
     def try_whole(self, specimen: Specimen) -> Seen:
         """What the command says of the whole model."""
-        seen = self._known[specimen.piece] = self._called(specimen)
+        seen = self._known[specimen.key] = self._called(specimen)
         return seen
 
     def ask(self, specimen: Specimen) -> Verdict:
@@ -71,12 +71,12 @@ class CheckTrials:
         """
         seen = self._called(specimen)
         if seen.failure:
-            self._known[specimen.piece] = seen
+            self._known[specimen.key] = seen
         return Verdict.PASS if seen.failure else Verdict.FAIL
 
     def figures(self, specimen: Specimen) -> Seen:
         """What the command said when it called the piece bad."""
-        return self._known[specimen.piece]
+        return self._known[specimen.key]
 
     known = figures
 

@@ -67,16 +67,18 @@ class Cure:
 @dataclass(frozen=True)
 class Cures:
     """``tried`` in order, the first the model as it is; ``complete`` is false where the builds were
-    spent. ``smallest`` is what to ship, None where nothing works.
+    spent, or the search was ``interrupted``. ``smallest`` is what to ship, None where nothing
+    works.
     """
 
     tried: tuple[Cure, ...]
     complete: bool
+    interrupted: bool = False
 
     @property
     def needed(self) -> bool:
-        """Whether the model as it is needs one."""
-        return not self.tried[0].works
+        """Whether the model as it is needs one, or may: nothing may have been tried."""
+        return not (self.tried and self.tried[0].works)
 
     @property
     def smallest(self) -> Cure | None:
@@ -186,6 +188,8 @@ def try_cures(
                 break
     except BudgetSpentError:
         return Cures(tuple(tried), False)
+    except KeyboardInterrupt:
+        return Cures(tuple(tried), False, interrupted=True)
     return Cures(tuple(tried), True)
 
 

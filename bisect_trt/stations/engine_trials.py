@@ -70,14 +70,14 @@ class EngineTrials:
     ) -> None:
         self._opens = opens
         self.precision = precision
-        self._explained = explained
+        self.explained = explained
         self.budget = budget
         self.versions: Mapping[str, str] = {}
         self.facts: Mapping[str, Any] = {}
         self._workers = workers
         self._whole = Seen()
         self._names = frozenset[str]()
-        self._known: dict[Piece, Seen] = {}
+        self._known: dict[tuple[Piece, bool], Seen] = {}
 
     def try_whole(self, specimen: Specimen) -> Seen:
         """What the whole model shows, in as many processes as it takes to tell unsteady from wrong;
@@ -96,10 +96,7 @@ class EngineTrials:
         processes = 1 if self._whole.suspect is Suspect.WRONG else PROCESSES
         seen = self._seen(specimen, processes, lambda s: s.suspect is not None)
         if self._whole.suspect is Suspect.FAILED:
-            same = seen.verdict is self._whole.verdict and self._told(seen) == self._told(
-                self._whole
-            )
-            return Verdict.PASS if same else Verdict.FAIL if not seen.failure else seen.verdict
+            return self._same_failure(seen)
         if seen.failure:
             return seen.verdict
         return Verdict.PASS if seen.suspect is not None else Verdict.FAIL
@@ -117,10 +114,10 @@ class EngineTrials:
 
     def known(self, specimen: Specimen) -> Seen:
         """What ``specimen`` showed when it was last asked about."""
-        return self._with_allowance(self._known[specimen.piece], specimen)
+        return self._with_allowance(self._known[specimen.key], specimen)
 
     def _seen(self, specimen: Specimen, processes: int, enough: Callable[[Seen], bool]) -> Seen:
-        seen = self._known[specimen.piece] = self._looked(specimen, processes, enough)
+        seen = self._known[specimen.key] = self._looked(specimen, processes, enough)
         return seen
 
     def _looked(self, specimen: Specimen, processes: int, enough: Callable[[Seen], bool]) -> Seen:
@@ -143,8 +140,12 @@ class EngineTrials:
                 seen = _with(seen, answer, allowance, specimen)
         return seen
 
-    def _told(self, seen: Seen) -> str:
-        return told(seen.failure, self._names)
+    def _same_failure(self, seen: Seen) -> Verdict:
+        if not seen.failure:
+            return Verdict.FAIL
+        words, before = (told(s.failure, self._names) for s in (seen, self._whole))
+        same = seen.verdict is self._whole.verdict and words == before
+        return Verdict.PASS if same else seen.verdict
 
     def _with_allowance(self, seen: Seen, specimen: Specimen) -> Seen:
         """What failed was not compared, and has none yet."""
@@ -152,7 +153,7 @@ class EngineTrials:
 
     def _allowance(self, specimen: Specimen) -> Allowance:
         return what_rounding_explains(
-            specimen.model, specimen.sample, specimen.expected, self._explained
+            specimen.model, specimen.sample, specimen.expected, self.explained
         )
 
     def _answers(self, graph: Graph, sample: Sample, most: int) -> list[_Answer]:

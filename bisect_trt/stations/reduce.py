@@ -38,6 +38,7 @@ class Trials(Protocol):
 
     budget: Budget
     precision: Precision
+    explained: Precision
     versions: Mapping[str, str]
 
     def try_whole(self, specimen: Specimen) -> Seen:
@@ -70,16 +71,17 @@ class Step:
 class Reduced:
     """The smallest piece that was seen to be bad, and what it showed.
 
-    ``model`` is what the engine was given, typed at ``precision``; ``sample`` its inputs, by name,
-    and ``expected`` its outputs in FP32 on ONNX Runtime. ``nodes`` are the kept ones with their
-    operators, ``bypassed`` those whose input is read in place of their output, ``of`` the number in
-    the whole model. ``seeded`` are weights that were drawn anew. ``complete`` says that no node can
-    be left out, ``interrupted`` that the user ended the search, ``always`` that no piece tried was
-    ever fine.
+    ``explained`` is the precision whose rounding was allowed for. ``model`` is what the engine was
+    given, typed at ``precision``; ``sample`` its inputs, by name, and ``expected`` its outputs in
+    FP32 on ONNX Runtime. ``nodes`` are the kept ones with their operators, ``bypassed`` those whose
+    input is read in place of their output, ``of`` the number in the whole model. ``seeded`` are
+    weights that were drawn anew. ``complete`` says that no node can be left out, ``interrupted``
+    that the user ended the search, ``always`` that no piece tried was ever fine.
     """
 
     suspect: Suspect
     precision: Precision
+    explained: Precision
     model: onnx.ModelProto
     sample: Sample
     expected: Mapping[str, NDArray[Any]]
@@ -136,6 +138,7 @@ def reduce_piece(
             # Not seen again, it is still what it was seen to be before.
             seen.suspect or whole.suspect,
             trials.precision,
+            trials.explained,
             to_typed(specimen.model, PrecisionPlan(trials.precision)),
             specimen.sample,
             specimen.expected,
@@ -196,7 +199,7 @@ class _Search:
         if not seeded:
             return specimen, ()
         try:
-            drawn = self._specimens.with_model(specimen, model)
+            drawn = self._specimens.with_weights(specimen, model)
             if self._trials.ask(drawn).passed:
                 return drawn, seeded
         except (RunnerFailedError, BudgetSpentError):

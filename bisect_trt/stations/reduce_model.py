@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
+from typing import Any
 
 from onnx import ModelProto
 
@@ -14,6 +15,7 @@ from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision
 from bisect_trt.core.sample import Sample
 from bisect_trt.core.scratch import sweep
+from bisect_trt.core.verdict import Verdict
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.inputs import input_specs
 from bisect_trt.graph.load import load_model
@@ -22,6 +24,8 @@ from bisect_trt.runners.tensorrt.build_only import BuildOnlyRunner
 from bisect_trt.runners.tensorrt.module import installed_module
 from bisect_trt.runners.tensorrt.records import AS_USUAL, EngineOptions
 from bisect_trt.runners.tensorrt.runner import TensorRTRunner
+from bisect_trt.runners.workers.crew import Crew
+from bisect_trt.runners.workers.process import IsolatedWorker
 from bisect_trt.stations.check_command import CheckTrials
 from bisect_trt.stations.engine_trials import EngineTrials, OpenRunner
 from bisect_trt.stations.reduce import Reduced, Trials, reduce_piece
@@ -89,9 +93,15 @@ def fresh_engines(settings: Settings, options: EngineOptions = AS_USUAL) -> Open
             weak=settings.typing == "weak",
             options=options,
             repeats=_RUNS,
+            hire=_once_more,
         )
 
     return opens
+
+
+def _once_more(target: str, arguments: Mapping[str, Any]) -> Crew:
+    """A crash is an engine's answer only if it repeats."""
+    return Crew([IsolatedWorker(target, arguments)], ends=(Verdict.CRASHED,))
 
 
 def reduce_folder(settings: Settings) -> Path:

@@ -20,12 +20,21 @@ from bisect_trt.runners.recorded import Recorded, outputs_of
 
 @dataclass(frozen=True)
 class Specimen:
-    """``model`` is FP32; ``expected`` holds its outputs for ``sample`` on ONNX Runtime, by name."""
+    """``model`` is FP32; ``expected`` holds its outputs for ``sample`` on ONNX Runtime, by name.
+
+    ``reseeded`` says that its weights are not the model's own.
+    """
 
     piece: Piece
     model: onnx.ModelProto
     sample: Sample
     expected: Mapping[str, NDArray[Any]]
+    reseeded: bool = False
+
+    @property
+    def key(self) -> tuple[Piece, bool]:
+        """What tells it from others of its model."""
+        return self.piece, self.reseeded
 
 
 class Specimens:
@@ -62,10 +71,12 @@ class Specimens:
             declare_shapes(model, expected)
         return Specimen(piece, model, Sample(self._sample.name, inputs), expected)
 
-    def with_model(self, specimen: Specimen, model: onnx.ModelProto) -> Specimen:
-        """``specimen`` with other weights, and what it then gives. Raises as :meth:`of`."""
+    def with_weights(self, specimen: Specimen, model: onnx.ModelProto) -> Specimen:
+        """``specimen`` with the weights of ``model``, and what it then gives. Raises as
+        :meth:`of`.
+        """
         expected = outputs_of(model, specimen.sample.arrays, self._sample.name)
-        return replace(specimen, model=model, expected=expected)
+        return replace(specimen, model=model, expected=expected, reseeded=True)
 
     def described(self, piece: Piece) -> tuple[tuple[str, str], ...]:
         """The kept nodes in the file's order, each with its operator."""

@@ -104,6 +104,23 @@ def test_the_builds_are_bounded() -> None:
     assert "--max-builds ended the search" in headline_of_cures(found)
 
 
+def test_an_interruption_leaves_what_was_tried(tmp_path: Path) -> None:
+    class Stopped(PlantedRunner):
+        left = 2 * PROCESSES
+
+        def __init__(self, graph: Graph, samples: object) -> None:
+            type(self).left -= 1
+            if type(self).left < 0:
+                raise KeyboardInterrupt
+            super().__init__(graph, [])
+
+    found = cured(residual(6, [3]), always(Stopped))
+    assert found.interrupted and not found.complete and 0 < len(found.tried) < 20
+    assert "an interruption ended the search" in headline_of_cures(found)
+    write_cures(found, tmp_path / "cured")
+    assert len(pd.read_csv(tmp_path / "cured" / "cures.csv")) == len(found.tried)
+
+
 def test_the_cured_model_gives_what_the_original_gave(tmp_path: Path) -> None:
     model, arrays = residual(6, [3])
     found = cured((model, arrays), always(PlantedRunner))

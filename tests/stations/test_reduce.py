@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -115,6 +115,24 @@ def test_large_weights_are_drawn_anew_where_they_show_the_same() -> None:
     again = outputs_of(found.model, found.sample.arrays, "again")
     assert all(np.array_equal(again[n], a) for n, a in found.expected.items())
     assert found.seen.suspect is Suspect.WRONG
+
+
+@pytest.mark.parametrize("most", [None, 24])
+def test_weights_stay_where_drawn_ones_show_nothing(most: int | None) -> None:
+    """With 24 builds none is left for the figures: those of the search are told."""
+    model, arrays = residual(2, [1], channels=420, size=3)
+    whole = {t.name: t.raw_data for t in model.graph.initializer}
+
+    class OnlyTheseWeights(PlantedRunner):
+        def __init__(self, graph: Graph, samples: Sequence[Sample]) -> None:
+            super().__init__(graph, samples)
+            if any(t.raw_data != whole.get(t.name) for t in graph.proto.graph.initializer):
+                self.error = 0.0
+
+    found = reduced((model, arrays), OnlyTheseWeights, most)
+    assert isinstance(found, Reduced) and found.seeded == () and len(found.nodes) == 3
+    assert found.builds == (most or 35) and found.complete
+    assert found.suspect is Suspect.WRONG and found.seen.suspect is Suspect.WRONG
 
 
 @pytest.mark.parametrize("make", ALL, ids=lambda f: f.__name__)
