@@ -59,7 +59,7 @@ def _samples(known: Known, bench: Bench) -> dict[str, Sequence[Sample]]:
     return {
         GIVEN: case.samples if size > 1 else evenly(case.samples, _GIVEN),
         HOLDOUT: evenly(case.holdout, _GIVEN),
-        REDRAWN: list(redraws(case, bench, STREAM, sets[0] * size)),
+        REDRAWN: list(redraws(case, bench, STREAM, sets[0] * size, emulated=True)),
         VARIANTS: list(variants(case, bench, STREAM, sets[1] * size)),
     }
 
