@@ -45,9 +45,11 @@ def can_be_redrawn(arrays: Arrays) -> bool:
     return any(_moves(array) for array in arrays.values())
 
 
-def redrawn_lookups(arrays: Arrays, random: Random) -> dict[str, NDArray[Any]]:
-    """What integers look up, each value times 1 plus normal noise of :data:`REDRAW`; others as
-    they are.
+def redrawn_lookups(
+    arrays: Arrays, random: Random, amount: float = REDRAW
+) -> dict[str, NDArray[Any]]:
+    """What integers look up, each value times 1 plus normal noise of ``amount``; others as they
+    are.
 
     Of a deviation of the whole, as inputs are moved, large values would fall as before, and where
     small ones were zero a padding would be none.
@@ -55,8 +57,9 @@ def redrawn_lookups(arrays: Arrays, random: Random) -> dict[str, NDArray[Any]]:
     Args:
         arrays: float32 by name, any shapes.
         random: draws the noise.
+        amount: in parts of each value.
     """
-    return {n: _stretched(a, random) if _is_looked_up(a) else a for n, a in arrays.items()}
+    return {n: _stretched(a, random, amount) if _is_looked_up(a) else a for n, a in arrays.items()}
 
 
 def can_redraw_lookups(arrays: Arrays) -> bool:
@@ -252,8 +255,8 @@ def _noisy(array: NDArray[Any], random: Random, amount: float) -> NDArray[Any]:
     return _like(array + noise, array)
 
 
-def _stretched(array: NDArray[Any], random: Random) -> NDArray[Any]:
-    return _like(array * (1.0 + REDRAW * random.standard_normal(array.shape)), array)
+def _stretched(array: NDArray[Any], random: Random, amount: float) -> NDArray[Any]:
+    return _like(array * (1.0 + amount * random.standard_normal(array.shape)), array)
 
 
 def _like(values: NDArray[Any], array: NDArray[Any]) -> NDArray[Any]:

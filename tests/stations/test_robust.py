@@ -165,13 +165,13 @@ def test_tf32_that_passes_by_luck_is_no_case_for_pins(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_token_ids_are_redrawn_by_what_they_look_up(tmp_path: Path, workers: int) -> None:
-    model = token_encoder()
+    model = token_encoder(1)
 
     def run_it() -> Result:
         return bisect_trt.bisect(
             model,
-            [sentence(n) for n in range(4)],
-            require="max_abs<=4e-3",
+            [sentence(n) for n in range(2)],
+            require="max_abs<=2e-3",
             runner="emulated",
             workers=workers,
             out=tmp_path,
