@@ -13,7 +13,7 @@ import onnx
 from onnx import helper
 
 from bisect_trt.graph.layers import Layer, with_unique_names
-from bisect_trt.graph.operator_rules import FLOAT
+from bisect_trt.graph.operator_rules import FLOAT, TYPE_AGNOSTIC
 from bisect_trt.graph.passes.frame import drop_unread
 from bisect_trt.graph.tensor_types import captured_names
 
@@ -33,8 +33,10 @@ class Lookup:
 def list_lookups(
     model: onnx.ModelProto, layers: Sequence[Layer], tables: Container[str]
 ) -> tuple[Lookup, ...]:
-    """What is gathered from constant tables by indices that come from the inputs and that no layer
-    computes; where nothing is, what such integers are cast to.
+    """What is gathered from constant tables by the inputs' integers, or by others that no layer
+    computes of them; where nothing is, what such integers are cast to.
+
+    What comes of the inputs' shapes alone is left: moved, a size would be another size.
 
     Args:
         model: the FP32 model.
@@ -59,7 +61,7 @@ def list_lookups(
                 gathered.append(Lookup(index, tensor, node.input[0], source))
             elif node.op_type == "Cast":
                 cast.append(Lookup(index, tensor, "", source))
-        if not from_inputs.isdisjoint(read):
+        if not from_inputs.isdisjoint(read) and node.op_type not in TYPE_AGNOSTIC:
             from_inputs.update(o for o in node.output if o)
         if index in by_index or not rounded.isdisjoint(read):
             rounded.update(o for o in node.output if o)
@@ -78,7 +80,7 @@ def lookup_model(model: onnx.ModelProto, lookups: Sequence[Lookup]) -> onnx.Mode
     kept: list[onnx.NodeProto] = []
     for node in reversed(source.node):
         if not wanted.isdisjoint(node.output):
-            wanted.update(node.input, captured_names(node))
+            wanted.update(name for name in (*node.input, *captured_names(node)) if name)
             kept.append(node)
     new = onnx.ModelProto(ir_version=max(model.ir_version, 4))
     new.opset_import.extend(model.opset_import)
