@@ -1,7 +1,7 @@
 """What tells the share of unseen inputs that a plan holds on: redrawn copies, or which variants?
 
 ``python -m benchmarks.predictions [--cases "det;rec"]`` pins prefixes of the ranking that one given
-input makes, for three given inputs of each model, and holds the share of 24 variants of a kind, and
+input makes, for two given inputs of each model, and holds the share of 24 variants of a kind, and
 of 48 redrawn copies, of that input against the share of 48 others. One emulator judges.
 """
 
@@ -24,10 +24,11 @@ from benchmarks.ranking_prefix import rank
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
-from bisect_trt.numerics.draws import redrawn, variant
+from bisect_trt.numerics.draws import KINDS, kinds_for, variant
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.stations.bench import open_bench
 from bisect_trt.stations.case import Case, load
+from bisect_trt.stations.drawn import REDRAWN, redraws
 from bisect_trt.stations.panel import panel_samples
 from bisect_trt.stations.settings import Settings
 
@@ -36,9 +37,10 @@ SIZES = {
     "rec": (8, 30, 60, 120, 200, 300),
     "NAFNet": (0, 2, 4, 6, 8, 10),
     "UniMatch": (0, 1, 2, 3, 5, 8),
+    "tokens": (0, 4, 8, 16, 24, 32),
 }
-GIVEN, UNSEEN, UNSEEN_FROM, REDRAWN, VARIANTS = 3, 48, 100_000, 48, 24
-KINDS = ("shift", "flip", "scale", "noise", "mix")
+GIVEN, UNSEEN, UNSEEN_FROM, REDRAWS, VARIANTS = 2, 48, 100_000, 48, 24
+COLUMNS = ("redrawn", *KINDS)
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,10 @@ def measure(case: PlanCase) -> list[Row]:
             loaded = load(settings, Observer())
             with open_bench(loaded, Observer()) as bench:
                 ranking = rank(loaded, bench, panel_samples(loaded, bench)).ranking
+                kinds = {REDRAWN: list(redraws(loaded, bench, 1, REDRAWS, emulated=True))}
             unseen = unseen or [Sample("", case.make(UNSEEN_FROM + n)) for n in range(UNSEEN)]
-            kinds = {"redrawn": [Sample("", redrawn(given, _seed(0, n))) for n in range(REDRAWN)]}
-            for place, kind in enumerate(KINDS):
-                made = (variant(kind, given, [], _seed(1 + place, n)) for n in range(VARIANTS))
+            for kind in kinds_for(given):
+                made = (variant(kind, given, [], np.random.default_rng(n)) for n in range(VARIANTS))
                 kinds[kind] = [Sample("", arrays) for arrays in made]
             share = _judge(loaded)
             for pins in SIZES[case.name]:
@@ -100,17 +102,13 @@ def _judge(case: Case) -> Callable[[PrecisionPlan, Iterable[Sample]], float]:
     return share
 
 
-def _seed(*parts: int) -> np.random.Generator:
-    return np.random.default_rng([4242, *parts])
-
-
 def summary(name: str, rows: list[Row]) -> list[str]:
     """A row for each kind: how far its share is from that of unseen inputs, and how they rank the
     same plans.
     """
     unseen = pd.Series([row.unseen for row in rows])
     found = []
-    for kind in ("redrawn", *KINDS):
+    for kind in rows[0].shares:
         share = pd.Series([row.shares[kind] for row in rows])
         away, above = (share - unseen).abs().mean(), (share - unseen).mean()
         ranks = share.rank().corr(unseen.rank())
@@ -125,12 +123,14 @@ def main() -> None:
     asked = parser.parse_args()
     print(f"`python -m benchmarks.predictions {shlex.join(sys.argv[1:])}`, {machine()}\n")
     lines: list[str] = []
-    print(f"| model | given | pins | unseen | redrawn | {' | '.join(KINDS)} |")
-    print(f"| --- | --- | --- | --- | --- |{' --- |' * len(KINDS)}", flush=True)
+    print(f"| model | given | pins | unseen | {' | '.join(COLUMNS)} |")
+    print(f"| --- | --- | --- | --- |{' --- |' * len(COLUMNS)}", flush=True)
     for name in asked.cases.split(";"):
         rows = measure(CASES[name])
         for row in rows:
-            shares = " | ".join(f"{row.shares[kind]:.2f}" for kind in ("redrawn", *KINDS))
+            shares = " | ".join(
+                f"{row.shares[kind]:.2f}" if kind in row.shares else "" for kind in COLUMNS
+            )
             print(f"| {name} | {row.number} | {row.pins} | {row.unseen:.2f} | {shares} |")
         lines += summary(name, rows)
         sys.stdout.flush()

@@ -1,7 +1,7 @@
 """Do weights' roundings, which add with their signs, rank layers better than mean squares do?
 
 ``python -m benchmarks.signed_effects [--cases "det;rec;NAFNet"]`` lowers each layer's constants and
-what it computes apart, on four inputs, at the output elements that everything lowered disturbs
+what it computes apart, on two inputs, at the output elements that everything lowered disturbs
 most. ``squares`` ranks by the mean square of both together, as the tool does; ``signed`` pins in
 turn the layer that takes most from (sum of the constants' effects) squared plus the sum of the
 others' squares. Both prefixes are judged on 48 unseen inputs by one emulator.
@@ -37,7 +37,7 @@ from bisect_trt.runners.ort_sessions import switched_session
 from bisect_trt.runners.ort_values import caller, owned, value_of
 
 SIZES = {"det": (4, 8, 16, 32, 60), "rec": (15, 30, 60, 100, 200), "NAFNet": (2, 4, 6, 8, 10)}
-SAMPLES, UNSEEN, UNSEEN_FROM, ELEMENTS = 4, 48, 100_000, 128
+SAMPLES, UNSEEN, UNSEEN_FROM, ELEMENTS = 2, 48, 100_000, 128
 Arrays = Mapping[str, NDArray[Any]]
 Vectors = dict[str, NDArray[np.float64]]
 
