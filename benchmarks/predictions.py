@@ -1,8 +1,9 @@
 """What tells the share of unseen inputs that a plan holds on: redrawn copies, or which variants?
 
-``python -m benchmarks.predictions [--cases "det;rec"]`` pins prefixes of the ranking that one given
-input makes, for two given inputs of each model, and holds the share of 24 variants of a kind, and
-of 48 redrawn copies, of that input against the share of 48 others. One emulator judges.
+``python -m benchmarks.predictions [--cases "det;rec"] [--given 2]`` pins prefixes of the ranking
+that one given input makes, so many given inputs of each model in turn, and holds the share of 24
+variants of a kind, and of 48 redrawn copies, of that input against the share of 48 others. One
+emulator judges.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ SIZES = {
     "UniMatch": (0, 1, 2, 3, 5, 8),
     "tokens": (0, 4, 8, 16, 24, 32),
 }
-GIVEN, UNSEEN, UNSEEN_FROM, REDRAWS, VARIANTS = 2, 48, 100_000, 48, 24
+UNSEEN, UNSEEN_FROM, REDRAWS, VARIANTS = 48, 100_000, 48, 24
 COLUMNS = ("redrawn", *KINDS)
 
 
@@ -53,13 +54,13 @@ class Row:
     shares: dict[str, float]
 
 
-def measure(case: PlanCase) -> list[Row]:
-    """A row for each given input and each number of pins."""
+def measure(case: PlanCase, given_inputs: int) -> list[Row]:
+    """A row for each of ``given_inputs``, and each number of pins."""
     rows = []
     with tempfile.TemporaryDirectory() as name:
         model = case.model(Path(name))
         unseen: list[Sample] = []
-        for number in range(GIVEN):
+        for number in range(given_inputs):
             given = case.make(number)
             settings = Settings(
                 str(model),
@@ -120,13 +121,14 @@ def main() -> None:
     """Print both tables, a model at a time."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--cases", default=";".join(SIZES))
+    parser.add_argument("--given", type=int, default=2)
     asked = parser.parse_args()
     print(f"`python -m benchmarks.predictions {shlex.join(sys.argv[1:])}`, {machine()}\n")
     lines: list[str] = []
     print(f"| model | given | pins | unseen | {' | '.join(COLUMNS)} |")
     print(f"| --- | --- | --- | --- |{' --- |' * len(COLUMNS)}", flush=True)
     for name in asked.cases.split(";"):
-        rows = measure(CASES[name])
+        rows = measure(CASES[name], asked.given)
         for row in rows:
             shares = " | ".join(
                 f"{row.shares[kind]:.2f}" if kind in row.shares else "" for kind in COLUMNS
