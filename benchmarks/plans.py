@@ -88,8 +88,11 @@ def search(job: Job) -> Outcome:
         child = subprocess.Popen(
             [sys.executable, "-m", *arguments], cwd=root, env=environment, stdout=sys.stderr
         )
-        _, _, used = os.wait4(child.pid, 0)
+        _, status, used = os.wait4(child.pid, 0)
         seconds = time.perf_counter() - began
+        code = os.waitstatus_to_exitcode(status)
+        if code not in (0, 1):  # met or not: what was interrupted says nothing
+            raise SystemExit(f"{job}: the search ended with {code}")
         said = json.loads((folder / "out" / "run.json").read_text())
         plan = PrecisionPlan(Precision.FP16).with_pins(frozenset(said["pinned"]))
         unseen, redraws = judge(case, model, plan, job)
