@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,13 @@ from numpy.typing import NDArray
 from benchmarks.common import DETECTOR, MODELS, RECOGNISER, SHARED, load, machine
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
+from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.load import load_model
-from bisect_trt.numerics.draws import redrawn
+from bisect_trt.numerics.draws import redrawn, redrawn_lookups
 from bisect_trt.runners.emulator.runner import EmulatedRunner
+from bisect_trt.runners.ort_lookups import Lookups
 from fixtures.models import encoder_decomposed, residual
+from fixtures.tokens import sentence, token_encoder
 
 AMOUNTS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 _COPIES = 4
@@ -26,10 +29,21 @@ _COPIES = 4
 Arrays = Mapping[str, NDArray[Any]]
 
 
-def table(name: str, model: onnx.ModelProto, inputs: Arrays, pins: frozenset[str]) -> list[str]:
+def table(
+    name: str,
+    model: onnx.ModelProto,
+    inputs: Arrays,
+    pins: frozenset[str],
+    move: Callable[[Arrays, np.random.Generator, float], Arrays] = redrawn,
+) -> list[str]:
     """A row for each amount.
 
-    ``pins`` are the layers that overflow: what they do to FP16 is not a rounding.
+    Args:
+        name: of the model.
+        model: an FP32 one.
+        inputs: one sample.
+        pins: the layers that overflow: what they do to FP16 is not a rounding.
+        move: makes a copy.
     """
     runner = EmulatedRunner(model)
     plans = (PrecisionPlan("fp32"), PrecisionPlan("fp16").with_pins(pins))
@@ -47,7 +61,7 @@ def table(name: str, model: onnx.ModelProto, inputs: Arrays, pins: frozenset[str
     for amount in AMOUNTS:
         moved, alike, largest = [], [], []
         for copy in range(_COPIES):
-            other, other_error = run(redrawn(inputs, np.random.default_rng(copy), amount))
+            other, other_error = run(move(inputs, np.random.default_rng(copy), amount))
             moved.append((other - exact).std() / exact.std())
             alike.append(float(np.corrcoef(error, other_error)[0, 1]))
             largest.append(np.abs(other_error).max() / np.abs(error).max())
@@ -66,6 +80,10 @@ def main() -> None:
     residual_, encoder = residual(), encoder_decomposed()
     rows = table("residual", residual_.model, residual_.inputs, frozenset())
     rows += table("encoder", encoder.model, encoder.inputs, encoder.pins)
+    tokens = token_encoder()
+    given = Sample("s", sentence(0))
+    whole = {**given.arrays, **Lookups(Graph(tokens)).of(given)}
+    rows += table("token ids", tokens, whole, frozenset(), redrawn_lookups)
     detector = load_model(DETECTOR).proto
     rows += table(
         "det, demo's page",

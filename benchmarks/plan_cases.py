@@ -21,6 +21,7 @@ from fixtures.cases.unimatch import SIDE as MATCHED
 from fixtures.cases.unimatch import unimatch
 from fixtures.models import encoder_decomposed, waves
 from fixtures.photo import photo, sampled
+from fixtures.tokens import sentence, token_encoder
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -71,6 +72,12 @@ def _saved(fixture: Any, folder: Path) -> Path:
     return path
 
 
+def _saved_tokens(folder: Path) -> Path:
+    path = folder / "tokens.onnx"
+    path.write_bytes(token_encoder().SerializeToString())
+    return path
+
+
 _TEXT = (f"{ROOT / 'examples' / 'text_metrics.py'}:same_text",)
 CASES = {
     case.name: case
@@ -100,5 +107,6 @@ CASES = {
             "max_abs<=2e-3",
             lambda n: {"tokens": waves(1000 + n, 1, 12, 32)},
         ),
+        PlanCase("tokens", _saved_tokens, "max_abs<=3e-3", sentence),
     )
 }

@@ -1,10 +1,11 @@
 """Do plans hold on inputs that nothing has seen? Each model searched with 1, 8, 64 and 200 inputs.
 
-``python -m benchmarks.plans [--cases "det;rec"] [--counts 1,8] [--ways robust,fitted] [--jobs N]``
-prints a row for each; the way ``old`` runs ``--old CHECKOUT``. With ``--repeats 20`` each search is
-made so often with other inputs, and it is counted how often a plan called robust holds on fewer
-inputs than it was said to. Every plan is judged on 200 inputs and 48 redrawn copies that no search
-saw, by both emulators.
+``python -m benchmarks.plans [--cases "det;rec"] [--counts 1,8] [--ways robust,fitted,old,prefix]
+[--jobs N]`` prints a row for each as soon as it is there; ``old`` runs ``--old CHECKOUT``,
+``prefix`` is ``benchmarks.ranking_prefix``. With ``--repeats 20`` each search is made so often with
+other inputs, and it is counted how often a plan called robust holds on fewer inputs than it was
+said to. Every plan is judged on 200 inputs and 48 redrawn copies that no search saw, by both
+emulators. Whoever ends it keeps the rows that are printed, and no process goes on.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ import argparse
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from queue import SimpleQueue
 
 import numpy as np
 
@@ -37,7 +40,7 @@ from bisect_trt.runners.emulator.whole_model import WholeModelRunner
 from bisect_trt.runners.ort_reference import Reference
 
 UNSEEN, UNSEEN_FROM, REDRAWS = 200, 100_000, 48
-WAYS = ("robust", "fitted", "old")
+WAYS = ("robust", "fitted", "old", "prefix")
 
 
 @dataclass(frozen=True)
@@ -76,21 +79,20 @@ def search(job: Job) -> Outcome:
         for number in range(job.first, job.first + job.count):
             np.savez(folder / "inputs" / f"{number:06d}.npz", **case.make(number))
         model = case.model(folder)
-        arguments = ["run", str(model), "--input", str(folder / "inputs"), "--out", f"{folder}/out"]
-        arguments += ["--requirement", case.require, "--quiet", "--runner", "emulated"]
-        arguments += [part for metric in case.metrics for part in ("--metric", metric)]
-        if job.way == "fitted":
-            arguments += ["--robust", "0"]
+        arguments = _arguments(job, case, model, folder)
         # The checkout that is run comes first; metrics and installed packages may be elsewhere.
         root = Path(job.old) if job.way == "old" else ROOT
         paths = [str(root), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         began = time.perf_counter()
         child = subprocess.Popen(
-            [sys.executable, "-m", "bisect_trt", *arguments], cwd=root, env=environment
+            [sys.executable, "-m", *arguments], cwd=root, env=environment, stdout=sys.stderr
         )
-        _, _, used = os.wait4(child.pid, 0)
+        _, status, used = os.wait4(child.pid, 0)
         seconds = time.perf_counter() - began
+        code = os.waitstatus_to_exitcode(status)
+        if code not in (0, 1):  # met or not: what was interrupted says nothing
+            raise SystemExit(f"{job}: the search ended with {code}")
         said = json.loads((folder / "out" / "run.json").read_text())
         plan = PrecisionPlan(Precision.FP16).with_pins(frozenset(said["pinned"]))
         unseen, redraws = judge(case, model, plan, job)
@@ -106,6 +108,18 @@ def search(job: Job) -> Outcome:
             max(unseen),
             float(np.mean([s <= 1.0 for s in redraws])),
         )
+
+
+def _arguments(job: Job, case: PlanCase, model: Path, folder: Path) -> list[str]:
+    """The module that searches, and its arguments."""
+    inputs, out = str(folder / "inputs"), f"{folder}/out"
+    if job.way == "prefix":
+        module = "benchmarks.ranking_prefix"
+        return [module, str(model), inputs, out, case.require, *case.metrics]
+    found = ["bisect_trt", "run", str(model), "--input", inputs, "--out", out]
+    found += ["--requirement", case.require, "--quiet", "--runner", "emulated"]
+    found += [part for metric in case.metrics for part in ("--metric", metric)]
+    return [*found, "--robust", "0"] if job.way == "fitted" else found
 
 
 def judge(
@@ -136,26 +150,49 @@ def judge(
     return scores(unseen), scores(draws)
 
 
-def rows(jobs: list[Job], at_once: int) -> Iterator[Outcome]:
-    """The outcomes in order; each job in a process of its own, on cores of its own."""
+def rows(jobs: list[Job], at_once: int) -> Generator[Outcome, None, None]:
+    """The outcomes as they come; each job in a process of its own, on cores of its own.
 
-    def run(numbered: tuple[int, Job]) -> Outcome:
-        number, job = numbered
-        cores = os.cpu_count() or 1
-        share = max(1, cores // at_once)
-        first = (number % at_once) * share
-        pinned = ["taskset", "-c", f"{first}-{first + share - 1}"] if at_once > 1 else []
-        text = subprocess.run(
+    A job that fails is told on standard error. Whatever ends this ends the processes too, and
+    removes what they wrote.
+    """
+    children: list[subprocess.Popen[str]] = []
+    share = max(1, (os.cpu_count() or 1) // at_once)
+    places = SimpleQueue[int]()
+    for place in range(at_once):
+        places.put(place)
+
+    def run(job: Job) -> Outcome | None:
+        place = places.get()
+        cores = f"{place * share}-{(place + 1) * share - 1}"
+        pinned = ["taskset", "-c", cores] if at_once > 1 else []
+        child = subprocess.Popen(
             [*pinned, sys.executable, "-m", "benchmarks.plans", "--job", json.dumps(asdict(job))],
             cwd=ROOT,
-            check=True,
-            capture_output=True,
+            stdout=subprocess.PIPE,
             text=True,
-        ).stdout
-        return Outcome(**{**json.loads(text.splitlines()[-1]), "job": job})
+            start_new_session=True,
+            env={**os.environ, "TMPDIR": scratch},
+        )
+        children.append(child)
+        said = child.communicate()[0]
+        places.put(place)
+        if child.returncode:
+            print(f"{job}: ended with {child.returncode}", file=sys.stderr, flush=True)
+            return None
+        return Outcome(**{**json.loads(said.splitlines()[-1]), "job": job})
 
-    with ThreadPoolExecutor(at_once) as pool:
-        yield from pool.map(run, enumerate(jobs))
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(at_once) as pool:
+        try:
+            for future in as_completed([pool.submit(run, job) for job in jobs]):
+                outcome = future.result()
+                if outcome is not None:
+                    yield outcome
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in children:
+                if child.poll() is None:
+                    os.killpg(child.pid, signal.SIGKILL)
 
 
 def table(outcomes: Iterator[Outcome]) -> Iterator[str]:
@@ -198,18 +235,29 @@ def main() -> None:
         for repeat in range(asked.repeats or 1)
     ]
     print(f"`python -m benchmarks.plans {shlex.join(sys.argv[1:])}`, {machine()}\n")
-    outcomes = []
-    for line in table(_kept(rows(jobs, asked.jobs), outcomes)):
-        print(line, flush=True)
-    if asked.repeats:
-        for name in names:
-            claimed = [o for o in outcomes if o.job.case == name and o.word == "robust"]
-            kept = sum(o.unseen >= 0.95 for o in claimed)
-            redrawn_kept = sum(o.redrawn >= 0.95 for o in claimed)
-            print(
-                f"\n{name}: called robust {len(claimed)} of {asked.repeats}; of these {kept} hold "
-                f"on 95 % of the unseen inputs, {redrawn_kept} on 95 % of fresh redrawn copies"
-            )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    outcomes: list[Outcome] = []
+    found = rows(jobs, asked.jobs)
+    try:
+        for line in table(_kept(found, outcomes)):
+            print(line, flush=True)
+    finally:
+        found.close()  # wherever it stands: its processes end with it
+        if asked.repeats:
+            _print_calibration(names, outcomes)
+
+
+def _print_calibration(names: list[str], outcomes: list[Outcome]) -> None:
+    for name in names:
+        done = [o for o in outcomes if o.job.case == name]
+        claimed = [o for o in done if o.word == "robust"]
+        kept = sum(o.unseen >= 0.95 for o in claimed)
+        redrawn_kept = sum(o.redrawn >= 0.95 for o in claimed)
+        print(
+            f"\n{name}: called robust {len(claimed)} of {len(done)}; of these {kept} hold "
+            f"on 95 % of the unseen inputs, {redrawn_kept} on 95 % of fresh redrawn copies",
+            flush=True,
+        )
 
 
 def _kept(outcomes: Iterator[Outcome], into: list[Outcome]) -> Iterator[Outcome]:

@@ -6,6 +6,7 @@ that writes a plan as another model infers nothing again.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -18,6 +19,7 @@ from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.graph.constants import constants
 from bisect_trt.graph.layers import Kind, Layer, Role, node_names, role_of
+from bisect_trt.graph.lookups import Lookup, after_lookups, list_lookups
 from bisect_trt.graph.operator_rules import FLOAT, QUANTISES
 from bisect_trt.graph.opset import operators, raised
 from bisect_trt.graph.tensor_types import Scope, infer_types, opset_of
@@ -69,6 +71,23 @@ class Graph:
                 inputs = tuple(i for i in node.input if i)
                 found.append(Layer(name, node.op_type, index, outputs, inputs, precisions))
         return tuple(found)
+
+    @cached_property
+    def lookups(self) -> tuple[Lookup, ...]:
+        """The first float tensors where the inputs are integers (see ``lookups``)."""
+        return list_lookups(self.proto, self.layers, self.float_constants)
+
+    @cached_property
+    def after_lookups(self) -> Graph:
+        """The same model with :attr:`lookups` as further inputs."""
+        return Graph(after_lookups(self.proto, self.lookups))
+
+    def taking(self, inputs: Iterable[str]) -> Graph:
+        """The form of the model that takes ``inputs``: itself, or where what it looks up is among
+        them, :attr:`after_lookups`.
+        """
+        sources = {lookup.source for lookup in self.lookups}
+        return self if sources.isdisjoint(inputs) else self.after_lookups
 
     @cached_property
     def quantised(self) -> bool:

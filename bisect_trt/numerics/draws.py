@@ -45,6 +45,28 @@ def can_be_redrawn(arrays: Arrays) -> bool:
     return any(_moves(array) for array in arrays.values())
 
 
+def redrawn_lookups(
+    arrays: Arrays, random: Random, amount: float = REDRAW
+) -> dict[str, NDArray[Any]]:
+    """What integers look up, each value times 1 plus normal noise of ``amount``; others as they
+    are.
+
+    Of a deviation of the whole, as inputs are moved, large values would fall as before, and where
+    small ones were zero a padding would be none.
+
+    Args:
+        arrays: float32 by name, any shapes.
+        random: draws the noise.
+        amount: in parts of each value.
+    """
+    return {n: _stretched(a, random, amount) if _is_looked_up(a) else a for n, a in arrays.items()}
+
+
+def can_redraw_lookups(arrays: Arrays) -> bool:
+    """Whether :func:`redrawn_lookups` would move something."""
+    return any(_is_looked_up(array) for array in arrays.values())
+
+
 def variant(
     kind: str, arrays: Arrays, others: Sequence[Arrays], random: Random
 ) -> dict[str, NDArray[Any]]:
@@ -209,6 +231,11 @@ def _moves(array: NDArray[Any]) -> bool:
         return float(np.ptp(array)) > 0.0 and bool(np.isfinite(array.std()))
 
 
+def _is_looked_up(array: NDArray[Any]) -> bool:
+    """Values that vary; of two values it is a mask, which means something else once it is moved."""
+    return _moves(array) and np.unique(array).size > 2
+
+
 def _is_ids(array: NDArray[Any]) -> bool:
     """Integers of some length: a scalar or a pair is a size, not a sequence."""
     return array.dtype.kind in "iu" and array.size >= 4 and bool(np.ptp(array) > 0)
@@ -226,6 +253,10 @@ def _rolled(array: NDArray[Any], pick: float, steps: int) -> NDArray[Any]:
 def _noisy(array: NDArray[Any], random: Random, amount: float) -> NDArray[Any]:
     noise = random.standard_normal(array.shape) * (amount * float(array.std()))
     return _like(array + noise, array)
+
+
+def _stretched(array: NDArray[Any], random: Random, amount: float) -> NDArray[Any]:
+    return _like(array * (1.0 + amount * random.standard_normal(array.shape)), array)
 
 
 def _like(values: NDArray[Any], array: NDArray[Any]) -> NDArray[Any]:

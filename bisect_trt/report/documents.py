@@ -68,6 +68,7 @@ _FRONTIER_COLUMNS = [
     "p95_score",
     "worst_score",
     "latency_ms",
+    "relative_bytes",
 ]
 
 

@@ -16,7 +16,7 @@ from bisect_trt.runners.ort_sessions import reference_session, run_all
 
 
 class Reference:
-    """A model's FP32 outputs.
+    """A model's FP32 outputs, also on samples that bring what it would look up.
 
     The session is opened at once, so that a model which ONNX Runtime cannot load is refused before
     anything is written, and again when it is needed after :meth:`release`.
@@ -32,7 +32,7 @@ class Reference:
     def __init__(self, graph: Graph, path: str | None) -> None:
         self._graph = graph
         self._path = path
-        self._session: ort.InferenceSession | None = self._open()
+        self._sessions: dict[Graph, ort.InferenceSession] = {graph: self._open(graph)}
 
     def outputs(self, sample: Sample) -> Mapping[str, NDArray[Any]]:
         """The outputs of one sample, arrays by output name.
@@ -40,21 +40,23 @@ class Reference:
         Raises:
             RunnerFailedError: ONNX Runtime cannot compute them; names the sample.
         """
-        if self._session is None:
-            self._session = self._open()
-        return run_all(self._session, sample.arrays, sample.name)
+        graph = self._graph.taking(sample.arrays)
+        if graph not in self._sessions:
+            self._sessions[graph] = self._open(graph)
+        return run_all(self._sessions[graph], sample.arrays, sample.name)
 
     def release(self) -> None:
-        """Let the session and its memory go."""
-        self._session = None
+        """Let the sessions and their memory go."""
+        self._sessions.clear()
 
-    def _open(self) -> ort.InferenceSession:
-        proto = self._graph.proto
+    def _open(self, graph: Graph) -> ort.InferenceSession:
+        proto = graph.proto
         named = [n.name for n in proto.graph.node if n.name]
         unique = len(set(named)) == len(named)
         # ONNX Runtime takes a path as text, which the bytes of a file's name need not be.
-        if unique and self._path is not None and self._path.isprintable():
-            return reference_session(self._path, quantised=self._graph.quantised)
+        path = self._path if graph is self._graph else None
+        if unique and path is not None and path.isprintable():
+            return reference_session(path, quantised=graph.quantised)
         # ONNX Runtime refuses two nodes of one name, which other engines accept.
         with loadable(proto if unique else with_unique_names(proto)) as source:
-            return reference_session(source, quantised=self._graph.quantised)
+            return reference_session(source, quantised=graph.quantised)

@@ -47,6 +47,12 @@ _STALL_S = 60.0
 """An emulator's worker computes or reads; without any use of the processor for so long it hangs."""
 
 
+_ONLY_EMULATED = (
+    "no input can be moved a little, only what the token ids look up, and an engine holds its "
+    "tables as constants: roundings are redrawn on the emulators, and variants test the engine"
+)
+
+
 @dataclass(frozen=True)
 class Ledger:
     """What a bench did, for whoever sums up: every probe in order, counts, versions.
@@ -260,6 +266,8 @@ def open_bench(case: Case, observer: Observer, suffix: str = "") -> Iterator[Ben
         bench = Bench(case, observer, folder, journal, engine, emulator, fleet)
         if journal.note:
             bench.note(Finding("journal", JOURNAL, journal.note))
+        if engine is not None and case.moves_lookups:
+            bench.note(Finding("redrawn", "", _ONLY_EMULATED))
         opened.enter_context(closing(bench.references))
         yield bench
 

@@ -23,11 +23,12 @@ from bisect_trt.graph.inputs import InputSpec, input_specs
 from bisect_trt.graph.layers import Layer
 from bisect_trt.graph.load import LoadedModel, load_model
 from bisect_trt.graph.weight_range import weight_findings
-from bisect_trt.numerics.draws import check_kinds
+from bisect_trt.numerics.draws import can_be_redrawn, can_redraw_lookups, check_kinds
 from bisect_trt.numerics.requirement_text import load_metrics, parse_requirements
 from bisect_trt.numerics.requirements import Requirements
 from bisect_trt.numerics.user_metric import UserMetric
 from bisect_trt.probe.journal import content_key
+from bisect_trt.runners.ort_lookups import Lookups
 from bisect_trt.runners.ort_reference import Reference
 from bisect_trt.runners.tensorrt.profile import profile_of
 from bisect_trt.stations.array_files import read_npz
@@ -80,6 +81,23 @@ class Case:
     def base(self) -> PrecisionPlan:
         """Everything lowered but for the layers that ``--pin`` holds."""
         return PrecisionPlan(self.settings.precision, held=self.held_pins)
+
+    @cached_property
+    def lookups(self) -> Lookups:
+        """What token ids stand for, for samples that cannot be moved themselves."""
+        return Lookups(self.graph)
+
+    @cached_property
+    def moves_inputs(self) -> bool:
+        """Whether some given input can be moved a little."""
+        return any(can_be_redrawn(s.arrays) for s in self.samples)
+
+    @cached_property
+    def moves_lookups(self) -> bool:
+        """Whether none can, and what some given input looks up can."""
+        if self.moves_inputs or not self.graph.lookups:
+            return False
+        return any(can_redraw_lookups(self.lookups.of(s)) for s in self.samples)
 
     @cached_property
     def key(self) -> str:

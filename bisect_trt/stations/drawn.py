@@ -4,7 +4,7 @@ on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 
@@ -16,13 +16,16 @@ from bisect_trt.core.sample import Sample, evenly
 from bisect_trt.numerics.draws import (
     Arrays,
     can_be_redrawn,
+    can_redraw_lookups,
     is_own_kind,
     kinds_for,
     own_variant,
     redrawn,
+    redrawn_lookups,
     variant,
 )
 from bisect_trt.probe.journal import Row
+from bisect_trt.runners.ort_lookups import Lookups
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import FEW_INPUTS, Case
 
@@ -32,19 +35,41 @@ SEARCH_STREAM = 0
 """The draws that are searched with; tests use the streams from 1 on, which no search has seen."""
 
 
-def redraws(case: Case, bench: Bench, stream: int, count: int) -> Iterator[Sample]:
+def redraws(
+    case: Case, bench: Bench, stream: int, count: int, *, emulated: bool
+) -> Iterator[Sample]:
     """``count`` copies of the given samples in turn, moved so little that only roundings change;
-    none where no input can be moved.
+    none where nothing can be moved.
 
     Args:
         case: the given samples.
         bench: where references come from.
         stream: which draws; no two streams share one.
         count: how many.
+        emulated: whether only emulators will run them: an engine holds its tables as constants, and
+            takes no copy of which what it looks up was moved.
     """
     # Of many inputs no more are looked at than there will be copies: each may have to be read.
-    sources = [s for s in evenly(case.samples, count) if can_be_redrawn(s.arrays)]
-    return islice(_usable(bench, _redrawn(sources, stream)), count if sources else 0)
+    few = evenly(case.samples, count)
+    if case.moves_inputs:
+        sources = [s for s in few if can_be_redrawn(s.arrays)]
+        made = _redrawn(sources, stream, _redraw)
+    elif emulated and case.moves_lookups:
+        sources = [s for s in few if can_redraw_lookups(case.lookups.of(s))]
+        made = _redrawn(sources, stream, partial(_redraw_lookups, case.lookups))
+    else:
+        return iter(())
+    return islice(_usable(bench, made), count if sources else 0)
+
+
+def movable(case: Case, *, emulated: bool) -> bool:
+    """Whether :func:`redraws` makes copies of some given input.
+
+    Args:
+        case: the given samples.
+        emulated: as there.
+    """
+    return case.moves_inputs or (emulated and case.moves_lookups)
 
 
 def variants(case: Case, bench: Bench, stream: int, count: int) -> Iterator[Sample]:
@@ -91,15 +116,22 @@ def _kinds(case: Case, sample: Sample) -> tuple[str, ...]:
     return tuple(k for k in asked.split(",") if k in fitting or is_own_kind(k))
 
 
-def _redrawn(sources: list[Sample], stream: int) -> Iterator[Sample]:
+def _redrawn(
+    sources: list[Sample], stream: int, redraw: Callable[[Sample, list[int]], Arrays]
+) -> Iterator[Sample]:
     for number in range(2**31):
         source = sources[number % len(sources)]
         name = f"{source.name}, redrawn {stream}.{number}"
-        yield Sample(name, LazyArrays(partial(_redraw, source, [stream, number, 1])))
+        yield Sample(name, LazyArrays(partial(redraw, source, [stream, number, 1])))
 
 
 def _redraw(source: Sample, seed: list[int]) -> Arrays:
     return redrawn(source.arrays, np.random.default_rng(seed))
+
+
+def _redraw_lookups(lookups: Lookups, source: Sample, seed: list[int]) -> Arrays:
+    moved = redrawn_lookups(lookups.of(source), np.random.default_rng(seed))
+    return {**source.arrays, **moved}
 
 
 def _variants(

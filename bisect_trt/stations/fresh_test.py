@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from bisect_trt.core.holds import at_least
 from bisect_trt.numerics.confidence import draws_needed
-from bisect_trt.numerics.draws import can_be_redrawn
 from bisect_trt.probe.result import GIVEN
 from bisect_trt.stations.case import Case
-from bisect_trt.stations.drawn import REDRAWN, VARIANTS, weight_of_variants
+from bisect_trt.stations.drawn import REDRAWN, VARIANTS, movable, weight_of_variants
 
 CONFIDENCE = 0.95
 WANTED = 0.95
@@ -85,7 +84,7 @@ def spared(case: Case, kind: str, count: int) -> int:
     share = {
         GIVEN: case.settings.share_of_given if set_size(case) == 1 else 1.0,
         REDRAWN: case.settings.robust or WANTED,
-        VARIANTS: wanted_of_variants(case) if movable(case) else case.settings.robust or WANTED,
+        VARIANTS: wanted_of_variants(case, emulated=True),
     }[kind]
     return count - at_least(share, count)
 
@@ -97,20 +96,27 @@ def set_size(case: Case) -> int:
     return len(case.samples) if case.requirements.of_sets else 1
 
 
-def wanted_of_variants(case: Case) -> float:
+def wanted_of_variants(case: Case, *, emulated: bool) -> float:
     """The share of variants that must pass: all that is asked for where one input is given, less
-    the more real ones there are, whose word counts for more.
+    the more real ones there are, whose word counts for more; all of it where nothing can be
+    redrawn.
+
+    Args:
+        case: the given inputs.
+        emulated: whether only emulators judge.
     """
-    return (case.settings.robust or WANTED) * weight_of_variants(case)
+    weight = weight_of_variants(case) if movable(case, emulated=emulated) else 1.0
+    return (case.settings.robust or WANTED) * weight
 
 
-def movable(case: Case) -> bool:
-    """Whether some given input can be redrawn."""
-    return any(can_be_redrawn(s.arrays) for s in case.samples)
-
-
-def variants_of(case: Case, test: FreshTest) -> int:
+def variants_of(case: Case, test: FreshTest, *, emulated: bool) -> int:
     """How many variants are tested: a few, which have to agree, or as many as bound a share where
     nothing can be redrawn.
+
+    Args:
+        case: the given inputs.
+        test: says how many draws make a bound.
+        emulated: whether only emulators judge.
     """
-    return set_size(case) * (min(test.draws, _VARIANTS) if movable(case) else test.draws)
+    few = movable(case, emulated=emulated)
+    return set_size(case) * (min(test.draws, _VARIANTS) if few else test.draws)

@@ -16,6 +16,7 @@ from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.drawn import HOLDOUT, REDRAWN, VARIANTS, redraws, variants
 from bisect_trt.stations.fresh_test import CONFIDENCE, MAX_TESTS, set_size
 from bisect_trt.stations.known import Known
+from bisect_trt.stations.traffic import relative_bytes
 from bisect_trt.stations.triage import Triage
 
 STEPS = (0, 2, 8, 32, 128, 512, 2048)
@@ -59,7 +60,7 @@ def _samples(known: Known, bench: Bench) -> dict[str, Sequence[Sample]]:
     return {
         GIVEN: case.samples if size > 1 else evenly(case.samples, _GIVEN),
         HOLDOUT: evenly(case.holdout, _GIVEN),
-        REDRAWN: list(redraws(case, bench, STREAM, sets[0] * size)),
+        REDRAWN: list(redraws(case, bench, STREAM, sets[0] * size, emulated=True)),
         VARIANTS: list(variants(case, bench, STREAM, sets[1] * size)),
     }
 
@@ -86,6 +87,8 @@ def _row(
         ordered = sorted(scores)
         row[name] = ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else np.nan
     row["latency_ms"] = _latency(bench, plan)
+    if known.baselines is not None:
+        row["relative_bytes"] = relative_bytes(known.case, known.baselines.layers, plan)
     return row
 
 

@@ -17,12 +17,11 @@ from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.result import GIVEN, PanelResult, SampleResult, meets
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
-from bisect_trt.stations.drawn import REDRAWN, VARIANTS, redraws, variants
+from bisect_trt.stations.drawn import REDRAWN, VARIANTS, movable, redraws, variants
 from bisect_trt.stations.fresh_test import (
     CONFIDENCE,
     WANTED,
     FreshTest,
-    movable,
     set_size,
     spared,
     variants_of,
@@ -56,7 +55,8 @@ def measure_holds(
     size = set_size(case)
     given = judge_all(bench, judges, plan, case.samples, size=size)[0]
     drawn = [
-        judge_all(bench, judges, plan, draws, size=size)[0] for draws in _draws(case, bench, test)
+        judge_all(bench, judges, plan, draws, size=size)[0]
+        for draws in _draws(case, bench, judges, test)
     ]
     apart = size if size == 1 else max(1, len(case.holdout))
     held_out = judge_all(bench, judges, plan, case.holdout, size=apart)[0]
@@ -66,7 +66,7 @@ def measure_holds(
         _holding(drawn[1], test.confidence),
         _holding(held_out, CONFIDENCE),
         case.settings.robust or WANTED,
-        wanted_of_variants(case) if movable(case) else case.settings.robust or WANTED,
+        wanted_of_variants(case, emulated=_emulated(bench, judges)),
         not case.settings.robust,
         1.0 if size > 1 else case.settings.share_of_given,
         size,
@@ -95,9 +95,11 @@ def first_refusal(
     if against is not None:
         return against
     size = set_size(case)
-    redrawn, varied = _draws(case, bench, test)
+    redrawn, varied = _draws(case, bench, judges, test)
     # The bound is made of redrawn copies, or of variants in their stead.
-    few = spared(case, VARIANTS, variants_of(case, test)) if movable(case) else test.misses
+    few, emulated = test.misses, _emulated(bench, judges)
+    if movable(case, emulated=emulated):
+        few = spared(case, VARIANTS, variants_of(case, test, emulated=emulated))
     for kind, samples, may in ((REDRAWN, redrawn, test.misses), (VARIANTS, varied, few)):
         found, missed = judge_all(bench, judges, plan, samples, limit=limit, misses=may, size=size)
         if found.missed(limit) > may:
@@ -130,12 +132,19 @@ def refused_by(
     return Refusal(GIVEN, missed, len(found.results)) if found.missed(limit) > may else None
 
 
-def _draws(case: Case, bench: Bench, test: FreshTest) -> tuple[Iterator[Sample], Iterator[Sample]]:
+def _emulated(bench: Bench, judges: Sequence[Prober]) -> bool:
+    """Whether ``judges`` are emulators only."""
+    return bench.engine not in judges
+
+
+def _draws(
+    case: Case, bench: Bench, judges: Sequence[Prober], test: FreshTest
+) -> tuple[Iterator[Sample], Iterator[Sample]]:
     """The test's redrawn copies, and variants."""
-    size = set_size(case)
+    size, emulated = set_size(case), _emulated(bench, judges)
     return (
-        redraws(case, bench, test.stream, test.draws * size),
-        variants(case, bench, test.stream, variants_of(case, test)),
+        redraws(case, bench, test.stream, test.draws * size, emulated=emulated),
+        variants(case, bench, test.stream, variants_of(case, test, emulated=emulated)),
     )
 
 

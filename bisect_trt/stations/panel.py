@@ -50,7 +50,7 @@ def panel_samples(case: Case, bench: Bench) -> PanelSamples:
     copies = PANEL_REDRAWS if size == 1 else _PANEL_SETS
     return PanelSamples(
         case.samples,
-        tuple(redraws(case, bench, SEARCH_STREAM, copies * size)),
+        tuple(redraws(case, bench, SEARCH_STREAM, copies * size, emulated=True)),
         tuple(variants(case, bench, SEARCH_STREAM, wanted * size)),
     )
 

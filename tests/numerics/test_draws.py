@@ -9,9 +9,11 @@ from bisect_trt.core.errors import BadInputError
 from bisect_trt.numerics.draws import (
     KINDS,
     can_be_redrawn,
+    can_redraw_lookups,
     check_kinds,
     kinds_for,
     redrawn,
+    redrawn_lookups,
     variant,
 )
 
@@ -54,6 +56,18 @@ def test_what_fits_what() -> None:
     check_kinds("shift,mix")
     with pytest.raises(BadInputError, match="--variants turn: unknown; choose of shift, flip"):
         check_kinds("shift,turn")
+
+
+def test_what_is_looked_up_moves_by_a_thousandth_of_each_value() -> None:
+    rows = np.float32([[0.0, 1e-3, -2.0], [600.0, 0.5, 0.0]])
+    kept = {"mask": np.float32([0, 1, 1]), "steps": np.zeros(3, np.float32)}
+    copy = redrawn_lookups({"rows": rows, **kept}, np.random.default_rng(2))
+    assert np.array_equal(copy["rows"] == 0.0, rows == 0.0), "a padding stays one"
+    moved = np.abs(copy["rows"] / np.where(rows == 0.0, 1.0, rows) - (rows != 0.0))
+    assert moved.max() < 5e-3 and np.count_nonzero(moved) == 4
+    assert copy["rows"].dtype == np.float32 and copy["rows"].shape == rows.shape
+    assert all(np.array_equal(copy[n], a) for n, a in kept.items())
+    assert can_redraw_lookups({"rows": rows}) and not can_redraw_lookups(kept)
 
 
 @pytest.mark.parametrize("low", [-np.inf, np.finfo(np.float32).min])

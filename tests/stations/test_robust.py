@@ -14,11 +14,18 @@ from numpy.typing import NDArray
 
 import bisect_trt
 from bisect_trt import PrecisionPlan, Result
+from bisect_trt.core.observer import Observer
 from bisect_trt.core.sample import Sample
 from bisect_trt.numerics.draws import redrawn, variant
 from bisect_trt.numerics.requirement_text import parse_requirements
 from bisect_trt.runners.emulator.runner import EmulatedRunner
+from bisect_trt.stations.bench import open_bench
+from bisect_trt.stations.case import load
+from bisect_trt.stations.drawn import redraws
+from bisect_trt.stations.fresh_test import planned_test, variants_of, wanted_of_variants
+from bisect_trt.stations.settings import Settings
 from fixtures.models import Fixture, encoder_decomposed, healthy, residual, tf32_victim
+from fixtures.tokens import sentence, token_encoder
 from tests.conftest import forbid_inferences, run_model
 
 
@@ -156,14 +163,89 @@ def test_tf32_that_passes_by_luck_is_no_case_for_pins(tmp_path: Path) -> None:
     assert robust.plan.base.value == "fp32"
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_token_ids_are_redrawn_by_what_they_look_up(tmp_path: Path, workers: int) -> None:
+    model = token_encoder(1)
+
+    def run_it() -> Result:
+        return bisect_trt.bisect(
+            model,
+            [sentence(n) for n in range(2)],
+            require="max_abs<=2e-3",
+            runner="emulated",
+            workers=workers,
+            out=tmp_path,
+        )
+
+    first = run_it()
+    assert first.passed and first.pinned and first.holds is not None
+    assert first.holds.redrawn.tested >= 59 and first.holds.redrawn.lower_bound >= 0.95
+    assert first.holds.variants.tested > 0 and first.holds.word.value == "robust"
+    assert "redrawn" in first.holds.redrawn.worst
+    again = run_it()
+    assert again.new_probes == 0 and again.holds == first.holds and again.pinned == first.pinned
+
+
+def test_token_ids_are_recalled_without_an_inference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = token_encoder(1)
+
+    def run_it() -> Result:
+        return bisect_trt.bisect(
+            model, sentence(0), require="max_abs<=1e-1", runner="emulated", out=tmp_path
+        )
+
+    first = run_it()
+    assert first.cause.value == "none" and first.holds is not None
+    assert first.holds.redrawn.tested >= 59 and first.holds.word.value == "robust"
+    forbid_inferences(monkeypatch)
+    assert run_it().holds == first.holds
+
+
+def test_a_float_input_that_can_be_moved_is_moved_and_no_table(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (int64[4] ids, float[4, 2] x) => (float[4, 2] y)
+        <float[4, 2] table = {0.5, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5}> {
+            e = Gather(table, ids)
+            y = Add(e, x)
+        }
+    """)
+    inputs = {"ids": np.arange(4), "x": np.float32([[1, 2], [3, 4], [5, 6], [7, 8]])}
+    case = load(Settings(model, [inputs], out=tmp_path), Observer())
+    assert case.graph.lookups and case.moves_inputs and not case.moves_lookups
+    with open_bench(case, Observer()) as bench:
+        for emulated in (True, False):
+            copies = list(redraws(case, bench, 1, 3, emulated=emulated))
+            assert [set(c.arrays) for c in copies] == [{"ids", "x"}] * 3
+
+
+def test_an_engine_is_given_no_copies_that_only_emulators_take(tmp_path: Path) -> None:
+    case = load(Settings(token_encoder(1), [sentence(0)], out=tmp_path), Observer())
+    with open_bench(case, Observer()) as bench:
+        emulated = list(redraws(case, bench, 1, 3, emulated=True))
+        assert len({s.digest for s in emulated}) == 3
+        assert all(set(s.arrays) > {"ids", "mask"} for s in emulated)
+        assert list(redraws(case, bench, 1, 3, emulated=False)) == []
+    test = planned_test(case, 0, 1e-3, last=True)
+    counts = [variants_of(case, test, emulated=e) for e in (True, False)]
+    assert counts == [24, test.draws], "without redrawn copies the variants make the bound"
+    assert [wanted_of_variants(case, emulated=e) for e in (True, False)] == [0.95, 0.95]
+
+
 def test_where_only_token_ids_vary_the_variants_make_the_bound(tmp_path: Path) -> None:
     model = onnx.parser.parse_model("""
         <ir_version: 8, opset_import: ["" : 17]>
         g (int64[1, 12] ids) => (float[1, 12, 4] y)
-        <float[16, 4] table = {0}> { e = Gather(table, ids)  y = Tanh(e) }
+        <int64 depth = {16}, float[2] values = {0, 1}, float[16, 4] table = {0}> {
+            e = OneHot(ids, depth, values)
+            f = MatMul(e, table)
+            y = Tanh(f)
+        }
     """)
     values = np.sin(np.arange(64, dtype=np.float32)).reshape(16, 4)
-    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(values, "table"))
+    model.graph.initializer[2].CopyFrom(onnx.numpy_helper.from_array(values, "table"))
     inputs = [{"ids": (np.arange(12).reshape(1, 12) + i) % 16} for i in range(10)]
     result = bisect_trt.bisect(
         model, inputs, require="max_abs<=1e-2", runner="emulated", out=tmp_path

@@ -55,10 +55,11 @@ class EmulatedRunner:
         self._switched: dict[tuple[Precision, Precision], SwitchedSession] = {}
         self._layer_names = frozenset(layer.name for layer in self.graph.layers)
         self._node_by_node = NodeByNode(self._capable, self._constants, threads)
+        self._after_lookups: EmulatedRunner | None = None
 
     def outputs(self, plan: PrecisionPlan, samples: Sequence[Sample]) -> Iterator[Arrays]:
-        session, lowered = self._session_for(plan)
         for sample in samples:
+            session, lowered = self._taking(sample)._session_for(plan)
             yield session.run(sample.arrays, lowered)
 
     def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
@@ -66,19 +67,34 @@ class EmulatedRunner:
 
     def outputs_by_node(self, plan: PrecisionPlan, sample: Sample, *, rtx_sums: bool) -> Arrays:
         """One sample's outputs, as :meth:`NodeByNode.outputs`."""
-        return self._node_by_node.outputs(sample, self._of_capable(plan), rtx_sums=rtx_sums)
+        runner = self._taking(sample)
+        plan = runner._of_capable(plan)
+        return runner._node_by_node.outputs(sample, plan, rtx_sums=rtx_sums)
 
     def trace(
         self, sample: Sample, plan: PrecisionPlan, *, rtx_sums: bool = False
     ) -> Iterator[LayerValues]:
         """As :meth:`NodeByNode.trace`."""
-        return self._node_by_node.trace(sample, self._of_capable(plan), rtx_sums=rtx_sums)
+        runner = self._taking(sample)
+        plan = runner._of_capable(plan)
+        return runner._node_by_node.trace(sample, plan, rtx_sums=rtx_sums)
 
     def effects(
         self, sample: Sample, precision: Precision, wanted: Sequence[str]
     ) -> Iterator[tuple[str, Mapping[str, NDArray[Any]] | None]]:
         """As :meth:`NodeByNode.effects`."""
-        return self._node_by_node.effects(sample, precision, wanted)
+        return self._taking(sample)._node_by_node.effects(sample, precision, wanted)
+
+    def _taking(self, sample: Sample) -> EmulatedRunner:
+        """Who runs ``sample``: this one, or where it brings what the model would look up, one of
+        the model that begins there.
+        """
+        graph = self.graph.taking(sample.arrays)
+        if graph is self.graph:
+            return self
+        if self._after_lookups is None:
+            self._after_lookups = EmulatedRunner(graph, self._base, threads=self._threads)
+        return self._after_lookups
 
     def _of_capable(self, plan: PrecisionPlan) -> PrecisionPlan:
         return with_new_nodes_pinned(self.graph, self._capable, plan)

@@ -33,18 +33,22 @@ class WholeModelRunner:
             "onnx": onnx.__version__,
         }
         self._graph = as_graph(model)
-        self._kept: tuple[PrecisionPlan, ort.InferenceSession] | None = None
+        self._kept: tuple[PrecisionPlan, Graph, ort.InferenceSession] | None = None
 
     def outputs(
         self, plan: PrecisionPlan, samples: Sequence[Sample]
     ) -> Iterator[Mapping[str, NDArray[Any]]]:
-        if self._kept is None or self._kept[0] != plan:
-            self._kept = None  # two sessions of one model would be in memory for a moment
-            with loadable(to_emulated(self._graph, plan)) as source:
-                self._kept = (plan, reference_session(source, quantised=self._graph.quantised))
-        session = self._kept[1]
         for sample in samples:
+            session = self._session_of(plan, self._graph.taking(sample.arrays))
             yield run_all(session, sample.arrays, sample.name)
+
+    def _session_of(self, plan: PrecisionPlan, graph: Graph) -> ort.InferenceSession:
+        if self._kept is None or self._kept[:2] != (plan, graph):
+            self._kept = None  # two sessions of one model would be in memory for a moment
+            with loadable(to_emulated(graph, plan)) as source:
+                session = reference_session(source, quantised=graph.quantised)
+            self._kept = (plan, graph, session)
+        return self._kept[2]
 
     def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
         return {}

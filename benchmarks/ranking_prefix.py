@@ -1,0 +1,72 @@
+"""The line to beat: the shortest prefix of the ranking that holds on the given inputs and on copies
+with redrawn roundings, neither shrunk nor tested.
+
+``python -m benchmarks.ranking_prefix MODEL INPUTS OUT REQUIREMENT [METRIC]`` writes ``run.json``
+into the folder OUT, with the keys of the command's that ``benchmarks.plans`` reads.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from bisect_trt.core.observer import Observer
+from bisect_trt.search.prefix import shortest_prefix
+from bisect_trt.stations.baselines import measure_baselines
+from bisect_trt.stations.bench import Bench, open_bench
+from bisect_trt.stations.case import Case, load
+from bisect_trt.stations.panel import Panel, PanelSamples, panel_samples
+from bisect_trt.stations.settings import Settings
+from bisect_trt.stations.triage import Triage, find_cause
+from bisect_trt.stations.unseen import Unseen
+
+
+def rank(case: Case, bench: Bench, samples: PanelSamples) -> Triage:
+    """The ranking over some of ``samples``, as a robust search makes it.
+
+    Args:
+        case: of which everything lowered need not fail.
+        bench: what emulates.
+        samples: what to rank on.
+
+    Raises:
+        SystemExit: pinning cannot help.
+    """
+    baselines = measure_baselines(case, bench)
+    unseen = Unseen(samples, baselines.lowered, None, None, 0)
+    triage = find_cause(case, bench, baselines, None, unseen)
+    if not isinstance(triage, Triage):
+        raise SystemExit(triage.sentence)
+    return triage
+
+
+def main() -> None:
+    """Rank, cut, write."""
+    model, inputs, out, require, *metrics = sys.argv[1:]
+    settings = Settings(
+        model, [inputs], require=require, metrics=metrics, runner="emulated", out=Path(out)
+    )
+    case = load(settings, Observer())
+    with open_bench(case, Observer()) as bench:
+        samples = replace(panel_samples(case, bench), variants=())
+        triage = rank(case, bench, samples)
+        panel = Panel(case, bench, case.base, samples)
+
+        def passes(count: int) -> bool:
+            return panel.ask(frozenset(triage.ranking[:count]), 1.0).verdict.passed
+
+        length = shortest_prefix(len(triage.ranking), passes)
+        if length is None:
+            raise SystemExit("not even all pins pass")
+        found = {
+            "pinned": list(triage.ranking[:length]),
+            "probes": dict(bench.ledger().probes),
+            "effect_runs": triage.sensitivity.runs,
+        }
+    (Path(out) / "run.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Memory traffic of plans, counted by hand."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pandas as pd
+import pytest
+
+from bisect_trt.core.observer import Observer
+from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.stations.bench import open_bench
+from bisect_trt.stations.case import Case, load
+from bisect_trt.stations.layer_errors import trace_layers
+from bisect_trt.stations.settings import Settings
+from bisect_trt.stations.traffic import relative_bytes
+
+
+def traced(tmp_path: Path) -> tuple[Case, pd.DataFrame]:
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[n, 8] x) => (float[n, 4] y) <float[8, 4] w = {0}> {
+            h = MatMul(x, w)
+            y = Relu(h)
+        }
+    """)
+    weight = np.sin(np.arange(32, dtype=np.float32)).reshape(8, 4)
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(weight, "w"))
+    model.graph.node[0].name, model.graph.node[1].name = "product", "relu"
+    inputs = [{"x": np.sin(np.arange(8 * n, dtype=np.float32)).reshape(n, 8)} for n in (1, 3)]
+    case = load(Settings(model, inputs, out=tmp_path), Observer())
+    with open_bench(case, Observer()) as bench:
+        return case, trace_layers(case, bench)
+
+
+def test_bytes_are_those_of_what_layers_read_and_write(tmp_path: Path) -> None:
+    case, table = traced(tmp_path)
+    # Of two rows in the mean: the product reads 16 and 32 elements and gives 8, Relu 8 and 8.
+    product, relu = 16 + 32 + 8, 8 + 8
+    every = product + relu
+    for pins, expected in (
+        ([], 1.0),
+        (["relu"], (product + 2 * relu) / every),
+        (["product"], (2 * product + relu) / every),
+        (["relu", "product"], 2.0),
+    ):
+        assert relative_bytes(case, table, PrecisionPlan("fp16", pins)) == pytest.approx(expected)
+
+
+def test_nothing_is_said_where_nothing_is_known(tmp_path: Path) -> None:
+    case, table = traced(tmp_path)
+    assert math.isnan(relative_bytes(case, table, PrecisionPlan("tf32")))
+    table.loc[1, "elements"] = np.nan
+    assert math.isnan(relative_bytes(case, table, PrecisionPlan("fp16")))
