@@ -100,8 +100,8 @@ def wants_variants(case: Case) -> bool:
 
 
 def weight_of_variants(case: Case) -> float:
-    """How much variants count: 1 with one given input, falling to 0 with twenty; 1 where they were
-    asked for by name.
+    """How much a search uses variants: 1 with one given input, falling to 0 with twenty; 1 where
+    they were asked for by name.
     """
     if case.settings.variants != "auto":
         return 1.0 if wants_variants(case) else 0.0

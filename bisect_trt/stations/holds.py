@@ -66,7 +66,7 @@ def measure_holds(
         _holding(drawn[1], test.confidence),
         _holding(held_out, CONFIDENCE),
         case.settings.robust or WANTED,
-        wanted_of_variants(case, emulated=_emulated(bench, judges)),
+        wanted_of_variants(case),
         not case.settings.robust,
         1.0 if size > 1 else case.settings.share_of_given,
         size,
