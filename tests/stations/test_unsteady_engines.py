@@ -106,3 +106,11 @@ def test_the_report_says_how_often_it_was_run(judged: Judged) -> None:
     page = (Path(result.folder) / "report.md").read_text()
     assert "18 of 18 runs in 3 processes met the requirement, at least 84.7 %" in page
     assert isinstance(result, bisect_trt.Result)
+
+
+def test_an_engine_that_does_not_build_is_a_cause_of_its_own(judged: Judged) -> None:
+    fixture = residual()
+    result, engine = judged(fixture, Engine(fixture, breaks=lambda plan: True))
+    assert result.cause.value == "engine-failed" and result.exit_code == 1
+    assert "no tactic" in result.sentence and "reduce" in result.sentence
+    assert not result.pinned and len(engine.built) <= 3
