@@ -13,6 +13,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from bisect_trt.core.cores import usable_cores
 from bisect_trt.core.errors import (
     BadInputError,
     BisectError,
@@ -48,6 +49,8 @@ def reference_session(source: str | bytes, *, quantised: bool = False) -> ort.In
     options.log_severity_level = 4
     # Its fusions of quantised operators change that model's output by 0.85.
     options.add_session_config_entry("session.disable_quant_qdq", "1")
+    if usable_cores() < (os.cpu_count() or 1):  # else its own choice: a thread a physical core
+        options.intra_op_num_threads = usable_cores()
     if quantised:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     try:
@@ -64,7 +67,7 @@ def thread_count(threads: int) -> int:
     """How many threads 0 stands for: said, not left to ONNX Runtime, since its sums of some
     convolutions follow the number.
     """
-    return threads or os.cpu_count() or 1
+    return threads or usable_cores()
 
 
 @cache

@@ -5,12 +5,12 @@ It is the one mutable thing that the stations share; what they find travels in f
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from bisect_trt.core.cores import usable_cores
 from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.observer import Observer
@@ -281,7 +281,7 @@ def _open_fleet(case: Case, local: EmulatedRunner) -> EmulatedFleet | None:
     if settings.workers == 1 and settings.ray is None:
         return None
     shared = settings.ray is None
-    threads = max(1, (os.cpu_count() or 1) // settings.workers) if shared else 1
+    threads = max(1, usable_cores() // settings.workers) if shared else 1
     arguments = server_arguments(case.graph.proto, settings.precision, threads)
     members: Sequence[Remote]
     if settings.ray is not None:

@@ -1,0 +1,66 @@
+"""How many cores this process may use: fewer than the machine has where it was bound to some, or
+where a container's quota gives it a share.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from functools import cache
+from pathlib import Path
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_OWN = Path("/proc/self/cgroup")
+
+
+@cache
+def usable_cores() -> int:
+    """The least of the machine's cores, those that the process is bound to, and the quota of the
+    cgroups that it is in, rounded up; 1 at least. Found out once.
+    """
+    counts: list[float] = [os.cpu_count() or 1]
+    if hasattr(os, "sched_getaffinity"):
+        counts.append(len(os.sched_getaffinity(0)))
+    quota = quota_of(_own_cgroups(_OWN, _CGROUPS))
+    return max(1, math.ceil(min([*counts, quota])))
+
+
+def quota_of(folders: list[Path]) -> float:
+    """The smallest quota that cgroups grant, in cores; infinite where none is set.
+
+    Version 2 writes ``cpu.max`` ("max 100000" or "150000 100000", microseconds of each period),
+    version 1 ``cpu.cfs_quota_us`` (-1 for none) and ``cpu.cfs_period_us`` (Linux,
+    Documentation/admin-guide/cgroup-v2.rst and scheduler/sched-bwc.rst).
+    """
+    found = [math.inf]
+    for folder in folders:
+        words = _read(folder / "cpu.max").split()
+        if len(words) != 2:
+            words = [_read(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
+        try:
+            quota, period = float(words[0]), float(words[1])
+        except ValueError:  # "max", or no such file
+            continue
+        if quota > 0 and period > 0:
+            found.append(quota / period)
+    return min(found)
+
+
+def _own_cgroups(own: Path, root: Path) -> list[Path]:
+    """The folders of this process' cgroups and of those around them."""
+    folders = [root, root / "cpu", root / "cpu,cpuacct"]
+    for line in _read(own).splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        base = root / controllers if controllers else root
+        inner = base / path.lstrip("/")
+        folders += [inner, *(p for p in inner.parents if base in p.parents)]
+    return folders
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""
