@@ -72,7 +72,7 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
             write_reproducer(piece, bench.folder / REPRODUCER, "bisect-trt run")
             words = f"{headline(piece)} {REPRODUCER}/ is ready for a bug report."
             bench.note(Finding("reduced", piece.nodes[0][0], words))
-        elif piece is not None:
+        elif piece is not None and piece.runs:
             bench.note(Finding("reduced", "", nothing_bad(piece)))
         if piece is not None:
             result = summarise(latest, bench.ledger(), time.perf_counter() - began)

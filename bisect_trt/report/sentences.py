@@ -17,6 +17,12 @@ from bisect_trt.stations.case import FEW_INPUTS
 _BROKEN = ("build-failed", "crashed", "timed-out")
 
 
+_ENGINE_TO_BLAME = {
+    Cause.UNSTEADY: "The engine does not make up its mind: no plan can be trusted on it.",
+    Cause.ENGINE_FAILED: "TensorRT does not build or run the model, in FP32 either.",
+}
+
+
 def number(value: Any) -> str:
     """A number for a table: short, honest about infinities, blank where there is none."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -36,6 +42,8 @@ def _answer(result: Result) -> str:
     name = result.precision.value.upper()
     if result.cause is Cause.GOLDEN_MISMATCH:
         return "The reference itself differs from the golden outputs: nothing was searched."
+    if result.cause in _ENGINE_TO_BLAME:
+        return _ENGINE_TO_BLAME[result.cause]
     if not result.passed:
         return "No plan found meets the requirement."
     if result.cause is Cause.NONE:

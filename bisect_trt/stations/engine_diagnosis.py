@@ -153,5 +153,5 @@ def _fp32_fails(
         Cause.NOT_PRECISION,
         f"Strict FP32 already misses the requirement on the engine ({times(fp32.score)}): not a "
         "precision problem, the engine or its parser computes something else. `bisect-trt reduce` "
-        f"finds the smallest piece that does it, and cures.{first}",
+        f"finds the smallest piece that does it, `bisect-trt cure` what helps.{first}",
     )

@@ -77,9 +77,9 @@ def unsteady(what: str, seen: Steadiness) -> Diagnosis:
     return Diagnosis(
         Cause.UNSTEADY,
         f"The {what} engine does not make up its mind: {bad} of {seen.runs} runs"
-        f"{where if seen.processes > 1 else ''} miss the requirement (scores from "
-        f"{times(seen.best)} to {times(seen.worst)}{differ}). No pin cures that: `bisect-trt "
-        "reduce` finds the smallest piece that does it and tries cures.",
+        f"{where if seen.processes > 1 else ''} miss the requirement (from "
+        f"{seen.best:.3g} to {times(seen.worst)}{differ}). No pin cures that: `bisect-trt reduce` "
+        "finds the smallest piece that does it, `bisect-trt cure` what helps.",
     )
 
 
