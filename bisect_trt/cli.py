@@ -25,20 +25,19 @@ from bisect_trt.graph.load import check_target, load_model, save_model, save_tex
 from bisect_trt.graph.passes.typed import to_typed
 from bisect_trt.graph.weak_forms import polygraphy_script, trtexec_arguments
 from bisect_trt.pipeline import compare, cure, reduce, run
+from bisect_trt.report.consoles import plain, screen
 from bisect_trt.report.cured import cures_as_json
 from bisect_trt.report.exits import guarded, output
 from bisect_trt.report.options import MODEL, NamedPath, settings_options
+from bisect_trt.report.progress import ProgressObserver
 from bisect_trt.report.reduced import as_record
 from bisect_trt.report.screen import (
-    ProgressObserver,
-    plain,
     print_comparison,
     print_cures,
     print_inspection,
     print_reduced,
     print_verdict,
     print_verification,
-    screen,
 )
 from bisect_trt.report.write import to_json
 from bisect_trt.runners.doctor import examine

@@ -1,22 +1,15 @@
-"""What a person sees in the terminal: progress while it runs, one screen at the end."""
+"""What a person sees in the terminal at the end."""
 
 from __future__ import annotations
 
 import math
-import os
-import sys
-import time
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
 import pandas as pd
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from bisect_trt.core.names import printable
-from bisect_trt.core.observer import Observer
 from bisect_trt.graph.inspection import Inspection
 from bisect_trt.numerics.requirements import times
 from bisect_trt.report.cured import headline_of_cures, lines_of_cures
@@ -37,87 +30,6 @@ from bisect_trt.stations.seen import Seen
 from bisect_trt.stations.verify import Verification
 
 _SHOWN_PINS = 20
-
-
-class ProgressObserver(Observer):
-    """Draws a line for the station in work; with ``verbose`` every step is a line of its own."""
-
-    def __init__(self, console: Console, *, quiet: bool, verbose: bool) -> None:
-        self._console = console
-        self._quiet = quiet
-        self._verbose = verbose
-        self._bar = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[note]}", markup=False),
-            TimeElapsedColumn(),
-            console=console,
-            disable=quiet or not console.is_terminal,
-            transient=True,
-        )
-        self._task = self._bar.add_task("starting", total=None, note="")
-        self._began = time.perf_counter()
-
-    def __enter__(self) -> ProgressObserver:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._bar.stop()
-
-    def station(self, name: str) -> None:
-        self._began = time.perf_counter()
-        self._bar.reset(self._task, total=None, description=name, note="")
-
-    def progress(self, done: int, expected: int, note: str) -> None:
-        left = ""
-        if expected:
-            spent = time.perf_counter() - self._began
-            left = f", about {spent / max(done, 1) * max(expected - done, 0):.0f} s left"
-        of = f"{done} of {expected}" if expected else f"probe {done}"
-        self._bar.update(
-            self._task,
-            total=expected or None,
-            completed=done,
-            note=printable(f"{of}{left}: {note}"[:90]),
-        )
-        if self._verbose and not self._quiet:
-            self._console.print(printable(f"{of}: {note}"))
-
-    def finding(self, message: str) -> None:
-        if self._verbose and not self._quiet:
-            self._console.print(printable(f"note: {message}"), style="yellow")
-
-
-def plain(kind: type[Console] = Console, **more: Any) -> Console:
-    """A console that takes text as it is: names may look like markup, codes of emoji or numbers.
-
-    Args:
-        kind: of the console.
-        more: its further arguments.
-    """
-    return kind(markup=False, emoji=False, highlight=False, **more)
-
-
-def screen() -> Console:
-    """The console for results: wide where a program reads it, so that no name is broken over two
-    lines.
-    """
-    seen = sys.stdout is not None and sys.stdout.isatty()
-    return plain(_Screen, width=None if seen or "COLUMNS" in os.environ else 200)
-
-
-class _Screen(Console):
-    """A console that leaves a reader who went away to the command, which knows its exit code."""
-
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError
 
 
 def print_verdict(console: Console, result: Result) -> None:

@@ -1,0 +1,111 @@
+"""What a person sees while it runs: on a terminal a line that changes, in a log one every few
+seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from threading import Event, Thread
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from bisect_trt.core.memory import in_words, peak_bytes
+from bisect_trt.core.names import printable
+from bisect_trt.core.observer import Observer
+
+EVERY_S = 10.0
+"""Between two lines in a log: few enough to keep, often enough to know that it lives."""
+
+
+class ProgressObserver(Observer):
+    """Draws a line for the station in work; with ``verbose`` every step is a line of its own.
+
+    Where there is no terminal, a line is written every ``every_s`` seconds, whether or not anything
+    was heard meanwhile.
+
+    Args:
+        console: where to.
+        quiet: say nothing.
+        verbose: tell every step.
+        every_s: seconds between two lines in a log.
+    """
+
+    def __init__(
+        self, console: Console, *, quiet: bool, verbose: bool, every_s: float = EVERY_S
+    ) -> None:
+        self._console = console
+        self._quiet = quiet
+        self._verbose = verbose
+        self._every_s = every_s
+        self._station, self._note, self._started = "starting", "", time.perf_counter()
+        self._ended = Event()
+        self._log: Thread | None = None
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[note]}", markup=False),
+            TimeElapsedColumn(),
+            console=console,
+            disable=quiet or not console.is_terminal,
+            transient=True,
+        )
+        self._task = self._bar.add_task("starting", total=None, note="")
+        self._began = time.perf_counter()
+
+    def __enter__(self) -> ProgressObserver:
+        self._bar.start()
+        if not (self._quiet or self._verbose or self._console.is_terminal):
+            self._log = Thread(target=self._write_lines, daemon=True)
+            self._log.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+        self._ended.set()
+        if self._log is not None:
+            self._log.join(self._every_s)
+
+    def station(self, name: str) -> None:
+        self._began = time.perf_counter()
+        self._station, self._note = name, ""
+        self._bar.reset(self._task, total=None, description=name, note="")
+
+    def progress(self, done: int, expected: int, note: str) -> None:
+        left = ""
+        if expected:
+            spent = time.perf_counter() - self._began
+            left = f", about {spent / max(done, 1) * max(expected - done, 0):.0f} s left"
+        of = f"{done} of {expected}" if expected else f"probe {done}"
+        self._note = printable(f"{of}{left}: {note}")
+        self._bar.update(
+            self._task,
+            total=expected or None,
+            completed=done,
+            note=printable(f"{of}{left}: {note}"[:90]),
+        )
+        if self._verbose and not self._quiet:
+            self._console.print(printable(f"{of}: {note}"))
+
+    def finding(self, message: str) -> None:
+        if self._verbose and not self._quiet:
+            self._console.print(printable(f"note: {message}"), style="yellow")
+
+    def _write_lines(self) -> None:
+        """In a thread of its own: a station may be silent for long."""
+        while not self._ended.wait(self._every_s):
+            elapsed = time.perf_counter() - self._started
+            said = f"{self._station}, {self._note}" if self._note else self._station
+            with suppress(OSError):  # whoever read it went away
+                self._console.print(
+                    printable(f"[{elapsed:.0f} s, {in_words(peak_bytes())} at most] {said}"),
+                    soft_wrap=True,
+                )

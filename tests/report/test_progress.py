@@ -1,0 +1,56 @@
+"""Signs of life: on a terminal and in a log."""
+
+from __future__ import annotations
+
+import io
+import time
+
+import pytest
+
+from bisect_trt.report.consoles import plain
+from bisect_trt.report.progress import ProgressObserver
+
+
+def said(seconds: float, lines: int = 0, **options: bool) -> str:
+    """What is said within some time; of ``lines`` it is waited for, however busy the machine is."""
+    text = io.StringIO()
+    console = plain(file=text, width=200)
+    given = {"quiet": False, "verbose": False, **options}
+    with ProgressObserver(console, every_s=0.05, **given) as observer:
+        observer.station("bisect")
+        observer.progress(3, 10, "6 pins: pass")
+        time.sleep(seconds)
+        deadline = time.monotonic() + 60.0
+        while len(text.getvalue().splitlines()) < lines and time.monotonic() < deadline:
+            time.sleep(0.01)
+    return text.getvalue()
+
+
+def test_a_log_has_a_line_every_few_seconds_though_nothing_is_heard() -> None:
+    lines = said(0.0, lines=2).splitlines()
+    assert len(lines) >= 2
+    assert all("bisect, 3 of 10" in line and "6 pins: pass" in line for line in lines)
+    assert all(line.startswith("[") and "MB at most]" in line for line in lines)
+
+
+@pytest.mark.parametrize("options", [{"quiet": True}, {"quiet": True, "verbose": True}])
+def test_quiet_is_quiet(options: dict[str, bool]) -> None:
+    assert said(0.2, **options) == ""
+
+
+def test_a_short_run_writes_no_line() -> None:
+    assert said(0.0) == ""
+
+
+def test_verbose_tells_each_step_once() -> None:
+    assert said(0.2, verbose=True) == "3 of 10: 6 pins: pass\n"
+
+
+def test_a_reader_who_went_away_does_not_matter() -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    with ProgressObserver(plain(file=Gone()), quiet=False, verbose=False, every_s=0.01) as observer:
+        observer.station("bisect")
+        time.sleep(0.05)
