@@ -24,7 +24,7 @@ from bisect_trt.graph.shapes import Shape, shapes_of, with_shapes
 
 _LARGEST_FP16 = 65_504
 _INTEGER = ("QLinearConv", "ConvInteger", "QLinearMatMul", "MatMulInteger")
-_QUANTISES = ("QuantizeLinear", "DynamicQuantizeLinear", "Constant")
+_GIVE_UINT8 = ("QuantizeLinear", "DynamicQuantizeLinear", "Constant")
 _LAST_AXIS = 13
 """From this opset on Softmax is along one axis, the last by default; before it flattened."""
 
@@ -95,7 +95,7 @@ def _integers(graph: Graph) -> Iterator[Finding]:
     unsigned = [
         name
         for node, name in _nodes(graph)
-        if node.op_type not in _QUANTISES
+        if node.op_type not in _GIVE_UINT8
         and any(
             graph.types.type_of(o) == TensorProto.UINT8 for o in node.output if o not in outputs
         )
