@@ -5,7 +5,7 @@ reduced already, quantisation. A result must not look better than it is because 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from onnx import TensorProto
@@ -88,9 +88,9 @@ def quantisation_findings(graph: Graph) -> list[Finding]:
         if node.op_type in ("Conv", "ConvTranspose") and dequantised.issuperset(node.input[:2])
     ]
     return [
-        *_refused("uint8", unsigned, "UINT8, which TensorRT refuses: quantise to INT8"),
-        *_refused("zero-point", shifted, "zero points other than 0, which TensorRT refuses"),
-        *_refused(
+        *refused("uint8", unsigned, "UINT8, which TensorRT refuses: quantise to INT8"),
+        *refused("zero-point", shifted, "zero points other than 0, which TensorRT refuses"),
+        *refused(
             "int8-convolution",
             convolutions,
             "INT8 convolutions, which TensorRT for RTX does not build (FP8 on newer GPUs does)",
@@ -98,7 +98,14 @@ def quantisation_findings(graph: Graph) -> list[Finding]:
     ]
 
 
-def _refused(kind: str, names: list[str], what: str) -> Iterator[Finding]:
+def refused(kind: str, names: Sequence[str], what: str) -> Iterator[Finding]:
+    """One finding on all of some nodes, if there are any, where the first of them is.
+
+    Args:
+        kind: the finding's.
+        names: the nodes' ids.
+        what: says what they are, and what to do.
+    """
     if names:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         yield Finding(kind, names[0], f"{names[0]}{more}: {what}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +11,12 @@ from onnx import TensorProto
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import Precision
 from bisect_trt.graph.cautions import cautions, quantisation_findings
+from bisect_trt.graph.engine_suspects import engine_suspects
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.layers import Kind, Layer
 from bisect_trt.graph.load import LoadedModel
 from bisect_trt.graph.operator_rules import FLOAT, STAYS_FP32, is_standard
-from bisect_trt.graph.opset import ALL_HAVE_BF16, HAS_LAYER_NORMALIZATION, lacks_bf16
+from bisect_trt.graph.opset import ALL_HAVE_BF16, HAS_LAYER_NORMALIZATION, has_bf16, lacks_bf16
 from bisect_trt.graph.patterns import Pattern, find_patterns
 from bisect_trt.graph.weight_range import weight_findings
 
@@ -81,8 +83,13 @@ def inspect_model(model: LoadedModel, precision: Precision) -> Inspection:
         tuple(patterns),
         suspects,
         _kept_nodes(graph),
-        (*cautions(graph), *quantisation_findings(graph), *weight_findings(graph, precision)),
-        tuple(_advice(graph.opset, patterns, raises)),
+        (
+            *cautions(graph),
+            *quantisation_findings(graph),
+            *engine_suspects(graph, precision),
+            *weight_findings(graph, precision),
+        ),
+        tuple(_advice(graph.opset, patterns, layers if raises else ())),
     )
 
 
@@ -103,7 +110,7 @@ def _kept_nodes(graph: Graph) -> dict[str, str]:
     return kept
 
 
-def _advice(opset: int, patterns: list[Pattern], raises_opset: bool) -> list[str]:
+def _advice(opset: int, patterns: list[Pattern], raising: Sequence[Layer]) -> list[str]:
     advice = []
     written_out = sum(p.decomposed and p.kind == "LayerNorm" for p in patterns)
     if written_out and opset < HAS_LAYER_NORMALIZATION:
@@ -119,9 +126,12 @@ def _advice(opset: int, patterns: list[Pattern], raises_opset: bool) -> list[str
             "LayerNormalization, whose inside engines keep in "
             "FP32; export with the operator where the exporter can."
         )
-    if raises_opset:
+    if raising:
+        lacking = [f"{x.name} ({x.op})" for x in raising if not has_bf16(x.op, opset)]
+        more = f" and {len(lacking) - 1} more have" if len(lacking) > 1 else " has"
+        what = f"{lacking[0]}{more}" if lacking else "Cast has"
         advice.append(
-            f"Some operators have no BF16 form in opset {opset}: the typed model will be raised to "
-            f"{ALL_HAVE_BF16}."
+            f"{what} no BF16 form in opset {opset}: the typed model will be raised to "
+            f"{ALL_HAVE_BF16}; export with opset {ALL_HAVE_BF16} where ONNX's converter cannot."
         )
     return advice

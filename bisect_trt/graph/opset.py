@@ -32,7 +32,7 @@ def lacks_bf16(ops: set[str], opset: int) -> bool:
     """
     if not ops or opset >= ALL_HAVE_BF16:
         return False
-    return opset < CAST_HAS_BF16 or not all(_has_bf16(op, opset) for op in ops)
+    return opset < CAST_HAS_BF16 or not all(has_bf16(op, opset) for op in ops)
 
 
 def operators(nodes: Iterable[onnx.NodeProto]) -> set[str]:
@@ -66,7 +66,8 @@ def raised(model: onnx.ModelProto, target: int) -> onnx.ModelProto:
     return converted
 
 
-def _has_bf16(op_type: str, opset: int) -> bool:
+def has_bf16(op_type: str, opset: int) -> bool:
+    """False where ``op_type`` has a BF16 form in a later opset than ``opset`` only."""
     schema, newest = schema_of(op_type, opset), schema_of(op_type, defs.onnx_opset_version())
     if schema is None or newest is None:
         return True

@@ -86,17 +86,20 @@ def captured_names(node: onnx.NodeProto) -> tuple[str, ...]:
 
 def infer_types(model: onnx.ModelProto) -> Scope:
     """The element types of every tensor of ``model``, bodies included. The model is not changed."""
-    light = _skeleton(model)
+    light = skeleton(model)
     try:
         light = onnx.shape_inference.infer_shapes(light)
     except (
         Exception
     ):  # the library raises several kinds; what it could not infer is bound below by the schemas
-        light = _skeleton(model)
+        light = skeleton(model)
     return _collect(light.graph, opset_of(model), None)
 
 
-def _skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
+def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of ``model`` without weights: they are inputs, large constants identities of some, and
+    nothing is claimed of inner tensors. Nodes keep their places.
+    """
     light = onnx.ModelProto(ir_version=max(model.ir_version, 4))
     light.opset_import.extend(model.opset_import)
     light.functions.extend(model.functions)

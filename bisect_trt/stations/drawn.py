@@ -59,7 +59,7 @@ def redraws(
         made = _redrawn(sources, stream, partial(_redraw_lookups, case.lookups))
     else:
         return iter(())
-    return islice(_usable(bench, made), count if sources else 0)
+    return islice(usable(bench, made), count if sources else 0)
 
 
 def movable(case: Case, *, emulated: bool) -> bool:
@@ -88,7 +88,7 @@ def variants(case: Case, bench: Bench, stream: int, count: int) -> Iterator[Samp
     sources = [s for s in evenly(case.samples, count) if kinds[s.digest]]
     if not sources:
         return iter(())
-    return islice(_usable(bench, _variants(sources, kinds, stream)), count)
+    return islice(usable(bench, _variants(sources, kinds, stream)), count)
 
 
 def wants_variants(case: Case) -> bool:
@@ -154,7 +154,7 @@ def _vary(source: Sample, kind: str, sources: list[Sample], seed: list[int]) -> 
     return make(kind, source.arrays, others, np.random.default_rng(seed))
 
 
-def _usable(bench: Bench, samples: Iterator[Sample]) -> Iterator[Sample]:
+def usable(bench: Bench, samples: Iterator[Sample]) -> Iterator[Sample]:
     """Those whose reference can be computed and is finite where it should be; remembered, so that a
     repeated command need not ask the model. Gives up after many in a row that are not.
     """
@@ -162,10 +162,10 @@ def _usable(bench: Bench, samples: Iterator[Sample]) -> Iterator[Sample]:
     for sample in samples:
         key = bench.prober.key("usable", sample.digest)
         found = bench.journal.recall(key)
-        usable = bool(found[0]) if found is not None else _has_reference(bench, sample)
+        fit = bool(found[0]) if found is not None else _has_reference(bench, sample)
         if found is None:
-            bench.journal.record([Row(key, "usable", usable)])
-        if usable:
+            bench.journal.record([Row(key, "usable", fit)])
+        if fit:
             refused = 0
             yield sample
         elif (refused := refused + 1) > 20:

@@ -15,6 +15,7 @@ from bisect_trt.probe.result import ProbeResult
 from bisect_trt.stations.baselines import Baselines
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
+from bisect_trt.stations.engine_checks import check_engine
 from bisect_trt.stations.engine_diagnosis import (
     Fp32,
     agreement,
@@ -82,9 +83,15 @@ def measure_engine(case: Case, bench: Bench, emulated: Baselines) -> EngineBasel
         return None
     bench.observer.station("engine baselines")
     plans = (PrecisionPlan(Precision.FP32), PrecisionPlan(Precision.TF32), case.base)
-    fp32, tf32, base = (engine.probe(plan) for plan in plans)
+    fp32 = engine.probe(plans[0])
     identity = what_fp32_is(fp32, emulated.fp32, emulated.tf32)
     findings = list(bench.found(_findings(identity, fp32, emulated)))
+    if fp32.worst:  # the engine is still there
+        fp32_is = emulated.tf32 if identity is Fp32.TF32 else emulated.fp32
+        findings += check_engine(case, bench, fp32.plan, fp32_is)
+    tf32, base = engine.probe(plans[1]), engine.probe(plans[2])
+    if base.worst:
+        findings += check_engine(case, bench, base.plan, emulated.reduced)
     for result in dict.fromkeys((fp32.plan, tf32.plan, base.plan)):
         seen = engine.done[result].steadiness
         findings += bench.found(note_unsteadiness(result.base.value.upper(), seen))

@@ -1,0 +1,64 @@
+"""The shapes of a model's tensors, where they can be told without running it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx
+from onnx import TensorProto, numpy_helper
+
+from bisect_trt.graph.graph import Graph
+from bisect_trt.graph.tensor_types import captured_names, skeleton, subgraphs
+
+_SMALL = 1024
+"""Elements of a constant that may say what a shape becomes."""
+
+_TOLD_BY = ("i8", "i4", "f4")
+"""Types of such constants: sizes, axes, scales."""
+
+Shape = tuple[int | None, ...]
+
+
+def with_shapes(graph: Graph) -> onnx.GraphProto:
+    """A copy of ``graph`` without large weights, in which ONNX's inference wrote what shapes it
+    could tell, bodies included. Nodes keep their places.
+    """
+    light = skeleton(graph.proto)
+    declared = {i.name for i in graph.proto.graph.input}
+    small = {
+        name: numpy_helper.from_array(array, name)
+        for name, array in graph.constants.items()
+        if name not in declared and array.size <= _SMALL and array.dtype.str[1:] in _TOLD_BY
+    }
+    stored = {t.name for t in graph.proto.graph.initializer}.intersection(small)
+    inputs = [i for i in light.graph.input if i.name not in stored]
+    del light.graph.input[:]
+    light.graph.input.extend(inputs)
+    light.graph.initializer.extend(small[name] for name in sorted(stored))
+    _give_to_bodies(light.graph, small)
+    try:
+        return onnx.shape_inference.infer_shapes(light, data_prop=True).graph
+    except Exception:  # the library raises several kinds; then nothing is known
+        return light.graph
+
+
+def _give_to_bodies(graph: onnx.GraphProto, constants: Mapping[str, TensorProto]) -> None:
+    """Inference looks at no values outside the body that it is in."""
+    for node in graph.node:
+        read = [constants[name] for name in captured_names(node) if name in constants]
+        for _, body in subgraphs(node):
+            body.initializer.extend(read)
+            _give_to_bodies(body, constants)
+
+
+def shapes_of(graph: onnx.GraphProto) -> dict[str, Shape]:
+    """The shapes that ``graph`` holds, by tensor; None for a size that is not known."""
+    known: dict[str, Shape] = {t.name: tuple(t.dims) for t in graph.initializer}
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        tensor = value.type.tensor_type
+        if tensor.HasField("shape"):
+            known[value.name] = tuple(
+                int(d.dim_value) if d.WhichOneof("value") == "dim_value" else None
+                for d in tensor.shape.dim
+            )
+    return known
