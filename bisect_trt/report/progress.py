@@ -104,8 +104,8 @@ class ProgressObserver(Observer):
         while not self._ended.wait(self._every_s):
             elapsed = time.perf_counter() - self._started
             said = f"{self._station}, {self._note}" if self._note else self._station
-            with suppress(OSError):  # whoever read it went away
-                self._console.print(
-                    printable(f"[{elapsed:.0f} s, {in_words(peak_bytes())} at most] {said}"),
-                    soft_wrap=True,
-                )
+            line = printable(f"[{elapsed:.0f} s, {in_words(peak_bytes())} at most] {said}")
+            # Not by the console: where the reader went away it would close standard output too.
+            with suppress(OSError, ValueError):
+                self._console.file.write(f"{line}\n")
+                self._console.file.flush()
