@@ -201,7 +201,8 @@ def _in_turn(
         yield ward.tried(name, how, precision, options=options)
     for other in Precision:
         if other is not precision:
-            yield ward.tried(f"in {other.value.upper()}", f"build it in {other.value}", other)
+            how = f"build it in {other.value}"
+            yield ward.tried(f"in {other.value.upper()}", how, other, graph.proto)
     for name, how, model in _forms(graph):
         yield ward.tried(name, how, precision, model)
     floats = [tensor for layer in graph.layers for tensor in layer.outputs]
