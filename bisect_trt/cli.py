@@ -24,7 +24,7 @@ from bisect_trt.graph.inspection import inspect_model
 from bisect_trt.graph.load import check_target, load_model, save_model, save_text
 from bisect_trt.graph.passes.typed import to_typed
 from bisect_trt.graph.weak_forms import polygraphy_script, trtexec_arguments
-from bisect_trt.pipeline import compare, cure, reduce, run
+from bisect_trt.pipeline import CURED, REDUCED, compare, cure, reduce, run
 from bisect_trt.report.consoles import plain, screen
 from bisect_trt.report.cured import cures_as_json
 from bisect_trt.report.exits import guarded, output
@@ -41,10 +41,9 @@ from bisect_trt.report.screen import (
 )
 from bisect_trt.report.write import to_json
 from bisect_trt.runners.doctor import examine
-from bisect_trt.stations.cure_model import cure_folder
 from bisect_trt.stations.estimate import estimate
 from bisect_trt.stations.reduce import Reduced
-from bisect_trt.stations.reduce_model import reduce_folder
+from bisect_trt.stations.reduce_model import result_folder
 from bisect_trt.stations.saved_plan import read_plan
 from bisect_trt.stations.settings import Settings, options
 from bisect_trt.stations.verify import verify
@@ -65,6 +64,13 @@ PRECISION = click.option(
     default="fp16",
     show_default=True,
     help=options()["precision"].help,
+)
+ENGINE_PRECISION = click.option(
+    "--precision",
+    type=click.Choice([p.value for p in Precision]),
+    default="fp32",
+    show_default=True,
+    help="What the engine runs in.",
 )
 PLAN = click.option(
     "--plan",
@@ -181,13 +187,7 @@ def verify_command(
 
 @main.command("reduce")
 @settings_options("reduce")
-@click.option(
-    "--precision",
-    type=click.Choice([p.value for p in Precision]),
-    default="fp32",
-    show_default=True,
-    help="What the engine runs in.",
-)
+@ENGINE_PRECISION
 @click.option(
     "--check",
     metavar="COMMAND",
@@ -203,26 +203,20 @@ def reduce_command(
     """Find the smallest part of a model on which an engine fails, is wrong or unsteady; write a
     reproducer. Exit code 1 if the whole is not bad.
     """
-    made_by = shlex.join(["bisect-trt", *sys.argv[1:]])
+    settings, made_by = Settings(**chosen), shlex.join(["bisect-trt", *sys.argv[1:]])
     with ProgressObserver(plain(stderr=True), quiet=quiet or as_json, verbose=True) as observer:
-        found = reduce(Settings(**chosen), Precision(precision), check, made_by, observer)
+        found = reduce(settings, Precision(precision), check, made_by, observer)
     with output():
         if as_json:
             click.echo(to_json(as_record(found)))
         elif not quiet:
-            print_reduced(screen(), found, reduce_folder(Settings(**chosen)))
+            print_reduced(screen(), found, result_folder(settings, REDUCED))
     return EXIT_OK if isinstance(found, Reduced) else EXIT_NOT_MET
 
 
 @main.command("cure")
 @settings_options("cure")
-@click.option(
-    "--precision",
-    type=click.Choice([p.value for p in Precision]),
-    default="fp32",
-    show_default=True,
-    help="What the engine runs in.",
-)
+@ENGINE_PRECISION
 @click.option(
     "--piece",
     type=NamedPath(),
@@ -245,7 +239,7 @@ def cure_command(
         if as_json:
             click.echo(to_json(cures_as_json(cures)))
         elif not quiet:
-            print_cures(screen(), cures, cure_folder(settings))
+            print_cures(screen(), cures, result_folder(settings, CURED))
     return EXIT_NOT_MET if cures.needed and cures.smallest is None else EXIT_OK
 
 

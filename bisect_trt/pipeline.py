@@ -12,9 +12,10 @@ from pathlib import Path
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision
-from bisect_trt.report.cured import check_cure_folder, write_cures
+from bisect_trt.report import cured, reproducer
+from bisect_trt.report.cured import write_cures
 from bisect_trt.report.reduced import headline, nothing_bad
-from bisect_trt.report.reproducer import check_folder, remove_reproducer, write_reproducer
+from bisect_trt.report.reproducer import write_reproducer
 from bisect_trt.report.result import Result
 from bisect_trt.report.summary import summarise, summarise_interrupted
 from bisect_trt.report.write import discard, write_report, write_tables
@@ -23,7 +24,7 @@ from bisect_trt.stations.baselines import measure_baselines, nothing_to_pin, tf3
 from bisect_trt.stations.bench import Bench, open_bench
 from bisect_trt.stations.bisect import bisect
 from bisect_trt.stations.case import Case, load
-from bisect_trt.stations.cure_model import cure_folder, cure_model
+from bisect_trt.stations.cure_model import cure_model
 from bisect_trt.stations.cures import Cures
 from bisect_trt.stations.engine_baselines import measure_engine
 from bisect_trt.stations.engine_to_blame import REPRODUCER, piece_to_blame
@@ -34,11 +35,14 @@ from bisect_trt.stations.held import note_held
 from bisect_trt.stations.inputs_table import inputs_table
 from bisect_trt.stations.known import Known
 from bisect_trt.stations.reduce import Reduced
-from bisect_trt.stations.reduce_model import files_read, reduce_folder, reduce_model
+from bisect_trt.stations.reduce_model import files_read, reduce_model, result_folder
 from bisect_trt.stations.seen import Seen
 from bisect_trt.stations.settings import Settings
 from bisect_trt.stations.triage import Triage, find_cause
 from bisect_trt.stations.unseen import look_beyond
+
+REDUCED, CURED = "reduced", "cured"
+"""What the default folders of :func:`reduce` and :func:`cure` end with."""
 
 
 def run(settings: Settings, observer: Observer | None = None) -> Result:
@@ -52,7 +56,7 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
     case = load(settings, observer)
     with open_bench(case, observer) as bench:
         discard(bench.folder)
-        remove_reproducer(bench.folder / REPRODUCER)
+        reproducer.FOLDER.remove(bench.folder / REPRODUCER)
         latest = Known(case)
         try:
             for known in _search(case, bench):
@@ -179,8 +183,8 @@ def cure(
     Raises:
         BisectError: something that the user can mend.
     """
-    folder = cure_folder(settings)
-    check_cure_folder(folder)
+    folder = result_folder(settings, CURED)
+    cured.FOLDER.check(folder, files_read(settings))
     cures = cure_model(settings, precision, piece, observer or Observer())
     if cures.tried:
         write_cures(cures, folder)
@@ -212,8 +216,8 @@ def reduce(
         BisectError: something that the user can mend.
         KeyboardInterrupt: the user ended it; the smallest piece so far is written.
     """
-    folder = reduce_folder(settings)
-    check_folder(folder, files_read(settings))
+    folder = result_folder(settings, REDUCED)
+    reproducer.FOLDER.check(folder, files_read(settings))
     found = reduce_model(settings, precision, check, observer or Observer())
     if isinstance(found, Reduced):
         write_reproducer(found, folder, made_by)

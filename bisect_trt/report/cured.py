@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from bisect_trt.core.errors import BadInputError
-from bisect_trt.core.files import write_whole
 from bisect_trt.core.names import cell
 from bisect_trt.graph.load import save_model
+from bisect_trt.report.owned_folder import OwnedFolder
 from bisect_trt.report.sentences import number
 from bisect_trt.report.write import to_json
 from bisect_trt.stations.cures import Cure, Cures
 from bisect_trt.stations.engine_trials import PROCESSES
 
 TABLE, RECORD, MODEL = "cures.csv", "cures.json", "model.cured.onnx"
-_KIND = "bisect-trt cure"
+FOLDER = OwnedFolder("bisect-trt cure", frozenset({TABLE, RECORD, MODEL, f"{MODEL}.data"}), RECORD)
 
 
 def headline_of_cures(cures: Cures) -> str:
@@ -69,7 +67,7 @@ def lines_of_cures(cures: Cures) -> list[str]:
 def cures_as_json(cures: Cures) -> dict[str, Any]:
     """The record for machines, models apart."""
     return {
-        "kind": _KIND,
+        "kind": FOLDER.command,
         "complete": cures.complete,
         "smallest": cures.smallest.name if cures.smallest is not None else None,
         "tried": [
@@ -87,45 +85,23 @@ def cures_as_json(cures: Cures) -> dict[str, Any]:
     }
 
 
-def check_cure_folder(folder: Path) -> None:
-    """Refuse a folder that no cure wrote.
-
-    Raises:
-        BadInputError: it holds other files.
-    """
-    names = {p.name for p in folder.iterdir()} if folder.is_dir() else set[str]()
-    strange = sorted(names - {TABLE, RECORD, MODEL, f"{MODEL}.data"})
-    if folder.exists() and not folder.is_dir():
-        raise BadInputError(f"--out {folder}: not a folder; choose another name")
-    if strange or (names and not _is_ours(folder / RECORD)):
-        what = (strange or sorted(names))[0]
-        raise BadInputError(
-            f"--out {folder}: holds {what}, which no `bisect-trt cure` wrote; choose another "
-            "folder, or move it away"
-        )
-
-
 def write_cures(cures: Cures, folder: Path) -> None:
-    """The table, the record and the cured model, the record last.
+    """The table, the record and the cured model, in the place of earlier ones.
 
     Args:
         cures: what was tried.
-        folder: as :func:`check_cure_folder` allowed it.
+        folder: as ``FOLDER.check`` allowed it.
 
     Raises:
         BadInputError: the folder cannot be written.
-        MachineError: the disk is full.
+        MachineError: the disk is full; what was there is there still.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInputError(f"--out {folder}: cannot be written ({error.strerror})") from error
-    (folder / MODEL).unlink(missing_ok=True)
-    smallest = cures.smallest
-    if smallest is not None and smallest.model is not None:
-        save_model(smallest.model, folder / MODEL)
-    write_whole(folder / TABLE, table_of_cures(cures).to_csv(index=False).encode())
-    write_whole(folder / RECORD, (to_json(cures_as_json(cures)) + "\n").encode())
+    with FOLDER.written(folder) as draft:
+        smallest = cures.smallest
+        if smallest is not None and smallest.model is not None:
+            save_model(smallest.model, draft / MODEL)
+        table_of_cures(cures).to_csv(draft / TABLE, index=False)
+        (draft / RECORD).write_text(to_json(cures_as_json(cures)) + "\n", encoding="utf-8")
 
 
 def _ended(cures: Cures) -> str:
@@ -141,11 +117,3 @@ def _line(cure: Cure) -> str:
         f"{cure.name}: {word}; {seen.wrong} of {seen.runs} runs wrong in {seen.processes} "
         f"processes, {number(cure.latency_ms)} ms, {cure.engine_bytes / 2**20:.1f} MB"
     )
-
-
-def _is_ours(record: Path) -> bool:
-    try:
-        found = json.loads(record.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(found, dict) and found.get("kind") == _KIND

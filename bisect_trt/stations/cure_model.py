@@ -6,17 +6,12 @@ import json
 from functools import partial
 from pathlib import Path
 
-from onnx import ModelProto
-
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision
 from bisect_trt.graph.graph import Graph
-from bisect_trt.graph.inputs import input_specs
-from bisect_trt.graph.load import load_model
 from bisect_trt.stations.cures import Cures, try_cures
-from bisect_trt.stations.reduce_model import fresh_engines
-from bisect_trt.stations.samples import load_samples
+from bisect_trt.stations.reduce_model import fresh_engines, model_and_samples
 from bisect_trt.stations.seen import Budget
 from bisect_trt.stations.settings import Settings
 
@@ -38,15 +33,7 @@ def cure_model(
     """
     if settings.runner not in ("auto", "tensorrt"):
         raise BadInputError(f"--runner {settings.runner}: cures are those of TensorRT's engines")
-    observer.station("load")
-    model = load_model(settings.model)
-    samples = load_samples(
-        settings.inputs,
-        input_specs(model.proto),
-        stacked=settings.stacked,
-        infinite=settings.infinite,
-    )
-    graph = Graph(model.proto)
+    graph, samples = model_and_samples(settings, observer)
     suspects = _nodes_of(piece, graph) if piece is not None else ()
     # Asked before anything is tried: without a GPU each cure would be told to have failed.
     fresh_engines(settings)(graph, samples).close()
@@ -55,15 +42,6 @@ def cure_model(
     budget = Budget(settings.max_builds)
     opens, workers = partial(fresh_engines, settings), settings.workers
     return try_cures(graph, samples, precision, suspects, opens, budget, observer, workers)
-
-
-def cure_folder(settings: Settings) -> Path:
-    """Where the table and the cured model go: as asked for, else ``reports/MODEL-cured``."""
-    if settings.out is not None:
-        return settings.out
-    model = settings.model
-    name = model.graph.name or "model" if isinstance(model, ModelProto) else Path(model).stem
-    return Path("reports") / f"{name.replace('/', '_')[:80]}-cured"
 
 
 def _nodes_of(piece: Path, graph: Graph) -> tuple[str, ...]:

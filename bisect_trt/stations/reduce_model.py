@@ -53,16 +53,8 @@ def reduce_model(
         BadInputError: names the file, tensor or option that cannot be used.
         RunnerUnavailableError: the engine cannot work on this machine.
     """
-    observer.station("load")
     sweep(Path(gettempdir()))  # recorded tensors of a run that was killed
-    model = load_model(settings.model)
-    samples = load_samples(
-        settings.inputs,
-        input_specs(model.proto),
-        stacked=settings.stacked,
-        infinite=settings.infinite,
-    )
-    graph = Graph(model.proto)
+    graph, samples = model_and_samples(settings, observer)
     trials = _trials(settings, precision, check, graph, samples)
     for sample in samples:
         found = reduce_piece(graph, sample, trials, observer)
@@ -74,6 +66,23 @@ def reduce_model(
             "the model builds; whether its engine is wrong or unsteady can only be told with a GPU"
         )
     return found
+
+
+def model_and_samples(settings: Settings, observer: Observer) -> tuple[Graph, list[Sample]]:
+    """What the settings name.
+
+    Raises:
+        BadInputError: names the file or tensor that cannot be used.
+    """
+    observer.station("load")
+    model = load_model(settings.model)
+    samples = load_samples(
+        settings.inputs,
+        input_specs(model.proto),
+        stacked=settings.stacked,
+        infinite=settings.infinite,
+    )
+    return Graph(model.proto), samples
 
 
 def fresh_engines(settings: Settings, options: EngineOptions = AS_USUAL) -> OpenRunner:
@@ -104,13 +113,13 @@ def _once_more(target: str, arguments: Mapping[str, Any]) -> Crew:
     return Crew([IsolatedWorker(target, arguments)], ends=(Verdict.CRASHED,))
 
 
-def reduce_folder(settings: Settings) -> Path:
-    """Where the reproducer goes: as asked for, else ``reports/MODEL-reduced``."""
+def result_folder(settings: Settings, what: str) -> Path:
+    """Where the result goes: as asked for, else ``reports/MODEL-WHAT``."""
     if settings.out is not None:
         return settings.out
     model = settings.model
     name = model.graph.name or "model" if isinstance(model, ModelProto) else Path(model).stem
-    return Path("reports") / f"{name.replace('/', '_')[:80]}-reduced"
+    return Path("reports") / f"{name.replace('/', '_')[:80]}-{what}"
 
 
 def files_read(settings: Settings) -> list[Path]:

@@ -48,9 +48,16 @@ def test_verbose_tells_each_step_once() -> None:
 
 def test_a_reader_who_went_away_does_not_matter() -> None:
     class Gone(io.StringIO):
+        asked = 0
+
         def write(self, text: str) -> int:
+            self.asked += 1
             raise BrokenPipeError
 
-    with ProgressObserver(plain(file=Gone()), quiet=False, verbose=False, every_s=0.01) as observer:
+    gone = Gone()
+    with ProgressObserver(plain(file=gone), quiet=False, verbose=False, every_s=0.01) as observer:
         observer.station("bisect")
-        time.sleep(0.05)
+        deadline = time.monotonic() + 60.0
+        while gone.asked < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert gone.asked >= 2, "it goes on after the first line that nobody read"

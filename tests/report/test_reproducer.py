@@ -18,7 +18,7 @@ from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph
-from bisect_trt.report.reproducer import check_folder, write_reproducer
+from bisect_trt.report.reproducer import FOLDER, write_reproducer
 from bisect_trt.runners.recorded import outputs_of
 from bisect_trt.runners.tensorrt.build_only import BuildOnlyRunner
 from bisect_trt.stations.engine_trials import EngineTrials
@@ -150,25 +150,25 @@ def test_what_does_not_build_is_said_by_the_script(
 
 def test_a_reproducer_takes_the_place_of_another_and_of_nothing_else(tmp_path: Path) -> None:
     found, folder = reduced(2), tmp_path / "r"
-    check_folder(folder)
+    FOLDER.check(folder)
     folder.mkdir()
-    check_folder(folder)  # empty
+    FOLDER.check(folder)  # empty
     write_reproducer(found, folder, "first")
     (folder / "model.weights").write_bytes(b"run.py wrote it")
-    check_folder(folder)
+    FOLDER.check(folder)
     write_reproducer(found, folder, "second")
     assert "second" in (folder / "README.md").read_text()
     assert not (folder / "model.weights").exists()
     (folder / "notes.txt").write_text("mine")
     with pytest.raises(BadInputError, match=r"holds notes\.txt, which no"):
-        check_folder(folder)
+        FOLDER.check(folder)
     for name in ("model.onnx", "reduce.json"):
         other = tmp_path / name.replace(".", "_")
         other.mkdir()
         (other / name).write_text("{}")
         with pytest.raises(BadInputError, match=f"holds {name}, which no"):
-            check_folder(other)
+            FOLDER.check(other)
     with pytest.raises(BadInputError, match="not a folder"):
-        check_folder(other / name)
+        FOLDER.check(other / name)
     with pytest.raises(BadInputError, match="would be written over"):
-        check_folder(tmp_path / "new", [tmp_path / "new" / "model.onnx"])
+        FOLDER.check(tmp_path / "new", [tmp_path / "new" / "model.onnx"])

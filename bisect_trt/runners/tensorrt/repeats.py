@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bisect_trt.numerics.confidence import draws_needed
+
 Arrays = Mapping[str, NDArray[Any]]
 Counted = tuple[tuple[Arrays, int], ...]
 Run = Callable[[Arrays], Arrays]
@@ -18,9 +20,8 @@ Run = Callable[[Arrays], Arrays]
 REPEATS = 3
 """How often each sample is run at least: forwards, backwards in the other context, forwards."""
 
-ENOUGH = 59
-"""Runs of which all must meet the requirement to bound the share that does by 95 % (Clopper and
-Pearson, at 95 % confidence)."""
+ENOUGH = draws_needed(0.95)
+"""Runs of which all must meet the requirement to bound the share that does by 95 %: 59."""
 
 _MOST_S = 30.0
 _MOST_ANSWERS = 16
