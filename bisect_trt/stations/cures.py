@@ -104,6 +104,7 @@ class _Ward:
         self._budget, self._workers, self._observer = budget, workers, observer
         self._whole = Piece(frozenset(graph.names))
         self._expected = [outputs_of(graph.proto, s.arrays, s.name) for s in samples]
+        self.cut_short = False
 
     def tried(
         self,
@@ -136,7 +137,7 @@ class _Ward:
 
     def marked(self, candidates: Sequence[str], precision: Precision) -> Cure | None:
         """The smallest set of ``candidates`` that works as further outputs; None if not even all of
-        them do.
+        them do. ``cut_short`` is true from then on if the builds were spent before it was found.
         """
         known: dict[frozenset[str], Cure] = {}
 
@@ -151,6 +152,7 @@ class _Ward:
             return Verdict.PASS if known[marks].works else Verdict.FAIL
 
         found = find_pins(candidates, verdict)
+        self.cut_short = not found.complete
         return known[found.pinned] if found.feasible and found.pinned in known else None
 
 
@@ -190,7 +192,7 @@ def try_cures(
         return Cures(tuple(tried), False)
     except KeyboardInterrupt:
         return Cures(tuple(tried), False, interrupted=True)
-    return Cures(tuple(tried), True)
+    return Cures(tuple(tried), not ward.cut_short)
 
 
 def _in_turn(
@@ -211,7 +213,7 @@ def _in_turn(
         t for layer in graph.layers if layer.name in suspects for t in layer.outputs if t in inner
     ]
     found = ward.marked(near, precision) if near else None
-    if found is None and len(near) < len(inner):
+    if found is None and not ward.cut_short and len(near) < len(inner):
         found = ward.marked(inner, precision)
     if found is not None:
         yield found

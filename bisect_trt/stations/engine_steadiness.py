@@ -87,11 +87,12 @@ def note_unsteadiness(what: str, seen: Steadiness | None) -> list[Finding]:
     """A finding where runs differ without deciding anything."""
     if seen is None or seen.steady or seen.decides:
         return []
-    met = "all" if seen.passed == seen.runs else f"{seen.passed}"
+    met = {0: "none", seen.runs: "all"}.get(seen.passed, str(seen.passed))
+    worth = "the worst one counts" if 0 < seen.passed < seen.runs else "so nothing hangs on it"
     message = (
         f"{seen.differing} of {seen.runs} runs of the {what} engine gave other bits than most did "
-        f"(up to {seen.apart:.2g} of the range of output {seen.output!r}); {met} of them met the "
-        "requirement, so nothing hangs on it"
+        f"(up to {seen.apart:.2g} of the range of output {seen.output!r}); {met} of all runs met "
+        f"the requirement, {worth}"
     )
     return [Finding("unsteady", "", message)]
 

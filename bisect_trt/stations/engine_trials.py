@@ -24,6 +24,7 @@ from bisect_trt.core.verdict import Verdict
 from bisect_trt.graph.graph import Graph
 from bisect_trt.numerics.confidence import draws_needed
 from bisect_trt.runners.base import Repeated, Runner
+from bisect_trt.search.oracle import BudgetSpentError
 from bisect_trt.stations.explained import Allowance, what_rounding_explains
 from bisect_trt.stations.seen import Budget, Seen, Suspect
 from bisect_trt.stations.specimens import Specimen
@@ -93,8 +94,7 @@ class EngineTrials:
         """PASS where the piece is bad as the whole was: its engine fails in the same words, or is
         wrong or unsteady. What was wrong each time is asked once.
         """
-        processes = 1 if self._whole.suspect is Suspect.WRONG else PROCESSES
-        seen = self._seen(specimen, processes, lambda s: s.suspect is not None)
+        seen = self._until_bad(specimen, 1 if self._whole.suspect is Suspect.WRONG else PROCESSES)
         if self._whole.suspect is Suspect.FAILED:
             return self._same_failure(seen)
         if seen.failure:
@@ -102,8 +102,12 @@ class EngineTrials:
         return Verdict.PASS if seen.suspect is not None else Verdict.FAIL
 
     def look(self, specimen: Specimen) -> Seen:
-        """What the model shows in all processes, or until it is bad."""
-        return self._seen(specimen, PROCESSES, lambda s: s.suspect is not None)
+        """What the model shows in all processes, or until it is bad.
+
+        Raises:
+            BudgetSpentError: the builds were spent before either.
+        """
+        return self._until_bad(specimen, PROCESSES)
 
     def figures(self, specimen: Specimen) -> Seen:
         """What the piece shows in all processes; where the budget is spent, in those of before."""
@@ -115,6 +119,12 @@ class EngineTrials:
     def known(self, specimen: Specimen) -> Seen:
         """What ``specimen`` showed when it was last asked about."""
         return self._with_allowance(self._known[specimen.key], specimen)
+
+    def _until_bad(self, specimen: Specimen, processes: int) -> Seen:
+        seen = self._seen(specimen, processes, lambda s: s.suspect is not None)
+        if seen.suspect is None and seen.runs and seen.processes < processes:
+            raise BudgetSpentError  # not seen to be bad in fewer would be a smaller claim
+        return seen
 
     def _seen(self, specimen: Specimen, processes: int, enough: Callable[[Seen], bool]) -> Seen:
         seen = self._known[specimen.key] = self._looked(specimen, processes, enough)

@@ -113,6 +113,17 @@ def test_the_builds_are_bounded() -> None:
     assert "--max-builds ended the search" in headline_of_cures(found)
 
 
+def test_builds_that_end_among_the_marks_are_told() -> None:
+    before = PlantedRunner.opened
+    whole = cured(residual(6, [3]), always(PlantedRunner))
+    needed = PlantedRunner.opened - before
+    assert whole.complete
+    for fewer in (2, 3 * PROCESSES):
+        found = cured(residual(6, [3]), always(PlantedRunner), most=needed - fewer)
+        assert not found.complete and PlantedRunner.opened - before <= 3 * needed
+        assert found.smallest is None or found.smallest.works
+
+
 def test_an_interruption_leaves_what_was_tried(tmp_path: Path) -> None:
     class Stopped(PlantedRunner):
         left = 2 * PROCESSES
