@@ -26,7 +26,7 @@ from bisect_trt.runners.recorded import outputs_of
 from bisect_trt.runners.tensorrt.records import AS_USUAL, EngineOptions
 from bisect_trt.search.find import find_pins
 from bisect_trt.search.oracle import BudgetSpentError
-from bisect_trt.stations.engine_trials import EngineTrials, OpenRunner
+from bisect_trt.stations.engine_trials import PROCESSES, EngineTrials, OpenRunner
 from bisect_trt.stations.seen import Budget, Seen
 from bisect_trt.stations.specimens import Specimen
 
@@ -99,9 +99,11 @@ class _Ward:
         budget: Budget,
         workers: int,
         observer: Observer,
+        processes: int,
     ) -> None:
         self._graph, self._samples, self._opens = graph, samples, opens
         self._budget, self._workers, self._observer = budget, workers, observer
+        self._processes = processes
         self._whole = Piece(frozenset(graph.names))
         self._expected = [outputs_of(graph.proto, s.arrays, s.name) for s in samples]
         self.cut_short = False
@@ -121,7 +123,12 @@ class _Ward:
         seen, latency, size = Seen(), float("nan"), 0
         for sample, expected in zip(self._samples, self._expected, strict=True):
             trials = EngineTrials(
-                self._opens(options), precision, explained, self._budget, self._workers
+                self._opens(options),
+                precision,
+                explained,
+                self._budget,
+                self._workers,
+                self._processes,
             )
             found = trials.look(Specimen(self._whole, proto, sample, expected))
             seen = _both(seen, found)
@@ -165,6 +172,7 @@ def try_cures(
     budget: Budget,
     observer: Observer,
     workers: int = 1,
+    processes: int = PROCESSES,
 ) -> Cures:
     """Every cure on the whole model.
 
@@ -177,11 +185,12 @@ def try_cures(
         budget: of engine builds.
         observer: hears of each.
         workers: processes at a time.
+        processes: in how many a cure must be right and steady.
 
     Raises:
         BadInputError: ONNX Runtime cannot run the model.
     """
-    ward = _Ward(graph, samples, opens, budget, workers, observer)
+    ward = _Ward(graph, samples, opens, budget, workers, observer, processes)
     tried: list[Cure] = []
     try:
         for cure in _in_turn(ward, graph, precision, suspects):
