@@ -18,6 +18,7 @@ from bisect_trt.core.piece import Piece
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.core.verdict import Verdict
+from bisect_trt.graph.alike import nodes_alike
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.passes.fuse_layernorm import fuse_layernorm
 from bisect_trt.graph.passes.marked import mark_outputs
@@ -180,7 +181,8 @@ def try_cures(
         graph: the FP32 model.
         samples: the inputs on which it must be right.
         precision: what the engine runs in.
-        suspects: nodes whose outputs are marked first, as a reduction found them; then all others.
+        suspects: nodes, as a reduction found them; their outputs and those of the nodes that are
+            connected alike are marked first, then all others.
         opens: what opens a runner of a model, built and run in some way.
         budget: of engine builds.
         observer: hears of each.
@@ -218,9 +220,9 @@ def _in_turn(
         yield ward.tried(name, how, precision, model)
     floats = [tensor for layer in graph.layers for tensor in layer.outputs]
     inner = [t for t in floats if t not in graph.outputs]
-    near = [
-        t for layer in graph.layers if layer.name in suspects for t in layer.outputs if t in inner
-    ]
+    # Where one block goes wrong, those like it may: marks in it alone need not be enough.
+    alike = set(nodes_alike(graph, suspects))
+    near = [t for layer in graph.layers if layer.name in alike for t in layer.outputs if t in inner]
     found = ward.marked(near, precision) if near else None
     if found is None and not ward.cut_short and len(near) < len(inner):
         found = ward.marked(inner, precision)
