@@ -38,6 +38,15 @@ def _vit_small() -> Any:
     return model
 
 
+def _vit_large() -> Any:
+    from torch import nn
+    from torchvision import models
+
+    model = models.vit_l_16(weights=None)
+    nn.init.trunc_normal_(model.heads[-1].weight, std=0.02)
+    return model
+
+
 def _bert() -> Any:
     from torch import nn
     from transformers import BertConfig, BertModel
@@ -79,6 +88,7 @@ def _rt_detr() -> Any:
                 encoder_in_channels=[512, 1024, 2048],
                 encoder_hidden_dim=384,
                 encoder_ffn_dim=2048,
+                decoder_in_channels=[384, 384, 384],
                 anchor_image_size=list(DETECTED[2:]),
             )
             self.detector = RTDetrForObjectDetection(config)
@@ -145,7 +155,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "MobileNetV3": _torchvision("mobilenet_v3_large"),
     "EfficientNet-B0": _torchvision("efficientnet_b0"),
     "ViT-S": _vit_small,
-    "ViT-L": _torchvision("vit_l_16"),
+    "ViT-L": _vit_large,
     "RT-DETR-R101": _rt_detr,
     "ConvNeXt-T": _torchvision("convnext_tiny"),
     "BERT": _bert,
