@@ -153,31 +153,41 @@ def measure(folder: Path, name: str) -> None:
     exact = next(here.outputs(PrecisionPlan("fp32"), [sample]))
     strict = next(there.outputs(PrecisionPlan("fp32"), [sample]))
     say(name, "FP32 apart", f"{errors(exact, strict):.1e}", f"{time.perf_counter() - began:.0f} s")
+    began = time.perf_counter()
+    alone = effects_of(there, sample, exact, layers)
+    say(name, f"effects of {len(layers)} layers", f"{time.perf_counter() - began:.1f} s")
+    # Lowered alone they leave FP16's range: whatever else is pinned, these must be.
+    must = [layer for layer, error in alone.items() if not np.isfinite(error)]
+    say(name, "not finite alone", len(must), *must[:5])
     pairs = []
     for number in range(PLANS):
         share = number / (PLANS - 1)
         pins = random.choice(layers, int(share * len(layers)), replace=False).tolist()
-        plan = PrecisionPlan("fp16", pins)
+        plan = PrecisionPlan("fp16", [*pins, *must])
         pairs.append([errors(exact, next(r.outputs(plan, [sample]))) for r in (here, there)])
-    line = statistics.median(p[0] for p in pairs)
+    say(name, "errors of the plans", " ".join(f"{a:.1e}/{b:.1e}" for a, b in pairs))
+    finite = [a for a, _ in pairs if np.isfinite(a)]
+    line = float(f"{statistics.median(finite or [1e-2]):.2g}")
     alike = sum((one <= line) is (other <= line) for one, other in pairs)
     say(name, "verdicts alike", f"{alike} of {PLANS} at rel_range<={line:.2g}")
-    say(name, "errors of the plans", " ".join(f"{a:.1e}/{b:.1e}" for a, b in pairs))
     (folder / f"{name}.requirement").write_text(f"rel_range<={line:.2g}")
-    wanted = [layers[i * len(layers) // EFFECTS] for i in range(EFFECTS)]
-    rank = effects_rank(exact, [r.effects(sample, Precision.FP16, wanted) for r in (here, there)])
-    say(name, "layers' effects", f"Spearman {rank:.4f} over {EFFECTS} layers")
+    # Of the layers that do something: an effect below FP32's own differences has no rank.
+    heard = [n for n, error in alone.items() if errors(exact, strict) * 10 < error < np.inf]
+    wanted = [heard[i * len(heard) // EFFECTS] for i in range(EFFECTS)] if heard else []
+    began = time.perf_counter()
+    here_alone = effects_of(here, sample, exact, list(dict.fromkeys(wanted)))
+    first = pd.Series(here_alone).rank()
+    second = pd.Series({n: alone[n] for n in here_alone}).rank()
+    spent = f"{time.perf_counter() - began:.0f} s on the CPU"
+    say(name, "layers' effects", f"Spearman {first.corr(second):.4f} over {len(first)}", spent)
 
 
-def effects_rank(exact: Mapping[str, Any], effects: Sequence[Any]) -> float:
-    """How alike the effects of single layers rank on two devices."""
-    tables = []
-    for one in effects:
-        began = time.perf_counter()
-        tables.append({name: errors(exact, outputs) for name, outputs in one if outputs})
-        say("", "effects", f"{time.perf_counter() - began:.1f} s")
-    first, second = (pd.Series(table).rank() for table in tables)
-    return float(first.corr(second))
+def effects_of(
+    runner: EmulatedRunner, sample: Sample, exact: Mapping[str, Any], wanted: Sequence[str]
+) -> dict[str, float]:
+    """The largest error of an output by the layer that alone is lowered."""
+    found = runner.effects(sample, Precision.FP16, wanted)
+    return {name: errors(exact, outputs) for name, outputs in found if outputs is not None}
 
 
 def whole(folder: Path, name: str, device: str) -> None:

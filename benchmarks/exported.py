@@ -85,6 +85,7 @@ def _rt_detr() -> Any:
             # The sizes of rtdetr_r101vd: a wider encoder, and anchors of one image size.
             config = RTDetrConfig(
                 backbone_config=backbone,
+                num_labels=80,
                 encoder_in_channels=[512, 1024, 2048],
                 encoder_hidden_dim=384,
                 encoder_ffn_dim=2048,
