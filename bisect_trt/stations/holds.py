@@ -17,14 +17,13 @@ from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.result import GIVEN, PanelResult, SampleResult, meets
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
-from bisect_trt.stations.drawn import REDRAWN, VARIANTS, movable, redraws, variants
+from bisect_trt.stations.drawn import REDRAWN, VARIANTS, redraws, variants
 from bisect_trt.stations.fresh_test import (
     CONFIDENCE,
     WANTED,
     FreshTest,
     set_size,
     spared,
-    variants_of,
     wanted_of_variants,
 )
 
@@ -95,12 +94,8 @@ def first_refusal(
     if against is not None:
         return against
     size = set_size(case)
-    redrawn, varied = _draws(case, bench, judges, test)
-    # The bound is made of redrawn copies, or of variants in their stead.
-    few, emulated = test.misses, _emulated(bench, judges)
-    if movable(case, emulated=emulated):
-        few = spared(case, VARIANTS, variants_of(case, test, emulated=emulated))
-    for kind, samples, may in ((REDRAWN, redrawn, test.misses), (VARIANTS, varied, few)):
+    may = test.misses
+    for kind, samples in zip((REDRAWN, VARIANTS), _draws(case, bench, judges, test), strict=True):
         found, missed = judge_all(bench, judges, plan, samples, limit=limit, misses=may, size=size)
         if found.missed(limit) > may:
             return Refusal(kind, missed, len(found.results))
@@ -132,19 +127,14 @@ def refused_by(
     return Refusal(GIVEN, missed, len(found.results)) if found.missed(limit) > may else None
 
 
-def _emulated(bench: Bench, judges: Sequence[Prober]) -> bool:
-    """Whether ``judges`` are emulators only."""
-    return bench.engine not in judges
-
-
 def _draws(
     case: Case, bench: Bench, judges: Sequence[Prober], test: FreshTest
 ) -> tuple[Iterator[Sample], Iterator[Sample]]:
     """The test's redrawn copies, and variants."""
-    size, emulated = set_size(case), _emulated(bench, judges)
+    count = test.draws * set_size(case)
     return (
-        redraws(case, bench, test.stream, test.draws * size, emulated=emulated),
-        variants(case, bench, test.stream, variants_of(case, test, emulated=emulated)),
+        redraws(case, bench, test.stream, count, emulated=bench.engine not in judges),
+        variants(case, bench, test.stream, count),
     )
 
 

@@ -19,12 +19,11 @@ from bisect_trt.stations.drawn import (
     VARIANTS,
     redraws,
     variants,
-    weight_of_variants,
 )
 from bisect_trt.stations.fresh_test import set_size, spared
 from bisect_trt.stations.holds import Refusal
 
-PANEL_REDRAWS, PANEL_VARIANTS = 20, 12
+PANEL_DRAWS = 20
 _PANEL_SETS = 3
 
 
@@ -44,14 +43,11 @@ class PanelSamples:
 def panel_samples(case: Case, bench: Bench) -> PanelSamples:
     """The given inputs, redrawn copies, and variants where inputs are few."""
     size = set_size(case)
-    wanted = round(PANEL_VARIANTS * weight_of_variants(case) ** 2)
-    if size > 1:
-        wanted = min(wanted, _PANEL_SETS)
-    copies = PANEL_REDRAWS if size == 1 else _PANEL_SETS
+    count = PANEL_DRAWS if size == 1 else _PANEL_SETS * size
     return PanelSamples(
         case.samples,
-        tuple(redraws(case, bench, SEARCH_STREAM, copies * size, emulated=True)),
-        tuple(variants(case, bench, SEARCH_STREAM, wanted * size)),
+        tuple(redraws(case, bench, SEARCH_STREAM, count, emulated=True)),
+        tuple(variants(case, bench, SEARCH_STREAM, count)),
     )
 
 
