@@ -190,7 +190,7 @@ def _result(
         effect_runs=known.triage.sensitivity.runs if known.triage is not None else 0,
         seconds=seconds,
         folder=ledger.folder,
-        versions={**versions(), **ledger.engine_versions},
+        versions={**versions(), **ledger.versions},
         cost=cost,
         engine=_engine_facts(known, ledger),
         search_facts=_search_facts(known, ledger, answer.plan) if searched else None,

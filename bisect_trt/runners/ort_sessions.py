@@ -19,9 +19,12 @@ from bisect_trt.core.errors import (
     BisectError,
     MachineError,
     RunnerFailedError,
+    RunnerUnavailableError,
+    is_gpu_failure,
     is_out_of_memory,
     one_line,
 )
+from bisect_trt.runners.ort_devices import CPU, Device, load_cuda_libraries
 
 _MAX_NODE_THREADS = 8
 """Every session owns a pool; a model has tens of different nodes, and none of them feeds more
@@ -107,14 +110,30 @@ def node_session(model: bytes, threads: int = 0) -> ort.InferenceSession:
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def switched_session(source: str | bytes, threads: int = 0) -> ort.InferenceSession:
-    """A session over a whole model with switches, exactly as written; ``threads`` as above. Raises
-    :class:`RunnerFailedError`.
+def switched_session(
+    source: str | bytes, threads: int = 0, device: Device = CPU, profile: str | None = None
+) -> ort.InferenceSession:
+    """A session over a whole model with switches, exactly as written.
+
+    Args:
+        source: a path, or the model's bytes.
+        threads: what one call may use; 0 leaves it to the machine.
+        device: what computes.
+        profile: what the name of a file begins with into which ONNX Runtime writes what ran where.
+
+    Raises:
+        RunnerFailedError: ONNX Runtime cannot load the model.
     """
-    return session_as_written(source, "the emulated model", threads)
+    return session_as_written(source, "the emulated model", threads, device, profile)
 
 
-def session_as_written(source: str | bytes, where: str, threads: int = 0) -> ort.InferenceSession:
+def session_as_written(
+    source: str | bytes,
+    where: str,
+    threads: int = 0,
+    device: Device = CPU,
+    profile: str | None = None,
+) -> ort.InferenceSession:
     """A session without any of ONNX Runtime's optimisations: what is marked as an output changes no
     number.
 
@@ -122,19 +141,36 @@ def session_as_written(source: str | bytes, where: str, threads: int = 0) -> ort
         source: a path, or the model's bytes.
         where: what an error names.
         threads: what one call may use; 0 leaves it to the machine.
+        device: what computes.
+        profile: as of :func:`switched_session`.
 
     Raises:
         RunnerFailedError: ONNX Runtime cannot load the model.
+        RunnerUnavailableError: the device does not start.
         MachineError: there is not enough memory.
     """
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = thread_count(threads)
+    options.use_deterministic_compute = device != CPU
+    if profile is not None:
+        options.enable_profiling, options.profile_file_prefix = True, profile
+    if device != CPU:
+        load_cuda_libraries()
     try:
-        return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        # Falling back it would print, and compute elsewhere.
+        session = ort.InferenceSession(
+            source, options, providers=device.providers, enable_fallback=0
+        )
     except Exception as error:
         raise failure_of_session(where, error) from error
+    if device.provider not in session.get_providers():
+        raise RunnerUnavailableError(
+            "ONNX Runtime's CUDA provider does not start here: no usable GPU, or CUDA libraries "
+            "are missing"
+        )
+    return session
 
 
 def failure_of_session(where: str, error: Exception) -> BisectError:
@@ -144,6 +180,11 @@ def failure_of_session(where: str, error: Exception) -> BisectError:
         where: what the message names.
         error: ONNX Runtime's.
     """
+    if is_gpu_failure(error):
+        return MachineError(
+            f"{where}: the GPU failed ({one_line(error, 160)}); nothing is concluded from it. Use "
+            "--emulate-on cpu, or a GPU with more free memory"
+        )
     if is_out_of_memory(error):
         return MachineError(
             f"{where}: out of memory ({one_line(error, 120)}); use fewer --workers, smaller inputs "

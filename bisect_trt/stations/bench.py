@@ -10,7 +10,6 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bisect_trt.core.cores import usable_cores
 from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.observer import Observer
@@ -27,25 +26,14 @@ from bisect_trt.runners.base import Runner
 from bisect_trt.runners.emulator.fleet import EmulatedFleet
 from bisect_trt.runners.emulator.rtx_runner import RtxRunner
 from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.runners.emulator.server import SERVER, server_arguments
 from bisect_trt.runners.emulator.whole_model import WholeModelRunner
-from bisect_trt.runners.workers.crew import Crew
-from bisect_trt.runners.workers.process import IsolatedWorker
-from bisect_trt.runners.workers.ray_actors import ray_actors
-from bisect_trt.runners.workers.remote import Remote
 from bisect_trt.stations.case import Case
+from bisect_trt.stations.emulator_choice import emulator_device, open_emulator, open_fleet
 from bisect_trt.stations.engine_choice import EngineRunner, has_rtx_sums, open_engine
 from bisect_trt.stations.metric_reads import MetricReads
 from bisect_trt.stations.run_folder import claimed_folder, folder_of
 
 _SECOND_SEES = 4
-
-_ATTEMPTS = 3
-"""An emulated probe is asked again where its worker was lost: it kills nobody by itself."""
-
-_STALL_S = 60.0
-"""An emulator's worker computes or reads; without any use of the processor for so long it hangs."""
-
 
 _ONLY_EMULATED = (
     "no input can be moved a little, only what the token ids look up, and an engine holds its "
@@ -69,7 +57,7 @@ class Ledger:
     probes: Mapping[str, int]
     new_probes: int
     engine_results: tuple[ProbeResult, ...]
-    engine_versions: Mapping[str, str]
+    versions: Mapping[str, str]
     findings: tuple[Finding, ...] = ()
 
     def of(self, runner: str, plan: PrecisionPlan) -> ProbeResult | None:
@@ -179,6 +167,7 @@ class Bench:
 
     def ledger(self) -> Ledger:
         """What was done until now."""
+        engine = self.engine.runner if self.engine is not None else None
         return Ledger(
             self.folder,
             tuple(self.log),
@@ -187,7 +176,7 @@ class Bench:
             {p.runner.name: len(p.plans) for p in self.probers if p.plans},
             sum(p.new_probes for p in self.probers),
             tuple(self.engine.done.values()) if self.engine is not None else (),
-            dict(self.engine.runner.versions) if self.engine is not None else {},
+            dict(self.prober.runner.versions) | (dict(engine.versions) if engine else {}),
             tuple(self._found),
         )
 
@@ -253,40 +242,23 @@ def open_bench(case: Case, observer: Observer, suffix: str = "") -> Iterator[Ben
         MachineError: the disk is full.
         RunnerUnavailableError: the runner or cluster asked for is not there.
     """
-    emulator = EmulatedRunner(case.graph, case.settings.precision)
+    device, findings = emulator_device(case.settings)
     with ExitStack() as opened:
         folder = folder_of(case, suffix)
         engine = open_engine(case, folder / "caches")
         if engine is not None:
             opened.enter_context(closing(engine))
         journal = opened.enter_context(claimed_folder(case, folder))
-        fleet = _open_fleet(case, emulator)
+        emulator, noted = open_emulator(case, device, journal)
+        fleet = open_fleet(case, emulator, device)
         if fleet is not None:
             opened.enter_context(closing(fleet))
         bench = Bench(case, observer, folder, journal, engine, emulator, fleet)
+        for finding in (*findings, *noted):
+            bench.note(finding)
         if journal.note:
             bench.note(Finding("journal", JOURNAL, journal.note))
         if engine is not None and case.moves_lookups:
             bench.note(Finding("redrawn", "", _ONLY_EMULATED))
         opened.enter_context(closing(bench.references))
         yield bench
-
-
-def _open_fleet(case: Case, local: EmulatedRunner) -> EmulatedFleet | None:
-    """The emulator's workers; None for a run in this process alone.
-
-    Several processes of one machine share its cores evenly.
-    """
-    settings = case.settings
-    if settings.workers == 1 and settings.ray is None:
-        return None
-    shared = settings.ray is None
-    threads = max(1, usable_cores() // settings.workers) if shared else 1
-    arguments = server_arguments(case.graph.proto, settings.precision, threads)
-    members: Sequence[Remote]
-    if settings.ray is not None:
-        members = ray_actors(settings.ray, SERVER, arguments, settings.workers, gpus=0)
-    else:
-        count = range(settings.workers)
-        members = [IsolatedWorker(SERVER, arguments, stall_s=_STALL_S) for _ in count]
-    return EmulatedFleet(local, Crew(members, _ATTEMPTS), settings.probe_timeout_s)

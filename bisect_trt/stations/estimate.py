@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from bisect_trt.core.memory import free_bytes, in_words, peak_bytes
 from bisect_trt.core.observer import Observer
 from bisect_trt.graph.load import weights_size
-from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.search.facts import information_bound
 from bisect_trt.stations.case import Case, load
+from bisect_trt.stations.emulator_choice import emulator_device, open_emulator
 from bisect_trt.stations.sensitivity import affordable
 from bisect_trt.stations.settings import Settings
 
@@ -84,7 +84,7 @@ def estimate(settings: Settings) -> Estimate:
         BadInputError: what a run would refuse too.
     """
     case = load(settings, Observer())
-    runner = EmulatedRunner(case.graph, settings.precision)
+    runner, _ = open_emulator(case, emulator_device(settings)[0], None)
     seconds = 0.0
     for _ in range(2):
         began = time.perf_counter()

@@ -57,6 +57,12 @@ class Settings:
         },
         commands=_EVERYWHERE,
     )
+    emulate_on: str = option(
+        "auto",
+        "--emulate-on",
+        "Where the emulator computes; auto is cuda where that works and is faster, cpu with --ray.",
+        choices=("auto", "cpu", "cuda"),
+    )
     require: Sequence[str] = option(
         (),
         "--requirement",

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from typing import Any
 
 from bisect_trt.core.errors import RunnerFailedError, RunnerUnavailableError
 from bisect_trt.core.verdict import Verdict
@@ -68,3 +69,13 @@ class GreedyServer(KilledServer):
         raise MemoryError("Failed to allocate memory for requested buffer of size 1")
 
     effects = outputs
+
+
+class Seer:
+    """A worker that says which GPU it sees, and what it was told to compute on."""
+
+    def __init__(self, device: Any, **_: object) -> None:
+        self._device = device
+
+    def outputs(self) -> tuple[str | None, str]:
+        return os.environ.get("CUDA_VISIBLE_DEVICES"), self._device.name

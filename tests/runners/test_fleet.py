@@ -35,7 +35,7 @@ from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.runners.emulator.server import SERVER, server_arguments
 from bisect_trt.runners.workers.crew import Crew
 from bisect_trt.runners.workers.process import IsolatedWorker
-from bisect_trt.stations import bench
+from bisect_trt.stations import emulator_choice
 from fixtures.models import encoder_decomposed, residual
 
 
@@ -132,7 +132,7 @@ def test_lost_workers_say_nothing_of_any_plan(
 ) -> None:
     target = {"killed": "KilledServer", "out of memory": "GreedyServer"}[death]
     with monkeypatch.context() as spoilt:
-        spoilt.setattr(bench, "SERVER", f"tests.runners.breaking:{target}")
+        spoilt.setattr(emulator_choice, "SERVER", f"tests.runners.breaking:{target}")
         with pytest.raises(MachineError, match="nothing is concluded") as caught:
             run(tmp_path / "lost", workers=2)
     assert caught.value.exit_code == 4 and "\n" not in str(caught.value)

@@ -4,7 +4,9 @@ what is fed.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,25 +17,38 @@ from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.load import loadable
 from bisect_trt.graph.passes.switched import to_switched
 from bisect_trt.runners.emulator.constant_store import ConstantStore
+from bisect_trt.runners.emulator.device_constants import DeviceConstants
+from bisect_trt.runners.ort_devices import CPU, Device
+from bisect_trt.runners.ort_profiles import cpu_nodes
 from bisect_trt.runners.ort_sessions import failure_of_session, switched_session
 from bisect_trt.runners.ort_values import Value, caller, owned, value_of
 
 
 class SwitchedSession:
-    """Executes a model with any of its layers lowered to ``low`` and the others in ``pin``."""
+    """Executes a model with any of its layers lowered to ``low`` and the others in ``pin``.
+
+    ``constants`` are those of ``graph``, in the memory of ``device``. ``on_cpu`` names what the CPU
+    ran in place of another device, known after the first inference.
+    """
 
     def __init__(
         self,
         graph: Graph,
-        constants: ConstantStore,
+        constants: ConstantStore | DeviceConstants,
         low: Precision,
         pin: Precision,
         threads: int,
+        device: Device = CPU,
     ) -> None:
         switched = to_switched(graph, low, pin)
         self._flags, self._weights = switched.flags, switched.weights
+        self.on_cpu: tuple[str, ...] = ()
+        self._profiles = None
+        if device != CPU:
+            self._profiles = tempfile.TemporaryDirectory(prefix="bisect-trt-")
+        profile = None if self._profiles is None else str(Path(self._profiles.name) / "profile")
         with loadable(switched.model) as source:
-            self._session = switched_session(source, threads)
+            self._session = switched_session(source, threads, device, profile)
         self._call = caller(self._session)
         self._constants = constants
         self._outputs = graph.outputs
@@ -59,6 +74,11 @@ class SwitchedSession:
             feed[name] = self._constants.value(weight.tensor, precision)
         try:
             results = self._call(feed, self._outputs, None)
-            return {name: results[i].numpy() for i, name in enumerate(self._outputs)}
+            found = {name: results[i].numpy() for i, name in enumerate(self._outputs)}
         except Exception as error:
             raise failure_of_session("the emulated model", error) from error
+        profiles, self._profiles = self._profiles, None
+        if profiles is not None:
+            self.on_cpu = tuple(cpu_nodes(self._session))
+            profiles.cleanup()
+        return found

@@ -120,6 +120,10 @@ def ray_actors(
             raise RunnerUnavailableError(
                 f"--ray {address}: the cluster does not answer ({one_line(error, 120)})"
             ) from error
+    # A cluster that others run may get GPUs when they are asked for; this one never will.
+    resources: Any = ray.cluster_resources
+    if address == LOCAL and gpus and resources().get("GPU", 0.0) < gpus:
+        raise RunnerUnavailableError("--ray local: this machine has no GPU for the workers")
     shared = ray.put(dict(arguments))
     served = ray.remote(_Served).options(
         num_cpus=1, num_gpus=gpus, max_restarts=-1, max_task_retries=3
