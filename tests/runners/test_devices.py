@@ -229,7 +229,7 @@ def bed(monkeypatch: pytest.MonkeyPatch) -> Bed:
 
 
 def test_auto_takes_what_is_faster_and_keeps_to_it(bed: Bed, tmp_path: Path) -> None:
-    case = case_of(healthy(), tmp_path)
+    case = case_of(healthy(), tmp_path, emulate_on="auto")
     journal = Journal(tmp_path)
     device, said = emulator_device(case.settings)
     assert (device, said) == (PLANTED, ()) and bed.asked == ("gpu 4", 0, 500_000)
@@ -259,9 +259,9 @@ def test_a_gpu_that_does_not_work_is_told_of(bed: Bed, tmp_path: Path) -> None:
     asked = Settings("m.onnx", [], emulate_on="cuda")
     with pytest.raises(RunnerUnavailableError, match=r"^--emulate-on cuda: no usable GPU$"):
         emulator_device(asked)
-    device, (said,) = emulator_device(Settings("m.onnx", []))
+    device, (said,) = emulator_device(Settings("m.onnx", [], emulate_on="auto"))
     assert device == CPU and "no usable GPU" in said.message
-    assert emulator_device(Settings("m.onnx", [], emulate_on="cpu")) == (CPU, ())
+    assert emulator_device(Settings("m.onnx", [])) == (CPU, ()), "it is asked for"
 
 
 def test_a_model_that_fails_there_is_emulated_here(
@@ -271,7 +271,9 @@ def test_a_model_that_fails_there_is_emulated_here(
         raise MachineError("the GPU failed (CUDA failure 2: out of memory)")
 
     monkeypatch.setattr(emulator_choice, "_seconds", broken)
-    emulator, (said,) = open_emulator(case_of(healthy(), tmp_path), PLANTED, None)
+    emulator, (said,) = open_emulator(
+        case_of(healthy(), tmp_path, emulate_on="auto"), PLANTED, None
+    )
     assert emulator.device == CPU and "out of memory" in said.message
     with pytest.raises(MachineError):
         open_emulator(case_of(healthy(), tmp_path, emulate_on="cuda"), PLANTED, None)
