@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 
 from tests.engines import judged
@@ -19,6 +20,29 @@ __all__ = ["judged"]
 
 ort.set_default_logger_severity(4)
 
+# No test may depend on how busy the machine is.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
+
+HANG_S = 600.0
+"""What has not ended by then hangs, on the busiest machine."""
+
+
+def session_of(
+    model: onnx.ModelProto,
+    level: ort.GraphOptimizationLevel = ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+) -> ort.InferenceSession:
+    """A session of ``model`` on ONNX Runtime's CPU provider. One thread: the models are small, and
+    the tests share the machine.
+    """
+    options = ort.SessionOptions()
+    options.graph_optimization_level = level
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    return ort.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+
 
 def run_model(
     model: onnx.ModelProto,
@@ -26,13 +50,7 @@ def run_model(
     level: ort.GraphOptimizationLevel = ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
 ) -> list[Any]:
     """The outputs of ``model`` on ONNX Runtime's CPU provider."""
-    options = ort.SessionOptions()
-    options.graph_optimization_level = level
-    options.log_severity_level = 4
-    session = ort.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    return list(session.run(None, dict(feed)))
+    return list(session_of(model, level).run(None, dict(feed)))
 
 
 def same(a: Any, b: Any) -> bool:

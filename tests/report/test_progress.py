@@ -12,7 +12,7 @@ from bisect_trt.report.progress import ProgressObserver
 
 
 def said(seconds: float, lines: int = 0, **options: bool) -> str:
-    """What is said within some time; of ``lines`` it is waited for, however busy the machine is."""
+    """What is said within some time; ``lines`` of it are waited for, on a machine however busy."""
     text = io.StringIO()
     console = plain(file=text, width=200)
     given = {"quiet": False, "verbose": False, **options}
@@ -20,8 +20,7 @@ def said(seconds: float, lines: int = 0, **options: bool) -> str:
         observer.station("bisect")
         observer.progress(3, 10, "6 pins: pass")
         time.sleep(seconds)
-        deadline = time.monotonic() + 60.0
-        while len(text.getvalue().splitlines()) < lines and time.monotonic() < deadline:
+        while len(text.getvalue().splitlines()) < lines:
             time.sleep(0.01)
     return text.getvalue()
 
@@ -57,7 +56,5 @@ def test_a_reader_who_went_away_does_not_matter() -> None:
     gone = Gone()
     with ProgressObserver(plain(file=gone), quiet=False, verbose=False, every_s=0.01) as observer:
         observer.station("bisect")
-        deadline = time.monotonic() + 60.0
-        while gone.asked < 2 and time.monotonic() < deadline:
+        while gone.asked < 2:  # it goes on after the first line that nobody read
             time.sleep(0.01)
-    assert gone.asked >= 2, "it goes on after the first line that nobody read"
