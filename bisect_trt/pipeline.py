@@ -38,6 +38,7 @@ from bisect_trt.stations.reduce import Reduced
 from bisect_trt.stations.reduce_model import files_read, reduce_model, result_folder
 from bisect_trt.stations.seen import Seen
 from bisect_trt.stations.settings import Settings
+from bisect_trt.stations.thread_limit import within_threads
 from bisect_trt.stations.triage import Triage, find_cause
 from bisect_trt.stations.unseen import look_beyond
 
@@ -45,6 +46,7 @@ REDUCED, CURED = "reduced", "cured"
 """What the default folders of :func:`reduce` and :func:`cure` end with."""
 
 
+@within_threads
 def run(settings: Settings, observer: Observer | None = None) -> Result:
     """The main job; writes the run's folder.
 
@@ -86,6 +88,7 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
         return result
 
 
+@within_threads
 def compare(settings: Settings, observer: Observer | None = None) -> Result:
     """The error tables of the baselines and layers, without a search; writes layers.csv and
     outputs.csv.
@@ -169,6 +172,7 @@ def _search(case: Case, bench: Bench) -> Iterator[Known]:
         yield known.with_(judgement=judgement)
 
 
+@within_threads
 def cure(
     settings: Settings, precision: Precision, piece: Path | None, observer: Observer | None = None
 ) -> Cures:
@@ -193,6 +197,7 @@ def cure(
     return cures
 
 
+@within_threads
 def reduce(
     settings: Settings,
     precision: Precision,

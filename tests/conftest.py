@@ -71,6 +71,12 @@ def waves() -> NDArray[np.float32]:
     return np.sin(np.linspace(0.0, 6.0, 16)).reshape(2, 8).astype(np.float32)
 
 
+@pytest.fixture
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test on fresh draws makes half as many: what it claims is then a little less, no more."""
+    monkeypatch.setattr("bisect_trt.stations.fresh_test._MOST", 100)
+
+
 def forbid_inferences(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on an inference on the emulators or the reference fails the test."""
 

@@ -18,6 +18,8 @@ from bisect_trt.graph.weak_forms import trtexec_arguments
 from fixtures.__main__ import input_bytes, model_bytes
 from fixtures.models import Fixture, encoder_decomposed, encoder_layernorm, unsavable
 
+pytestmark = pytest.mark.usefixtures("few_draws")
+
 
 def files(fixture: Fixture, folder: Path) -> list[str]:
     (folder / "m.onnx").write_bytes(model_bytes(fixture))

@@ -27,6 +27,7 @@ from bisect_trt.core.verdict import Verdict
 from bisect_trt.graph.graph import Graph, as_graph
 from bisect_trt.graph.load import loadable
 from bisect_trt.graph.passes.typed import to_typed
+from bisect_trt.runners.ort_sessions import session_options
 from bisect_trt.runners.workers.crew import Crew
 from bisect_trt.runners.workers.process import IsolatedWorker
 
@@ -117,8 +118,7 @@ class OrtCudaWorker:
             tf32: whether products may be rounded to TF32.
         """
         with tempfile.TemporaryDirectory(prefix="bisect-trt-") as folder:
-            options = ort.SessionOptions()
-            options.log_severity_level = 4
+            options = session_options()
             options.enable_profiling = True
             options.profile_file_prefix = str(Path(folder) / "profile")
             providers = [(CUDA, {"use_tf32": int(tf32)}), "CPUExecutionProvider"]

@@ -10,7 +10,6 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bisect_trt.core.cores import usable_cores
 from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.observer import Observer
@@ -27,25 +26,14 @@ from bisect_trt.runners.base import Runner
 from bisect_trt.runners.emulator.fleet import EmulatedFleet
 from bisect_trt.runners.emulator.rtx_runner import RtxRunner
 from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.runners.emulator.server import SERVER, server_arguments
 from bisect_trt.runners.emulator.whole_model import WholeModelRunner
-from bisect_trt.runners.workers.crew import Crew
-from bisect_trt.runners.workers.process import IsolatedWorker
-from bisect_trt.runners.workers.ray_actors import ray_actors
-from bisect_trt.runners.workers.remote import Remote
 from bisect_trt.stations.case import Case
+from bisect_trt.stations.emulator_workers import fewer_hired, open_fleet
 from bisect_trt.stations.engine_choice import EngineRunner, has_rtx_sums, open_engine
 from bisect_trt.stations.metric_reads import MetricReads
 from bisect_trt.stations.run_folder import claimed_folder, folder_of
 
 _SECOND_SEES = 4
-
-_ATTEMPTS = 3
-"""An emulated probe is asked again where its worker was lost: it kills nobody by itself."""
-
-_STALL_S = 60.0
-"""An emulator's worker computes or reads; without any use of the processor for so long it hangs."""
-
 
 _ONLY_EMULATED = (
     "no input can be moved a little, only what the token ids look up, and an engine holds its "
@@ -128,13 +116,13 @@ class Bench:
         self._key = MetricReads(case.metrics, case.key, journal).key
         self._found: list[Finding] = []
         self._error_samples: dict[tuple[str, PrecisionPlan], ErrorSample] = {}
-        workers = case.settings.workers
         other: Runner = RtxRunner(emulator) if self.rtx_sums else WholeModelRunner(case.graph)
-        self.prober = self.prober_of(fleet or emulator, workers)
+        self.prober = self.prober_of(fleet or emulator, 1 if fleet is None else len(fleet))
         # Sums as TensorRT's take seconds an inference: a few inputs must do.
         few = tuple(evenly(case.samples, _SECOND_SEES))
         self.second_sees = few if self.rtx_sums else case.samples
         self.second = self.prober_of(other, given=self.second_sees)
+        workers = case.settings.workers
         self.engine = self.prober_of(opened, workers) if opened is not None else None
 
     @property
@@ -260,7 +248,7 @@ def open_bench(case: Case, observer: Observer, suffix: str = "") -> Iterator[Ben
         if engine is not None:
             opened.enter_context(closing(engine))
         journal = opened.enter_context(claimed_folder(case, folder))
-        fleet = _open_fleet(case, emulator)
+        fleet = open_fleet(case, emulator)
         if fleet is not None:
             opened.enter_context(closing(fleet))
         bench = Bench(case, observer, folder, journal, engine, emulator, fleet)
@@ -268,25 +256,7 @@ def open_bench(case: Case, observer: Observer, suffix: str = "") -> Iterator[Ben
             bench.note(Finding("journal", JOURNAL, journal.note))
         if engine is not None and case.moves_lookups:
             bench.note(Finding("redrawn", "", _ONLY_EMULATED))
+        if fleet is not None and len(fleet) < case.settings.workers:
+            bench.note(Finding("workers", "", fewer_hired(case.settings.workers, len(fleet))))
         opened.enter_context(closing(bench.references))
         yield bench
-
-
-def _open_fleet(case: Case, local: EmulatedRunner) -> EmulatedFleet | None:
-    """The emulator's workers; None for a run in this process alone.
-
-    Several processes of one machine share its cores evenly.
-    """
-    settings = case.settings
-    if settings.workers == 1 and settings.ray is None:
-        return None
-    shared = settings.ray is None
-    threads = max(1, usable_cores() // settings.workers) if shared else 1
-    arguments = server_arguments(case.graph.proto, settings.precision, threads)
-    members: Sequence[Remote]
-    if settings.ray is not None:
-        members = ray_actors(settings.ray, SERVER, arguments, settings.workers, gpus=0)
-    else:
-        count = range(settings.workers)
-        members = [IsolatedWorker(SERVER, arguments, stall_s=_STALL_S) for _ in count]
-    return EmulatedFleet(local, Crew(members, _ATTEMPTS), settings.probe_timeout_s)

@@ -13,6 +13,7 @@ from bisect_trt.search.facts import information_bound
 from bisect_trt.stations.case import Case, load
 from bisect_trt.stations.sensitivity import affordable
 from bisect_trt.stations.settings import Settings
+from bisect_trt.stations.thread_limit import within_threads
 
 _USUAL_SHARE, _LARGE_SHARE = 0.02, 0.1
 _BASELINES, _PROBES_A_PIN = 6, 8
@@ -76,6 +77,7 @@ def expected_probes(pins: int) -> int:
     return _BASELINES + _PROBES_A_PIN * pins
 
 
+@within_threads
 def estimate(settings: Settings) -> Estimate:
     """Price a run without searching or writing anything: one emulated inference is measured, twice,
     the second counts.

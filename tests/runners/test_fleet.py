@@ -35,7 +35,7 @@ from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.runners.emulator.server import SERVER, server_arguments
 from bisect_trt.runners.workers.crew import Crew
 from bisect_trt.runners.workers.process import IsolatedWorker
-from bisect_trt.stations import bench
+from bisect_trt.stations import emulator_workers
 from fixtures.models import encoder_decomposed, residual
 from tests.conftest import HANG_S
 
@@ -133,7 +133,7 @@ def test_lost_workers_say_nothing_of_any_plan(
 ) -> None:
     target = {"killed": "KilledServer", "out of memory": "GreedyServer"}[death]
     with monkeypatch.context() as spoilt:
-        spoilt.setattr(bench, "SERVER", f"tests.runners.breaking:{target}")
+        spoilt.setattr(emulator_workers, "SERVER", f"tests.runners.breaking:{target}")
         with pytest.raises(MachineError, match="nothing is concluded") as caught:
             run(tmp_path / "lost", workers=2)
     assert caught.value.exit_code == 4 and "\n" not in str(caught.value)
@@ -148,7 +148,7 @@ def test_a_stopped_worker_is_replaced(
     whole: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A stopped process uses nothing, on the busiest machine; one that is starved a little.
-    monkeypatch.setattr(bench, "_STALL_S", 3.0)
+    monkeypatch.setattr(emulator_workers, "_STALL_S", 3.0)
     stopped = list[int]()
     done = threading.Event()
 
@@ -327,7 +327,7 @@ def test_a_run_whose_workers_are_stopped_can_be_interrupted(
     time.sleep(1.0)
     process.send_signal(number)
     # It does not wait until the workers count as hung: that would be a minute.
-    _, words = process.communicate(timeout=bench._STALL_S)
+    _, words = process.communicate(timeout=emulator_workers._STALL_S)
     assert process.returncode == 130 and "run the same command again" in words
     assert not [pid for pid in children if Path(f"/proc/{pid}").exists()], "nobody is left behind"
 
