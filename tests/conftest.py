@@ -4,6 +4,7 @@ had.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 
+from bisect_trt.report import progress
 from tests.engines import judged
 
 __all__ = ["judged"]
@@ -23,6 +25,9 @@ ort.set_default_logger_severity(4)
 # No test may depend on how busy the machine is.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
+
+# Nor may what a command prints: here it writes no line of progress, however long it takes.
+progress.EVERY_S = 1e6
 
 HANG_S = 600.0
 """What has not ended by then hangs, on the busiest machine."""
@@ -51,6 +56,14 @@ def run_model(
 ) -> list[Any]:
     """The outputs of ``model`` on ONNX Runtime's CPU provider."""
     return list(session_of(model, level).run(None, dict(feed)))
+
+
+def without_progress(text: str) -> str:
+    """``text`` without the lines that a log gets every few seconds: on a busy machine any command
+    may take so long.
+    """
+    lines = text.splitlines(keepends=True)
+    return "".join(line for line in lines if not re.match(r"\[\d+ s, .* at most\] ", line))
 
 
 def same(a: Any, b: Any) -> bool:

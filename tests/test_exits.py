@@ -25,7 +25,7 @@ from bisect_trt.core.run_files import RESULT_FILES
 from bisect_trt.core.scratch import draft_prefix, sweep
 from fixtures.__main__ import input_bytes, model_bytes
 from fixtures.models import Fixture, encoder_decomposed, residual
-from tests.conftest import HANG_S
+from tests.conftest import HANG_S, without_progress
 
 COMMAND = [sys.executable, "-m", "bisect_trt"]
 
@@ -42,9 +42,11 @@ def call(arguments: list[str], shell: str = "", **more: Any) -> subprocess.Compl
     """The command in a process of its own; ``shell`` is what stands behind it on a shell's line."""
     words = " ".join(f"'{a}'" for a in [*COMMAND, *arguments])
     more.setdefault("env", plain_environment())
-    return subprocess.run(
+    ended = subprocess.run(
         ["bash", "-c", f"{words} {shell}"], capture_output=True, text=True, timeout=HANG_S, **more
     )
+    ended.stderr = without_progress(ended.stderr)
+    return ended
 
 
 def plain_environment() -> dict[str, str]:

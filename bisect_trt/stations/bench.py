@@ -15,6 +15,7 @@ from bisect_trt.core.finding import Finding
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample, evenly
+from bisect_trt.core.time_budget import TimeBudget, TimedObserver
 from bisect_trt.numerics.error_sample import ErrorSample
 from bisect_trt.numerics.requirements import times
 from bisect_trt.probe.execution import Arrays
@@ -90,7 +91,8 @@ class Bench:
     where the emulator judges.
 
     ``emulator`` runs in this process, ``fleet`` on workers where there are some; ``rtx_sums`` is
-    true where layer tables follow the measured sums of TensorRT for RTX.
+    true where layer tables follow the measured sums of TensorRT for RTX. ``time`` ends probes whose
+    time is spent.
     """
 
     def __init__(
@@ -102,8 +104,10 @@ class Bench:
         opened: EngineRunner | None,
         emulator: EmulatedRunner,
         fleet: EmulatedFleet | None,
+        time_budget: TimeBudget,
     ) -> None:
         self.observer = observer
+        self.time = time_budget
         self.folder = folder
         self.journal = journal
         self.opened = opened
@@ -115,6 +119,7 @@ class Bench:
         self._case = case
         self._key = MetricReads(case.metrics, case.key, journal).key
         self._found: list[Finding] = []
+        self._best: int | None = None
         self._error_samples: dict[tuple[str, PrecisionPlan], ErrorSample] = {}
         other: Runner = RtxRunner(emulator) if self.rtx_sums else WholeModelRunner(case.graph)
         self.prober = self.prober_of(fleet or emulator, 1 if fleet is None else len(fleet))
@@ -197,6 +202,10 @@ class Bench:
     def _tell(self, result: ProbeResult) -> None:
         pins = len(result.plan.pinned)
         note = f"{result.runner}, {pins} pins: {result.verdict.value}, {times(result.score)}"
+        # Of a panel the search itself knows when it is passed.
+        if result.on == GIVEN and result.verdict.passed and not self._case.settings.robust:
+            self._best = min(pins, self._best if self._best is not None else pins)
+            self.observer.best(self._best)
         self.observer.progress(len(self.log), 0, note)
 
     def prober_of(
@@ -212,7 +221,7 @@ class Bench:
         case = self._case
         # Only growing a set and telling an engine's FP32 need the signed errors of each probe.
         vectors = not case.settings.robust or self.opened is not None
-        return Prober(
+        prober = Prober(
             runner,
             case.samples if given is None else given,
             self.references,
@@ -225,16 +234,21 @@ class Bench:
             64 if runner is self.opened else 8,
             1.0 if case.requirements.of_sets else case.settings.share_of_given,
         )
+        prober.before_each = self.time.check
+        return prober
 
 
 @contextmanager
-def open_bench(case: Case, observer: Observer, suffix: str = "") -> Iterator[Bench]:
+def open_bench(
+    case: Case, observer: Observer, suffix: str = "", time_budget: TimeBudget | None = None
+) -> Iterator[Bench]:
     """Open what the run needs.
 
     Args:
         case: the model, the inputs and the settings.
         observer: hears of the progress.
         suffix: ends the default folder's name.
+        time_budget: of the whole run; None where it may take as long as it needs.
 
     Raises:
         BadInputError: the folder cannot be used (see ``claimed_folder``).
@@ -251,7 +265,9 @@ def open_bench(case: Case, observer: Observer, suffix: str = "") -> Iterator[Ben
         fleet = open_fleet(case, emulator)
         if fleet is not None:
             opened.enter_context(closing(fleet))
-        bench = Bench(case, observer, folder, journal, engine, emulator, fleet)
+        clock = time_budget or TimeBudget(None)
+        heard = TimedObserver(observer, clock)
+        bench = Bench(case, heard, folder, journal, engine, emulator, fleet, clock)
         if journal.note:
             bench.note(Finding("journal", JOURNAL, journal.note))
         if engine is not None and case.moves_lookups:

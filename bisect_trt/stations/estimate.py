@@ -78,14 +78,15 @@ def expected_probes(pins: int) -> int:
 
 
 @within_threads
-def estimate(settings: Settings) -> Estimate:
+def estimate(settings: Settings, observer: Observer) -> Estimate:
     """Price a run without searching or writing anything: one emulated inference is measured, twice,
     the second counts.
 
     Raises:
         BadInputError: what a run would refuse too.
     """
-    case = load(settings, Observer())
+    case = load(settings, observer)
+    observer.station("a timed inference")
     runner = EmulatedRunner(case.graph, settings.precision)
     seconds = 0.0
     for _ in range(2):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bisect_trt.core.holds import at_least
 from bisect_trt.numerics.confidence import draws_needed
@@ -22,6 +22,9 @@ VERIFYING = 100
 """The number of a test that no search has made: its draws are no other test's."""
 
 _VARIANTS = 24
+_OF_REST = 0.6
+"""The part of a run's last minutes that redrawn copies get; variants and the report come after."""
+
 _FEWEST, _MOST, _SECONDS, _LONGEST = 8, 300, 25.0, 150.0
 """A test is made of as many draws as take 25 s, so that a plan which holds on a little more than
 is asked for may pass it; of as many as it needs at least, up to 150 s; of fewer for slow models,
@@ -67,6 +70,22 @@ def planned_test(case: Case, number: int, probe_seconds: float, *, last: bool) -
         if more > most or more * seconds > _SECONDS:
             return FreshTest(number + 1, 1.0 - risk, draws, misses)
         draws, misses = more, misses + 1
+
+
+def fitted(test: FreshTest, case: Case, probe_seconds: float, left_s: float) -> FreshTest:
+    """``test`` with as many draws as can be made in ``left_s`` seconds, at least a few; its bound
+    is then what it is.
+
+    Args:
+        test: as it was planned.
+        case: says how many inputs make a draw.
+        probe_seconds: about what one emulated inference takes.
+        left_s: seconds; infinite where there is no budget.
+    """
+    seconds = max(3.0 * probe_seconds * set_size(case), 1e-6)
+    if test.draws * seconds <= _OF_REST * left_s:
+        return test
+    return replace(test, draws=max(_FEWEST, int(_OF_REST * left_s / seconds)))
 
 
 def spared(case: Case, kind: str, count: int) -> int:

@@ -236,6 +236,18 @@ class Settings:
         metavar="ADDRESS",
         commands=_RUN,
     )
+    budget: float | None = option(
+        None,
+        "--budget",
+        "Minutes for the whole run: it then ends with the best plan so far, tested, and the exit "
+        "code says whether that passes what was asked for.",
+        kind=float,
+        least=0.0,
+        above=True,
+        metavar="MINUTES",
+        commands=_RUN | _ENGINES,
+        help_of=dict.fromkeys(_ENGINES, "Minutes: it then ends with the best so far."),
+    )
     max_builds: int | None = option(
         None,
         "--max-builds",
