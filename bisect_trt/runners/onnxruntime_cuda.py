@@ -32,6 +32,7 @@ from bisect_trt.runners.ort_devices import (
     why_no_provider,
 )
 from bisect_trt.runners.ort_profiles import cpu_nodes
+from bisect_trt.runners.ort_sessions import session_options
 from bisect_trt.runners.workers.crew import Crew
 from bisect_trt.runners.workers.process import IsolatedWorker
 
@@ -109,8 +110,7 @@ class OrtCudaWorker:
             tf32: whether products may be rounded to TF32.
         """
         with tempfile.TemporaryDirectory(prefix="bisect-trt-") as folder:
-            options = ort.SessionOptions()
-            options.log_severity_level = 4
+            options = session_options()
             options.enable_profiling = True
             options.profile_file_prefix = str(Path(folder) / "profile")
             providers = [(CUDA_PROVIDER, {"use_tf32": int(tf32)}), CPU_PROVIDER]

@@ -4,7 +4,6 @@ relies on.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from bisect_trt.core.cores import usable_cores
+from bisect_trt.core.cores import thread_count
 from bisect_trt.core.errors import (
     BadInputError,
     BisectError,
@@ -34,6 +33,26 @@ threads than this.
 Arrays = dict[str, NDArray[Any]]
 
 
+def session_options(threads: int = 0) -> ort.SessionOptions:
+    """What every session begins with.
+
+    Threads that wait sleep: spinning ones gain next to nothing when alone, and of several busy
+    processes each spins away what the others could use (benchmarks/neighbours.py). Their number is
+    said, not left to ONNX Runtime: it knows of no quota, would tie them to cores that others are
+    tied to as well, and its sums of some convolutions follow the number.
+
+    Args:
+        threads: what one call may use; 0 is all that the process may.
+    """
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = threads or thread_count()
+    options.inter_op_num_threads = 1  # nodes run one after the other
+    for pool in ("intra_op", "inter_op"):
+        options.add_session_config_entry(f"session.{pool}.allow_spinning", "0")
+    return options
+
+
 def reference_session(source: str | bytes, *, quantised: bool = False) -> ort.InferenceSession:
     """A session over a whole model, with ONNX Runtime's default optimisations.
 
@@ -48,12 +67,9 @@ def reference_session(source: str | bytes, *, quantised: bool = False) -> ort.In
         BadInputError: ONNX Runtime cannot load the model.
         MachineError: there is not enough memory.
     """
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
+    options = session_options()
     # Its fusions of quantised operators change that model's output by 0.85.
     options.add_session_config_entry("session.disable_quant_qdq", "1")
-    if usable_cores() < (os.cpu_count() or 1):  # else its own choice: a thread a physical core
-        options.intra_op_num_threads = usable_cores()
     if quantised:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     try:
@@ -64,13 +80,6 @@ def reference_session(source: str | bytes, *, quantised: bool = False) -> ort.In
         if is_out_of_memory(error):
             raise failure_of_session(where, error) from error
         raise BadInputError(f"{where}: ONNX Runtime cannot load it ({one_line(error)})") from error
-
-
-def thread_count(threads: int) -> int:
-    """How many threads 0 stands for: said, not left to ONNX Runtime, since its sums of some
-    convolutions follow the number.
-    """
-    return threads or usable_cores()
 
 
 @cache
@@ -100,13 +109,10 @@ def node_session(model: bytes, threads: int = 0) -> ort.InferenceSession:
     ``threads`` is what one call may use; 0 leaves it to the machine.
     """
     _register_shared_arena()
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
+    options = session_options(threads or min(thread_count(), _MAX_NODE_THREADS))
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.enable_mem_pattern = False
-    options.intra_op_num_threads = threads or min(thread_count(0), _MAX_NODE_THREADS)
     options.add_session_config_entry("session.use_env_allocators", "1")
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
@@ -149,10 +155,8 @@ def session_as_written(
         RunnerUnavailableError: the device does not start.
         MachineError: there is not enough memory.
     """
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
+    options = session_options(threads)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = thread_count(threads)
     options.use_deterministic_compute = device != CPU
     if profile is not None:
         options.enable_profiling, options.profile_file_prefix = True, profile

@@ -15,6 +15,7 @@ from bisect_trt.core.finding import Finding
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample, evenly
+from bisect_trt.core.time_budget import TimeBudget, TimedObserver
 from bisect_trt.numerics.error_sample import ErrorSample
 from bisect_trt.numerics.requirements import times
 from bisect_trt.probe.execution import Arrays
@@ -28,7 +29,8 @@ from bisect_trt.runners.emulator.rtx_runner import RtxRunner
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.runners.emulator.whole_model import WholeModelRunner
 from bisect_trt.stations.case import Case
-from bisect_trt.stations.emulator_choice import emulator_device, open_emulator, open_fleet
+from bisect_trt.stations.emulator_choice import emulator_device, open_emulator
+from bisect_trt.stations.emulator_workers import fewer_hired, open_fleet
 from bisect_trt.stations.engine_choice import EngineRunner, has_rtx_sums, open_engine
 from bisect_trt.stations.metric_reads import MetricReads
 from bisect_trt.stations.run_folder import claimed_folder, folder_of
@@ -90,7 +92,8 @@ class Bench:
     where the emulator judges.
 
     ``emulator`` runs in this process, ``fleet`` on workers where there are some; ``rtx_sums`` is
-    true where layer tables follow the measured sums of TensorRT for RTX.
+    true where layer tables follow the measured sums of TensorRT for RTX. ``time`` ends probes whose
+    time is spent.
     """
 
     def __init__(
@@ -102,8 +105,10 @@ class Bench:
         opened: EngineRunner | None,
         emulator: EmulatedRunner,
         fleet: EmulatedFleet | None,
+        time_budget: TimeBudget,
     ) -> None:
         self.observer = observer
+        self.time = time_budget
         self.folder = folder
         self.journal = journal
         self.opened = opened
@@ -115,14 +120,15 @@ class Bench:
         self._case = case
         self._key = MetricReads(case.metrics, case.key, journal).key
         self._found: list[Finding] = []
+        self._best: int | None = None
         self._error_samples: dict[tuple[str, PrecisionPlan], ErrorSample] = {}
-        workers = case.settings.workers
         other: Runner = RtxRunner(emulator) if self.rtx_sums else WholeModelRunner(case.graph)
-        self.prober = self.prober_of(fleet or emulator, workers)
+        self.prober = self.prober_of(fleet or emulator, 1 if fleet is None else len(fleet))
         # Sums as TensorRT's take seconds an inference: a few inputs must do.
         few = tuple(evenly(case.samples, _SECOND_SEES))
         self.second_sees = few if self.rtx_sums else case.samples
         self.second = self.prober_of(other, given=self.second_sees)
+        workers = case.settings.workers
         self.engine = self.prober_of(opened, workers) if opened is not None else None
 
     @property
@@ -198,6 +204,10 @@ class Bench:
     def _tell(self, result: ProbeResult) -> None:
         pins = len(result.plan.pinned)
         note = f"{result.runner}, {pins} pins: {result.verdict.value}, {times(result.score)}"
+        # Of a panel the search itself knows when it is passed.
+        if result.on == GIVEN and result.verdict.passed and not self._case.settings.robust:
+            self._best = min(pins, self._best if self._best is not None else pins)
+            self.observer.best(self._best)
         self.observer.progress(len(self.log), 0, note)
 
     def prober_of(
@@ -213,7 +223,7 @@ class Bench:
         case = self._case
         # Only growing a set and telling an engine's FP32 need the signed errors of each probe.
         vectors = not case.settings.robust or self.opened is not None
-        return Prober(
+        prober = Prober(
             runner,
             case.samples if given is None else given,
             self.references,
@@ -226,16 +236,21 @@ class Bench:
             64 if runner is self.opened else 8,
             1.0 if case.requirements.of_sets else case.settings.share_of_given,
         )
+        prober.before_each = self.time.check
+        return prober
 
 
 @contextmanager
-def open_bench(case: Case, observer: Observer, suffix: str = "") -> Iterator[Bench]:
+def open_bench(
+    case: Case, observer: Observer, suffix: str = "", time_budget: TimeBudget | None = None
+) -> Iterator[Bench]:
     """Open what the run needs.
 
     Args:
         case: the model, the inputs and the settings.
         observer: hears of the progress.
         suffix: ends the default folder's name.
+        time_budget: of the whole run; None where it may take as long as it needs.
 
     Raises:
         BadInputError: the folder cannot be used (see ``claimed_folder``).
@@ -253,12 +268,16 @@ def open_bench(case: Case, observer: Observer, suffix: str = "") -> Iterator[Ben
         fleet = open_fleet(case, emulator, device)
         if fleet is not None:
             opened.enter_context(closing(fleet))
-        bench = Bench(case, observer, folder, journal, engine, emulator, fleet)
+        clock = time_budget or TimeBudget(None)
+        heard = TimedObserver(observer, clock)
+        bench = Bench(case, heard, folder, journal, engine, emulator, fleet, clock)
         for finding in (*findings, *noted):
             bench.note(finding)
         if journal.note:
             bench.note(Finding("journal", JOURNAL, journal.note))
         if engine is not None and case.moves_lookups:
             bench.note(Finding("redrawn", "", _ONLY_EMULATED))
+        if fleet is not None and len(fleet) < case.settings.workers:
+            bench.note(Finding("workers", "", fewer_hired(case.settings.workers, len(fleet))))
         opened.enter_context(closing(bench.references))
         yield bench

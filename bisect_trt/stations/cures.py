@@ -17,6 +17,7 @@ from bisect_trt.core.observer import Observer
 from bisect_trt.core.piece import Piece
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
+from bisect_trt.core.stop import BudgetSpentError
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.graph.alike import nodes_alike
 from bisect_trt.graph.graph import Graph
@@ -26,7 +27,6 @@ from bisect_trt.graph.passes.typed import to_typed
 from bisect_trt.runners.recorded import outputs_of
 from bisect_trt.runners.tensorrt.records import AS_USUAL, EngineOptions
 from bisect_trt.search.find import find_pins
-from bisect_trt.search.oracle import BudgetSpentError
 from bisect_trt.stations.engine_trials import PROCESSES, EngineTrials, OpenRunner
 from bisect_trt.stations.seen import Budget, Seen
 from bisect_trt.stations.specimens import Specimen

@@ -155,7 +155,7 @@ def usable(bench: Bench, samples: Iterator[Sample]) -> Iterator[Sample]:
         found = bench.journal.recall(key)
         fit = bool(found[0]) if found is not None else _has_reference(bench, sample)
         if found is None:
-            bench.journal.record([Row(key, "usable", fit)])
+            bench.journal.record_later(Row(key, "usable", fit))
         if fit:
             refused = 0
             yield sample

@@ -1,25 +1,19 @@
-"""Where the emulator computes, and who runs it: this process, processes here, each on a GPU in
-turn, or actors on a Ray cluster.
-"""
+"""Where the emulator computes: on the CPU, or on a GPU where that works and is asked for."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import onnxruntime as ort
 
-from bisect_trt.core.cores import usable_cores
 from bisect_trt.core.errors import BisectError, RunnerUnavailableError, one_line
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.probe.journal import Journal, Row, content_key
 from bisect_trt.runners.device_check import why_not_on_cuda
-from bisect_trt.runners.emulator.fleet import EmulatedFleet
 from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.runners.emulator.server import SERVER, server_arguments
 from bisect_trt.runners.ort_devices import (
     CPU,
     Device,
@@ -28,18 +22,8 @@ from bisect_trt.runners.ort_devices import (
     visible_gpus,
     why_no_provider,
 )
-from bisect_trt.runners.workers.crew import Crew
-from bisect_trt.runners.workers.process import IsolatedWorker
-from bisect_trt.runners.workers.ray_actors import ray_actors
-from bisect_trt.runners.workers.remote import Remote
 from bisect_trt.stations.case import Case
 from bisect_trt.stations.settings import Settings
-
-_ATTEMPTS = 3
-"""An emulated probe is asked again where its worker was lost: it kills nobody by itself."""
-
-_STALL_S = 60.0
-"""An emulator's worker computes or reads; without any use of the processor for so long it hangs."""
 
 _ALONE, _BESIDE = 0.9, 0.5
 """What the emulators' activations may take of the GPU's free memory: alone, and beside an engine
@@ -145,43 +129,3 @@ def _findings(layers: Sequence[str], device: Device, failure: str) -> tuple[Find
         f"{named}{more}; the numbers are the same, the time is not"
     )
     return (Finding("cpu-fallback", layers[0], words),)
-
-
-def open_fleet(case: Case, local: EmulatedRunner, device: Device) -> EmulatedFleet | None:
-    """The emulator's workers; None for a run in this process alone.
-
-    Several processes of one machine share its cores evenly, and take its GPUs in turn.
-
-    Args:
-        case: the model and the settings.
-        local: the emulator of this process, on the device that it chose.
-        device: what actors on a cluster compute on.
-    """
-    settings = case.settings
-    if settings.workers == 1 and settings.ray is None:
-        return None
-    shared = settings.ray is None
-    device = local.device if shared else device
-    threads = max(1, usable_cores() // settings.workers) if shared else 1
-    arguments = server_arguments(
-        case.graph.proto, settings.precision, threads, replace(device, number=0)
-    )
-    members: Sequence[Remote]
-    if settings.ray is not None:
-        gpus = 0.0 if device == CPU else 1.0 if settings.runner == "emulated" else 0.5
-        members = ray_actors(settings.ray, SERVER, arguments, settings.workers, gpus)
-    else:
-        members = [
-            IsolatedWorker(SERVER, arguments, seen, stall_s=_STALL_S)
-            for seen in gpus_in_turn(visible_gpus() if device != CPU else (), settings.workers)
-        ]
-    return EmulatedFleet(local, Crew(members, _ATTEMPTS), settings.probe_timeout_s, device)
-
-
-def gpus_in_turn(gpus: Sequence[str], workers: int) -> list[dict[str, str]]:
-    """The environment of each of ``workers``: which of ``gpus`` it sees, all where none is
-    named.
-    """
-    if not gpus:
-        return [{} for _ in range(workers)]
-    return [{"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]} for i in range(workers)]

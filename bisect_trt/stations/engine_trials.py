@@ -20,11 +20,11 @@ from bisect_trt.core.errors import RunnerFailedError, one_line
 from bisect_trt.core.piece import Piece
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
+from bisect_trt.core.stop import BudgetSpentError
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.graph.graph import Graph
 from bisect_trt.numerics.confidence import draws_needed
 from bisect_trt.runners.base import Repeated, Runner
-from bisect_trt.search.oracle import BudgetSpentError
 from bisect_trt.stations.explained import Allowance, what_rounding_explains
 from bisect_trt.stations.seen import Budget, Seen, Suspect
 from bisect_trt.stations.specimens import Specimen

@@ -13,6 +13,7 @@ from bisect_trt.stations.case import Case, load
 from bisect_trt.stations.emulator_choice import emulator_device, open_emulator
 from bisect_trt.stations.sensitivity import affordable
 from bisect_trt.stations.settings import Settings
+from bisect_trt.stations.thread_limit import within_threads
 
 _USUAL_SHARE, _LARGE_SHARE = 0.02, 0.1
 _BASELINES, _PROBES_A_PIN = 6, 8
@@ -76,14 +77,16 @@ def expected_probes(pins: int) -> int:
     return _BASELINES + _PROBES_A_PIN * pins
 
 
-def estimate(settings: Settings) -> Estimate:
+@within_threads
+def estimate(settings: Settings, observer: Observer) -> Estimate:
     """Price a run without searching or writing anything: one emulated inference is measured, twice,
     the second counts.
 
     Raises:
         BadInputError: what a run would refuse too.
     """
-    case = load(settings, Observer())
+    case = load(settings, observer)
+    observer.station("a timed inference")
     runner, _ = open_emulator(case, emulator_device(settings)[0], None)
     seconds = 0.0
     for _ in range(2):

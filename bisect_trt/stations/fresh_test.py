@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bisect_trt.core.holds import at_least
 from bisect_trt.numerics.confidence import draws_needed
@@ -20,6 +20,9 @@ MAX_TESTS = 13
 
 VERIFYING = 100
 """The number of a test that no search has made: its draws are no other test's."""
+
+_OF_REST = 0.6
+"""The part of a run's last minutes that redrawn copies and variants get; the report comes after."""
 
 _FEWEST, _MOST, _SECONDS, _LONGEST = 8, 300, 25.0, 150.0
 """A test is made of as many draws as take 25 s, so that a plan which holds on a little more than
@@ -53,9 +56,7 @@ def planned_test(case: Case, number: int, probe_seconds: float, *, last: bool) -
     """
     risk = (1.0 - CONFIDENCE) / (1.0 if last else 2.0 ** (number + 1))
     share = case.settings.robust or WANTED
-    # A draw of a set costs two emulations and a reference for each of its inputs.
-    kinds = 2.0 if wants_variants(case) else 1.0
-    seconds = max(3.0 * probe_seconds * set_size(case) * kinds, 1e-6)
+    seconds = _seconds_a_draw(case, probe_seconds)
     # By powers of two, so that a machine's moods do not change the test, and the answer with it.
     seconds = 2.0 ** round(math.log2(seconds))
     draws, misses = draws_needed(share, 1.0 - risk), 0
@@ -67,6 +68,28 @@ def planned_test(case: Case, number: int, probe_seconds: float, *, last: bool) -
         if more > most or more * seconds > _SECONDS:
             return FreshTest(number + 1, 1.0 - risk, draws, misses)
         draws, misses = more, misses + 1
+
+
+def fitted(test: FreshTest, case: Case, probe_seconds: float, left_s: float) -> FreshTest:
+    """``test`` with as many draws as can be made in ``left_s`` seconds, at least a few; its bound
+    is then what it is.
+
+    Args:
+        test: as it was planned.
+        case: says how many inputs make a draw.
+        probe_seconds: about what one emulated inference takes.
+        left_s: seconds; infinite where there is no budget.
+    """
+    seconds = _seconds_a_draw(case, probe_seconds)
+    if test.draws * seconds <= _OF_REST * left_s:
+        return test
+    return replace(test, draws=max(_FEWEST, int(_OF_REST * left_s / seconds)))
+
+
+def _seconds_a_draw(case: Case, probe_seconds: float) -> float:
+    """Two emulations and a reference for each input of a set, of each kind."""
+    kinds = 2.0 if wants_variants(case) else 1.0
+    return max(3.0 * probe_seconds * set_size(case) * kinds, 1e-6)
 
 
 def spared(case: Case, kind: str, count: int) -> int:

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 
 from bisect_trt.core.holds import Holding, Holds
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
+from bisect_trt.core.stop import BudgetSpentError
 from bisect_trt.numerics.confidence import lower_bound
 from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.result import GIVEN, PanelResult, SampleResult, meets
@@ -171,10 +173,14 @@ def judge_all(
     at_once = -(-(_ENGINE_CHUNK if bench.engine in judges else _CHUNK) // size) * size
     while panel := list(islice(stream, at_once)):
         left = misses - len(missed) // size
-        found = [
-            j.judge(bench.plan_for(j, plan), panel, limit=limit, misses=left, size=size)
-            for j in judges
-        ]
+        found: list[PanelResult] = []
+        with _in_time(limit):
+            found = [
+                j.judge(bench.plan_for(j, plan), panel, limit=limit, misses=left, size=size)
+                for j in judges
+            ]
+        if not found:
+            break
         shortest = min(len(f.results) for f in found)
         names += found[0].names[:shortest]
         together = zip(*(f.results[:shortest] for f in found), strict=True)
@@ -183,10 +189,23 @@ def judge_all(
             if not meets(results[-1], limit):
                 missed += panel[place * size : (place + 1) * size]
         done, failed = len(results), len(missed) // size
-        bench.observer.progress(done, 0, f"{done} inputs or draws, {failed} violate")
+        with _in_time(limit):
+            bench.observer.progress(done, 0, f"{done} inputs or draws, {failed} violate")
         if math.isfinite(limit) and len(missed) > misses * size:
             break
     return PanelResult(plan, tuple(names), tuple(results)), tuple(missed)
+
+
+@contextmanager
+def _in_time(limit: float) -> Iterator[None]:
+    """Where the time ends a measurement, what it has tested counts: the clock knows no outcome.
+    Half a test, which ``limit`` makes it, is none.
+    """
+    try:
+        yield
+    except BudgetSpentError:
+        if math.isfinite(limit):
+            raise
 
 
 def _holding(panel: PanelResult, confidence: float | None) -> Holding:

@@ -53,7 +53,8 @@ def panel_samples(case: Case, bench: Bench) -> PanelSamples:
 
 class Panel:
     """Judges plans on all samples, those first that did worst before: a failing plan is mostly
-    told by a few runs. Of each kind so many may miss as :func:`spared` says.
+    told by a few runs. Of each kind so many may miss as :func:`spared` says. ``smallest`` is the
+    smallest set that passed since something was added.
 
     Args:
         case: says how many may miss.
@@ -67,9 +68,11 @@ class Panel:
     ) -> None:
         self._case = case
         self._prober = bench.prober
-        self._base = base
+        self.base = base
         self._samples = {kind: list(those) for kind, those in samples.by_kind().items() if those}
         self._elsewhere = dict.fromkeys(self._samples, 0)
+        self._observer = bench.observer
+        self.smallest: frozenset[str] | None = None
         self._lock = Lock()
 
     def ask(self, pins: frozenset[str], limit: float) -> ProbeResult:
@@ -77,7 +80,7 @@ class Panel:
 
         Its score is the worst one that is not spared, in units of ``limit``.
         """
-        plan = self._base.with_pins(pins)
+        plan = self.base.with_pins(pins)
         size = set_size(self._case)
         with self._lock:
             kinds = {kind: list(those) for kind, those in self._samples.items()}
@@ -91,13 +94,22 @@ class Panel:
             if found.missed(limit) > may:
                 self._learn(kind, samples, found, size)
                 break
+        else:
+            self._passed(pins)
         runner = self._prober.runner.name
         return ProbeResult.over(plan, runner, results, {}, score=score).under(limit)
+
+    def _passed(self, pins: frozenset[str]) -> None:
+        with self._lock:
+            if self.smallest is None or len(pins) < len(self.smallest):
+                self.smallest = pins
+        self._observer.best(len(self.smallest))
 
     def add(self, refusal: Refusal) -> None:
         """Let the samples that refused a plan join; the others of that test count as passed, as
         they do with more pins.
         """
+        self.smallest = None
         known = {s.digest for s in self._samples.get(refusal.kind, ())}
         size = set_size(self._case)
         sets = [refusal.samples[i : i + size] for i in range(0, len(refusal.samples), size)]

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from bisect_trt.core.holds import Holds
 from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.stop import BudgetSpentError
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.search import find_pins
 from bisect_trt.search.one_minimal import one_minimal
@@ -83,7 +84,27 @@ def search_robustly(
     panel = Panel(case, bench, base, unseen.samples)
     if unseen.refused is not None:
         panel.add(unseen.refused)
-    shortest, number = 0, unseen.tests
+    try:
+        return _in_rounds(case, bench, panel, ranking, limit, unseen.tests, probe_seconds)
+    except BudgetSpentError:
+        # Of nested sets the smallest that passed is an answer at any time; its test comes at the
+        # end of the run, as all pins' does where none has passed yet.
+        bench.time.search_ended()
+        found = frozenset(ranking) if panel.smallest is None else panel.smallest
+        return RobustSet(found, {}, limit * MARGIN, None, len(found), True)
+
+
+def _in_rounds(
+    case: Case,
+    bench: Bench,
+    panel: Panel,
+    ranking: Sequence[str],
+    limit: float,
+    number: int,
+    probe_seconds: float,
+) -> RobustSet | None:
+    """The set after rounds of search and test, of which the first is test ``number``."""
+    base, shortest = panel.base, 0
     best: RobustSet | None = None
     for _ in range(MAX_ROUNDS):
         length = _prefix(panel, ranking, limit, shortest)

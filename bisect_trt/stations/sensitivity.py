@@ -157,7 +157,10 @@ def _key(bench: Bench, sample: Sample, lowered: PrecisionPlan, layer: str) -> st
 
 
 def affordable(
-    layers: Sequence[str], suspicion: Mapping[str, float], probe_seconds: float
+    layers: Sequence[str],
+    suspicion: Mapping[str, float],
+    probe_seconds: float,
+    budget_s: float = TIME_BUDGET_S,
 ) -> list[str]:
     """The layers that rows fit into the time budget for: all of them, or the most suspicious
     ones.
@@ -166,8 +169,9 @@ def affordable(
         layers: in network order; so is the answer.
         suspicion: by layer, the larger the sooner.
         probe_seconds: what one inference takes.
+        budget_s: the most seconds for all of them, where the run has less than usual.
     """
-    count = int(TIME_BUDGET_S / max(probe_seconds / 2.0, 1e-6))
+    count = int(min(budget_s, TIME_BUDGET_S) / max(probe_seconds / 2.0, 1e-6))
     if count >= len(layers):
         return list(layers)
     chosen = set(sorted(layers, key=lambda n: -suspicion.get(n, -math.inf))[:count])

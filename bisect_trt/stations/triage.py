@@ -32,6 +32,9 @@ _MOST_RANKED, _FEWEST_RANKED, _RANKED_ROWS = 8, 2, 800
 that the same command gives the same answer. Four or eight samples rank the text models' layers no
 better than two (benchmarks/results/holds.md)."""
 
+_SHARE_OF_TIME = 0.4
+"""Of what a run's budget leaves for the search."""
+
 
 @dataclass(frozen=True)
 class Triage:
@@ -87,7 +90,8 @@ def find_cause(
     suspicion = suspicion_of(emulated.layers)
     ranked_on = _ranked_on(case, unseen)
     seconds = emulated.probe_seconds(len(case.samples)) * len(ranked_on)
-    measured = affordable(case.names, suspicion, seconds)
+    share = max(0.0, _SHARE_OF_TIME * bench.time.left_s)
+    measured = affordable(case.names, suspicion, seconds, share)
     heavy = frozenset(f.where for f in case.findings if f.kind == "weight-overflow")
     lowered_plan = case.base
     if unseen is not None:

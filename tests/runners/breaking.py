@@ -28,7 +28,7 @@ class Breaking:
 
     def noisy(self) -> str:
         os.write(1, b"a native library prints to standard output\n")
-        print("and Python too")
+        print("and Python too", flush=True)
         return "fine"
 
     def segfault(self) -> None:
@@ -39,8 +39,7 @@ class Breaking:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def hang(self) -> None:
-        print("going to sleep", file=sys.stderr, flush=True)
-        time.sleep(60)
+        time.sleep(3600)
 
     def refuse(self) -> None:
         raise RunnerFailedError(

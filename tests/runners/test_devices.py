@@ -38,14 +38,13 @@ from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.runners.emulator.server import EmulationServer, server_arguments
 from bisect_trt.runners.ort_devices import CPU, CUDA_PROVIDER, Device, cuda_device
 from bisect_trt.runners.ort_sessions import failure_of_session, session_as_written
-from bisect_trt.stations import emulator_choice
+from bisect_trt.stations import emulator_choice, emulator_workers
 from bisect_trt.stations.case import Case, load
 from bisect_trt.stations.emulator_choice import (
     emulator_device,
-    gpus_in_turn,
     open_emulator,
-    open_fleet,
 )
+from bisect_trt.stations.emulator_workers import gpus_in_turn, open_fleet
 from bisect_trt.stations.settings import Settings
 from fixtures.models import Fixture, branch, encoder_decomposed, healthy, residual
 
@@ -209,6 +208,7 @@ class Bed:
         set_(emulator_choice, "why_no_provider", lambda: None)
         set_(emulator_choice, "why_not_on_cuda", lambda: self.reason)
         set_(emulator_choice, "visible_gpus", lambda: ["4", "6"])
+        set_(emulator_workers, "visible_gpus", lambda: ["4", "6"])
         set_(emulator_choice, "gpu_facts", lambda gpu: (f"gpu {gpu}", 1_000_000))
         set_(emulator_choice, "cuda_device", self.device)
         set_(emulator_choice, "_seconds", self.seconds_of)
@@ -288,7 +288,8 @@ def test_workers_take_the_gpus_in_turn(
     device, _ = emulator_device(case.settings)
     # This process and two of the three workers share the first GPU, beside an engine maybe.
     assert bed.asked[2] == 500_000 // 3
-    monkeypatch.setattr(emulator_choice, "SERVER", "tests.runners.breaking:Seer")
+    monkeypatch.setattr(emulator_workers, "SERVER", "tests.runners.breaking:Seer")
+    monkeypatch.setattr(emulator_workers, "thread_count", lambda: 6)
     fleet = open_fleet(case, EmulatedRunner(case.graph, device=device), device)
     assert fleet is not None
     try:
@@ -313,11 +314,13 @@ def test_a_server_checks_its_device_first(monkeypatch: pytest.MonkeyPatch) -> No
 def test_actors_on_ray_take_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[float, Device]] = []
 
-    def actors(address: str, target: str, arguments: Any, count: int, gpus: float) -> list[Any]:
+    def actors(
+        address: str, target: str, arguments: Any, count: int, gpus: float, cpus: int
+    ) -> list[Any]:
         asked.append((gpus, arguments["device"]))
         return []
 
-    monkeypatch.setattr(emulator_choice, "ray_actors", actors)
+    monkeypatch.setattr(emulator_workers, "ray_actors", actors)
     for runner, emulate_on, gpus in (
         ("emulated", "cuda", 1.0),
         ("auto", "cuda", 0.5),  # an engine may take the other half

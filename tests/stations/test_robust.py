@@ -28,6 +28,8 @@ from fixtures.models import Fixture, encoder_decomposed, healthy, residual, tf32
 from fixtures.tokens import sentence, token_encoder
 from tests.conftest import forbid_inferences, run_model
 
+pytestmark = pytest.mark.usefixtures("few_draws")
+
 
 def run(fixture: Fixture, out: Path, **options: Any) -> Result:
     options.setdefault("require", fixture.require)

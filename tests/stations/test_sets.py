@@ -14,6 +14,8 @@ from bisect_trt import Result
 from fixtures.models import healthy, residual
 from tests.conftest import forbid_inferences
 
+pytestmark = pytest.mark.usefixtures("few_draws")
+
 FIXTURE = residual()
 
 

@@ -46,6 +46,9 @@ class EmulatedFleet:
         self._crew = crew
         self._timeout_s = timeout_s
 
+    def __len__(self) -> int:
+        return len(self._crew)
+
     def outputs(self, plan: PrecisionPlan, samples: Sequence[Sample]) -> Iterator[Arrays]:
         yield from self._call(len(samples), "outputs", plan.to_json(), list(samples))
 
