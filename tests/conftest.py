@@ -90,6 +90,14 @@ def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bisect_trt.stations.fresh_test._MOST", 100)
 
 
+@pytest.fixture
+def fewest_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test on fresh draws makes as many as it needs at least, none of which may miss: enough
+    where nothing is searched by it.
+    """
+    monkeypatch.setattr("bisect_trt.stations.fresh_test._SECONDS", 0.0)
+
+
 def forbid_inferences(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on an inference on the emulators or the reference fails the test."""
 

@@ -53,6 +53,13 @@ def measure_frontier(known: Known, bench: Bench, answer: PrecisionPlan) -> pd.Da
     return pd.DataFrame(rows)
 
 
+def frontier_size(layers: int) -> tuple[int, int]:
+    """About how many rows the frontier of so many layers has, and on how many samples each is
+    judged where one input was given.
+    """
+    return sum(steps < layers for steps in STEPS) + 2, 1 + _REDRAWN + _VARIANTS
+
+
 def _samples(known: Known, bench: Bench) -> dict[str, Sequence[Sample]]:
     """What every row is judged on."""
     case, size = known.case, set_size(known.case)

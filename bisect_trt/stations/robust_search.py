@@ -32,7 +32,7 @@ MARGIN, SHRINK_MARGIN = 0.95, 0.8
 """Shares of the tolerance that a prefix, and a set that was chosen freely, must keep to on the
 panel, by trial on two text models: the freer the choice, the more of it is luck."""
 
-_SHRINK_PROBES = 32
+SHRINK_PROBES = 32
 """Shrinking ends after so many probes: by count and not by the clock, so that the same command
 gives the same answer."""
 
@@ -138,7 +138,7 @@ def _candidates(
     """
     prefix = RobustSet(frozenset(ranked), {}, limit * MARGIN, None, len(ranked), True)
     if case.settings.pick is None:
-        smaller, proof = _shrunk(panel, ranked, limit, bench.prober.workers, _SHRINK_PROBES)
+        smaller, proof = _shrunk(panel, ranked, limit, bench.prober.workers, SHRINK_PROBES)
         proved = set(proof) == set(smaller)
         if proved or len(smaller) <= _WORTHWHILE * len(ranked):
             share = limit * (SHRINK_MARGIN if proved else MARGIN)

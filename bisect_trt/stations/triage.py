@@ -128,11 +128,16 @@ def _ranked_on(case: Case, unseen: Unseen | None) -> tuple[Sample, ...]:
     """
     if unseen is None:
         return case.samples
-    count = max(_FEWEST_RANKED, min(_MOST_RANKED, _RANKED_ROWS // len(case.layers)))
+    count = ranked_count(len(case.layers))
     # From the end: variants disturb more than redrawn copies do.
     others = [*reversed(unseen.samples.variants), *reversed(unseen.samples.redrawn)]
     first = evenly(case.samples, max(1, count // 2) if others else count)
     return (*first, *evenly(others, count - len(first)))
+
+
+def ranked_count(layers: int) -> int:
+    """On how many samples of a panel so many layers are measured, each alone."""
+    return max(_FEWEST_RANKED, min(_MOST_RANKED, _RANKED_ROWS // max(1, layers)))
 
 
 def _first_limit(
