@@ -40,7 +40,8 @@ _WORTHWHILE = 0.9
 """How much smaller an unproved set must be to be worth a test of its own."""
 
 MAX_ROUNDS = 6
-"""Each ends with a test, or two; a round that was refused makes the next set larger by a tenth."""
+"""Each ends with a test, or two; a round that was refused makes the next set larger by a tenth, and
+by at least 1, 2, 4 ... layers: by one layer a round a small set would not get anywhere."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def _in_rounds(
     """The set after rounds of search and test, of which the first is test ``number``."""
     base, shortest = panel.base, 0
     best: RobustSet | None = None
-    for _ in range(MAX_ROUNDS):
+    for tried in range(MAX_ROUNDS):
         length = _prefix(panel, ranking, limit, shortest)
         if length is None:
             break
@@ -125,8 +126,8 @@ def _in_rounds(
         best = RobustSet(frozenset(ranking[:length]), {}, limit * MARGIN, None, length, True)
         if length == len(ranking):
             break
-        # A step of a tenth at least: a panel that has learnt may still know too little.
-        shortest = min(len(ranking), math.ceil(1.1 * length))
+        # A panel that has learnt may still know too little.
+        shortest = min(len(ranking), max(math.ceil(1.1 * length), length + 2**tried))
     return best
 
 
