@@ -38,6 +38,10 @@ class Holding:
         """The share that passed, NaN where nothing was tested."""
         return self.passed / self.tested if self.tested else float("nan")
 
+    def misses(self, wanted: float) -> bool:
+        """Whether fewer passed than chance explains, had ``wanted`` of all such samples passed."""
+        return _chance(self.passed, self.tested, wanted) <= _RARE + 1e-9
+
 
 @dataclass(frozen=True)
 class Holds:
@@ -72,7 +76,7 @@ class Holds:
             (self.holdout, self.wanted),
             (self.variants, self.wanted_of_variants),
         )
-        if any(_chance(kind.passed, kind.tested, wanted) <= _RARE + 1e-9 for kind, wanted in kinds):
+        if any(kind.misses(wanted) for kind, wanted in kinds):
             return Robustness.LUCKY
         if any(kind.passed < at_least(wanted, kind.tested) for kind, wanted in kinds[1:]):
             return Robustness.UNDECIDED

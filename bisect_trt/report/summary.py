@@ -197,11 +197,16 @@ def _result(
         metrics=[m if isinstance(m, str) else _named(m) for m in settings.metrics],
         rewritten=list(case.rewritten),
         holds=known.holds,
-        inputs=known.inputs if known.inputs is not None else pd.DataFrame(),
-        frontier=known.frontier if known.frontier is not None else pd.DataFrame(),
+        inputs=_or_empty(known.inputs),
+        frontier=_or_empty(known.frontier),
+        by_requirement=_or_empty(known.by_requirement),
         ranked=answer.ranked,
         holds_on=settings.share_of_given,
     )
+
+
+def _or_empty(table: pd.DataFrame | None) -> pd.DataFrame:
+    return table if table is not None else pd.DataFrame()
 
 
 def _layers_table(known: Known, plan: PrecisionPlan) -> pd.DataFrame:
