@@ -36,6 +36,30 @@ INPUT = click.option(
     help="A file (.npz, .npy, polygraphy's .json), folder, glob or MODULE:FUNCTION. Repeatable.",
 )
 
+PRECISION = click.option(
+    "--precision",
+    type=click.Choice(options()["precision"].choices),
+    default="fp16",
+    show_default=True,
+    help=options()["precision"].help,
+)
+ENGINE_PRECISION = click.option(
+    "--precision",
+    type=click.Choice([p.value for p in Precision]),
+    default="fp32",
+    show_default=True,
+    help="What the engine runs in.",
+)
+PLAN = click.option(
+    "--plan",
+    "plan_path",
+    type=NamedPath(),
+    required=True,
+    help="The plan.json that a run wrote.",
+)
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+QUIET = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+
 
 def settings_options(command: str) -> Callable[[Command], Command]:
     """MODEL, ``--input`` and the options of :class:`Settings` that ``command`` takes."""

@@ -34,6 +34,7 @@ from bisect_trt.runners.tensorrt.profile import profile_of
 from bisect_trt.stations.array_files import read_npz
 from bisect_trt.stations.checked_rewrite import rewritten
 from bisect_trt.stations.samples import load_samples, suspicious_inputs
+from bisect_trt.stations.saved_plan import begun_at
 from bisect_trt.stations.settings import Settings
 from bisect_trt.version import __version__
 
@@ -53,7 +54,8 @@ class Case:
     framework's outputs, if they were given; ``rewritten`` maps the layers that ``--rewrite`` made
     to those they stand for; ``findings`` what could be said before anything ran; ``reference`` the
     opened FP32 model, ``metrics`` the user's own. ``held_pins`` and ``held_low`` are layers that
-    stay in FP32, or reduced, whatever the search would say.
+    stay in FP32, or reduced, whatever the search would say; ``begin`` the pins of an older plan
+    that it begins with.
     """
 
     settings: Settings
@@ -70,6 +72,7 @@ class Case:
     metrics: tuple[UserMetric, ...] = ()
     held_pins: frozenset[str] = frozenset()
     held_low: frozenset[str] = frozenset()
+    begin: frozenset[str] = frozenset()
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -134,6 +137,8 @@ def load(settings: Settings, observer: Observer) -> Case:
             "search (integer, quantised or already reduced models have no FP32 layers)"
         )
     held_pins, held_low = _held(settings, layers)
+    searched = [x.name for x in layers if x.name not in held_pins | held_low]
+    begin, told = begun_at(settings.start_from, searched)
     metrics, collective = load_metrics(settings.metrics)
     for output in model.proto.graph.output:
         if not output.type.HasField("tensor_type"):
@@ -149,6 +154,7 @@ def load(settings: Settings, observer: Observer) -> Case:
             f"--golden belongs to one input, and {len(samples)} were given; pass one --input"
         )
     findings = _findings(settings, graph, samples, replaced, len(apart) - len(holdout))
+    findings += (told,) if told is not None else ()
     for finding in findings:
         observer.finding(finding.message)
     return Case(
@@ -166,6 +172,7 @@ def load(settings: Settings, observer: Observer) -> Case:
         (*metrics.values(), *collective.values()),
         held_pins,
         held_low,
+        begin,
     )
 
 
