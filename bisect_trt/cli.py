@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from bisect_trt.commands.engines import cure_command, doctor_command, reduce_command
-from bisect_trt.commands.models import export_command, inspect_command
+from bisect_trt.commands.models import export_command, inspect_command, mark_command
 from bisect_trt.commands.plans import compare_command, run_command, verify_command
 from bisect_trt.commands.runs import diff_command, report_command
 from bisect_trt.version import __version__
@@ -26,6 +26,7 @@ for command in (
     report_command,
     diff_command,
     inspect_command,
+    mark_command,
     export_command,
     reduce_command,
     cure_command,

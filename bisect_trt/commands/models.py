@@ -1,4 +1,4 @@
-"""The commands about a model that run nothing: ``inspect``, ``export``."""
+"""The commands about a model that run nothing: ``inspect``, ``mark``, ``export``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from bisect_trt.core.precision import Precision
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.inspection import inspect_model
 from bisect_trt.graph.load import check_target, load_model, save_model, save_text
+from bisect_trt.graph.passes.marked import mark_outputs, select_tensors
 from bisect_trt.graph.passes.typed import to_typed
 from bisect_trt.graph.weak_forms import polygraphy_script, trtexec_arguments
 from bisect_trt.report.consoles import screen
@@ -34,6 +35,34 @@ def inspect_command(model: Path, precision: str, as_json: bool) -> int:
             click.echo(to_json(inspection.as_json()))
         else:
             print_inspection(screen(), inspection)
+    return 0
+
+
+@click.command("mark")
+@MODEL
+@click.option(
+    "--mark",
+    "selectors",
+    multiple=True,
+    required=True,
+    metavar="SELECTOR",
+    help="A layer, a tensor, a glob, an operator such as Pow, a pattern such as LayerNorm. "
+    "Repeatable.",
+)
+@click.option("--output", "-o", "target", type=NamedPath(), required=True, help="Where to.")
+@guarded
+def mark_command(model: Path, selectors: tuple[str, ...], target: Path) -> int:
+    """Write the model with inner tensors as further outputs, to look inside with any runner. On an
+    engine each breaks fusions, so its numbers change.
+    """
+    loaded = load_model(model)
+    check_target(target, loaded)
+    tensors = select_tensors(loaded.proto, selectors)
+    marked = mark_outputs(loaded.proto, tensors)
+    save_model(marked, target.resolve())  # a link stays one
+    more = len(marked.graph.output) - len(loaded.proto.graph.output)
+    with output():
+        click.echo(f"{more} more outputs")
     return 0
 
 

@@ -79,6 +79,7 @@ LAYERS = _columns(
     "alone_score number the final score, in tolerances, when only this layer is lowered",
     "rank count the place in the ranking, 1 the most harmful",
     *_errors("engine_", of="on an engine with marked outputs"),
+    "engine_snr_db number the signal-to-noise ratio there",
     "engine_finite flag whether nothing became NaN or infinite there",
     "engine_nonfinite count elements that did",
     "engine_mean_over_samples_rmse number the mean over the inputs",

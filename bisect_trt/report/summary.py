@@ -210,6 +210,13 @@ def _or_empty(table: pd.DataFrame | None) -> pd.DataFrame:
 
 
 def _layers_table(known: Known, plan: PrecisionPlan) -> pd.DataFrame:
+    table, marked = _all_layers(known, plan), known.case.marked
+    if marked is None:
+        return table
+    return table[table["layer"].isin(marked)].reset_index(drop=True)
+
+
+def _all_layers(known: Known, plan: PrecisionPlan) -> pd.DataFrame:
     if known.baselines is None:
         rows = [{"layer": x.name, "op": x.op, "scope": x.scope} for x in known.case.layers]
         return pd.DataFrame([{**row, "pinned": False} for row in rows])

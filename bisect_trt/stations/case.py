@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -33,6 +32,7 @@ from bisect_trt.runners.ort_reference import Reference
 from bisect_trt.runners.tensorrt.profile import profile_of
 from bisect_trt.stations.array_files import read_npz
 from bisect_trt.stations.checked_rewrite import rewritten
+from bisect_trt.stations.named_layers import held_layers, marked_layers
 from bisect_trt.stations.samples import load_samples, suspicious_inputs
 from bisect_trt.stations.saved_plan import begun_at
 from bisect_trt.stations.settings import Settings
@@ -55,7 +55,7 @@ class Case:
     to those they stand for; ``findings`` what could be said before anything ran; ``reference`` the
     opened FP32 model, ``metrics`` the user's own. ``held_pins`` and ``held_low`` are layers that
     stay in FP32, or reduced, whatever the search would say; ``begin`` the pins of an older plan
-    that it begins with.
+    that it begins with; ``marked`` the layers that the tables show, None for all.
     """
 
     settings: Settings
@@ -73,6 +73,7 @@ class Case:
     held_pins: frozenset[str] = frozenset()
     held_low: frozenset[str] = frozenset()
     begin: frozenset[str] = frozenset()
+    marked: frozenset[str] | None = None
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -136,7 +137,7 @@ def load(settings: Settings, observer: Observer) -> Case:
             f"{model.name}: no layer can run in {settings.precision.value}: there is nothing to "
             "search (integer, quantised or already reduced models have no FP32 layers)"
         )
-    held_pins, held_low = _held(settings, layers)
+    held_pins, held_low = held_layers(settings, layers)
     searched = [x.name for x in layers if x.name not in held_pins | held_low]
     begin, told = begun_at(settings.start_from, searched)
     metrics, collective = load_metrics(settings.metrics)
@@ -173,33 +174,8 @@ def load(settings: Settings, observer: Observer) -> Case:
         held_pins,
         held_low,
         begin,
+        marked_layers(settings, graph, layers),
     )
-
-
-def _held(settings: Settings, layers: Sequence[Layer]) -> tuple[frozenset[str], frozenset[str]]:
-    """The layers that ``--pin`` and ``--lower`` name.
-
-    Raises:
-        BadInputError: no expression, one that names no layer, or a layer named by both.
-    """
-    found: list[frozenset[str]] = []
-    for flag, texts in (("--pin", settings.pin), ("--lower", settings.lower)):
-        named: set[str] = set()
-        for text in texts:
-            try:
-                matched = {x.name for x in layers if re.search(text, x.name)}
-            except re.error as error:
-                raise BadInputError(f"{flag} {text!r}: no regular expression ({error})") from error
-            if not matched:
-                raise BadInputError(
-                    f"{flag} {text!r}: names no layer; `bisect-trt inspect` lists them"
-                )
-            named |= matched
-        found.append(frozenset(named))
-    both = sorted(found[0] & found[1])
-    if both:
-        raise BadInputError(f"--pin and --lower: both name layer {both[0]!r}")
-    return found[0], found[1]
 
 
 def _load_inputs(

@@ -133,6 +133,15 @@ class Settings:
         metavar="REGEX",
         commands=_RUN,
     )
+    mark: Sequence[str] = option(
+        (),
+        "--mark",
+        "Only these in the layer tables: a layer, a glob, an operator such as MatMul, a pattern "
+        "such as LayerNorm. On an engine only they are marked.",
+        repeatable=True,
+        metavar="SELECTOR",
+        commands=_RUN | {"compare"},
+    )
     infinite: Sequence[str] = option(
         (),
         "--infinite",

@@ -24,15 +24,21 @@ import bisect_trt
 from bisect_trt import Result
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.names import cell, printable, uncell
+from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.core.verdict import Verdict
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.passes import annotated as annotation
+from bisect_trt.numerics.tensor_error import tensor_error
+from bisect_trt.probe.result import ProbeResult
 from bisect_trt.report.columns import TABLES, as_page
 from bisect_trt.report.csv_files import from_csv, to_csv
 from bisect_trt.report.documents import as_html
 from bisect_trt.report.junit import as_junit
 from bisect_trt.report.markdown import as_markdown
 from bisect_trt.report.read_run import read_run
+from bisect_trt.report.tables import cost_table
 from bisect_trt.report.write import to_json
+from bisect_trt.stations import engine_layer_errors
 from fixtures.models import Fixture, encoder_decomposed, healthy, unsavable
 from tests.conftest import run_model, same
 
@@ -256,3 +262,19 @@ def test_no_run_is_told_in_one_line(runs: dict[str, Result], tmp_path: Path) -> 
         (tmp_path / "run.json").write_text(text)
         with pytest.raises(BadInputError, match=words):
             read_run(tmp_path)
+
+
+def test_the_engine_s_columns_are_documented() -> None:
+    error = tensor_error(np.ones(4, np.float32), np.zeros(4, np.float32))
+    row = engine_layer_errors._row([error])
+    documented = {column.name for column in TABLES["layers"]}
+    assert set(row) <= documented
+    fields = set(cost_table({"x": _built()}).columns)
+    assert fields <= {column.name for column in TABLES["engines"]}
+
+
+def _built() -> ProbeResult:
+    seconds = {"write": 1.0, "parse": 1.0, "build": 2.0, "load": 1.0, "context": 1.0, "run": 1.0}
+    facts = {"latency_ms": 1.5, "engine_bytes": 1e6, "seconds": seconds}
+    plan = PrecisionPlan(Precision.FP16)
+    return ProbeResult(plan, "tensorrt", Verdict.PASS, 0.5, {}, {}, 9.0, facts=facts)
