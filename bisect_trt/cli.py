@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from bisect_trt.commands.engines import cure_command, doctor_command, reduce_command
+from bisect_trt.commands.gate import gate_command
 from bisect_trt.commands.models import export_command, inspect_command, mark_command
 from bisect_trt.commands.plans import compare_command, run_command, verify_command
 from bisect_trt.commands.runs import diff_command, report_command
@@ -23,6 +24,7 @@ for command in (
     run_command,
     compare_command,
     verify_command,
+    gate_command,
     report_command,
     diff_command,
     inspect_command,

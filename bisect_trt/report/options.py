@@ -65,17 +65,26 @@ def settings_options(command: str) -> Callable[[Command], Command]:
     """MODEL, ``--input`` and the options of :class:`Settings` that ``command`` takes."""
 
     def decorate(function: Command) -> Command:
-        defaults = Settings.__dataclass_fields__
-        for name, its in reversed(options().items()):
-            if command in its.commands:
-                said = replace(its, help=its.help_of.get(command, its.help))
-                # What another default takes the place of is not shown as one.
-                shown = "Default" not in said.help and "default" not in said.help
-                option = _click_option(name, said, defaults[name].default, shown=shown)
-                function = option(function)
-        return MODEL(INPUT(function))
+        return MODEL(INPUT(_with_options(function, command)))
 
     return decorate
+
+
+def run_options(function: Command) -> Command:
+    """The options of ``run`` but for those that say on what and where to."""
+    return _with_options(function, "run", without="out")
+
+
+def _with_options(function: Command, command: str, without: str = "") -> Command:
+    defaults = Settings.__dataclass_fields__
+    for name, its in reversed(options().items()):
+        if command in its.commands and name != without:
+            said = replace(its, help=its.help_of.get(command, its.help))
+            # What another default takes the place of is not shown as one.
+            shown = "Default" not in said.help and "default" not in said.help
+            option = _click_option(name, said, defaults[name].default, shown=shown)
+            function = option(function)
+    return function
 
 
 def _click_option(
