@@ -88,6 +88,16 @@ class Prober:
         """What ``plan`` showed on ``sample``; None if it was not run."""
         return self._answers.of(plan, sample)
 
+    def by_condition(self, plan: PrecisionPlan) -> tuple[float, ...] | None:
+        """The score of each condition on the given samples; None if ``plan`` was not run on all."""
+        found = [self.known(plan, sample) for sample in self._given]
+        results = [r for r in found if r is not None]
+        if len(results) < len(found):
+            return None
+        told = self._answers.of_all(plan, self._given) or ()
+        values = self._execution.values_of(results)
+        return self.requirements.by_condition(values, self._execution.share, told)
+
     def probe(self, plan: PrecisionPlan) -> ProbeResult:
         """The result of ``plan`` on the given samples, from this run, the journal, or a new
         execution.

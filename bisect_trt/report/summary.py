@@ -197,14 +197,26 @@ def _result(
         metrics=[m if isinstance(m, str) else _named(m) for m in settings.metrics],
         rewritten=list(case.rewritten),
         holds=known.holds,
-        inputs=known.inputs if known.inputs is not None else pd.DataFrame(),
-        frontier=known.frontier if known.frontier is not None else pd.DataFrame(),
+        inputs=_or_empty(known.inputs),
+        frontier=_or_empty(known.frontier),
+        by_requirement=_or_empty(known.by_requirement),
         ranked=answer.ranked,
         holds_on=settings.share_of_given,
     )
 
 
+def _or_empty(table: pd.DataFrame | None) -> pd.DataFrame:
+    return table if table is not None else pd.DataFrame()
+
+
 def _layers_table(known: Known, plan: PrecisionPlan) -> pd.DataFrame:
+    table, marked = _all_layers(known, plan), known.case.marked
+    if marked is None:
+        return table
+    return table[table["layer"].isin(marked)].reset_index(drop=True)
+
+
+def _all_layers(known: Known, plan: PrecisionPlan) -> pd.DataFrame:
     if known.baselines is None:
         rows = [{"layer": x.name, "op": x.op, "scope": x.scope} for x in known.case.layers]
         return pd.DataFrame([{**row, "pinned": False} for row in rows])

@@ -83,7 +83,9 @@ def search_robustly(
     panel = Panel(case, bench, base, unseen.samples)
     if unseen.refused is not None:
         panel.add(unseen.refused)
-    shortest, number = 0, unseen.tests
+    # An older plan's layers first, in their order, and no fewer: what they do not need is shrunk.
+    ranking = sorted(ranking, key=lambda name: name not in case.begin)
+    shortest, number = len(case.begin), unseen.tests
     best: RobustSet | None = None
     for _ in range(MAX_ROUNDS):
         length = _prefix(panel, ranking, limit, shortest)

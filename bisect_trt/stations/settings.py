@@ -13,9 +13,8 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
-from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.precision import Precision
-from bisect_trt.stations.option import PLANNING, Option, option
+from bisect_trt.stations.option import PLANNING, Option, checked, option
 
 PROBE_TIMEOUT_S = 900.0
 Source = str | Path | Mapping[str, NDArray[Any]]
@@ -116,6 +115,14 @@ class Settings:
         metavar="SHARE",
         commands=_RUN,
     )
+    start_from: Path | None = option(
+        None,
+        "--start-from",
+        "Begin the search at an older plan.json: fewer probes where little has changed.",
+        kind=Path,
+        metavar="PLAN",
+        commands=_RUN,
+    )
     pin: Sequence[str] = option(
         (),
         "--pin",
@@ -131,6 +138,15 @@ class Settings:
         repeatable=True,
         metavar="REGEX",
         commands=_RUN,
+    )
+    mark: Sequence[str] = option(
+        (),
+        "--mark",
+        "Only these in the layer tables: a layer, a glob, an operator such as MatMul, a pattern "
+        "such as LayerNorm. On an engine only they are marked.",
+        repeatable=True,
+        metavar="SELECTOR",
+        commands=_RUN | {"compare"},
     )
     infinite: Sequence[str] = option(
         (),
@@ -261,36 +277,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, its in options().items():
-            object.__setattr__(self, name, _checked(its, getattr(self, name)))
+            object.__setattr__(self, name, checked(its, getattr(self, name)))
 
 
 def options() -> dict[str, Option]:
     """The options of :class:`Settings` by field name, in the order of its fields."""
     return {f.name: f.metadata["option"] for f in fields(Settings) if "option" in f.metadata}
-
-
-def _checked(its: Option, value: Any) -> Any:
-    """``value`` in the option's own type."""
-    if its.repeatable:
-        return (value,) if isinstance(value, (str, Path)) or callable(value) else tuple(value)
-    if value is None or isinstance(value, Mapping):
-        return value
-    if value == "" and its.kind is Path:
-        raise BadInputError(f"{its.flag} '': an empty path")
-    if its.choices and str(value) not in its.choices:
-        hint = ": that is the reference" if str(value) == "fp32" else ": unknown"
-        raise BadInputError(f"{its.flag} {value}{hint}; choose one of {', '.join(its.choices)}")
-    try:
-        converted = its.kind(value)
-    except (TypeError, ValueError) as error:
-        raise BadInputError(f"{its.flag} {value}: not a {its.kind.__name__}") from error
-    if its.most is not None and not converted <= its.most:
-        raise BadInputError(f"{its.flag} {value}: must be at most {its.most:g}")
-    low = its.least is not None and (
-        converted <= its.least if its.above else not converted >= its.least
-    )
-    if low:
-        raise BadInputError(
-            f"{its.flag} {value}: must be {'more than' if its.above else 'at least'} {its.least:g}"
-        )
-    return converted
