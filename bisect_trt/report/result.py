@@ -84,7 +84,9 @@ class Result:
     beside them. ``holds`` says on what the plan was tested, None where none passes; ``ranked`` is
     true if its pins were cut from a ranking and not proved one by one.
     ``holds_on`` is the share of the given inputs that had to meet the requirements.
-    ``inputs`` has a row an input, ``frontier`` a row a number of pins.
+    ``inputs`` has a row an input, ``frontier`` a row a number of pins. ``command`` would repeat the
+    run on the model with the SHA-256 ``model_digest``; ``dynamic_inputs`` are the graph inputs
+    whose shapes it leaves open.
     """
 
     model: str
@@ -121,6 +123,9 @@ class Result:
     holds_on: float = 1.0
     inputs: pd.DataFrame = field(default_factory=pd.DataFrame)
     frontier: pd.DataFrame = field(default_factory=pd.DataFrame)
+    command: str = ""
+    model_digest: str = ""
+    dynamic_inputs: Sequence[str] = ()
 
     @property
     def pinned(self) -> list[str]:
@@ -174,6 +179,9 @@ class Result:
             "engine": self._engine_json(),
             "search": asdict(self.search_facts) if self.search_facts is not None else {},
             "seconds": round(self.seconds, 3),
+            "command": self.command,
+            "model_sha256": self.model_digest,
+            "dynamic_inputs": list(self.dynamic_inputs),
             "versions": dict(self.versions),
             "machine": {"system": platform.platform(), "processor": platform.machine()},
         }
