@@ -17,8 +17,8 @@ from tests.report.synthetic import synthetic_result
 SIZES = (200, 2_000, 20_000)
 _WORDS = """\
 Writing: from the result in memory to the text. Opening: from the browser's request until the answer
-stands there and the table of all layers is filled. All plots: each drawn, as printing does; a reader
-sees each when it comes near."""
+stands there and the table of all layers is filled. All plots: each drawn, as printing does; a
+reader sees each when it comes near."""
 _HEAD = "| layers | writing, s | file, MB | opening, s | all plots, s |"
 
 
