@@ -36,7 +36,6 @@ from bisect_trt.stations.inputs_table import inputs_table
 from bisect_trt.stations.known import Known
 from bisect_trt.stations.reduce import Reduced
 from bisect_trt.stations.reduce_model import files_read, reduce_model, result_folder
-from bisect_trt.stations.requirements_table import requirements_table
 from bisect_trt.stations.seen import Seen
 from bisect_trt.stations.settings import Settings
 from bisect_trt.stations.triage import Triage, find_cause
@@ -115,11 +114,7 @@ def _looked_at_again(known: Known, bench: Bench) -> Known:
         note_held(known.case, bench, answer)
         bench.observer.station("frontier")
         frontier = measure_frontier(known, bench, answer)
-    return known.with_(
-        inputs=inputs_table(known, bench, answer),
-        frontier=frontier,
-        by_requirement=requirements_table(known, bench, answer),
-    )
+    return known.with_(inputs=inputs_table(known, bench, answer), frontier=frontier)
 
 
 def _measure(case: Case, bench: Bench) -> Iterator[Known]:

@@ -88,16 +88,6 @@ class Prober:
         """What ``plan`` showed on ``sample``; None if it was not run."""
         return self._answers.of(plan, sample)
 
-    def by_condition(self, plan: PrecisionPlan) -> tuple[float, ...] | None:
-        """The score of each condition on the given samples; None if ``plan`` was not run on all."""
-        found = [self.known(plan, sample) for sample in self._given]
-        results = [r for r in found if r is not None]
-        if len(results) < len(found):
-            return None
-        told = self._answers.of_all(plan, self._given) or ()
-        values = self._execution.values_of(results)
-        return self.requirements.by_condition(values, self._execution.share, told)
-
     def probe(self, plan: PrecisionPlan) -> ProbeResult:
         """The result of ``plan`` on the given samples, from this run, the journal, or a new
         execution.
@@ -255,11 +245,15 @@ class Prober:
     def _together(self, plan: PrecisionPlan, known: Mapping[str, SampleResult]) -> ProbeResult:
         facts = self.runner.facts(plan) or self._answers.facts(plan)
         results = [known[s.digest] for s in self._given]
-        score = None
+        score: float | None = None
+        told: tuple[float, ...] = ()
         if self.requirements.of_sets or self._execution.share < 1.0:
-            told = self._answers.of_all(plan, self._given) or []
+            told = tuple(self._answers.of_all(plan, self._given) or ())
             score = self._execution.score(plan, self._given, results, told, {})[0]
-        return ProbeResult.over(plan, self.runner.name, results, facts, score=score)
+        values = self._execution.values_of(results)
+        each = self.requirements.by_condition(values, self._execution.share, told)
+        found = ProbeResult.over(plan, self.runner.name, results, facts, score=score)
+        return replace(found, by_condition=each)
 
     def _note(self, result: ProbeResult) -> None:
         self.done[result.plan] = result

@@ -75,6 +75,13 @@ LAYERS = _columns(
     "mean_over_samples_max_abs number the mean over the inputs, where the others are the worst",
     "mean_over_samples_rmse number likewise",
     "mean_over_samples_cosine number likewise",
+    "channels count channels of the output: the second axis of images, else the last",
+    "channel_peak_min number the largest magnitude of the smallest channel, of the reference",
+    "channel_peak_p25 number that of the channel a quarter of all are smaller than",
+    "channel_peak_p50 number the median of the channels' largest magnitudes",
+    "channel_peak_p75 number that of the channel a quarter of all are larger than",
+    "channel_peak_max number that of the largest channel",
+    "worst_channel count the index of the largest channel, from 0",
     "pinned flag whether the plan keeps the layer in FP32",
     "alone_score number the final score, in tolerances, when only this layer is lowered",
     "rank count the place in the ranking, 1 the most harmful",
@@ -83,7 +90,13 @@ LAYERS = _columns(
     "engine_finite flag whether nothing became NaN or infinite there",
     "engine_nonfinite count elements that did",
     "engine_mean_over_samples_rmse number the mean over the inputs",
-    always="layer op scope pinned",
+    "source flag whether it is wrong (not finite, or below 20 dB) though all it reads is right",
+    "module text the path of the module in the user's code, from the exporter's metadata or names",
+    "module_class text the class of that module",
+    "file text the source file, the innermost outside installed packages",
+    "line count the line in it",
+    "code text what stands there, where the exporter says it",
+    always="layer op scope pinned module module_class file line code",
 )
 
 OUTPUTS = _columns(
@@ -160,7 +173,9 @@ INPUTS = _columns(
     "lowered_score_* number the score in tolerances with everything lowered, by runner",
     "plan_score_* number the score under the plan, by runner",
     "passed flag whether the plan meets the requirement on it",
-    always="input kind",
+    "shapes text the shapes of its arrays by graph input, as JSON",
+    "sha256 text the digest of its names, types, shapes and values",
+    always="input kind shapes sha256",
 )
 
 

@@ -31,6 +31,7 @@ _PIN_COLUMNS = [
     "verdict_without",
     "score_without",
 ]
+_REQUIREMENT_COLUMNS = ["requirement", "lowered_score", "plan_score"]
 _KIND_WORDS = {
     "given": "given",
     "redrawn": "redrawn roundings",
@@ -56,7 +57,8 @@ def _lines(result: Result) -> Iterator[str]:
     made = f"{probes} probes, {result.effect_runs} single-layer runs"
     yield f"- judged by: `{result.runner}` ({made})"
     if len(result.requirements) > 1 and len(result.by_requirement):
-        yield from ("", "## Requirements", "", *table_lines(result.by_requirement))
+        yield from ("", "## Requirements", "")
+        yield from table_lines(result.by_requirement, _REQUIREMENT_COLUMNS)
     if result.holds is not None:
         yield from ("", "## What it holds on", "", *table_lines(_holds_table(result)))
     yield from ("", "## Pinned layers", "")

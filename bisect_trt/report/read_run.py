@@ -102,6 +102,9 @@ def _result(data: Json, folder: Path) -> Result:
         inputs=tables["inputs"],
         frontier=tables["frontier"],
         by_requirement=_by_requirement(data),
+        command=data["command"],
+        model_digest=data["model_sha256"],
+        dynamic_inputs=tuple(data["dynamic_inputs"]),
     )
 
 
@@ -146,7 +149,14 @@ def _search(data: Json) -> SearchFacts:
 
 def _by_requirement(data: Json) -> pd.DataFrame:
     rows = data["by_requirement"]
-    read = [{k: v if k == "requirement" else _number(v) for k, v in row.items()} for row in rows]
+    read = [
+        {
+            "requirement": row["requirement"],
+            **{name: _number(row[name]) for name in ("lowered_score", "plan_score")},
+            "baselines": {label: _number(score) for label, score in row["baselines"].items()},
+        }
+        for row in rows
+    ]
     return pd.DataFrame(read)
 
 

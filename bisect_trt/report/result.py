@@ -90,7 +90,8 @@ class Result:
     true if its pins were cut from a ranking and not proved one by one.
     ``holds_on`` is the share of the given inputs that had to meet the requirements.
     ``inputs`` has a row an input, ``frontier`` a row a number of pins, ``by_requirement`` a row a
-    requirement.
+    requirement. ``command`` would repeat the run on the model with the SHA-256 ``model_digest``;
+    ``dynamic_inputs`` are the graph inputs whose shapes it leaves open.
     """
 
     model: str
@@ -128,6 +129,9 @@ class Result:
     inputs: pd.DataFrame = field(default_factory=pd.DataFrame)
     frontier: pd.DataFrame = field(default_factory=pd.DataFrame)
     by_requirement: pd.DataFrame = field(default_factory=pd.DataFrame)
+    command: str = ""
+    model_digest: str = ""
+    dynamic_inputs: Sequence[str] = ()
 
     @property
     def pinned(self) -> list[str]:
@@ -189,6 +193,9 @@ class Result:
             "engine": self._engine_json(),
             "search": asdict(self.search_facts) if self.search_facts is not None else {},
             "seconds": round(self.seconds, 3),
+            "command": self.command,
+            "model_sha256": self.model_digest,
+            "dynamic_inputs": list(self.dynamic_inputs),
             "versions": dict(self.versions),
             "machine": {"system": platform.platform(), "processor": platform.machine()},
         }

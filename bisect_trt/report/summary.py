@@ -13,9 +13,12 @@ import pandas as pd
 
 from bisect_trt.core.diagnosis import Cause, Diagnosis
 from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.graph.inputs import dynamic_inputs
 from bisect_trt.graph.patterns import find_patterns
 from bisect_trt.probe.result import GIVEN, ProbeResult
+from bisect_trt.report.layers_table import layers_table
 from bisect_trt.report.pin_words import in_words
+from bisect_trt.report.requirement_scores import requirements_table
 from bisect_trt.report.result import EngineFacts, ProbeEffect, Result, SearchFacts
 from bisect_trt.report.tables import (
     cost_table,
@@ -32,6 +35,7 @@ from bisect_trt.search.facts import (
 )
 from bisect_trt.stations.bench import Ledger
 from bisect_trt.stations.bisect import Bisection
+from bisect_trt.stations.command_text import as_command
 from bisect_trt.stations.known import Known
 from bisect_trt.stations.sensitivity import suspicion_of
 from bisect_trt.version import __version__
@@ -178,7 +182,7 @@ def _result(
         score=answer.final.score if answer.final is not None else float("nan"),
         base_score=before.score if before is not None else float("nan"),
         layer_count=len(case.layers),
-        layers=_layers_table(known, answer.plan),
+        layers=layers_table(known, answer.plan),
         outputs=outputs_table({**shown, **engines}),
         search=search_table(ledger.log),
         pins=pins_table(case.layers, answer.plan, answer.proof, ledger.log, limits),
@@ -199,36 +203,31 @@ def _result(
         holds=known.holds,
         inputs=_or_empty(known.inputs),
         frontier=_or_empty(known.frontier),
-        by_requirement=_or_empty(known.by_requirement),
+        by_requirement=requirements_table(
+            case.requirements.texts,
+            _judged(known, ledger, before),
+            _judged(known, ledger, answer.final),
+            {**shown, **engines},
+        ),
         ranked=answer.ranked,
         holds_on=settings.share_of_given,
+        command=as_command(settings),
+        model_digest=case.model.digest,
+        dynamic_inputs=dynamic_inputs(case.graph.proto),
     )
+
+
+def _judged(known: Known, ledger: Ledger, result: ProbeResult | None) -> list[ProbeResult]:
+    """What every judge showed of the plan of ``result``; nothing of no result."""
+    if result is None:
+        return []
+    judges = ledger.emulators if known.engine is None else (ledger.judge,)
+    found = (ledger.of(runner, result.plan) for runner in judges)
+    return [r for r in found if r is not None]
 
 
 def _or_empty(table: pd.DataFrame | None) -> pd.DataFrame:
     return table if table is not None else pd.DataFrame()
-
-
-def _layers_table(known: Known, plan: PrecisionPlan) -> pd.DataFrame:
-    table, marked = _all_layers(known, plan), known.case.marked
-    if marked is None:
-        return table
-    return table[table["layer"].isin(marked)].reset_index(drop=True)
-
-
-def _all_layers(known: Known, plan: PrecisionPlan) -> pd.DataFrame:
-    if known.baselines is None:
-        rows = [{"layer": x.name, "op": x.op, "scope": x.scope} for x in known.case.layers]
-        return pd.DataFrame([{**row, "pinned": False} for row in rows])
-    table = known.baselines.layers.copy()
-    table["pinned"] = table["layer"].isin(plan.pinned)
-    if known.triage is not None:
-        table["alone_score"] = table["layer"].map(dict(known.triage.sensitivity.scores))
-        places = {name: place for place, name in enumerate(known.triage.ranking, start=1)}
-        table["rank"] = table["layer"].map(places)
-    if known.engine is not None and known.engine.table is not None:
-        table = known.engine.table.joined(table)
-    return table
 
 
 def _engine_facts(known: Known, ledger: Ledger) -> EngineFacts | None:

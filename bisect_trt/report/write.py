@@ -24,9 +24,9 @@ from bisect_trt.graph.passes.typed import to_typed
 from bisect_trt.report.annotations import annotated_model
 from bisect_trt.report.columns import TABLES
 from bisect_trt.report.csv_files import to_csv
-from bisect_trt.report.documents import as_html
 from bisect_trt.report.junit import as_junit
 from bisect_trt.report.markdown import as_markdown
+from bisect_trt.report.page import as_html
 from bisect_trt.report.result import Result
 from bisect_trt.stations.case import Case
 

@@ -24,8 +24,7 @@ from bisect_trt.stations.unseen import Unseen
 class Known:
     """The stations' records; None where a run ended before the station, or there was no need of it.
 
-    ``inputs`` has a row an input, ``frontier`` a row a number of pins, ``by_requirement`` a row a
-    requirement. ``settled`` is the diagnosis
+    ``inputs`` has a row an input, ``frontier`` a row a number of pins. ``settled`` is the diagnosis
     that ended the run early, if one did. ``steadiness`` is that of the engine that the answer
     stands on, ``unsteady`` the diagnosis where it takes the answer back.
     """
@@ -41,7 +40,6 @@ class Known:
     holds: Holds | None = None
     inputs: pd.DataFrame | None = None
     frontier: pd.DataFrame | None = None
-    by_requirement: pd.DataFrame | None = None
     steadiness: Steadiness | None = None
     unsteady: Diagnosis | None = None
 

@@ -32,9 +32,9 @@ from bisect_trt.numerics.tensor_error import tensor_error
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.report.columns import TABLES, as_page
 from bisect_trt.report.csv_files import from_csv, to_csv
-from bisect_trt.report.documents import as_html
 from bisect_trt.report.junit import as_junit
 from bisect_trt.report.markdown import as_markdown
+from bisect_trt.report.page import as_html
 from bisect_trt.report.read_run import read_run
 from bisect_trt.report.tables import cost_table
 from bisect_trt.report.write import to_json
