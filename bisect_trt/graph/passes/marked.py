@@ -47,7 +47,7 @@ def select_tensors(model: onnx.ModelProto | Graph, selectors: Iterable[str]) -> 
         }
         if not hits:
             raise BadInputError(
-                f"no layer or tensor matches {selector!r}; `bisect-trt inspect` lists the layers"
+                f"--mark {selector!r}: matches no layer or tensor; `bisect-trt inspect` lists them"
             )
         chosen |= hits
     return [tensor for layer in layers for tensor in layer.outputs if tensor in chosen]
