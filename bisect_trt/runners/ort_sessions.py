@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
@@ -22,6 +23,7 @@ from bisect_trt.core.errors import (
     is_out_of_memory,
     one_line,
 )
+from bisect_trt.runners.ort_weights import RoundedConstants, opened
 
 _MAX_NODE_THREADS = 8
 """Every session owns a pool; a model has tens of different nodes, and none of them feeds more
@@ -31,15 +33,27 @@ threads than this.
 Arrays = dict[str, NDArray[Any]]
 
 
-def reference_session(source: str | bytes, *, quantised: bool = False) -> ort.InferenceSession:
+def reference_session(
+    model: onnx.ModelProto,
+    where: str = "model",
+    *,
+    quantised: bool = False,
+    shares_weights: bool = False,
+    constants: RoundedConstants | None = None,
+) -> ort.InferenceSession:
     """A session over a whole model, with ONNX Runtime's default optimisations.
 
     Args:
-        source: a path, or the model's bytes.
+        model: of any size.
+        where: what an error names.
         quantised: whether it holds quantising nodes. Of another order of sums they make whole
             steps, so the convolutions of another memory layout are left out: PP-OCRv4 det,
             quantised, then gives bit for bit what its nodes as written give, and is off by 0.44 of
             an output of 0 to 1 with them.
+
+        shares_weights: whether large weights are used where they are, and not put into another
+            order first: no copy of them is made, and a product takes longer.
+        constants: gives the rounded constants of an emulated model.
 
     Raises:
         BadInputError: ONNX Runtime cannot load the model.
@@ -51,13 +65,16 @@ def reference_session(source: str | bytes, *, quantised: bool = False) -> ort.In
     options.add_session_config_entry("session.disable_quant_qdq", "1")
     if usable_cores() < (os.cpu_count() or 1):  # else its own choice: a thread a physical core
         options.intra_op_num_threads = usable_cores()
-    if quantised:
+    if shares_weights:
+        options.add_session_config_entry("session.disable_prepacking", "1")
+    if quantised or shares_weights:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     try:
-        return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        return opened(model, options, constants)
+    except BisectError:
+        raise
     # ONNX Runtime has an exception class for each status, all direct children of Exception.
     except Exception as error:
-        where = source if isinstance(source, str) else "model"
         if is_out_of_memory(error):
             raise failure_of_session(where, error) from error
         raise BadInputError(f"{where}: ONNX Runtime cannot load it ({one_line(error)})") from error
@@ -91,7 +108,7 @@ def _register_shared_arena() -> bool:
     return True
 
 
-def node_session(model: bytes, threads: int = 0) -> ort.InferenceSession:
+def node_session(model: onnx.ModelProto, threads: int = 0) -> ort.InferenceSession:
     """A session over a few nodes and their roundings, exactly as written.
 
     ``threads`` is what one call may use; 0 leaves it to the machine.
@@ -104,22 +121,24 @@ def node_session(model: bytes, threads: int = 0) -> ort.InferenceSession:
     options.intra_op_num_threads = threads or min(thread_count(0), _MAX_NODE_THREADS)
     options.add_session_config_entry("session.use_env_allocators", "1")
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return opened(model, options)
 
 
-def switched_session(source: str | bytes, threads: int = 0) -> ort.InferenceSession:
+def switched_session(model: onnx.ModelProto, threads: int = 0) -> ort.InferenceSession:
     """A session over a whole model with switches, exactly as written; ``threads`` as above. Raises
     :class:`RunnerFailedError`.
     """
-    return session_as_written(source, "the emulated model", threads)
+    return session_as_written(model, "the emulated model", threads)
 
 
-def session_as_written(source: str | bytes, where: str, threads: int = 0) -> ort.InferenceSession:
+def session_as_written(
+    model: onnx.ModelProto, where: str, threads: int = 0
+) -> ort.InferenceSession:
     """A session without any of ONNX Runtime's optimisations: what is marked as an output changes no
     number.
 
     Args:
-        source: a path, or the model's bytes.
+        model: of any size.
         where: what an error names.
         threads: what one call may use; 0 leaves it to the machine.
 
@@ -132,7 +151,9 @@ def session_as_written(source: str | bytes, where: str, threads: int = 0) -> ort
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = thread_count(threads)
     try:
-        return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        return opened(model, options)
+    except BisectError:
+        raise
     except Exception as error:
         raise failure_of_session(where, error) from error
 

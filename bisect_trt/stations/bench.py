@@ -129,7 +129,11 @@ class Bench:
         self._found: list[Finding] = []
         self._error_samples: dict[tuple[str, PrecisionPlan], ErrorSample] = {}
         workers = case.settings.workers
-        other: Runner = RtxRunner(emulator) if self.rtx_sums else WholeModelRunner(case.graph)
+        other: Runner = (
+            RtxRunner(emulator)
+            if self.rtx_sums
+            else WholeModelRunner(case.graph, emulator.constants.owner)
+        )
         self.prober = self.prober_of(fleet or emulator, workers)
         # Sums as TensorRT's take seconds an inference: a few inputs must do.
         few = tuple(evenly(case.samples, _SECOND_SEES))

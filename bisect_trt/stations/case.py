@@ -119,14 +119,14 @@ def load(settings: Settings, observer: Observer) -> Case:
     check_kinds(settings.variants)
     samples, apart = _load_inputs(settings, input_specs(model.proto))
     holdout = _unlike(samples, apart)
-    path, replaced = model.path, dict[str, tuple[str, ...]]()
+    replaced = dict[str, tuple[str, ...]]()
     if settings.rewrite is not None:
         fused = rewritten(model.proto, samples, settings.rewrite)
-        replaced, path = fused.replaced, None
+        replaced = fused.replaced
         digest = f"{model.digest}+{settings.rewrite}"
         model = replace(model, proto=fused.model, digest=digest)
     graph = Graph(model.proto)
-    reference = Reference(graph, str(path) if path is not None else None)
+    reference = Reference(graph, model.name)
     layers = graph.layers_at(settings.precision)
     if not layers:
         raise BadInputError(

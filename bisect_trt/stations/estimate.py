@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bisect_trt.core.memory import free_bytes, in_words, peak_bytes
 from bisect_trt.core.observer import Observer
-from bisect_trt.graph.load import weights_size
+from bisect_trt.graph.save import weights_size
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.search.facts import information_bound
 from bisect_trt.stations.case import Case, load

@@ -32,6 +32,7 @@ class EmulatedRunner:
         model: an FP32 model, or its :class:`Graph`.
         base: the precision that most probes will use.
         threads: what one call of ONNX Runtime may use; 0 leaves it to the machine.
+        constants: those of the same model, where another emulator holds them already.
     """
 
     name = "emulated"
@@ -42,6 +43,7 @@ class EmulatedRunner:
         base: Precision = Precision.FP16,
         *,
         threads: int = 0,
+        constants: ConstantStore | None = None,
     ) -> None:
         self.versions: Mapping[str, str] = {
             "onnxruntime": ort.__version__,
@@ -49,12 +51,12 @@ class EmulatedRunner:
         }
         self.graph = as_graph(model)
         self._capable = with_roundings(self.graph, base)
-        self._constants = ConstantStore(self._capable)
+        self.constants = constants or ConstantStore(self._capable)
         self._base = base
         self._threads = threads
         self._switched: dict[tuple[Precision, Precision], SwitchedSession] = {}
         self._layer_names = frozenset(layer.name for layer in self.graph.layers)
-        self._node_by_node = NodeByNode(self._capable, self._constants, threads)
+        self._node_by_node = NodeByNode(self._capable, self.constants, threads)
         self._after_lookups: EmulatedRunner | None = None
 
     def outputs(self, plan: PrecisionPlan, samples: Sequence[Sample]) -> Iterator[Arrays]:
@@ -93,7 +95,9 @@ class EmulatedRunner:
         if graph is self.graph:
             return self
         if self._after_lookups is None:
-            self._after_lookups = EmulatedRunner(graph, self._base, threads=self._threads)
+            self._after_lookups = EmulatedRunner(
+                graph, self._base, threads=self._threads, constants=self.constants
+            )
         return self._after_lookups
 
     def _of_capable(self, plan: PrecisionPlan) -> PrecisionPlan:
@@ -110,6 +114,6 @@ class EmulatedRunner:
             if len(self._switched) == _KEPT_SESSIONS:
                 del self._switched[next(iter(self._switched))]
             self._switched[key] = SwitchedSession(
-                self._capable, self._constants, *key, self._threads
+                self._capable, self.constants, *key, self._threads
             )
         return self._switched[key], lowered

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from bisect_trt.core.precision import Precision
 from bisect_trt.graph.graph import Graph
-from bisect_trt.graph.load import loadable
 from bisect_trt.graph.passes.switched import to_switched
 from bisect_trt.runners.emulator.constant_store import ConstantStore
 from bisect_trt.runners.ort_sessions import failure_of_session, switched_session
@@ -32,8 +31,7 @@ class SwitchedSession:
     ) -> None:
         switched = to_switched(graph, low, pin)
         self._flags, self._weights = switched.flags, switched.weights
-        with loadable(switched.model) as source:
-            self._session = switched_session(source, threads)
+        self._session = switched_session(switched.model, threads)
         self._call = caller(self._session)
         self._constants = constants
         self._outputs = graph.outputs

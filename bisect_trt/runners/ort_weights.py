@@ -1,0 +1,64 @@
+"""Models into ONNX Runtime sessions: weights that lie in files are mapped, and shared by all
+sessions of the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from weakref import WeakKeyDictionary
+
+import onnx
+import onnxruntime as ort
+
+from bisect_trt.core.precision import Precision
+from bisect_trt.graph.mapped_files import let_go
+from bisect_trt.graph.runtime_forms import session_form
+from bisect_trt.graph.tensor_values import array_of, place_of
+from bisect_trt.runners.ort_values import owned
+
+RoundedConstants = Callable[[str, Precision], ort.OrtValue]
+"""Gives the constant of a name, rounded."""
+
+WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
+"""The setting that says below which folder the places of values are."""
+
+_held: WeakKeyDictionary[ort.InferenceSession, list[ort.OrtValue]] = WeakKeyDictionary()
+"""What sessions borrow: the values must live as long as they do."""
+
+
+def opened(
+    model: onnx.ModelProto,
+    options: ort.SessionOptions,
+    constants: RoundedConstants | None = None,
+) -> ort.InferenceSession:
+    """A session over ``model`` on the CPU provider. Raises what ONNX Runtime raises.
+
+    Args:
+        model: of any size.
+        options: completed here.
+        constants: gives rounded constants; without it they are computed for this session.
+    """
+    with session_form(model) as form:
+        if form.folder:
+            options.add_session_config_entry(WEIGHTS_FOLDER, form.folder)
+        views = [array_of(tensor) for tensor in form.mapped]
+        values = [owned(view) for view in views]
+        for tensor, value in zip(form.mapped, values, strict=True):
+            options.add_initializer(tensor.name, value)
+        rounded = [_rounded(tensor, constants) for tensor in form.rounded]
+        if rounded:
+            # Unlike the others these are copied: an optimisation would read a shared one's file.
+            options.add_external_initializers([t.name for t in form.rounded], rounded)
+        session = ort.InferenceSession(form.content, options, providers=["CPUExecutionProvider"])
+    _held[session] = values
+    for view in views:  # read for an optimisation, or for another order of the weights
+        let_go(view)
+    return session
+
+
+def _rounded(tensor: onnx.TensorProto, constants: RoundedConstants | None) -> ort.OrtValue:
+    place = place_of(tensor)
+    assert place is not None and place.rounding is not None
+    if constants is None:
+        return owned(array_of(tensor))
+    return constants(place.source, place.rounding)
