@@ -88,6 +88,7 @@ class Execution:
         kept: dict[str, Arrays] | None,
     ) -> Iterator[SampleResult]:
         """The samples' results up to and with the first on which the runner breaks."""
+        self.references.make_ready(samples)
         began = time.perf_counter()
         try:
             for sample, outputs in zip(samples, self.runner.outputs(plan, samples), strict=True):

@@ -8,15 +8,12 @@ from typing import Any
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from bisect_trt.core.memory import LARGE
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.layers import with_unique_names
 from bisect_trt.graph.save import weights_size
 from bisect_trt.runners.ort_sessions import reference_session, run_all
-
-LARGE = 256 << 20
-"""Bytes of weights from which on one copy more of them counts."""
-
 
 class Reference:
     """A model's FP32 outputs, also on samples that bring what it would look up.

@@ -70,7 +70,7 @@ def reference_session(
     if quantised or shares_weights:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     try:
-        return opened(model, options, constants)
+        return opened(model, options, constants, shares_weights=shares_weights)
     except BisectError:
         raise
     # ONNX Runtime has an exception class for each status, all direct children of Exception.

@@ -11,7 +11,6 @@ import onnx
 import onnxruntime as ort
 
 from bisect_trt.core.precision import Precision
-from bisect_trt.graph.mapped_files import let_go
 from bisect_trt.graph.runtime_forms import session_form
 from bisect_trt.graph.tensor_values import array_of, place_of
 from bisect_trt.runners.ort_values import owned
@@ -30,6 +29,8 @@ def opened(
     model: onnx.ModelProto,
     options: ort.SessionOptions,
     constants: RoundedConstants | None = None,
+    *,
+    shares_weights: bool = False,
 ) -> ort.InferenceSession:
     """A session over ``model`` on the CPU provider. Raises what ONNX Runtime raises.
 
@@ -37,13 +38,16 @@ def opened(
         model: of any size.
         options: completed here.
         constants: gives rounded constants; without it they are computed for this session.
+        shares_weights: whether weights in files are used where this process has them mapped.
+            Without it ONNX Runtime maps them, makes the order of them that it likes, and lets each
+            go: that is no more memory for one session, and more for several.
     """
     with session_form(model) as form:
         if form.folder:
             options.add_session_config_entry(WEIGHTS_FOLDER, form.folder)
-        views = [array_of(tensor) for tensor in form.mapped]
-        values = [owned(view) for view in views]
-        for tensor, value in zip(form.mapped, values, strict=True):
+        shared = form.mapped if shares_weights else ()
+        values = [owned(array_of(tensor)) for tensor in shared]
+        for tensor, value in zip(shared, values, strict=True):
             options.add_initializer(tensor.name, value)
         rounded = [_rounded(tensor, constants) for tensor in form.rounded]
         if rounded:
@@ -51,8 +55,6 @@ def opened(
             options.add_external_initializers([t.name for t in form.rounded], rounded)
         session = ort.InferenceSession(form.content, options, providers=["CPUExecutionProvider"])
     _held[session] = values
-    for view in views:  # read for an optimisation, or for another order of the weights
-        let_go(view)
     return session
 
 

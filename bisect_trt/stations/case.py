@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.finding import Finding
+from bisect_trt.core.memory import LARGE, keep_large_blocks_apart
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
@@ -22,6 +23,7 @@ from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.inputs import InputSpec, input_specs
 from bisect_trt.graph.layers import Layer
 from bisect_trt.graph.load import LoadedModel, load_model
+from bisect_trt.graph.save import weights_size
 from bisect_trt.graph.weight_range import weight_findings
 from bisect_trt.numerics.draws import can_be_redrawn, can_redraw_lookups, check_kinds
 from bisect_trt.numerics.requirement_text import load_metrics, parse_requirements
@@ -117,6 +119,8 @@ def load(settings: Settings, observer: Observer) -> Case:
     observer.station("load")
     model = load_model(settings.model)
     check_kinds(settings.variants)
+    if weights_size(model.proto) >= LARGE:
+        keep_large_blocks_apart()
     samples, apart = _load_inputs(settings, input_specs(model.proto))
     holdout = _unlike(samples, apart)
     replaced = dict[str, tuple[str, ...]]()

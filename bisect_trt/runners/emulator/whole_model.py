@@ -14,12 +14,12 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from bisect_trt.core.memory import LARGE
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph, as_graph
 from bisect_trt.graph.passes.emulated import to_emulated
 from bisect_trt.graph.save import weights_size
-from bisect_trt.runners.ort_reference import LARGE
 from bisect_trt.runners.ort_sessions import reference_session, run_all
 from bisect_trt.runners.ort_weights import RoundedConstants
 
