@@ -18,6 +18,15 @@ def slices(size: int, block: int = BLOCK) -> Iterator[slice]:
         yield slice(start, min(start + block, size))
 
 
+def largest_finite(array: NDArray[Any]) -> float:
+    """The largest size among the finite values of ``array``; 0 where there is none."""
+    values, largest = flat(array), 0.0
+    for part in slices(values.size):
+        size = np.abs(values[part])
+        largest = max(largest, float(size[np.isfinite(size)].max(initial=0.0)))
+    return largest
+
+
 def flat(array: NDArray[Any]) -> NDArray[Any]:
     """``array`` in one dimension, in C order; a contiguous one is not copied."""
     return np.asarray(array).reshape(-1)

@@ -15,6 +15,7 @@ from bisect_trt.graph.layers import with_unique_names
 from bisect_trt.graph.save import weights_size
 from bisect_trt.runners.ort_sessions import reference_session, run_all
 
+
 class Reference:
     """A model's FP32 outputs, also on samples that bring what it would look up.
 

@@ -20,13 +20,14 @@ from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.operator_rules import CONTROL_FLOW
 from bisect_trt.graph.roundings import is_rounded
+from bisect_trt.numerics.blocks import largest_finite
 from bisect_trt.numerics.rounding import LARGEST
 from bisect_trt.runners.emulator.constant_store import ConstantStore
 from bisect_trt.runners.emulator.node_sessions import NodeSession, NodeSessions
 from bisect_trt.runners.emulator.rtx_operators import OPERATORS, run_operator
 from bisect_trt.runners.emulator.steps import Chain, Step, compile_steps
 from bisect_trt.runners.ort_sessions import failure_of_session
-from bisect_trt.runners.ort_values import Value, owned, value_of
+from bisect_trt.runners.ort_values import Value, owned, value_of, viewed
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -101,7 +102,7 @@ class NodeByNode:
                 for tensor, *values in rows:
                     if values[0].data_type() != "tensor(float)":
                         continue
-                    true, both, own = (v.numpy() for v in values)
+                    true, both, own = (viewed(v) for v in values)
                     broken = not np.isfinite(own).all()
                     in_range = broken and self._in_range(step, precision, exact, true)
                     yield LayerValues(step.name, tensor, true, both, own, in_range)
@@ -193,10 +194,8 @@ class NodeByNode:
         largest = LARGEST.get(precision)
         if largest is None or self._graph.proto.graph.node[step.index].op_type in CONTROL_FLOW:
             return False
-        read = [self._value(step.inputs[i], exact).numpy() for i in step.reduced_in[precision]]
-        return all(
-            float(np.abs(a[np.isfinite(a)]).max(initial=0.0)) <= largest for a in (output, *read)
-        )
+        read = [viewed(self._value(step.inputs[i], exact)) for i in step.reduced_in[precision]]
+        return all(largest_finite(a) <= largest for a in (output, *read))
 
     @staticmethod
     def _keep(step: Step, precision: Precision, results: Sequence[Value], chain: Chain) -> None:
@@ -223,5 +222,4 @@ class NodeByNode:
 
     def _fetch(self, name: str, chain: Chain) -> NDArray[Any]:
         """A live tensor or a constant."""
-        value: NDArray[Any] = self._value(name, chain).numpy()
-        return value
+        return viewed(self._value(name, chain))

@@ -15,7 +15,7 @@ from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.passes.switched import to_switched
 from bisect_trt.runners.emulator.constant_store import ConstantStore
 from bisect_trt.runners.ort_sessions import failure_of_session, switched_session
-from bisect_trt.runners.ort_values import Value, caller, owned, value_of
+from bisect_trt.runners.ort_values import Value, caller, owned, value_of, viewed
 
 
 class SwitchedSession:
@@ -57,6 +57,6 @@ class SwitchedSession:
             feed[name] = self._constants.value(weight.tensor, precision)
         try:
             results = self._call(feed, self._outputs, None)
-            return {name: results[i].numpy() for i, name in enumerate(self._outputs)}
+            return {name: viewed(results[i]) for i, name in enumerate(self._outputs)}
         except Exception as error:
             raise failure_of_session("the emulated model", error) from error
