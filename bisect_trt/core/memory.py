@@ -5,20 +5,18 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import sys
+from itertools import product
 from pathlib import Path
+from threading import Event
 
-_V1, _V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
-_CGROUP = (
-    (_V2 / "memory.max", _V2 / "memory.current", _V2 / "memory.stat", ""),
-    (
-        _V1 / "memory.limit_in_bytes",
-        _V1 / "memory.usage_in_bytes",
-        _V1 / "memory.stat",
-        "total_",
-    ),
+from bisect_trt.core.cores import own_cgroups
+
+_FILES = (
+    ("memory.max", "memory.current", ""),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
 )
-"""Limit, use, and what of the use are pages of files, which the system gives back when asked."""
-
+"""Of version 2 and 1: limit, use, and what stands before the names of memory.stat, which tells what
+of the use are pages of files: the system gives those back when asked."""
 
 LARGE = 256 << 20
 """Bytes of weights, or of activations, from which on a copy more of them counts."""
@@ -38,10 +36,10 @@ def free_bytes() -> int | None:
                 found.append(int(line.split()[1]) * 1024)
     except (OSError, ValueError, IndexError):
         pass
-    for most, used, stat, prefix in _CGROUP:
+    for group, (most, used, prefix) in product(own_cgroups("memory"), _FILES):
         try:
-            limit, taken = (int(p.read_text(encoding="ascii")) for p in (most, used))
-            lines = stat.read_text(encoding="ascii").splitlines()
+            limit, taken = (int((group / p).read_text(encoding="ascii")) for p in (most, used))
+            lines = (group / "memory.stat").read_text(encoding="ascii").splitlines()
             held = dict(line.split(maxsplit=1) for line in lines)
             cached = sum(int(held[f"{prefix}{kind}_file"]) for kind in ("inactive", "active"))
         except (OSError, ValueError, KeyError):  # no container, or one without a limit ("max")
@@ -58,6 +56,21 @@ def peak_bytes() -> int:
         return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+_frees = Event()
+
+
+def free_activations_at_once() -> None:
+    """From here on sessions keep no freed activations for the next call, in this process: several
+    sessions would each hold those of a whole network.
+    """
+    _frees.set()
+
+
+def frees_activations() -> bool:
+    """Whether :func:`free_activations_at_once` was called."""
+    return _frees.is_set()
 
 
 def keep_large_blocks_apart() -> None:

@@ -18,6 +18,12 @@ def slices(size: int, block: int = BLOCK) -> Iterator[slice]:
         yield slice(start, min(start + block, size))
 
 
+def all_finite(array: NDArray[Any]) -> bool:
+    """Whether no value of ``array`` is NaN or infinite."""
+    values = flat(array)
+    return all(bool(np.isfinite(values[part]).all()) for part in slices(values.size))
+
+
 def largest_finite(array: NDArray[Any]) -> float:
     """The largest size among the finite values of ``array``; 0 where there is none."""
     values, largest = flat(array), 0.0

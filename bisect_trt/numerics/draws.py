@@ -117,8 +117,12 @@ def _mix(arrays: Arrays, others: Sequence[Arrays], random: Random) -> dict[str, 
     share = random.uniform(0.3, 0.7)
 
     def mixed(name: str, array: NDArray[Any]) -> NDArray[Any]:
-        partner = other[name] if other is not None else shifted[name]
-        return _like(share * array + (1.0 - share) * partner, array)
+        partner = flat(other[name] if other is not None else shifted[name])
+        found = np.empty(array.shape, array.dtype)
+        source, target = flat(array), flat(found)
+        for part in slices(source.size):
+            target[part] = share * source[part] + (1.0 - share) * partner[part]
+        return found
 
     return {n: mixed(n, a) if _moves(a) else a for n, a in arrays.items()}
 

@@ -23,6 +23,7 @@ from bisect_trt.core.errors import (
     is_out_of_memory,
     one_line,
 )
+from bisect_trt.core.memory import frees_activations
 from bisect_trt.runners.ort_weights import RoundedConstants, opened
 
 _MAX_NODE_THREADS = 8
@@ -63,6 +64,7 @@ def reference_session(
     options.log_severity_level = 4
     # Its fusions of quantised operators change that model's output by 0.85.
     options.add_session_config_entry("session.disable_quant_qdq", "1")
+    _spare_memory(options)
     if usable_cores() < (os.cpu_count() or 1):  # else its own choice: a thread a physical core
         options.intra_op_num_threads = usable_cores()
     if shares_weights:
@@ -78,6 +80,12 @@ def reference_session(
         if is_out_of_memory(error):
             raise failure_of_session(where, error) from error
         raise BadInputError(f"{where}: ONNX Runtime cannot load it ({one_line(error)})") from error
+
+
+def _spare_memory(options: ort.SessionOptions) -> None:
+    if frees_activations():
+        options.enable_cpu_mem_arena = False
+        options.enable_mem_pattern = False
 
 
 def thread_count(threads: int) -> int:
@@ -119,7 +127,9 @@ def node_session(model: onnx.ModelProto, threads: int = 0) -> ort.InferenceSessi
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.enable_mem_pattern = False
     options.intra_op_num_threads = threads or min(thread_count(0), _MAX_NODE_THREADS)
-    options.add_session_config_entry("session.use_env_allocators", "1")
+    if not frees_activations():
+        options.add_session_config_entry("session.use_env_allocators", "1")
+    _spare_memory(options)
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return opened(model, options)
 
@@ -150,6 +160,7 @@ def session_as_written(
     options.log_severity_level = 4
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = thread_count(threads)
+    _spare_memory(options)
     try:
         return opened(model, options)
     except BisectError:

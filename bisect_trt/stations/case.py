@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.finding import Finding
-from bisect_trt.core.memory import LARGE, keep_large_blocks_apart
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
@@ -23,7 +22,6 @@ from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.inputs import InputSpec, input_specs
 from bisect_trt.graph.layers import Layer
 from bisect_trt.graph.load import LoadedModel, load_model
-from bisect_trt.graph.save import weights_size
 from bisect_trt.graph.weight_range import weight_findings
 from bisect_trt.numerics.draws import can_be_redrawn, can_redraw_lookups, check_kinds
 from bisect_trt.numerics.requirement_text import load_metrics, parse_requirements
@@ -35,6 +33,7 @@ from bisect_trt.runners.ort_reference import Reference
 from bisect_trt.runners.tensorrt.profile import profile_of
 from bisect_trt.stations.array_files import read_npz
 from bisect_trt.stations.checked_rewrite import rewritten
+from bisect_trt.stations.need import check_need, need_of
 from bisect_trt.stations.samples import load_samples, suspicious_inputs
 from bisect_trt.stations.settings import Settings
 from bisect_trt.version import __version__
@@ -119,9 +118,9 @@ def load(settings: Settings, observer: Observer) -> Case:
     observer.station("load")
     model = load_model(settings.model)
     check_kinds(settings.variants)
-    if weights_size(model.proto) >= LARGE:
-        keep_large_blocks_apart()
-    samples, apart = _load_inputs(settings, input_specs(model.proto))
+    graph, specs = Graph(model.proto), input_specs(model.proto)
+    check_need(need_of(graph, settings, specs), model.name)
+    samples, apart = _load_inputs(settings, specs)
     holdout = _unlike(samples, apart)
     replaced = dict[str, tuple[str, ...]]()
     if settings.rewrite is not None:
@@ -129,7 +128,7 @@ def load(settings: Settings, observer: Observer) -> Case:
         replaced = fused.replaced
         digest = f"{model.digest}+{settings.rewrite}"
         model = replace(model, proto=fused.model, digest=digest)
-    graph = Graph(model.proto)
+        graph = Graph(model.proto)
     reference = Reference(graph, model.name)
     layers = graph.layers_at(settings.precision)
     if not layers:

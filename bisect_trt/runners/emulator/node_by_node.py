@@ -20,7 +20,7 @@ from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.operator_rules import CONTROL_FLOW
 from bisect_trt.graph.roundings import is_rounded
-from bisect_trt.numerics.blocks import largest_finite
+from bisect_trt.numerics.blocks import all_finite, largest_finite
 from bisect_trt.numerics.rounding import LARGEST
 from bisect_trt.runners.emulator.constant_store import ConstantStore
 from bisect_trt.runners.emulator.node_sessions import NodeSession, NodeSessions
@@ -93,23 +93,29 @@ class NodeByNode:
         """
         exact, low = self._start(sample), self._start(sample)
         for step in self._steps:
-            precision = plan.precision_of(step.name)
-            reference = self._execute(step, Precision.FP32, exact)
-            accumulated = self._execute(step, precision, low, rtx_sums)
-            if step.lowers(precision):
-                introduced = self._execute(step, precision, exact, rtx_sums)
-                rows = zip(step.outputs, reference, accumulated, introduced, strict=True)
-                for tensor, *values in rows:
-                    if values[0].data_type() != "tensor(float)":
-                        continue
-                    true, both, own = (viewed(v) for v in values)
-                    broken = not np.isfinite(own).all()
-                    in_range = broken and self._in_range(step, precision, exact, true)
-                    yield LayerValues(step.name, tensor, true, both, own, in_range)
-            self._keep(step, Precision.FP32, reference, exact)
-            self._keep(step, precision, accumulated, low)
+            # In a generator of its own: what it holds of one layer is gone when the next is run.
+            yield from self._traced(step, plan.precision_of(step.name), exact, low, rtx_sums)
             exact.free(step.frees)
-            low.free(step.frees)
+
+    def _traced(
+        self, step: Step, precision: Precision, exact: Chain, low: Chain, rtx_sums: bool
+    ) -> Iterator[LayerValues]:
+        """Run ``step`` on both histories, and where it is lowered show what became of it."""
+        reference = self._execute(step, Precision.FP32, exact)
+        accumulated = self._execute(step, precision, low, rtx_sums)
+        self._keep(step, precision, accumulated, low)
+        low.free(step.frees)
+        if step.lowers(precision):
+            introduced = self._execute(step, precision, exact, rtx_sums)
+            exact.versions.clear()  # nobody else reads the exact history rounded
+            rows = zip(step.outputs, reference, accumulated, introduced, strict=True)
+            for tensor, *values in rows:
+                if values[0].data_type() != "tensor(float)":
+                    continue
+                true, both, own = (viewed(v) for v in values)
+                in_range = not all_finite(own) and self._in_range(step, precision, exact, true)
+                yield LayerValues(step.name, tensor, true, both, own, in_range)
+        self._keep(step, Precision.FP32, reference, exact)
 
     def effects(
         self, sample: Sample, precision: Precision, wanted: Sequence[str]
