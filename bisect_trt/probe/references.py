@@ -66,6 +66,15 @@ class References:
         if missing:
             self._reference.release()
 
+    def make_ready(self, samples: Sequence[Sample]) -> None:
+        """Compute those of ``samples`` together, if the weights are so large that the reference
+        should not be open while a runner works.
+        """
+        if self._reference.is_large:
+            for sample in samples:
+                self.of(sample)
+            self._reference.release()
+
     def close(self) -> None:
         """Remove what lies on disk."""
         shutil.rmtree(self._folder, ignore_errors=True)

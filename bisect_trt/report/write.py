@@ -13,8 +13,8 @@ from bisect_trt.core.errors import BadInputError, MachineError, is_disk_full
 from bisect_trt.core.names import cell
 from bisect_trt.core.run_files import PLAN, RESULT_FILES, REWRITTEN_MODEL, RUN, TYPED_MODEL
 from bisect_trt.core.scratch import scratch
-from bisect_trt.graph.load import save_model
 from bisect_trt.graph.passes.typed import to_typed
+from bisect_trt.graph.save import save_model
 from bisect_trt.report.documents import as_html, as_junit, as_markdown
 from bisect_trt.report.result import Result
 from bisect_trt.stations.case import Case

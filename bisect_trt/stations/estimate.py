@@ -5,19 +5,19 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from bisect_trt.core.memory import free_bytes, in_words, peak_bytes
+from bisect_trt.core.memory import free_bytes, in_words
 from bisect_trt.core.observer import Observer
-from bisect_trt.graph.load import weights_size
+from bisect_trt.graph.inputs import input_specs
 from bisect_trt.search.facts import information_bound
-from bisect_trt.stations.case import Case, load
+from bisect_trt.stations.case import load
 from bisect_trt.stations.emulator_choice import emulator_device, open_emulator
+from bisect_trt.stations.need import need_of
 from bisect_trt.stations.sensitivity import affordable
 from bisect_trt.stations.settings import Settings
 from bisect_trt.stations.thread_limit import within_threads
 
 _USUAL_SHARE, _LARGE_SHARE = 0.02, 0.1
 _BASELINES, _PROBES_A_PIN = 6, 8
-_WORKER_BYTES = 150_000_000
 _START_S = 1.0
 """Loading, sessions, the second emulator and the report; a single-layer run goes through half the
 network node by node, about one probe."""
@@ -60,16 +60,6 @@ class Estimate:
         )
 
 
-def _memory(case: Case) -> int:
-    """About the peak of a run, from that of the inference just made: the second emulator holds the
-    weights once more, a worker the model and its rounded weights.
-    """
-    weights = weights_size(case.graph.proto)
-    own = peak_bytes() + weights
-    workers = case.settings.workers
-    return own + (workers * (3 * weights + _WORKER_BYTES) if workers > 1 else 0)
-
-
 def expected_probes(pins: int) -> int:
     """A set of k pins takes about four probes a pin to grow, and as many again to shrink and
     prove.
@@ -104,7 +94,7 @@ def estimate(settings: Settings, observer: Observer) -> Estimate:
         len(case.layers),
         len(case.samples),
         settings.workers,
-        _memory(case),
+        need_of(case.graph, settings, input_specs(case.graph.proto)).bytes,
         free_bytes() or 0,
         rows,
         probes,
