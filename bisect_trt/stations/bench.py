@@ -286,7 +286,9 @@ def _open_fleet(case: Case, local: EmulatedRunner) -> EmulatedFleet | None:
         return None
     shared = settings.ray is None
     threads = max(1, usable_cores() // settings.workers) if shared else 1
-    arguments = server_arguments(case.graph.proto, settings.precision, threads)
+    arguments = server_arguments(
+        case.graph.proto, settings.precision, threads, elsewhere=not shared
+    )
     members: Sequence[Remote]
     if settings.ray is not None:
         members = ray_actors(settings.ray, SERVER, arguments, settings.workers, gpus=0)
