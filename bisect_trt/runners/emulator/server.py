@@ -50,7 +50,7 @@ def server_arguments(
 
 
 class EmulationServer:
-    """Holds the model; ``threads`` is what one worker may use, ``large`` whether activations are."""
+    """Holds the model; ``threads`` is what each may use, ``large`` whether activations are."""
 
     def __init__(self, model: bytes, base: str, threads: int, large: bool = False) -> None:
         if large:
