@@ -10,9 +10,10 @@ from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.precision import Precision
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.inspection import inspect_model
-from bisect_trt.graph.load import check_target, load_model, save_model, save_text
+from bisect_trt.graph.load import load_model
 from bisect_trt.graph.passes.marked import mark_outputs, select_tensors
 from bisect_trt.graph.passes.typed import to_typed
+from bisect_trt.graph.save import check_target, save_model, save_text
 from bisect_trt.graph.weak_forms import polygraphy_script, trtexec_arguments
 from bisect_trt.report.consoles import screen
 from bisect_trt.report.exits import guarded, output

@@ -37,7 +37,8 @@ class Sample:
             array = self.arrays[name]
             shapes[name] = tuple(array.shape)
             found.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
-            found.update(array.tobytes())
+            whole = array if array.flags.c_contiguous else array.copy()
+            found.update(whole.view("u1").data if whole.ndim and whole.size else whole.tobytes())
         return found.hexdigest(), shapes
 
 

@@ -92,6 +92,7 @@ class Execution:
     ) -> Iterator[SampleResult]:
         """The samples' results up to and with the first on which the runner breaks."""
         self._before_each()
+        self.references.make_ready(samples)
         began, left = time.perf_counter(), len(samples)
         try:
             for sample, outputs in zip(samples, self.runner.outputs(plan, samples), strict=True):

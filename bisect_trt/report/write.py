@@ -19,8 +19,8 @@ from bisect_trt.core.run_files import (
     TYPED_MODEL,
 )
 from bisect_trt.core.scratch import scratch
-from bisect_trt.graph.load import save_model
 from bisect_trt.graph.passes.typed import to_typed
+from bisect_trt.graph.save import save_model
 from bisect_trt.report.annotations import annotated_model
 from bisect_trt.report.columns import TABLES
 from bisect_trt.report.csv_files import to_csv

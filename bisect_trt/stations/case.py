@@ -33,6 +33,7 @@ from bisect_trt.runners.tensorrt.profile import profile_of
 from bisect_trt.stations.array_files import read_npz
 from bisect_trt.stations.checked_rewrite import rewritten
 from bisect_trt.stations.named_layers import held_layers, marked_layers
+from bisect_trt.stations.need import check_need, need_of
 from bisect_trt.stations.samples import load_samples, suspicious_inputs
 from bisect_trt.stations.saved_plan import begun_at
 from bisect_trt.stations.settings import Settings
@@ -121,16 +122,18 @@ def load(settings: Settings, observer: Observer) -> Case:
     observer.station("load")
     model = load_model(settings.model)
     check_kinds(settings.variants)
-    samples, apart = _load_inputs(settings, input_specs(model.proto))
+    graph, specs = Graph(model.proto), input_specs(model.proto)
+    check_need(need_of(graph, settings, specs), model.name)
+    samples, apart = _load_inputs(settings, specs)
     holdout = _unlike(samples, apart)
-    path, replaced = model.path, dict[str, tuple[str, ...]]()
+    replaced = dict[str, tuple[str, ...]]()
     if settings.rewrite is not None:
         fused = rewritten(model.proto, samples, settings.rewrite)
-        replaced, path = fused.replaced, None
+        replaced = fused.replaced
         digest = f"{model.digest}+{settings.rewrite}"
         model = replace(model, proto=fused.model, digest=digest)
-    graph = Graph(model.proto)
-    reference = Reference(graph, str(path) if path is not None else None)
+        graph = Graph(model.proto)
+    reference = Reference(graph, model.name)
     layers = graph.layers_at(settings.precision)
     if not layers:
         raise BadInputError(

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import evenly
+from bisect_trt.numerics.blocks import all_finite
 from bisect_trt.numerics.channel_peaks import channel_peaks, quartiles
 from bisect_trt.numerics.tensor_error import TensorError, mean_of, tensor_error, worst_of
 from bisect_trt.probe.journal import Row
@@ -83,7 +84,8 @@ def _traced(case: Case, bench: Bench) -> dict[str, dict[str, Any]]:
     expected = len(samples) * len(case.layers)
     for number, sample in enumerate(samples):
         traced = bench.emulator.trace(sample, plan, rtx_sums=bench.rtx_sums)
-        for count, values in enumerate(_until_failure(traced)):
+        done = number * len(case.layers)
+        for values in _until_failure(traced):
             pairs = ((accumulated, values.accumulated), (introduced, values.introduced))
             for table, candidate in pairs:
                 per_sample = table.setdefault(values.layer, [[] for _ in samples])
@@ -92,11 +94,12 @@ def _traced(case: Case, bench: Bench) -> dict[str, dict[str, Any]]:
             seen = peaks.setdefault(values.layer, found)
             if seen.shape == found.shape:
                 np.maximum(seen, found, out=seen)
-            if not np.isfinite(values.introduced).all():
+            if not all_finite(values.introduced):
                 before = underflows.get(values.layer, True)
                 underflows[values.layer] = before and values.in_range
-            done = number * len(case.layers) + count + 1
+            done += 1
             bench.observer.progress(done, expected, values.layer)
+            del values, pairs, candidate  # large, and the next layer's are made meanwhile
     return {
         name: _row(accumulated[name], introduced[name])
         | {"underflows": underflows.get(name, False)}

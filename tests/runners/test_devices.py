@@ -194,7 +194,7 @@ def test_cuda_without_its_provider(tmp_path: Path) -> None:
     assert check.works is False and "onnxruntime-gpu" in check.detail
     # A build without the provider ignores its name: the session then says so.
     with pytest.warns(UserWarning, match="CUDA"), pytest.raises(RunnerUnavailableError):
-        session_as_written(fixture.model.SerializeToString(), "m", device=cuda_device())
+        session_as_written(fixture.model, "m", device=cuda_device())
 
 
 class Bed:

@@ -46,7 +46,7 @@ def test_what_is_looked_up_and_nothing_behind_it() -> None:
 def test_the_tables_own_values_change_no_bit(base: Precision) -> None:
     graph, given, whole = forms()
     layers = [layer.name for layer in graph.layers if base in layer.precisions]
-    reference = Reference(graph, None)
+    reference = Reference(graph)
     assert concatenated(dict(reference.outputs(given))).tobytes() == (
         concatenated(dict(reference.outputs(whole))).tobytes()
     )
@@ -84,7 +84,7 @@ def test_each_layer_alone_does_the_same() -> None:
 def test_a_draw_moves_the_output_by_about_what_rounding_does() -> None:
     graph, given, _ = forms()
     found = Lookups(graph).of(given)
-    reference, runner = Reference(graph, None), EmulatedRunner(graph)
+    reference, runner = Reference(graph), EmulatedRunner(graph)
     exact = concatenated(dict(reference.outputs(given)))
     error = concatenated(dict(next(runner.outputs(LOWERED, [given])))) - exact
     moves, alike = [], []

@@ -12,7 +12,7 @@ import onnx
 from onnx import TensorProto
 
 from bisect_trt.graph.graph import Graph
-from bisect_trt.graph.load import weights_size
+from bisect_trt.graph.save import weights_size
 
 PREFIX = "bisect_trt."
 _IR_WITH_NODE_METADATA = 10

@@ -43,6 +43,7 @@ class EmulatedRunner:
         threads: what one call of ONNX Runtime may use; 0 leaves it to the machine.
         device: what computes the probes and the effects of single layers; what needs every layer's
             values is run on the CPU.
+        constants: those of the same model, where another emulator holds them already.
     """
 
     name = "emulated"
@@ -54,20 +55,21 @@ class EmulatedRunner:
         *,
         threads: int = 0,
         device: Device = CPU,
+        constants: ConstantStore | None = None,
     ) -> None:
         self.versions: Mapping[str, str] = versions_on(device)
         self.graph = as_graph(model)
         self._capable = with_roundings(self.graph, base)
-        self._constants = ConstantStore(self._capable)
+        self.constants = constants or ConstantStore(self._capable)
         self.device = device
-        self._placed: ConstantStore | DeviceConstants = self._constants
+        self._placed: ConstantStore | DeviceConstants = self.constants
         if device != CPU:
             self._placed = DeviceConstants(self._capable, device)
         self._base = base
         self._threads = threads
         self._switched: dict[tuple[Precision, Precision], SwitchedSession] = {}
         self._layer_names = frozenset(layer.name for layer in self.graph.layers)
-        self._node_by_node = NodeByNode(self._capable, self._constants, threads)
+        self._node_by_node = NodeByNode(self._capable, self.constants, threads)
         self._after_lookups: EmulatedRunner | None = None
 
     def outputs(self, plan: PrecisionPlan, samples: Sequence[Sample]) -> Iterator[Arrays]:
@@ -129,8 +131,13 @@ class EmulatedRunner:
             return self
         if self._after_lookups is None:
             self._after_lookups = EmulatedRunner(
-                graph, self._base, threads=self._threads, device=self.device
+                graph,
+                self._base,
+                threads=self._threads,
+                device=self.device,
+                constants=self.constants,
             )
+            self._after_lookups._placed = self._placed
         return self._after_lookups
 
     def _of_capable(self, plan: PrecisionPlan) -> PrecisionPlan:

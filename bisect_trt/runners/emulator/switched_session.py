@@ -14,14 +14,13 @@ from numpy.typing import NDArray
 
 from bisect_trt.core.precision import Precision
 from bisect_trt.graph.graph import Graph
-from bisect_trt.graph.load import loadable
 from bisect_trt.graph.passes.switched import to_switched
 from bisect_trt.runners.emulator.constant_store import ConstantStore
 from bisect_trt.runners.emulator.device_constants import DeviceConstants
 from bisect_trt.runners.ort_devices import CPU, Device
 from bisect_trt.runners.ort_profiles import cpu_nodes
 from bisect_trt.runners.ort_sessions import failure_of_session, switched_session
-from bisect_trt.runners.ort_values import Value, caller, owned, value_of
+from bisect_trt.runners.ort_values import Value, caller, owned, value_of, viewed
 
 
 class SwitchedSession:
@@ -47,8 +46,7 @@ class SwitchedSession:
         if device != CPU:
             self._profiles = tempfile.TemporaryDirectory(prefix="bisect-trt-")
         profile = None if self._profiles is None else str(Path(self._profiles.name) / "profile")
-        with loadable(switched.model) as source:
-            self._session = switched_session(source, threads, device, profile)
+        self._session = switched_session(switched.model, threads, device, profile)
         self._call = caller(self._session)
         self._constants = constants
         self._outputs = graph.outputs
@@ -74,7 +72,7 @@ class SwitchedSession:
             feed[name] = self._constants.value(weight.tensor, precision)
         try:
             results = self._call(feed, self._outputs, None)
-            found = {name: results[i].numpy() for i, name in enumerate(self._outputs)}
+            found = {name: viewed(results[i]) for i, name in enumerate(self._outputs)}
         except Exception as error:
             raise failure_of_session("the emulated model", error) from error
         profiles, self._profiles = self._profiles, None
