@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO := .cache/demo
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: demo test gpu-test gpu-bench lint bench fixtures clean
+.PHONY: demo test gpu-test gpu-bench lint bench bench-large fixtures clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -58,6 +58,10 @@ $(PEERS)/.ready: benchmarks/peers.txt
 bench: $(VENV)/.ready $(DEMO)/page.npz
 	-$(MAKE) $(PEERS)/.ready
 	$(BIN)/python -m benchmarks
+
+# Models of gigabytes, for minutes; those that do not fit into the memory that is free are left out.
+bench-large: $(VENV)/.ready
+	$(BIN)/python -m benchmarks.large
 
 fixtures: $(VENV)/.ready
 	$(BIN)/python -m fixtures
