@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO := .cache/demo
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: demo test gpu-test gpu-bench lint bench assets fixtures clean
+.PHONY: demo test gpu-test gpu-bench lint bench bench-large assets fixtures clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -67,6 +67,10 @@ assets:
 	tar xzOf $$(new plotly.js-basic-dist-min@$$(version plotly-basic.min.js)) package/plotly-basic.min.js > $(ASSETS)/plotly-basic.min.js; \
 	tar xzOf $$(new datatables.net@$$(version dataTables.min.js)) package/js/dataTables.min.js > $(ASSETS)/dataTables.min.js; \
 	tar xzOf $$(new datatables.net-dt@$$(version dataTables.min.css)) package/css/dataTables.dataTables.min.css > $(ASSETS)/dataTables.min.css
+
+# Models of gigabytes, for minutes; those that do not fit into the memory that is free are left out.
+bench-large: $(VENV)/.ready
+	$(BIN)/python -m benchmarks.large
 
 fixtures: $(VENV)/.ready
 	$(BIN)/python -m fixtures

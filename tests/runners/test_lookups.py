@@ -13,6 +13,7 @@ from bisect_trt.graph.graph import Graph
 from bisect_trt.numerics.draws import redrawn_lookups
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.runners.emulator.whole_model import WholeModelRunner
+from bisect_trt.runners.ort_devices import Device
 from bisect_trt.runners.ort_lookups import Lookups
 from bisect_trt.runners.ort_reference import Reference
 from fixtures.tokens import sentence, token_encoder
@@ -68,6 +69,18 @@ def test_the_tables_own_values_change_no_bit(base: Precision) -> None:
             for s in (given, whole)
         ]
         assert rtx[0].tobytes() == rtx[1].tobytes()
+
+
+def test_a_device_holds_the_weights_once_for_both() -> None:
+    graph, given, whole = forms()
+    here, there = EmulatedRunner(graph), EmulatedRunner(graph, device=Device(name="planted"))
+    for plan in (LOWERED, PrecisionPlan("fp32")):
+        one, other = (list(r.outputs(plan, [given, whole])) for r in (here, there))
+        for a, b in zip(one, other, strict=True):
+            assert concatenated(dict(a)).tobytes() == concatenated(dict(b)).tobytes()
+    after = there._taking(whole)
+    assert after is not there
+    assert after._placed is there._placed and after.constants is there.constants
 
 
 def test_each_layer_alone_does_the_same() -> None:
