@@ -95,17 +95,30 @@ def headers_of(path: Path, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
     try:
         if not zipfile.is_zipfile(path):
             with path.open("rb") as stream:
-                return {names[0]: _header(stream)[1]} if len(names) == 1 else {}
+                shape = _kept_promise(stream, path.stat().st_size)
+                return {names[0]: shape} if len(names) == 1 else {}
         found = {}
         with zipfile.ZipFile(path) as archive:
             for entry in archive.infolist():
                 if not entry.is_dir():
                     with archive.open(entry) as inner:
                         name = entry.filename.removesuffix(_ENDING)
-                        found[name] = _header(inner)[1]
+                        found[name] = _kept_promise(inner, entry.file_size)
         return found
     except Exception:  # whatever is wrong is said when the data are read
         return {}
+
+
+def _kept_promise(stream: IO[bytes], size: int) -> tuple[int, ...]:
+    """The shape that the header of ``size`` bytes declares.
+
+    Raises:
+        ValueError: the bytes are not those that it declares: nothing may be concluded from it.
+    """
+    dtype, shape = _header(stream)
+    if min(shape, default=0) < 0 or stream.tell() + math.prod(shape) * dtype.itemsize != size:
+        raise ValueError("the header promises other bytes")
+    return shape
 
 
 def _member(
