@@ -108,13 +108,21 @@ def node_session(model: bytes, threads: int = 0) -> ort.InferenceSession:
 
 
 def switched_session(source: str | bytes, threads: int = 0) -> ort.InferenceSession:
-    """A session over a whole model with switches, exactly as written; ``threads`` as above. Raises
-    :class:`RunnerFailedError`.
+    """A session over a segment of a model with switches, exactly as written.
+
+    Args:
+        source: a path, or the model's bytes.
+        threads: what one call may use; 0 leaves it to the machine.
+
+    Raises:
+        RunnerFailedError: ONNX Runtime cannot load it.
     """
-    return session_as_written(source, "the emulated model", threads)
+    return session_as_written(source, "the emulated model", threads, one_of_many=True)
 
 
-def session_as_written(source: str | bytes, where: str, threads: int = 0) -> ort.InferenceSession:
+def session_as_written(
+    source: str | bytes, where: str, threads: int = 0, *, one_of_many: bool = False
+) -> ort.InferenceSession:
     """A session without any of ONNX Runtime's optimisations: what is marked as an output changes no
     number.
 
@@ -122,6 +130,8 @@ def session_as_written(source: str | bytes, where: str, threads: int = 0) -> ort
         source: a path, or the model's bytes.
         where: what an error names.
         threads: what one call may use; 0 leaves it to the machine.
+        one_of_many: whether others run in turn with it: they share an arena, and none spins while
+            the next one computes.
 
     Raises:
         RunnerFailedError: ONNX Runtime cannot load the model.
@@ -131,6 +141,11 @@ def session_as_written(source: str | bytes, where: str, threads: int = 0) -> ort
     options.log_severity_level = 4
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = thread_count(threads)
+    if one_of_many:
+        _register_shared_arena()
+        options.enable_mem_pattern = False
+        options.add_session_config_entry("session.use_env_allocators", "1")
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
         return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except Exception as error:

@@ -74,7 +74,7 @@ def trace_engine(
         return None
     samples = evenly(case.samples, MOST_TRACED)
     digests = [sample.digest for sample in samples]
-    key = engine.key("engine-layers", plan.to_json(), *digests)
+    key = engine.key("engine-layers", plan.digest, *digests)
     found = bench.journal.recall(key)
     if found is not None:
         return EngineTable(**found[0])

@@ -92,7 +92,7 @@ def estimate(settings: Settings) -> Estimate:
             pass
         seconds = time.perf_counter() - began
     count = len(case.names)
-    rows = len(affordable(case.names, {}, seconds))
+    rows = affordable(len(case.names), seconds)
     usual, large = (
         min(count, max(2, round(share * count))) for share in (_USUAL_SHARE, _LARGE_SHARE)
     )

@@ -40,6 +40,13 @@ class FreshTest:
     misses: int
 
 
+def steady(seconds: float) -> float:
+    """``seconds`` by powers of two, so that a machine's moods do not change what is planned by
+    them, and the answer with it.
+    """
+    return float(2.0 ** round(math.log2(max(seconds, 1e-6))))
+
+
 def planned_test(case: Case, number: int, probe_seconds: float, *, last: bool) -> FreshTest:
     """The test number ``number`` (from 0); ``last`` if it is the only one that will be made.
 
@@ -55,9 +62,7 @@ def planned_test(case: Case, number: int, probe_seconds: float, *, last: bool) -
     risk = (1.0 - CONFIDENCE) / (1.0 if last else 2.0 ** (number + 1))
     share = case.settings.robust or WANTED
     # A draw of a set costs two emulations and a reference for each of its inputs.
-    seconds = max(3.0 * probe_seconds * set_size(case), 1e-6)
-    # By powers of two, so that a machine's moods do not change the test, and the answer with it.
-    seconds = 2.0 ** round(math.log2(seconds))
+    seconds = steady(3.0 * probe_seconds * set_size(case))
     draws, misses = draws_needed(share, 1.0 - risk), 0
     if draws * seconds > _LONGEST:
         draws = max(_FEWEST, int(_LONGEST / seconds))

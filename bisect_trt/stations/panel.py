@@ -21,11 +21,15 @@ from bisect_trt.stations.drawn import (
     variants,
     weight_of_variants,
 )
-from bisect_trt.stations.fresh_test import set_size, spared
+from bisect_trt.stations.fresh_test import set_size, spared, steady
 from bisect_trt.stations.holds import Refusal
 
 PANEL_REDRAWS, PANEL_VARIANTS = 20, 12
 _PANEL_SETS = 3
+
+PANEL_S, _FEWEST = 32.0, 4
+"""Of a slow model the panel has as many copies of each kind as are made and run once in so many
+seconds, and a few at least: what it lets through is for fresh draws to refuse."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +45,23 @@ class PanelSamples:
         return {GIVEN: self.given, REDRAWN: self.redrawn, VARIANTS: self.variants}
 
 
-def panel_samples(case: Case, bench: Bench) -> PanelSamples:
-    """The given inputs, redrawn copies, and variants where inputs are few."""
+def panel_samples(case: Case, bench: Bench, probe_seconds: float) -> PanelSamples:
+    """The given inputs, redrawn copies, and variants where inputs are few.
+
+    Args:
+        case: gives the inputs.
+        bench: where the copies' references are.
+        probe_seconds: about what one emulated inference takes.
+    """
     size = set_size(case)
     wanted = round(PANEL_VARIANTS * weight_of_variants(case) ** 2)
     if size > 1:
         wanted = min(wanted, _PANEL_SETS)
     copies = PANEL_REDRAWS if size == 1 else _PANEL_SETS
+    # Each is run by the reference and by the emulator.
+    share = PANEL_S / (2.0 * steady(probe_seconds) * max(1, (copies + wanted) * size))
+    if share < 1.0:
+        copies, wanted = (min(n, max(_FEWEST, round(share * n))) for n in (copies, wanted))
     return PanelSamples(
         case.samples,
         tuple(redraws(case, bench, SEARCH_STREAM, copies * size, emulated=True)),

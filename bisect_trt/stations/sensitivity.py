@@ -9,6 +9,7 @@ so an interrupted pass goes on where it stopped.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from bisect_trt.core.errors import RunnerFailedError
+from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.numerics.error_sample import prediction_order
@@ -25,8 +27,14 @@ from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
 
 _DISTURBED = 64
-TIME_BUDGET_S = 120.0
+TIME_BUDGET_S = 40.0
 """Where one row for each layer would take longer, only the most suspicious layers get one."""
+
+_FIRST_ROUND = 32
+"""Layers are measured in rounds that double, each from the start of the network."""
+
+_EffectRow = tuple[float, NDArray[np.float32]]
+"""A layer's score on one sample, and its signed errors."""
 
 
 @dataclass(frozen=True)
@@ -63,50 +71,130 @@ class Sensitivity:
 def measure_sensitivity(
     case: Case,
     bench: Bench,
-    layers: Sequence[str],
+    suspicion: Mapping[str, float],
     samples: Sequence[Sample],
     lowered: PrecisionPlan,
+    probe_seconds: float,
 ) -> Sensitivity:
-    """One row for each of ``layers``, over ``samples``; recalled from the journal where it is
-    there.
+    """One row for each layer over ``samples``, or where that takes too long for the most suspicious
+    layers; recalled from the journal where it is there.
 
     Args:
-        case: the model and the requirements.
+        case: the model, its layers and the requirements.
         bench: runs each layer lowered alone.
-        layers: those to measure.
+        suspicion: by layer, the larger the sooner.
         samples: those to measure on.
         lowered: the plan whose errors say which elements are looked at: everything lowered, or all
             but the layers that overflow, whose errors would hide where the others' are.
+        probe_seconds: about what one inference takes.
     """
-    squares: dict[str, list[float]] = {name: [] for name in layers}
-    rows: dict[str, list[NDArray[np.float32]]] = {name: [] for name in layers}
-    scores = dict.fromkeys(layers, 0.0)
-    runs, base = 0, []
-    for number, sample in enumerate(samples):
-        base.append(_base(bench, sample, lowered))
-        keys = {name: _key(bench, sample, lowered, name) for name in layers}
-        known = {name: bench.journal.recall(key) for name, key in keys.items()}
-        missing = [name for name, row in known.items() if row is None]
+    base = [_base(bench, sample, lowered) for sample in samples]
+    order = sorted(case.names, key=lambda n: -suspicion.get(n, -math.inf))
+    measured = _Measured(case, bench, samples, lowered)
+    # What a slower or busier run was content with: a repeated command measures no further.
+    digests = [sample.digest for sample in samples]
+    key = bench.prober.key("measured", lowered.digest, *digests)
+    before = bench.journal.recall(key)
+    if before is not None:
+        measured.take(order[: int(before[0])], math.inf)
+    else:
+        measured.take_while(order, time.monotonic() + TIME_BUDGET_S, probe_seconds)
+        if len(measured.rows) < len(order):
+            bench.journal.record([Row(key, "measured", len(measured.rows))])
+    if len(measured.rows) < len(order):
+        bench.note(_cut_short(len(measured.rows), len(order)))
+    names = [name for name in case.names if name in measured.rows]
+    found = {name: measured.rows[name] for name in names}
+    strength = {
+        name: float(np.mean([_mean_square(row, b) for (_, row), b in zip(rows, base, strict=True)]))
+        for name, rows in found.items()
+    }
+    return Sensitivity(
+        {name: np.concatenate([row for _, row in rows]) for name, rows in found.items()},
+        {name: max(0.0, *(score for score, _ in rows)) for name, rows in found.items()},
+        np.concatenate(base),
+        prediction_order(case.requirements),
+        strength,
+        measured.runs,
+    )
+
+
+def _cut_short(count: int, layers: int) -> Finding:
+    message = (
+        f"{count:,} of {layers:,} layers were measured alone, the most suspicious first, within "
+        f"the {TIME_BUDGET_S:.0f} s that this may take; the others are ranked behind them by the "
+        "error that they introduce"
+    )
+    return Finding("measured", "", message)
+
+
+class _Measured:
+    """Layers measured on all samples: ``rows`` has each one's scores and signed errors, ``runs``
+    counts the inferences made for them.
+    """
+
+    def __init__(
+        self, case: Case, bench: Bench, samples: Sequence[Sample], lowered: PrecisionPlan
+    ) -> None:
+        self._case, self._bench, self._samples, self._lowered = case, bench, samples, lowered
+        self.rows: dict[str, list[_EffectRow]] = {}
+        self.runs = 0
+
+    def take_while(self, order: Sequence[str], deadline: float, probe_seconds: float) -> None:
+        """Measure layers in rounds of growing size until ``deadline``; a round is as long as what
+        is left, by the last one's pace.
+
+        Args:
+            order: the layers, the first ones first.
+            deadline: by the monotonic clock.
+            probe_seconds: about what one inference takes.
+        """
+        a_layer = max(len(self._samples) * probe_seconds, 1e-6)
+        size = max(1, min(_FIRST_ROUND, int(TIME_BUDGET_S / 4.0 / a_layer)))
+        done = 0
+        while done < len(order):
+            began = time.monotonic()
+            fitting = int((deadline - began) / a_layer) if done else size
+            asked = order[done : done + max(0, min(size, fitting))]
+            if not asked or not self.take(asked, deadline):
+                return
+            a_layer = max((time.monotonic() - began) / len(asked), 1e-6)
+            done, size = done + len(asked), 2 * size
+
+    def take(self, layers: Sequence[str], deadline: float) -> bool:
+        """Measure ``layers``; false where ``deadline`` came before the last of them."""
+        found: dict[str, list[_EffectRow]] = {name: [] for name in layers}
+        for sample in self._samples:
+            if not self._on(sample, found, deadline):
+                break
+        complete = {n: rows for n, rows in found.items() if len(rows) == len(self._samples)}
+        self.rows.update(complete)
+        return len(complete) == len(found)
+
+    def _on(self, sample: Sample, found: dict[str, list[_EffectRow]], deadline: float) -> bool:
+        """Add a row for ``sample`` to each layer; false where ``deadline`` ended it."""
+        bench, lowered = self._bench, self._lowered
+        keys = {name: _key(bench, sample, lowered, name) for name in found}
+        missing = []
+        for name, key in keys.items():
+            known = bench.journal.recall(key)
+            if known is None:
+                missing.append(name)
+            else:
+                found[name].append((float(known[0]), np.frombuffer(known[1], np.float32)))
         buffer = RowBuffer(bench.journal)
         try:
-            for name, score, vector in _measured(case, bench, sample, missing, lowered):
+            for name, score, vector in _effects(self._case, bench, sample, missing, lowered):
                 buffer.add(Row(keys[name], "effect", score, vector.tobytes()))
-                known[name] = (score, vector.tobytes())
-                runs += 1
-                expected = len(missing) * (len(samples) - number)
-                bench.observer.progress(runs, expected, f"effect of {name} alone")
+                found[name].append((score, vector))
+                self.runs += 1
+                expected = len(self._case.names) * len(self._samples)
+                bench.observer.progress(self.runs, expected, f"effect of {name} alone")
+                if time.monotonic() > deadline:
+                    return False
         finally:
             buffer.flush()
-        for name, found in known.items():
-            if found is not None:
-                scores[name] = max(scores[name], float(found[0]))
-                row = np.frombuffer(found[1], np.float32)
-                rows[name].append(row)
-                squares[name].append(_mean_square(row, base[-1]))
-    complete = {n: np.concatenate(p) for n, p in rows.items() if len(p) == len(samples)}
-    order = prediction_order(case.requirements)
-    strength = {name: float(np.mean(found)) for name, found in squares.items() if found}
-    return Sensitivity(complete, scores, np.concatenate(base), order, strength, runs)
+        return True
 
 
 def _mean_square(effect: NDArray[np.float32], base: NDArray[np.float32]) -> float:
@@ -120,7 +208,7 @@ def _mean_square(effect: NDArray[np.float32], base: NDArray[np.float32]) -> floa
     return float(np.mean(values * values)) if np.isfinite(values).all() else math.inf
 
 
-def _measured(
+def _effects(
     case: Case, bench: Bench, sample: Sample, layers: Sequence[str], lowered: PrecisionPlan
 ) -> Iterator[tuple[str, float, NDArray[np.float32]]]:
     """(layer, score, signed errors) for each of ``layers`` lowered alone on ``sample``."""
@@ -138,7 +226,7 @@ def _measured(
 
 def _base(bench: Bench, sample: Sample, lowered: PrecisionPlan) -> NDArray[np.float32]:
     """The signed errors under ``lowered``."""
-    key = bench.prober.key("base", lowered.to_json(), sample.digest)
+    key = bench.prober.key("base", lowered.digest, sample.digest)
     found = bench.journal.recall(key)
     if found is None:
         chosen = bench.disturbed(sample, lowered)
@@ -153,25 +241,14 @@ def _base(bench: Bench, sample: Sample, lowered: PrecisionPlan) -> NDArray[np.fl
 
 
 def _key(bench: Bench, sample: Sample, lowered: PrecisionPlan, layer: str) -> str:
-    return bench.prober.key("effect", lowered.to_json(), sample.digest, layer)
+    return bench.prober.key("effect", lowered.digest, sample.digest, layer)
 
 
-def affordable(
-    layers: Sequence[str], suspicion: Mapping[str, float], probe_seconds: float
-) -> list[str]:
-    """The layers that rows fit into the time budget for: all of them, or the most suspicious
-    ones.
-
-    Args:
-        layers: in network order; so is the answer.
-        suspicion: by layer, the larger the sooner.
-        probe_seconds: what one inference takes.
+def affordable(layers: int, probe_seconds: float) -> int:
+    """About how many of ``layers`` the time budget has rows for, where one inference takes
+    ``probe_seconds``: each goes through half of the network.
     """
-    count = int(TIME_BUDGET_S / max(probe_seconds / 2.0, 1e-6))
-    if count >= len(layers):
-        return list(layers)
-    chosen = set(sorted(layers, key=lambda n: -suspicion.get(n, -math.inf))[:count])
-    return [name for name in layers if name in chosen]
+    return min(layers, int(TIME_BUDGET_S / max(probe_seconds / 2.0, 1e-6)))
 
 
 def suspicion_of(table: pd.DataFrame, alone: Mapping[str, float] | None = None) -> dict[str, float]:

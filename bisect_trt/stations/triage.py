@@ -21,7 +21,6 @@ from bisect_trt.stations.engine_baselines import EngineBaselines
 from bisect_trt.stations.held import blame_lowered
 from bisect_trt.stations.sensitivity import (
     Sensitivity,
-    affordable,
     measure_sensitivity,
     suspicion_of,
 )
@@ -86,15 +85,14 @@ def find_cause(
         )
     suspicion = suspicion_of(emulated.layers)
     ranked_on = _ranked_on(case, unseen)
-    seconds = emulated.probe_seconds(len(case.samples)) * len(ranked_on)
-    measured = affordable(case.names, suspicion, seconds)
+    seconds = emulated.probe_seconds(len(case.samples))
     heavy = frozenset(f.where for f in case.findings if f.kind == "weight-overflow")
     lowered_plan = case.base
     if unseen is not None:
         finite = emulated.layers["introduced_finite"].astype(bool)
         overflowing = heavy.union(str(n) for n in emulated.layers.loc[~finite, "layer"])
         lowered_plan = lowered_plan.with_pins(overflowing.intersection(case.names))
-    sensitivity = measure_sensitivity(case, bench, measured, ranked_on, lowered_plan)
+    sensitivity = measure_sensitivity(case, bench, suspicion, ranked_on, lowered_plan, seconds)
     limit = _first_limit(emulated.lowered, pinned, engine)
     lowered = emulated.lowered
     if unseen is not None and unseen.lowered.score > lowered.score:

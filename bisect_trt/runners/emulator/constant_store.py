@@ -21,6 +21,9 @@ from bisect_trt.runners.ort_values import Value, owned, value_of
 class ConstantStore:
     """The constants of one graph; of each, one rounded version is kept: weights are held twice at
     most.
+
+    ``replaced`` counts how often a rounded version gave way to another: a value that was handed out
+    before may be gone.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -32,6 +35,7 @@ class ConstantStore:
             )
         self._exact = {name: _ort_value(name, array) for name, array in graph.constants.items()}
         self._rounded: dict[str, tuple[Precision, ort.OrtValue]] = {}
+        self.replaced = 0
 
     def __contains__(self, name: str) -> bool:
         return name in self._exact
@@ -43,6 +47,7 @@ class ConstantStore:
         held = self._rounded.get(name)
         if held is None or held[0] is not precision:
             array = np.asarray(rounded(self._exact[name].numpy(), precision), np.float32)
+            self.replaced += held is not None
             held = (precision, owned(array))
             self._rounded[name] = held
         return value_of(held[1])
