@@ -27,7 +27,7 @@ from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
 
 _DISTURBED = 64
-TIME_BUDGET_S = 40.0
+TIME_BUDGET_S = 30.0
 """Where one row for each layer would take longer, only the most suspicious layers get one."""
 
 _FIRST_ROUND = 32
