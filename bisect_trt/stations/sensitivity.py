@@ -96,11 +96,11 @@ def measure_sensitivity(
     key = bench.prober.key("measured", lowered.digest, *digests)
     before = bench.journal.recall(key)
     if before is not None:
-        measured.take(order[: int(before[0])], math.inf)
+        measured.take(before[0], math.inf)
     else:
         measured.take_while(order, time.monotonic() + TIME_BUDGET_S, probe_seconds)
         if len(measured.rows) < len(order):
-            bench.journal.record([Row(key, "measured", len(measured.rows))])
+            bench.journal.record([Row(key, "measured", list(measured.rows))])
     if len(measured.rows) < len(order):
         bench.note(_cut_short(len(measured.rows), len(order)))
     names = [name for name in case.names if name in measured.rows]

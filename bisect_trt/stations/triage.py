@@ -191,10 +191,12 @@ def diagnose_reduced(
             True,
             tuple(guilty),
         )
+    count = len(sensitivity.scores)
+    why = f"none of the {count} measured layers misses" if count else "no time to see which misses"
     return Diagnosis(
         Cause.ACCUMULATION,
-        f"The {name} error accumulates over many layers ({times(base.score)}): none of the "
-        f"{len(sensitivity.scores)} measured layers misses the requirement alone.",
+        f"The {name} error accumulates over many layers ({times(base.score)}): {why} the "
+        "requirement alone.",
         True,
     )
 
