@@ -11,7 +11,7 @@ import pytest
 import bisect_trt
 from bisect_trt import Result
 from bisect_trt.core.observer import Observer
-from bisect_trt.stations import frontier, sensitivity
+from bisect_trt.stations import effect_rows, frontier, sensitivity
 from bisect_trt.stations.bench import open_bench
 from bisect_trt.stations.case import load
 from bisect_trt.stations.sensitivity import Sensitivity, measure_sensitivity
@@ -50,7 +50,7 @@ def test_the_most_suspicious_layers_are_measured_first(
     order = sorted(names, key=lambda n: -suspicion[n])
     whole, said = measured(tmp_path / "whole", suspicion)
     assert set(whole.scores) == set(names) and said == []
-    monkeypatch.setattr(sensitivity, "time", Ticking())
+    monkeypatch.setattr(effect_rows, "time", Ticking())
     part, said = measured(tmp_path / "part", suspicion)
     count = len(part.scores)
     assert 0 < count < len(names) and part.runs <= sensitivity.TIME_BUDGET_S
