@@ -24,6 +24,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 SHARED = ROOT.parent / "shared" / "data"
 DETECTOR = MODELS / "ch_PP-OCRv4_det_infer.onnx"
 RECOGNISER = MODELS / "ch_PP-OCRv4_rec_infer.onnx"
+CLASSIFIER = MODELS / "ch_ppocr_mobile_v2.0_cls_infer.onnx"
 
 
 def detector_input() -> Path:

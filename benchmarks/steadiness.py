@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.common import DETECTOR, MODELS, RECOGNISER, load, machine
+from benchmarks.common import CLASSIFIER, DETECTOR, MODELS, RECOGNISER, load, machine
 from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
@@ -67,6 +67,7 @@ def everything(folder: Path | None) -> dict[str, tuple[Any, Arrays]]:
     if DETECTOR.exists():
         found["PP-OCRv4 det"] = (DETECTOR, load(MODELS / "page.npz"))
         found["PP-OCRv4 rec"] = (RECOGNISER, {"x": line(0)})
+        found["PP-OCR cls"] = (CLASSIFIER, {"x": line(0)[..., :192].copy()})
     for path in sorted(folder.glob("*.onnx")) if folder is not None else ():
         found[path.stem] = (path, load(path.with_suffix(".npz")))
     return found

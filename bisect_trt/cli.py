@@ -17,7 +17,6 @@ from bisect_trt.core.errors import (
     BadInputError,
 )
 from bisect_trt.core.names import printable
-from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.inspection import inspect_model
@@ -25,11 +24,11 @@ from bisect_trt.graph.load import check_target, load_model, save_model, save_tex
 from bisect_trt.graph.passes.typed import to_typed
 from bisect_trt.graph.weak_forms import polygraphy_script, trtexec_arguments
 from bisect_trt.pipeline import CURED, REDUCED, compare, cure, reduce, run
-from bisect_trt.report.consoles import plain, screen
+from bisect_trt.report.consoles import screen
 from bisect_trt.report.cured import cures_as_json
 from bisect_trt.report.exits import guarded, output
 from bisect_trt.report.options import MODEL, NamedPath, settings_options
-from bisect_trt.report.progress import ProgressObserver
+from bisect_trt.report.progress import progress
 from bisect_trt.report.reduced import as_record
 from bisect_trt.report.screen import (
     print_comparison,
@@ -98,11 +97,12 @@ def run_command(dry_run: bool, verbose: bool, as_json: bool, quiet: bool, **chos
     """
     settings = Settings(**chosen)
     if dry_run:
-        price = estimate(settings)
+        with progress(quiet=quiet) as observer:
+            price = estimate(settings, observer)
         with output():
             click.echo(to_json(vars(price)) if as_json else price.sentence)
         return 0
-    with ProgressObserver(plain(stderr=True), quiet=quiet or as_json, verbose=verbose) as observer:
+    with progress(quiet=quiet, verbose=verbose, budget=settings.budget) as observer:
         result = run(settings, observer)
     with output():
         if as_json:
@@ -118,7 +118,8 @@ def run_command(dry_run: bool, verbose: bool, as_json: bool, quiet: bool, **chos
 @guarded
 def compare_command(as_json: bool, **chosen: Any) -> int:
     """Error tables only: every baseline's outputs and every layer, without a search."""
-    result = compare(Settings(**chosen))
+    with progress() as observer:
+        result = compare(Settings(**chosen), observer)
     with output():
         if as_json:
             click.echo(to_json(result.as_json()))
@@ -134,7 +135,11 @@ def compare_command(as_json: bool, **chosen: Any) -> int:
 @guarded
 def inspect_command(model: Path, precision: str, as_json: bool) -> int:
     """Layers, patterns, suspects and advice about the opset, without running anything."""
-    inspection = inspect_model(load_model(model), Precision(precision))
+    with progress() as observer:
+        observer.station("load")
+        loaded = load_model(model)
+        observer.station("inspect")
+        inspection = inspect_model(loaded, Precision(precision))
     with output():
         if as_json:
             click.echo(to_json(inspection.as_json()))
@@ -148,7 +153,9 @@ def inspect_command(model: Path, precision: str, as_json: bool) -> int:
 @guarded
 def doctor_command(as_json: bool) -> int:
     """What is installed, which runners work here and why not."""
-    checks = examine()
+    with progress() as observer:
+        observer.station("doctor")
+        checks = examine()
     with output():
         if as_json:
             click.echo(json.dumps([vars(c) for c in checks], indent=2))
@@ -176,7 +183,8 @@ def verify_command(
     found_for = saved.plan.base.value
     if source is not ParameterSource.DEFAULT and precision != found_for:
         raise BadInputError(f"--precision {precision}: {plan_path} is a plan for {found_for}")
-    verification = verify(Settings(precision=saved.searched, **chosen), saved, Observer())
+    with progress(quiet=quiet) as observer:
+        verification = verify(Settings(precision=saved.searched, **chosen), saved, observer)
     with output():
         if as_json:
             click.echo(to_json(verification.as_json()))
@@ -204,7 +212,7 @@ def reduce_command(
     reproducer. Exit code 1 if the whole is not bad.
     """
     settings, made_by = Settings(**chosen), shlex.join(["bisect-trt", *sys.argv[1:]])
-    with ProgressObserver(plain(stderr=True), quiet=quiet or as_json, verbose=True) as observer:
+    with progress(quiet=quiet, verbose=not as_json, budget=settings.budget) as observer:
         found = reduce(settings, Precision(precision), check, made_by, observer)
     with output():
         if as_json:
@@ -233,7 +241,7 @@ def cure_command(
     ship. Exit code 1 if nothing does.
     """
     settings = Settings(**chosen)
-    with ProgressObserver(plain(stderr=True), quiet=quiet or as_json, verbose=True) as observer:
+    with progress(quiet=quiet, verbose=not as_json, budget=settings.budget) as observer:
         cures = cure(settings, Precision(precision), piece, observer)
     with output():
         if as_json:
@@ -263,19 +271,23 @@ def cure_command(
 @guarded
 def export_command(model: Path, plan_path: Path, form: str, target: Path | None) -> int:
     """Write a plan as typed ONNX, trtexec arguments or a polygraphy script."""
-    saved, loaded = read_plan(plan_path), load_model(model)
-    plan, graph = saved.plan, Graph(loaded.proto)
-    saved.check_model(graph)
-    if target is not None:
-        check_target(target, loaded, plan_path)
-        target = target.resolve()  # a link stays one
-    if form == "onnx":
-        if target is None:
-            raise BadInputError("--format onnx needs --output FILE.onnx")
-        save_model(to_typed(graph, plan), target)
-        return 0
-    write = trtexec_arguments if form == "trtexec" else polygraphy_script
-    text = write(graph, plan)
+    saved = read_plan(plan_path)
+    with progress() as observer:
+        observer.station("load")
+        loaded = load_model(model)
+        plan, graph = saved.plan, Graph(loaded.proto)
+        saved.check_model(graph)
+        if target is not None:
+            check_target(target, loaded, plan_path)
+            target = target.resolve()  # a link stays one
+        observer.station("export")
+        if form == "onnx":
+            if target is None:
+                raise BadInputError("--format onnx needs --output FILE.onnx")
+            save_model(to_typed(graph, plan), target)
+            return 0
+        write = trtexec_arguments if form == "trtexec" else polygraphy_script
+        text = write(graph, plan)
     if target is not None:
         save_text(text + "\n", target)
         return 0

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision
+from bisect_trt.core.stop import BudgetSpentError
+from bisect_trt.core.time_budget import TimeBudget
 from bisect_trt.report import cured, reproducer
 from bisect_trt.report.cured import write_cures
 from bisect_trt.report.reduced import headline, nothing_bad
@@ -26,6 +29,7 @@ from bisect_trt.stations.bisect import bisect
 from bisect_trt.stations.case import Case, load
 from bisect_trt.stations.cure_model import cure_model
 from bisect_trt.stations.cures import Cures
+from bisect_trt.stations.cut_short import end_search
 from bisect_trt.stations.engine_baselines import measure_engine
 from bisect_trt.stations.engine_to_blame import REPRODUCER, piece_to_blame
 from bisect_trt.stations.engine_verdict import decide_on_engine
@@ -38,6 +42,7 @@ from bisect_trt.stations.reduce import Reduced
 from bisect_trt.stations.reduce_model import files_read, reduce_model, result_folder
 from bisect_trt.stations.seen import Seen
 from bisect_trt.stations.settings import Settings
+from bisect_trt.stations.thread_limit import within_threads
 from bisect_trt.stations.triage import Triage, find_cause
 from bisect_trt.stations.unseen import look_beyond
 
@@ -45,22 +50,28 @@ REDUCED, CURED = "reduced", "cured"
 """What the default folders of :func:`reduce` and :func:`cure` end with."""
 
 
+@within_threads
 def run(settings: Settings, observer: Observer | None = None) -> Result:
     """The main job; writes the run's folder.
 
     Raises:
         BisectError: something that the user can mend.
     """
-    began = time.perf_counter()
+    began, time_budget = time.perf_counter(), TimeBudget(settings.budget)
     observer = observer or Observer()
     case = load(settings, observer)
-    with open_bench(case, observer) as bench:
+    with open_bench(case, observer, time_budget=time_budget) as bench:
         discard(bench.folder)
         reproducer.FOLDER.remove(bench.folder / REPRODUCER)
         latest = Known(case)
         try:
-            for known in _search(case, bench):
-                latest = known
+            try:
+                for known in _search(case, bench):
+                    latest = known
+                latest = latest.with_(out_of_time=time_budget.cut_short)
+            except BudgetSpentError:
+                latest = end_search(latest, bench)
+            time_budget.search_ended()
             latest = with_steadiness(latest, bench)
             latest = _looked_at_again(latest.with_(holds=holds_of_answer(latest, bench)), bench)
         except KeyboardInterrupt:
@@ -86,6 +97,7 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
         return result
 
 
+@within_threads
 def compare(settings: Settings, observer: Observer | None = None) -> Result:
     """The error tables of the baselines and layers, without a search; writes layers.csv and
     outputs.csv.
@@ -108,12 +120,13 @@ def compare(settings: Settings, observer: Observer | None = None) -> Result:
 
 def _looked_at_again(known: Known, bench: Bench) -> Known:
     """With the tables that show the answer beside others, and input by input."""
-    answer = plan_of_answer(known)
+    answer = plan_of_answer(known, bench)
     frontier = None
-    if answer is not None:
-        note_held(known.case, bench, answer)
-        bench.observer.station("frontier")
-        frontier = measure_frontier(known, bench, answer)
+    if answer is not None and not known.out_of_time:
+        with suppress(BudgetSpentError):  # the answer is there, and what shows it can wait
+            note_held(known.case, bench, answer)
+            bench.observer.station("frontier")
+            frontier = measure_frontier(known, bench, answer)
     return known.with_(inputs=inputs_table(known, bench, answer), frontier=frontier)
 
 
@@ -169,6 +182,7 @@ def _search(case: Case, bench: Bench) -> Iterator[Known]:
         yield known.with_(judgement=judgement)
 
 
+@within_threads
 def cure(
     settings: Settings, precision: Precision, piece: Path | None, observer: Observer | None = None
 ) -> Cures:
@@ -193,6 +207,7 @@ def cure(
     return cures
 
 
+@within_threads
 def reduce(
     settings: Settings,
     precision: Precision,

@@ -4,6 +4,7 @@ had.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,13 +12,41 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 
+from bisect_trt.report import progress
 from tests.engines import judged
 
 __all__ = ["judged"]
 
 ort.set_default_logger_severity(4)
+
+# No test may depend on how busy the machine is.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
+
+# Nor may what a command prints: here it writes no line of progress, however long it takes.
+progress.EVERY_S = 1e6
+
+HANG_S = 600.0
+"""What has not ended by then hangs, on the busiest machine."""
+
+
+def session_of(
+    model: onnx.ModelProto,
+    level: ort.GraphOptimizationLevel = ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+) -> ort.InferenceSession:
+    """A session of ``model`` on ONNX Runtime's CPU provider. One thread: the models are small, and
+    the tests share the machine.
+    """
+    options = ort.SessionOptions()
+    options.graph_optimization_level = level
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    return ort.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
 
 
 def run_model(
@@ -26,13 +55,15 @@ def run_model(
     level: ort.GraphOptimizationLevel = ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
 ) -> list[Any]:
     """The outputs of ``model`` on ONNX Runtime's CPU provider."""
-    options = ort.SessionOptions()
-    options.graph_optimization_level = level
-    options.log_severity_level = 4
-    session = ort.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    return list(session.run(None, dict(feed)))
+    return list(session_of(model, level).run(None, dict(feed)))
+
+
+def without_progress(text: str) -> str:
+    """``text`` without the lines that a log gets every few seconds: on a busy machine any command
+    may take so long.
+    """
+    lines = text.splitlines(keepends=True)
+    return "".join(line for line in lines if not re.match(r"\[\d+ s, .* at most\] ", line))
 
 
 def same(a: Any, b: Any) -> bool:
@@ -51,6 +82,20 @@ def same(a: Any, b: Any) -> bool:
 def waves() -> NDArray[np.float32]:
     """A smooth (2, 8) input."""
     return np.sin(np.linspace(0.0, 6.0, 16)).reshape(2, 8).astype(np.float32)
+
+
+@pytest.fixture
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test on fresh draws makes half as many: what it claims is then a little less, no more."""
+    monkeypatch.setattr("bisect_trt.stations.fresh_test._MOST", 100)
+
+
+@pytest.fixture
+def fewest_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test on fresh draws makes as many as it needs at least, none of which may miss: enough
+    where nothing is searched by it.
+    """
+    monkeypatch.setattr("bisect_trt.stations.fresh_test._SECONDS", 0.0)
 
 
 def forbid_inferences(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,8 @@ from fixtures.photo import photo
 from tests.conftest import run_model
 from tests.runners.test_trt_build import check
 
+pytestmark = pytest.mark.usefixtures("fewest_draws")
+
 
 def run(fixture: Fixture, out: Path, **options: object) -> Result:
     options.setdefault("robust", 0)

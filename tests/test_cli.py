@@ -18,6 +18,8 @@ from bisect_trt.graph.weak_forms import trtexec_arguments
 from fixtures.__main__ import input_bytes, model_bytes
 from fixtures.models import Fixture, encoder_decomposed, encoder_layernorm, unsavable
 
+pytestmark = pytest.mark.usefixtures("few_draws")
+
 
 def files(fixture: Fixture, folder: Path) -> list[str]:
     (folder / "m.onnx").write_bytes(model_bytes(fixture))
@@ -77,13 +79,13 @@ def test_compare_writes_tables_only(tmp_path: Path) -> None:
 
 def test_inspect_names_patterns_suspects_and_advice(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(model_bytes(encoder_decomposed()))
-    data = json.loads(call("inspect", str(tmp_path / "m.onnx"), "--json").output)
+    data = json.loads(call("inspect", str(tmp_path / "m.onnx"), "--json").stdout)
     norms = [p for p in data["patterns"] if p["kind"] == "LayerNorm"]
     assert len(norms) == 5 and all(p["decomposed"] and len(p["layers"]) == 9 for p in norms)
     assert [p["kind"] for p in data["patterns"]].count("Softmax") == 2
     assert "/head/Pow" in data["suspects"] and "opset 17" in data["advice"][0]
     (tmp_path / "n.onnx").write_bytes(model_bytes(encoder_layernorm()))
-    data = json.loads(call("inspect", str(tmp_path / "n.onnx"), "--json").output)
+    data = json.loads(call("inspect", str(tmp_path / "n.onnx"), "--json").stdout)
     assert (
         sum(p["kind"] == "LayerNorm" and not p["decomposed"] for p in data["patterns"]) == 5
         and data["advice"] == []
@@ -93,7 +95,7 @@ def test_inspect_names_patterns_suspects_and_advice(tmp_path: Path) -> None:
 
 
 def test_doctor() -> None:
-    checks = json.loads(call("doctor", "--json").output)
+    checks = json.loads(call("doctor", "--json").stdout)
     assert {"runner emulated", "onnxruntime"} <= {c["name"] for c in checks}
     assert next(c for c in checks if c["name"] == "runner emulated")["works"] is True
     warned = CliRunner().invoke(main, ["doctor"], env={"NVIDIA_TF32_OVERRIDE": "0"})

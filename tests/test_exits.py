@@ -25,6 +25,7 @@ from bisect_trt.core.run_files import RESULT_FILES
 from bisect_trt.core.scratch import draft_prefix, sweep
 from fixtures.__main__ import input_bytes, model_bytes
 from fixtures.models import Fixture, encoder_decomposed, residual
+from tests.conftest import HANG_S, without_progress
 
 COMMAND = [sys.executable, "-m", "bisect_trt"]
 
@@ -41,9 +42,11 @@ def call(arguments: list[str], shell: str = "", **more: Any) -> subprocess.Compl
     """The command in a process of its own; ``shell`` is what stands behind it on a shell's line."""
     words = " ".join(f"'{a}'" for a in [*COMMAND, *arguments])
     more.setdefault("env", plain_environment())
-    return subprocess.run(
-        ["bash", "-c", f"{words} {shell}"], capture_output=True, text=True, timeout=100, **more
+    ended = subprocess.run(
+        ["bash", "-c", f"{words} {shell}"], capture_output=True, text=True, timeout=HANG_S, **more
     )
+    ended.stderr = without_progress(ended.stderr)
+    return ended
 
 
 def plain_environment() -> dict[str, str]:
@@ -141,7 +144,7 @@ def test_ctrl_c_during_the_imports_is_one_line() -> None:
         )
         time.sleep(delay)
         process.send_signal(signal.SIGINT)
-        _, words = process.communicate(timeout=60)
+        _, words = process.communicate(timeout=HANG_S)
         # Before the interpreter has come to our first line it answers by itself.
         ours = "in entry" in words or "bisect-trt" in words
         if ours:
@@ -194,7 +197,7 @@ def test_a_second_run_in_one_folder_is_refused_and_harms_nothing(tmp_path: Path)
         time.sleep(0.02)
     second = call(arguments)
     assert second.returncode == 2 and "another run is using this folder" in second.stderr
-    _, words = first.communicate(timeout=100)
+    _, words = first.communicate(timeout=HANG_S)
     assert first.returncode == 0, words
     assert (tmp_path / "run" / "run.json").exists()
 

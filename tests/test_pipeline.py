@@ -26,6 +26,8 @@ from fixtures.__main__ import FILES, input_bytes, model_bytes
 from fixtures.models import ALL, Fixture, encoder_decomposed, healthy, residual, tf32_victim
 from tests.conftest import forbid_inferences, run_model
 
+pytestmark = pytest.mark.usefixtures("few_draws")
+
 FILES_OF_A_RUN = {
     "layers.csv",
     "outputs.csv",

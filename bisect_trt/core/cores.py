@@ -1,16 +1,41 @@
 """How many cores this process may use: fewer than the machine has where it was bound to some, or
-where a container's quota gives it a share.
+where a container's quota gives it a share, or where the user asked for less.
 """
 
 from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
+
+_ASKED: list[int] = []
+"""What :func:`at_most` was asked for, the innermost last: thread pools belong to the process."""
+
+
+def thread_count() -> int:
+    """How many threads this process may keep busy: the usable cores, or fewer inside
+    :func:`at_most`.
+    """
+    return min([usable_cores(), *_ASKED])
+
+
+@contextmanager
+def at_most(threads: int | None) -> Iterator[None]:
+    """Inside, :func:`thread_count` is at most ``threads``; None changes nothing."""
+    if threads is None:
+        yield
+        return
+    _ASKED.append(threads)
+    try:
+        yield
+    finally:
+        _ASKED.remove(threads)
 
 
 @cache

@@ -76,6 +76,16 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY)
 
 
+_GPU_FAILURES = ("CUDA failure", "CUDNN failure", "CUDNN_FE failure", "CUBLAS failure")
+
+
+def is_gpu_failure(error: BaseException) -> bool:
+    """Whether ``error`` is ONNX Runtime's word for a GPU, or a library of it, that gave out: it has
+    no class for it, and such an error says nothing of the model.
+    """
+    return any(words in str(error) for words in _GPU_FAILURES)
+
+
 def is_disk_full(error: BaseException) -> bool:
     """Whether ``error`` says that a disk, or the user's part of it, is full."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -62,26 +62,23 @@ class Holds:
 
     @property
     def word(self) -> Robustness:
-        """Robust: the given inputs hold, the redrawn roundings (variants, where no input can be
-        moved) are bounded by the wanted share, and so many variants and inputs kept apart hold as
-        were asked for. Lucky: some kind misses its share by more than chance explains (fewer pass
-        than would in 5 % of such tests, had it the share). Undecided: between the two.
+        """Robust: the given inputs hold, the shares of redrawn roundings and of variants are
+        bounded by what is wanted of them (of one of the two, where the other cannot be made or is
+        not asked for), and so many inputs kept apart hold as were asked for. Lucky: some kind
+        misses its share by more than chance explains (fewer pass than would in 5 % of such tests,
+        had it the share). Undecided: between the two.
         """
-        kinds = (
-            (self.redrawn, self.wanted),
-            (self.holdout, self.wanted),
-            (self.variants, self.wanted_of_variants),
-        )
+        drawn = ((self.redrawn, self.wanted), (self.variants, self.wanted_of_variants))
+        kinds = (*drawn, (self.holdout, self.wanted))
         if any(_chance(kind.passed, kind.tested, wanted) <= _RARE + 1e-9 for kind, wanted in kinds):
             return Robustness.LUCKY
-        if any(kind.passed < at_least(wanted, kind.tested) for kind, wanted in kinds[1:]):
+        if self.holdout.passed < at_least(self.wanted, self.holdout.tested):
             return Robustness.UNDECIDED
         if self.given.passed < at_least(self.wanted_of_given, self.given.tested):
             return Robustness.UNDECIDED
-        drawn = self.redrawn if self.redrawn.tested else self.variants
-        if drawn.tested and drawn.lower_bound >= self.wanted:
-            return Robustness.ROBUST
-        return Robustness.UNDECIDED
+        tested = [(kind, wanted) for kind, wanted in drawn if kind.tested]
+        bounded = tested and all(kind.lower_bound >= wanted for kind, wanted in tested)
+        return Robustness.ROBUST if bounded else Robustness.UNDECIDED
 
 
 _RARE = 0.05

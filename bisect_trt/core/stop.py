@@ -1,5 +1,5 @@
 """Whether the command was asked to stop: threads that wait for workers look, since an interrupt
-reaches the main thread alone.
+reaches the main thread alone; and what ends a search whose budget is spent.
 """
 
 from __future__ import annotations
@@ -7,3 +7,7 @@ from __future__ import annotations
 from threading import Event
 
 STOPPING = Event()
+
+
+class BudgetSpentError(Exception):
+    """Nothing further may be tried: so many probes, builds or minutes were spent."""

@@ -95,6 +95,28 @@ FIXED_OUTPUTS: dict[str, tuple[int, ...]] = {
 }
 """Output slots that keep their type, likewise."""
 
+MOVES = frozenset(
+    {
+        "Concat",
+        "DepthToSpace",
+        "Expand",
+        "Flatten",
+        "Gather",
+        "GatherElements",
+        "GatherND",
+        "Identity",
+        "Reshape",
+        "Slice",
+        "SpaceToDepth",
+        "Split",
+        "Squeeze",
+        "Tile",
+        "Transpose",
+        "Unsqueeze",
+    }
+)
+"""Operators that give nothing but values which they read: rounded where those are."""
+
 TYPE_AGNOSTIC = frozenset({"Shape", "Size"})
 """They read no values, so they take whatever type the tensor has: no cast is needed for them."""
 

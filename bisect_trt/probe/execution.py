@@ -33,7 +33,8 @@ _MOST_BREAKS = 3
 class Execution:
     """``runner`` held against ``references`` by ``requirements``.
 
-    ``share`` is that of several samples which must meet them.
+    ``share`` is that of several samples which must meet them. ``before_each`` is called before each
+    inference.
     """
 
     def __init__(
@@ -43,12 +44,14 @@ class Execution:
         requirements: Requirements,
         answers: Answers,
         share: float,
+        before_each: Callable[[], None],
     ) -> None:
         self.runner = runner
         self.references = references
         self.requirements = requirements
         self.share = share
         self._answers = answers
+        self._before_each = before_each
 
     def run(
         self,
@@ -88,7 +91,8 @@ class Execution:
         kept: dict[str, Arrays] | None,
     ) -> Iterator[SampleResult]:
         """The samples' results up to and with the first on which the runner breaks."""
-        began = time.perf_counter()
+        self._before_each()
+        began, left = time.perf_counter(), len(samples)
         try:
             for sample, outputs in zip(samples, self.runner.outputs(plan, samples), strict=True):
                 outputs, judged, steadiness = self._worst(sample, outputs)
@@ -97,6 +101,9 @@ class Execution:
                 if kept is not None:
                     kept[sample.digest] = outputs
                 yield SampleResult.of(judged, spent, vector, steadiness)
+                left -= 1
+                if left:
+                    self._before_each()
                 began = time.perf_counter()
         except RunnerFailedError as error:
             note = " | ".join([one_line(error), *error.log])

@@ -13,6 +13,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -67,6 +68,7 @@ class Journal:
         self._lock = Lock()
         self.note = ""
         self.beside: Callable[[], list[Row]] = list
+        self._waiting: dict[str, Row] = {}
         try:
             if is_damaged(path):
                 self.note = salvaged(path, _SCHEMA, _COLUMNS, _FORM)
@@ -92,6 +94,9 @@ class Journal:
             MachineError: the disk failed.
             BadInputError: the file was damaged while it was open.
         """
+        waiting = self._waiting.get(key)
+        if waiting is not None:
+            return waiting.meta, waiting.payload
         try:
             with self._lock:
                 row = self._database.execute(
@@ -103,6 +108,12 @@ class Journal:
             return None
         return json.loads(row[1]), bytes(row[2])
 
+    def record_later(self, row: Row) -> None:
+        """Keep ``row`` for the next answers' transaction, or the end: for what costs less to ask
+        again than a transaction of its own.
+        """
+        self._waiting[row.key] = row
+
     def record(self, rows: Sequence[Row]) -> None:
         """Write the answers, all of them durable when this returns, or none.
 
@@ -111,7 +122,8 @@ class Journal:
             BadInputError: another process holds the file, or it was damaged while it was open.
         """
         written = []
-        for row in (*rows, *self.beside()):
+        waiting = list(self._waiting.values())
+        for row in (*rows, *waiting, *self.beside()):
             meta = json.dumps(row.meta)
             checksum = _checksum(row.key, row.kind, meta, row.payload)
             written.append((row.key, row.kind, meta, row.payload, checksum))
@@ -129,9 +141,14 @@ class Journal:
                 self._database.execute("COMMIT")
         except sqlite3.Error as error:
             raise self._told(error) from error
+        for row in waiting:
+            self._waiting.pop(row.key, None)
 
     def close(self) -> None:
-        """Close the file."""
+        """Write what waits, and close the file. A full disk loses what can be asked again."""
+        with suppress(BisectError):
+            if self._waiting:
+                self.record([])
         self._database.close()
 
     def _opened(self) -> int:

@@ -33,7 +33,8 @@ class Prober:
 
     ``done`` holds this run's probes of the given samples by plan, ``plans`` every plan that was
     asked about; ``log`` lists the probes in order, and may be shared with another prober of the
-    same run. ``on_probe`` hears of each.
+    same run. ``on_probe`` hears of each; ``before_each`` is called before each inference, and may
+    raise to end the work.
 
     Args:
         runner: what executes the plans.
@@ -72,12 +73,15 @@ class Prober:
         self.plans: set[PrecisionPlan] = set()
         self.log: list[ProbeResult] = [] if log is None else log
         self.on_probe: Callable[[ProbeResult], None] = lambda _: None
+        self.before_each: Callable[[], None] = lambda: None
         self._given = list(given)
         self._at_once = at_once
         self._error_sample = error_sample
         self._journal = journal
         self._answers = Answers(journal, content_key(run_key, runner.name, dict(runner.versions)))
-        self._execution = Execution(runner, references, requirements, self._answers, share)
+        self._execution = Execution(
+            runner, references, requirements, self._answers, share, lambda: self.before_each()
+        )
         self._lock = RLock()
 
     def key(self, *parts: str) -> str:

@@ -15,32 +15,59 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from bisect_trt.core.memory import in_words, peak_bytes
 from bisect_trt.core.names import printable
 from bisect_trt.core.observer import Observer
+from bisect_trt.report.consoles import plain
 
-EVERY_S = 10.0
+EVERY_S = 5.0
 """Between two lines in a log: few enough to keep, often enough to know that it lives."""
+
+
+def progress(
+    *, quiet: bool = False, verbose: bool = False, budget: float | None = None
+) -> ProgressObserver:
+    """Signs of life on standard error, also where JSON goes to standard output.
+
+    Args:
+        quiet: say nothing.
+        verbose: tell every step.
+        budget: minutes that the command may take, if that was said.
+    """
+    console = plain(stderr=True)
+    return ProgressObserver(console, quiet=quiet, verbose=verbose, every_s=EVERY_S, budget=budget)
 
 
 class ProgressObserver(Observer):
     """Draws a line for the station in work; with ``verbose`` every step is a line of its own.
 
     Where there is no terminal, a line is written every ``every_s`` seconds, whether or not anything
-    was heard meanwhile.
+    was heard meanwhile: the time, the memory, the station with what it did last and what is left of
+    it, the best plan so far, what is left of the budget. With ``verbose`` it is written only where
+    no step was told for so long.
 
     Args:
         console: where to.
         quiet: say nothing.
         verbose: tell every step.
         every_s: seconds between two lines in a log.
+        budget: minutes that the command may take, if that was said.
     """
 
     def __init__(
-        self, console: Console, *, quiet: bool, verbose: bool, every_s: float = EVERY_S
+        self,
+        console: Console,
+        *,
+        quiet: bool,
+        verbose: bool = False,
+        every_s: float = EVERY_S,
+        budget: float | None = None,
     ) -> None:
         self._console = console
         self._quiet = quiet
         self._verbose = verbose
         self._every_s = every_s
+        self._budget = budget
         self._station, self._note, self._started = "starting", "", time.perf_counter()
+        self._best: int | None = None
+        self._told = self._started
         self._ended = Event()
         self._log: Thread | None = None
         self._bar = Progress(
@@ -58,7 +85,7 @@ class ProgressObserver(Observer):
 
     def __enter__(self) -> ProgressObserver:
         self._bar.start()
-        if not (self._quiet or self._verbose or self._console.is_terminal):
+        if not (self._quiet or self._console.is_terminal):
             self._log = Thread(target=self._write_lines, daemon=True)
             self._log.start()
         return self
@@ -93,7 +120,11 @@ class ProgressObserver(Observer):
             note=printable(f"{of}{left}: {note}"[:90]),
         )
         if self._verbose and not self._quiet:
+            self._told = time.perf_counter()
             self._console.print(printable(f"{of}: {note}"))
+
+    def best(self, pins: int) -> None:
+        self._best = pins
 
     def finding(self, message: str) -> None:
         if self._verbose and not self._quiet:
@@ -102,10 +133,20 @@ class ProgressObserver(Observer):
     def _write_lines(self) -> None:
         """In a thread of its own: a station may be silent for long."""
         while not self._ended.wait(self._every_s):
-            elapsed = time.perf_counter() - self._started
-            said = f"{self._station}, {self._note}" if self._note else self._station
-            line = printable(f"[{elapsed:.0f} s, {in_words(peak_bytes())} at most] {said}")
+            if self._verbose and time.perf_counter() - self._told < self._every_s:
+                continue
+            line = printable(self._line(time.perf_counter() - self._started))
             # Not by the console: where the reader went away it would close standard output too.
             with suppress(OSError, ValueError):
                 self._console.file.write(f"{line}\n")
                 self._console.file.flush()
+
+    def _line(self, elapsed: float) -> str:
+        """What is going on, ``elapsed`` seconds from the start."""
+        parts = [f"{self._station}, {self._note}" if self._note else self._station]
+        if self._best is not None:
+            parts.append(f"best so far: {self._best} pins")
+        if self._budget is not None:
+            left = max(0.0, 60.0 * self._budget - elapsed)
+            parts.append(f"{left:.0f} s of the budget left")
+        return f"[{elapsed:.0f} s, {in_words(peak_bytes())} at most] {'; '.join(parts)}"

@@ -14,7 +14,7 @@ import pandas as pd
 from bisect_trt.core.diagnosis import Cause
 from bisect_trt.core.errors import EXIT_NOT_MET, EXIT_OK
 from bisect_trt.core.finding import Finding
-from bisect_trt.core.holds import Holding, Holds
+from bisect_trt.core.holds import Holding, Holds, Robustness
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.steadiness import Steadiness
 
@@ -84,7 +84,8 @@ class Result:
     beside them. ``holds`` says on what the plan was tested, None where none passes; ``ranked`` is
     true if its pins were cut from a ranking and not proved one by one.
     ``holds_on`` is the share of the given inputs that had to meet the requirements.
-    ``inputs`` has a row an input, ``frontier`` a row a number of pins.
+    ``inputs`` has a row an input, ``frontier`` a row a number of pins. ``out_of_time`` is true if
+    the ``budget_minutes`` ended the search.
     """
 
     model: str
@@ -121,6 +122,8 @@ class Result:
     holds_on: float = 1.0
     inputs: pd.DataFrame = field(default_factory=pd.DataFrame)
     frontier: pd.DataFrame = field(default_factory=pd.DataFrame)
+    budget_minutes: float | None = None
+    out_of_time: bool = False
 
     @property
     def pinned(self) -> list[str]:
@@ -129,8 +132,12 @@ class Result:
 
     @property
     def exit_code(self) -> int:
-        """0 if the plan written meets the requirements, 1 if none found does."""
-        return EXIT_OK if self.passed else EXIT_NOT_MET
+        """0 if the plan written meets the requirements, 1 if none found does; 1 also where a
+        search that its budget ended leaves a plan which its test refutes.
+        """
+        holds = self.holds
+        refuted = self.out_of_time and holds is not None and holds.word is Robustness.LUCKY
+        return EXIT_OK if self.passed and not refuted else EXIT_NOT_MET
 
     def plan_json(self) -> str:
         """The content of plan.json: the plan, what it was found for, and the layers that a rewrite
@@ -174,9 +181,15 @@ class Result:
             "engine": self._engine_json(),
             "search": asdict(self.search_facts) if self.search_facts is not None else {},
             "seconds": round(self.seconds, 3),
+            "budget": self._budget_json(),
             "versions": dict(self.versions),
             "machine": {"system": platform.platform(), "processor": platform.machine()},
         }
+
+    def _budget_json(self) -> dict[str, Any] | None:
+        if self.budget_minutes is None:
+            return None
+        return {"minutes": self.budget_minutes, "ended_the_search": self.out_of_time}
 
     def _holds_json(self) -> dict[str, Any]:
         holds = self.holds

@@ -32,6 +32,7 @@ from bisect_trt.search.facts import (
 )
 from bisect_trt.stations.bench import Ledger
 from bisect_trt.stations.bisect import Bisection
+from bisect_trt.stations.cut_short import best_so_far
 from bisect_trt.stations.known import Known
 from bisect_trt.stations.sensitivity import suspicion_of
 from bisect_trt.version import __version__
@@ -59,6 +60,8 @@ def summarise(known: Known, ledger: Ledger, seconds: float) -> Result:
         ledger: what was run for it.
         seconds: the wall time of the run.
     """
+    if known.out_of_time:
+        return _summarise_cut_short(known, ledger, seconds)
     diagnosis = known.diagnosis
     if diagnosis is None:
         sentence = "Not searched: error tables only."
@@ -80,8 +83,7 @@ def summarise_interrupted(known: Known, ledger: Ledger, seconds: float) -> Resul
     if known.holds is None and known.judgement is None and known.bisection is not None:
         known = known.with_(holds=known.bisection.holds)
     found = known.diagnosis or Diagnosis(Cause.UNKNOWN, "Interrupted before the cause was known.")
-    decided = known.judgement or (known.bisection if known.engine is None else None)
-    answer = _answer(known, ledger, found) if decided else _best_so_far(known, ledger)
+    answer = _answer_so_far(known, ledger, found)
     if answer is None or answer.final is None:
         return None
     sentence = (
@@ -89,6 +91,33 @@ def summarise_interrupted(known: Known, ledger: Ledger, seconds: float) -> Resul
         "to go on."
     )
     return _result(known, ledger, Diagnosis(found.cause, sentence, True), answer, seconds)
+
+
+def _summarise_cut_short(known: Known, ledger: Ledger, seconds: float) -> Result:
+    """What was found until the budget ended the search."""
+    found = known.diagnosis or Diagnosis(Cause.UNKNOWN, "The cause was not known yet.")
+    answer = _answer_so_far(known, ledger, found)
+    so_far = "this is the best plan so far"
+    if answer is None or answer.final is None:
+        answer, so_far = (
+            _Answer(PrecisionPlan(Precision.FP32), None, {}, False),
+            ("no plan is known to pass yet"),
+        )
+    minutes = known.case.settings.budget or 0.0
+    sentence = (
+        f"{found.sentence} The budget of {minutes:g} minutes ended the search: {so_far}; run the "
+        "same command again to go on."
+    )
+    return _result(known, ledger, Diagnosis(found.cause, sentence, True), answer, seconds)
+
+
+def _answer_so_far(known: Known, ledger: Ledger, found: Diagnosis) -> _Answer | None:
+    """The stations' own where they came to one, else the best of all probes."""
+    settled = known.settled is not None
+    if settled or known.judgement or (known.bisection is not None and known.engine is None):
+        return _answer(known, ledger, found)
+    best = best_so_far(known, ledger)
+    return _Answer(*best, {}, False) if best is not None else None
 
 
 def _answer(known: Known, ledger: Ledger, diagnosis: Diagnosis) -> _Answer:
@@ -115,27 +144,6 @@ def _answer(known: Known, ledger: Ledger, diagnosis: Diagnosis) -> _Answer:
     if judge is not None and diagnosis.cause is Cause.TF32:
         return _Answer(fp32, judge.fp32, {}, True)
     return _Answer(fp32, None, {}, True)
-
-
-def _best_so_far(known: Known, ledger: Ledger) -> _Answer | None:
-    everything = frozenset(known.case.names)
-    base = known.base if known.engine is None else known.case.base
-    judges = ledger.emulators if known.engine is None else (ledger.judge,)
-    pinned = ledger.smallest_passing(base, judges)
-    if pinned is not None:
-        plan = base.with_pins(pinned)
-        final = ledger.worst_of(plan, judges)
-    elif known.engine is not None and known.case.held_low:
-        return None
-    elif known.engine is not None and known.engine.fp32.verdict.passed:
-        # Nothing smaller passed yet: all pins are the FP32 engine.
-        plan, final = base.with_pins(everything), known.engine.fp32
-    else:
-        plan = base.with_pins(everything)
-        final = ledger.of_first(plan)
-        if final is None or not final.verdict.passed:
-            return None
-    return _Answer(plan.with_pins_in(Precision.FP32), final, {}, False)
 
 
 def _result(
@@ -190,7 +198,7 @@ def _result(
         effect_runs=known.triage.sensitivity.runs if known.triage is not None else 0,
         seconds=seconds,
         folder=ledger.folder,
-        versions={**versions(), **ledger.engine_versions},
+        versions={**versions(), **ledger.versions},
         cost=cost,
         engine=_engine_facts(known, ledger),
         search_facts=_search_facts(known, ledger, answer.plan) if searched else None,
@@ -201,6 +209,8 @@ def _result(
         frontier=known.frontier if known.frontier is not None else pd.DataFrame(),
         ranked=answer.ranked,
         holds_on=settings.share_of_given,
+        budget_minutes=settings.budget,
+        out_of_time=known.out_of_time,
     )
 
 

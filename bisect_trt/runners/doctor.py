@@ -10,7 +10,8 @@ from importlib import metadata
 import onnxruntime as ort
 
 from bisect_trt.core.errors import BisectError, one_line
-from bisect_trt.runners.onnxruntime_cuda import why_unavailable
+from bisect_trt.runners.device_check import why_not_on_cuda
+from bisect_trt.runners.ort_devices import gpu_facts, visible_gpus, why_no_provider
 from bisect_trt.runners.tensorrt.runner import WORKER
 from bisect_trt.runners.workers.process import IsolatedWorker
 
@@ -56,8 +57,9 @@ def examine() -> list[Check]:
             "works without a GPU" if works else "ONNX Runtime has no CPU provider",
         )
     )
+    checks.append(_emulator_on_cuda())
     checks.append(_tensorrt())
-    missing = why_unavailable()
+    missing = why_no_provider()
     checks.append(
         Check("runner onnxruntime-cuda", missing is None, missing or "the CUDA provider is there")
     )
@@ -71,6 +73,14 @@ def examine() -> list[Check]:
             )
         )
     return checks
+
+
+def _emulator_on_cuda() -> Check:
+    """In a child process too: roundings and strict FP32 are tried on the GPU."""
+    reason = why_not_on_cuda()
+    name = gpu_facts((visible_gpus() or ["0"])[0])[0]
+    detail = reason or f"works on {name}: strict FP32, every rounding bit for bit"
+    return Check("emulator on cuda", reason is None, detail)
 
 
 def _tensorrt() -> Check:

@@ -8,8 +8,6 @@ result unsure.
 
 from __future__ import annotations
 
-import json
-import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,21 +25,18 @@ from bisect_trt.core.verdict import Verdict
 from bisect_trt.graph.graph import Graph, as_graph
 from bisect_trt.graph.load import loadable
 from bisect_trt.graph.passes.typed import to_typed
+from bisect_trt.runners.ort_devices import (
+    CPU_PROVIDER,
+    CUDA_PROVIDER,
+    load_cuda_libraries,
+    why_no_provider,
+)
+from bisect_trt.runners.ort_profiles import cpu_nodes
+from bisect_trt.runners.ort_sessions import session_options
 from bisect_trt.runners.workers.crew import Crew
 from bisect_trt.runners.workers.process import IsolatedWorker
 
-CUDA = "CUDAExecutionProvider"
 WORKER = "bisect_trt.runners.onnxruntime_cuda:OrtCudaWorker"
-
-
-def why_unavailable() -> str | None:
-    """Why this ONNX Runtime cannot use CUDA; None if it can."""
-    if CUDA in ort.get_available_providers():
-        return None
-    return (
-        "this ONNX Runtime has no CUDA provider: "
-        "pip install onnxruntime-gpu in place of onnxruntime"
-    )
 
 
 class OrtCudaRunner:
@@ -53,7 +48,7 @@ class OrtCudaRunner:
     name = "onnxruntime-cuda"
 
     def __init__(self, model: onnx.ModelProto | Graph, *, timeout_s: float | None = None) -> None:
-        reason = why_unavailable()
+        reason = why_no_provider()
         if reason is not None:
             raise RunnerUnavailableError(reason)
         self.versions: Mapping[str, str] = {
@@ -102,9 +97,7 @@ class OrtCudaWorker:
     """The child's side: one session a call."""
 
     def __init__(self) -> None:
-        # Finds CUDA's libraries in NVIDIA's own packages, where the system has none.
-        if hasattr(ort, "preload_dlls"):
-            ort.preload_dlls()
+        load_cuda_libraries()
 
     def probe(
         self, source: str | bytes, samples: Sequence[Mapping[str, NDArray[Any]]], tf32: bool
@@ -117,11 +110,10 @@ class OrtCudaWorker:
             tf32: whether products may be rounded to TF32.
         """
         with tempfile.TemporaryDirectory(prefix="bisect-trt-") as folder:
-            options = ort.SessionOptions()
-            options.log_severity_level = 4
+            options = session_options()
             options.enable_profiling = True
             options.profile_file_prefix = str(Path(folder) / "profile")
-            providers = [(CUDA, {"use_tf32": int(tf32)}), "CPUExecutionProvider"]
+            providers = [(CUDA_PROVIDER, {"use_tf32": int(tf32)}), CPU_PROVIDER]
             try:
                 session = ort.InferenceSession(source, options, providers=providers)
             except Exception as error:
@@ -129,7 +121,7 @@ class OrtCudaWorker:
                     f"ONNX Runtime cannot load the typed model ({one_line(error)})",
                     Verdict.BUILD_FAILED,
                 ) from error
-            if CUDA not in session.get_providers():
+            if CUDA_PROVIDER not in session.get_providers():
                 raise RunnerUnavailableError(
                     "ONNX Runtime's CUDA provider does not start here: no usable GPU, or CUDA "
                     "libraries are missing"
@@ -139,19 +131,5 @@ class OrtCudaWorker:
                 dict(zip(names, session.run(names, dict(sample)), strict=True))
                 for sample in samples
             ]
-            profile = session.end_profiling()
-            fallen_back = cpu_nodes(json.loads(Path(profile).read_text(encoding="utf-8")))
-            os.unlink(profile)
+            fallen_back = cpu_nodes(session)
         return outputs, fallen_back
-
-
-def cpu_nodes(profile: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The nodes that ONNX Runtime's profile says ran on the CPU provider, in order."""
-    suffix = "_kernel_time"
-    found = {
-        str(event["name"]).removesuffix(suffix): None
-        for event in profile
-        if str(event.get("name", "")).endswith(suffix)
-        and event.get("args", {}).get("provider") == "CPUExecutionProvider"
-    }
-    return list(found)

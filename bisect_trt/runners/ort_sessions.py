@@ -4,7 +4,6 @@ relies on.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -13,15 +12,18 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from bisect_trt.core.cores import usable_cores
+from bisect_trt.core.cores import thread_count
 from bisect_trt.core.errors import (
     BadInputError,
     BisectError,
     MachineError,
     RunnerFailedError,
+    RunnerUnavailableError,
+    is_gpu_failure,
     is_out_of_memory,
     one_line,
 )
+from bisect_trt.runners.ort_devices import CPU, Device, load_cuda_libraries
 
 _MAX_NODE_THREADS = 8
 """Every session owns a pool; a model has tens of different nodes, and none of them feeds more
@@ -29,6 +31,26 @@ threads than this.
 """
 
 Arrays = dict[str, NDArray[Any]]
+
+
+def session_options(threads: int = 0) -> ort.SessionOptions:
+    """What every session begins with.
+
+    Threads that wait sleep: spinning ones gain next to nothing when alone, and of several busy
+    processes each spins away what the others could use (benchmarks/neighbours.py). Their number is
+    said, not left to ONNX Runtime: it knows of no quota, would tie them to cores that others are
+    tied to as well, and its sums of some convolutions follow the number.
+
+    Args:
+        threads: what one call may use; 0 is all that the process may.
+    """
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = threads or thread_count()
+    options.inter_op_num_threads = 1  # nodes run one after the other
+    for pool in ("intra_op", "inter_op"):
+        options.add_session_config_entry(f"session.{pool}.allow_spinning", "0")
+    return options
 
 
 def reference_session(source: str | bytes, *, quantised: bool = False) -> ort.InferenceSession:
@@ -45,12 +67,9 @@ def reference_session(source: str | bytes, *, quantised: bool = False) -> ort.In
         BadInputError: ONNX Runtime cannot load the model.
         MachineError: there is not enough memory.
     """
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
+    options = session_options()
     # Its fusions of quantised operators change that model's output by 0.85.
     options.add_session_config_entry("session.disable_quant_qdq", "1")
-    if usable_cores() < (os.cpu_count() or 1):  # else its own choice: a thread a physical core
-        options.intra_op_num_threads = usable_cores()
     if quantised:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     try:
@@ -61,13 +80,6 @@ def reference_session(source: str | bytes, *, quantised: bool = False) -> ort.In
         if is_out_of_memory(error):
             raise failure_of_session(where, error) from error
         raise BadInputError(f"{where}: ONNX Runtime cannot load it ({one_line(error)})") from error
-
-
-def thread_count(threads: int) -> int:
-    """How many threads 0 stands for: said, not left to ONNX Runtime, since its sums of some
-    convolutions follow the number.
-    """
-    return threads or usable_cores()
 
 
 @cache
@@ -97,31 +109,40 @@ def node_session(model: bytes, threads: int = 0) -> ort.InferenceSession:
     ``threads`` is what one call may use; 0 leaves it to the machine.
     """
     _register_shared_arena()
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
+    options = session_options(threads or min(thread_count(), _MAX_NODE_THREADS))
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.enable_mem_pattern = False
-    options.intra_op_num_threads = threads or min(thread_count(0), _MAX_NODE_THREADS)
     options.add_session_config_entry("session.use_env_allocators", "1")
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def switched_session(source: str | bytes, threads: int = 0) -> ort.InferenceSession:
-    """A session over a segment of a model with switches, exactly as written.
+def switched_session(
+    source: str | bytes, threads: int = 0, device: Device = CPU, profile: str | None = None
+) -> ort.InferenceSession:
+    """A session over a model with switches, or a segment of one, exactly as written. Those for the
+    CPU run in turn and share an arena.
 
     Args:
         source: a path, or the model's bytes.
         threads: what one call may use; 0 leaves it to the machine.
+        device: what computes.
+        profile: what the name of a file begins with into which ONNX Runtime writes what ran where.
 
     Raises:
-        RunnerFailedError: ONNX Runtime cannot load it.
+        RunnerFailedError: ONNX Runtime cannot load the model.
     """
-    return session_as_written(source, "the emulated model", threads, one_of_many=True)
+    where = "the emulated model"
+    return session_as_written(source, where, threads, device, profile, one_of_many=device == CPU)
 
 
 def session_as_written(
-    source: str | bytes, where: str, threads: int = 0, *, one_of_many: bool = False
+    source: str | bytes,
+    where: str,
+    threads: int = 0,
+    device: Device = CPU,
+    profile: str | None = None,
+    *,
+    one_of_many: bool = False,
 ) -> ort.InferenceSession:
     """A session without any of ONNX Runtime's optimisations: what is marked as an output changes no
     number.
@@ -130,26 +151,39 @@ def session_as_written(
         source: a path, or the model's bytes.
         where: what an error names.
         threads: what one call may use; 0 leaves it to the machine.
-        one_of_many: whether others run in turn with it: they share an arena, and none spins while
-            the next one computes.
+        device: what computes.
+        profile: as of :func:`switched_session`.
+        one_of_many: whether it shares an arena with others that run in turn.
 
     Raises:
         RunnerFailedError: ONNX Runtime cannot load the model.
+        RunnerUnavailableError: the device does not start.
         MachineError: there is not enough memory.
     """
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
+    options = session_options(threads)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = thread_count(threads)
+    options.use_deterministic_compute = device != CPU
     if one_of_many:
         _register_shared_arena()
         options.enable_mem_pattern = False
         options.add_session_config_entry("session.use_env_allocators", "1")
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if profile is not None:
+        options.enable_profiling, options.profile_file_prefix = True, profile
+    if device != CPU:
+        load_cuda_libraries()
     try:
-        return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        # Falling back it would print, and compute elsewhere.
+        session = ort.InferenceSession(
+            source, options, providers=device.providers, enable_fallback=0
+        )
     except Exception as error:
         raise failure_of_session(where, error) from error
+    if device.provider not in session.get_providers():
+        raise RunnerUnavailableError(
+            "ONNX Runtime's CUDA provider does not start here: no usable GPU, or CUDA libraries "
+            "are missing"
+        )
+    return session
 
 
 def failure_of_session(where: str, error: Exception) -> BisectError:
@@ -159,6 +193,11 @@ def failure_of_session(where: str, error: Exception) -> BisectError:
         where: what the message names.
         error: ONNX Runtime's.
     """
+    if is_gpu_failure(error):
+        return MachineError(
+            f"{where}: the GPU failed ({one_line(error, 160)}); nothing is concluded from it. Use "
+            "--emulate-on cpu, or a GPU with more free memory"
+        )
     if is_out_of_memory(error):
         return MachineError(
             f"{where}: out of memory ({one_line(error, 120)}); use fewer --workers, smaller inputs "

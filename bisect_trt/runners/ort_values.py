@@ -17,9 +17,16 @@ Value = Any
 """ONNX Runtime's C OrtValue, which has no public type."""
 
 
-def owned(array: NDArray[Any]) -> ort.OrtValue:
-    """``array`` as ONNX Runtime holds it; a contiguous array of NumPy's own types is not copied."""
-    return ort.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"))
+def owned(array: NDArray[Any], memory: str = "cpu", number: int = 0) -> ort.OrtValue:
+    """``array`` as ONNX Runtime holds it; for the CPU a contiguous array of NumPy's own types is
+    not copied.
+
+    Args:
+        array: any that ONNX Runtime has a type for.
+        memory: where it is held, as ONNX Runtime names it.
+        number: of the device there.
+    """
+    return ort.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"), memory, number)
 
 
 def value_of(owner: ort.OrtValue) -> Value:

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from bisect_trt.core.stop import BudgetSpentError
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.search.record import Probe
 
 ProbeFunction = Callable[[frozenset[str]], Verdict]
-
-
-class BudgetSpentError(Exception):
-    """No further probe may be made: ``max_probes`` were, or whoever is asked says so."""
 
 
 class Oracle:

@@ -6,8 +6,9 @@ from bisect_trt.core.diagnosis import Cause
 from bisect_trt.core.holds import Holds
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.stations.bench import Bench
+from bisect_trt.stations.cut_short import best_so_far
 from bisect_trt.stations.engine_steadiness import over_processes, runs_of, unsteady
-from bisect_trt.stations.fresh_test import MAX_TESTS, planned_test
+from bisect_trt.stations.fresh_test import MAX_TESTS, fitted, planned_test
 from bisect_trt.stations.holds import measure_holds
 from bisect_trt.stations.known import Known
 
@@ -24,7 +25,7 @@ def holds_of_answer(known: Known, bench: Bench) -> Holds | None:
         return known.judgement.holds
     if known.judgement is None and known.bisection is not None and known.bisection.holds:
         return known.bisection.holds
-    plan = plan_of_answer(known)
+    plan = plan_of_answer(known, bench)
     if plan is None or known.baselines is None:
         return None
     bench.observer.station("what it holds on")
@@ -34,6 +35,7 @@ def holds_of_answer(known: Known, bench: Bench) -> Holds | None:
     untested = known.judgement is None and (bench.engine is not None or known.bisection is None)
     only = untested or not settings.robust or settings.pick is not None
     test = planned_test(known.case, MAX_TESTS, seconds, last=only)
+    test = fitted(test, known.case, seconds, bench.time.left_s)
     return measure_holds(known.case, bench, bench.judges, plan, test)
 
 
@@ -58,10 +60,24 @@ def with_steadiness(known: Known, bench: Bench) -> Known:
     return known.with_(steadiness=seen, unsteady=unsteady(what, seen) if seen.decides else None)
 
 
-def plan_of_answer(known: Known) -> PrecisionPlan | None:
-    """The plan with the precision that its pins really run in; None if none was found to pass."""
+def _undecided(known: Known) -> bool:
+    """Whether the budget ended the search before any station came to an answer."""
+    decided = known.bisection if known.engine is None else known.judgement
+    return known.out_of_time and known.settled is None and decided is None
+
+
+def plan_of_answer(known: Known, bench: Bench) -> PrecisionPlan | None:
+    """The plan with the precision that its pins really run in; None if none was found to pass.
+
+    Args:
+        known: what the stations found.
+        bench: whose probes hold the best plan where the budget ended the search.
+    """
     if known.unsteady is not None:
         return None
+    if _undecided(known):
+        found = best_so_far(known, bench.ledger())
+        return known.base.with_pins(found[0].pinned) if found is not None else None
     if known.judgement is not None:
         judged = known.judgement
         return known.base.with_pins(judged.plan.pinned) if judged.passed else None

@@ -10,12 +10,12 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bisect_trt.core.cores import usable_cores
 from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample, evenly
+from bisect_trt.core.time_budget import TimeBudget, TimedObserver
 from bisect_trt.numerics.error_sample import ErrorSample
 from bisect_trt.numerics.requirements import times
 from bisect_trt.probe.execution import Arrays
@@ -27,25 +27,15 @@ from bisect_trt.runners.base import Runner
 from bisect_trt.runners.emulator.fleet import EmulatedFleet
 from bisect_trt.runners.emulator.rtx_runner import RtxRunner
 from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.runners.emulator.server import SERVER, server_arguments
 from bisect_trt.runners.emulator.whole_model import WholeModelRunner
-from bisect_trt.runners.workers.crew import Crew
-from bisect_trt.runners.workers.process import IsolatedWorker
-from bisect_trt.runners.workers.ray_actors import ray_actors
-from bisect_trt.runners.workers.remote import Remote
 from bisect_trt.stations.case import Case
+from bisect_trt.stations.emulator_choice import emulator_device, open_emulator
+from bisect_trt.stations.emulator_workers import fewer_hired, open_fleet
 from bisect_trt.stations.engine_choice import EngineRunner, has_rtx_sums, open_engine
 from bisect_trt.stations.metric_reads import MetricReads
 from bisect_trt.stations.run_folder import claimed_folder, folder_of
 
 _SECOND_SEES = 4
-
-_ATTEMPTS = 3
-"""An emulated probe is asked again where its worker was lost: it kills nobody by itself."""
-
-_STALL_S = 60.0
-"""An emulator's worker computes or reads; without any use of the processor for so long it hangs."""
-
 
 _ONLY_EMULATED = (
     "no input can be moved a little, only what the token ids look up, and an engine holds its "
@@ -69,7 +59,7 @@ class Ledger:
     probes: Mapping[str, int]
     new_probes: int
     engine_results: tuple[ProbeResult, ...]
-    engine_versions: Mapping[str, str]
+    versions: Mapping[str, str]
     findings: tuple[Finding, ...] = ()
 
     def of(self, runner: str, plan: PrecisionPlan) -> ProbeResult | None:
@@ -102,7 +92,8 @@ class Bench:
     where the emulator judges.
 
     ``emulator`` runs in this process, ``fleet`` on workers where there are some; ``rtx_sums`` is
-    true where layer tables follow the measured sums of TensorRT for RTX.
+    true where layer tables follow the measured sums of TensorRT for RTX. ``time`` ends probes whose
+    time is spent.
     """
 
     def __init__(
@@ -114,8 +105,10 @@ class Bench:
         opened: EngineRunner | None,
         emulator: EmulatedRunner,
         fleet: EmulatedFleet | None,
+        time_budget: TimeBudget,
     ) -> None:
         self.observer = observer
+        self.time = time_budget
         self.folder = folder
         self.journal = journal
         self.opened = opened
@@ -127,14 +120,15 @@ class Bench:
         self._case = case
         self._key = MetricReads(case.metrics, case.key, journal).key
         self._found: list[Finding] = []
+        self._best: int | None = None
         self._error_samples: dict[tuple[str, PrecisionPlan], ErrorSample] = {}
-        workers = case.settings.workers
         other: Runner = RtxRunner(emulator) if self.rtx_sums else WholeModelRunner(case.graph)
-        self.prober = self.prober_of(fleet or emulator, workers)
+        self.prober = self.prober_of(fleet or emulator, 1 if fleet is None else len(fleet))
         # Sums as TensorRT's take seconds an inference: a few inputs must do.
         few = tuple(evenly(case.samples, _SECOND_SEES))
         self.second_sees = few if self.rtx_sums else case.samples
         self.second = self.prober_of(other, given=self.second_sees)
+        workers = case.settings.workers
         self.engine = self.prober_of(opened, workers) if opened is not None else None
 
     @property
@@ -179,6 +173,7 @@ class Bench:
 
     def ledger(self) -> Ledger:
         """What was done until now."""
+        engine = self.engine.runner if self.engine is not None else None
         return Ledger(
             self.folder,
             tuple(self.log),
@@ -187,7 +182,7 @@ class Bench:
             {p.runner.name: len(p.plans) for p in self.probers if p.plans},
             sum(p.new_probes for p in self.probers),
             tuple(self.engine.done.values()) if self.engine is not None else (),
-            dict(self.engine.runner.versions) if self.engine is not None else {},
+            dict(self.prober.runner.versions) | (dict(engine.versions) if engine else {}),
             tuple(self._found),
         )
 
@@ -209,6 +204,10 @@ class Bench:
     def _tell(self, result: ProbeResult) -> None:
         pins = len(result.plan.pinned)
         note = f"{result.runner}, {pins} pins: {result.verdict.value}, {times(result.score)}"
+        # Of a panel the search itself knows when it is passed.
+        if result.on == GIVEN and result.verdict.passed and not self._case.settings.robust:
+            self._best = min(pins, self._best if self._best is not None else pins)
+            self.observer.best(self._best)
         self.observer.progress(len(self.log), 0, note)
 
     def prober_of(
@@ -224,7 +223,7 @@ class Bench:
         case = self._case
         # Only growing a set and telling an engine's FP32 need the signed errors of each probe.
         vectors = not case.settings.robust or self.opened is not None
-        return Prober(
+        prober = Prober(
             runner,
             case.samples if given is None else given,
             self.references,
@@ -237,56 +236,48 @@ class Bench:
             64 if runner is self.opened else 8,
             1.0 if case.requirements.of_sets else case.settings.share_of_given,
         )
+        prober.before_each = self.time.check
+        return prober
 
 
 @contextmanager
-def open_bench(case: Case, observer: Observer, suffix: str = "") -> Iterator[Bench]:
+def open_bench(
+    case: Case, observer: Observer, suffix: str = "", time_budget: TimeBudget | None = None
+) -> Iterator[Bench]:
     """Open what the run needs.
 
     Args:
         case: the model, the inputs and the settings.
         observer: hears of the progress.
         suffix: ends the default folder's name.
+        time_budget: of the whole run; None where it may take as long as it needs.
 
     Raises:
         BadInputError: the folder cannot be used (see ``claimed_folder``).
         MachineError: the disk is full.
         RunnerUnavailableError: the runner or cluster asked for is not there.
     """
-    emulator = EmulatedRunner(case.graph, case.settings.precision)
+    device, findings = emulator_device(case.settings)
     with ExitStack() as opened:
         folder = folder_of(case, suffix)
         engine = open_engine(case, folder / "caches")
         if engine is not None:
             opened.enter_context(closing(engine))
         journal = opened.enter_context(claimed_folder(case, folder))
-        fleet = _open_fleet(case, emulator)
+        emulator, noted = open_emulator(case, device, journal)
+        fleet = open_fleet(case, emulator, device)
         if fleet is not None:
             opened.enter_context(closing(fleet))
-        bench = Bench(case, observer, folder, journal, engine, emulator, fleet)
+        clock = time_budget or TimeBudget(None)
+        heard = TimedObserver(observer, clock)
+        bench = Bench(case, heard, folder, journal, engine, emulator, fleet, clock)
+        for finding in (*findings, *noted):
+            bench.note(finding)
         if journal.note:
             bench.note(Finding("journal", JOURNAL, journal.note))
         if engine is not None and case.moves_lookups:
             bench.note(Finding("redrawn", "", _ONLY_EMULATED))
+        if fleet is not None and len(fleet) < case.settings.workers:
+            bench.note(Finding("workers", "", fewer_hired(case.settings.workers, len(fleet))))
         opened.enter_context(closing(bench.references))
         yield bench
-
-
-def _open_fleet(case: Case, local: EmulatedRunner) -> EmulatedFleet | None:
-    """The emulator's workers; None for a run in this process alone.
-
-    Several processes of one machine share its cores evenly.
-    """
-    settings = case.settings
-    if settings.workers == 1 and settings.ray is None:
-        return None
-    shared = settings.ray is None
-    threads = max(1, usable_cores() // settings.workers) if shared else 1
-    arguments = server_arguments(case.graph.proto, settings.precision, threads)
-    members: Sequence[Remote]
-    if settings.ray is not None:
-        members = ray_actors(settings.ray, SERVER, arguments, settings.workers, gpus=0)
-    else:
-        count = range(settings.workers)
-        members = [IsolatedWorker(SERVER, arguments, stall_s=_STALL_S) for _ in count]
-    return EmulatedFleet(local, Crew(members, _ATTEMPTS), settings.probe_timeout_s)

@@ -9,6 +9,7 @@ from pathlib import Path
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision
+from bisect_trt.core.time_budget import TimeBudget
 from bisect_trt.graph.graph import Graph
 from bisect_trt.stations.cures import Cures, try_cures
 from bisect_trt.stations.reduce_model import fresh_engines, model_and_samples
@@ -39,7 +40,7 @@ def cure_model(
     fresh_engines(settings)(graph, samples).close()
     observer.station("cures")
 
-    budget = Budget(settings.max_builds)
+    budget = Budget(settings.max_builds, TimeBudget(settings.budget))
     opens, workers = partial(fresh_engines, settings), settings.workers
     return try_cures(graph, samples, precision, suspects, opens, budget, observer, workers)
 

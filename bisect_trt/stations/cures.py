@@ -17,7 +17,9 @@ from bisect_trt.core.observer import Observer
 from bisect_trt.core.piece import Piece
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
+from bisect_trt.core.stop import BudgetSpentError
 from bisect_trt.core.verdict import Verdict
+from bisect_trt.graph.alike import nodes_alike
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.passes.fuse_layernorm import fuse_layernorm
 from bisect_trt.graph.passes.marked import mark_outputs
@@ -25,8 +27,7 @@ from bisect_trt.graph.passes.typed import to_typed
 from bisect_trt.runners.recorded import outputs_of
 from bisect_trt.runners.tensorrt.records import AS_USUAL, EngineOptions
 from bisect_trt.search.find import find_pins
-from bisect_trt.search.oracle import BudgetSpentError
-from bisect_trt.stations.engine_trials import EngineTrials, OpenRunner
+from bisect_trt.stations.engine_trials import PROCESSES, EngineTrials, OpenRunner
 from bisect_trt.stations.seen import Budget, Seen
 from bisect_trt.stations.specimens import Specimen
 
@@ -99,9 +100,11 @@ class _Ward:
         budget: Budget,
         workers: int,
         observer: Observer,
+        processes: int,
     ) -> None:
         self._graph, self._samples, self._opens = graph, samples, opens
         self._budget, self._workers, self._observer = budget, workers, observer
+        self._processes = processes
         self._whole = Piece(frozenset(graph.names))
         self._expected = [outputs_of(graph.proto, s.arrays, s.name) for s in samples]
         self.cut_short = False
@@ -121,7 +124,12 @@ class _Ward:
         seen, latency, size = Seen(), float("nan"), 0
         for sample, expected in zip(self._samples, self._expected, strict=True):
             trials = EngineTrials(
-                self._opens(options), precision, explained, self._budget, self._workers
+                self._opens(options),
+                precision,
+                explained,
+                self._budget,
+                self._workers,
+                self._processes,
             )
             found = trials.look(Specimen(self._whole, proto, sample, expected))
             seen = _both(seen, found)
@@ -165,6 +173,7 @@ def try_cures(
     budget: Budget,
     observer: Observer,
     workers: int = 1,
+    processes: int = PROCESSES,
 ) -> Cures:
     """Every cure on the whole model.
 
@@ -172,16 +181,18 @@ def try_cures(
         graph: the FP32 model.
         samples: the inputs on which it must be right.
         precision: what the engine runs in.
-        suspects: nodes whose outputs are marked first, as a reduction found them; then all others.
+        suspects: nodes, as a reduction found them; their outputs and those of the nodes that are
+            connected alike are marked first, then all others.
         opens: what opens a runner of a model, built and run in some way.
         budget: of engine builds.
         observer: hears of each.
         workers: processes at a time.
+        processes: in how many a cure must be right and steady.
 
     Raises:
         BadInputError: ONNX Runtime cannot run the model.
     """
-    ward = _Ward(graph, samples, opens, budget, workers, observer)
+    ward = _Ward(graph, samples, opens, budget, workers, observer, processes)
     tried: list[Cure] = []
     try:
         for cure in _in_turn(ward, graph, precision, suspects):
@@ -209,9 +220,9 @@ def _in_turn(
         yield ward.tried(name, how, precision, model)
     floats = [tensor for layer in graph.layers for tensor in layer.outputs]
     inner = [t for t in floats if t not in graph.outputs]
-    near = [
-        t for layer in graph.layers if layer.name in suspects for t in layer.outputs if t in inner
-    ]
+    # Where one block goes wrong, those like it may: marks in it alone need not be enough.
+    alike = set(nodes_alike(graph, suspects))
+    near = [t for layer in graph.layers if layer.name in alike for t in layer.outputs if t in inner]
     found = ward.marked(near, precision) if near else None
     if found is None and not ward.cut_short and len(near) < len(inner):
         found = ward.marked(inner, precision)

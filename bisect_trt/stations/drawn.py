@@ -99,15 +99,6 @@ def wants_variants(case: Case) -> bool:
     return asked != "none"
 
 
-def weight_of_variants(case: Case) -> float:
-    """How much a search uses variants: 1 with one given input, falling to 0 with twenty; 1 where
-    they were asked for by name.
-    """
-    if case.settings.variants != "auto":
-        return 1.0 if wants_variants(case) else 0.0
-    return max(0.0, (FEW_INPUTS - len(case.samples)) / (FEW_INPUTS - 1))
-
-
 def _kinds(case: Case, sample: Sample) -> tuple[str, ...]:
     fitting = kinds_for(sample.arrays)
     asked = case.settings.variants
@@ -164,7 +155,7 @@ def usable(bench: Bench, samples: Iterator[Sample]) -> Iterator[Sample]:
         found = bench.journal.recall(key)
         fit = bool(found[0]) if found is not None else _has_reference(bench, sample)
         if found is None:
-            bench.journal.record([Row(key, "usable", fit)])
+            bench.journal.record_later(Row(key, "usable", fit))
         if fit:
             refused = 0
             yield sample

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import subprocess
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from bisect_trt.core.errors import RunnerFailedError, RunnerUnavailableError
 from bisect_trt.core.precision import Precision
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.runners.onnxruntime_cuda import OrtCudaRunner
+from bisect_trt.runners.ort_devices import visible_gpus
 from bisect_trt.runners.tensorrt.module import installed_module
 from bisect_trt.runners.tensorrt.runner import TensorRTRunner
 from bisect_trt.runners.workers.crew import Crew
@@ -69,22 +69,6 @@ def has_rtx_sums(engine: EngineRunner | None, precision: Precision) -> bool:
     return rtx and precision is Precision.FP16
 
 
-def visible_gpus() -> list[str]:
-    """What CUDA_VISIBLE_DEVICES may name here: its own list where it is set, else the numbers of
-    the driver's GPUs.
-    """
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if listed is not None:
-        return [device.strip() for device in listed.split(",") if device.strip()]
-    try:
-        command = ["nvidia-smi", "--list-gpus"]
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    lines = [line for line in answer.stdout.splitlines() if line.startswith("GPU ")]
-    return [str(number) for number in range(len(lines))]
-
-
 def _engine_likely(module: str | None) -> bool:
     """Whether it is worth starting a process to ask: TensorRT is installed and NVIDIA's driver
     library loads.
@@ -103,7 +87,8 @@ def _engine_crew(settings: Settings, target: str, arguments: Mapping[str, Any]) 
     CUDA_VISIBLE_DEVICES, or Ray actors.
     """
     if settings.ray is not None:
-        actors = ray_actors(settings.ray, target, arguments, settings.workers, gpus=1)
+        gpus = 0.5 if settings.emulate_on == "cuda" else 1  # the emulators take the other halves
+        actors = ray_actors(settings.ray, target, arguments, settings.workers, gpus)
         return Crew(actors, ends=_REPEATED)
     devices = visible_gpus()[: settings.workers]
     if settings.workers == 1 or len(devices) < 2:

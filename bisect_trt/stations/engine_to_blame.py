@@ -37,7 +37,8 @@ def piece_to_blame(known: Known, bench: Bench) -> Reduced | Seen | None:
     if not blamed or engine is None or not isinstance(bench.opened, Restartable):
         return None
     precision = settings.precision if engine.fp32.verdict.passed else Precision.FP32
-    budget = Budget(settings.max_builds if settings.max_builds is not None else BUILDS)
+    builds = settings.max_builds if settings.max_builds is not None else BUILDS
+    budget = Budget(builds, bench.time)
     if budget.is_spent:
         return None
     seen = known.steadiness or engine.steadiness

@@ -20,11 +20,11 @@ from bisect_trt.core.errors import RunnerFailedError, one_line
 from bisect_trt.core.piece import Piece
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
+from bisect_trt.core.stop import BudgetSpentError
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.graph.graph import Graph
 from bisect_trt.numerics.confidence import draws_needed
 from bisect_trt.runners.base import Repeated, Runner
-from bisect_trt.search.oracle import BudgetSpentError
 from bisect_trt.stations.explained import Allowance, what_rounding_explains
 from bisect_trt.stations.seen import Budget, Seen, Suspect
 from bisect_trt.stations.specimens import Specimen
@@ -59,6 +59,7 @@ class EngineTrials:
             FP32 is TF32.
         budget: of builds.
         workers: processes at a time.
+        processes: how many in all before a piece counts as right.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class EngineTrials:
         explained: Precision,
         budget: Budget,
         workers: int = 1,
+        processes: int = PROCESSES,
     ) -> None:
         self._opens = opens
         self.precision = precision
@@ -75,7 +77,7 @@ class EngineTrials:
         self.budget = budget
         self.versions: Mapping[str, str] = {}
         self.facts: Mapping[str, Any] = {}
-        self._workers = workers
+        self._workers, self._processes = workers, processes
         self._whole = Seen()
         self._names = frozenset[str]()
         self._known: dict[tuple[Piece, bool], Seen] = {}
@@ -86,7 +88,7 @@ class EngineTrials:
         """
         self._names = _names_of(specimen.model)
         self._whole = self._seen(
-            specimen, PROCESSES, lambda s: s.suspect in (Suspect.FAILED, Suspect.UNSTEADY)
+            specimen, self._processes, lambda s: s.suspect in (Suspect.FAILED, Suspect.UNSTEADY)
         )
         return self._whole
 
@@ -94,7 +96,8 @@ class EngineTrials:
         """PASS where the piece is bad as the whole was: its engine fails in the same words, or is
         wrong or unsteady. What was wrong each time is asked once.
         """
-        seen = self._until_bad(specimen, 1 if self._whole.suspect is Suspect.WRONG else PROCESSES)
+        most = 1 if self._whole.suspect is Suspect.WRONG else self._processes
+        seen = self._until_bad(specimen, most)
         if self._whole.suspect is Suspect.FAILED:
             return self._same_failure(seen)
         if seen.failure:
@@ -107,13 +110,13 @@ class EngineTrials:
         Raises:
             BudgetSpentError: the builds were spent before either.
         """
-        return self._until_bad(specimen, PROCESSES)
+        return self._until_bad(specimen, self._processes)
 
     def figures(self, specimen: Specimen) -> Seen:
         """What the piece shows in all processes; where the budget is spent, in those of before."""
         if self.budget.is_spent:
             return self.known(specimen)
-        seen = self._seen(specimen, PROCESSES, lambda s: s.suspect is Suspect.FAILED)
+        seen = self._seen(specimen, self._processes, lambda s: s.suspect is Suspect.FAILED)
         return self._with_allowance(seen, specimen)
 
     def known(self, specimen: Specimen) -> Seen:

@@ -3,23 +3,48 @@
 from __future__ import annotations
 
 import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
 
+from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.memory import free_bytes, in_words, peak_bytes
 from bisect_trt.core.observer import Observer
+from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.sample import Sample
+from bisect_trt.core.scratch import scratch
+from bisect_trt.core.time_budget import TimeBudget
 from bisect_trt.graph.load import weights_size
+from bisect_trt.probe.journal import Journal
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.search.facts import information_bound
+from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case, load
-from bisect_trt.stations.sensitivity import affordable
+from bisect_trt.stations.drawn import redraws
+from bisect_trt.stations.emulator_choice import emulator_device, open_emulator
+from bisect_trt.stations.sensitivity import TIME_BUDGET_S
 from bisect_trt.stations.settings import Settings
+from bisect_trt.stations.thread_limit import within_threads
+from bisect_trt.stations.work import expected_probes, expected_work
 
 _USUAL_SHARE, _LARGE_SHARE = 0.02, 0.1
-_BASELINES, _PROBES_A_PIN = 6, 8
 _WORKER_BYTES = 150_000_000
-_START_S = 1.0
-"""Loading, sessions, the second emulator and the report; a single-layer run goes through half the
-network node by node, about one probe."""
+_REPORT_S = 0.5
+
+_ROW = 1.0 / 6.0
+"""A layer alone goes through half the network; a trace three times through all of it."""
+
+_DRAWS, _TIMED_S = 8, 1.0
+"""So many draws are timed, or as many as take a second."""
+
+_STREAM = 1000
+"""Of draws that are thrown away."""
+
+Done = TypeVar("Done")
 
 
 @dataclass(frozen=True)
@@ -27,9 +52,11 @@ class Estimate:
     """What a run would cost, for ``samples`` inputs by ``workers`` workers.
 
     ``memory_bytes`` is about the peak of all processes, ``free_bytes`` what there is, 0 where
-    nobody says. ``probes`` is expected for a set of a fiftieth of the layers, ``fewest`` for one
-    pin, ``most`` for a tenth of the layers; ``information_bound`` is the fewest yes-or-no answers
-    that tell the expected set from the others; ``seconds`` follows from one measured inference.
+    nobody says. ``probes`` is expected, ``fewest`` for a set of one pin that is fitted to the given
+    inputs, ``most`` for one of a tenth of the layers; ``information_bound`` is the fewest
+    yes-or-no answers that tell a fiftieth of the layers from the others; ``draws`` are the samples
+    that are made to search and to test with. ``seconds`` follows from these counts and one measured
+    inference of each kind; an engine's builds are not in it.
     """
 
     layers: int
@@ -42,6 +69,7 @@ class Estimate:
     fewest: int
     most: int
     information_bound: float
+    draws: int
     seconds_per_probe: float
     seconds: float
 
@@ -55,7 +83,8 @@ class Estimate:
             memory += f" ({in_words(self.free_bytes)} free)"
         return (
             f"{self.layers} layers, {inputs}, {workers}: about {self.probes} probes and "
-            f"{self.effect_runs} single-layer runs in {self.seconds:.0f} s, {memory}."
+            f"{self.effect_runs} single-layer runs and {self.draws} draws in {self.seconds:.0f} s, "
+            f"{memory}."
         )
 
 
@@ -69,45 +98,106 @@ def _memory(case: Case) -> int:
     return own + (workers * (3 * weights + _WORKER_BYTES) if workers > 1 else 0)
 
 
-def expected_probes(pins: int) -> int:
-    """A set of k pins takes about four probes a pin to grow, and as many again to shrink and
-    prove.
-    """
-    return _BASELINES + _PROBES_A_PIN * pins
+@within_threads
+def estimate(settings: Settings, observer: Observer) -> Estimate:
+    """Price a run without searching or writing anything: an inference of each kind is measured, and
+    the search's own figures say how many there will be.
 
-
-def estimate(settings: Settings) -> Estimate:
-    """Price a run without searching or writing anything: one emulated inference is measured, twice,
-    the second counts.
+    Args:
+        settings: of the run.
+        observer: hears of the progress.
 
     Raises:
         BadInputError: what a run would refuse too.
     """
-    case = load(settings, Observer())
-    runner = EmulatedRunner(case.graph, settings.precision)
-    seconds = 0.0
-    for _ in range(2):
-        began = time.perf_counter()
-        for _ in runner.outputs(case.base, case.samples):
-            pass
-        seconds = time.perf_counter() - began
+    started = time.process_time()  # nearly all of it imports, in a command
+    loaded, case = _seconds(lambda: load(settings, observer))
+    observer.station("timed inferences")
+    timed = _timed(case, observer)
+    work = expected_work(case, passes=timed.passes, probe_seconds=timed.inference)
     count = len(case.names)
-    rows = affordable(len(case.names), seconds)
     usual, large = (
         min(count, max(2, round(share * count))) for share in (_USUAL_SHARE, _LARGE_SHARE)
     )
-    probes = expected_probes(usual)
+    seconds = (
+        _REPORT_S
+        + started
+        + loaded
+        + timed.opened
+        + work.traces * timed.trace
+        + work.emulations * timed.emulated
+        + work.drawn * (timed.made + timed.emulated)
+        + work.second_asked * timed.second
+        + min(TIME_BUDGET_S, work.rows * timed.trace * _ROW)
+    )
+    if settings.budget is not None:
+        seconds = min(seconds, 60.0 * settings.budget)
     return Estimate(
         len(case.layers),
         len(case.samples),
         settings.workers,
         _memory(case),
         free_bytes() or 0,
-        rows,
-        probes,
+        work.rows,
+        work.probes,
         expected_probes(1),
         expected_probes(large),
         information_bound(count, usual),
+        work.drawn,
+        timed.inference,
         seconds,
-        _START_S + rows * seconds + (probes + _BASELINES) * seconds,
     )
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """Seconds: of opening the sessions, of an ``inference``, and with all that belongs to it of a
+    sample ``made`` (with its reference), ``emulated`` and judged, judged by the ``second``
+    emulator, gone through node by node (``trace``). ``passes`` if everything lowered does.
+    """
+
+    opened: float
+    inference: float
+    made: float
+    emulated: float
+    second: float
+    trace: float
+    passes: bool
+
+
+def _timed(case: Case, observer: Observer) -> _Timed:
+    """Each kind as a run does it, in a folder that is thrown away."""
+    emulator, _ = open_emulator(case, emulator_device(case.settings)[0], None)
+    sample, plan = case.samples[0], case.base
+    with scratch("estimate") as made, closing(Journal(Path(made))) as journal:
+        bench = Bench(case, observer, Path(made), journal, None, emulator, None, TimeBudget(None))
+        judges = (bench.prober, bench.second)
+        opened, results = _seconds(lambda: [judge.probe(plan) for judge in judges])
+        inference, _ = _seconds(lambda: _outputs(emulator, plan, sample))
+        list(redraws(case, bench, _STREAM, 1, emulated=True))  # opens the reference again
+        count = max(1, min(_DRAWS, int(_TIMED_S / max(inference, 1e-6))))
+        spent, draws = _seconds(
+            lambda: list(redraws(case, bench, _STREAM + 1, count, emulated=True)) or [sample]
+        )
+        judged = [_seconds(partial(judge.judge, plan, draws))[0] for judge in judges]
+        trace, _ = _seconds(lambda: _gone_through(emulator, plan, sample))
+        bench.references.close()
+    one, first, second = (seconds / len(draws) for seconds in (spent, *judged))
+    passes = all(result.verdict.passed for result in results)
+    return _Timed(opened, inference, one, first, second, trace, passes)
+
+
+def _seconds(job: Callable[[], Done]) -> tuple[float, Done]:
+    began = time.perf_counter()
+    done = job()
+    return time.perf_counter() - began, done
+
+
+def _outputs(emulator: EmulatedRunner, plan: PrecisionPlan, sample: Sample) -> None:
+    with suppress(RunnerFailedError):  # the run says what it means
+        next(iter(emulator.outputs(plan, [sample])))
+
+
+def _gone_through(emulator: EmulatedRunner, plan: PrecisionPlan, sample: Sample) -> None:
+    with suppress(RunnerFailedError):
+        deque(emulator.trace(sample, plan), maxlen=0)

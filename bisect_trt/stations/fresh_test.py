@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bisect_trt.core.holds import at_least
 from bisect_trt.numerics.confidence import draws_needed
 from bisect_trt.probe.result import GIVEN
 from bisect_trt.stations.case import Case
-from bisect_trt.stations.drawn import REDRAWN, VARIANTS, movable, wants_variants
+from bisect_trt.stations.drawn import VARIANTS, wants_variants
 
 CONFIDENCE = 0.95
 WANTED = 0.95
@@ -21,7 +21,9 @@ MAX_TESTS = 13
 VERIFYING = 100
 """The number of a test that no search has made: its draws are no other test's."""
 
-_VARIANTS = 24
+_OF_REST = 0.6
+"""The part of a run's last minutes that redrawn copies and variants get; the report comes after."""
+
 _FEWEST, _MOST, _SECONDS, _LONGEST = 8, 300, 25.0, 150.0
 """A test is made of as many draws as take 25 s, so that a plan which holds on a little more than
 is asked for may pass it; of as many as it needs at least, up to 150 s; of fewer for slow models,
@@ -30,8 +32,8 @@ whose bound is then what it is."""
 
 @dataclass(frozen=True)
 class FreshTest:
-    """One test on ``draws`` fresh draws of stream ``stream``, at ``confidence``: passed if at most
-    ``misses`` of them fail.
+    """One test on ``draws`` fresh draws of stream ``stream``, of each kind that is tested, at
+    ``confidence``: passed if at most ``misses`` of a kind fail.
     """
 
     stream: int
@@ -61,8 +63,7 @@ def planned_test(case: Case, number: int, probe_seconds: float, *, last: bool) -
     """
     risk = (1.0 - CONFIDENCE) / (1.0 if last else 2.0 ** (number + 1))
     share = case.settings.robust or WANTED
-    # A draw of a set costs two emulations and a reference for each of its inputs.
-    seconds = steady(3.0 * probe_seconds * set_size(case))
+    seconds = steady(_seconds_a_draw(case, probe_seconds))
     draws, misses = draws_needed(share, 1.0 - risk), 0
     if draws * seconds > _LONGEST:
         draws = max(_FEWEST, int(_LONGEST / seconds))
@@ -72,6 +73,28 @@ def planned_test(case: Case, number: int, probe_seconds: float, *, last: bool) -
         if more > most or more * seconds > _SECONDS:
             return FreshTest(number + 1, 1.0 - risk, draws, misses)
         draws, misses = more, misses + 1
+
+
+def fitted(test: FreshTest, case: Case, probe_seconds: float, left_s: float) -> FreshTest:
+    """``test`` with as many draws as can be made in ``left_s`` seconds, at least a few; its bound
+    is then what it is.
+
+    Args:
+        test: as it was planned.
+        case: says how many inputs make a draw.
+        probe_seconds: about what one emulated inference takes.
+        left_s: seconds; infinite where there is no budget.
+    """
+    seconds = _seconds_a_draw(case, probe_seconds)
+    if test.draws * seconds <= _OF_REST * left_s:
+        return test
+    return replace(test, draws=max(_FEWEST, int(_OF_REST * left_s / seconds)))
+
+
+def _seconds_a_draw(case: Case, probe_seconds: float) -> float:
+    """Two emulations and a reference for each input of a set, of each kind."""
+    kinds = 2.0 if wants_variants(case) else 1.0
+    return max(3.0 * probe_seconds * set_size(case) * kinds, 1e-6)
 
 
 def spared(case: Case, kind: str, count: int) -> int:
@@ -86,11 +109,13 @@ def spared(case: Case, kind: str, count: int) -> int:
         count //= set_size(case)
     if case.settings.pick is not None:
         return count - at_least(case.settings.pick, count)
-    share = {
-        GIVEN: case.settings.share_of_given if set_size(case) == 1 else 1.0,
-        REDRAWN: case.settings.robust or WANTED,
-        VARIANTS: wanted_of_variants(case),
-    }[kind]
+    if kind == GIVEN:
+        share = case.settings.share_of_given if set_size(case) == 1 else 1.0
+    else:
+        wanted = wanted_of_variants(case) if kind == VARIANTS else case.settings.robust or WANTED
+        # What bounds a share lets about half as many miss: what just keeps to the share on a
+        # panel would be refused, and the panel would have learnt nothing.
+        share = (1.0 + wanted) / 2.0
     return count - at_least(share, count)
 
 
@@ -102,23 +127,11 @@ def set_size(case: Case) -> int:
 
 
 def wanted_of_variants(case: Case) -> float:
-    """The share of variants that must pass: all that is asked for, where they are tested at all.
+    """The share that must be a bound of the variants too: all that is asked for, where they are
+    tested at all.
 
-    Redrawn roundings say little of other inputs: plans for UniMatch that passed each of 173 of them
-    and 22 of 24 variants held on 88 % of unseen inputs, those that passed 24 on 99.5 %
-    (benchmarks/results/plans.md).
+    Redrawn roundings say little of other inputs, and a few variants are too few: a plan for
+    UniMatch that passed 190 of 192 copies and 24 of 24 variants held on 89.5 % of 200 variants, and
+    on 89.3 % of unseen inputs (benchmarks/results/plans.md).
     """
     return (case.settings.robust or WANTED) if wants_variants(case) else 0.0
-
-
-def variants_of(case: Case, test: FreshTest, *, emulated: bool) -> int:
-    """How many variants are tested: a few, which have to agree, or as many as bound a share where
-    nothing can be redrawn.
-
-    Args:
-        case: the given inputs.
-        test: says how many draws make a bound.
-        emulated: whether only emulators judge.
-    """
-    few = movable(case, emulated=emulated)
-    return set_size(case) * (min(test.draws, _VARIANTS) if few else test.draws)

@@ -82,13 +82,31 @@ def _cut_short(count: int, rows: int) -> Finding:
     return Finding("frontier", "", message)
 
 
+def frontier_size(layers: int, probe_seconds: float) -> tuple[int, int]:
+    """About how many rows the frontier of so many layers has, and on how many samples each is
+    judged where one input was given.
+
+    Args:
+        layers: that are searched.
+        probe_seconds: about what one emulated inference takes.
+    """
+    rows = sum(steps < layers for steps in STEPS) + 2
+    return rows, 1 + sum(_copies(rows, probe_seconds))
+
+
+def _copies(rows: int, probe_seconds: float) -> tuple[int, int]:
+    """How many redrawn copies and variants each of ``rows`` rows is judged on."""
+    wanted = (_REDRAWN + _VARIANTS) * rows * steady(probe_seconds) / TIME_BUDGET_S
+    fewer = max(1.0, wanted)
+    return max(_FEWEST, int(_REDRAWN / fewer)), max(_FEWEST, int(_VARIANTS / fewer))
+
+
 def _samples(known: Known, bench: Bench, rows: int) -> dict[str, Sequence[Sample]]:
     """What each of ``rows`` rows is judged on."""
     case, size = known.case, set_size(known.case)
     seconds = known.baselines.probe_seconds(len(case.samples)) if known.baselines else 0.0
-    count = (_REDRAWN + _VARIANTS) * rows * steady(seconds) / TIME_BUDGET_S
-    copies = [max(_FEWEST, int(n / max(1.0, count))) for n in (_REDRAWN, _VARIANTS)]
-    sets = max(1, copies[0] // size), max(1, copies[1] // size)
+    redrawn, varied = _copies(rows, seconds)
+    sets = max(1, redrawn // size), max(1, varied // size)
     return {
         GIVEN: case.samples if size > 1 else evenly(case.samples, _GIVEN),
         HOLDOUT: evenly(case.holdout, _GIVEN),

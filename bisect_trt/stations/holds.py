@@ -6,25 +6,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 
 from bisect_trt.core.holds import Holding, Holds
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
+from bisect_trt.core.stop import BudgetSpentError
 from bisect_trt.numerics.confidence import lower_bound
 from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.result import GIVEN, PanelResult, SampleResult, meets
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
-from bisect_trt.stations.drawn import REDRAWN, VARIANTS, movable, redraws, variants
+from bisect_trt.stations.drawn import REDRAWN, VARIANTS, redraws, variants
 from bisect_trt.stations.fresh_test import (
     CONFIDENCE,
     WANTED,
     FreshTest,
     set_size,
     spared,
-    variants_of,
     wanted_of_variants,
 )
 
@@ -95,12 +96,8 @@ def first_refusal(
     if against is not None:
         return against
     size = set_size(case)
-    redrawn, varied = _draws(case, bench, judges, test)
-    # The bound is made of redrawn copies, or of variants in their stead.
-    few, emulated = test.misses, _emulated(bench, judges)
-    if movable(case, emulated=emulated):
-        few = spared(case, VARIANTS, variants_of(case, test, emulated=emulated))
-    for kind, samples, may in ((REDRAWN, redrawn, test.misses), (VARIANTS, varied, few)):
+    may = test.misses
+    for kind, samples in zip((REDRAWN, VARIANTS), _draws(case, bench, judges, test), strict=True):
         found, missed = judge_all(bench, judges, plan, samples, limit=limit, misses=may, size=size)
         if found.missed(limit) > may:
             return Refusal(kind, missed, len(found.results))
@@ -132,19 +129,14 @@ def refused_by(
     return Refusal(GIVEN, missed, len(found.results)) if found.missed(limit) > may else None
 
 
-def _emulated(bench: Bench, judges: Sequence[Prober]) -> bool:
-    """Whether ``judges`` are emulators only."""
-    return bench.engine not in judges
-
-
 def _draws(
     case: Case, bench: Bench, judges: Sequence[Prober], test: FreshTest
 ) -> tuple[Iterator[Sample], Iterator[Sample]]:
     """The test's redrawn copies, and variants."""
-    size, emulated = set_size(case), _emulated(bench, judges)
+    count = test.draws * set_size(case)
     return (
-        redraws(case, bench, test.stream, test.draws * size, emulated=emulated),
-        variants(case, bench, test.stream, variants_of(case, test, emulated=emulated)),
+        redraws(case, bench, test.stream, count, emulated=bench.engine not in judges),
+        variants(case, bench, test.stream, count),
     )
 
 
@@ -181,10 +173,14 @@ def judge_all(
     at_once = -(-(_ENGINE_CHUNK if bench.engine in judges else _CHUNK) // size) * size
     while panel := list(islice(stream, at_once)):
         left = misses - len(missed) // size
-        found = [
-            j.judge(bench.plan_for(j, plan), panel, limit=limit, misses=left, size=size)
-            for j in judges
-        ]
+        found: list[PanelResult] = []
+        with _in_time(limit):
+            found = [
+                j.judge(bench.plan_for(j, plan), panel, limit=limit, misses=left, size=size)
+                for j in judges
+            ]
+        if not found:
+            break
         shortest = min(len(f.results) for f in found)
         names += found[0].names[:shortest]
         together = zip(*(f.results[:shortest] for f in found), strict=True)
@@ -193,10 +189,23 @@ def judge_all(
             if not meets(results[-1], limit):
                 missed += panel[place * size : (place + 1) * size]
         done, failed = len(results), len(missed) // size
-        bench.observer.progress(done, 0, f"{done} inputs or draws, {failed} violate")
+        with _in_time(limit):
+            bench.observer.progress(done, 0, f"{done} inputs or draws, {failed} violate")
         if math.isfinite(limit) and len(missed) > misses * size:
             break
     return PanelResult(plan, tuple(names), tuple(results)), tuple(missed)
+
+
+@contextmanager
+def _in_time(limit: float) -> Iterator[None]:
+    """Where the time ends a measurement, what it has tested counts: the clock knows no outcome.
+    Half a test, which ``limit`` makes it, is none.
+    """
+    try:
+        yield
+    except BudgetSpentError:
+        if math.isfinite(limit):
+            raise
 
 
 def _holding(panel: PanelResult, confidence: float | None) -> Holding:

@@ -26,7 +26,8 @@ class Known:
 
     ``inputs`` has a row an input, ``frontier`` a row a number of pins. ``settled`` is the diagnosis
     that ended the run early, if one did. ``steadiness`` is that of the engine that the answer
-    stands on, ``unsteady`` the diagnosis where it takes the answer back.
+    stands on, ``unsteady`` the diagnosis where it takes the answer back. ``out_of_time`` is true if
+    the budget ended the search.
     """
 
     case: Case
@@ -42,6 +43,7 @@ class Known:
     frontier: pd.DataFrame | None = None
     steadiness: Steadiness | None = None
     unsteady: Diagnosis | None = None
+    out_of_time: bool = False
 
     def with_(self, **found: Any) -> Known:
         """The same with one more record."""

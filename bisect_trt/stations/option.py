@@ -1,10 +1,15 @@
-"""An option: how a field of the settings is asked for on the command line and in a notebook."""
+"""An option: how a field of the settings is asked for on the command line and in a notebook, and
+what is made of the answer.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from bisect_trt.core.errors import BadInputError
 
 PLANNING = frozenset({"run", "compare", "verify"})
 """The commands about plans."""
@@ -42,3 +47,38 @@ def option(default: Any, flag: str, help: str, **more: Any) -> Any:
         more: further fields of :class:`Option`.
     """
     return field(default=default, metadata={"option": Option(flag, help, **more)})
+
+
+def checked(its: Option, value: Any) -> Any:
+    """``value`` in the option's own type.
+
+    Args:
+        its: the option.
+        value: as a notebook or the command line gave it.
+
+    Raises:
+        BadInputError: it is none of the option's.
+    """
+    if its.repeatable:
+        return (value,) if isinstance(value, (str, Path)) or callable(value) else tuple(value)
+    if value is None or isinstance(value, Mapping):
+        return value
+    if value == "" and its.kind is Path:
+        raise BadInputError(f"{its.flag} '': an empty path")
+    if its.choices and str(value) not in its.choices:
+        hint = ": that is the reference" if str(value) == "fp32" else ": unknown"
+        raise BadInputError(f"{its.flag} {value}{hint}; choose one of {', '.join(its.choices)}")
+    try:
+        converted = its.kind(value)
+    except (TypeError, ValueError) as error:
+        raise BadInputError(f"{its.flag} {value}: not a {its.kind.__name__}") from error
+    if its.most is not None and not converted <= its.most:
+        raise BadInputError(f"{its.flag} {value}: must be at most {its.most:g}")
+    low = its.least is not None and (
+        converted <= its.least if its.above else not converted >= its.least
+    )
+    if low:
+        raise BadInputError(
+            f"{its.flag} {value}: must be {'more than' if its.above else 'at least'} {its.least:g}"
+        )
+    return converted

@@ -19,12 +19,11 @@ from bisect_trt.stations.drawn import (
     VARIANTS,
     redraws,
     variants,
-    weight_of_variants,
 )
 from bisect_trt.stations.fresh_test import set_size, spared, steady
 from bisect_trt.stations.holds import Refusal
 
-PANEL_REDRAWS, PANEL_VARIANTS = 20, 12
+PANEL_DRAWS = 20
 _PANEL_SETS = 3
 
 PANEL_S, _FEWEST = 32.0, 4
@@ -45,6 +44,20 @@ class PanelSamples:
         return {GIVEN: self.given, REDRAWN: self.redrawn, VARIANTS: self.variants}
 
 
+def panel_draws(case: Case, probe_seconds: float) -> int:
+    """How many copies of a kind the panel begins with.
+
+    Args:
+        case: says how many make a set.
+        probe_seconds: about what one emulated inference takes.
+    """
+    size = set_size(case)
+    sets = PANEL_DRAWS if size == 1 else _PANEL_SETS
+    # There are two kinds, each run by the reference and by the emulator.
+    fitting = int(PANEL_S / (4.0 * steady(probe_seconds) * size))
+    return size * min(sets, max(_FEWEST if size == 1 else 1, fitting))
+
+
 def panel_samples(case: Case, bench: Bench, probe_seconds: float) -> PanelSamples:
     """The given inputs, redrawn copies, and variants where inputs are few.
 
@@ -53,25 +66,18 @@ def panel_samples(case: Case, bench: Bench, probe_seconds: float) -> PanelSample
         bench: where the copies' references are.
         probe_seconds: about what one emulated inference takes.
     """
-    size = set_size(case)
-    wanted = round(PANEL_VARIANTS * weight_of_variants(case) ** 2)
-    if size > 1:
-        wanted = min(wanted, _PANEL_SETS)
-    copies = PANEL_REDRAWS if size == 1 else _PANEL_SETS
-    # Each is run by the reference and by the emulator.
-    share = PANEL_S / (2.0 * steady(probe_seconds) * max(1, (copies + wanted) * size))
-    if share < 1.0:
-        copies, wanted = (min(n, max(_FEWEST, round(share * n))) for n in (copies, wanted))
+    count = panel_draws(case, probe_seconds)
     return PanelSamples(
         case.samples,
-        tuple(redraws(case, bench, SEARCH_STREAM, copies * size, emulated=True)),
-        tuple(variants(case, bench, SEARCH_STREAM, wanted * size)),
+        tuple(redraws(case, bench, SEARCH_STREAM, count, emulated=True)),
+        tuple(variants(case, bench, SEARCH_STREAM, count)),
     )
 
 
 class Panel:
     """Judges plans on all samples, those first that did worst before: a failing plan is mostly
-    told by a few runs. Of each kind so many may miss as :func:`spared` says.
+    told by a few runs. Of each kind so many may miss as :func:`spared` says. ``smallest`` is the
+    smallest set that passed since something was added.
 
     Args:
         case: says how many may miss.
@@ -85,9 +91,11 @@ class Panel:
     ) -> None:
         self._case = case
         self._prober = bench.prober
-        self._base = base
+        self.base = base
         self._samples = {kind: list(those) for kind, those in samples.by_kind().items() if those}
         self._elsewhere = dict.fromkeys(self._samples, 0)
+        self._observer = bench.observer
+        self.smallest: frozenset[str] | None = None
         self._lock = Lock()
 
     def ask(self, pins: frozenset[str], limit: float) -> ProbeResult:
@@ -95,7 +103,7 @@ class Panel:
 
         Its score is the worst one that is not spared, in units of ``limit``.
         """
-        plan = self._base.with_pins(pins)
+        plan = self.base.with_pins(pins)
         size = set_size(self._case)
         with self._lock:
             kinds = {kind: list(those) for kind, those in self._samples.items()}
@@ -109,13 +117,22 @@ class Panel:
             if found.missed(limit) > may:
                 self._learn(kind, samples, found, size)
                 break
+        else:
+            self._passed(pins)
         runner = self._prober.runner.name
         return ProbeResult.over(plan, runner, results, {}, score=score).under(limit)
+
+    def _passed(self, pins: frozenset[str]) -> None:
+        with self._lock:
+            if self.smallest is None or len(pins) < len(self.smallest):
+                self.smallest = pins
+        self._observer.best(len(self.smallest))
 
     def add(self, refusal: Refusal) -> None:
         """Let the samples that refused a plan join; the others of that test count as passed, as
         they do with more pins.
         """
+        self.smallest = None
         known = {s.digest for s in self._samples.get(refusal.kind, ())}
         size = set_size(self._case)
         sets = [refusal.samples[i : i + size] for i in range(0, len(refusal.samples), size)]

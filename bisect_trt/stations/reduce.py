@@ -19,11 +19,11 @@ from bisect_trt.core.piece import Piece
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.core.scratch import scratch
+from bisect_trt.core.stop import BudgetSpentError
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.load import weights_size
 from bisect_trt.graph.passes.typed import to_typed
-from bisect_trt.search.oracle import BudgetSpentError
 from bisect_trt.search.reduce import Reduction, reduce
 from bisect_trt.stations.seeded_weights import Seeded, with_seeded_weights
 from bisect_trt.stations.seen import Budget, Seen, Suspect
@@ -174,7 +174,9 @@ class _Search:
         except RunnerFailedError as error:
             raise BadInputError(f"the model cannot be run on the reference: {error}") from error
         except BudgetSpentError:
-            raise BadInputError("--max-builds 0: not even the whole model can be tried") from None
+            raise BadInputError(
+                "--max-builds 0, or a --budget too short: not even the whole model can be tried"
+            ) from None
 
     def ask(self, piece: Piece) -> Verdict:
         """The whole was seen to be bad already; a piece that cannot be made is unclear."""

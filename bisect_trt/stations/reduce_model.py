@@ -15,6 +15,7 @@ from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision
 from bisect_trt.core.sample import Sample
 from bisect_trt.core.scratch import sweep
+from bisect_trt.core.time_budget import TimeBudget
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.inputs import input_specs
@@ -135,7 +136,7 @@ def _trials(
     graph: Graph,
     samples: Sequence[Sample],
 ) -> Trials:
-    budget = Budget(settings.max_builds)
+    budget = Budget(settings.max_builds, TimeBudget(settings.budget))
     if check is not None:
         if precision is not Precision.FP32:
             raise BadInputError(

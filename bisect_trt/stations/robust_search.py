@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from bisect_trt.core.holds import Holds
 from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.stop import BudgetSpentError
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.search import find_pins
 from bisect_trt.search.one_minimal import one_minimal
@@ -31,7 +32,7 @@ MARGIN, SHRINK_MARGIN = 0.95, 0.8
 """Shares of the tolerance that a prefix, and a set that was chosen freely, must keep to on the
 panel, by trial on two text models: the freer the choice, the more of it is luck."""
 
-_SHRINK_PROBES = 32
+SHRINK_PROBES = 32
 """Shrinking ends after so many probes: by count and not by the clock, so that the same command
 gives the same answer."""
 
@@ -39,7 +40,8 @@ _WORTHWHILE = 0.9
 """How much smaller an unproved set must be to be worth a test of its own."""
 
 MAX_ROUNDS = 6
-"""Each ends with a test, or two; a round that was refused makes the next set larger by a tenth."""
+"""Each ends with a test, or two; a round that was refused makes the next set larger by a tenth, and
+by at least 1, 2, 4 ... layers: by one layer a round a small set would not get anywhere."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,29 @@ def search_robustly(
     panel = Panel(case, bench, base, unseen.samples)
     if unseen.refused is not None:
         panel.add(unseen.refused)
-    shortest, number = 0, unseen.tests
+    try:
+        return _in_rounds(case, bench, panel, ranking, limit, unseen.tests, probe_seconds)
+    except BudgetSpentError:
+        # Of nested sets the smallest that passed is an answer at any time; its test comes at the
+        # end of the run, as all pins' does where none has passed yet.
+        bench.time.search_ended()
+        found = frozenset(ranking) if panel.smallest is None else panel.smallest
+        return RobustSet(found, {}, limit * MARGIN, None, len(found), True)
+
+
+def _in_rounds(
+    case: Case,
+    bench: Bench,
+    panel: Panel,
+    ranking: Sequence[str],
+    limit: float,
+    number: int,
+    probe_seconds: float,
+) -> RobustSet | None:
+    """The set after rounds of search and test, of which the first is test ``number``."""
+    base, shortest = panel.base, 0
     best: RobustSet | None = None
-    for _ in range(MAX_ROUNDS):
+    for tried in range(MAX_ROUNDS):
         length = _prefix(panel, ranking, limit, shortest)
         if length is None:
             break
@@ -104,8 +126,8 @@ def search_robustly(
         best = RobustSet(frozenset(ranking[:length]), {}, limit * MARGIN, None, length, True)
         if length == len(ranking):
             break
-        # A step of a tenth at least: a panel that has learnt may still know too little.
-        shortest = min(len(ranking), math.ceil(1.1 * length))
+        # A panel that has learnt may still know too little.
+        shortest = min(len(ranking), max(math.ceil(1.1 * length), length + 2**tried))
     return best
 
 
@@ -117,7 +139,7 @@ def _candidates(
     """
     prefix = RobustSet(frozenset(ranked), {}, limit * MARGIN, None, len(ranked), True)
     if case.settings.pick is None:
-        smaller, proof = _shrunk(panel, ranked, limit, bench.prober.workers, _SHRINK_PROBES)
+        smaller, proof = _shrunk(panel, ranked, limit, bench.prober.workers, SHRINK_PROBES)
         proved = set(proof) == set(smaller)
         if proved or len(smaller) <= _WORTHWHILE * len(ranked):
             share = limit * (SHRINK_MARGIN if proved else MARGIN)

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from bisect_trt.core.stop import BudgetSpentError
+from bisect_trt.core.time_budget import TimeBudget
 from bisect_trt.core.verdict import Verdict
-from bisect_trt.search.oracle import BudgetSpentError
 
 
 class Suspect(str, Enum):
@@ -54,15 +55,23 @@ class Seen:
 
 
 class Budget:
-    """The engine builds, or calls of a command, that are left; None for as many as it takes."""
+    """What is left of the engine builds, or calls of a command, and of the time.
 
-    def __init__(self, most: int | None) -> None:
+    Args:
+        most: builds or calls; None for as many as it takes.
+        time_budget: of the whole command.
+    """
+
+    def __init__(self, most: int | None, time_budget: TimeBudget | None = None) -> None:
         self._most = most
+        self._time = time_budget
         self.spent = 0
 
     @property
     def is_spent(self) -> bool:
         """Whether none is left."""
+        if self._time is not None and self._time.left_s <= 0.0:
+            return True
         return self._most is not None and self.spent >= self._most
 
     def spend(self) -> None:

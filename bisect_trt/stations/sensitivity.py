@@ -68,6 +68,7 @@ def measure_sensitivity(
     suspicion: Mapping[str, float],
     samples: Sequence[Sample],
     lowered: PrecisionPlan,
+    budget_s: float,
     probe_seconds: float,
 ) -> Sensitivity:
     """One row for each layer over ``samples``, or where that takes too long for the most suspicious
@@ -80,6 +81,7 @@ def measure_sensitivity(
         samples: those to measure on.
         lowered: the plan whose errors say which elements are looked at: everything lowered, or all
             but the layers that overflow, whose errors would hide where the others' are.
+        budget_s: the most seconds for all of them.
         probe_seconds: about what one inference takes.
     """
     base = [_base(bench, sample, lowered) for sample in samples]
@@ -87,12 +89,12 @@ def measure_sensitivity(
     measured = EffectRows(case, bench, samples, lowered)
     # What a slower or busier run was content with: a repeated command measures no further.
     digests = [sample.digest for sample in samples]
-    key = bench.prober.key("measured", lowered.digest, *digests)
+    key = bench.prober.key("measured", str(case.settings.budget), lowered.digest, *digests)
     before = bench.journal.recall(key)
     if before is not None:
         measured.take(before[0], math.inf)
     else:
-        measured.take_while(order, TIME_BUDGET_S, probe_seconds)
+        measured.take_while(order, budget_s, probe_seconds)
         if len(measured.rows) < len(order):
             bench.journal.record([Row(key, "measured", list(measured.rows))])
     if len(measured.rows) < len(order):
@@ -115,9 +117,9 @@ def measure_sensitivity(
 
 def _cut_short(count: int, layers: int) -> Finding:
     message = (
-        f"{count:,} of {layers:,} layers were measured alone, the most suspicious first, within "
-        f"the {TIME_BUDGET_S:.0f} s that this may take; the others are ranked behind them by the "
-        "error that they introduce"
+        f"{count:,} of {layers:,} layers were measured alone, the most suspicious first, in the "
+        "time that this may take; the others are ranked behind them by the error that they "
+        "introduce"
     )
     return Finding("measured", "", message)
 

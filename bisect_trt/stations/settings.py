@@ -13,9 +13,8 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
-from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.precision import Precision
-from bisect_trt.stations.option import PLANNING, Option, option
+from bisect_trt.stations.option import PLANNING, Option, checked, option
 
 PROBE_TIMEOUT_S = 900.0
 Source = str | Path | Mapping[str, NDArray[Any]]
@@ -56,6 +55,12 @@ class Settings:
             "cure": "The engine: auto is tensorrt, the only one.",
         },
         commands=_EVERYWHERE,
+    )
+    emulate_on: str = option(
+        "cpu",  # on CUDA large models were seen to fail: benchmarks/results/emulate-on.md
+        "--emulate-on",
+        "Where the emulator computes; auto is cuda where that works and is faster, cpu with --ray.",
+        choices=("auto", "cpu", "cuda"),
     )
     require: Sequence[str] = option(
         (),
@@ -221,12 +226,33 @@ class Settings:
         commands=_RUN | _ENGINES,
         help_of=dict.fromkeys(_ENGINES, "Fresh processes at a time, on one GPU."),
     )
+    threads: int | None = option(
+        None,
+        "--threads",
+        "Threads that compute, of all workers together. Default, and at most: the cores that the "
+        "process' affinity and its container's quota leave.",
+        kind=int,
+        least=1,
+        commands=_EVERYWHERE,
+    )
     ray: str | None = option(
         None,
         "--ray",
         "Run the workers on this Ray cluster; 'local' starts one here.",
         metavar="ADDRESS",
         commands=_RUN,
+    )
+    budget: float | None = option(
+        None,
+        "--budget",
+        "Minutes for the whole run: it then ends with the best plan so far, tested, and the exit "
+        "code says whether that passes what was asked for.",
+        kind=float,
+        least=0.0,
+        above=True,
+        metavar="MINUTES",
+        commands=_RUN | _ENGINES,
+        help_of=dict.fromkeys(_ENGINES, "Minutes: it then ends with the best so far."),
     )
     max_builds: int | None = option(
         None,
@@ -255,36 +281,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, its in options().items():
-            object.__setattr__(self, name, _checked(its, getattr(self, name)))
+            object.__setattr__(self, name, checked(its, getattr(self, name)))
 
 
 def options() -> dict[str, Option]:
     """The options of :class:`Settings` by field name, in the order of its fields."""
     return {f.name: f.metadata["option"] for f in fields(Settings) if "option" in f.metadata}
-
-
-def _checked(its: Option, value: Any) -> Any:
-    """``value`` in the option's own type."""
-    if its.repeatable:
-        return (value,) if isinstance(value, (str, Path)) or callable(value) else tuple(value)
-    if value is None or isinstance(value, Mapping):
-        return value
-    if value == "" and its.kind is Path:
-        raise BadInputError(f"{its.flag} '': an empty path")
-    if its.choices and str(value) not in its.choices:
-        hint = ": that is the reference" if str(value) == "fp32" else ": unknown"
-        raise BadInputError(f"{its.flag} {value}{hint}; choose one of {', '.join(its.choices)}")
-    try:
-        converted = its.kind(value)
-    except (TypeError, ValueError) as error:
-        raise BadInputError(f"{its.flag} {value}: not a {its.kind.__name__}") from error
-    if its.most is not None and not converted <= its.most:
-        raise BadInputError(f"{its.flag} {value}: must be at most {its.most:g}")
-    low = its.least is not None and (
-        converted <= its.least if its.above else not converted >= its.least
-    )
-    if low:
-        raise BadInputError(
-            f"{its.flag} {value}: must be {'more than' if its.above else 'at least'} {its.least:g}"
-        )
-    return converted

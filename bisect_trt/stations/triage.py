@@ -20,6 +20,7 @@ from bisect_trt.stations.case import Case
 from bisect_trt.stations.engine_baselines import EngineBaselines
 from bisect_trt.stations.held import blame_lowered
 from bisect_trt.stations.sensitivity import (
+    TIME_BUDGET_S,
     Sensitivity,
     measure_sensitivity,
     suspicion_of,
@@ -30,6 +31,9 @@ _MOST_RANKED, _FEWEST_RANKED, _RANKED_ROWS = 8, 2, 800
 """Layers are ranked over as many samples as make so many rows: by count and not by the clock, so
 that the same command gives the same answer. Four or eight samples rank the text models' layers no
 better than two (benchmarks/results/holds.md)."""
+
+_SHARE_OF_TIME = 0.4
+"""Of what a run's budget leaves for the search."""
 
 
 @dataclass(frozen=True)
@@ -86,13 +90,16 @@ def find_cause(
     suspicion = suspicion_of(emulated.layers)
     ranked_on = _ranked_on(case, unseen)
     seconds = emulated.probe_seconds(len(case.samples))
+    budget_s = min(TIME_BUDGET_S, max(0.0, _SHARE_OF_TIME * bench.time.left_s))
     heavy = frozenset(f.where for f in case.findings if f.kind == "weight-overflow")
     lowered_plan = case.base
     if unseen is not None:
         finite = emulated.layers["introduced_finite"].astype(bool)
         overflowing = heavy.union(str(n) for n in emulated.layers.loc[~finite, "layer"])
         lowered_plan = lowered_plan.with_pins(overflowing.intersection(case.names))
-    sensitivity = measure_sensitivity(case, bench, suspicion, ranked_on, lowered_plan, seconds)
+    sensitivity = measure_sensitivity(
+        case, bench, suspicion, ranked_on, lowered_plan, budget_s, seconds
+    )
     limit = _first_limit(emulated.lowered, pinned, engine)
     lowered = emulated.lowered
     if unseen is not None and unseen.lowered.score > lowered.score:
@@ -122,11 +129,16 @@ def _ranked_on(case: Case, unseen: Unseen | None) -> tuple[Sample, ...]:
     """
     if unseen is None:
         return case.samples
-    count = max(_FEWEST_RANKED, min(_MOST_RANKED, _RANKED_ROWS // len(case.layers)))
+    count = ranked_count(len(case.layers))
     # From the end: variants disturb more than redrawn copies do.
     others = [*reversed(unseen.samples.variants), *reversed(unseen.samples.redrawn)]
     first = evenly(case.samples, max(1, count // 2) if others else count)
     return (*first, *evenly(others, count - len(first)))
+
+
+def ranked_count(layers: int) -> int:
+    """On how many samples of a panel so many layers are measured, each alone."""
+    return max(_FEWEST_RANKED, min(_MOST_RANKED, _RANKED_ROWS // max(1, layers)))
 
 
 def _first_limit(

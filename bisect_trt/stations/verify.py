@@ -48,6 +48,7 @@ from bisect_trt.stations.fresh_test import VERIFYING, planned_test
 from bisect_trt.stations.holds import measure_holds
 from bisect_trt.stations.saved_plan import SavedPlan
 from bisect_trt.stations.settings import Settings
+from bisect_trt.stations.thread_limit import within_threads
 
 _NO_SHAPE = "Field 'shape' of 'type' is required"
 PARSER = "bisect_trt.runners.tensorrt.parser_worker:ParsingWorker"
@@ -92,6 +93,7 @@ class Verification:
         }
 
 
+@within_threads
 def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verification:
     """Check a plan on the settings' model and inputs, by its own requirements where the settings
     name none.

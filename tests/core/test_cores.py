@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bisect_trt.core.cores import _own_cgroups, quota_of, usable_cores
+from bisect_trt.core.cores import _own_cgroups, at_most, quota_of, thread_count, usable_cores
 
 
 @pytest.mark.parametrize(
@@ -57,3 +57,14 @@ def test_affinity_is_followed() -> None:
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "1"
     assert 1 <= usable_cores() <= (os.cpu_count() or 1)
+
+
+def test_fewer_threads_can_be_asked_for_and_never_more() -> None:
+    assert thread_count() == usable_cores()
+    with at_most(None), at_most(10**6):
+        assert thread_count() == usable_cores()
+        with at_most(1):
+            assert thread_count() == 1
+            with at_most(2):
+                assert thread_count() == 1, "an inner job takes no more than the outer one may"
+    assert thread_count() == usable_cores()

@@ -12,13 +12,14 @@ from bisect_trt.core.errors import RunnerUnavailableError
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.runners.onnxruntime_cuda import OrtCudaRunner, why_unavailable
+from bisect_trt.runners.onnxruntime_cuda import OrtCudaRunner
+from bisect_trt.runners.ort_devices import why_no_provider
 from fixtures.models import encoder_decomposed, residual, tf32_victim
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable())),
+    pytest.mark.skipif(why_no_provider() is not None, reason=str(why_no_provider())),
 ]
 
 

@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
-from onnx.backend.test.loader import load_model_tests
 
 from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.piece import Bypass, Piece
@@ -24,6 +23,7 @@ from bisect_trt.graph.passes.extracted import Extractor, declare_shapes
 from bisect_trt.runners.recorded import Recorded, outputs_of
 from fixtures.models import ALL
 from tests.conftest import same
+from tests.graph.node_models import cases, feed_of
 
 FLOAT = TensorProto.FLOAT
 _REDUCED = {TensorProto.FLOAT16, TensorProto.BFLOAT16}
@@ -122,7 +122,6 @@ def test_pieces_of_random_graphs(
     check(extractor, recorded, frozenset(extractor.nodes))
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("make", ALL, ids=lambda f: f.__name__)
 def test_pieces_of_the_fixtures(make: Any, tmp_path: Path) -> None:
     fixture = make()
@@ -135,18 +134,15 @@ def test_pieces_of_the_fixtures(make: Any, tmp_path: Path) -> None:
             check(extractor, recorded, frozenset(kept))
 
 
-@pytest.mark.timeout(300)
 def test_single_nodes_of_onnx_s_backend_models(tmp_path: Path) -> None:
     """Models of several nodes, some of which are cut out alone; a node whose border is no tensor
     (sequences, optionals) cannot be.
     """
     pieces = refused = 0
-    for case in load_model_tests(kind="node"):
-        arrays = {}
-        for value, data in zip(case.model.graph.input, case.data_sets[0][0], strict=False):
-            array = numpy_helper.to_array(data) if isinstance(data, TensorProto) else data
-            if isinstance(array, np.ndarray):
-                arrays[value.name] = array
+    for case in cases().values():
+        if len(case.model.graph.node) < 2:
+            continue
+        arrays = {n: a for n, a in feed_of(case).items() if isinstance(a, np.ndarray)}
         extractor = Extractor(Graph(case.model))
         if len(extractor.nodes) < 2 or len(arrays) < len(case.model.graph.input):
             continue

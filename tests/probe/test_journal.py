@@ -197,3 +197,18 @@ def test_several_threads_share_it(tmp_path: Path) -> None:
         list(pool.map(write, range(8)))
     assert all(journal.recall(f"{n}.{p}") for n in range(8) for p in range(20))
     journal.close()
+
+
+def test_what_waits_is_known_at_once_and_written_with_the_next_answers(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.record_later(Row("a", "usable", True))
+    assert journal.recall("a") == (True, b"")
+    with closing(sqlite3.connect(tmp_path / JOURNAL)) as other:
+        assert not other.execute("SELECT * FROM answers").fetchall()
+        journal.record([Row("b", "probe", 1)])
+        assert {key for (key,) in other.execute("SELECT key FROM answers")} == {"a", "b"}
+    journal.record_later(Row("c", "usable", False))
+    journal.close()
+    journal = Journal(tmp_path)
+    assert journal.recall("c") == (False, b"") and journal.recall("a") == (True, b"")
+    journal.close()

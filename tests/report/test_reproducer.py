@@ -24,6 +24,7 @@ from bisect_trt.runners.tensorrt.build_only import BuildOnlyRunner
 from bisect_trt.stations.engine_trials import EngineTrials
 from bisect_trt.stations.reduce import SMALL, Reduced, reduce_piece
 from bisect_trt.stations.seen import Budget
+from tests.conftest import HANG_S
 from tests.networks import branching
 from tests.planted import PlantedRunner, residual
 
@@ -49,7 +50,7 @@ def reduced(
 
 def run(folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(folder / "run.py")]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
 
 
 def has_gpu() -> bool:

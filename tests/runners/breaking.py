@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from typing import Any
 
 from bisect_trt.core.errors import RunnerFailedError, RunnerUnavailableError
 from bisect_trt.core.verdict import Verdict
@@ -27,7 +28,7 @@ class Breaking:
 
     def noisy(self) -> str:
         os.write(1, b"a native library prints to standard output\n")
-        print("and Python too")
+        print("and Python too", flush=True)
         return "fine"
 
     def segfault(self) -> None:
@@ -38,8 +39,7 @@ class Breaking:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def hang(self) -> None:
-        print("going to sleep", file=sys.stderr, flush=True)
-        time.sleep(60)
+        time.sleep(3600)
 
     def refuse(self) -> None:
         raise RunnerFailedError(
@@ -68,3 +68,13 @@ class GreedyServer(KilledServer):
         raise MemoryError("Failed to allocate memory for requested buffer of size 1")
 
     effects = outputs
+
+
+class Seer:
+    """A worker that says which GPU it sees, and what it was told to compute on."""
+
+    def __init__(self, device: Any, **_: object) -> None:
+        self._device = device
+
+    def outputs(self) -> tuple[str | None, str]:
+        return os.environ.get("CUDA_VISIBLE_DEVICES"), self._device.name

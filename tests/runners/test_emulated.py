@@ -13,6 +13,8 @@ import pytest
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph import list_layers, to_emulated
+from bisect_trt.graph.graph import Graph
+from bisect_trt.graph.passes.switched import to_switched
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from fixtures.models import ALL, Fixture, encoder_decomposed, residual
 from tests.conftest import run_model
@@ -128,3 +130,62 @@ def test_inputs_in_another_memory_order_are_read_right() -> None:
     assert all(np.array_equal(one, other) for one, other in zip(*walks, strict=True))
     layer = runner.effects(turned, Precision.FP16, ["/head/MatMul"])
     assert np.isfinite(dict(next(layer)[1] or {})["logits"]).all()
+
+
+def moving_model() -> onnx.ModelProto:
+    """Products with values moved between them: in one line, for two readers, in two parts, to an
+    output, and joined.
+    """
+    f, node = onnx.TensorProto.FLOAT, onnx.helper.make_node
+    random = np.random.default_rng(3)
+    weights = {
+        name: (random.standard_normal(shape) * 300).astype(np.float32)
+        for name, shape in (("w", (6, 8)), ("v", (2, 6)), ("u", (2, 5)))
+    }
+    shapes = {"four": [4, 2, 2], "pick": [0, 0, 2, 3, 1]}
+    nodes = [
+        node("MatMul", ["x", "w"], ["a"], "first"),
+        node("Reshape", ["a", "four"], ["b"], "reshape"),
+        node("Transpose", ["b"], ["c"], "transpose", perm=[1, 0, 2]),
+        node("MatMul", ["c", "v"], ["d"], "second"),
+        node("Transpose", ["d"], ["e"], "turn", perm=[1, 0, 2]),
+        node("Relu", ["e"], ["f"], "relu"),
+        node("Gather", ["e", "pick"], ["g"], "gather"),
+        node("Split", ["g"], ["h", "i"], "split", axis=2, num_outputs=2),
+        node("Exp", ["h"], ["j"], "exp"),
+        node("Concat", ["i", "j"], ["k"], "concat", axis=2),
+        node("Squeeze", ["i"], ["l"], "squeeze"),
+        node("Sin", ["k"], ["m"], "sin"),
+    ]
+    info = onnx.helper.make_tensor_value_info
+    initial = [onnx.numpy_helper.from_array(a, n) for n, a in weights.items() if n != "u"]
+    initial += [onnx.numpy_helper.from_array(np.int64(a), n) for n, a in shapes.items()]
+    graph = onnx.helper.make_graph(
+        nodes, "g", [info("x", f, [2, 6])], [info(o, f, None) for o in "flm"], initial
+    )
+    return onnx.helper.make_model(
+        graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=8
+    )
+
+
+def test_moved_values_are_rounded_once_and_as_in_the_emulated_model() -> None:
+    """Under any set of pins, bit for bit."""
+    model = moving_model()
+    x = np.random.default_rng(4).standard_normal((2, 6)).astype(np.float32) / 1e4
+    sample, names = Sample("s", {"x": x}), [layer.name for layer in list_layers(model)]
+    assert len(names) == 12
+    runner, graph = EmulatedRunner(model), Graph(model)
+    seen = set()
+    random = np.random.default_rng(5)
+    for _ in range(100):
+        plan = PrecisionPlan("fp16", [name for name in names if random.random() < 0.6])
+        expected = run_model(to_emulated(graph, plan), {"x": x}, UNOPTIMISED)
+        got = next(runner.outputs(plan, [sample]))
+        for output, value in zip("flm", expected, strict=True):
+            np.testing.assert_array_equal(got[output], value, err_msg=str(plan.pinned))
+        seen.add(b"".join(value.tobytes() for value in expected))
+    assert len(seen) > 20
+    switched = to_switched(graph, Precision.FP16, Precision.FP32)
+    results = {n.output[0] for n in switched.model.graph.node if n.op_type == "If"}
+    # A line of moves has one, at its source; of a result with several readers none.
+    assert results.isdisjoint("bceil") and results.issuperset("adfgjm")

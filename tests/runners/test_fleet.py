@@ -35,8 +35,9 @@ from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.runners.emulator.server import SERVER, server_arguments
 from bisect_trt.runners.workers.crew import Crew
 from bisect_trt.runners.workers.process import IsolatedWorker
-from bisect_trt.stations import bench
+from bisect_trt.stations import emulator_workers
 from fixtures.models import encoder_decomposed, residual
+from tests.conftest import HANG_S
 
 
 def fleet_of(workers: list[IsolatedWorker]) -> tuple[EmulatedRunner, EmulatedFleet, Sample]:
@@ -132,7 +133,7 @@ def test_lost_workers_say_nothing_of_any_plan(
 ) -> None:
     target = {"killed": "KilledServer", "out of memory": "GreedyServer"}[death]
     with monkeypatch.context() as spoilt:
-        spoilt.setattr(bench, "SERVER", f"tests.runners.breaking:{target}")
+        spoilt.setattr(emulator_workers, "SERVER", f"tests.runners.breaking:{target}")
         with pytest.raises(MachineError, match="nothing is concluded") as caught:
             run(tmp_path / "lost", workers=2)
     assert caught.value.exit_code == 4 and "\n" not in str(caught.value)
@@ -143,7 +144,11 @@ def test_lost_workers_say_nothing_of_any_plan(
     assert not (set(again.search["verdict"]) & {"crashed", "timed-out"})
 
 
-def test_a_stopped_worker_is_replaced(whole: Result, tmp_path: Path) -> None:
+def test_a_stopped_worker_is_replaced(
+    whole: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A stopped process uses nothing, on the busiest machine; one that is starved a little.
+    monkeypatch.setattr(emulator_workers, "_STALL_S", 3.0)
     stopped = list[int]()
     done = threading.Event()
 
@@ -159,7 +164,7 @@ def test_a_stopped_worker_is_replaced(whole: Result, tmp_path: Path) -> None:
     thread = threading.Thread(target=stopper)
     thread.start()
     try:
-        ended = run(tmp_path / "stopped", workers=2, probe_timeout_s=2.0)
+        ended = run(tmp_path / "stopped", workers=2)
     finally:
         done.set()
         thread.join()
@@ -167,9 +172,9 @@ def test_a_stopped_worker_is_replaced(whole: Result, tmp_path: Path) -> None:
 
 
 def test_a_silent_process_without_a_pulse_is_told() -> None:
-    with IsolatedWorker("tests.runners.breaking:Breaking", {}, stall_s=0.5) as worker:
+    with IsolatedWorker("tests.runners.breaking:Breaking", {}, stall_s=2.0) as worker:
         worker.call("count", 1)
-        with pytest.raises(RunnerFailedError, match=r"used no processor for 0\.5 s") as caught:
+        with pytest.raises(RunnerFailedError, match="used no processor for 2 s") as caught:
             worker.call("hang")
         assert caught.value.lost and caught.value.verdict is Verdict.TIMED_OUT
         assert worker.call("count", 1) == 1
@@ -245,8 +250,8 @@ def test_a_run_with_killed_workers_ends_with_the_same_set(whole: Result, tmp_pat
     assert again.passed
 
 
-def test_ray_gives_the_same_set_also_when_an_actor_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_ray_gives_the_same_set_when_an_actor_is_killed(
+    whole: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ray = pytest.importorskip("ray", reason="the extra [ray] is not installed")
     monkeypatch.setenv(
@@ -256,15 +261,12 @@ def test_ray_gives_the_same_set_also_when_an_actor_is_killed(
         ),
     )
     monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    here = run(tmp_path / "here", workers=2)
     try:
-        there = run(tmp_path / "there", workers=2, ray="local")
-        assert there.pinned == here.pinned
         done, killed = threading.Event(), list[int]()
 
         def killer() -> None:
             """Kill one of the two actors as soon as both serve."""
-            while not done.wait(0.5):
+            while not done.wait(0.1):
                 actors = processes("ray::_Served")
                 if len(actors) >= 2:
                     killed.append(actors[0])
@@ -278,7 +280,7 @@ def test_ray_gives_the_same_set_also_when_an_actor_is_killed(
         finally:
             done.set()
             thread.join()
-        assert killed and wounded.pinned == here.pinned
+        assert killed and wounded.pinned == whole.pinned
     finally:
         ray.shutdown()
 
@@ -323,11 +325,10 @@ def test_a_run_whose_workers_are_stopped_can_be_interrupted(
     for child in children:
         os.kill(child, signal.SIGSTOP)
     time.sleep(1.0)
-    began = time.monotonic()
     process.send_signal(number)
-    _, words = process.communicate(timeout=60)
+    # It does not wait until the workers count as hung: that would be a minute.
+    _, words = process.communicate(timeout=emulator_workers._STALL_S)
     assert process.returncode == 130 and "run the same command again" in words
-    assert time.monotonic() - began < 10.0
     assert not [pid for pid in children if Path(f"/proc/{pid}").exists()], "nobody is left behind"
 
 
@@ -337,5 +338,5 @@ def test_sigterm_ends_a_run_as_ctrl_c_does(tmp_path: Path) -> None:
         assert process.poll() is None
         time.sleep(0.05)
     process.terminate()
-    _, words = process.communicate(timeout=60)
+    _, words = process.communicate(timeout=HANG_S)
     assert process.returncode == 130 and "run the same command again" in words

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -30,7 +29,7 @@ def test_lives_across_calls(worker: IsolatedWorker) -> None:
     [
         ("segfault", Verdict.CRASHED, "SIGSEGV", "about to touch address 0"),
         ("killed", Verdict.CRASHED, "out of memory", ""),
-        ("hang", Verdict.TIMED_OUT, "no answer in 0.7 s", "going to sleep"),
+        ("hang", Verdict.TIMED_OUT, "no answer in 0.7 s", "and Python too"),
         ("refuse", Verdict.BUILD_FAILED, "layer 'x'", "no implementation"),
         ("blunder", Verdict.CRASHED, "KeyError", ""),
     ],
@@ -39,12 +38,12 @@ def test_every_end_is_a_verdict(
     worker: IsolatedWorker, method: str, verdict: Verdict, words: str, log: str
 ) -> None:
     worker.call("count", 1)
-    first, began = worker.pid, time.monotonic()
+    worker.call("noisy")
+    first = worker.pid
     with pytest.raises(RunnerFailedError, match=words) as caught:
-        worker.call(method, timeout_s=0.7 if method == "hang" else 30.0)
+        worker.call(method, timeout_s=0.7 if method == "hang" else None)
     assert caught.value.verdict is verdict
     assert log in "\n".join(caught.value.log)
-    assert time.monotonic() - began < 10.0
     survived = method in ("refuse", "blunder")
     assert worker.call("count", 1) == (2 if survived else 1)
     assert (worker.pid == first) is survived

@@ -17,7 +17,7 @@ import pytest
 from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.verdict import Verdict
-from bisect_trt.runners.onnxruntime_cuda import cpu_nodes
+from bisect_trt.runners.ort_profiles import cpu_nodes
 from bisect_trt.runners.tensorrt.readback import (
     dishonoured_in_engine,
     engine_layers,
@@ -104,8 +104,9 @@ def test_cpu_nodes_are_read_from_onnx_runtime_s_own_profile(tmp_path: Path) -> N
         fixture.model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
     session.run(None, fixture.inputs)
-    found = cpu_nodes(json.loads(Path(session.end_profiling()).read_text()))
+    found = cpu_nodes(session)
     assert set(found) == {n.name for n in fixture.model.graph.node if n.op_type != "Constant"}
+    assert not list(tmp_path.iterdir())
 
 
 class _Type(Enum):

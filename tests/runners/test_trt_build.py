@@ -74,7 +74,6 @@ def test_fixtures_parse_with_the_plan_s_types_and_build(make: Callable[[], Fixtu
     check(fixture.model, fixture.inputs)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "path", [models.DETECTOR, models.RECOGNISER, models.CLASSIFIER], ids=lambda p: p.stem
 )

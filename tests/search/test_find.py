@@ -167,7 +167,7 @@ def test_mean_probes_with_a_prior(n: int, k: int) -> None:
         "useless": 0.0,
         "hostile": -2.9044,
     }  # of two unit normals: sqrt(2) times the normal quantile of 0.98
-    for seed in range(200 if k < 16 else 60):
+    for seed in range(100 if k < 16 else 40):
         random = np.random.default_rng(seed)
         chosen, noise = random.choice(n, k, replace=False), random.normal(size=n)
         culprits = frozenset(layers[i] for i in chosen)

@@ -57,8 +57,10 @@ def test_a_wrong_fusion_is_cured_by_one_mark(suspects: tuple[str, ...]) -> None:
     assert "1 more output" in headline_of_cures(found)
 
 
-def test_two_wrong_fusions_take_two_marks() -> None:
-    found = cured(residual(6, [1, 4]), always(PlantedRunner))
+@pytest.mark.parametrize("suspects", [(), ("conv1", "relu1", "add1")])
+def test_two_wrong_fusions_take_two_marks(suspects: tuple[str, ...]) -> None:
+    """Also where the one is known: the other looks like it."""
+    found = cured(residual(6, [1, 4]), always(PlantedRunner), suspects)
     best = found.smallest
     assert best is not None and len(best.marks) == 2
     assert {name[-1] if name[0] == "c" else name[4] for name in best.marks} == {"1", "4"}

@@ -21,6 +21,8 @@ from bisect_trt.stations.engine_layer_errors import probe_effect_matters
 from fixtures.models import encoder_decomposed, residual, tf32_victim
 from tests.engines import Engine, Judged
 
+pytestmark = pytest.mark.usefixtures("few_draws")
+
 
 @pytest.mark.parametrize("gain", [0.8, 1.0, 1.5, 3.0])
 def test_an_engine_that_errs_more_gets_a_plan_in_few_builds(judged: Judged, gain: float) -> None:

@@ -22,11 +22,13 @@ from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.stations.bench import open_bench
 from bisect_trt.stations.case import load
 from bisect_trt.stations.drawn import redraws
-from bisect_trt.stations.fresh_test import planned_test, variants_of, wanted_of_variants
+from bisect_trt.stations.fresh_test import wanted_of_variants
 from bisect_trt.stations.settings import Settings
 from fixtures.models import Fixture, encoder_decomposed, healthy, residual, tf32_victim
 from fixtures.tokens import sentence, token_encoder
 from tests.conftest import forbid_inferences, run_model
+
+pytestmark = pytest.mark.usefixtures("few_draws")
 
 
 def run(fixture: Fixture, out: Path, **options: Any) -> Result:
@@ -228,10 +230,7 @@ def test_an_engine_is_given_no_copies_that_only_emulators_take(tmp_path: Path) -
         assert len({s.digest for s in emulated}) == 3
         assert all(set(s.arrays) > {"ids", "mask"} for s in emulated)
         assert list(redraws(case, bench, 1, 3, emulated=False)) == []
-    test = planned_test(case, 0, 1e-3, last=True)
-    counts = [variants_of(case, test, emulated=e) for e in (True, False)]
-    assert counts == [24, test.draws], "without redrawn copies the variants make the bound"
-    assert wanted_of_variants(case) == 0.95
+    assert wanted_of_variants(case) == 0.95, "without redrawn copies the variants make the bound"
 
 
 def test_where_only_token_ids_vary_the_variants_make_the_bound(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from bisect_trt.core.precision import Precision, PrecisionPlan
 from fixtures.models import residual
 from tests.engines import Engine, Judged, Unsteady
 
+pytestmark = pytest.mark.usefixtures("few_draws")
+
 
 def only(base: Precision, bad: int, process: int | None = None) -> Any:
     """Bad runs of one precision, in one process or in all."""

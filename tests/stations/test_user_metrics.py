@@ -23,6 +23,8 @@ from bisect_trt.core.errors import BadInputError
 from fixtures.__main__ import input_bytes, model_bytes
 from fixtures.models import healthy
 
+pytestmark = pytest.mark.usefixtures("few_draws")
+
 BROKEN = {
     "writes": ("def m(a, b):\n    b['y'] -= a['y']\n    return 0.0", "writes into the arrays"),
     "sorts in place": ("def m(a, b):\n    a['y'].sort()\n    return 0.0", "writes into the arrays"),

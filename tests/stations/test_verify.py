@@ -18,6 +18,8 @@ from bisect_trt.cli import main
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from fixtures.models import encoder_decomposed, healthy, tf32_victim
 
+pytestmark = pytest.mark.usefixtures("few_draws")
+
 
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[Path, Path, Path]:

@@ -2,14 +2,15 @@
 and not another session.
 
 A layer's float outputs go through an ``If`` that rounds them or passes them on; so does what a
-lowered layer reads from a tensor that others read too. Constants that a layer may read rounded
-become inputs: the caller feeds either version.
+lowered layer reads from a tensor that others read too. Where values are only moved, one switch at
+their source does for all. Constants that a layer may read rounded become inputs: the caller feeds
+either version.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import onnx
 from onnx import TensorProto, helper
@@ -17,7 +18,7 @@ from onnx import TensorProto, helper
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.layers import Kind
-from bisect_trt.graph.operator_rules import CONTROL_FLOW, FLOAT
+from bisect_trt.graph.operator_rules import CONTROL_FLOW, FLOAT, MOVES, is_standard
 from bisect_trt.graph.passes.emulated import EmulationRewriter
 from bisect_trt.graph.passes.frame import Frame, drop_unread
 from bisect_trt.graph.roundings import NodeRoundings, Rounding, list_roundings
@@ -100,6 +101,8 @@ class _Writer:
         self._made = SwitchedModel(new)
         self._results = {r.tensor for n in self._lowered for r in n.results.values()}
         self._uses = self._find_uses()
+        # The flag that a layer's result is rounded by, also where that happens further up.
+        self._flag_of: dict[str, str] = {}
 
     def write(self) -> SwitchedModel:
         graph, source = self._graph, self._source
@@ -128,13 +131,41 @@ class _Writer:
             if key not in versions:
                 versions[key] = self._operand(index, by_low, by_pin)
             new.input[slot] = versions[key]
-        for slot, rounding in low.results.items():
-            new.output[slot] = self._rounder.fresh(f"{rounding.tensor}__raw")
+        switched = [
+            rounding
+            for rounding in low.results.values()
+            if not self._is_rounded_before(index, node, rounding.tensor)
+        ]
+        for rounding in switched:
+            new.output[rounding.slot] = self._rounder.fresh(f"{rounding.tensor}__raw")
         self._graph.node.append(new)
-        for slot, rounding in low.results.items():
+        for rounding in switched:
             reader = self._only_reader(rounding.tensor)
             on = (rounding.layer,) if reader is None else (rounding.layer, self._of.names[reader])
-            self._switch(Flag(on), new.output[slot], rounding.tensor, self._low, Precision.FP32)
+            raw, tensor = new.output[rounding.slot], rounding.tensor
+            self._flag_of[tensor] = self._switch(Flag(on), raw, tensor, self._low, Precision.FP32)
+
+    def _is_rounded_before(self, index: int, node: onnx.NodeProto, tensor: str) -> bool:
+        """Whether the result ``tensor`` of ``node`` needs no switch of its own: a node that moves
+        values gives them rounded where it reads them so. What its only reader wants rounded is
+        rounded at the source then, if nobody else reads that.
+        """
+        operands = self._lowered[index].operands
+        read = {s for s, n in enumerate(node.input) if n and self._of.types.type_of(n) == FLOAT}
+        if node.op_type not in MOVES or not is_standard(node) or not read.issubset(operands):
+            return False
+        reader = self._only_reader(tensor)
+        if reader is None:
+            return True
+        source = node.input[min(read)]
+        name = self._flag_of.get(source)
+        alone = len(read) == 1 and len(node.output) == 1 and self._only_reader(source) == index
+        if name is None or not alone:
+            return False
+        flag = self._made.flags[name]
+        self._made.flags[name] = replace(flag, on=(*flag.on, self._of.names[reader]))
+        self._flag_of[tensor] = name
+        return True
 
     def _operand(self, index: int, by_low: Rounding | None, by_pin: Rounding | None) -> str:
         """The name under which layer ``index`` reads an operand as the plan has it; at least one
@@ -176,7 +207,8 @@ class _Writer:
         outputs = [o for o in node.output if o]
         self._graph.node.append(helper.make_node("If", [flag], outputs, name=name, **bodies))
 
-    def _switch(self, flag: Flag, source: str, target: str, low: Precision, pin: Precision) -> None:
+    def _switch(self, flag: Flag, source: str, target: str, low: Precision, pin: Precision) -> str:
+        """The flag's name; ``target`` is ``source`` rounded to the one or the other."""
         bodies = {}
         for branch, precision in (("then_branch", low), ("else_branch", pin)):
             result = self._rounder.fresh(f"{target}__{branch}")
@@ -187,10 +219,9 @@ class _Writer:
             else:
                 self._rounder.round(Frame(Scope(), body, None), source, result, precision)
             bodies[branch] = body
-        name = self._rounder.fresh(f"switch_{target}")
-        self._graph.node.append(
-            helper.make_node("If", [self._flag(flag)], [target], name=name, **bodies)
-        )
+        name, asked = self._rounder.fresh(f"switch_{target}"), self._flag(flag)
+        self._graph.node.append(helper.make_node("If", [asked], [target], name=name, **bodies))
+        return asked
 
     def _flag(self, flag: Flag) -> str:
         name = self._rounder.fresh(f"lower_{flag.on[0]}")

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from bisect_trt.core.errors import MachineError, RunnerFailedError, one_line
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
-from bisect_trt.runners.emulator.runner import EmulatedRunner
+from bisect_trt.runners.emulator.runner import EmulatedRunner, versions_on
+from bisect_trt.runners.ort_devices import CPU, Device
 from bisect_trt.runners.workers.crew import Crew
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -30,13 +31,23 @@ class EmulatedFleet:
         local: says what the answers are known by.
         crew: asks again by itself where a member is lost.
         timeout_s: the seconds that one inference may take; None for ever.
+        device: what the members compute on.
     """
 
-    def __init__(self, local: EmulatedRunner, crew: Crew, timeout_s: float | None = None) -> None:
+    def __init__(
+        self,
+        local: EmulatedRunner,
+        crew: Crew,
+        timeout_s: float | None = None,
+        device: Device = CPU,
+    ) -> None:
         self.name = local.name
-        self.versions = local.versions
+        self.versions: Mapping[str, str] = versions_on(device)
         self._crew = crew
         self._timeout_s = timeout_s
+
+    def __len__(self) -> int:
+        return len(self._crew)
 
     def outputs(self, plan: PrecisionPlan, samples: Sequence[Sample]) -> Iterator[Arrays]:
         yield from self._call(len(samples), "outputs", plan.to_json(), list(samples))

@@ -19,6 +19,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from bisect_trt.runners.emulator.rounded_sums import rounded_sums
+
 Array = NDArray[np.float32]
 
 TERMS = 16
@@ -28,6 +30,9 @@ BLOCK, FEW = 32, 8
 """Channels that a spatial convolution sums one after the other, and up to how many it pads
 instead.
 """
+
+_WINDOWS = 1 << 24
+"""So many floats, 64 MB, of what a convolution's windows meet are in memory at a time."""
 
 _SMALLEST_NORMAL, _LARGEST = np.float32(2.0**-14), np.float32(65504.0)
 _TINY = np.float32(0.75)
@@ -62,10 +67,30 @@ def matrix_product(a: Array, b: Array) -> Array:
     """``a @ b`` of shapes (..., m, k) and (..., k, n), the sums rounded to FP16 after every 16
     terms.
     """
-    total = half(a[..., :TERMS] @ b[..., :TERMS, :])
-    for start in range(TERMS, a.shape[-1], TERMS):
-        total = half(total + a[..., start : start + TERMS] @ b[..., start : start + TERMS, :])
-    return total
+    rows = a.shape[:-1]
+    if b.ndim == 2:  # weights: one large product, not many that each have a copy of them
+        a = a.reshape(-1, a.shape[-1])
+    batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    pieces = -(-a.shape[-1] // TERMS)
+    left, right = (
+        np.broadcast_to(_padded(x, axis, pieces * TERMS), (*batch, *end)).reshape(-1, *end)
+        for x, axis, end in (
+            (a, -1, (a.shape[-2], pieces * TERMS)),
+            (b, -2, (pieces * TERMS, b.shape[-1])),
+        )
+    )
+    total = rounded_sums(
+        np.moveaxis(left.reshape(len(left), -1, pieces, TERMS), 2, 0),
+        np.moveaxis(right.reshape(len(right), pieces, TERMS, -1), 1, 0),
+    )
+    return total.reshape(*(rows if b.ndim == 2 else (*batch, a.shape[-2])), b.shape[-1])
+
+
+def _padded(values: Array, axis: int, size: int) -> Array:
+    """Zeros behind ``values`` up to ``size`` along ``axis``: they add nothing."""
+    widths = [(0, 0)] * values.ndim
+    widths[axis] = (0, size - values.shape[axis])
+    return np.pad(values, widths)
 
 
 def convolution(
@@ -95,22 +120,44 @@ def convolution(
         + 1
         for axis in range(2)
     )
+    groups = list(_rounded_together(*w.shape[1:]))
+    weights = np.zeros((len(groups), 1, len(w), TERMS), np.float32)
+    for place, together in enumerate(groups):
+        terms = np.concatenate([w[:, c, i, j] for c, i, j in together], axis=1)
+        weights[place, 0, :, : terms.shape[1]] = terms
+    total = np.empty((len(x), len(w), rows, columns), np.float32)
+    # What the windows meet is held for so many rows at a time, not for the whole image.
+    step = max(1, _WINDOWS // (len(groups) * TERMS * len(x) * columns))
+    for first in range(0, rows, step):
+        some = range(first, min(first + step, rows))
+        met = np.zeros((len(groups), len(x), TERMS, len(some) * columns), np.float32)
+        for place, together in enumerate(groups):
+            seen = [_seen(padded, part, some, columns, strides, dilations) for part in together]
+            terms = np.concatenate(seen, axis=1)
+            met[place, :, : terms.shape[1]] = terms
+        found = rounded_sums(weights, met)
+        total[:, :, some.start : some.stop] = found.reshape(len(x), len(w), -1, columns)
+    return total if bias is None else half(total + bias[:, None, None])
 
-    def seen(channels: slice, i: int, j: int) -> Array:
-        """What place (i, j) of the window meets, (n, c, rows * columns)."""
-        top, left = i * dilations[0], j * dilations[1]
-        bottom, right = top + (rows - 1) * strides[0] + 1, left + (columns - 1) * strides[1] + 1
-        return padded[:, channels, top : bottom : strides[0], left : right : strides[1]].reshape(
-            len(x), -1, rows * columns
-        )
 
-    total = np.zeros((len(x), len(w), rows * columns), np.float32)
-    for together in _rounded_together(*w.shape[1:]):
-        parts = [w[:, c, i, j] @ seen(c, i, j) for c, i, j in together]
-        total = half(total + sum(parts[1:], start=parts[0]))
-    if bias is not None:
-        total = half(total + bias[:, None])
-    return total.reshape(len(x), len(w), rows, columns)
+def _seen(
+    padded: Array,
+    part: tuple[slice, int, int],
+    rows: range,
+    columns: int,
+    strides: Sequence[int],
+    dilations: Sequence[int],
+) -> Array:
+    """What place (i, j) of the window meets at some rows of the output, (n, c, len(rows) *
+    columns).
+    """
+    channels, i, j = part
+    top, left = i * dilations[0] + rows.start * strides[0], j * dilations[1]
+    bottom = top + (len(rows) - 1) * strides[0] + 1
+    right = left + (columns - 1) * strides[1] + 1
+    return padded[:, channels, top : bottom : strides[0], left : right : strides[1]].reshape(
+        len(padded), -1, len(rows) * columns
+    )
 
 
 def _rounded_together(

@@ -19,13 +19,21 @@ from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph, as_graph
 from bisect_trt.graph.passes.capable import with_new_nodes_pinned, with_roundings
 from bisect_trt.runners.emulator.constant_store import ConstantStore
+from bisect_trt.runners.emulator.device_constants import DeviceConstants
 from bisect_trt.runners.emulator.kept_activations import KeptActivations
 from bisect_trt.runners.emulator.node_by_node import Arrays, LayerValues, NodeByNode
 from bisect_trt.runners.emulator.side_by_side import side_by_side
 from bisect_trt.runners.emulator.switched_session import SwitchedSession
+from bisect_trt.runners.ort_devices import CPU, Device
 
 _KEPT_SESSIONS = 2
 """Most runs need the base's session and once TF32's; each holds one network's activations."""
+
+
+def versions_on(device: Device) -> dict[str, str]:
+    """What the emulator's answers depend on where ``device`` computes them."""
+    found = {"onnxruntime": ort.__version__, "onnx": onnx.__version__}
+    return found if device == CPU else {**found, "emulated on": device.name}
 
 
 class EmulatedRunner:
@@ -35,6 +43,8 @@ class EmulatedRunner:
         model: an FP32 model, or its :class:`Graph`.
         base: the precision that most probes will use.
         threads: what one call of ONNX Runtime may use; 0 leaves it to the machine.
+        device: what computes the probes and the effects of single layers; what needs every layer's
+            values is run on the CPU.
     """
 
     name = "emulated"
@@ -45,14 +55,16 @@ class EmulatedRunner:
         base: Precision = Precision.FP16,
         *,
         threads: int = 0,
+        device: Device = CPU,
     ) -> None:
-        self.versions: Mapping[str, str] = {
-            "onnxruntime": ort.__version__,
-            "onnx": onnx.__version__,
-        }
+        self.versions: Mapping[str, str] = versions_on(device)
         self.graph = as_graph(model)
         self._capable = with_roundings(self.graph, base)
         self._constants = ConstantStore(self._capable)
+        self.device = device
+        self._placed: ConstantStore | DeviceConstants = self._constants
+        if device != CPU:
+            self._placed = DeviceConstants(self._capable, device)
         self._base = base
         self._threads = threads
         self._switched: dict[tuple[Precision, Precision], SwitchedSession] = {}
@@ -101,6 +113,12 @@ class EmulatedRunner:
         runner = self._taking(sample)
         return runner._session_for(PrecisionPlan(precision))[0].effects(sample, wanted)
 
+    @property
+    def layers_on_cpu(self) -> list[str]:
+        """The layers that the CPU ran in place of the device, as far as anything was run."""
+        ran = {name for session in self._switched.values() for name in session.on_cpu}
+        return [layer.name for layer in self.graph.layers if layer.name in ran]
+
     def _taking(self, sample: Sample) -> EmulatedRunner:
         """Who runs ``sample``: this one, or where it brings what the model would look up, one of
         the model that begins there.
@@ -109,7 +127,9 @@ class EmulatedRunner:
         if graph is self.graph:
             return self
         if self._after_lookups is None:
-            self._after_lookups = EmulatedRunner(graph, self._base, threads=self._threads)
+            self._after_lookups = EmulatedRunner(
+                graph, self._base, threads=self._threads, device=self.device
+            )
         return self._after_lookups
 
     def _of_capable(self, plan: PrecisionPlan) -> PrecisionPlan:
@@ -126,7 +146,12 @@ class EmulatedRunner:
             if len(self._switched) == _KEPT_SESSIONS:
                 del self._switched[next(iter(self._switched))]
             self._switched[key] = SwitchedSession(
-                self._capable, self._constants, *key, self._threads, kept=self._kept
+                self._capable,
+                self._placed,
+                *key,
+                self._threads,
+                self.device,
+                kept=self._kept,
             )
         return self._switched[key], lowered
 

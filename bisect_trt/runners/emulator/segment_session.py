@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 
 from bisect_trt.graph.load import loadable
 from bisect_trt.graph.passes.segmented import Segment, settled
 from bisect_trt.runners.emulator.constant_store import ConstantStore
+from bisect_trt.runners.emulator.device_constants import DeviceConstants
 from bisect_trt.runners.emulator.switches import Setting
+from bisect_trt.runners.ort_devices import CPU, Device
+from bisect_trt.runners.ort_profiles import cpu_nodes
 from bisect_trt.runners.ort_sessions import failure_of_session, switched_session
 from bisect_trt.runners.ort_values import Value, caller, owned, value_of
 
@@ -25,28 +31,40 @@ _SETTLED = 2
 """A run mostly asks for two settings again and again: nothing lowered, and the plan in work."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Ready:
-    """A session, and what it is fed with beside the tensors."""
+    """A session; ``profiles`` is where ONNX Runtime writes what ran where, until that was read."""
 
+    session: ort.InferenceSession
     call: Callable[..., Any]
     segment: Segment
+    profiles: tempfile.TemporaryDirectory[str] | None
 
 
 class SegmentSession:
     """Runs ``segment``; its sessions are made when they are first needed.
 
+    ``on_cpu`` names what the CPU ran in place of another device, known after the first inference.
+
     Args:
         segment: a part of a switched model.
-        constants: of the model.
+        constants: of the model, in the memory of ``device``.
         threads: what one call may use; 0 leaves it to the machine.
+        device: what computes.
         lock: held while sessions are made and constants rounded; shared by all who share these.
     """
 
     def __init__(
-        self, segment: Segment, constants: ConstantStore, threads: int, lock: Lock
+        self,
+        segment: Segment,
+        constants: ConstantStore | DeviceConstants,
+        threads: int,
+        device: Device,
+        lock: Lock,
     ) -> None:
         self._segment, self._constants, self._threads = segment, constants, threads
+        self._device = device
+        self.on_cpu: tuple[str, ...] = ()
         self._lock = lock
         self._flags = list(segment.flags)
         self._weights = list(segment.weights.values())
@@ -74,9 +92,12 @@ class SegmentSession:
             feed[name] = tensors[name]
         try:
             results = ready.call(feed, self._segment.gives, None)
-            return {name: results[i] for i, name in enumerate(self._segment.gives)}
         except Exception as error:
             raise failure_of_session("the emulated model", error) from error
+        if ready.profiles is not None:
+            with self._lock:
+                self._read_profile(ready)
+        return {name: results[i] for i, name in enumerate(self._segment.gives)}
 
     def _session_for(self, setting: Setting) -> _Ready:
         """The session without switches where this setting came often enough, else with them."""
@@ -84,7 +105,7 @@ class SegmentSession:
         if key in self._settled:
             return self._settled[key]
         uses = self._uses[key] = self._uses.pop(key, 0) + 1
-        if uses > _WORTH_SETTLING:
+        if uses > _WORTH_SETTLING and self._device == CPU:
             del self._uses[key]
             if len(self._settled) == _SETTLED:
                 del self._settled[next(iter(self._settled))]
@@ -98,8 +119,19 @@ class SegmentSession:
         return self._switched
 
     def _opened(self, segment: Segment) -> _Ready:
+        profiles, profile = None, None
+        if self._device != CPU:
+            profiles = tempfile.TemporaryDirectory(prefix="bisect-trt-")
+            profile = str(Path(profiles.name) / "profile")
         with loadable(segment.model) as source:
-            return _Ready(caller(switched_session(source, self._threads)), segment)
+            session = switched_session(source, self._threads, self._device, profile)
+        return _Ready(session, caller(session), segment, profiles)
+
+    def _read_profile(self, ready: _Ready) -> None:
+        profiles, ready.profiles = ready.profiles, None
+        if profiles is not None:
+            self.on_cpu = tuple(cpu_nodes(ready.session))
+            profiles.cleanup()
 
     def _switches(self, ready: _Ready, setting: Setting) -> Mapping[str, Value]:
         """Flags and weights as the setting has them; those of the last run where it is the same."""

@@ -12,13 +12,17 @@ from numpy.typing import NDArray
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
+from bisect_trt.runners.device_check import DeviceChecker
 from bisect_trt.runners.emulator.runner import EmulatedRunner
+from bisect_trt.runners.ort_devices import CPU, Device
 
 Arrays = dict[str, NDArray[Any]]
 SERVER = "bisect_trt.runners.emulator.server:EmulationServer"
 
 
-def server_arguments(model: onnx.ModelProto, base: Precision, threads: int) -> dict[str, Any]:
+def server_arguments(
+    model: onnx.ModelProto, base: Precision, threads: int, device: Device = CPU
+) -> dict[str, Any]:
     """What an :class:`EmulationServer` is made of.
 
     Raises:
@@ -28,6 +32,7 @@ def server_arguments(model: onnx.ModelProto, base: Precision, threads: int) -> d
         model: the FP32 model.
         base: what unpinned layers run in.
         threads: how many each inference may use.
+        device: what computes, as the server's process sees it.
     """
     try:
         content = model.SerializeToString()
@@ -35,15 +40,21 @@ def server_arguments(model: onnx.ModelProto, base: Precision, threads: int) -> d
         raise BadInputError(
             "--workers: a model above 2 GB cannot be sent to worker processes; use --workers 1"
         ) from error
-    return {"model": content, "base": base.value, "threads": threads}
+    return {"model": content, "base": base.value, "threads": threads, "device": device}
 
 
 class EmulationServer:
-    """Holds the model; ``threads`` is what one worker may use."""
+    """Holds the model; ``threads`` and ``device`` are what one worker may use.
 
-    def __init__(self, model: bytes, base: str, threads: int) -> None:
+    Raises:
+        RunnerUnavailableError: the device is none that the emulator can rely on.
+    """
+
+    def __init__(self, model: bytes, base: str, threads: int, device: Device = CPU) -> None:
+        if device != CPU:  # it may be on another machine than whoever hired it
+            DeviceChecker(device).check()
         proto = onnx.load_from_string(model)
-        self._runner = EmulatedRunner(proto, Precision(base), threads=threads)
+        self._runner = EmulatedRunner(proto, Precision(base), threads=threads, device=device)
 
     def outputs(self, plan: str, samples: Sequence[Sample]) -> list[Arrays]:
         """The outputs of each of ``samples`` under ``plan`` (its JSON)."""

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bisect_trt.core.cores import thread_count
 from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.precision import Precision
 from bisect_trt.core.sample import Sample
@@ -24,11 +25,12 @@ from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.passes.segmented import MOST_SEGMENTS, cut
 from bisect_trt.graph.passes.switched import to_switched
 from bisect_trt.runners.emulator.constant_store import ConstantStore
+from bisect_trt.runners.emulator.device_constants import DeviceConstants
 from bisect_trt.runners.emulator.kept_activations import KeptActivations
 from bisect_trt.runners.emulator.segment_session import SegmentSession
 from bisect_trt.runners.emulator.side_by_side import side_by_side
 from bisect_trt.runners.emulator.switches import Setting, Switches
-from bisect_trt.runners.ort_sessions import thread_count
+from bisect_trt.runners.ort_devices import CPU, Device
 from bisect_trt.runners.ort_values import Value, bytes_of, owned, value_of
 
 _SMALL_BYTES = 64 << 10
@@ -41,12 +43,16 @@ Tensors = dict[str, Value]
 class SwitchedSession:
     """Executes a model with any of its layers lowered to ``low`` and the others in ``pin``.
 
+    For another device than the CPU the model is one segment: what crosses a cut would be copied to
+    the host and back.
+
     Args:
         graph: the FP32 model.
-        constants: its constants.
+        constants: its constants, in the memory of ``device``.
         low: what lowered layers run in.
         pin: what the others run in.
         threads: what one call of ONNX Runtime may use; 0 leaves it to the machine.
+        device: what computes.
         kept: where activations are kept; None for a store of its own.
         segments: the most that the model is cut into.
     """
@@ -54,20 +60,21 @@ class SwitchedSession:
     def __init__(
         self,
         graph: Graph,
-        constants: ConstantStore,
+        constants: ConstantStore | DeviceConstants,
         low: Precision,
         pin: Precision,
         threads: int,
+        device: Device = CPU,
         *,
         kept: KeptActivations | None = None,
         segments: int = MOST_SEGMENTS,
     ) -> None:
-        parts = cut(to_switched(graph, low, pin), graph, segments)
+        parts = cut(to_switched(graph, low, pin), graph, segments if device == CPU else 1)
         self._switches = Switches(parts)
         lock = Lock()
-        self._segments = [SegmentSession(part, constants, threads, lock) for part in parts]
+        self._segments = [SegmentSession(part, constants, threads, device, lock) for part in parts]
         self._largest: int | None = None
-        self._cores = thread_count(threads)
+        self._cores = threads or thread_count()
         self._outputs = graph.outputs
         # A tensor is let go behind the last segment that takes it.
         last = {name: place for place, part in enumerate(parts) for name in part.takes}
@@ -77,6 +84,11 @@ class SwitchedSession:
         # Another session may share the store; an id could come again.
         self._own = object()
         self._settings: tuple[frozenset[str], list[Setting], list[bytes]] | None = None
+
+    @property
+    def on_cpu(self) -> tuple[str, ...]:
+        """What the CPU ran in place of another device, known after the first inference."""
+        return tuple(name for segment in self._segments for name in segment.on_cpu)
 
     @property
     def at_once(self) -> int:

@@ -22,20 +22,25 @@ class Switches:
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         self._place: dict[str, int] = {}
-        rows: list[tuple[int, int, int]] = []
+        # Each switch with each layer that asks for it, and the one that it is not needed for.
+        switches: list[int] = []
+        layers: list[int] = []
+        unless: list[int] = []
         ends = []
         for segment in segments:
-            for flag in segment.flags.values():
-                on = [self._index(name) for name in flag.on]
-                off = self._index(flag.off[0]) if flag.off else -1
-                assert len(on) <= 2 and len(flag.off) <= 1
-                rows.append((on[0], on[-1], off))
-            rows += [(i := self._index(w.layer), i, -1) for w in segment.weights.values()]
-            ends.append(len(rows))
-        table = np.asarray(rows, np.intp).reshape(-1, 3)
-        self._first, self._second, self._unless = table.T
+            asked = [(flag.on, flag.off) for flag in segment.flags.values()]
+            asked += [((weight.layer,), ()) for weight in segment.weights.values()]
+            for on, off in asked:
+                layers += [self._index(name) for name in on]
+                switches += [len(unless)] * len(on)
+                assert len(off) <= 1
+                unless.append(self._index(off[0]) if off else -1)
+            ends.append(len(unless))
+        self._switches, self._layers, self._unless = (
+            np.asarray(column, np.intp) for column in (switches, layers, unless)
+        )
         self._bounds = list(zip([0, *ends], ends, strict=False))
-        self._starts = self._first_segments()
+        self._starts = self._first_segments(ends)
 
     def of(self, lowered: Iterable[str]) -> list[Setting]:
         """The setting of each segment where the layers ``lowered`` are.
@@ -45,9 +50,10 @@ class Switches:
         """
         # The last place stands for no layer: index -1.
         low = np.zeros(len(self._place) + 1, np.bool_)
-        places = [place for name in lowered if (place := self._place.get(name)) is not None]
-        low[places] = True
-        values = (low[self._first] | low[self._second]) & ~low[self._unless]
+        low[[place for name in lowered if (place := self._place.get(name)) is not None]] = True
+        values = np.zeros(len(self._unless), np.bool_)
+        values[self._switches[low[self._layers]]] = True
+        values &= ~low[self._unless]
         return [values[start:end] for start, end in self._bounds]
 
     def start_of(self, layer: str) -> int:
@@ -57,13 +63,7 @@ class Switches:
     def _index(self, layer: str) -> int:
         return self._place.setdefault(layer, len(self._place))
 
-    def _first_segments(self) -> dict[str, int]:
-        first = np.full(len(self._place), len(self._bounds), np.intp)
-        for number, (start, end) in enumerate(self._bounds):
-            for column in (self._first, self._second):
-                np.minimum.at(first, column[start:end], number)
-        return {
-            name: int(first[place])
-            for name, place in self._place.items()
-            if first[place] < len(self._bounds)
-        }
+    def _first_segments(self, ends: Sequence[int]) -> dict[str, int]:
+        first = np.full(len(self._place), len(ends), np.intp)
+        np.minimum.at(first, self._layers, np.searchsorted(ends, self._switches, side="right"))
+        return {name: int(first[i]) for name, i in self._place.items() if first[i] < len(ends)}

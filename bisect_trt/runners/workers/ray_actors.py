@@ -82,7 +82,12 @@ class _Served:
 
 
 def ray_actors(
-    address: str, target: str, arguments: Mapping[str, Any], count: int, gpus: float
+    address: str,
+    target: str,
+    arguments: Mapping[str, Any],
+    count: int,
+    gpus: float,
+    cpus: int = 1,
 ) -> Sequence[RayActor]:
     """``count`` actors that serve ``target`` on the cluster at ``address``.
 
@@ -93,6 +98,7 @@ def ray_actors(
         arguments: of the class, put into the object store once.
         count: how many actors.
         gpus: how many GPUs each takes, or a part of one.
+        cpus: how many cores each takes: Ray places no more than there are.
 
     Raises:
         RunnerUnavailableError: Ray is not installed, or the cluster does not answer.
@@ -108,7 +114,7 @@ def ray_actors(
         _check_reachable(address)
         try:
             where: dict[str, Any] = (
-                {"num_cpus": count} if address == LOCAL else {"address": address}
+                {"num_cpus": count * cpus} if address == LOCAL else {"address": address}
             )
             ray.init(
                 **where,
@@ -120,9 +126,13 @@ def ray_actors(
             raise RunnerUnavailableError(
                 f"--ray {address}: the cluster does not answer ({one_line(error, 120)})"
             ) from error
+    # A cluster that others run may get GPUs when they are asked for; this one never will.
+    resources: Any = ray.cluster_resources
+    if address == LOCAL and gpus and resources().get("GPU", 0.0) < gpus:
+        raise RunnerUnavailableError("--ray local: this machine has no GPU for the workers")
     shared = ray.put(dict(arguments))
     served = ray.remote(_Served).options(
-        num_cpus=1, num_gpus=gpus, max_restarts=-1, max_task_retries=3
+        num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=3
     )
     # In a list the reference travels as it is: a restarted actor fetches the arguments again.
     return [RayActor(ray, served.remote(target, [shared]), shared) for _ in range(count)]

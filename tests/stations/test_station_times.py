@@ -11,13 +11,15 @@ import pytest
 import bisect_trt
 from bisect_trt import Result
 from bisect_trt.core.observer import Observer
-from bisect_trt.stations import effect_rows, frontier, sensitivity
+from bisect_trt.stations import effect_rows, frontier, triage
 from bisect_trt.stations.bench import open_bench
 from bisect_trt.stations.case import load
 from bisect_trt.stations.sensitivity import Sensitivity, measure_sensitivity
 from bisect_trt.stations.settings import Settings
 from fixtures.models import residual
 from tests.conftest import forbid_inferences
+
+BUDGET_S = 30.0
 
 
 class Ticking:
@@ -38,7 +40,7 @@ def measured(folder: Path, suspicion: dict[str, float]) -> tuple[Sensitivity, li
     case = load(settings, Observer())
     with open_bench(case, Observer()) as bench:
         samples = list(case.samples)
-        found = measure_sensitivity(case, bench, suspicion, samples, case.base, 0.1)
+        found = measure_sensitivity(case, bench, suspicion, samples, case.base, BUDGET_S, 0.1)
         return found, [f.message for f in bench.ledger().findings if f.kind == "measured"]
 
 
@@ -53,7 +55,7 @@ def test_the_most_suspicious_layers_are_measured_first(
     monkeypatch.setattr(effect_rows, "time", Ticking())
     part, said = measured(tmp_path / "part", suspicion)
     count = len(part.scores)
-    assert 0 < count < len(names) and part.runs <= sensitivity.TIME_BUDGET_S
+    assert 0 < count < len(names) and part.runs <= BUDGET_S
     # Within a round the layers go in network order, and the last round may be cut.
     assert set(order[: count // 2]) <= set(part.scores) <= set(order[: 2 * count])
     assert said and said[0].startswith(f"{count} of {len(names)} layers were measured alone")
@@ -74,7 +76,7 @@ def run(folder: Path, **options: Any) -> Result:
 def test_a_run_without_any_time_to_measure_still_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sensitivity, "TIME_BUDGET_S", -1.0)
+    monkeypatch.setattr(triage, "TIME_BUDGET_S", -1.0)
     monkeypatch.setattr(frontier, "TIME_BUDGET_S", 1e-9)
     result = run(tmp_path)
     assert result.passed and result.pinned

@@ -1,0 +1,80 @@
+"""Which cures make an engine right and steady in many fresh processes? Needs a GPU and TensorRT.
+
+``python -m benchmarks.cures MODEL INPUT OUT [--piece REPRODUCER] [--processes 20] [--workers 8]``
+tries what ``bisect-trt cure`` tries, in more processes than it takes; each runs the input 20 times
+and more. Rows are printed as they come, and OUT is the command's folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+from benchmarks.common import machine
+from bisect_trt.core.observer import Observer
+from bisect_trt.core.precision import Precision
+from bisect_trt.report.cured import table_of_cures, write_cures
+from bisect_trt.stations.cures import try_cures
+from bisect_trt.stations.reduce_model import fresh_engines, model_and_samples
+from bisect_trt.stations.seen import Budget
+from bisect_trt.stations.settings import Settings
+
+
+class _Printed(Observer):
+    """Prints a line for each cure, with the seconds so far."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+
+    def station(self, name: str) -> None:
+        """Say what begins."""
+        print(f"# {name}", flush=True)
+
+    def progress(self, done: int, expected: int, note: str) -> None:
+        """Say what one cure did; ``done`` counts engine builds."""
+        del expected
+        seconds = time.perf_counter() - self._began
+        print(f"# {seconds:.0f} s, {done} builds: {note}", flush=True)
+
+
+def main() -> None:
+    """Try them and print the table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model", type=Path)
+    parser.add_argument("input", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--piece", type=Path)
+    parser.add_argument("--processes", type=int, default=20)
+    parser.add_argument("--workers", type=int, default=8)
+    asked = parser.parse_args()
+    print(f"`python -m benchmarks.cures {shlex.join(sys.argv[1:])}`, {machine()}\n")
+    settings = Settings(asked.model, [asked.input], runner="tensorrt")
+    observer = _Printed()
+    graph, samples = model_and_samples(settings, observer)
+    nodes = json.loads((asked.piece / "reduce.json").read_text())["nodes"] if asked.piece else []
+    cures = try_cures(
+        graph,
+        samples,
+        Precision.FP32,
+        [node["name"] for node in nodes],
+        partial(fresh_engines, settings),
+        Budget(None),
+        observer,
+        asked.workers,
+        asked.processes,
+    )
+    asked.out.mkdir(parents=True, exist_ok=True)
+    write_cures(cures, asked.out)
+    columns = ["cure", "right", "steady", "processes", "runs", "wrong_runs", "error_over_allowed"]
+    columns += ["latency_ms", "engine_bytes"]
+    print(table_of_cures(cures)[columns].to_csv(sep="|", index=False), flush=True)
+    print(f"smallest: {cures.smallest.how if cures.smallest else 'none'}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""A model's weights in the memory of a device: fed from there, a probe copies none of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime as ort
+
+from bisect_trt.core.precision import Precision
+from bisect_trt.graph.graph import Graph
+from bisect_trt.numerics.rounding import rounded
+from bisect_trt.runners.ort_devices import Device
+from bisect_trt.runners.ort_values import Value, owned, value_of
+
+
+class DeviceConstants:
+    """The float constants of ``graph`` on ``device``; of each, the exact and one rounded version,
+    placed when they are first read. Rounded by NumPy, as they are for the CPU. ``replaced`` counts
+    as that of :class:`~bisect_trt.runners.emulator.constant_store.ConstantStore`.
+    """
+
+    def __init__(self, graph: Graph, device: Device) -> None:
+        self._arrays = graph.float_constants
+        self._device = device
+        self._placed: dict[tuple[str, bool], tuple[Precision, ort.OrtValue]] = {}
+        self.replaced = 0
+
+    def value(self, name: str, precision: Precision = Precision.FP32) -> Value:
+        """The constant ``name``, rounded to ``precision``."""
+        key = (name, precision is Precision.FP32)
+        held = self._placed.get(key)
+        if held is None or held[0] is not precision:
+            self.replaced += held is not None
+            self._placed.pop(key, None)  # not both rounded versions in the device's memory
+            array = np.asarray(rounded(self._arrays[name], precision), np.float32)
+            held = (precision, owned(array, self._device.memory, self._device.number))
+            self._placed[key] = held
+        return value_of(held[1])

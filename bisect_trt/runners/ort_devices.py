@@ -1,0 +1,113 @@
+"""Where ONNX Runtime computes the emulator's FP32: its CPU provider, or its CUDA provider on one
+GPU, where FP32 is strict.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+
+import onnxruntime as ort
+
+CPU_PROVIDER, CUDA_PROVIDER = "CPUExecutionProvider", "CUDAExecutionProvider"
+_ASK_S = 30.0
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device as sessions are made for it: ``provider`` with ``options``, ``memory`` as ONNX
+    Runtime names it, ``number`` as this process counts, ``name`` for people and journals.
+    """
+
+    provider: str = CPU_PROVIDER
+    options: tuple[tuple[str, str], ...] = ()
+    memory: str = "cpu"
+    number: int = 0
+    name: str = "cpu"
+
+    @property
+    def providers(self) -> list[str | tuple[str, dict[str, str]]]:
+        """What a session is told; the CPU takes what the device has no kernel for."""
+        if self.provider == CPU_PROVIDER:
+            return [CPU_PROVIDER]
+        return [(self.provider, dict(self.options)), CPU_PROVIDER]
+
+
+CPU = Device()
+
+
+def cuda_device(name: str = "cuda", number: int = 0, memory_bytes: int = 0) -> Device:
+    """GPU ``number`` in strict FP32.
+
+    Args:
+        name: of the GPU, for people and journals.
+        number: as CUDA counts in this process.
+        memory_bytes: what one session may take for activations; 0 sets no limit.
+    """
+    options = {
+        "device_id": str(number),
+        "use_tf32": "0",
+        # EXHAUSTIVE takes the fastest of a few timings: the same plan could get another answer in
+        # the next process.
+        "cudnn_conv_algo_search": "HEURISTIC",
+        # The default doubles what it holds; an engine on the same GPU needs memory too.
+        "arena_extend_strategy": "kSameAsRequested",
+    }
+    if memory_bytes:
+        options["gpu_mem_limit"] = str(memory_bytes)
+    return Device(CUDA_PROVIDER, tuple(options.items()), "cuda", number, name)
+
+
+def why_no_provider() -> str | None:
+    """Why this ONNX Runtime cannot use CUDA at all; None where it has the provider."""
+    if CUDA_PROVIDER in ort.get_available_providers():
+        return None
+    return (
+        "this ONNX Runtime has no CUDA provider: pip uninstall onnxruntime, then pip install "
+        "onnxruntime-gpu (the extra [ort-cuda])"
+    )
+
+
+@cache
+def load_cuda_libraries() -> None:
+    """Find CUDA's libraries in NVIDIA's own packages, where the system has none; once."""
+    if hasattr(ort, "preload_dlls"):
+        # What it does not find it prints; the session then says that CUDA does not start.
+        with contextlib.redirect_stdout(io.StringIO()):
+            ort.preload_dlls()
+
+
+def visible_gpus() -> list[str]:
+    """What CUDA_VISIBLE_DEVICES may name here: its own list where it is set, else the numbers of
+    the driver's GPUs.
+    """
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is not None:
+        return [device.strip() for device in listed.split(",") if device.strip()]
+    try:
+        command = ["nvidia-smi", "--list-gpus"]
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=_ASK_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    lines = [line for line in answer.stdout.splitlines() if line.startswith("GPU ")]
+    return [str(number) for number in range(len(lines))]
+
+
+def gpu_facts(device: str) -> tuple[str, int]:
+    """The name and the free bytes of GPU ``device`` (as CUDA_VISIBLE_DEVICES names it), as the
+    driver's tool says; ("cuda", 0) where that cannot be asked.
+    """
+    command = ["nvidia-smi", "-i", device, "--query-gpu=name,memory.free"]
+    command += ["--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=True)
+        name, _, free = answer.stdout.strip().partition("\n")[0].rpartition(",")
+        return name.strip() or "cuda", int(free) << 20
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return "cuda", 0

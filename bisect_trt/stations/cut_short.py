@@ -1,0 +1,74 @@
+"""What a run holds in hand when it has to end: the smallest plan that every judge passed."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.core.stop import BudgetSpentError
+from bisect_trt.probe.result import GIVEN, ProbeResult
+from bisect_trt.stations.bench import Bench, Ledger
+from bisect_trt.stations.known import Known
+
+_MOST_CONFIRMED = 3
+
+
+def best_so_far(known: Known, ledger: Ledger) -> tuple[PrecisionPlan, ProbeResult] | None:
+    """The plan, its pins in FP32, with the probe that says that it passes; None if none is known to
+    pass yet.
+
+    Args:
+        known: what the stations found.
+        ledger: every probe that was made.
+    """
+    everything = frozenset(known.case.names)
+    base = known.base if known.engine is None else known.case.base
+    judges = ledger.emulators if known.engine is None else (ledger.judge,)
+    pinned = ledger.smallest_passing(base, judges)
+    final: ProbeResult | None
+    if pinned is not None:
+        plan = base.with_pins(pinned)
+        final = ledger.worst_of(plan, judges)
+    elif known.engine is not None and known.case.held_low:
+        return None
+    elif known.engine is not None and known.engine.fp32.verdict.passed:
+        # Nothing smaller passed yet: all pins are the FP32 engine.
+        plan, final = base.with_pins(everything), known.engine.fp32
+    else:
+        plan = base.with_pins(everything)
+        final = ledger.of_first(plan)
+        if final is not None and not final.verdict.passed:
+            return None
+    return (plan.with_pins_in(Precision.FP32), final) if final is not None else None
+
+
+def end_search(known: Known, bench: Bench) -> Known:
+    """``known`` when the budget has ended the search, after asking every judge of what passed the
+    first one; of all pins where nothing did yet.
+
+    Args:
+        known: what the stations found.
+        bench: what runs the plans, in the time that was kept for that.
+    """
+    bench.time.search_ended()
+    if known.settled is None and known.judgement is None and bench.engine is None:
+        with suppress(BudgetSpentError):
+            _confirm(known, bench)
+    return known.with_(out_of_time=True)
+
+
+def _confirm(known: Known, bench: Bench) -> None:
+    passed = {
+        probe.plan.pinned
+        for probe in bench.log
+        if probe.on == GIVEN
+        and probe.runner == bench.prober.runner.name
+        and probe.verdict.passed
+        and probe.plan == known.base.with_pins(probe.plan.pinned)
+    }
+    for pins in sorted(passed, key=len)[:_MOST_CONFIRMED]:
+        if bench.second.probe(known.base.with_pins(pins)).verdict.passed:
+            return
+    everything = known.base.with_pins(known.case.names)
+    for judge in bench.judges:
+        judge.probe(everything)

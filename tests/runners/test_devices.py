@@ -1,0 +1,379 @@
+"""The emulator on another device. There is no GPU here: a planted device computes on the CPU
+provider, by every way that a GPU takes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from click.testing import CliRunner
+
+import bisect_trt
+from bisect_trt.cli import main
+from bisect_trt.core.errors import MachineError, RunnerUnavailableError, is_gpu_failure
+from bisect_trt.core.observer import Observer
+from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.core.sample import Sample
+from bisect_trt.graph import list_layers
+from bisect_trt.graph.graph import Graph
+from bisect_trt.probe.journal import Journal
+from bisect_trt.runners import device_check, ort_devices
+from bisect_trt.runners.device_check import (
+    DeviceChecker,
+    Strictness,
+    awkward_numbers,
+    strictness,
+    wrong_roundings,
+)
+from bisect_trt.runners.doctor import examine
+from bisect_trt.runners.emulator.device_constants import DeviceConstants
+from bisect_trt.runners.emulator.runner import EmulatedRunner
+from bisect_trt.runners.emulator.server import EmulationServer, server_arguments
+from bisect_trt.runners.ort_devices import CPU, CUDA_PROVIDER, Device, cuda_device
+from bisect_trt.runners.ort_sessions import failure_of_session, session_as_written
+from bisect_trt.stations import emulator_choice, emulator_workers
+from bisect_trt.stations.case import Case, load
+from bisect_trt.stations.emulator_choice import (
+    emulator_device,
+    open_emulator,
+)
+from bisect_trt.stations.emulator_workers import gpus_in_turn, open_fleet
+from bisect_trt.stations.settings import Settings
+from fixtures.models import Fixture, branch, encoder_decomposed, healthy, residual
+
+PLANTED = Device(name="planted")
+REDUCED = (Precision.FP16, Precision.BF16, Precision.TF32)
+
+
+def case_of(fixture: Fixture, tmp_path: Path, **options: Any) -> Case:
+    options = {"require": (fixture.require,), "out": tmp_path, "robust": 0.0, **options}
+    return load(Settings(fixture.model, [fixture.inputs], **options), Observer())
+
+
+@pytest.mark.parametrize("make", [residual, encoder_decomposed], ids=lambda f: f.__name__)
+def test_a_device_gives_what_the_cpu_gives(make: Callable[[], Fixture]) -> None:
+    fixture = make()
+    sample = Sample("s", fixture.inputs)
+    layers = [layer.name for layer in list_layers(fixture.model)]
+    for base in REDUCED:
+        here = EmulatedRunner(fixture.model, base)
+        there = EmulatedRunner(fixture.model, base, device=PLANTED)
+        for plan in (
+            PrecisionPlan(base),
+            PrecisionPlan(base, layers[::2]),
+            PrecisionPlan(base, layers[::3], Precision.TF32),
+            PrecisionPlan("fp32"),
+        ):
+            one, other = (next(r.outputs(plan, [sample])) for r in (here, there))
+            assert all(np.array_equal(one[n], other[n], equal_nan=True) for n in one)
+        wanted = layers[::29]
+        one_by_one, others = (dict(r.effects(sample, base, wanted)) for r in (here, there))
+        assert set(one_by_one) == set(others) == set(wanted)
+        for name in wanted:
+            a, b = one_by_one[name], others[name]
+            assert a is not None and b is not None
+            assert all(np.array_equal(a[n], b[n], equal_nan=True) for n in a)
+    assert "emulated on" not in here.versions and there.versions["emulated on"] == "planted"
+
+
+def test_layers_that_the_cpu_ran_are_named() -> None:
+    """On the CPU provider that is all of them."""
+    fixture = encoder_decomposed()
+    runner = EmulatedRunner(fixture.model, device=PLANTED)
+    assert runner.layers_on_cpu == []
+    next(runner.outputs(PrecisionPlan("fp16"), [Sample("s", fixture.inputs)]))
+    assert runner.layers_on_cpu == [layer.name for layer in list_layers(fixture.model)]
+    assert not list(Path(".").glob("onnxruntime_profile*"))
+
+
+def test_a_weight_is_held_exact_and_rounded_once() -> None:
+    graph = Graph(residual().model)
+    constants = DeviceConstants(graph, PLANTED)
+    name = next(n for n, a in graph.float_constants.items() if a.size > 8)
+    exact = constants.value(name)
+    low = constants.value(name, Precision.FP16)
+    assert constants.value(name) is exact and constants.value(name, Precision.FP16) is low
+    array = graph.float_constants[name]
+    assert np.array_equal(low.numpy(), array.astype(np.float16).astype(np.float32))
+    tf32 = constants.value(name, Precision.TF32)
+    assert constants.value(name, Precision.TF32) is tf32 and len(constants._placed) == 2
+
+
+def test_cuda_is_told_to_be_strict() -> None:
+    ((provider, options), fallback) = cuda_device("H", 1, 5_000).providers
+    assert provider == CUDA_PROVIDER and fallback == "CPUExecutionProvider"
+    assert options == {
+        "device_id": "1",
+        "use_tf32": "0",
+        "cudnn_conv_algo_search": "HEURISTIC",
+        "arena_extend_strategy": "kSameAsRequested",
+        "gpu_mem_limit": "5000",
+    }
+    assert "gpu_mem_limit" not in dict(cuda_device().options)
+    assert CPU.providers == ["CPUExecutionProvider"]
+
+
+@pytest.mark.parametrize("precision", REDUCED)
+def test_the_check_finds_a_rounding_that_is_another(
+    precision: Precision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert wrong_roundings(CPU, precision) == 0
+    run = device_check.run_all
+
+    def one_wrong(session: Any, feed: Mapping[str, Any], where: str) -> dict[str, Any]:
+        found = run(session, feed, where)
+        return {n: np.where(np.arange(a.size) == 7, np.float32(1e-3), a) for n, a in found.items()}
+
+    monkeypatch.setattr(device_check, "run_all", one_wrong)
+    assert wrong_roundings(CPU, precision) == 1
+    with pytest.raises(RunnerUnavailableError, match=r"^cpu rounds 1 of \d+ numbers to fp16"):
+        DeviceChecker(CPU).check()
+
+
+def test_awkward_numbers_hold_every_kind() -> None:
+    numbers = awkward_numbers()
+    assert numbers.dtype == np.float32 and np.isnan(numbers).any() and np.isinf(numbers).any()
+    with np.errstate(over="ignore"):
+        half = numbers.astype(np.float16).astype(np.float32)
+    finite = np.isfinite(numbers)
+    assert (np.isinf(half) & finite).any() and ((half == 0) & (numbers != 0)).any()
+    assert np.signbit(numbers[numbers == 0]).any()
+    size = np.abs(half)
+    assert ((size > 0) & (size < 2.0**-14) & (half != numbers)).any(), "subnormal ties"
+
+
+def test_strict_fp32_is_told_from_tf32() -> None:
+    found = strictness(CPU)
+    assert found.holds and found.product < 1e-6 and found.convolution < 1e-6
+    assert 1e-5 < found.product_tf32 < 1e-2 and 1e-5 < found.convolution_tf32 < 1e-2
+    as_tf32 = replace(found, convolution=found.convolution_tf32)
+    assert not as_tf32.holds and not replace(found, product=found.product_tf32).holds
+
+
+def test_a_device_without_strict_fp32_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    loose = Strictness(3e-4, 3e-4, 1e-7, 3e-4)
+    monkeypatch.setattr(device_check, "strictness", lambda _: loose)
+    with pytest.raises(RunnerUnavailableError, match=r"no strict FP32.*NVIDIA_TF32_OVERRIDE"):
+        DeviceChecker(CPU).check()
+
+
+@pytest.mark.parametrize(
+    "message",
+    ["CUDA failure 2: out of memory ; GPU=0", "CUBLAS failure 3: the library", "CUDNN failure 4"],
+)
+def test_a_gpu_that_gives_out_says_nothing_of_a_plan(message: str) -> None:
+    error = RuntimeError(f"Non-zero status code while running Conv node. {message}")
+    assert is_gpu_failure(error) and not is_gpu_failure(RuntimeError("Conv: bad shape"))
+    told = failure_of_session("the emulated model", error)
+    assert isinstance(told, MachineError) and "--emulate-on cpu" in str(told)
+
+
+def test_cuda_without_its_provider(tmp_path: Path) -> None:
+    if CUDA_PROVIDER in ort.get_available_providers():
+        pytest.skip("this ONNX Runtime has the CUDA provider")
+    fixture = healthy()
+    model, inputs, out = tmp_path / "m.onnx", tmp_path / "x.npz", tmp_path / "out"
+    model.write_bytes(fixture.model.SerializeToString())
+    np.savez(inputs, **fixture.inputs)
+    asked = ["--out", str(out), "--emulate-on", "cuda"]
+    for command in ("run", "compare"):
+        said = CliRunner().invoke(
+            main,
+            [command, str(model), "--input", str(inputs), *asked],
+        )
+        assert said.exit_code == 3
+        assert "--emulate-on cuda: this ONNX Runtime has no CUDA provider: pip " in said.output
+        assert said.output.count("\n") == 1 and not out.exists()
+    check = next(c for c in examine() if c.name == "emulator on cuda")
+    assert check.works is False and "onnxruntime-gpu" in check.detail
+    # A build without the provider ignores its name: the session then says so.
+    with pytest.warns(UserWarning, match="CUDA"), pytest.raises(RunnerUnavailableError):
+        session_as_written(fixture.model.SerializeToString(), "m", device=cuda_device())
+
+
+class Bed:
+    """What ``--emulate-on`` asks of the machine, planted."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reason: str | None = None
+        self.seconds = {"planted": 1.0, "cpu": 2.0}
+        self.timed: list[str] = []
+        set_ = monkeypatch.setattr
+        set_(emulator_choice, "why_no_provider", lambda: None)
+        set_(emulator_choice, "why_not_on_cuda", lambda: self.reason)
+        set_(emulator_choice, "visible_gpus", lambda: ["4", "6"])
+        set_(emulator_workers, "visible_gpus", lambda: ["4", "6"])
+        set_(emulator_choice, "gpu_facts", lambda gpu: (f"gpu {gpu}", 1_000_000))
+        set_(emulator_choice, "cuda_device", self.device)
+        set_(emulator_choice, "_seconds", self.seconds_of)
+
+    def device(self, name: str, number: int = 0, memory_bytes: int = 0) -> Device:
+        self.asked = (name, number, memory_bytes)
+        return PLANTED
+
+    def seconds_of(self, run: Callable[[], Any], times: int) -> float:
+        on = "planted" if isinstance(run(), list) else "cpu"
+        self.timed.append(on)
+        return self.seconds[on]
+
+
+@pytest.fixture
+def bed(monkeypatch: pytest.MonkeyPatch) -> Bed:
+    return Bed(monkeypatch)
+
+
+def test_auto_takes_what_is_faster_and_keeps_to_it(bed: Bed, tmp_path: Path) -> None:
+    case = case_of(healthy(), tmp_path, emulate_on="auto")
+    journal = Journal(tmp_path)
+    device, said = emulator_device(case.settings)
+    assert (device, said) == (PLANTED, ()) and bed.asked == ("gpu 4", 0, 500_000)
+    emulator, findings = open_emulator(case, device, journal)
+    assert emulator.device == PLANTED and bed.timed == ["planted", "cpu"]
+    # The CPU provider stands for the GPU, so every layer fell back.
+    (found,) = findings
+    assert found.kind == "cpu-fallback" and found.message.count("'") == 2 * min(5, len(case.layers))
+    bed.seconds["cpu"] = 0.5
+    again = open_emulator(case, device, journal)
+    assert again[0].device == PLANTED and again[1] == findings and len(bed.timed) == 2
+    journal.close()
+    (tmp_path / "new").mkdir()
+    slower, _ = open_emulator(case, device, Journal(tmp_path / "new"))
+    assert slower.device == CPU
+
+
+def test_cuda_is_not_timed(bed: Bed, tmp_path: Path) -> None:
+    case = case_of(healthy(), tmp_path, emulate_on="cuda")
+    bed.seconds["cpu"] = 0.0
+    emulator, _ = open_emulator(case, emulator_device(case.settings)[0], None)
+    assert emulator.device == PLANTED and bed.timed == ["planted"]
+
+
+def test_a_gpu_that_does_not_work_is_told_of(bed: Bed, tmp_path: Path) -> None:
+    bed.reason = "no usable GPU"
+    asked = Settings("m.onnx", [], emulate_on="cuda")
+    with pytest.raises(RunnerUnavailableError, match=r"^--emulate-on cuda: no usable GPU$"):
+        emulator_device(asked)
+    device, (said,) = emulator_device(Settings("m.onnx", [], emulate_on="auto"))
+    assert device == CPU and "no usable GPU" in said.message
+    assert emulator_device(Settings("m.onnx", [])) == (CPU, ()), "it is asked for"
+
+
+def test_a_model_that_fails_there_is_emulated_here(
+    bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(run: object, times: int) -> float:
+        raise MachineError("the GPU failed (CUDA failure 2: out of memory)")
+
+    monkeypatch.setattr(emulator_choice, "_seconds", broken)
+    emulator, (said,) = open_emulator(
+        case_of(healthy(), tmp_path, emulate_on="auto"), PLANTED, None
+    )
+    assert emulator.device == CPU and "out of memory" in said.message
+    with pytest.raises(MachineError):
+        open_emulator(case_of(healthy(), tmp_path, emulate_on="cuda"), PLANTED, None)
+
+
+def test_workers_take_the_gpus_in_turn(
+    bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert gpus_in_turn(["4", "6"], 3) == [{"CUDA_VISIBLE_DEVICES": d} for d in "464"]
+    assert gpus_in_turn([], 2) == [{}, {}]
+    case = case_of(healthy(), tmp_path, workers=3, emulate_on="cuda")
+    device, _ = emulator_device(case.settings)
+    # This process and two of the three workers share the first GPU, beside an engine maybe.
+    assert bed.asked[2] == 500_000 // 3
+    monkeypatch.setattr(emulator_workers, "SERVER", "tests.runners.breaking:Seer")
+    monkeypatch.setattr(emulator_workers, "thread_count", lambda: 6)
+    fleet = open_fleet(case, EmulatedRunner(case.graph, device=device), device)
+    assert fleet is not None
+    try:
+        # Whoever is free answers: three members, asked one after the other, answer in turn.
+        answers = [fleet._crew.call("outputs") for _ in range(3)]
+        assert [seen for seen, _ in answers] == ["4", "6", "4"]
+        assert {on for _, on in answers} == {"planted"}
+        assert fleet.versions["emulated on"] == "planted"
+    finally:
+        fleet.close()
+
+
+def test_a_server_checks_its_device_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    fixture = healthy()
+    arguments = server_arguments(fixture.model, Precision.FP16, 1, PLANTED)
+    monkeypatch.setattr(device_check, "strictness", lambda _: Strictness(1.0, 1.0, 1.0, 1.0))
+    with pytest.raises(RunnerUnavailableError, match="planted is no strict FP32"):
+        EmulationServer(**arguments)
+    EmulationServer(**{**arguments, "device": CPU})
+
+
+def test_actors_on_ray_take_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[float, Device]] = []
+
+    def actors(
+        address: str, target: str, arguments: Any, count: int, gpus: float, cpus: int
+    ) -> list[Any]:
+        asked.append((gpus, arguments["device"]))
+        return []
+
+    monkeypatch.setattr(emulator_workers, "ray_actors", actors)
+    for runner, emulate_on, gpus in (
+        ("emulated", "cuda", 1.0),
+        ("auto", "cuda", 0.5),  # an engine may take the other half
+        ("emulated", "auto", 0.0),
+        ("emulated", "cpu", 0.0),
+    ):
+        options = {"ray": "local", "runner": runner, "emulate_on": emulate_on}
+        case = case_of(healthy(), tmp_path, **options)
+        device, _ = emulator_device(case.settings)
+        local, _ = open_emulator(case, device, None)
+        assert local.device == CPU
+        fleet = open_fleet(case, local, device)
+        assert fleet is not None and asked[-1] == (gpus, device)
+        assert (device.provider == CUDA_PROVIDER) is (emulate_on == "cuda")
+        assert ("emulated on" in fleet.versions) is (emulate_on == "cuda")
+
+
+def test_a_whole_run_on_a_device(bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same answer as on the CPU, under keys of its own; a repeated command runs nothing."""
+    fixture = branch()
+
+    def run(out: str, emulate_on: str) -> Any:
+        return bisect_trt.bisect(
+            fixture.model,
+            fixture.inputs,
+            require=fixture.require,
+            runner="emulated",
+            out=tmp_path / out,
+            robust=0,
+            emulate_on=emulate_on,
+        )
+
+    here, there = run("cpu", "cpu"), run("cuda", "cuda")
+    assert there.pinned == here.pinned and there.passed and here.passed
+    written = json.loads((tmp_path / "cuda" / "run.json").read_text())
+    assert written["versions"]["emulated on"] == "planted"
+    assert "emulated on" not in here.versions
+    assert any(f.kind == "cpu-fallback" for f in there.findings)
+    assert run("cuda", "cuda").new_probes == 0
+    assert run("cuda", "cpu").new_probes > 0
+
+
+def test_the_driver_s_tool_is_asked_for_the_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'NVIDIA H200, 1000'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert ort_devices.gpu_facts("0") == ("NVIDIA H200", 1000 << 20)
+    tool.write_text("#!/bin/sh\nexit 9\n")
+    assert ort_devices.gpu_facts("0") == ("cuda", 0)
+    tool.unlink()
+    assert ort_devices.gpu_facts("0") == ("cuda", 0) and ort_devices.visible_gpus() == []

@@ -1,0 +1,64 @@
+"""Every session sleeps where it waits, and takes no more threads than the process may."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+import threadpoolctl
+
+from bisect_trt.core.cores import at_most, thread_count
+from bisect_trt.runners.ort_sessions import (
+    node_session,
+    reference_session,
+    session_as_written,
+    switched_session,
+)
+from bisect_trt.stations.emulator_workers import shared_out
+from bisect_trt.stations.settings import Settings
+from bisect_trt.stations.thread_limit import within_threads
+
+MODEL = onnx.parser.parse_model("""
+    <ir_version: 8, opset_import: ["" : 17]>
+    g (float[2] x) => (float[2] y) { y = Tanh(x) }
+""").SerializeToString()
+
+
+def test_sessions() -> None:
+    for threads in (1, None):
+        with at_most(threads):
+            for session in (
+                node_session(MODEL),
+                reference_session(MODEL),
+                session_as_written(MODEL, "m"),
+                switched_session(MODEL),
+            ):
+                options = session.get_session_options()
+                assert options.intra_op_num_threads == (threads or min(8, thread_count()))
+                assert options.inter_op_num_threads == 1
+                for pool in ("intra_op", "inter_op"):
+                    entry = f"session.{pool}.allow_spinning"
+                    assert options.get_session_config_entry(entry) == "0"
+
+
+@pytest.mark.parametrize(
+    ("workers", "threads", "shares"),
+    [(1, 6, (1, 6)), (2, 6, (2, 3)), (4, 6, (4, 1)), (8, 6, (6, 1)), (3, 1, (1, 1))],
+)
+def test_workers_share_the_threads(workers: int, threads: int, shares: tuple[int, int]) -> None:
+    assert shared_out(workers, threads) == shares
+    assert shares[0] * shares[1] <= threads
+
+
+def test_a_job_keeps_to_what_its_settings_ask_for() -> None:
+    @within_threads
+    def job(settings: Settings, more: int) -> tuple[int, list[int]]:
+        pools = threadpoolctl.threadpool_info()
+        blas = [pool["num_threads"] for pool in pools if pool["user_api"] == "blas"]
+        return thread_count() + more, blas
+
+    before = [p["num_threads"] for p in threadpoolctl.threadpool_info()]
+    count, blas = job(Settings("m", [], threads=1), 0)
+    assert count == 1 and set(blas) <= {1}
+    count, blas = job(Settings("m", []), more=10)
+    assert count == thread_count() + 10 and all(n <= thread_count() for n in blas)
+    assert [p["num_threads"] for p in threadpoolctl.threadpool_info()] == before

@@ -1,0 +1,61 @@
+"""The price of a run: counted by the search's own figures, and no file is left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import bisect_trt
+from bisect_trt.core.observer import Observer
+from bisect_trt.stations.case import Case, load
+from bisect_trt.stations.estimate import estimate
+from bisect_trt.stations.settings import Settings
+from bisect_trt.stations.work import expected_work
+from fixtures.models import encoder_decomposed, healthy
+
+FIXTURE = encoder_decomposed()
+
+
+def case_of(**options: object) -> Case:
+    made = Settings(FIXTURE.model, [FIXTURE.inputs], require=FIXTURE.require, **options)
+    return load(made, Observer())
+
+
+def test_what_passes_is_hardly_searched() -> None:
+    fails, passes = (expected_work(case_of(), passes=p, probe_seconds=1e-3) for p in (False, True))
+    assert passes.rows == 0 and passes.emulations < 10 and passes.probes == 3
+    assert fails.rows >= 2 * len(case_of().names) and fails.emulations > 200
+    assert passes.drawn >= 20 + 12 + 59 and passes.second_asked < passes.drawn
+
+
+def test_a_slow_model_is_tested_on_fewer_draws() -> None:
+    quick, slow = (expected_work(case_of(), passes=True, probe_seconds=s) for s in (1e-3, 3.0))
+    assert slow.drawn < quick.drawn and slow.second_asked >= 8
+
+
+def test_a_fitted_search_is_priced_by_its_pins() -> None:
+    work = expected_work(case_of(robust=0), passes=False, probe_seconds=1e-3)
+    assert work.rows == len(case_of().names) and work.probes == 6 + 8 * 2
+
+
+def test_the_counts_are_those_of_the_run(tmp_path: Path) -> None:
+    """Within a factor of two, for what is drawn and for the layers alone."""
+    result = bisect_trt.bisect(
+        FIXTURE.model, FIXTURE.inputs, require=FIXTURE.require, runner="emulated", out=tmp_path
+    )
+    work = expected_work(case_of(), passes=False, probe_seconds=1e-3)
+    assert 0.5 <= work.rows / result.effect_runs <= 2.0
+    assert result.holds is not None
+    drawn = 20 + 12 + result.holds.redrawn.tested + result.holds.variants.tested
+    assert 0.5 <= work.drawn / drawn <= 2.0
+
+
+@pytest.mark.usefixtures("few_draws")
+def test_an_estimate_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    fixture = healthy()
+    price = estimate(Settings(fixture.model, [fixture.inputs], budget=1e-3), Observer())
+    assert price.seconds == pytest.approx(0.06) and price.draws > 50 and price.effect_runs == 0
+    assert f"{price.draws} draws in" in price.sentence
+    assert not list(tmp_path.iterdir())

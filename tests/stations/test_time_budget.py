@@ -1,0 +1,127 @@
+"""``--budget``: a run ends in time with the best plan so far, tested, and says so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bisect_trt
+from bisect_trt import Result
+from bisect_trt.core.observer import Observer
+from bisect_trt.core.stop import BudgetSpentError
+from bisect_trt.core.time_budget import TimeBudget, TimedObserver
+from bisect_trt.stations.seen import Budget
+from fixtures.models import healthy, residual
+
+pytestmark = pytest.mark.usefixtures("few_draws")
+FIXTURE = residual()
+
+
+class Clock:
+    """A clock that stands still until it is told to jump."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr("bisect_trt.core.time_budget.time.monotonic", lambda: self.now)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+class Watch(Observer):
+    """Lets ``seconds`` pass after so many ``calls`` of progress in ``station``."""
+
+    def __init__(self, clock: Clock, station: str, calls: int, seconds: float) -> None:
+        self._clock, self._station, self._calls, self._seconds = clock, station, calls, seconds
+        self._here = ""
+        self.best_sets: list[int] = []
+
+    def station(self, name: str) -> None:
+        self._here = name
+
+    def best(self, pins: int) -> None:
+        self.best_sets.append(pins)
+
+    def progress(self, done: int, expected: int, note: str) -> None:
+        if self._here == self._station:
+            self._calls -= 1
+            if self._calls == 0:
+                self._clock.now += self._seconds
+
+
+def run(out: Path, observer: Observer, **options: Any) -> Result:
+    options.setdefault("require", FIXTURE.require)
+    return bisect_trt.bisect(
+        FIXTURE.model, FIXTURE.inputs, runner="emulated", out=out, observer=observer, **options
+    )
+
+
+def test_the_last_quarter_is_kept_for_the_end(clock: Clock) -> None:
+    budget = TimeBudget(1.0)
+    clock.now = 44.0
+    budget.check()
+    clock.now = 45.0
+    with pytest.raises(BudgetSpentError):
+        budget.check()
+    assert budget.cut_short
+    budget.search_ended()
+    budget.check()
+    assert budget.left_s == 15.0
+    clock.now = 60.0
+    with pytest.raises(BudgetSpentError):
+        TimedObserver(Observer(), budget).progress(1, 2, "x")
+    assert Budget(None, budget).is_spent and not Budget(None, TimeBudget(None)).is_spent
+
+
+def test_a_robust_search_ends_with_the_smallest_set_that_passed(
+    clock: Clock, tmp_path: Path
+) -> None:
+    watch = Watch(clock, "bisect", 14, 50.0)
+    result = run(tmp_path, watch, budget=1.0)
+    assert result.out_of_time and result.passed and result.exit_code == 0
+    assert watch.best_sets and len(result.pinned) == min(watch.best_sets)
+    assert "The budget of 1 minutes ended the search" in result.sentence
+    assert result.holds is not None and result.holds.given.passed == 1
+    assert result.holds.redrawn.tested >= 8 and result.ranked
+    saved = json.loads((tmp_path / "run.json").read_text())
+    assert saved["budget"] == {"minutes": 1.0, "ended_the_search": True}
+    assert saved["pinned"] == result.pinned and (tmp_path / "model.typed.onnx").exists()
+    assert "ended the search" in (tmp_path / "report.md").read_text()
+    again = run(tmp_path, Observer(), budget=1000.0)
+    assert not again.out_of_time and len(again.pinned) <= len(result.pinned)
+    assert json.loads((tmp_path / "run.json").read_text())["budget"]["ended_the_search"] is False
+
+
+@pytest.mark.parametrize("station", ["baselines", "triage", "bisect"])
+def test_a_fitted_search_ends_with_what_every_judge_passed(
+    station: str, clock: Clock, tmp_path: Path
+) -> None:
+    result = run(tmp_path, Watch(clock, station, 3, 50.0), budget=1.0, robust=0)
+    assert result.out_of_time and result.passed and result.exit_code == 0
+    assert not result.complete and 0 < len(result.pinned) <= result.layer_count
+    assert result.score <= 1.0 and "best plan so far" in result.sentence
+    if station != "baselines":
+        assert result.holds is not None and result.holds.given.passed == 1
+
+
+def test_no_time_at_all_is_no_plan_and_a_whole_report(clock: Clock, tmp_path: Path) -> None:
+    result = run(tmp_path, Watch(clock, "baselines", 1, 100.0), budget=1.0)
+    assert result.out_of_time and not result.passed and result.exit_code == 1
+    assert "no plan is known to pass yet" in result.sentence
+    assert {"run.json", "report.html", "report.md", "junit.xml"} <= {
+        p.name for p in tmp_path.iterdir()
+    }
+
+
+def test_what_is_done_in_time_is_as_ever(clock: Clock, tmp_path: Path) -> None:
+    fixture = healthy()
+    result = bisect_trt.bisect(
+        fixture.model, fixture.inputs, runner="emulated", out=tmp_path, budget=5
+    )
+    assert not result.out_of_time and result.cause.value == "none"
+    assert "budget" not in result.sentence
