@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO := .cache/demo
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: demo test gpu-test gpu-bench lint bench fixtures clean
+.PHONY: demo test gpu-test gpu-bench lint bench bench-large assets fixtures clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -58,6 +58,19 @@ $(PEERS)/.ready: benchmarks/peers.txt
 bench: $(VENV)/.ready $(DEMO)/page.npz
 	-$(MAKE) $(PEERS)/.ready
 	$(BIN)/python -m benchmarks
+
+# The libraries in the report, as npm has them; the versions are those of the page beside them. Nobody but who raises one needs npm.
+ASSETS := bisect_trt/report/assets
+assets:
+	set -e; new() { npm pack --silent --pack-destination .cache $$1 | sed 's|^|.cache/|'; }; mkdir -p .cache; \
+	version() { sed -n "s/^| $$1 |[^|]*| \\([0-9.]*\\) |.*/\\1/p" $(ASSETS)/NOTICE.md; }; \
+	tar xzOf $$(new plotly.js-basic-dist-min@$$(version plotly-basic.min.js)) package/plotly-basic.min.js > $(ASSETS)/plotly-basic.min.js; \
+	tar xzOf $$(new datatables.net@$$(version dataTables.min.js)) package/js/dataTables.min.js > $(ASSETS)/dataTables.min.js; \
+	tar xzOf $$(new datatables.net-dt@$$(version dataTables.min.css)) package/css/dataTables.dataTables.min.css > $(ASSETS)/dataTables.min.css
+
+# Models of gigabytes, for minutes; those that do not fit into the memory that is free are left out.
+bench-large: $(VENV)/.ready
+	$(BIN)/python -m benchmarks.large
 
 fixtures: $(VENV)/.ready
 	$(BIN)/python -m fixtures

@@ -62,7 +62,7 @@ def errors(name: str, make: Callable[[], Fixture]) -> list[float]:
         [o.name for o in fixture.model.graph.output],
         *load_metrics(fixture.metrics),
     )
-    reference = run_all(reference_session(fixture.model.SerializeToString()), sample.arrays, name)
+    reference = run_all(reference_session(fixture.model), sample.arrays, name)
     engine = None if RUNNER == "emulated" else TensorRTRunner(fixture.model, [sample])
     found = []
     for precision in (Precision.FP32, Precision.TF32, Precision.FP16, Precision.BF16):

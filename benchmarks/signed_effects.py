@@ -25,7 +25,7 @@ from benchmarks.plan_cases import CASES, PlanCase
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph
-from bisect_trt.graph.load import load_model, loadable
+from bisect_trt.graph.load import load_model
 from bisect_trt.graph.passes.switched import to_switched
 from bisect_trt.numerics.error_sample import ErrorSample
 from bisect_trt.numerics.requirement_text import load_metrics, parse_requirements
@@ -47,8 +47,7 @@ class Halves:
 
     def __init__(self, graph: Graph) -> None:
         self._made = to_switched(graph, Precision.FP16, Precision.FP32)
-        with loadable(self._made.model) as source:
-            self._session = switched_session(source)
+        self._session = switched_session(self._made.model)
         self._constants, self._outputs = ConstantStore(graph), graph.outputs
         self._switch = {state: owned(np.array(state)) for state in (False, True)}
 

@@ -88,7 +88,7 @@ def look(name: str, model: Any, arrays: Arrays, asked: argparse.Namespace) -> di
     """What one fresh process shows of a model, by precision."""
     graph = Graph(load_model(model).proto)
     samples = samples_of(arrays, asked.inputs)
-    reference = Reference(graph, None)
+    reference = Reference(graph)
     exact = [reference.outputs(sample) for sample in samples]
     found: dict[str, Seen] = {}
     runner = TensorRTRunner(graph, samples, timeout_s=300.0, repeats=asked.repeats)

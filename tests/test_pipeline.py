@@ -40,6 +40,7 @@ FILES_OF_A_RUN = {
     "report.md",
     "junit.xml",
     "model.typed.onnx",
+    "model.annotated.onnx",
     "journal.sqlite",
 }
 

@@ -46,7 +46,7 @@ def usable_cores() -> int:
     counts: list[float] = [os.cpu_count() or 1]
     if hasattr(os, "sched_getaffinity"):
         counts.append(len(os.sched_getaffinity(0)))
-    quota = quota_of(_own_cgroups(_OWN, _CGROUPS))
+    quota = quota_of(own_cgroups("cpu"))
     return max(1, math.ceil(min([*counts, quota])))
 
 
@@ -71,12 +71,19 @@ def quota_of(folders: list[Path]) -> float:
     return min(found)
 
 
-def _own_cgroups(own: Path, root: Path) -> list[Path]:
-    """The folders of this process' cgroups and of those around them."""
-    folders = [root, root / "cpu", root / "cpu,cpuacct"]
+def own_cgroups(controller: str, own: Path = _OWN, root: Path = _CGROUPS) -> list[Path]:
+    """The folders of this process' cgroups and of those around them: a batch system's job, or a
+    service, may be deep inside.
+
+    Args:
+        controller: whose, "cpu" or "memory".
+        own: says which they are.
+        root: of all of them.
+    """
+    folders = [root, root / controller, root / "cpu,cpuacct"]
     for line in _read(own).splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
         base = root / controllers if controllers else root
         inner = base / path.lstrip("/")

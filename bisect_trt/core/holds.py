@@ -38,6 +38,10 @@ class Holding:
         """The share that passed, NaN where nothing was tested."""
         return self.passed / self.tested if self.tested else float("nan")
 
+    def misses(self, wanted: float) -> bool:
+        """Whether fewer passed than chance explains, had ``wanted`` of all such samples passed."""
+        return _chance(self.passed, self.tested, wanted) <= _RARE + 1e-9
+
 
 @dataclass(frozen=True)
 class Holds:
@@ -70,7 +74,7 @@ class Holds:
         """
         drawn = ((self.redrawn, self.wanted), (self.variants, self.wanted_of_variants))
         kinds = (*drawn, (self.holdout, self.wanted))
-        if any(_chance(kind.passed, kind.tested, wanted) <= _RARE + 1e-9 for kind, wanted in kinds):
+        if any(kind.misses(wanted) for kind, wanted in kinds):
             return Robustness.LUCKY
         if self.holdout.passed < at_least(self.wanted, self.holdout.tested):
             return Robustness.UNDECIDED

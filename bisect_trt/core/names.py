@@ -15,7 +15,8 @@ _MARKDOWN = re.compile(
 )
 """What would act where it stands: an underscore inside a word does nothing."""
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20", "'")
+"""What a spreadsheet obeys, full-width forms too; and the quote, so that it can be taken off."""
 
 
 def printable(text: str) -> str:
@@ -37,6 +38,11 @@ def cell(text: str) -> str:
     """
     harmless = printable(text)
     return f"'{harmless}" if harmless.startswith(_FORMULA) else harmless
+
+
+def uncell(text: str) -> str:
+    """What :func:`cell` was given, with its control characters still spelled out."""
+    return text[1:] if text.startswith("'") else text
 
 
 def markdown(text: str) -> str:

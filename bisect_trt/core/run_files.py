@@ -5,6 +5,7 @@ from __future__ import annotations
 RUN = "run.json"
 TYPED_MODEL = "model.typed.onnx"
 REWRITTEN_MODEL = "model.rewritten.onnx"
+ANNOTATED_MODEL = "model.annotated.onnx"
 PLAN = "plan.json"
 
 RESULT_FILES = (
@@ -14,6 +15,7 @@ RESULT_FILES = (
     f"{TYPED_MODEL}.data",
     REWRITTEN_MODEL,
     f"{REWRITTEN_MODEL}.data",
+    ANNOTATED_MODEL,
     "report.html",
     "report.md",
     "junit.xml",

@@ -19,15 +19,27 @@ class Sample:
     name: str
     arrays: Mapping[str, NDArray[Any]]
 
-    @cached_property
+    @property
     def digest(self) -> str:
         """SHA-256 of the names, types, shapes and values: what the journal knows the sample by."""
-        found = hashlib.sha256()
+        return self._read[0]
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """By graph input name."""
+        return self._read[1]
+
+    @cached_property
+    def _read(self) -> tuple[str, dict[str, tuple[int, ...]]]:
+        """Digest and shapes: arrays that come from files are read once for both."""
+        found, shapes = hashlib.sha256(), {}
         for name in sorted(self.arrays):
             array = self.arrays[name]
+            shapes[name] = tuple(array.shape)
             found.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
-            found.update(array.tobytes())
-        return found.hexdigest()
+            whole = array if array.flags.c_contiguous else array.copy()
+            found.update(whole.view("u1").data if whole.ndim and whole.size else whole.tobytes())
+        return found.hexdigest(), shapes
 
 
 def evenly(samples: Sequence[Sample], most: int) -> list[Sample]:

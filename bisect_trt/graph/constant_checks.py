@@ -9,11 +9,8 @@ from onnx import TensorProto, helper
 from onnx.external_data_helper import uses_external_data
 
 from bisect_trt.core.errors import BadInputError
-
-_PACKED = frozenset(
-    getattr(TensorProto, name, -1) for name in ("INT4", "UINT4", "FLOAT4E2M1", "INT2", "UINT2")
-)
-"""Several values to a byte, which how many is not told here: their sizes are ONNX's to check."""
+from bisect_trt.graph.tensor_values import PACKED
+from bisect_trt.graph.wire import EMBEDDED
 
 _COMPLEX = (TensorProto.COMPLEX64, TensorProto.COMPLEX128)
 
@@ -40,10 +37,16 @@ def check_constant(tensor: TensorProto, where: str) -> None:
         raise BadInputError(
             f"{named} is of the unknown type {tensor.data_type}; export the model again"
         ) from None
-    if uses_external_data(tensor) or tensor.data_type in _PACKED:
+    place = {entry.key: entry.value for entry in tensor.external_data}
+    apart = uses_external_data(tensor)
+    if (apart and place.get("location") != EMBEDDED) or tensor.data_type in PACKED:
         return
     count = math.prod(tensor.dims)
-    if tensor.HasField("raw_data"):
+    wanted: int | str
+    held: int | str
+    if apart:
+        wanted, held, unit = str(count * itemsize), place.get("length", ""), "bytes"
+    elif tensor.HasField("raw_data"):
         wanted, held, unit = count * itemsize, len(tensor.raw_data), "bytes"
     else:
         field = helper.tensor_dtype_to_field(tensor.data_type)
@@ -69,7 +72,7 @@ def external_range(tensor: TensorProto, where: Path) -> tuple[str, int, int]:
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
     named = f"{where}: external data of {tensor.name!r}"
-    if not location or "\0" in location:
+    if not location or ("\0" in location and location != EMBEDDED):
         raise BadInputError(f"{named} names no file; export the model again")
     try:
         offset, length = int(entries.get("offset") or 0), int(entries.get("length") or 0)
@@ -77,7 +80,7 @@ def external_range(tensor: TensorProto, where: Path) -> tuple[str, int, int]:
         offset = length = -1
     itemsize = helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
     wanted = math.prod(tensor.dims) * itemsize
-    packed = tensor.data_type in _PACKED
+    packed = tensor.data_type in PACKED
     if offset < 0 or length < 0 or (length and not packed and length != wanted):
         raise BadInputError(
             f"{named} has the offset {entries.get('offset')} and the length "

@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
-import numpy as np
 import onnx
-from numpy.typing import NDArray
 
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.graph.constants import constants
+from bisect_trt.graph.constants import Constants
 from bisect_trt.graph.layers import (
     FloatSlots,
     Kind,
@@ -60,14 +57,14 @@ class Graph:
         return opset_of(self.proto)
 
     @cached_property
-    def constants(self) -> dict[str, NDArray[Any]]:
+    def constants(self) -> Constants:
         """Every constant tensor of the main graph by name: initialisers and Constant nodes."""
-        return constants(self.proto.graph)
+        return Constants(self.proto.graph)
 
     @cached_property
-    def float_constants(self) -> dict[str, NDArray[np.float32]]:
+    def float_constants(self) -> Constants:
         """The FP32 ones among :attr:`constants`."""
-        return {n: a for n, a in self.constants.items() if a.dtype == np.float32}
+        return self.constants.of_type(FLOAT)
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:

@@ -47,6 +47,15 @@ def input_specs(model: onnx.ModelProto) -> list[InputSpec]:
     return specs
 
 
+def dynamic_inputs(model: onnx.ModelProto) -> list[str]:
+    """The inputs whose shapes ``model`` leaves open, for an engine's profile to bound."""
+    return [
+        spec.name
+        for spec in input_specs(model)
+        if spec.shape is None or not all(isinstance(size, int) for size in spec.shape)
+    ]
+
+
 def check_array(
     where: str,
     spec: InputSpec,

@@ -12,7 +12,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from bisect_trt.graph.constants import constants
+from bisect_trt.graph.constants import Constants
 from bisect_trt.graph.tensor_types import captured_names
 
 
@@ -44,7 +44,7 @@ class _Finder:
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self._nodes = model.graph.node
-        self._constants = constants(model.graph)
+        self._constants = Constants(model.graph)
         self._producer = {o: i for i, n in enumerate(self._nodes) for o in n.output}
         self._readers: dict[str, list[int]] = {}
         for index, node in enumerate(self._nodes):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import onnx
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.tensor_types import captured_names, skeleton, subgraphs
@@ -19,11 +19,23 @@ _TOLD_BY = ("i8", "i4", "f4")
 Shape = tuple[int | None, ...]
 
 
-def with_shapes(graph: Graph) -> onnx.GraphProto:
+def with_shapes(
+    graph: Graph, inputs: Mapping[str, tuple[int, ...]] | None = None
+) -> onnx.GraphProto:
     """A copy of ``graph`` without large weights, in which ONNX's inference wrote what shapes it
     could tell, bodies included. Nodes keep their places.
+
+    Args:
+        graph: read only.
+        inputs: the shapes of inputs, where they are known better than the model says.
     """
     light = skeleton(graph.proto)
+    for value in light.graph.input:
+        if value.name in (inputs or {}):
+            found = helper.make_tensor_value_info(
+                value.name, value.type.tensor_type.elem_type, (inputs or {})[value.name]
+            )
+            value.CopyFrom(found)
     declared = {i.name for i in graph.proto.graph.input}
     small = {
         name: numpy_helper.from_array(array, name)
@@ -31,9 +43,9 @@ def with_shapes(graph: Graph) -> onnx.GraphProto:
         if name not in declared and array.size <= _SMALL and array.dtype.str[1:] in _TOLD_BY
     }
     stored = {t.name for t in graph.proto.graph.initializer}.intersection(small)
-    inputs = [i for i in light.graph.input if i.name not in stored]
+    unstored = [i for i in light.graph.input if i.name not in stored]
     del light.graph.input[:]
-    light.graph.input.extend(inputs)
+    light.graph.input.extend(unstored)
     light.graph.initializer.extend(small[name] for name in sorted(stored))
     _give_to_bodies(light.graph, small)
     try:

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import Precision
 from bisect_trt.graph.graph import Graph, as_graph
+from bisect_trt.graph.mapped_files import let_go
+from bisect_trt.numerics.blocks import flat, slices
 from bisect_trt.numerics.rounding import LARGEST, SMALLEST_SUBNORMAL
 
 
@@ -28,8 +30,9 @@ def weight_findings(model: onnx.ModelProto | Graph, precision: Precision) -> lis
         for name in layer.inputs:
             readers.setdefault(name, []).append(layer.name)
     findings = []
-    for name, array in graph.float_constants.items():
-        for kind, problem in _problems(array, precision) if name in readers and array.size else ():
+    for name in (n for n in graph.float_constants if n in readers):
+        array = graph.float_constants[name]
+        for kind, problem in _problems(array, precision) if array.size else ():
             for reader in readers[name]:
                 findings.append(
                     Finding(kind, reader, f"constant {name!r} of layer {reader!r} {problem}")
@@ -39,8 +42,14 @@ def weight_findings(model: onnx.ModelProto | Graph, precision: Precision) -> lis
 
 def _problems(array: NDArray[np.float32], precision: Precision) -> Iterator[tuple[str, str]]:
     """(kind, what is wrong) for what ``array`` loses in ``precision``."""
-    size = np.abs(array)
-    largest = float(size.max())
+    largest, vanishing = 0.0, 0
+    values = flat(array)
+    for part in slices(values.size, 1 << 16):
+        size = np.abs(values[part])
+        largest = max(largest, float(size.max()))
+        lost = (size > 0) & (size < SMALLEST_SUBNORMAL[precision] / 2)
+        vanishing += int(np.count_nonzero(lost))
+    let_go(array)
     if largest > LARGEST[precision]:
         what = "a mask or weight" if largest >= 1e30 else "a weight"
         yield (
@@ -48,7 +57,6 @@ def _problems(array: NDArray[np.float32], precision: Precision) -> Iterator[tupl
             f"holds {largest:.3g}: {what} beyond {precision}'s {LARGEST[precision]:.6g} becomes "
             "infinite",
         )
-    vanishing = int(np.count_nonzero((size > 0) & (size < SMALLEST_SUBNORMAL[precision] / 2)))
     if vanishing:
         yield (
             "weight-underflow",

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.user_code import load_function, users_code
+from bisect_trt.numerics.blocks import flat, slices
 
 Arrays = Mapping[str, NDArray[Any]]
 Random = np.random.Generator
@@ -116,8 +117,12 @@ def _mix(arrays: Arrays, others: Sequence[Arrays], random: Random) -> dict[str, 
     share = random.uniform(0.3, 0.7)
 
     def mixed(name: str, array: NDArray[Any]) -> NDArray[Any]:
-        partner = other[name] if other is not None else shifted[name]
-        return _like(share * array + (1.0 - share) * partner, array)
+        partner = flat(other[name] if other is not None else shifted[name])
+        found = np.empty(array.shape, array.dtype)
+        source, target = flat(array), flat(found)
+        for part in slices(source.size):
+            target[part] = share * source[part] + (1.0 - share) * partner[part]
+        return found
 
     return {n: mixed(n, a) if _moves(a) else a for n, a in arrays.items()}
 
@@ -251,12 +256,23 @@ def _rolled(array: NDArray[Any], pick: float, steps: int) -> NDArray[Any]:
 
 
 def _noisy(array: NDArray[Any], random: Random, amount: float) -> NDArray[Any]:
-    noise = random.standard_normal(array.shape) * (amount * float(array.std()))
-    return _like(array + noise, array)
+    scale = amount * float(array.std())
+    return _drawn(array, lambda block: block + random.standard_normal(block.shape) * scale)
 
 
 def _stretched(array: NDArray[Any], random: Random, amount: float) -> NDArray[Any]:
-    return _like(array * (1.0 + amount * random.standard_normal(array.shape)), array)
+    return _drawn(array, lambda block: block * (1.0 + amount * random.standard_normal(block.shape)))
+
+
+def _drawn(array: NDArray[Any], change: Callable[[NDArray[Any]], NDArray[Any]]) -> NDArray[Any]:
+    """``array`` changed block by block: the generator gives the numbers that it would give for all
+    at once.
+    """
+    found = np.empty(array.shape, array.dtype)
+    source, target = flat(array), flat(found)
+    for part in slices(source.size):
+        target[part] = change(source[part])
+    return found
 
 
 def _like(values: NDArray[Any], array: NDArray[Any]) -> NDArray[Any]:

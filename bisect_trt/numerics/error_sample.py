@@ -6,15 +6,18 @@ on all elements, decide; so a sample that misses an element costs a probe, never
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_trt.numerics.requirements import Requirements
+from bisect_trt.numerics.blocks import BLOCK, flat, slices
+from bisect_trt.numerics.requirements import Requirement, Requirements
 
 Arrays = Mapping[str, NDArray[Any]]
+Tolerance = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 _MEAN_LIKE = frozenset({"mean_abs", "median_abs", "rmse", "cosine", "snr_db", "psnr_db"})
 MEAN_NORM, _PEAK_NORM = 2.0, 8.0
@@ -52,17 +55,12 @@ class ErrorSample:
             tolerance = _tolerance(requirements, name, array)
             if tolerance is None or array.size == 0:
                 continue
-            ref = array.astype(np.float64).ravel()
-            used = np.zeros(ref.size)
-            if candidate[name].shape == array.shape:
-                with np.errstate(invalid="ignore", over="ignore"):
-                    error = np.abs(candidate[name].astype(np.float64).ravel() - ref)
-                    used = np.nan_to_num(error / tolerance, nan=0.0)
-            half = min(share // 2 + 1, ref.size)
-            worst = np.argpartition(-used, half - 1)[:half]
-            chosen = random.choice(ref.size, half, replace=False)
+            half = min(share // 2 + 1, array.size)
+            worst = _worst(array, candidate[name], tolerance, half)
+            chosen = random.choice(array.size, half, replace=False)
             index = np.unique(np.concatenate([worst, chosen]))
-            self._picks.append((name, index, ref[index], tolerance[index]))
+            ref = flat(array)[index].astype(np.float64)
+            self._picks.append((name, index, ref, tolerance(ref)))
 
     @property
     def size(self) -> int:
@@ -82,33 +80,72 @@ class ErrorSample:
         return np.concatenate(parts) if parts else np.zeros(0, np.float32)
 
 
-def _tolerance(
-    requirements: Requirements, name: str, array: NDArray[Any]
-) -> NDArray[np.float64] | None:
-    """The tolerance of each element of an output, None if no requirement looks at it."""
-    ref = array.astype(np.float64).ravel()
-    finite = ref[np.isfinite(ref)]
-    spread = float(np.ptp(finite)) if finite.size else 1.0
-    scale = float(np.sqrt(np.mean(finite * finite))) if finite.size else 1.0
-    tightest: NDArray[np.float64] | None = None
-    for item in requirements.items:
-        if item.output not in (None, name):
-            continue
-        if item.metric == "atol":
-            tolerance = item.limit + item.relative * np.abs(np.where(np.isfinite(ref), ref, 0.0))
-        elif item.metric == "rel_range":
-            tolerance = np.full(ref.size, item.limit * (spread or 1.0))
-        elif item.metric in ("max_abs", "mean_abs", "median_abs", "rmse"):
-            tolerance = np.full(ref.size, item.limit)
-        elif item.metric == "cosine":
-            tolerance = np.full(ref.size, scale * np.sqrt(2.0 * max(1.0 - item.limit, 0.0)))
-        elif item.metric in ("snr_db", "psnr_db"):
-            signal = scale if item.metric == "snr_db" else spread
-            tolerance = np.full(
-                ref.size, signal * 10.0 ** float(np.clip(-item.limit / 20.0, -30.0, 30.0))
-            )
-        else:
-            tolerance = np.full(ref.size, scale or 1.0)
-        tolerance = np.maximum(tolerance, 1e-30)
-        tightest = tolerance if tightest is None else np.minimum(tightest, tolerance)
-    return tightest
+def _worst(
+    reference: NDArray[Any], candidate: NDArray[Any], tolerance: Tolerance, count: int
+) -> NDArray[np.int64]:
+    """The places where ``candidate`` uses most of the tolerance, ``count`` of them; the first ones
+    where the shapes differ.
+    """
+    exact, given = flat(reference), flat(candidate)
+    best, most = np.zeros(0, np.int64), np.zeros(0)
+    for part in slices(exact.size, max(BLOCK, 4 * count)):
+        ref = exact[part].astype(np.float64)
+        used = np.zeros(ref.size)
+        if reference.shape == candidate.shape:
+            with np.errstate(invalid="ignore", over="ignore"):
+                error = np.abs(given[part].astype(np.float64) - ref)
+                used = np.nan_to_num(error / tolerance(ref), nan=0.0)
+        used = np.concatenate([most, used])
+        places = np.concatenate([best, np.arange(part.start, part.stop)])
+        kept = np.argpartition(-used, min(count, used.size) - 1)[:count]
+        best, most = places[kept], used[kept]
+    return best
+
+
+def _tolerance(requirements: Requirements, name: str, array: NDArray[Any]) -> Tolerance | None:
+    """The tolerance of elements of an output, by the reference's values there; None if no
+    requirement looks at it.
+    """
+    items = [i for i in requirements.items if i.output in (None, name)]
+    if not items:
+        return None
+    spread, scale = _spread_and_scale(array)
+
+    def of(ref: NDArray[np.float64]) -> NDArray[np.float64]:
+        tightest = np.full(ref.size, np.inf)
+        for item in items:
+            if item.metric == "atol":
+                allowed = item.limit + item.relative * np.abs(np.where(np.isfinite(ref), ref, 0.0))
+            else:
+                allowed = np.full(ref.size, _same_everywhere(item, spread, scale))
+            tightest = np.minimum(tightest, np.maximum(allowed, 1e-30))
+        return tightest
+
+    return of
+
+
+def _same_everywhere(item: Requirement, spread: float, scale: float) -> float:
+    """The tolerance that a condition on a whole output leaves each of its elements."""
+    if item.metric == "rel_range":
+        return item.limit * (spread or 1.0)
+    if item.metric in ("max_abs", "mean_abs", "median_abs", "rmse"):
+        return item.limit
+    if item.metric == "cosine":
+        return scale * math.sqrt(2.0 * max(1.0 - item.limit, 0.0))
+    if item.metric in ("snr_db", "psnr_db"):
+        signal = scale if item.metric == "snr_db" else spread
+        return signal * math.pow(10.0, min(max(-item.limit / 20.0, -30.0), 30.0))
+    return scale or 1.0
+
+
+def _spread_and_scale(array: NDArray[Any]) -> tuple[float, float]:
+    """The range and the root of the mean square of the finite values; 1 where there is none."""
+    values = flat(array)
+    low, high, squares, count = math.inf, -math.inf, 0.0, 0
+    for part in slices(values.size):
+        block = values[part].astype(np.float64)
+        finite = block[np.isfinite(block)]
+        if finite.size:
+            low, high = min(low, float(finite.min())), max(high, float(finite.max()))
+            squares, count = squares + float(np.sum(finite * finite)), count + finite.size
+    return (high - low, math.sqrt(squares / count)) if count else (1.0, 1.0)

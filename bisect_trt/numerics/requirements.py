@@ -210,6 +210,33 @@ class Requirements:
                 worst = max(worst, item.score_of(value))
         return worst
 
+    def by_condition(
+        self,
+        values: Sequence[Sequence[float]],
+        share: float = 1.0,
+        collective: Sequence[float] = (),
+    ) -> tuple[float, ...]:
+        """The score of each condition over several inputs, one at least; where a share is spared
+        they may all pass and :meth:`together` not, since different inputs miss them.
+
+        Args:
+            values: as for :meth:`together`.
+            share: likewise.
+            collective: likewise; NaN, which no score passes, where there are none.
+        """
+        told, found = iter(collective), []
+        for place, item in enumerate(self.items):
+            column = [of_one[place] for of_one in values]
+            if item.metric in self.collective:
+                found.append(item.score_of(next(told, math.nan)))
+            elif item.aggregate != WORST:
+                value = aggregate(item.aggregate, column, at_least=item.at_least)
+                found.append(item.score_of(value))
+            else:
+                scores = sorted(map(item.score_of, column), reverse=True)
+                found.append(scores[min(int((1.0 - share) * len(scores) + 1e-9), len(scores) - 1)])
+        return tuple(found)
+
     @property
     def texts(self) -> tuple[str, ...]:
         """The conditions as the user wrote them."""

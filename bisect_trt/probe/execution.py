@@ -92,6 +92,7 @@ class Execution:
     ) -> Iterator[SampleResult]:
         """The samples' results up to and with the first on which the runner breaks."""
         self._before_each()
+        self.references.make_ready(samples)
         began, left = time.perf_counter(), len(samples)
         try:
             for sample, outputs in zip(samples, self.runner.outputs(plan, samples), strict=True):
@@ -148,9 +149,12 @@ class Execution:
         if told is None:
             told = self._told(samples, results, kept)
             rows = [self._answers.row_of_all(plan, samples, told)]
+        return self.requirements.together(self.values_of(results), self.share, told), rows
+
+    def values_of(self, results: Sequence[SampleResult]) -> list[tuple[float, ...]]:
+        """The conditions' values of each result, NaN where the plan could not be run."""
         broken = (math.nan,) * len(self.requirements.items)
-        values = [r.values or broken for r in results]
-        return self.requirements.together(values, self.share, told), rows
+        return [r.values or broken for r in results]
 
     def _told(
         self, samples: Sequence[Sample], results: Sequence[SampleResult], kept: dict[str, Arrays]

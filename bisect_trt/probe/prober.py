@@ -249,11 +249,15 @@ class Prober:
     def _together(self, plan: PrecisionPlan, known: Mapping[str, SampleResult]) -> ProbeResult:
         facts = self.runner.facts(plan) or self._answers.facts(plan)
         results = [known[s.digest] for s in self._given]
-        score = None
+        score: float | None = None
+        told: tuple[float, ...] = ()
         if self.requirements.of_sets or self._execution.share < 1.0:
-            told = self._answers.of_all(plan, self._given) or []
+            told = tuple(self._answers.of_all(plan, self._given) or ())
             score = self._execution.score(plan, self._given, results, told, {})[0]
-        return ProbeResult.over(plan, self.runner.name, results, facts, score=score)
+        values = self._execution.values_of(results)
+        each = self.requirements.by_condition(values, self._execution.share, told)
+        found = ProbeResult.over(plan, self.runner.name, results, facts, score=score)
+        return replace(found, by_condition=each)
 
     def _note(self, result: ProbeResult) -> None:
         self.done[result.plan] = result

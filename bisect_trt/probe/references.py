@@ -23,7 +23,7 @@ class References:
     """Remembers the outputs that ``reference`` gives, by the samples' content.
 
     Those used last are kept, up to 64 MB, so that memory does not grow with the number of samples;
-    others lie in ``folder`` until :meth:`close`.
+    others, and larger ones, lie in ``folder`` until :meth:`close`.
     """
 
     def __init__(self, reference: Reference, folder: Path) -> None:
@@ -53,7 +53,7 @@ class References:
                 found = self._reference.outputs(sample)
             self._known[digest] = found
             self._bytes += _size(found)
-            while self._bytes > _MOST_BYTES and len(self._known) > 1:
+            while self._bytes > _MOST_BYTES and self._known:
                 self._let_go(*self._known.popitem(last=False))
             return found
 
@@ -64,6 +64,15 @@ class References:
             self.of(sample)
         self._prepared.update(s.digest for s in missing)
         if missing:
+            self._reference.release()
+
+    def make_ready(self, samples: Sequence[Sample]) -> None:
+        """Compute those of ``samples`` together, if the weights are so large that the reference
+        should not be open while a runner works.
+        """
+        if self._reference.is_large:
+            for sample in samples:
+                self.of(sample)
             self._reference.release()
 
     def close(self) -> None:
@@ -77,8 +86,8 @@ class References:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             # Names of outputs may hold what no file name may: the arrays go by number.
-            arrays = {str(i): a for i, a in enumerate(outputs.values())}
-            np.savez(self._folder / f"{digest}.npz", **arrays)  # type: ignore[arg-type]
+            for number, array in enumerate(outputs.values()):
+                np.save(self._folder / f"{digest}-{number}.npy", array)
         except (OSError, ValueError):
             return  # a full disk costs another inference, no more
         self._names = tuple(outputs)
@@ -86,10 +95,17 @@ class References:
 
     def _read(self, digest: str) -> Arrays | None:
         try:
-            with np.load(self._folder / f"{digest}.npz", allow_pickle=False) as arrays:
-                return {name: arrays[str(i)] for i, name in enumerate(self._names)}
-        except (OSError, ValueError, KeyError):
+            files = (self._folder / f"{digest}-{i}.npy" for i in range(len(self._names)))
+            return {n: _loaded(f) for n, f in zip(self._names, files, strict=True)}
+        except (OSError, ValueError):
             return None
+
+
+def _loaded(path: Path) -> NDArray[Any]:
+    """An array; a large one is mapped, so that only who looks at it has it in memory."""
+    large = path.stat().st_size > _MOST_BYTES
+    found: NDArray[Any] = np.load(path, "r" if large else None, allow_pickle=False)
+    return found
 
 
 def _size(outputs: Arrays) -> int:

@@ -93,7 +93,8 @@ class ProbeResult:
     ``worst`` and ``mean`` give each output's errors over the samples, empty where the plan could
     not be run; ``vector`` the samples' vectors one after the other; ``facts`` what the runner adds.
     ``on`` says on which samples: the given ones, or a panel. ``steadiness`` is that of all of them,
-    None from a runner that runs each once.
+    None from a runner that runs each once. ``by_condition`` has the score of each condition on the
+    given samples, empty on others.
     """
 
     plan: PrecisionPlan
@@ -108,6 +109,7 @@ class ProbeResult:
     facts: Mapping[str, Any] = field(default_factory=dict)
     on: str = GIVEN
     steadiness: Steadiness | None = None
+    by_condition: tuple[float, ...] = ()
 
     @staticmethod
     def over(

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from bisect_trt.core.names import cell
-from bisect_trt.graph.load import save_model
+from bisect_trt.graph.save import save_model
 from bisect_trt.report.owned_folder import OwnedFolder
 from bisect_trt.report.sentences import number
 from bisect_trt.report.write import to_json

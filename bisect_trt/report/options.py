@@ -36,22 +36,55 @@ INPUT = click.option(
     help="A file (.npz, .npy, polygraphy's .json), folder, glob or MODULE:FUNCTION. Repeatable.",
 )
 
+PRECISION = click.option(
+    "--precision",
+    type=click.Choice(options()["precision"].choices),
+    default="fp16",
+    show_default=True,
+    help=options()["precision"].help,
+)
+ENGINE_PRECISION = click.option(
+    "--precision",
+    type=click.Choice([p.value for p in Precision]),
+    default="fp32",
+    show_default=True,
+    help="What the engine runs in.",
+)
+PLAN = click.option(
+    "--plan",
+    "plan_path",
+    type=NamedPath(),
+    required=True,
+    help="The plan.json that a run wrote.",
+)
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+QUIET = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+
 
 def settings_options(command: str) -> Callable[[Command], Command]:
     """MODEL, ``--input`` and the options of :class:`Settings` that ``command`` takes."""
 
     def decorate(function: Command) -> Command:
-        defaults = Settings.__dataclass_fields__
-        for name, its in reversed(options().items()):
-            if command in its.commands:
-                said = replace(its, help=its.help_of.get(command, its.help))
-                # What another default takes the place of is not shown as one.
-                shown = "Default" not in said.help and "default" not in said.help
-                option = _click_option(name, said, defaults[name].default, shown=shown)
-                function = option(function)
-        return MODEL(INPUT(function))
+        return MODEL(INPUT(_with_options(function, command)))
 
     return decorate
+
+
+def run_options(function: Command) -> Command:
+    """The options of ``run`` but for those that say on what and where to."""
+    return _with_options(function, "run", without="out")
+
+
+def _with_options(function: Command, command: str, without: str = "") -> Command:
+    defaults = Settings.__dataclass_fields__
+    for name, its in reversed(options().items()):
+        if command in its.commands and name != without:
+            said = replace(its, help=its.help_of.get(command, its.help))
+            # What another default takes the place of is not shown as one.
+            shown = "Default" not in said.help and "default" not in said.help
+            option = _click_option(name, said, defaults[name].default, shown=shown)
+            function = option(function)
+    return function
 
 
 def _click_option(

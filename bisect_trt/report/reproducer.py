@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from bisect_trt.core.names import markdown
 from bisect_trt.core.precision import Precision
-from bisect_trt.graph.load import save_model
+from bisect_trt.graph.save import save_model
 from bisect_trt.report.owned_folder import OwnedFolder
 from bisect_trt.report.reduced import as_json, engine_of, figures, reduced_how, sentence
 from bisect_trt.report.write import to_json

@@ -18,6 +18,11 @@ from bisect_trt.core.holds import Holding, Holds, Robustness
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.steadiness import Steadiness
 
+FORMAT = 1
+"""Of run.json: raised where a reader of an earlier one would go wrong."""
+
+KINDS = ("given", "redrawn", "variants", "holdout")
+
 
 @dataclass(frozen=True)
 class ProbeEffect:
@@ -84,8 +89,10 @@ class Result:
     beside them. ``holds`` says on what the plan was tested, None where none passes; ``ranked`` is
     true if its pins were cut from a ranking and not proved one by one.
     ``holds_on`` is the share of the given inputs that had to meet the requirements.
-    ``inputs`` has a row an input, ``frontier`` a row a number of pins. ``out_of_time`` is true if
-    the ``budget_minutes`` ended the search.
+    ``inputs`` has a row an input, ``frontier`` a row a number of pins, ``by_requirement`` a row a
+    requirement. ``out_of_time`` is true if the ``budget_minutes`` ended the search. ``command``
+    would repeat the run on the model with the SHA-256 ``model_digest``; ``dynamic_inputs`` are the
+    graph inputs whose shapes it leaves open.
     """
 
     model: str
@@ -124,6 +131,10 @@ class Result:
     frontier: pd.DataFrame = field(default_factory=pd.DataFrame)
     budget_minutes: float | None = None
     out_of_time: bool = False
+    by_requirement: pd.DataFrame = field(default_factory=pd.DataFrame)
+    command: str = ""
+    model_digest: str = ""
+    dynamic_inputs: Sequence[str] = ()
 
     @property
     def pinned(self) -> list[str]:
@@ -152,8 +163,9 @@ class Result:
         return json.dumps(document, indent=2)
 
     def as_json(self) -> dict[str, Any]:
-        """The content of run.json."""
+        """The content of run.json, as schema/run.schema.json describes it."""
         return {
+            "format": FORMAT,
             "model": self.model,
             "precision": self.precision.value,
             "runner": self.runner,
@@ -166,9 +178,15 @@ class Result:
             "score": self.score,
             "base_score": self.base_score,
             "requirements": list(self.requirements),
+            "by_requirement": self.by_requirement.to_dict(orient="records"),
+            "metrics": list(self.metrics),
+            "rewritten": list(self.rewritten),
             "samples": list(self.samples),
+            "holds_on": self.holds_on,
             "holds": self._holds_json(),
             "robust": self.holds.word.value if self.holds is not None else None,
+            "asked": self._asked_json(),
+            "ranked": self.ranked,
             "probes": dict(self.probes),
             "new_probes": self.new_probes,
             "effect_runs": self.effect_runs,
@@ -177,11 +195,15 @@ class Result:
             "plan": {
                 "base": self.plan.base.value,
                 "pin_precision": self.plan.pin_precision.value,
+                "held": [name for name in self.pinned if name in self.plan.held],
             },
             "engine": self._engine_json(),
             "search": asdict(self.search_facts) if self.search_facts is not None else {},
             "seconds": round(self.seconds, 3),
             "budget": self._budget_json(),
+            "command": self.command,
+            "model_sha256": self.model_digest,
+            "dynamic_inputs": list(self.dynamic_inputs),
             "versions": dict(self.versions),
             "machine": {"system": platform.platform(), "processor": platform.machine()},
         }
@@ -193,9 +215,13 @@ class Result:
 
     def _holds_json(self) -> dict[str, Any]:
         holds = self.holds
-        kinds = ("given", "redrawn", "variants", "holdout")
-        found = {kind: getattr(holds, kind) if holds is not None else Holding() for kind in kinds}
+        found = {k: getattr(holds, k) if holds is not None else Holding() for k in KINDS}
         return {kind: asdict(holding) for kind, holding in found.items()}
+
+    def _asked_json(self) -> dict[str, Any]:
+        if self.holds is None:
+            return {}
+        return {name: value for name, value in vars(self.holds).items() if name not in KINDS}
 
     def _engine_json(self) -> dict[str, Any]:
         if self.engine is None:

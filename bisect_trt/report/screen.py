@@ -13,6 +13,7 @@ from bisect_trt.core.names import printable
 from bisect_trt.graph.inspection import Inspection
 from bisect_trt.numerics.requirements import times
 from bisect_trt.report.cured import headline_of_cures, lines_of_cures
+from bisect_trt.report.pages import Page
 from bisect_trt.report.reduced import figures, nothing_bad, reduced_how
 from bisect_trt.report.reduced import headline as headline_of_piece
 from bisect_trt.report.result import Result
@@ -210,3 +211,19 @@ def _frame(frame: pd.DataFrame) -> Table:
     for row in frame.to_numpy(dtype=object).tolist():
         table.add_row(*(printable(number(v)) for v in row))
     return table
+
+
+def print_page(console: Console, page: Page) -> None:
+    """A page of sections, tables cut where they would fill more than a screen."""
+    console.print(printable(page.answer), style="bold green" if page.good else "bold red")
+    for line in page.lines:
+        console.print(printable(line))
+    for section in page.sections:
+        console.print()
+        console.print(printable(section.heading), style="bold")
+        for line in section.lines:
+            console.print(printable(line))
+        if len(section.table):
+            console.print(_frame(section.table.head(_SHOWN_PINS)))
+        if len(section.table) > _SHOWN_PINS:
+            console.print(f"... and {len(section.table) - _SHOWN_PINS} more")

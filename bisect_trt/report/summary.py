@@ -13,10 +13,12 @@ import pandas as pd
 
 from bisect_trt.core.diagnosis import Cause, Diagnosis
 from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.graph.patterns import find_patterns
-from bisect_trt.probe.result import GIVEN, ProbeResult
-from bisect_trt.report.pin_words import in_words
-from bisect_trt.report.result import EngineFacts, ProbeEffect, Result, SearchFacts
+from bisect_trt.graph.inputs import dynamic_inputs
+from bisect_trt.probe.result import ProbeResult
+from bisect_trt.report.layers_table import layers_table
+from bisect_trt.report.requirement_scores import requirements_table
+from bisect_trt.report.result import Result
+from bisect_trt.report.run_facts import engine_facts, search_facts
 from bisect_trt.report.tables import (
     cost_table,
     findings_of,
@@ -24,17 +26,10 @@ from bisect_trt.report.tables import (
     pins_table,
     search_table,
 )
-from bisect_trt.search.facts import (
-    count_violations,
-    information_bound,
-    ranking_auc,
-    regime_of,
-)
 from bisect_trt.stations.bench import Ledger
-from bisect_trt.stations.bisect import Bisection
+from bisect_trt.stations.command_text import as_command
 from bisect_trt.stations.cut_short import best_so_far
 from bisect_trt.stations.known import Known
-from bisect_trt.stations.sensitivity import suspicion_of
 from bisect_trt.version import __version__
 
 
@@ -186,7 +181,7 @@ def _result(
         score=answer.final.score if answer.final is not None else float("nan"),
         base_score=before.score if before is not None else float("nan"),
         layer_count=len(case.layers),
-        layers=_layers_table(known, answer.plan),
+        layers=layers_table(known, answer.plan),
         outputs=outputs_table({**shown, **engines}),
         search=search_table(ledger.log),
         pins=pins_table(case.layers, answer.plan, answer.proof, ledger.log, limits),
@@ -200,82 +195,40 @@ def _result(
         folder=ledger.folder,
         versions={**versions(), **ledger.versions},
         cost=cost,
-        engine=_engine_facts(known, ledger),
-        search_facts=_search_facts(known, ledger, answer.plan) if searched else None,
+        engine=engine_facts(known, ledger),
+        search_facts=search_facts(known, ledger, answer.plan) if searched else None,
         metrics=[m if isinstance(m, str) else _named(m) for m in settings.metrics],
         rewritten=list(case.rewritten),
         holds=known.holds,
-        inputs=known.inputs if known.inputs is not None else pd.DataFrame(),
-        frontier=known.frontier if known.frontier is not None else pd.DataFrame(),
+        inputs=_or_empty(known.inputs),
+        frontier=_or_empty(known.frontier),
+        by_requirement=requirements_table(
+            case.requirements.texts,
+            _judged(known, ledger, before),
+            _judged(known, ledger, answer.final),
+            {**shown, **engines},
+        ),
         ranked=answer.ranked,
         holds_on=settings.share_of_given,
         budget_minutes=settings.budget,
         out_of_time=known.out_of_time,
+        command=as_command(settings),
+        model_digest=case.model.digest,
+        dynamic_inputs=dynamic_inputs(case.graph.proto),
     )
 
 
-def _layers_table(known: Known, plan: PrecisionPlan) -> pd.DataFrame:
-    if known.baselines is None:
-        rows = [{"layer": x.name, "op": x.op, "scope": x.scope} for x in known.case.layers]
-        return pd.DataFrame([{**row, "pinned": False} for row in rows])
-    table = known.baselines.layers.copy()
-    table["pinned"] = table["layer"].isin(plan.pinned)
-    if known.triage is not None:
-        table["alone_score"] = table["layer"].map(dict(known.triage.sensitivity.scores))
-        places = {name: place for place, name in enumerate(known.triage.ranking, start=1)}
-        table["rank"] = table["layer"].map(places)
-    if known.engine is not None and known.engine.table is not None:
-        table = known.engine.table.joined(table)
-    return table
+def _judged(known: Known, ledger: Ledger, result: ProbeResult | None) -> list[ProbeResult]:
+    """What every judge showed of the plan of ``result``; nothing of no result."""
+    if result is None:
+        return []
+    judges = ledger.emulators if known.engine is None else (ledger.judge,)
+    found = (ledger.of(runner, result.plan) for runner in judges)
+    return [r for r in found if r is not None]
 
 
-def _engine_facts(known: Known, ledger: Ledger) -> EngineFacts | None:
-    """What run.json says of the engine beside its outputs; None where the emulator judged."""
-    baselines, judged = known.engine, known.judgement
-    if baselines is None:
-        return None
-    table = baselines.table
-    marked = table.marked_score if table is not None else float("nan")
-    return EngineFacts(
-        fp32_is=baselines.identity.value,
-        fp32_likeness_to_tf32=baselines.fingerprint,
-        pins_emulated_as=baselines.pin_precision.value,
-        second_emulator=ledger.emulators[1],
-        layer_errors_from=table.how if table is not None else None,
-        marked_batches=table.batches if table is not None else None,
-        probe_effect=ProbeEffect(table.unmarked_score, marked) if table is not None else None,
-        builds_beyond_baselines=judged.builds if judged is not None else None,
-        tolerance_share=judged.limit if judged is not None else None,
-        pins_added_by_engine=sorted(judged.repaired) if judged is not None else None,
-        out_of_builds=judged.out_of_budget if judged is not None else None,
-        steadiness=known.steadiness or baselines.steadiness,
-    )
-
-
-def _search_facts(known: Known, ledger: Ledger, plan: PrecisionPlan) -> SearchFacts | None:
-    """What kind of set it is, and what the search spent; None where nothing is pinned."""
-    if not plan.pinned:
-        return None
-    case, judged = known.case, known.judgement
-    bisection: Bisection | None = judged.bisection if judged is not None else known.bisection
-    alone = dict(known.triage.sensitivity.scores) if known.triage is not None else {}
-    pinned = [name for name in case.names if name in plan.pinned]
-    regime, spread = regime_of(pinned, alone)
-    suspicion = suspicion_of(known.baselines.layers, alone) if known.baselines is not None else {}
-    first = ledger.emulators[0]
-    searched = [p for p in ledger.log if p.plan.base is plan.base and p.runner == first]
-    # On a panel a probe ends early, and is held to a share of the tolerance: no two compare.
-    alike = [(p.plan.pinned, p.verdict.passed) for p in searched if p.on == GIVEN]
-    return SearchFacts(
-        regime=regime.value,
-        spread_over=spread,
-        blocks=in_words(pinned, find_patterns(case.graph), case.layers),
-        suspicion_auc=ranking_auc(suspicion, pinned),
-        emulated_probes=len({p.plan for p in searched}),
-        information_bound=information_bound(len(case.names), len(pinned)),
-        violations=count_violations(alike),
-        superfluous_pins_dropped=bisection.violations if bisection is not None else 0,
-    )
+def _or_empty(table: pd.DataFrame | None) -> pd.DataFrame:
+    return table if table is not None else pd.DataFrame()
 
 
 def _named(metric: Callable[..., float]) -> str:

@@ -13,6 +13,7 @@ from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.graph.layers import Layer
 from bisect_trt.probe.result import ProbeResult
+from bisect_trt.report.result import Result
 from bisect_trt.runners.tensorrt.runner import own_share
 
 _SHOWN_LAYERS, _SHOWN_INPUTS = 40, 12
@@ -31,6 +32,28 @@ _LAYER_COLUMNS = [
     "ref_max",
 ]
 
+COST_COLUMNS = [
+    "engine",
+    "verdict",
+    "pins",
+    "latency_ms",
+    "engine_mb",
+    "build_s",
+    "context_s",
+    "probe_s",
+]
+OUTPUT_COLUMNS = [
+    "baseline",
+    "output",
+    "verdict",
+    "score",
+    "max_abs",
+    "mean_abs",
+    "median_abs",
+    "rel_range",
+    "cosine",
+    "snr_db",
+]
 _PIN_COLUMNS = [
     "layer",
     "op",
@@ -188,3 +211,13 @@ def worst_layers(table: pd.DataFrame) -> pd.DataFrame:
     by = next(c for c in ("alone_score", "introduced_max_abs", "layer") if c in table)
     ranked = table.sort_values(["pinned", by], ascending=[False, False], kind="stable")
     return ranked[[c for c in _LAYER_COLUMNS if c in ranked]].head(_SHOWN_LAYERS)
+
+
+def shown_pins(result: Result) -> pd.DataFrame:
+    """The pins with their proof; where none is proved, with what each layer does alone."""
+    if result.pins["proved"].any() or result.pins.empty:
+        return result.pins
+    pins = result.pins[["layer", "op", "scope"]]
+    if "alone_score" not in result.layers:
+        return pins
+    return pins.merge(result.layers[["layer", "alone_score"]], on="layer", how="left")

@@ -10,12 +10,23 @@ from typing import Any
 import pandas as pd
 
 from bisect_trt.core.errors import BadInputError, MachineError, is_disk_full
-from bisect_trt.core.names import cell
-from bisect_trt.core.run_files import PLAN, RESULT_FILES, REWRITTEN_MODEL, RUN, TYPED_MODEL
+from bisect_trt.core.run_files import (
+    ANNOTATED_MODEL,
+    PLAN,
+    RESULT_FILES,
+    REWRITTEN_MODEL,
+    RUN,
+    TYPED_MODEL,
+)
 from bisect_trt.core.scratch import scratch
-from bisect_trt.graph.load import save_model
 from bisect_trt.graph.passes.typed import to_typed
-from bisect_trt.report.documents import as_html, as_junit, as_markdown
+from bisect_trt.graph.save import save_model
+from bisect_trt.report.annotations import annotated_model
+from bisect_trt.report.columns import TABLES
+from bisect_trt.report.csv_files import to_csv
+from bisect_trt.report.junit import as_junit
+from bisect_trt.report.markdown import as_markdown
+from bisect_trt.report.page import as_html
 from bisect_trt.report.result import Result
 from bisect_trt.stations.case import Case
 
@@ -42,15 +53,30 @@ def write_report(result: Result, case: Case) -> None:
     tables |= {name: table for name, table in sometimes.items() if len(table)}
     texts = {
         PLAN: result.plan_json() + "\n",
-        "report.md": as_markdown(result),
-        "report.html": as_html(result),
-        "junit.xml": as_junit(result),
+        **documents_of(result),
         RUN: to_json(result.as_json()) + "\n",
     }
-    models = {TYPED_MODEL: to_typed(case.graph, result.plan)}
+    models = {
+        TYPED_MODEL: to_typed(case.graph, result.plan),
+        ANNOTATED_MODEL: annotated_model(result, case.graph),
+    }
     if case.rewritten:
         models[REWRITTEN_MODEL] = case.graph.proto
     _write(result.folder, tables, texts, models)
+
+
+def documents_of(result: Result) -> dict[str, str]:
+    """What people and CI read, by file name: all that can be written again from a run's folder."""
+    return {
+        "report.md": as_markdown(result),
+        "report.html": as_html(result),
+        "junit.xml": as_junit(result),
+    }
+
+
+def write_documents(result: Result) -> None:
+    """Write report.html, report.md and junit.xml again. Raises as :func:`write_report`."""
+    _write(result.folder, {}, documents_of(result), {})
 
 
 def write_tables(result: Result) -> None:
@@ -72,8 +98,8 @@ def _write(
         with scratch("result") as made:
             draft = Path(made)
             for name, table in tables.items():
-                text = _harmless(table).to_csv(index=False, lineterminator="\n")
-                (draft / f"{name}.csv").write_text(text, encoding="utf-8", errors="replace")
+                text = to_csv(table, TABLES[name])
+                (draft / f"{name}.csv").write_bytes(text.encode(errors="replace"))
             for name, text in texts.items():
                 (draft / name).write_text(text, encoding="utf-8", errors="replace")
             for name, model in models.items():
@@ -88,13 +114,6 @@ def _write(
                 "the same command again: the answers are in the journal"
             ) from error
         raise BadInputError(f"{folder}: cannot be written ({error.strerror})") from error
-
-
-def _harmless(table: pd.DataFrame) -> pd.DataFrame:
-    """The same with names that a spreadsheet would take for formulas quoted."""
-    columns = [c for c in table if table[c].dtype == object or str(table[c].dtype) == "str"]
-    made = {str(c): [cell(v) if isinstance(v, str) else v for v in table[c]] for c in columns}
-    return table.assign(**made)
 
 
 def to_json(value: Any) -> str:

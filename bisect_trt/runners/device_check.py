@@ -128,7 +128,7 @@ def wrong_roundings(device: Device, precision: Precision) -> int:
         # whether floats that are subnormal themselves are kept is the device's own business.
         size = np.abs(numbers)
         numbers = numbers[(size == 0.0) | ((size >= 2.0**-126) & (size < 1e34))]
-    model = rounding_model(precision).SerializeToString()
+    model = rounding_model(precision)
     session = session_as_written(model, "a rounding", device=device)
     got = run_all(session, {"x": numbers}, "a rounding")["y"]
     wanted = rounded(numbers, precision)
@@ -166,7 +166,7 @@ def _errors(
         [helper.make_node(operator, ["a", "b"], ["y"], "node")], operator, values[:2], values[2:]
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    session = session_as_written(model.SerializeToString(), operator, device=device)
+    session = session_as_written(model, operator, device=device)
     got = run_all(session, {"a": a, "b": b}, operator)["y"]
     right = exact(a.astype(np.float64), b.astype(np.float64))
     low = [rounded(x, Precision.TF32).astype(np.float64) for x in (a, b)]

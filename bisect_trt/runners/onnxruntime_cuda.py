@@ -23,8 +23,8 @@ from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.graph.graph import Graph, as_graph
-from bisect_trt.graph.load import loadable
 from bisect_trt.graph.passes.typed import to_typed
+from bisect_trt.graph.runtime_forms import session_form
 from bisect_trt.runners.ort_devices import (
     CPU_PROVIDER,
     CUDA_PROVIDER,
@@ -33,6 +33,7 @@ from bisect_trt.runners.ort_devices import (
 )
 from bisect_trt.runners.ort_profiles import cpu_nodes
 from bisect_trt.runners.ort_sessions import session_options
+from bisect_trt.runners.ort_weights import WEIGHTS_FOLDER
 from bisect_trt.runners.workers.crew import Crew
 from bisect_trt.runners.workers.process import IsolatedWorker
 
@@ -65,9 +66,14 @@ class OrtCudaRunner:
         self, plan: PrecisionPlan, samples: Sequence[Sample]
     ) -> Iterator[Mapping[str, NDArray[Any]]]:
         arrays = [dict(s.arrays) for s in samples]
-        with loadable(to_typed(self._graph, plan)) as source:
+        with session_form(to_typed(self._graph, plan), elsewhere=True) as form:
             answer = self._worker.call(
-                "probe", source, arrays, plan.base is Precision.TF32, timeout_s=self._timeout_s
+                "probe",
+                form.content,
+                form.folder,
+                arrays,
+                plan.base is Precision.TF32,
+                timeout_s=self._timeout_s,
             )
         outputs, fallen_back = answer
         lowered = (
@@ -100,12 +106,17 @@ class OrtCudaWorker:
         load_cuda_libraries()
 
     def probe(
-        self, source: str | bytes, samples: Sequence[Mapping[str, NDArray[Any]]], tf32: bool
+        self,
+        content: bytes,
+        weights: str,
+        samples: Sequence[Mapping[str, NDArray[Any]]],
+        tf32: bool,
     ) -> tuple[list[dict[str, NDArray[Any]]], list[str]]:
         """Each sample's outputs, and the nodes that ran on the CPU provider.
 
         Args:
-            source: the FP32 model, its path or its bytes.
+            content: the serialised model.
+            weights: the folder that its values' places are below; empty where it holds them all.
             samples: inputs by name.
             tf32: whether products may be rounded to TF32.
         """
@@ -113,9 +124,11 @@ class OrtCudaWorker:
             options = session_options()
             options.enable_profiling = True
             options.profile_file_prefix = str(Path(folder) / "profile")
+            if weights:
+                options.add_session_config_entry(WEIGHTS_FOLDER, weights)
             providers = [(CUDA_PROVIDER, {"use_tf32": int(tf32)}), CPU_PROVIDER]
             try:
-                session = ort.InferenceSession(source, options, providers=providers)
+                session = ort.InferenceSession(content, options, providers=providers)
             except Exception as error:
                 raise RunnerFailedError(
                     f"ONNX Runtime cannot load the typed model ({one_line(error)})",

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph
-from bisect_trt.graph.load import loadable
 from bisect_trt.graph.lookups import lookup_model
 from bisect_trt.runners.ort_sessions import reference_session, run_all
 
@@ -31,6 +30,6 @@ class Lookups:
         if not self._graph.lookups:
             return {}
         if self._session is None:
-            with loadable(lookup_model(self._graph.proto, self._graph.lookups)) as source:
-                self._session = reference_session(source)
+            model = lookup_model(self._graph.proto, self._graph.lookups)
+            self._session = reference_session(model)
         return run_all(self._session, sample.arrays, sample.name)

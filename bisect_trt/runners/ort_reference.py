@@ -8,10 +8,11 @@ from typing import Any
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from bisect_trt.core.memory import LARGE
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.layers import with_unique_names
-from bisect_trt.graph.load import loadable
+from bisect_trt.graph.save import weights_size
 from bisect_trt.runners.ort_sessions import reference_session, run_all
 
 
@@ -19,19 +20,21 @@ class Reference:
     """A model's FP32 outputs, also on samples that bring what it would look up.
 
     The session is opened at once, so that a model which ONNX Runtime cannot load is refused before
-    anything is written, and again when it is needed after :meth:`release`.
+    anything is written, and again when it is needed after :meth:`release`. ``is_large`` says that
+    the weights are used where they lie, without a copy.
 
     Args:
         graph: the model.
-        path: its file where it is the user's own, so that it need not be serialised again.
+        where: what an error names.
 
     Raises:
         BadInputError: ONNX Runtime cannot load the model.
     """
 
-    def __init__(self, graph: Graph, path: str | None) -> None:
+    def __init__(self, graph: Graph, where: str = "model") -> None:
         self._graph = graph
-        self._path = path
+        self._where = where
+        self.is_large = weights_size(graph.proto) >= LARGE
         self._sessions: dict[Graph, ort.InferenceSession] = {graph: self._open(graph)}
 
     def outputs(self, sample: Sample) -> Mapping[str, NDArray[Any]]:
@@ -46,17 +49,19 @@ class Reference:
         return run_all(self._sessions[graph], sample.arrays, sample.name)
 
     def release(self) -> None:
-        """Let the sessions and their memory go."""
+        """Let the sessions and their memory go, that of mapped weights too."""
         self._sessions.clear()
+        if self.is_large:
+            self._graph.constants.let_go()
 
     def _open(self, graph: Graph) -> ort.InferenceSession:
         proto = graph.proto
         named = [n.name for n in proto.graph.node if n.name]
         unique = len(set(named)) == len(named)
-        # ONNX Runtime takes a path as text, which the bytes of a file's name need not be.
-        path = self._path if graph is self._graph else None
-        if unique and path is not None and path.isprintable():
-            return reference_session(path, quantised=graph.quantised)
         # ONNX Runtime refuses two nodes of one name, which other engines accept.
-        with loadable(proto if unique else with_unique_names(proto)) as source:
-            return reference_session(source, quantised=graph.quantised)
+        return reference_session(
+            proto if unique else with_unique_names(proto),
+            self._where,
+            quantised=graph.quantised,
+            shares_weights=self.is_large,
+        )

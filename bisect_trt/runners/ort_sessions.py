@@ -1,4 +1,4 @@
-"""ONNX Runtime sessions on the CPU provider, made in one place with the settings the whole tool
+"""ONNX Runtime sessions, made in one place with the settings the whole tool
 relies on.
 """
 
@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
@@ -18,12 +19,13 @@ from bisect_trt.core.errors import (
     BisectError,
     MachineError,
     RunnerFailedError,
-    RunnerUnavailableError,
     is_gpu_failure,
     is_out_of_memory,
     one_line,
 )
-from bisect_trt.runners.ort_devices import CPU, Device, load_cuda_libraries
+from bisect_trt.core.memory import frees_activations
+from bisect_trt.runners.ort_devices import CPU, Device
+from bisect_trt.runners.ort_weights import RoundedConstants, opened
 
 _MAX_NODE_THREADS = 8
 """Every session owns a pool; a model has tens of different nodes, and none of them feeds more
@@ -39,7 +41,8 @@ def session_options(threads: int = 0) -> ort.SessionOptions:
     Threads that wait sleep: spinning ones gain next to nothing when alone, and of several busy
     processes each spins away what the others could use (benchmarks/neighbours.py). Their number is
     said, not left to ONNX Runtime: it knows of no quota, would tie them to cores that others are
-    tied to as well, and its sums of some convolutions follow the number.
+    tied to as well, and its sums of some convolutions follow the number. A run that has to spare
+    memory keeps no freed activations for the next call.
 
     Args:
         threads: what one call may use; 0 is all that the process may.
@@ -50,18 +53,32 @@ def session_options(threads: int = 0) -> ort.SessionOptions:
     options.inter_op_num_threads = 1  # nodes run one after the other
     for pool in ("intra_op", "inter_op"):
         options.add_session_config_entry(f"session.{pool}.allow_spinning", "0")
+    if frees_activations():
+        options.enable_cpu_mem_arena = False
+        options.enable_mem_pattern = False
     return options
 
 
-def reference_session(source: str | bytes, *, quantised: bool = False) -> ort.InferenceSession:
+def reference_session(
+    model: onnx.ModelProto,
+    where: str = "model",
+    *,
+    quantised: bool = False,
+    shares_weights: bool = False,
+    constants: RoundedConstants | None = None,
+) -> ort.InferenceSession:
     """A session over a whole model, with ONNX Runtime's default optimisations.
 
     Args:
-        source: a path, or the model's bytes.
+        model: of any size.
+        where: what an error names.
         quantised: whether it holds quantising nodes. Of another order of sums they make whole
             steps, so the convolutions of another memory layout are left out: PP-OCRv4 det,
             quantised, then gives bit for bit what its nodes as written give, and is off by 0.44 of
             an output of 0 to 1 with them.
+        shares_weights: whether large weights are used where they are, and not put into another
+            order first: no copy of them is made, and a product takes longer.
+        constants: gives the rounded constants of an emulated model.
 
     Raises:
         BadInputError: ONNX Runtime cannot load the model.
@@ -70,13 +87,16 @@ def reference_session(source: str | bytes, *, quantised: bool = False) -> ort.In
     options = session_options()
     # Its fusions of quantised operators change that model's output by 0.85.
     options.add_session_config_entry("session.disable_quant_qdq", "1")
-    if quantised:
+    if shares_weights:
+        options.add_session_config_entry("session.disable_prepacking", "1")
+    if quantised or shares_weights:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     try:
-        return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        return opened(model, options, constants, shares_weights=shares_weights)
+    except BisectError:
+        raise
     # ONNX Runtime has an exception class for each status, all direct children of Exception.
     except Exception as error:
-        where = source if isinstance(source, str) else "model"
         if is_out_of_memory(error):
             raise failure_of_session(where, error) from error
         raise BadInputError(f"{where}: ONNX Runtime cannot load it ({one_line(error)})") from error
@@ -103,7 +123,7 @@ def _register_shared_arena() -> bool:
     return True
 
 
-def node_session(model: bytes, threads: int = 0) -> ort.InferenceSession:
+def node_session(model: onnx.ModelProto, threads: int = 0) -> ort.InferenceSession:
     """A session over a few nodes and their roundings, exactly as written.
 
     ``threads`` is what one call may use; 0 leaves it to the machine.
@@ -112,18 +132,19 @@ def node_session(model: bytes, threads: int = 0) -> ort.InferenceSession:
     options = session_options(threads or min(thread_count(), _MAX_NODE_THREADS))
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.enable_mem_pattern = False
-    options.add_session_config_entry("session.use_env_allocators", "1")
-    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    if not frees_activations():
+        options.add_session_config_entry("session.use_env_allocators", "1")
+    return opened(model, options)
 
 
 def switched_session(
-    source: str | bytes, threads: int = 0, device: Device = CPU, profile: str | None = None
+    model: onnx.ModelProto, threads: int = 0, device: Device = CPU, profile: str | None = None
 ) -> ort.InferenceSession:
     """A session over a model with switches, or a segment of one, exactly as written. Those for the
     CPU run in turn and share an arena.
 
     Args:
-        source: a path, or the model's bytes.
+        model: of any size.
         threads: what one call may use; 0 leaves it to the machine.
         device: what computes.
         profile: what the name of a file begins with into which ONNX Runtime writes what ran where.
@@ -132,11 +153,11 @@ def switched_session(
         RunnerFailedError: ONNX Runtime cannot load the model.
     """
     where = "the emulated model"
-    return session_as_written(source, where, threads, device, profile, one_of_many=device == CPU)
+    return session_as_written(model, where, threads, device, profile, one_of_many=device == CPU)
 
 
 def session_as_written(
-    source: str | bytes,
+    model: onnx.ModelProto,
     where: str,
     threads: int = 0,
     device: Device = CPU,
@@ -148,7 +169,7 @@ def session_as_written(
     number.
 
     Args:
-        source: a path, or the model's bytes.
+        model: of any size.
         where: what an error names.
         threads: what one call may use; 0 leaves it to the machine.
         device: what computes.
@@ -162,28 +183,19 @@ def session_as_written(
     """
     options = session_options(threads)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.use_deterministic_compute = device != CPU
     if one_of_many:
         _register_shared_arena()
         options.enable_mem_pattern = False
-        options.add_session_config_entry("session.use_env_allocators", "1")
+        if not frees_activations():
+            options.add_session_config_entry("session.use_env_allocators", "1")
     if profile is not None:
         options.enable_profiling, options.profile_file_prefix = True, profile
-    if device != CPU:
-        load_cuda_libraries()
     try:
-        # Falling back it would print, and compute elsewhere.
-        session = ort.InferenceSession(
-            source, options, providers=device.providers, enable_fallback=0
-        )
+        return opened(model, options, device=device)
+    except BisectError:
+        raise
     except Exception as error:
         raise failure_of_session(where, error) from error
-    if device.provider not in session.get_providers():
-        raise RunnerUnavailableError(
-            "ONNX Runtime's CUDA provider does not start here: no usable GPU, or CUDA libraries "
-            "are missing"
-        )
-    return session
 
 
 def failure_of_session(where: str, error: Exception) -> BisectError:

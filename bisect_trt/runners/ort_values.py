@@ -29,6 +29,28 @@ def owned(array: NDArray[Any], memory: str = "cpu", number: int = 0) -> ort.OrtV
     return ort.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"), memory, number)
 
 
+class _Borrowed:
+    """A value's memory, for NumPy; keeps the value."""
+
+    def __init__(self, value: Value, dtype: np.dtype[Any]) -> None:
+        self._value = value
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": dtype.str,
+            "shape": tuple(value.shape()),
+            "data": (value.data_ptr(), True),
+        }
+
+
+def viewed(value: Value) -> NDArray[Any]:
+    """A tensor's values without a copy, read only; one of float32 alone, others are copied."""
+    shape = value.shape()
+    if value.data_type() != "tensor(float)" or 0 in shape:
+        found: NDArray[Any] = value.numpy()
+        return found
+    return np.asarray(_Borrowed(value, np.dtype(np.float32)))
+
+
 def value_of(owner: ort.OrtValue) -> Value:
     """The C value behind ``owner``, alive as long as that."""
     return owner._ortvalue

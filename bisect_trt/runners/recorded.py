@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.sample import Sample
-from bisect_trt.graph.load import loadable
 from bisect_trt.graph.passes.extracted import Extractor
 from bisect_trt.runners.ort_sessions import run_all, session_as_written
 
@@ -76,8 +75,7 @@ def outputs_of(
     """
     # Old models name their initialisers among the inputs.
     taken = {v.name: arrays[v.name] for v in model.graph.input if v.name in arrays}
-    with loadable(model) as source:
-        outputs = run_all(session_as_written(source, where), taken, where)
+    outputs = run_all(session_as_written(model, where), taken, where)
     for name, array in outputs.items():
         if array.dtype.hasobject:
             raise RunnerFailedError(f"{where}: tensor {name!r} is no array of numbers")

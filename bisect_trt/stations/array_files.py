@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -83,6 +83,29 @@ def read_npy(path: Path, name: str, check: CheckHeader | None = None) -> NDArray
         raise MachineError(f"{path}: does not fit into memory") from error
     except Exception as error:  # NumPy's parser of headers raises what Python's would
         raise BadInputError(f"{path}: not a readable .npy file ({one_line(error)})") from error
+
+
+def headers_of(path: Path, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """The shapes of a file's arrays, by name, without their data; nothing where it is no such file.
+
+    Args:
+        path: an .npz or .npy file.
+        names: what the model takes; one alone is the name of an .npy file's array.
+    """
+    try:
+        if not zipfile.is_zipfile(path):
+            with path.open("rb") as stream:
+                return {names[0]: _header(stream)[1]} if len(names) == 1 else {}
+        found = {}
+        with zipfile.ZipFile(path) as archive:
+            for entry in archive.infolist():
+                if not entry.is_dir():
+                    with archive.open(entry) as inner:
+                        name = entry.filename.removesuffix(_ENDING)
+                        found[name] = _header(inner)[1]
+        return found
+    except Exception:  # whatever is wrong is said when the data are read
+        return {}
 
 
 def _member(

@@ -122,7 +122,11 @@ class Bench:
         self._found: list[Finding] = []
         self._best: int | None = None
         self._error_samples: dict[tuple[str, PrecisionPlan], ErrorSample] = {}
-        other: Runner = RtxRunner(emulator) if self.rtx_sums else WholeModelRunner(case.graph)
+        other: Runner = (
+            RtxRunner(emulator)
+            if self.rtx_sums
+            else WholeModelRunner(case.graph, emulator.constants.owner)
+        )
         self.prober = self.prober_of(fleet or emulator, 1 if fleet is None else len(fleet))
         # Sums as TensorRT's take seconds an inference: a few inputs must do.
         few = tuple(evenly(case.samples, _SECOND_SEES))

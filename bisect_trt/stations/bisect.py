@@ -72,7 +72,7 @@ def bisect(
         return _robust(case, bench, emulated, triage, triage.unseen, limit)
     sensitivity = triage.sensitivity.under(limit)
     suspicion = suspicion_of(emulated.layers, sensitivity.scores)
-    search = _Search(bench.prober, bench.second, triage.base, case.names, limit)
+    search = _Search(bench.prober, bench.second, triage.base, case.names, limit, case.begin)
     return search.run(suspicion, sensitivity)
 
 
@@ -95,7 +95,7 @@ class _Search:
     """Searches with ``prober`` and confirms with ``second``.
 
     ``limit`` is the share of the tolerance that a set may use: an engine that errs twice as much
-    asks for a half.
+    asks for a half. ``begin`` is tried before a set is grown.
     """
 
     def __init__(
@@ -105,8 +105,10 @@ class _Search:
         base: PrecisionPlan,
         layers: Sequence[str],
         limit: float,
+        begin: frozenset[str],
     ) -> None:
         self._limit = limit
+        self._begin = begin
         self._prober = prober
         self._second = second
         self._base = base
@@ -127,7 +129,9 @@ class _Search:
         ask: Ask,
     ) -> frozenset[str]:
         """A set that ``ask`` passes, 1-minimal by the search's certificate."""
-        grown = self._grown(start, suspicion, sensitivity, ask)
+        grown: frozenset[str] | None = self._begin
+        if not self._begin or not ask([self._begin])[0].verdict.passed:
+            grown = self._grown(start | self._begin, suspicion, sensitivity, ask)
         found = find_pins(
             self._layers if grown is None else [n for n in self._layers if n in grown],
             lambda pins: ask([pins])[0].verdict,

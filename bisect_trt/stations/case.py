@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -33,7 +32,10 @@ from bisect_trt.runners.ort_reference import Reference
 from bisect_trt.runners.tensorrt.profile import profile_of
 from bisect_trt.stations.array_files import read_npz
 from bisect_trt.stations.checked_rewrite import rewritten
+from bisect_trt.stations.named_layers import held_layers, marked_layers
+from bisect_trt.stations.need import check_need, need_of
 from bisect_trt.stations.samples import load_samples, suspicious_inputs
+from bisect_trt.stations.saved_plan import begun_at
 from bisect_trt.stations.settings import Settings
 from bisect_trt.version import __version__
 
@@ -53,7 +55,8 @@ class Case:
     framework's outputs, if they were given; ``rewritten`` maps the layers that ``--rewrite`` made
     to those they stand for; ``findings`` what could be said before anything ran; ``reference`` the
     opened FP32 model, ``metrics`` the user's own. ``held_pins`` and ``held_low`` are layers that
-    stay in FP32, or reduced, whatever the search would say.
+    stay in FP32, or reduced, whatever the search would say; ``begin`` the pins of an older plan
+    that it begins with; ``marked`` the layers that the tables show, None for all.
     """
 
     settings: Settings
@@ -70,6 +73,8 @@ class Case:
     metrics: tuple[UserMetric, ...] = ()
     held_pins: frozenset[str] = frozenset()
     held_low: frozenset[str] = frozenset()
+    begin: frozenset[str] = frozenset()
+    marked: frozenset[str] | None = None
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -117,23 +122,27 @@ def load(settings: Settings, observer: Observer) -> Case:
     observer.station("load")
     model = load_model(settings.model)
     check_kinds(settings.variants)
-    samples, apart = _load_inputs(settings, input_specs(model.proto))
+    graph, specs = Graph(model.proto), input_specs(model.proto)
+    check_need(need_of(graph, settings, specs), model.name)
+    samples, apart = _load_inputs(settings, specs)
     holdout = _unlike(samples, apart)
-    path, replaced = model.path, dict[str, tuple[str, ...]]()
+    replaced = dict[str, tuple[str, ...]]()
     if settings.rewrite is not None:
         fused = rewritten(model.proto, samples, settings.rewrite)
-        replaced, path = fused.replaced, None
+        replaced = fused.replaced
         digest = f"{model.digest}+{settings.rewrite}"
         model = replace(model, proto=fused.model, digest=digest)
-    graph = Graph(model.proto)
-    reference = Reference(graph, str(path) if path is not None else None)
+        graph = Graph(model.proto)
+    reference = Reference(graph, model.name)
     layers = graph.layers_at(settings.precision)
     if not layers:
         raise BadInputError(
             f"{model.name}: no layer can run in {settings.precision.value}: there is nothing to "
             "search (integer, quantised or already reduced models have no FP32 layers)"
         )
-    held_pins, held_low = _held(settings, layers)
+    held_pins, held_low = held_layers(settings, layers)
+    searched = [x.name for x in layers if x.name not in held_pins | held_low]
+    begin, told = begun_at(settings.start_from, searched)
     metrics, collective = load_metrics(settings.metrics)
     for output in model.proto.graph.output:
         if not output.type.HasField("tensor_type"):
@@ -149,6 +158,7 @@ def load(settings: Settings, observer: Observer) -> Case:
             f"--golden belongs to one input, and {len(samples)} were given; pass one --input"
         )
     findings = _findings(settings, graph, samples, replaced, len(apart) - len(holdout))
+    findings += (told,) if told is not None else ()
     for finding in findings:
         observer.finding(finding.message)
     return Case(
@@ -166,33 +176,9 @@ def load(settings: Settings, observer: Observer) -> Case:
         (*metrics.values(), *collective.values()),
         held_pins,
         held_low,
+        begin,
+        marked_layers(settings, graph, layers),
     )
-
-
-def _held(settings: Settings, layers: Sequence[Layer]) -> tuple[frozenset[str], frozenset[str]]:
-    """The layers that ``--pin`` and ``--lower`` name.
-
-    Raises:
-        BadInputError: no expression, one that names no layer, or a layer named by both.
-    """
-    found: list[frozenset[str]] = []
-    for flag, texts in (("--pin", settings.pin), ("--lower", settings.lower)):
-        named: set[str] = set()
-        for text in texts:
-            try:
-                matched = {x.name for x in layers if re.search(text, x.name)}
-            except re.error as error:
-                raise BadInputError(f"{flag} {text!r}: no regular expression ({error})") from error
-            if not matched:
-                raise BadInputError(
-                    f"{flag} {text!r}: names no layer; `bisect-trt inspect` lists them"
-                )
-            named |= matched
-        found.append(frozenset(named))
-    both = sorted(found[0] & found[1])
-    if both:
-        raise BadInputError(f"--pin and --lower: both name layer {both[0]!r}")
-    return found[0], found[1]
 
 
 def _load_inputs(

@@ -18,7 +18,7 @@ from bisect_trt.core.piece import Piece
 from bisect_trt.core.precision import Precision
 from bisect_trt.core.scratch import scratch
 from bisect_trt.core.verdict import Verdict
-from bisect_trt.graph.load import save_model
+from bisect_trt.graph.save import save_model
 from bisect_trt.stations.array_files import write_npz
 from bisect_trt.stations.seen import Budget, Seen
 from bisect_trt.stations.specimens import Specimen

@@ -85,7 +85,7 @@ def open_emulator(
         meta = found[0]
     findings = _findings(meta["layers_on_cpu"], device, meta["failure"])
     if not meta["chosen"]:
-        emulator = EmulatedRunner(case.graph, settings.precision)
+        emulator = EmulatedRunner(case.graph, settings.precision, constants=emulator.constants)
     return emulator, findings
 
 

@@ -48,7 +48,11 @@ def open_fleet(case: Case, local: EmulatedRunner, device: Device) -> EmulatedFle
         threads = max(1, (settings.threads or count) // count)
     device = local.device if settings.ray is None else device
     arguments = server_arguments(
-        case.graph.proto, settings.precision, threads, replace(device, number=0)
+        case.graph.proto,
+        settings.precision,
+        threads,
+        replace(device, number=0),
+        elsewhere=settings.ray not in (None, LOCAL),
     )
     members: Sequence[Remote]
     if settings.ray is not None:

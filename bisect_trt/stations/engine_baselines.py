@@ -98,7 +98,10 @@ def measure_engine(case: Case, bench: Bench, emulated: Baselines) -> EngineBasel
     table = None
     if base.worst:
         bench.observer.station("engine layers")
-        table = trace_engine(case, bench, engine, PrecisionPlan(precision), emulated.layers)
+        shown = emulated.layers
+        if case.marked is not None:
+            shown = shown[shown["layer"].isin(case.marked)]
+        table = trace_engine(case, bench, engine, PrecisionPlan(precision), shown)
     if table is not None:
         findings += bench.found(_findings_of_marking(table))
 

@@ -19,7 +19,7 @@ from bisect_trt.core.errors import RunnerFailedError, one_line
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample, evenly
 from bisect_trt.numerics.tensor_error import TensorError, mean_of, tensor_error, worst_of
-from bisect_trt.probe.journal import Row
+from bisect_trt.probe.journal import Row, content_key
 from bisect_trt.probe.prober import Prober
 from bisect_trt.runners.tensorrt.runner import TensorRTRunner
 from bisect_trt.stations.bench import Bench
@@ -64,7 +64,7 @@ def trace_engine(
         bench: keeps the journal.
         engine: what builds.
         plan: what to build.
-        layers: the table of layers, a row each.
+        layers: the table of those layers that are wanted, a row each.
 
     Returns:
         None where no TensorRT judges.
@@ -74,6 +74,8 @@ def trace_engine(
         return None
     samples = evenly(case.samples, MOST_TRACED)
     digests = [sample.digest for sample in samples]
+    if len(layers) < len(case.layers):
+        digests.append(content_key(layers["layer"].to_list()))
     key = engine.key("engine-layers", plan.digest, *digests)
     found = bench.journal.recall(key)
     if found is not None:

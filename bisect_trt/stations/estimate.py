@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from bisect_trt.core.errors import RunnerFailedError
-from bisect_trt.core.memory import free_bytes, in_words, peak_bytes
+from bisect_trt.core.memory import free_bytes, in_words
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.core.scratch import scratch
 from bisect_trt.core.time_budget import TimeBudget
-from bisect_trt.graph.load import weights_size
+from bisect_trt.graph.inputs import input_specs
 from bisect_trt.probe.journal import Journal
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.search.facts import information_bound
@@ -26,13 +26,13 @@ from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case, load
 from bisect_trt.stations.drawn import redraws
 from bisect_trt.stations.emulator_choice import emulator_device, open_emulator
+from bisect_trt.stations.need import need_of
 from bisect_trt.stations.sensitivity import TIME_BUDGET_S
 from bisect_trt.stations.settings import Settings
 from bisect_trt.stations.thread_limit import within_threads
 from bisect_trt.stations.work import expected_probes, expected_work
 
 _USUAL_SHARE, _LARGE_SHARE = 0.02, 0.1
-_WORKER_BYTES = 150_000_000
 _REPORT_S = 0.5
 
 _ROW = 1.0 / 6.0
@@ -88,16 +88,6 @@ class Estimate:
         )
 
 
-def _memory(case: Case) -> int:
-    """About the peak of a run, from that of the inference just made: the second emulator holds the
-    weights once more, a worker the model and its rounded weights.
-    """
-    weights = weights_size(case.graph.proto)
-    own = peak_bytes() + weights
-    workers = case.settings.workers
-    return own + (workers * (3 * weights + _WORKER_BYTES) if workers > 1 else 0)
-
-
 @within_threads
 def estimate(settings: Settings, observer: Observer) -> Estimate:
     """Price a run without searching or writing anything: an inference of each kind is measured, and
@@ -136,7 +126,7 @@ def estimate(settings: Settings, observer: Observer) -> Estimate:
         len(case.layers),
         len(case.samples),
         settings.workers,
-        _memory(case),
+        need_of(case.graph, settings, input_specs(case.graph.proto)).bytes,
         free_bytes() or 0,
         work.rows,
         work.probes,

@@ -51,7 +51,7 @@ def read_sources(
     Raises:
         BadInputError: names what cannot be found or read.
     """
-    if _LOADER.match(str(source)) and not Path(source).exists():
+    if is_loader(source):
         yield from _from_loader(str(source))
         return
     for path in find_files([source]):
@@ -70,6 +70,11 @@ def read_sources(
             )
         for number in range(counts.pop()):
             yield f"{path}[{number}]", {n: _slice(a, number, specs, n) for n, a in arrays.items()}
+
+
+def is_loader(source: str | Path) -> bool:
+    """Whether ``source`` names a function that gives the samples."""
+    return _LOADER.match(str(source)) is not None and not Path(source).exists()
 
 
 def find_files(sources: Sequence[str | Path]) -> list[Path]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pandas as pd
 
 from bisect_trt.core.precision import PrecisionPlan
@@ -13,7 +15,7 @@ from bisect_trt.stations.known import Known
 
 def inputs_table(known: Known, bench: Bench, answer: PrecisionPlan | None) -> pd.DataFrame:
     """A row for each given input and each kept apart: its score with everything lowered and under
-    the answer, by every runner that was asked. Runs nothing.
+    the answer, by every runner that was asked; its shapes and SHA-256. Runs nothing.
 
     Args:
         known: the inputs and the base plan.
@@ -36,5 +38,6 @@ def inputs_table(known: Known, bench: Bench, answer: PrecisionPlan | None) -> pd
         decided = [judge] if bench.engine is not None and judge is not None else scores
         if decided:
             row["passed"] = all(float(str(s)) <= 1.0 for s in decided)
+        row |= {"shapes": json.dumps(sample.shapes), "sha256": sample.digest}
         rows.append(row)
     return pd.DataFrame(rows)

@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import evenly
+from bisect_trt.numerics.blocks import all_finite
+from bisect_trt.numerics.channel_peaks import channel_peaks, quartiles
 from bisect_trt.numerics.tensor_error import TensorError, mean_of, tensor_error, worst_of
 from bisect_trt.probe.journal import Row
 from bisect_trt.runners.emulator.node_by_node import LayerValues
@@ -30,6 +33,19 @@ _UNKNOWN: dict[str, Any] = {
 }
 """Of a layer behind one that cannot be computed."""
 
+_CHANNELS_SECOND = frozenset(
+    {
+        "Conv",
+        "ConvTranspose",
+        "BatchNormalization",
+        "InstanceNormalization",
+        "GroupNormalization",
+        "MaxPool",
+        "AveragePool",
+    }
+)
+"""Operators whose channels are their second axis whatever the rank."""
+
 _SHOWN = ("max_abs", "mean_abs", "median_abs", "rmse", "rel_range", "cosine", "snr_db")
 
 
@@ -37,7 +53,7 @@ def trace_layers(case: Case, bench: Bench) -> pd.DataFrame:
     """A row for each lowered layer in network order: the worst and mean accumulated errors over the
     samples (two of them at most), the introduced errors (prefix ``introduced_``) and the
     reference's range; ``underflows`` where values that are not finite come from small ones that
-    became zero.
+    became zero; how the reference's largest magnitudes spread over channels (``channel_peak_*``).
 
     Recalled from the journal where it is there.
     """
@@ -62,24 +78,39 @@ def _traced(case: Case, bench: Bench) -> dict[str, dict[str, Any]]:
     accumulated: dict[str, list[list[TensorError]]] = {}
     introduced: dict[str, list[list[TensorError]]] = {}
     underflows: dict[str, bool] = {}
+    peaks: dict[str, NDArray[np.float64]] = {}
+    ops = {layer.name: layer.op for layer in case.layers}
     expected = len(samples) * len(case.layers)
     for number, sample in enumerate(samples):
         traced = bench.emulator.trace(sample, plan, rtx_sums=bench.rtx_sums)
-        for count, values in enumerate(_until_failure(traced)):
+        done = number * len(case.layers)
+        for values in _until_failure(traced):
             pairs = ((accumulated, values.accumulated), (introduced, values.introduced))
             for table, candidate in pairs:
                 per_sample = table.setdefault(values.layer, [[] for _ in samples])
                 per_sample[number].append(tensor_error(values.reference, candidate))
-            if not np.isfinite(values.introduced).all():
+            found = channel_peaks(values.reference, _channel_axis(ops, values))
+            seen = peaks.setdefault(values.layer, found)
+            if seen.shape == found.shape:
+                np.maximum(seen, found, out=seen)
+            if not all_finite(values.introduced):
                 before = underflows.get(values.layer, True)
                 underflows[values.layer] = before and values.in_range
-            done = number * len(case.layers) + count + 1
+            done += 1
             bench.observer.progress(done, expected, values.layer)
+            del values, pairs, candidate  # large, and the next layer's are made meanwhile
     return {
         name: _row(accumulated[name], introduced[name])
         | {"underflows": underflows.get(name, False)}
+        | vars(quartiles(peaks[name]))
         for name in accumulated
     }
+
+
+def _channel_axis(ops: dict[str, str], values: LayerValues) -> int:
+    """Images have their channels second, sequences last."""
+    images = values.reference.ndim > 3 or ops.get(values.layer) in _CHANNELS_SECOND
+    return 1 if images else -1
 
 
 def _until_failure(rows: Iterator[LayerValues]) -> Iterator[LayerValues]:

@@ -57,7 +57,7 @@ def checked(its: Option, value: Any) -> Any:
         value: as a notebook or the command line gave it.
 
     Raises:
-        BadInputError: it is none of the option's.
+        BadInputError: it is none of the option's values.
     """
     if its.repeatable:
         return (value,) if isinstance(value, (str, Path)) or callable(value) else tuple(value)

@@ -22,8 +22,8 @@ from bisect_trt.core.scratch import scratch
 from bisect_trt.core.stop import BudgetSpentError
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.graph.graph import Graph
-from bisect_trt.graph.load import weights_size
 from bisect_trt.graph.passes.typed import to_typed
+from bisect_trt.graph.save import weights_size
 from bisect_trt.search.reduce import Reduction, reduce
 from bisect_trt.stations.seeded_weights import Seeded, with_seeded_weights
 from bisect_trt.stations.seen import Budget, Seen, Suspect

@@ -29,6 +29,7 @@ from bisect_trt.runners.workers.crew import Crew
 from bisect_trt.runners.workers.process import IsolatedWorker
 from bisect_trt.stations.check_command import CheckTrials
 from bisect_trt.stations.engine_trials import EngineTrials, OpenRunner
+from bisect_trt.stations.need import check_need, need_of
 from bisect_trt.stations.reduce import Reduced, Trials, reduce_piece
 from bisect_trt.stations.samples import load_samples
 from bisect_trt.stations.seen import Budget, Seen
@@ -77,13 +78,15 @@ def model_and_samples(settings: Settings, observer: Observer) -> tuple[Graph, li
     """
     observer.station("load")
     model = load_model(settings.model)
+    specs, graph = input_specs(model.proto), Graph(model.proto)
+    check_need(need_of(graph, settings, specs), model.name)
     samples = load_samples(
         settings.inputs,
-        input_specs(model.proto),
+        specs,
         stacked=settings.stacked,
         infinite=settings.infinite,
     )
-    return Graph(model.proto), samples
+    return graph, samples
 
 
 def fresh_engines(settings: Settings, options: EngineOptions = AS_USUAL) -> OpenRunner:

@@ -105,7 +105,9 @@ def _in_rounds(
     probe_seconds: float,
 ) -> RobustSet | None:
     """The set after rounds of search and test, of which the first is test ``number``."""
-    base, shortest = panel.base, 0
+    # An older plan's layers first, in their order, and no fewer: what they do not need is shrunk.
+    ranking = sorted(ranking, key=lambda name: name not in case.begin)
+    base, shortest = panel.base, len(case.begin)
     best: RobustSet | None = None
     for tried in range(MAX_ROUNDS):
         length = _prefix(panel, ranking, limit, shortest)

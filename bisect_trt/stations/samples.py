@@ -12,10 +12,14 @@ from numpy.typing import NDArray
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.sample import Sample, evenly
 from bisect_trt.graph.inputs import InputSpec, check_array
+from bisect_trt.numerics.blocks import flat, slices
 from bisect_trt.stations.input_files import read_sources
 
 MOST_LOOKED_AT = 32
 """So many inputs at most are looked at for being noise."""
+
+MOST_ELEMENTS = 1 << 22
+"""So many elements of one at most: they tell, and the sums of all would take several copies."""
 
 
 def load_samples(
@@ -81,16 +85,23 @@ def _check_array(
 ) -> None:
     check_array(where, spec, array.dtype, array.shape, symbols)
     if array.dtype.kind == "f":
-        bad = ~np.isfinite(array)
-        if may_be_infinite:
-            bad &= ~np.isneginf(array)
-        if bad.any():
-            masked = not may_be_infinite and not bool((bad & ~np.isneginf(array)).any())
+        values, count, first, masked = flat(array), 0, 0, not may_be_infinite
+        for part in slices(values.size):
+            block = values[part]
+            bad = ~np.isfinite(block)
+            if may_be_infinite:
+                bad &= ~np.isneginf(block)
+            found = int(np.count_nonzero(bad))
+            if found and not count:
+                first = part.start + int(np.argmax(bad))
+            count += found
+            masked = masked and not bool((bad & ~np.isneginf(block)).any())
+        if count:
             hint = f"; if it is a mask, pass --infinite {spec.name}" if masked else ""
-            first = tuple(int(i) for i in np.argwhere(bad)[0])
+            place = tuple(int(i) for i in np.unravel_index(first, array.shape))
             raise BadInputError(
-                f"{where}: input {spec.name!r} holds {int(bad.sum())} NaN or infinite values, the "
-                f"first at {first}{hint}"
+                f"{where}: input {spec.name!r} holds {count} NaN or infinite values, the "
+                f"first at {place}{hint}"
             )
 
 
@@ -100,7 +111,8 @@ def suspicious_inputs(samples: Sequence[Sample]) -> list[str]:
     """
     findings = []
     for sample in evenly(samples, MOST_LOOKED_AT):
-        for name, array in sample.arrays.items():
+        for name, whole in sample.arrays.items():
+            array = _some_rows(whole)
             if array.dtype.kind != "f" or array.size < 64 or not np.isfinite(array).all():
                 continue
             if np.ptp(array) == 0.0:
@@ -115,6 +127,14 @@ def suspicious_inputs(samples: Sequence[Sample]) -> list[str]:
                     "different, use a real one"
                 )
     return findings
+
+
+def _some_rows(array: NDArray[Any]) -> NDArray[Any]:
+    """``array``, or of a large one neighbouring elements from all over it."""
+    rows = array.reshape(-1, array.shape[-1]) if array.ndim else array
+    if array.size <= MOST_ELEMENTS or len(rows) < 2:
+        return array if array.size <= MOST_ELEMENTS else flat(array)[:MOST_ELEMENTS]
+    return rows[:: -(-array.size // MOST_ELEMENTS)][:, :MOST_ELEMENTS]
 
 
 def looks_like_noise(array: NDArray[Any]) -> bool:

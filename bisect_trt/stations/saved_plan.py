@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bisect_trt.core.errors import BadInputError, one_line
+from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.graph.graph import Graph
 
@@ -70,6 +72,35 @@ def read_plan(path: Path) -> SavedPlan:
             "`bisect-trt run` to make one"
         )
     return SavedPlan(plan, path, requirements, metrics, rewritten, float(share))
+
+
+def begun_at(path: Path | None, names: Sequence[str]) -> tuple[frozenset[str], Finding | None]:
+    """The pins of an older plan that a search can begin with, and what became of the others.
+
+    Args:
+        path: of the plan.json; None for no plan, which gives no pins.
+        names: the layers that are searched.
+
+    Raises:
+        BadInputError: the plan cannot be read, or pins layers and none of these.
+    """
+    if path is None:
+        return frozenset(), None
+    pinned = read_plan(path).plan.pinned
+    known = pinned.intersection(names)
+    absent = sorted(pinned - known)
+    if absent and not known:
+        raise BadInputError(
+            f"--start-from {path}: pins {absent[0]!r}, and none of its pins is a layer that is "
+            "searched here; leave the option out"
+        )
+    if not absent:
+        return known, None
+    words = (
+        f"{len(absent)} of the {len(pinned)} pins of {path} are no layers that are searched here: "
+        f"{', '.join(absent[:4])}{' ...' if len(absent) > 4 else ''}"
+    )
+    return known, Finding("start-from", absent[0], words)
 
 
 def _list_of_text(path: Path, key: str, value: Any) -> tuple[str, ...]:

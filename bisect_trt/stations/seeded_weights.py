@@ -11,6 +11,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, external_data_helper, numpy_helper
 
+from bisect_trt.graph.save import take_in
+from bisect_trt.graph.tensor_values import array_of
+
 _LARGE = 4096
 """Elements; smaller constants (scales, variances, shapes) mean something, and cost little."""
 
@@ -41,7 +44,7 @@ def with_seeded_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[
     copy.CopyFrom(model)
     found: list[Seeded] = []
     for tensor in copy.graph.initializer:
-        array = numpy_helper.to_array(tensor) if tensor.data_type == TensorProto.FLOAT else None
+        array = array_of(tensor) if tensor.data_type == TensorProto.FLOAT else None
         if array is None or array.size < _LARGE or not np.isfinite(array).all():
             continue
         seeded = Seeded(
@@ -74,6 +77,7 @@ def kept_apart(
     offset = 0
     for tensor in copy.graph.initializer:
         if tensor.raw_data not in by_content:
+            take_in(tensor)  # a reproducer goes to another machine
             continue
         weights = by_content[tensor.raw_data]
         length = len(tensor.raw_data)

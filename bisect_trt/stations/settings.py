@@ -115,6 +115,14 @@ class Settings:
         metavar="SHARE",
         commands=_RUN,
     )
+    start_from: Path | None = option(
+        None,
+        "--start-from",
+        "Begin the search at an older plan.json: fewer probes where little has changed.",
+        kind=Path,
+        metavar="PLAN",
+        commands=_RUN,
+    )
     pin: Sequence[str] = option(
         (),
         "--pin",
@@ -130,6 +138,15 @@ class Settings:
         repeatable=True,
         metavar="REGEX",
         commands=_RUN,
+    )
+    mark: Sequence[str] = option(
+        (),
+        "--mark",
+        "Only these in the layer tables: a layer, a glob, an operator such as MatMul, a pattern "
+        "such as LayerNorm. On an engine only they are marked.",
+        repeatable=True,
+        metavar="SELECTOR",
+        commands=_RUN | {"compare"},
     )
     infinite: Sequence[str] = option(
         (),
@@ -229,8 +246,7 @@ class Settings:
     threads: int | None = option(
         None,
         "--threads",
-        "Threads that compute, of all workers together. Default, and at most: the cores that the "
-        "process' affinity and its container's quota leave.",
+        "Threads that compute, of all workers together. Default: those that may be used here.",
         kind=int,
         least=1,
         commands=_EVERYWHERE,
@@ -245,14 +261,12 @@ class Settings:
     budget: float | None = option(
         None,
         "--budget",
-        "Minutes for the whole run: it then ends with the best plan so far, tested, and the exit "
-        "code says whether that passes what was asked for.",
+        "Minutes: the command then ends with the best so far; a run has tested it.",
         kind=float,
         least=0.0,
         above=True,
         metavar="MINUTES",
         commands=_RUN | _ENGINES,
-        help_of=dict.fromkeys(_ENGINES, "Minutes: it then ends with the best so far."),
     )
     max_builds: int | None = option(
         None,
@@ -261,10 +275,7 @@ class Settings:
         kind=int,
         least=0,
         commands=_RUN | _ENGINES,
-        help_of={
-            "reduce": "Engine builds, or calls of --check, in all. Default: as many as needed.",
-            "cure": "Engine builds in all. Default: as many as needed.",
-        },
+        help_of=dict.fromkeys(_ENGINES, "Builds, or calls of --check. Default: as needed."),
     )
     certify: str = option(
         "emulated",

@@ -24,10 +24,12 @@ from bisect_trt.core.errors import (
 from bisect_trt.core.holds import Holds
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.graph.aside import values_aside
 from bisect_trt.graph.graph import Graph
-from bisect_trt.graph.load import load_model, loadable
+from bisect_trt.graph.load import load_model
 from bisect_trt.graph.operator_rules import STORAGE_TYPE
 from bisect_trt.graph.passes.typed import to_typed
+from bisect_trt.graph.runtime_forms import file_form
 from bisect_trt.graph.tensor_types import infer_types
 from bisect_trt.graph.weak_forms import (
     pins_of_script,
@@ -179,6 +181,7 @@ def _complaint(model: onnx.ModelProto) -> str:
 
     An output without a declared shape is legal for every runtime, and no complaint.
     """
+    model = values_aside(model)
     try:
         onnx.checker.check_model(model)
     except Exception as error:  # the library has its own classes for each of its checks
@@ -205,8 +208,10 @@ def _parsed(case: Case, plan: PrecisionPlan) -> Check:
     values = values_of(case.samples)
 
     def parsed(worker: IsolatedWorker, model: onnx.ModelProto) -> dict[str, Sequence[str]]:
-        with loadable(model) as source:
-            request = EngineRequest(source, profile, False, producers=producers, values=values)
+        with file_form(model) as form:
+            request = EngineRequest(
+                form.source, profile, False, producers=producers, values=values, key=form.key
+            )
             found: dict[str, Sequence[str]] = worker.call(
                 "types", request, timeout_s=settings.probe_timeout_s
             )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bisect_trt.core.cores import _own_cgroups, at_most, quota_of, thread_count, usable_cores
+from bisect_trt.core.cores import at_most, own_cgroups, quota_of, thread_count, usable_cores
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_the_smallest_quota_of_all_around_counts(tmp_path: Path) -> None:
     (inner / "cpu.max").write_text("max 100000")
     (inner.parent / "cpu.max").write_text("50000 100000")
     (tmp_path / "own").write_text("0::/outer/inner\n")
-    folders = _own_cgroups(tmp_path / "own", tmp_path / "root")
+    folders = own_cgroups("cpu", tmp_path / "own", tmp_path / "root")
     assert inner in folders and inner.parent in folders
     assert quota_of(folders) == 0.5
     first = tmp_path / "root" / "cpu,cpuacct" / "docker"
@@ -44,7 +44,7 @@ def test_the_smallest_quota_of_all_around_counts(tmp_path: Path) -> None:
     (first / "cpu.cfs_quota_us").write_text("25000")
     (first / "cpu.cfs_period_us").write_text("100000")
     (tmp_path / "own").write_text("4:memory:/docker\n2:cpu,cpuacct:/docker\n")
-    assert quota_of(_own_cgroups(tmp_path / "own", tmp_path / "root")) == 0.25
+    assert quota_of(own_cgroups("cpu", tmp_path / "own", tmp_path / "root")) == 0.25
 
 
 def test_affinity_is_followed() -> None:

@@ -225,6 +225,6 @@ def test_a_session_beside_holds_its_limit() -> None:
     tight = EmulatedRunner(residual().model, device=cuda_device("tight", 0, 1))
     with pytest.raises(MachineError, match=r"out of memory|GPU failed"):
         next(tight.outputs(PrecisionPlan("fp32"), [Sample("s", residual().inputs)]))
-    model = rounding_model(Precision.FP16).SerializeToString()
+    model = rounding_model(Precision.FP16)
     session = session_as_written(model, "a rounding", device=CUDA)
     assert run_all(session, {"x": np.float32([1.0])}, "a rounding")["y"] == 1.0

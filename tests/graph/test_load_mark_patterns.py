@@ -11,9 +11,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.precision import Precision
-from bisect_trt.graph.load import load_model, save_model
+from bisect_trt.graph.load import load_model
 from bisect_trt.graph.passes.marked import mark_outputs, select_tensors
 from bisect_trt.graph.patterns import find_patterns
+from bisect_trt.graph.save import save_model
 from bisect_trt.graph.weight_range import weight_findings
 from fixtures.models import encoder_decomposed, encoder_layernorm
 from tests.conftest import run_model

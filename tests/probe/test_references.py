@@ -17,7 +17,7 @@ from fixtures.models import healthy
 
 def test_each_is_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fixture = healthy()
-    reference, asked = Reference(Graph(fixture.model), None), []
+    reference, asked = Reference(Graph(fixture.model)), []
     compute = reference.outputs
 
     def counted(sample: Sample) -> dict[str, np.ndarray]:

@@ -14,6 +14,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 from click.testing import CliRunner
+from onnx import TensorProto, helper, numpy_helper
 
 import bisect_trt
 from bisect_trt.cli import main
@@ -23,6 +24,8 @@ from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph import list_layers
 from bisect_trt.graph.graph import Graph
+from bisect_trt.graph.load import load_model
+from bisect_trt.graph.tensor_values import place_of
 from bisect_trt.probe.journal import Journal
 from bisect_trt.runners import device_check, ort_devices
 from bisect_trt.runners.device_check import (
@@ -81,6 +84,23 @@ def test_a_device_gives_what_the_cpu_gives(make: Callable[[], Fixture]) -> None:
             assert a is not None and b is not None
             assert all(np.array_equal(a[n], b[n], equal_nan=True) for n in a)
     assert "emulated on" not in here.versions and there.versions["emulated on"] == "planted"
+
+
+def test_a_device_maps_weights_that_lie_in_a_file(tmp_path: Path) -> None:
+    fixture = residual()
+    weights = np.random.default_rng(0).standard_normal((8, 64, 64)).astype(np.float32)
+    model = fixture.model
+    model.graph.initializer.append(numpy_helper.from_array(weights, "large"))
+    model.graph.node.append(helper.make_node("ReduceMax", ["large"], ["most"], "most", keepdims=0))
+    model.graph.output.append(helper.make_tensor_value_info("most", TensorProto.FLOAT, []))
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    proto, sample = load_model(tmp_path / "m.onnx").proto, Sample("s", fixture.inputs)
+    assert any(place_of(t) for t in proto.graph.initializer)
+    for plan in (PrecisionPlan("fp16"), PrecisionPlan("fp32")):
+        runners = (EmulatedRunner(model), EmulatedRunner(proto, device=PLANTED))
+        one, other = (next(r.outputs(plan, [sample])) for r in runners)
+        assert one.keys() == other.keys()
+        assert all(np.array_equal(one[n], other[n], equal_nan=True) for n in one)
 
 
 def test_layers_that_the_cpu_ran_are_named() -> None:
@@ -195,7 +215,7 @@ def test_cuda_without_its_provider(tmp_path: Path) -> None:
     assert check.works is False and "onnxruntime-gpu" in check.detail
     # A build without the provider ignores its name: the session then says so.
     with pytest.warns(UserWarning, match="CUDA"), pytest.raises(RunnerUnavailableError):
-        session_as_written(fixture.model.SerializeToString(), "m", device=cuda_device())
+        session_as_written(fixture.model, "m", device=cuda_device())
 
 
 class Bed:

@@ -281,6 +281,9 @@ def test_ray_gives_the_same_set_when_an_actor_is_killed(
             done.set()
             thread.join()
         assert killed and wounded.pinned == whole.pinned
+        if not ray.cluster_resources().get("GPU"):
+            with pytest.raises(RunnerUnavailableError, match="no GPU for the workers"):
+                run(tmp_path / "gpu", ray="local", emulate_on="cuda")
     finally:
         ray.shutdown()
 

@@ -13,6 +13,7 @@ from bisect_trt.graph.graph import Graph
 from bisect_trt.numerics.draws import redrawn_lookups
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.runners.emulator.whole_model import WholeModelRunner
+from bisect_trt.runners.ort_devices import Device
 from bisect_trt.runners.ort_lookups import Lookups
 from bisect_trt.runners.ort_reference import Reference
 from fixtures.tokens import sentence, token_encoder
@@ -46,7 +47,7 @@ def test_what_is_looked_up_and_nothing_behind_it() -> None:
 def test_the_tables_own_values_change_no_bit(base: Precision) -> None:
     graph, given, whole = forms()
     layers = [layer.name for layer in graph.layers if base in layer.precisions]
-    reference = Reference(graph, None)
+    reference = Reference(graph)
     assert concatenated(dict(reference.outputs(given))).tobytes() == (
         concatenated(dict(reference.outputs(whole))).tobytes()
     )
@@ -70,6 +71,18 @@ def test_the_tables_own_values_change_no_bit(base: Precision) -> None:
         assert rtx[0].tobytes() == rtx[1].tobytes()
 
 
+def test_a_device_holds_the_weights_once_for_both() -> None:
+    graph, given, whole = forms()
+    here, there = EmulatedRunner(graph), EmulatedRunner(graph, device=Device(name="planted"))
+    for plan in (LOWERED, PrecisionPlan("fp32")):
+        one, other = (list(r.outputs(plan, [given, whole])) for r in (here, there))
+        for a, b in zip(one, other, strict=True):
+            assert concatenated(dict(a)).tobytes() == concatenated(dict(b)).tobytes()
+    after = there._taking(whole)
+    assert after is not there
+    assert after._placed is there._placed and after.constants is there.constants
+
+
 def test_each_layer_alone_does_the_same() -> None:
     graph, given, whole = forms()
     runner, wanted = EmulatedRunner(graph), [layer.name for layer in graph.layers]
@@ -84,7 +97,7 @@ def test_each_layer_alone_does_the_same() -> None:
 def test_a_draw_moves_the_output_by_about_what_rounding_does() -> None:
     graph, given, _ = forms()
     found = Lookups(graph).of(given)
-    reference, runner = Reference(graph, None), EmulatedRunner(graph)
+    reference, runner = Reference(graph), EmulatedRunner(graph)
     exact = concatenated(dict(reference.outputs(given)))
     error = concatenated(dict(next(runner.outputs(LOWERED, [given])))) - exact
     moves, alike = [], []

@@ -20,7 +20,7 @@ from bisect_trt.stations.thread_limit import within_threads
 MODEL = onnx.parser.parse_model("""
     <ir_version: 8, opset_import: ["" : 17]>
     g (float[2] x) => (float[2] y) { y = Tanh(x) }
-""").SerializeToString()
+""")
 
 
 def test_sessions() -> None:

@@ -217,7 +217,7 @@ def quantised_network() -> tuple[onnx.ModelProto, dict[str, NDArray[np.float32]]
 def test_the_reference_of_a_quantised_model_is_that_of_its_nodes(tmp_path: Path) -> None:
     model, inputs = quantised_network()
     as_written = run_model(model, inputs, ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
-    session = reference_session(model.SerializeToString(), quantised=True)
+    session = reference_session(model, quantised=True)
     assert same(session.run(None, inputs), as_written)
     result = run(model, inputs["x"], tmp_path / "run")
     assert "quantise or dequantise" in headline(result)
@@ -245,7 +245,7 @@ def test_the_quantised_detector_is_compared_with_itself(tmp_path: Path) -> None:
     quantization.quantize_static(str(DETECTOR), str(path), Reader())
     feed = {"x": page()}
     as_written = run_model(onnx.load(path), feed, ort.GraphOptimizationLevel.ORT_DISABLE_ALL)[0]
-    ours = reference_session(str(path), quantised=True).run(None, feed)[0]
+    ours = reference_session(onnx.load(path), quantised=True).run(None, feed)[0]
     assert same(ours, as_written)
     fused = run_model(onnx.load(path), feed)[0]
     assert float(np.abs(fused - as_written).max()) > 0.1, "what the fusions would have done"

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.graph.graph import Graph, as_graph
@@ -24,7 +23,7 @@ from bisect_trt.graph.passes.frame import Frame
 from bisect_trt.graph.passes.rewriter import Rewriter
 from bisect_trt.graph.roundings import is_rounded
 from bisect_trt.graph.tensor_types import Scope
-from bisect_trt.numerics.rounding import TF32_SPLITTER, rounded
+from bisect_trt.numerics.rounding import TF32_SPLITTER
 
 
 def to_emulated(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> onnx.ModelProto:
@@ -91,10 +90,8 @@ class EmulationRewriter(Rewriter):
         self.round(frame, name, version, precision)
         return version
 
-    def convert_constant(
-        self, array: NDArray[np.float32], name: str, precision: Precision
-    ) -> TensorProto:
-        return numpy_helper.from_array(np.asarray(rounded(array, precision), np.float32), name)
+    def stored_as(self, precision: Precision) -> int:
+        return FLOAT
 
     def write(self, node: onnx.NodeProto, role: Role, precision: Precision, frame: Frame) -> None:
         names = [(slot, node.output[slot]) for slot in role.reduced_out]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
 import onnx
-from numpy.typing import NDArray
 
 from bisect_trt.core.precision import Precision
+from bisect_trt.graph.constants import Constants
 from bisect_trt.graph.tensor_types import Scope, subgraphs
 
 
@@ -26,7 +25,7 @@ class Frame:
     parent: Frame | None
     state: dict[str, Precision] = field(default_factory=dict)
     versions: dict[tuple[str, Precision], str] = field(default_factory=dict)
-    constants: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+    constants: Constants = field(default_factory=lambda: Constants(onnx.GraphProto()))
     outputs: frozenset[str] = frozenset()
     converted: set[str] = field(default_factory=set)
 

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 import onnx
-import onnx_graphsurgeon as gs
 from onnx import helper
 
 from bisect_trt.core.errors import BadInputError
@@ -47,7 +46,7 @@ def select_tensors(model: onnx.ModelProto | Graph, selectors: Iterable[str]) -> 
         }
         if not hits:
             raise BadInputError(
-                f"no layer or tensor matches {selector!r}; `bisect-trt inspect` lists the layers"
+                f"--mark {selector!r}: matches no layer or tensor; `bisect-trt inspect` lists them"
             )
         chosen |= hits
     return [tensor for layer in layers for tensor in layer.outputs if tensor in chosen]
@@ -58,9 +57,12 @@ def mark_outputs(model: onnx.ModelProto, tensors: Iterable[str]) -> onnx.ModelPr
     their ranks are declared.
     """
     scope = infer_types(model)
-    graph = gs.import_onnx(model)
-    known = graph.tensors()
-    present = {o.name for o in graph.outputs}
+    marked = onnx.ModelProto()
+    marked.CopyFrom(model)
+    graph = marked.graph
+    known = {o for node in graph.node for o in node.output}
+    known.update(v.name for v in (*graph.input, *graph.initializer))
+    present = {o.name for o in graph.output}
     for name in tensors:
         if name in present:
             continue
@@ -68,16 +70,12 @@ def mark_outputs(model: onnx.ModelProto, tensors: Iterable[str]) -> onnx.ModelPr
             raise BadInputError(
                 f"tensor {name!r} is not in the model; `bisect-trt inspect` lists the layers"
             )
-        tensor = known[name]
-        if isinstance(tensor, gs.Variable):
-            tensor.dtype = helper.tensor_dtype_to_np_dtype(scope.type_of(name))
-            tensor.shape = (
-                [f"{name}_{axis}" for axis in range(scope.ranks[name])]
-                if name in scope.ranks
-                else None
+        shape = [f"{name}_{axis}" for axis in range(scope.ranks.get(name, 0))]
+        graph.output.append(
+            helper.make_tensor_value_info(
+                name, scope.type_of(name), shape if name in scope.ranks else None
             )
-        graph.outputs.append(tensor)
+        )
         present.add(name)
-    marked: onnx.ModelProto = gs.export_onnx(graph)
-    del marked.graph.value_info[:]
+    del graph.value_info[:]
     return marked

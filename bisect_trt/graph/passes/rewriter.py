@@ -11,19 +11,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-import numpy as np
 import onnx
-from numpy.typing import NDArray
-from onnx import AttributeProto, TensorProto
+from onnx import AttributeProto
 
 from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.graph.constants import constants
+from bisect_trt.graph.constants import Constants
 from bisect_trt.graph.dims import name_placeholder_dims
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.layers import Kind, Role, node_names, role_of
 from bisect_trt.graph.operator_rules import FLOAT
 from bisect_trt.graph.passes.frame import Frame, drop_unread
 from bisect_trt.graph.tensor_types import Scope, subgraphs
+from bisect_trt.graph.tensor_values import rounded_tensor
 
 Chooser = Callable[[str], Precision]
 
@@ -56,19 +55,8 @@ class Rewriter(ABC):
         """
 
     @abstractmethod
-    def convert_constant(
-        self, array: NDArray[np.float32], name: str, precision: Precision
-    ) -> TensorProto:
-        """The initialiser called ``name`` that holds ``array`` at ``precision``.
-
-        Args:
-            array: its values, of any shape.
-            name: of the initialiser.
-            precision: of its values.
-
-        Returns:
-            An initialiser of the same shape.
-        """
+    def stored_as(self, precision: Precision) -> int:
+        """ONNX's type of a constant that is rounded to ``precision``."""
 
     @abstractmethod
     def write(self, node: onnx.NodeProto, role: Role, precision: Precision, frame: Frame) -> None:
@@ -136,8 +124,11 @@ class Rewriter(ABC):
             return name
         if name in owner.constants:
             version = self.fresh(f"{name}__{precision}")
+            # Of a body's weights ONNX Runtime cannot be handed the values apart.
+            tensor = owner.constants.tensor(name) if owner.parent is None else None
+            stored = self.stored_as(precision)
             owner.graph.initializer.append(
-                self.convert_constant(owner.constants[name], version, precision)
+                rounded_tensor(tensor, owner.constants, name, version, precision, stored)
             )
             owner.converted.add(name)
         else:
@@ -173,7 +164,7 @@ class Rewriter(ABC):
         target.metadata_props.extend(source.metadata_props)
         frame = Frame(scope, target, parent, outputs=frozenset(o.name for o in source.output))
         main = parent is None
-        frame.constants.update(self.source.float_constants if main else constants(source, FLOAT))
+        frame.constants = self.source.float_constants if main else Constants(source).of_type(FLOAT)
         if body_precision is not None:
             self.enter_body(frame, body_precision)
         names = self.source.names if main else node_names(source.node)

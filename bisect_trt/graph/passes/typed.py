@@ -6,10 +6,8 @@ and type; constants are converted offline; graph inputs and outputs keep their t
 
 from __future__ import annotations
 
-import numpy as np
 import onnx
-from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.graph.graph import Graph, as_graph
@@ -18,7 +16,6 @@ from bisect_trt.graph.operator_rules import FLOAT, STORAGE_TYPE, TYPE_AGNOSTIC, 
 from bisect_trt.graph.passes.capable import with_bf16_operators, with_new_nodes_pinned
 from bisect_trt.graph.passes.frame import Frame
 from bisect_trt.graph.passes.rewriter import Rewriter
-from bisect_trt.numerics.rounding import to_storage
 
 
 def to_typed(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> onnx.ModelProto:
@@ -61,10 +58,8 @@ class _TypedRewriter(Rewriter):
         self._cast(frame, name, version, STORAGE_TYPE.get(precision, FLOAT))
         return version
 
-    def convert_constant(
-        self, array: NDArray[np.float32], name: str, precision: Precision
-    ) -> TensorProto:
-        return numpy_helper.from_array(to_storage(array, precision), name)
+    def stored_as(self, precision: Precision) -> int:
+        return STORAGE_TYPE[precision]
 
     def write(self, node: onnx.NodeProto, role: Role, precision: Precision, frame: Frame) -> None:
         if node.op_type == "Cast":

@@ -14,7 +14,8 @@ from onnx import helper
 from bisect_trt.core.errors import BadInputError, one_line
 from bisect_trt.core.precision import Precision
 from bisect_trt.graph.graph import Graph
-from bisect_trt.numerics.rounding import rounded
+from bisect_trt.graph.mapped_files import let_go
+from bisect_trt.graph.tensor_values import rounded_values
 from bisect_trt.runners.ort_values import Value, owned, value_of
 
 
@@ -33,6 +34,7 @@ class ConstantStore:
             raise BadInputError(
                 f"model: sparse initialiser {name!r} cannot be emulated; store it as a dense tensor"
             )
+        self._arrays = graph.constants
         self._exact = {name: _ort_value(name, array) for name, array in graph.constants.items()}
         self._rounded: dict[str, tuple[Precision, ort.OrtValue]] = {}
         self.replaced = 0
@@ -41,16 +43,24 @@ class ConstantStore:
         return name in self._exact
 
     def value(self, name: str, precision: Precision = Precision.FP32) -> Value:
-        """The constant ``name``, rounded to ``precision``."""
+        """The constant ``name``, rounded to ``precision``, alive as long as it is not asked for in
+        another.
+        """
+        return value_of(self.owner(name, precision))
+
+    def owner(self, name: str, precision: Precision) -> ort.OrtValue:
+        """What owns :meth:`value`."""
         if precision is Precision.FP32:
-            return value_of(self._exact[name])
+            return self._exact[name]
         held = self._rounded.get(name)
         if held is None or held[0] is not precision:
-            array = np.asarray(rounded(self._exact[name].numpy(), precision), np.float32)
             self.replaced += held is not None
-            held = (precision, owned(array))
+            self._rounded.pop(name, None)  # two would be in memory for a moment
+            exact = self._arrays[name]
+            held = (precision, owned(rounded_values(exact, precision, np.dtype(np.float32))))
+            let_go(exact)
             self._rounded[name] = held
-        return value_of(held[1])
+        return held[1]
 
 
 def _ort_value(name: str, array: NDArray[Any]) -> ort.OrtValue:

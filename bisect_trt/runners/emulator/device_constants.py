@@ -7,7 +7,8 @@ import onnxruntime as ort
 
 from bisect_trt.core.precision import Precision
 from bisect_trt.graph.graph import Graph
-from bisect_trt.numerics.rounding import rounded
+from bisect_trt.graph.mapped_files import let_go
+from bisect_trt.graph.tensor_values import rounded_values
 from bisect_trt.runners.ort_devices import Device
 from bisect_trt.runners.ort_values import Value, owned, value_of
 
@@ -31,7 +32,11 @@ class DeviceConstants:
         if held is None or held[0] is not precision:
             self.replaced += held is not None
             self._placed.pop(key, None)  # not both rounded versions in the device's memory
-            array = np.asarray(rounded(self._arrays[name], precision), np.float32)
+            exact = self._arrays[name]
+            array = exact
+            if precision is not Precision.FP32:
+                array = rounded_values(exact, precision, np.dtype(np.float32))
             held = (precision, owned(array, self._device.memory, self._device.number))
+            let_go(exact)
             self._placed[key] = held
         return value_of(held[1])

@@ -18,13 +18,14 @@ from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.operator_rules import CONTROL_FLOW
 from bisect_trt.graph.roundings import is_rounded
+from bisect_trt.numerics.blocks import all_finite, largest_finite
 from bisect_trt.numerics.rounding import LARGEST
 from bisect_trt.runners.emulator.constant_store import ConstantStore
 from bisect_trt.runners.emulator.node_sessions import NodeSession, NodeSessions
 from bisect_trt.runners.emulator.rtx_operators import OPERATORS, run_operator
 from bisect_trt.runners.emulator.steps import Chain, Step, compile_steps
 from bisect_trt.runners.ort_sessions import failure_of_session
-from bisect_trt.runners.ort_values import Value, owned, value_of
+from bisect_trt.runners.ort_values import Value, owned, value_of, viewed
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -90,23 +91,29 @@ class NodeByNode:
         """
         exact, low = self._start(sample), self._start(sample)
         for step in self._steps:
-            precision = plan.precision_of(step.name)
-            reference = self._execute(step, Precision.FP32, exact)
-            accumulated = self._execute(step, precision, low, rtx_sums)
-            if step.lowers(precision):
-                introduced = self._execute(step, precision, exact, rtx_sums)
-                rows = zip(step.outputs, reference, accumulated, introduced, strict=True)
-                for tensor, *values in rows:
-                    if values[0].data_type() != "tensor(float)":
-                        continue
-                    true, both, own = (v.numpy() for v in values)
-                    broken = not np.isfinite(own).all()
-                    in_range = broken and self._in_range(step, precision, exact, true)
-                    yield LayerValues(step.name, tensor, true, both, own, in_range)
-            self._keep(step, Precision.FP32, reference, exact)
-            self._keep(step, precision, accumulated, low)
+            # In a generator of its own: what it holds of one layer is gone when the next is run.
+            yield from self._traced(step, plan.precision_of(step.name), exact, low, rtx_sums)
             exact.free(step.frees)
-            low.free(step.frees)
+
+    def _traced(
+        self, step: Step, precision: Precision, exact: Chain, low: Chain, rtx_sums: bool
+    ) -> Iterator[LayerValues]:
+        """Run ``step`` on both histories, and where it is lowered show what became of it."""
+        reference = self._execute(step, Precision.FP32, exact)
+        accumulated = self._execute(step, precision, low, rtx_sums)
+        self._keep(step, precision, accumulated, low)
+        low.free(step.frees)
+        if step.lowers(precision):
+            introduced = self._execute(step, precision, exact, rtx_sums)
+            exact.versions.clear()  # nobody else reads the exact history rounded
+            rows = zip(step.outputs, reference, accumulated, introduced, strict=True)
+            for tensor, *values in rows:
+                if values[0].data_type() != "tensor(float)":
+                    continue
+                true, both, own = (viewed(v) for v in values)
+                in_range = not all_finite(own) and self._in_range(step, precision, exact, true)
+                yield LayerValues(step.name, tensor, true, both, own, in_range)
+        self._keep(step, Precision.FP32, reference, exact)
 
     def _advance(
         self, steps: Sequence[Step], plan: PrecisionPlan, chain: Chain, rtx_sums: bool = False
@@ -160,10 +167,8 @@ class NodeByNode:
         largest = LARGEST.get(precision)
         if largest is None or self._graph.proto.graph.node[step.index].op_type in CONTROL_FLOW:
             return False
-        read = [self._value(step.inputs[i], exact).numpy() for i in step.reduced_in[precision]]
-        return all(
-            float(np.abs(a[np.isfinite(a)]).max(initial=0.0)) <= largest for a in (output, *read)
-        )
+        read = [viewed(self._value(step.inputs[i], exact)) for i in step.reduced_in[precision]]
+        return all(largest_finite(a) <= largest for a in (output, *read))
 
     @staticmethod
     def _keep(step: Step, precision: Precision, results: Sequence[Value], chain: Chain) -> None:
@@ -190,5 +195,4 @@ class NodeByNode:
 
     def _fetch(self, name: str, chain: Chain) -> NDArray[Any]:
         """A live tensor or a constant."""
-        value: NDArray[Any] = self._value(name, chain).numpy()
-        return value
+        return viewed(self._value(name, chain))

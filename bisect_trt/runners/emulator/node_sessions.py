@@ -121,7 +121,7 @@ class NodeSessions:
         if precision not in self._sessions:
             model = rounding_model(precision)
             self._sessions[precision] = NodeSession(
-                node_session(model.SerializeToString(), self._threads), ("x",), ("y",)
+                node_session(model, self._threads), ("x",), ("y",)
             )
         return self._sessions[precision]
 
@@ -156,5 +156,5 @@ class NodeSessions:
         given = frozenset(names[i] for i in rounded)
         plan = PrecisionPlan(precision)
         emulated = EmulationRewriter(Graph(model), plan, rounded_inputs=given).rewrite()
-        session = node_session(emulated.SerializeToString(), self._threads)
+        session = node_session(emulated, self._threads)
         return NodeSession(session, names, tuple(o.name for o in outputs))

@@ -63,4 +63,4 @@ def _session() -> ort.InferenceSession:
         values(total=["z", "m", "n"]),
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    return node_session(model.SerializeToString())
+    return node_session(model)

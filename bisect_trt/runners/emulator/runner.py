@@ -14,13 +14,14 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from bisect_trt.core.memory import frees_activations
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph, as_graph
 from bisect_trt.graph.passes.capable import with_new_nodes_pinned, with_roundings
 from bisect_trt.runners.emulator.constant_store import ConstantStore
 from bisect_trt.runners.emulator.device_constants import DeviceConstants
-from bisect_trt.runners.emulator.kept_activations import KeptActivations
+from bisect_trt.runners.emulator.kept_activations import MOST_BYTES, KeptActivations
 from bisect_trt.runners.emulator.node_by_node import Arrays, LayerValues, NodeByNode
 from bisect_trt.runners.emulator.side_by_side import side_by_side
 from bisect_trt.runners.emulator.switched_session import SwitchedSession
@@ -45,6 +46,7 @@ class EmulatedRunner:
         threads: what one call of ONNX Runtime may use; 0 leaves it to the machine.
         device: what computes the probes and the effects of single layers; what needs every layer's
             values is run on the CPU.
+        constants: those of the same model, where another emulator holds them already.
     """
 
     name = "emulated"
@@ -56,20 +58,21 @@ class EmulatedRunner:
         *,
         threads: int = 0,
         device: Device = CPU,
+        constants: ConstantStore | None = None,
     ) -> None:
         self.versions: Mapping[str, str] = versions_on(device)
         self.graph = as_graph(model)
         self._capable = with_roundings(self.graph, base)
-        self._constants = ConstantStore(self._capable)
+        self.constants = constants or ConstantStore(self._capable)
         self.device = device
-        self._placed: ConstantStore | DeviceConstants = self._constants
+        self._placed: ConstantStore | DeviceConstants = self.constants
         if device != CPU:
             self._placed = DeviceConstants(self._capable, device)
         self._base = base
         self._threads = threads
         self._switched: dict[tuple[Precision, Precision], SwitchedSession] = {}
-        self._node_by_node = NodeByNode(self._capable, self._constants, threads)
-        self._kept = KeptActivations()
+        self._node_by_node = NodeByNode(self._capable, self.constants, threads)
+        self._kept = KeptActivations(0 if frees_activations() else MOST_BYTES)
         self._lowered: tuple[PrecisionPlan, frozenset[str]] | None = None
         self._after_lookups: EmulatedRunner | None = None
 
@@ -128,8 +131,13 @@ class EmulatedRunner:
             return self
         if self._after_lookups is None:
             self._after_lookups = EmulatedRunner(
-                graph, self._base, threads=self._threads, device=self.device
+                graph,
+                self._base,
+                threads=self._threads,
+                device=self.device,
+                constants=self.constants,
             )
+            self._after_lookups._placed = self._placed
         return self._after_lookups
 
     def _of_capable(self, plan: PrecisionPlan) -> PrecisionPlan:

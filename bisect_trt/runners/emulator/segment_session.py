@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from bisect_trt.graph.load import loadable
 from bisect_trt.graph.passes.segmented import Segment, settled
 from bisect_trt.runners.emulator.constant_store import ConstantStore
 from bisect_trt.runners.emulator.device_constants import DeviceConstants
@@ -123,8 +122,7 @@ class SegmentSession:
         if self._device != CPU:
             profiles = tempfile.TemporaryDirectory(prefix="bisect-trt-")
             profile = str(Path(profiles.name) / "profile")
-        with loadable(segment.model) as source:
-            session = switched_session(source, self._threads, self._device, profile)
+        session = switched_session(segment.model, self._threads, self._device, profile)
         return _Ready(session, caller(session), segment, profiles)
 
     def _read_profile(self, ready: _Ready) -> None:

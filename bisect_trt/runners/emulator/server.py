@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from typing import Any
 
 import onnx
-from google.protobuf.message import EncodeError
 from numpy.typing import NDArray
 
 from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.memory import (
+    free_activations_at_once,
+    frees_activations,
+    keep_large_blocks_apart,
+)
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
+from bisect_trt.graph.save import PROTOBUF_LIMIT, held_size, weights_size, write_model
 from bisect_trt.runners.device_check import DeviceChecker
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.runners.ort_devices import CPU, Device
@@ -21,38 +27,62 @@ SERVER = "bisect_trt.runners.emulator.server:EmulationServer"
 
 
 def server_arguments(
-    model: onnx.ModelProto, base: Precision, threads: int, device: Device = CPU
+    model: onnx.ModelProto,
+    base: Precision,
+    threads: int,
+    device: Device = CPU,
+    *,
+    elsewhere: bool = False,
 ) -> dict[str, Any]:
     """What an :class:`EmulationServer` is made of.
-
-    Raises:
-        BadInputError: the model does not fit into one message.
 
     Args:
         model: the FP32 model.
         base: what unpinned layers run in.
         threads: how many each inference may use.
         device: what computes, as the server's process sees it.
+        elsewhere: whether it may be on another machine, which has not the model's files.
+
+    Raises:
+        BadInputError: the model does not fit into one message.
     """
-    try:
-        content = model.SerializeToString()
-    except (ValueError, EncodeError) as error:
-        raise BadInputError(
-            "--workers: a model above 2 GB cannot be sent to worker processes; use --workers 1"
-        ) from error
-    return {"model": content, "base": base.value, "threads": threads, "device": device}
+    if (weights_size(model) if elsewhere else held_size(model)) >= PROTOBUF_LIMIT:
+        how = "to other machines; leave --ray out" if elsewhere else "from memory; give its file"
+        raise BadInputError(f"--workers: a model above 2 GB cannot be sent {how}")
+    stream = io.BytesIO()
+    if elsewhere:
+        write_model(model, stream)
+    return {
+        "model": stream.getvalue() or model.SerializeToString(),
+        "base": base.value,
+        "threads": threads,
+        "device": device,
+        "large": frees_activations(),
+    }
 
 
 class EmulationServer:
-    """Holds the model; ``threads`` and ``device`` are what one worker may use.
+    """Holds the model; ``threads`` and ``device`` are what one worker may use, ``large`` says
+    whether activations are.
 
     Raises:
         RunnerUnavailableError: the device is none that the emulator can rely on.
     """
 
-    def __init__(self, model: bytes, base: str, threads: int, device: Device = CPU) -> None:
+    def __init__(
+        self,
+        model: bytes,
+        base: str,
+        threads: int,
+        device: Device = CPU,
+        *,
+        large: bool = False,
+    ) -> None:
         if device != CPU:  # it may be on another machine than whoever hired it
             DeviceChecker(device).check()
+        if large:
+            free_activations_at_once()
+            keep_large_blocks_apart()
         proto = onnx.load_from_string(model)
         self._runner = EmulatedRunner(proto, Precision(base), threads=threads, device=device)
 

@@ -31,7 +31,7 @@ from bisect_trt.runners.emulator.segment_session import SegmentSession
 from bisect_trt.runners.emulator.side_by_side import side_by_side
 from bisect_trt.runners.emulator.switches import Setting, Switches
 from bisect_trt.runners.ort_devices import CPU, Device
-from bisect_trt.runners.ort_values import Value, bytes_of, owned, value_of
+from bisect_trt.runners.ort_values import Value, bytes_of, owned, value_of, viewed
 
 _SMALL_BYTES = 64 << 10
 """Where no tensor at a cut is larger, hardly a node has work for a second core."""
@@ -172,7 +172,7 @@ class SwitchedSession:
         return {name: value for name, value in alive.items() if self._last.get(name, -1) > place}
 
     def _fetched(self, tensors: Tensors) -> Arrays:
-        return {name: tensors[name].numpy() for name in self._outputs}
+        return {name: viewed(tensors[name]) for name in self._outputs}
 
     def _set(self, lowered: frozenset[str]) -> tuple[list[Setting], list[bytes]]:
         """The switches, and by what the activations before each segment are known; those of the

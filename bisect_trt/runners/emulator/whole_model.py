@@ -14,39 +14,56 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from bisect_trt.core.memory import LARGE
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph, as_graph
-from bisect_trt.graph.load import loadable
 from bisect_trt.graph.passes.emulated import to_emulated
+from bisect_trt.graph.save import weights_size
 from bisect_trt.runners.ort_sessions import reference_session, run_all
+from bisect_trt.runners.ort_weights import RoundedConstants
 
 
 class WholeModelRunner:
-    """Executes a model in a fresh session for each plan; the last plan's is kept."""
+    """Executes a model in a fresh session for each plan; the last plan's is kept, unless the
+    weights are large: it holds a copy of them.
+
+    Args:
+        model: an FP32 model, or its :class:`Graph`.
+        constants: gives rounded constants that another emulator has; without it they are computed.
+    """
 
     name = "emulated-whole"
 
-    def __init__(self, model: onnx.ModelProto | Graph) -> None:
+    def __init__(
+        self, model: onnx.ModelProto | Graph, constants: RoundedConstants | None = None
+    ) -> None:
         self.versions: Mapping[str, str] = {
             "onnxruntime": ort.__version__,
             "onnx": onnx.__version__,
         }
         self._graph = as_graph(model)
+        self._constants = constants
+        self._is_large = weights_size(self._graph.proto) >= LARGE
         self._kept: tuple[PrecisionPlan, Graph, ort.InferenceSession] | None = None
 
     def outputs(
         self, plan: PrecisionPlan, samples: Sequence[Sample]
     ) -> Iterator[Mapping[str, NDArray[Any]]]:
-        for sample in samples:
-            session = self._session_of(plan, self._graph.taking(sample.arrays))
-            yield run_all(session, sample.arrays, sample.name)
+        try:
+            for sample in samples:
+                session = self._session_of(plan, self._graph.taking(sample.arrays))
+                yield run_all(session, sample.arrays, sample.name)
+        finally:
+            if self._is_large:
+                self._kept = None
 
     def _session_of(self, plan: PrecisionPlan, graph: Graph) -> ort.InferenceSession:
         if self._kept is None or self._kept[:2] != (plan, graph):
             self._kept = None  # two sessions of one model would be in memory for a moment
-            with loadable(to_emulated(graph, plan)) as source:
-                session = reference_session(source, quantised=graph.quantised)
+            session = reference_session(
+                to_emulated(graph, plan), quantised=graph.quantised, constants=self._constants
+            )
             self._kept = (plan, graph, session)
         return self._kept[2]
 

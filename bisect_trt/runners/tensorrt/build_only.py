@@ -13,8 +13,8 @@ from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph
-from bisect_trt.graph.load import loadable
 from bisect_trt.graph.passes.typed import to_typed
+from bisect_trt.graph.runtime_forms import file_form
 from bisect_trt.runners.tensorrt.build import build_engine
 from bisect_trt.runners.tensorrt.module import import_tensorrt
 from bisect_trt.runners.tensorrt.profile import profile_of, values_of
@@ -70,9 +70,13 @@ class BuildOnlyRunner:
         Raises:
             RunnerFailedError: it does not build.
         """
-        with loadable(to_typed(self._graph, plan)) as source:
+        with file_form(to_typed(self._graph, plan)) as form:
             request = EngineRequest(
-                source, self._profile, plan.base is Precision.TF32, values=self._values
+                form.source,
+                self._profile,
+                plan.base is Precision.TF32,
+                values=self._values,
+                key=form.key,
             )
             self._worker.call("build", request, timeout_s=self._timeout_s)
         return iter(())

@@ -41,7 +41,8 @@ AS_USUAL = EngineOptions()
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """One engine to build: ``model`` is the ONNX file's bytes or, over 2 GB, its path.
+    """One engine to build: ``model`` is the ONNX file, its bytes or its path, which ``key`` tells
+    from others by its content.
 
     ``profile`` gives every input's shapes, ``values`` those of the small integer inputs, which may
     turn out to be shapes. ``weak`` is None for strong typing. ``debug`` names tensors whose values
@@ -58,6 +59,7 @@ class EngineRequest:
     producers: Mapping[str, str] = field(default_factory=dict)
     values: Profile = field(default_factory=dict)
     options: EngineOptions = AS_USUAL
+    key: str = ""
 
 
 @dataclass(frozen=True)

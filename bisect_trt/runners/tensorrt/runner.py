@@ -22,9 +22,9 @@ from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph, as_graph
 from bisect_trt.graph.layers import with_unique_names
-from bisect_trt.graph.load import loadable
 from bisect_trt.graph.passes.marked import mark_outputs
 from bisect_trt.graph.passes.typed import to_typed
+from bisect_trt.graph.runtime_forms import file_form
 from bisect_trt.runners.base import Repeated
 from bisect_trt.runners.tensorrt.profile import profile_of, values_of
 from bisect_trt.runners.tensorrt.readback import (
@@ -187,9 +187,9 @@ class TensorRTRunner:
         weak = WeakTyping(plan.base.value, plan.pinned) if self._weak else None
         # A pin means FP32: the engine's TF32 switch stays off unless TF32 itself is asked for.
         tf32 = plan.base is Precision.TF32
-        with loadable(model) as source:
+        with file_form(model) as form:
             request = EngineRequest(
-                source,
+                form.source,
                 self._profile,
                 tf32,
                 weak,
@@ -198,6 +198,7 @@ class TensorRTRunner:
                 self._producers,
                 self._values,
                 self._options,
+                form.key,
             )
             arrays = [dict(s.arrays) for s in samples]
             answer: EngineAnswer = self._worker.call(

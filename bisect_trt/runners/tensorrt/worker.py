@@ -116,8 +116,9 @@ class EngineWorker:
 
 
 def _key(request: EngineRequest) -> str:
-    """What the engine is made of; a path stands for a file that nobody changes meanwhile."""
-    model = request.model.encode() if isinstance(request.model, str) else request.model
+    """What the engine is made of."""
+    model = request.model if isinstance(request.model, bytes) else request.model.encode()
+    known = request.key or hashlib.sha256(model).hexdigest()
     flags = repr(
         (
             request.tf32,
@@ -127,4 +128,4 @@ def _key(request: EngineRequest) -> str:
             request.options,
         )
     )
-    return hashlib.sha256(model + flags.encode()).hexdigest()
+    return hashlib.sha256((known + flags).encode()).hexdigest()

@@ -1,0 +1,1 @@
+"""The commands by their subject: words of the command line in, an exit code out."""

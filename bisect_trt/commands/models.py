@@ -1,0 +1,117 @@
+"""The commands about a model that run nothing: ``inspect``, ``mark``, ``export``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.precision import Precision
+from bisect_trt.graph.graph import Graph
+from bisect_trt.graph.inspection import inspect_model
+from bisect_trt.graph.load import load_model
+from bisect_trt.graph.passes.marked import mark_outputs, select_tensors
+from bisect_trt.graph.passes.typed import to_typed
+from bisect_trt.graph.save import check_target, save_model, save_text
+from bisect_trt.graph.weak_forms import polygraphy_script, trtexec_arguments
+from bisect_trt.report.consoles import screen
+from bisect_trt.report.exits import guarded, output
+from bisect_trt.report.options import JSON, MODEL, PLAN, PRECISION, NamedPath
+from bisect_trt.report.progress import progress
+from bisect_trt.report.screen import print_inspection
+from bisect_trt.report.write import to_json
+from bisect_trt.stations.saved_plan import read_plan
+
+
+@click.command("inspect")
+@MODEL
+@PRECISION
+@JSON
+@guarded
+def inspect_command(model: Path, precision: str, as_json: bool) -> int:
+    """Layers, patterns, suspects and advice about the opset, without running anything."""
+    with progress() as observer:
+        observer.station("load")
+        loaded = load_model(model)
+        observer.station("inspect")
+        inspection = inspect_model(loaded, Precision(precision))
+    with output():
+        if as_json:
+            click.echo(to_json(inspection.as_json()))
+        else:
+            print_inspection(screen(), inspection)
+    return 0
+
+
+@click.command("mark")
+@MODEL
+@click.option(
+    "--mark",
+    "selectors",
+    multiple=True,
+    required=True,
+    metavar="SELECTOR",
+    help="A layer, a tensor, a glob, an operator such as Pow, a pattern such as LayerNorm. "
+    "Repeatable.",
+)
+@click.option("--output", "-o", "target", type=NamedPath(), required=True, help="Where to.")
+@guarded
+def mark_command(model: Path, selectors: tuple[str, ...], target: Path) -> int:
+    """Write the model with inner tensors as further outputs, to look inside with any runner. On an
+    engine each breaks fusions, so its numbers change.
+    """
+    loaded = load_model(model)
+    check_target(target, loaded)
+    tensors = select_tensors(loaded.proto, selectors)
+    marked = mark_outputs(loaded.proto, tensors)
+    save_model(marked, target.resolve())  # a link stays one
+    more = len(marked.graph.output) - len(loaded.proto.graph.output)
+    with output():
+        click.echo(f"{more} more outputs")
+    return 0
+
+
+@click.command("export")
+@MODEL
+@PLAN
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["onnx", "trtexec", "polygraphy"]),
+    required=True,
+    help="What to write.",
+)
+@click.option(
+    "--output",
+    "-o",
+    "target",
+    type=NamedPath(),
+    help="Where to; text goes to standard output without it.",
+)
+@guarded
+def export_command(model: Path, plan_path: Path, form: str, target: Path | None) -> int:
+    """Write a plan as typed ONNX, trtexec arguments or a polygraphy script."""
+    saved = read_plan(plan_path)
+    with progress() as observer:
+        observer.station("load")
+        loaded = load_model(model)
+        plan, graph = saved.plan, Graph(loaded.proto)
+        saved.check_model(graph)
+        if target is not None:
+            check_target(target, loaded, plan_path)
+            target = target.resolve()  # a link stays one
+        observer.station("export")
+        if form == "onnx":
+            if target is None:
+                raise BadInputError("--format onnx needs --output FILE.onnx")
+            save_model(to_typed(graph, plan), target)
+            return 0
+        write = trtexec_arguments if form == "trtexec" else polygraphy_script
+        text = write(graph, plan)
+    if target is not None:
+        save_text(text + "\n", target)
+        return 0
+    with output(is_product=True):
+        click.echo(text)
+    return 0

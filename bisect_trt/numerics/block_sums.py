@@ -1,0 +1,75 @@
+"""What is told of two large tensors, from one walk over their blocks: a copy of either in float64
+would take twice its memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bisect_trt.numerics.blocks import flat, slices
+
+MANY = 1 << 22
+"""Elements from which on tensors are walked over; below, all at once is faster."""
+
+
+@dataclass
+class BlockSums:
+    """Sums in float64 over the elements that are finite in both tensors.
+
+    ``errors`` are the absolute errors of those, float32 and in no order; ``nonfinite`` counts
+    elements that are not finite without the reference being equal there.
+    """
+
+    errors: NDArray[np.float32]
+    low: float = np.inf
+    high: float = -np.inf
+    worst: float = 0.0
+    error: float = 0.0
+    squares: float = 0.0
+    reference: float = 0.0
+    candidate: float = 0.0
+    product: float = 0.0
+    nonfinite: int = 0
+    ref_nonfinite: int = 0
+
+
+def applies_to(reference: NDArray[Any], candidate: NDArray[Any]) -> bool:
+    """Whether the two are large, and of types whose squares float64 holds."""
+    return reference.size >= MANY and max(reference.itemsize, candidate.itemsize) <= 4
+
+
+def block_sums(reference: NDArray[Any], candidate: NDArray[Any]) -> BlockSums:
+    """The sums over two tensors of one shape, of any numeric or boolean types."""
+    sums = BlockSums(np.empty(reference.size, np.float32))
+    exact, given, used = flat(reference), flat(candidate), 0
+    for part in slices(exact.size):
+        ref, got = exact[part].astype(np.float64), given[part].astype(np.float64)
+        finite = np.isfinite(ref)
+        sums.ref_nonfinite += ref.size - int(np.count_nonzero(finite))
+        usable = finite & np.isfinite(got)
+        if not usable.all():
+            same = (ref == got) | (np.isnan(ref) & np.isnan(got))
+            sums.nonfinite += int(np.count_nonzero(~usable & ~same))
+            ref, got = ref[usable], got[usable]
+        if not ref.size:
+            continue
+        error = np.abs(got - ref)
+        sums.errors[used : used + ref.size] = error
+        used += ref.size
+        sums.low, sums.high = min(sums.low, float(ref.min())), max(sums.high, float(ref.max()))
+        sums.worst = max(sums.worst, float(error.max()))
+        sums.error += float(error.sum())
+        for name, one, other in (
+            ("squares", error, error),
+            ("reference", ref, ref),
+            ("candidate", got, got),
+            ("product", ref, got),
+        ):
+            total = float(np.einsum("i,i->", one, other))
+            setattr(sums, name, getattr(sums, name) + total)
+    sums.errors = sums.errors[:used]
+    return sums

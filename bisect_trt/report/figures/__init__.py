@@ -1,0 +1,1 @@
+"""The report's plots, as the records that its plotting library draws."""

@@ -1,0 +1,74 @@
+"""How many inputs hold with how many pins."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+
+from bisect_trt.report.figures.figure import MUTED, SERIES, Figure, short
+
+_WORDS = {
+    "given": "given inputs",
+    "redrawn": "redrawn roundings",
+    "variants": "variants",
+    "holdout": "held out",
+}
+
+
+def frontier_figure(frontier: pd.DataFrame) -> Figure | None:
+    """A line a kind of input: the share that meets the requirement over the pins, with the plan
+    that was picked marked. None for fewer than two rows.
+    """
+    if len(frontier) < 2:
+        return None
+    pins = [int(p) for p in frontier["pins"]]
+    # None pinned has no place on a logarithmic axis, and linear ones hide where it is decided.
+    places = [math.log1p(p) for p in pins]
+    data = []
+    for kind, words in _WORDS.items():
+        if not (frontier[f"{kind}_tested"] > 0).any():
+            continue
+        passed, tested = frontier[f"{kind}_passed"], frontier[f"{kind}_tested"]
+        counts = [f"{p} of {t}" for p, t in zip(passed, tested, strict=True)]
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": words,
+                "x": [short(x) for x in places],
+                "y": [None if math.isnan(s) else short(s) for s in frontier[f"{kind}_share"]],
+                "text": [f"{p} pins: {c}" for p, c in zip(pins, counts, strict=True)],
+                "hovertemplate": "%{text} (%{y:.1%})",
+                "line": {"color": SERIES[kind], "width": 2},
+                "marker": {"size": 8},
+            }
+        )
+    layout = {
+        "xaxis": {
+            "title": {"text": "layers kept in FP32 (logarithmic)"},
+            "tickvals": [short(x) for x in places],
+            "ticktext": [str(p) for p in pins],
+        },
+        "yaxis": {
+            "title": {"text": "share that holds"},
+            "tickformat": ".0%",
+            "range": [-0.04, 1.04],
+        },
+        **_picked(frontier, places, pins),
+    }
+    alt = "Share of inputs that meet the requirement over the number of layers kept in FP32"
+    return Figure("frontier-plot", alt, data, layout)
+
+
+def _picked(frontier: pd.DataFrame, places: list[float], pins: list[int]) -> dict[str, object]:
+    """A line where the plan is that was written."""
+    for place, count, source in zip(places, pins, frontier["set"], strict=True):
+        if source == "answer":
+            line = {"type": "line", "x0": place, "x1": place, "yref": "paper", "y0": 0, "y1": 1}
+            words = {"x": place, "yref": "paper", "y": 1, "text": f"the plan: {count} pins"}
+            return {
+                "shapes": [{**line, "line": {"color": MUTED, "dash": "dot", "width": 2}}],
+                "annotations": [{**words, "showarrow": False, "yanchor": "bottom"}],
+            }
+    return {}

@@ -1,0 +1,192 @@
+"""Two runs side by side: of a model's versions, of TensorRT's, of GPUs. Names match layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pandas as pd
+
+from bisect_trt.core.holds import Holding, Robustness
+from bisect_trt.core.names import printable
+from bisect_trt.report.result import KINDS, Result
+
+_MEASURES = ("engine_rel_range", "rel_range")
+"""What tells whether a layer is better or worse: its accumulated error over its range, on the
+engine where both runs have that."""
+
+_APART = 1.5
+"""Errors that differ by less are the same: other inputs of a kind move them by as much."""
+
+_RANKS = (Robustness.LUCKY, Robustness.UNDECIDED, Robustness.ROBUST)
+
+
+@dataclass(frozen=True)
+class RunDiff:
+    """``worse`` are the sentences that make the second run one that must not be released, if any.
+
+    ``layers`` has a row for each layer whose error differs by more than half, the worst first,
+    ``measure`` is the column compared, of ``matched`` layers with one name in both. Of the pins and
+    layers that only one run has, those are ``unmatched`` that the other model lacks.
+    """
+
+    before: Result
+    after: Result
+    worse: tuple[str, ...]
+    requirements: pd.DataFrame
+    holds: pd.DataFrame
+    pins: pd.DataFrame
+    layers: pd.DataFrame
+    matched: int
+    measure: str
+    unmatched_before: tuple[str, ...]
+    unmatched_after: tuple[str, ...]
+    changed: pd.DataFrame
+
+    @property
+    def gained(self) -> list[str]:
+        """The layers that only the second run pins."""
+        return [str(n) for n in self.pins.loc[self.pins["change"] == "gained", "layer"]]
+
+    @property
+    def lost(self) -> list[str]:
+        """The layers that only the first run pins."""
+        return [str(n) for n in self.pins.loc[self.pins["change"] != "gained", "layer"]]
+
+
+def diff_runs(before: Result, after: Result) -> RunDiff:
+    """What changed from one run to the other."""
+    first, second = (dict.fromkeys(map(str, r.layers["layer"])) for r in (before, after))
+    measure = next((m for m in _MEASURES if m in before.layers and m in after.layers), "")
+    requirements = _requirements(before, after)
+    return RunDiff(
+        before,
+        after,
+        tuple(_worse(before, after, requirements)),
+        requirements,
+        _holds(before, after),
+        _pins(before, after),
+        _layers(before, after, measure),
+        len(first.keys() & second.keys()),
+        measure,
+        tuple(name for name in first if name not in second),
+        tuple(name for name in second if name not in first),
+        _changed(before, after),
+    )
+
+
+def _scores(result: Result) -> dict[str, float]:
+    """Of each requirement, under the plan; where none passed, with everything lowered."""
+    table = result.by_requirement
+    if table.empty:
+        return dict.fromkeys(result.requirements, math.nan)
+    scores = table["plan_score"].fillna(table["lowered_score"])
+    return dict(zip(table["requirement"].map(str), scores.map(float), strict=True))
+
+
+def _requirements(before: Result, after: Result) -> pd.DataFrame:
+    old, new = _scores(before), _scores(after)
+    rows = []
+    for text in dict.fromkeys((*old, *new)):
+        told = [_told(text, scores, r) for scores, r in ((old, before), (new, after))]
+        a, b = old.get(text, math.nan), new.get(text, math.nan)
+        row: dict[str, object] = {"requirement": text, "before": told[0], "after": told[1]}
+        rows.append({**row, "score before": a, "score after": b})
+    return pd.DataFrame(rows)
+
+
+def _told(text: str, scores: dict[str, float], result: Result) -> str:
+    if text not in scores:
+        return "not asked"
+    if math.isnan(scores[text]):
+        return "met" if result.passed else "not known"
+    return "met" if scores[text] <= 1.0 else "missed"
+
+
+def _worse(before: Result, after: Result, requirements: pd.DataFrame) -> Iterator[str]:
+    missed = (requirements["before"] == "met") & (requirements["after"] == "missed")
+    for text in requirements.loc[missed, "requirement"]:
+        yield f"{text} was met and is missed."
+    if before.passed and not after.passed:
+        yield f"A plan met the requirements and none does now: {after.sentence}"
+    if before.holds is not None and after.holds is not None:
+        was, now = before.holds.word, after.holds.word
+        if _RANKS.index(now) < _RANKS.index(was):
+            yield f"The plan was {was} and is {now}."
+
+
+def _holds(before: Result, after: Result) -> pd.DataFrame:
+    rows = []
+    for kind in KINDS:
+        found: list[Holding] = [getattr(r.holds, kind, Holding()) for r in (before, after)]
+        if not any(holding.tested for holding in found):
+            continue
+        row: dict[str, object] = {"inputs": kind}
+        for when, holding in zip(("before", "after"), found, strict=True):
+            row[when] = f"{holding.passed} of {holding.tested}" if holding.tested else ""
+            row[f"at least {when}"] = holding.lower_bound or math.nan
+            row[f"worst score {when}"] = holding.worst_score
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _pins(before: Result, after: Result) -> pd.DataFrame:
+    """Gained, lost, or lost with the layer itself; what each does alone in the run that pins it."""
+    old, new = set(before.pinned), set(after.pinned)
+    there = set(map(str, after.layers["layer"])).union(after.pinned)
+    changes = [
+        (name, before, "lost" if name in there else "lost, no such layer")
+        for name in before.pinned
+        if name not in new
+    ]
+    changes += [(name, after, "gained") for name in after.pinned if name not in old]
+    rows = []
+    for name, result, change in changes:
+        alone = result.layers.set_index("layer").get("alone_score", pd.Series(dtype=float))
+        rows.append({"layer": name, "change": change, "score alone": alone.get(name, math.nan)})
+    return pd.DataFrame(rows, columns=["layer", "change", "score alone"])
+
+
+def _layers(before: Result, after: Result, measure: str) -> pd.DataFrame:
+    columns = ["layer", "op", "change", "before", "after", "ratio"]
+    if not measure:
+        return pd.DataFrame(columns=columns)
+    finite = f"{measure.removesuffix('rel_range')}finite"
+    kept = ["layer", "op", measure, finite]
+    both = before.layers[kept].merge(after.layers[kept[:1] + kept[2:]], on="layer")
+    old, new = (both[f"{measure}_{side}"].astype(float) for side in ("x", "y"))
+    was, now = (both[f"{finite}_{side}"].astype("boolean").fillna(True) for side in ("x", "y"))
+    ratio = (new / old).where(old != new, 1.0)
+    change = pd.Series("same", index=both.index)
+    change[(ratio > _APART)] = "worse"
+    change[(ratio < 1.0 / _APART)] = "better"
+    change[(was & ~now).astype(bool)] = "worse, not finite any more"
+    change[(~was & now).astype(bool)] = "better, finite now"
+    table = both[["layer", "op"]].assign(change=change, before=old, after=new, ratio=ratio)
+    better = change.str.startswith("better")
+    table = table.assign(better=better, size=ratio.where(~better, 1.0 / ratio))[change != "same"]
+    by = ["better", "size"]
+    return table.sort_values(by, ascending=[True, False], kind="stable")[columns]
+
+
+def _changed(before: Result, after: Result) -> pd.DataFrame:
+    """What the runs were made with, where that differs."""
+    asked = []
+    for result in (before, after):
+        asked.append(
+            {
+                "model": result.model,
+                "precision": result.precision.value,
+                "runner": result.runner,
+                "cause": result.cause.value,
+                "plan's base": result.plan.base.value,
+                "pins": str(len(result.pinned)),
+                "layers": str(result.layer_count),
+                "inputs": ", ".join(map(printable, result.samples[:4])),
+                **dict(result.versions),
+            }
+        )
+    names = dict.fromkeys((*asked[0], *asked[1]))
+    rows = [{"what": n, "before": asked[0].get(n, ""), "after": asked[1].get(n, "")} for n in names]
+    return pd.DataFrame([row for row in rows if row["before"] != row["after"]])

@@ -1,0 +1,137 @@
+"""How much memory a run needs, told before its weights and inputs are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bisect_trt.core.errors import BadInputError, MachineError
+from bisect_trt.core.memory import (
+    LARGE,
+    free_activations_at_once,
+    free_bytes,
+    in_words,
+    keep_large_blocks_apart,
+)
+from bisect_trt.graph.activations import live_bytes
+from bisect_trt.graph.graph import Graph
+from bisect_trt.graph.inputs import InputSpec
+from bisect_trt.graph.save import weights_size
+from bisect_trt.stations.array_files import headers_of
+from bisect_trt.stations.input_files import find_files, is_loader
+from bisect_trt.stations.settings import Settings
+
+_PROCESS = 200_000_000
+"""What this program and its libraries take by themselves."""
+
+_COPIES, _NETWORKS = 2.0, 3.0
+"""How often weights are held (as they are, and rounded), and an inference's activations: two
+histories with their roundings beside a reference."""
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Need:
+    """``weights`` and ``activations`` (of one plain inference) in bytes; ``workers`` beside the
+    process itself. ``activations`` is 0 where the inputs' shapes are not known beforehand.
+    """
+
+    weights: int
+    activations: int
+    workers: int
+
+    @property
+    def bytes(self) -> int:
+        """About the peak of all processes. A worker shares the weights as they are with the others
+        and holds no reference.
+        """
+        own = _PROCESS + _COPIES * self.weights + _NETWORKS * self.activations
+        worker = _PROCESS + (_COPIES - 1) * self.weights + (_NETWORKS - 1) * self.activations
+        return int(own + self.workers * worker)
+
+    @property
+    def sentence(self) -> str:
+        """The need for a person."""
+        return (
+            f"about {in_words(self.bytes)} of memory ({in_words(self.weights)} of weights, "
+            f"{in_words(self.activations)} of activations)"
+        )
+
+
+def need_of(graph: Graph, settings: Settings, specs: Sequence[InputSpec]) -> Need:
+    """What a run of ``graph`` needs; of the inputs only headers are read.
+
+    Args:
+        graph: the model.
+        settings: the inputs and workers.
+        specs: what the model takes.
+    """
+    shapes = _largest_shapes(settings, specs)
+    live = live_bytes(graph, shapes) if shapes is not None else 0
+    beside = settings.workers if settings.workers > 1 and settings.ray is None else 0
+    return Need(weights_size(graph.proto), live, beside)
+
+
+def check_need(need: Need, where: str) -> None:
+    """Refuse what does not fit, and let a large run save memory where it costs some time.
+
+    Args:
+        need: of the run.
+        where: what an error names.
+
+    Raises:
+        MachineError: there is less free memory.
+    """
+    free = free_bytes()
+    if free is not None and need.bytes > free:
+        if need.workers:
+            what = "use --workers 1"
+        elif need.activations > need.weights:
+            what = "give a smaller --input (a smaller batch or picture)"
+        else:
+            what = "use a machine with more memory (`inspect` and `export` need less)"
+        raise MachineError(
+            f"{where}: this needs {need.sentence}, and {in_words(free)} are free: {what}"
+        )
+    if need.activations >= LARGE:
+        free_activations_at_once()
+    if max(need.activations, need.weights) >= LARGE:
+        keep_large_blocks_apart()
+
+
+def _largest_shapes(settings: Settings, specs: Sequence[InputSpec]) -> Shapes | None:
+    """The shapes of the largest input that can be told; None where none can."""
+    names = [spec.name for spec in specs]
+    found: list[Shapes] = []
+    for source in (*settings.inputs, *(s for s in settings.holdout if s != "none")):
+        if isinstance(source, Mapping):
+            found.append({str(n): tuple(a.shape) for n, a in source.items() if hasattr(a, "shape")})
+        elif not is_loader(source):
+            found += _of_files(source, names, settings.stacked)
+    return max(found, key=_elements, default=None)
+
+
+def _of_files(source: str | Path, names: Sequence[str], stacked: bool) -> list[Shapes]:
+    """Of the largest array file that ``source`` names; a compressed one may be larger inside, which
+    its header tells.
+    """
+    try:
+        files = [p for p in find_files([source]) if p.suffix in (".npy", ".npz")]
+        if not files:
+            return []
+        headers = headers_of(max(files, key=lambda p: p.stat().st_size), names)
+    except (BadInputError, OSError):  # whoever reads it says what is wrong
+        return []
+    return [{n: (1, *shape[1:]) if stacked else shape for n, shape in headers.items()}]
+
+
+def _elements(shapes: Shapes) -> int:
+    total = 0
+    for shape in shapes.values():
+        count = 1
+        for size in shape:
+            count *= size
+        total += count
+    return total

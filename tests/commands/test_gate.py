@@ -1,0 +1,164 @@
+"""Many models, one answer: bisect.toml, the gate over it, and what CI is shown of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from click.testing import Result as Ended
+
+from bisect_trt.cli import main
+from bisect_trt.core.errors import BadInputError
+from bisect_trt.stations.project_file import read_project
+from fixtures.__main__ import FILES
+from tests.conftest import forbid_inferences
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def entry(name: str, file: str, more: str = "") -> str:
+    where = f'model = "{FILES / file}.onnx"\ninput = "{FILES / file}.npz"\n'
+    return f"[models.{name}]\n{where}{more}\n"
+
+
+DEFAULTS = '[defaults]\nrunner = "emulated"\nrobust = 0\nrequirement = "max_abs<=1e-2"\n\n'
+
+
+def gate(folder: Path, *arguments: str) -> Ended:
+    config = ["--config", str(folder / "bisect.toml")]
+    return CliRunner().invoke(main, ["gate", *config, *arguments])
+
+
+def test_a_gate_is_closed_by_one_and_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = DEFAULTS.replace("max_abs<=1e-2", "overridden") + entry("good", "healthy")
+    (tmp_path / "bisect.toml").write_text(text + entry("bad", "unsavable"))
+    asked = ["--requirement", "max_abs<=1e-2"]
+    ended = gate(tmp_path, *asked)
+    assert ended.exit_code == 1, ended.output
+    assert "Closed: bad missed the requirements." in ended.output
+    out = tmp_path / "reports" / "gate"
+    made = {"index.html", "gate.md", "gate.json", "junit.xml", "good", "bad"}
+    assert {p.name for p in out.iterdir()} == made
+    first = json.loads((out / "gate.json").read_text())
+    assert all(m["new_probes"] > 0 for m in first["models"])
+    page = (out / "index.html").read_text()
+    assert '<a href="good/report.html">good</a>' in page and "<script" not in page
+    suites = ElementTree.parse(out / "junit.xml").getroot()
+    assert [s.get("name") for s in suites] == ["good", "bad"]
+    assert [s.get("failures") for s in suites] == ["0", "1"]
+    forbid_inferences(monkeypatch)
+    assert gate(tmp_path, *asked, "--quiet").exit_code == 1
+    again = json.loads((out / "gate.json").read_text())
+    assert [m["new_probes"] for m in again["models"]] == [0, 0]
+
+
+def test_what_cannot_be_judged_does_not_keep_the_others(tmp_path: Path) -> None:
+    lost = entry("lost", "healthy").replace("healthy.npz", "absent.npz")
+    missed = entry("missed", "unsavable", 'requirement = "max_abs<=1e-30"')
+    (tmp_path / "bisect.toml").write_text(DEFAULTS + lost + missed)
+    ended = gate(tmp_path, "--json")
+    found = json.loads(ended.stdout)
+    assert ended.exit_code == found["exit_code"] == 2
+    assert [m["exit_code"] for m in found["models"]] == [2, 1]
+    assert "absent.npz" in found["models"][0]["said"]
+    page = (tmp_path / "reports" / "gate" / "gate.md").read_text()
+    assert "Not decided: lost could not be judged." in page and "missed" in page
+    suites = ElementTree.parse(tmp_path / "reports" / "gate" / "junit.xml").getroot()
+    assert [s.get("errors") for s in suites] == ["1", "0"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "names no model"),
+        ("x = [", "cannot be read"),
+        ("[model.a]\n", "unknown key 'model'; did you mean 'models'"),
+        ("[defaults]\nrequirment = 'x'\n", "requirment'; did you mean 'requirement'"),
+        (entry("a", "healthy", "precison = 'fp16'"), r"\[models.a\]: unknown key 'precison'"),
+        (entry("a", "healthy", "out = 'x'"), "unknown key 'out'"),
+        ("[models.a]\nmodel = 'm.onnx'\n", r"\[models.a\]: lacks 'input'"),
+        (entry("a", "healthy", "robust = 'much'"), "robust must be a number"),
+        (entry("a", "healthy", "stacked = 1"), "stacked must be true or false"),
+        (entry("a", "healthy", "requirement = [1]"), "requirement must be a list of texts"),
+        (entry("a", "healthy", "precision = 'fp8'"), r"\[models.a\]: --precision fp8: unknown"),
+        ("[models]\na = 1\n", "must be a table"),
+        ("models = 1\n", "models must be a table"),
+        ("out = 1\n" + entry("a", "healthy"), "out must be a path"),
+        (entry("'../up'", "healthy"), "a name is letters"),
+    ],
+)
+def test_a_mistake_in_the_file_is_told_before_anything_runs(
+    text: str, words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "bisect.toml").write_text(text)
+    with pytest.raises(BadInputError, match=words):
+        read_project(tmp_path / "bisect.toml", None, {})
+    ended = gate(tmp_path)
+    assert ended.exit_code == 2 and len(ended.output.splitlines()) == 1
+    assert not (tmp_path / "reports").exists()
+
+
+def test_paths_are_beside_the_file(tmp_path: Path) -> None:
+    lines = '[models.a]\nmodel = "m.onnx"\ninput = ["x", "pkg.mod:load", "l.py:load"]\n'
+    more = 'metric = "t.py:f1"\nvariants = "shift,flip"\nstart-from = "p.json"\nholdout = "none"\n'
+    (tmp_path / "bisect.toml").write_text(lines + more)
+    settings = read_project(tmp_path / "bisect.toml", None, {}).runs["a"]
+    at = str(tmp_path)
+    assert settings.model == f"{at}/m.onnx" and settings.start_from == tmp_path / "p.json"
+    assert settings.inputs == [f"{at}/x", "pkg.mod:load", f"{at}/l.py:load"]
+    assert settings.metrics == (f"{at}/t.py:f1",) and settings.variants == "shift,flip"
+    assert settings.holdout == ("none",) and settings.out == tmp_path / "reports/gate/a"
+    other = read_project(tmp_path / "bisect.toml", Path("o"), {"holdout": ("y",)}).runs["a"]
+    assert other.out == Path("o/a") and other.holdout == ("y",)
+
+
+def test_a_folder_of_another_kind_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "bisect.toml").write_text(DEFAULTS + entry("a", "healthy"))
+    (tmp_path / "index.html").write_text("mine")
+    ended = gate(tmp_path, "--out", str(tmp_path))
+    assert ended.exit_code == 2 and "holds index.html" in ended.output
+    assert (tmp_path / "index.html").read_text() == "mine"
+    assert gate(tmp_path / "absent").exit_code == 2
+
+
+def test_the_example_s_makefile(tmp_path: Path) -> None:
+    """As a user would call it, from its own folder."""
+    tool = f"{sys.executable} -m bisect_trt"
+    out = f"{tool} gate --out {tmp_path / 'gate'} --robust 0"
+    command = ["make", "precision-gate", f"BISECT_TRT={out} #"]
+    where = ROOT / "examples" / "precision_gate"
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(
+        command, cwd=where, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Open: 2 of 2 models" in done.stdout
+    assert not (where / "reports").exists()
+
+
+def commands_of(value: Any) -> list[str]:
+    """The lines that a CI's file runs the tool with."""
+    if isinstance(value, str):
+        return [line for line in value.splitlines() if line.startswith("bisect-trt ")]
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [line for each in inner for line in commands_of(each)]
+
+
+@pytest.mark.parametrize("name", ["github-actions.yml", "gitlab-ci.yml"])
+def test_ci_examples_call_what_is_there(name: str) -> None:
+    text = (ROOT / "docs" / "ci" / name).read_text()
+    commands = commands_of(yaml.safe_load(text))
+    assert commands == ["bisect-trt gate"]
+    ended = CliRunner().invoke(main, [*commands[0].split()[1:], "--help"])
+    assert ended.exit_code == 0
+    for written in ("reports/gate", "journal.sqlite"):
+        assert written in text

@@ -1,0 +1,132 @@
+"""Commands about runs that are over, and a search that begins at an older plan."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from click.testing import Result as Ended
+from markdown_it import MarkdownIt
+
+import bisect_trt
+from bisect_trt.cli import main
+from bisect_trt.core.errors import BadInputError
+from bisect_trt.graph import list_layers
+from bisect_trt.report.read_run import read_run
+from bisect_trt.report.run_diff import diff_runs
+from fixtures.models import Fixture, branch, encoder_decomposed, encoder_layernorm, residual
+from tests.conftest import forbid_inferences
+
+
+def run(fixture: Fixture, out: Path, **options: object) -> bisect_trt.Result:
+    chosen = {"require": fixture.require, "runner": "emulated", "robust": 0, "out": out, **options}
+    return bisect_trt.bisect(fixture.model, fixture.inputs, **chosen)
+
+
+def call(*arguments: object) -> Ended:
+    return CliRunner().invoke(main, [str(a) for a in arguments])
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One model in two forms, and a requirement that it cannot meet."""
+    made = tmp_path_factory.mktemp("runs")
+    run(encoder_decomposed(), made / "pins")
+    run(encoder_layernorm(), made / "fused")
+    run(encoder_layernorm(), made / "missed", require="max_abs<=1e-12")
+    return {name: made / name for name in ("pins", "fused", "missed")}
+
+
+def test_report_is_written_again_from_the_folder(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "moved"
+    shutil.copytree(folders["pins"], copy)
+    before = {n: (copy / n).read_text() for n in ("report.html", "report.md", "junit.xml")}
+    kept = {p.name: p.read_bytes() for p in copy.iterdir() if p.name not in before}
+    for name in before:
+        (copy / name).unlink()
+    forbid_inferences(monkeypatch)
+    assert call("report", copy).exit_code == 0
+    assert {n: (copy / n).read_text() for n in before} == before
+    assert {p.name: p.read_bytes() for p in copy.iterdir() if p.name not in before} == kept
+    assert call("report", tmp_path).exit_code == 2
+
+
+def test_a_run_beside_itself_shows_no_change(folders: dict[str, Path]) -> None:
+    found = json.loads(call("diff", folders["pins"], folders["pins"], "--json").stdout)
+    assert found["worse"] == found["pins_gained"] == found["pins_lost"] == found["layers"] == []
+    assert found["matched"] == 75 and found["unmatched_before"] == found["unmatched_after"] == []
+
+
+def test_a_model_with_other_nodes_is_matched_by_name(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "diff"
+    ended = call("diff", folders["pins"], folders["fused"], "--out", out)
+    assert ended.exit_code == 0 and "Not worse" in ended.output
+    found = json.loads((out / "diff.json").read_text())
+    old, new = (list(read_run(folders[n]).layers["layer"]) for n in ("pins", "fused"))
+    assert found["unmatched_before"] == [n for n in old if n not in new]
+    assert found["unmatched_after"] == [n for n in new if n not in old]
+    assert found["matched"] == len(set(old) & set(new)) == 30
+    assert set(found["pins_lost"]) == set(read_run(folders["pins"]).pinned)
+    changes = {row["layer"]: row for row in found["layers"]}
+    assert changes["/head/MatMul"]["change"] == "better"
+    assert changes["/head/MatMul"]["after"] < changes["/head/MatMul"]["before"]
+    page = (out / "diff.html").read_text()
+    assert "could not be matched" in page and "<script" not in page and "http" not in page
+    tokens = MarkdownIt("commonmark").enable("table").parse((out / "diff.md").read_text())
+    assert [t.type for t in tokens].count("table_open") == 5
+
+
+def test_what_is_worse_is_said_and_exits_1(folders: dict[str, Path]) -> None:
+    ended = call("diff", folders["fused"], folders["missed"])
+    assert ended.exit_code == 1 and "Worse: A plan met the requirements" in ended.output
+    assert call("diff", folders["missed"], folders["fused"]).exit_code == 0
+    back = diff_runs(read_run(folders["fused"]), read_run(folders["pins"]))
+    changes = set(back.layers["change"])
+    assert changes == {"worse"} and back.gained == read_run(folders["pins"]).pinned
+    assert list(back.layers["ratio"]) == sorted(back.layers["ratio"], reverse=True)
+
+
+def test_what_is_no_run_is_told_in_one_line(folders: dict[str, Path], tmp_path: Path) -> None:
+    for pair in ((tmp_path, folders["pins"]), (folders["pins"], tmp_path / "absent")):
+        ended = call("diff", *pair)
+        assert ended.exit_code == 2 and len(ended.output.splitlines()) == 1
+    (tmp_path / "mine.txt").write_text("x")
+    ended = call("diff", folders["pins"], folders["pins"], "--out", tmp_path)
+    assert ended.exit_code == 2 and "holds mine.txt" in ended.output
+
+
+def test_a_search_begun_at_an_older_plan_saves_its_probes(tmp_path: Path) -> None:
+    fixture = residual()
+    fresh = run(fixture, tmp_path / "fresh")
+    plan = tmp_path / "fresh" / "plan.json"
+    begun = run(fixture, tmp_path / "begun", start_from=plan)
+    assert begun.pinned == fresh.pinned and begun.pins["proved"].all()
+    # The set, each removal by the first emulator, some by the second, and the baselines.
+    assert begun.new_probes <= 2 * len(fresh.pinned) + 8 < fresh.new_probes / 2
+
+
+def test_a_robust_search_drops_what_an_older_plan_pins_for_nothing(tmp_path: Path) -> None:
+    fixture = branch()
+    assert fixture.pins is not None
+    names = [layer.name for layer in list_layers(fixture.model)]
+    plan = {"base": "fp16", "pinned": [*names, "gone"]}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    options = {"robust": 0.5, "variants": "none", "start_from": tmp_path / "plan.json"}
+    result = run(fixture, tmp_path / "out", **options)
+    assert set(result.pinned) == fixture.pins and result.holds is not None
+    (told,) = (f.message for f in result.findings if f.kind == "start-from")
+    assert told.startswith(f"1 of the {len(names) + 1} pins") and told.endswith(": gone")
+
+
+def test_a_plan_of_another_model_is_no_start(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text('{"base": "fp16", "pinned": ["nowhere"]}')
+    with pytest.raises(BadInputError, match="none of its pins is a layer"):
+        run(residual(), tmp_path / "out", start_from=tmp_path / "plan.json")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,27 @@
+"""Quartiles of the channels' peaks, on tensors whose peaks are known."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bisect_trt.numerics.channel_peaks import ChannelPeaks, channel_peaks, quartiles
+
+
+def test_each_channel_has_its_own_peak() -> None:
+    array = np.zeros((2, 5, 3, 3), np.float32)
+    for channel in range(5):
+        array[channel % 2, channel, 1, 2] = -(10.0**channel)
+    assert channel_peaks(array, 1).tolist() == [1.0, 10.0, 100.0, 1000.0, 10000.0]
+    assert channel_peaks(np.moveaxis(array, 1, -1), -1).tolist() == [1, 10, 100, 1000, 10000]
+    five = quartiles(channel_peaks(array, 1))
+    assert five == ChannelPeaks(5, 1.0, 10.0, 100.0, 1000.0, 10000.0, 4)
+
+
+def test_values_that_are_not_finite_are_left_out() -> None:
+    array = np.array([[np.inf, 1.0], [2.0, np.nan]], np.float32)
+    assert channel_peaks(array, 1).tolist() == [2.0, 1.0]
+
+
+def test_a_tensor_without_channels_has_no_peaks() -> None:
+    for array in (np.float32(3.0), np.ones(4, np.float32), np.ones((2, 0), np.float32)):
+        assert quartiles(channel_peaks(np.asarray(array), -1)).channels == 0

@@ -1,0 +1,225 @@
+"""Results as a run could have ended, of any size, without a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from bisect_trt.core.diagnosis import Cause
+from bisect_trt.core.finding import Finding
+from bisect_trt.core.holds import Holding, Holds
+from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.core.steadiness import Steadiness
+from bisect_trt.report.result import EngineFacts, Result, SearchFacts
+
+OPS = ("Conv", "MatMul", "Add", "Softmax", "Pow")
+FRONTIER = (0, 2, 8, 32, 128)
+INPUTS = 64
+
+
+def synthetic_result(count: int, names: Sequence[str] = ()) -> Result:
+    """A plan that passes on an engine, with something to show in every section.
+
+    Args:
+        count: layers; every twentieth is pinned.
+        names: what the first layers are called, instead of ``encoder.layers.0.conv_0``.
+    """
+    layers = _layers(count, names)
+    pinned = [str(n) for n in layers.loc[layers["pinned"], "layer"]]
+    return Result(
+        model=names[0] if names else "models/encoder.onnx",
+        precision=Precision.FP16,
+        runner="tensorrt",
+        cause=Cause.OVERFLOW,
+        sentence=f"FP16 overflows in {pinned[0]}: values become infinite there.",
+        passed=True,
+        complete=True,
+        plan=PrecisionPlan(Precision.FP16, frozenset(pinned)),
+        score=0.81,
+        base_score=float("inf"),
+        layer_count=count,
+        layers=layers,
+        outputs=_outputs(),
+        search=_search(pinned),
+        pins=_pins(layers),
+        requirements=("max_abs<=1e-2", "logits:cosine>=0.999"),
+        samples=[f"page_{i:03d}.npz" for i in range(INPUTS)],
+        findings=[
+            *(Finding("weight", n, f"constant of layer {n!r} holds 1e5") for n in pinned[:9]),
+            Finding("reference", "logits", "output 'logits' holds NaN: look at it", True),
+        ],
+        probes={"emulated": 80, "tensorrt": 10},
+        new_probes=90,
+        effect_runs=count,
+        seconds=123.4,
+        folder=Path("reports/encoder"),
+        versions={"bisect-trt": "0", "gpu": "NVIDIA H200", "typing": "strong"},
+        cost=_cost(len(pinned)),
+        engine=EngineFacts(
+            "tf32", 0.99, "tf32", "emulated-kernels", steadiness=Steadiness(59, passed=59)
+        ),
+        search_facts=SearchFacts("culprits", 0, ["the main graph: 3 Pow"], 0.98, 80, 40.0, 0, 0),
+        holds=Holds(
+            Holding(64, 64, 0.0, 0.81, "page_000.npz"),
+            Holding(72, 72, 0.959, 0.93, "page_001.npz, redrawn 3.0"),
+            Holding(23, 24, 0.79, 1.04, "page_002.npz, shift 1.0"),
+            Holding(16, 16, 0.829, 0.9, "page_060.npz"),
+            0.95,
+        ),
+        inputs=_inputs(names),
+        frontier=_frontier(),
+        by_requirement=pd.DataFrame(
+            {
+                "requirement": ["max_abs<=1e-2", "logits:cosine>=0.999"],
+                "lowered_score": np.inf,
+                "plan_score": [0.81, 0.5],
+                "baselines": [{"fp32": 1e-4, "plan": 0.7}] * 2,
+            }
+        ),
+        command="bisect-trt run models/encoder.onnx --input pages",
+        model_digest="0123456789abcdef" * 4,
+        dynamic_inputs=("x",),
+    )
+
+
+def _layers(count: int, names: Sequence[str]) -> pd.DataFrame:
+    draw = np.random.default_rng(0)
+    places = np.arange(count)
+    ops = [OPS[i % len(OPS)] for i in places]
+    modules = [f"encoder.layers.{i // 40}.{('attn', 'mlp')[i % 2]}" for i in places]
+    layer = [f"{m}.{o}_{i}" for m, o, i in zip(modules, ops, places, strict=True)]
+    layer[: len(names)] = names
+    modules[: len(names)] = names
+    error = 10.0 ** draw.normal(-3.0, 0.5, count)
+    own = error * draw.uniform(0.01, 1.0, count)
+    source = places == 3 * count // 4
+    error[places > 3 * count // 4] *= 300.0
+    finite = ~((places > 3 * count // 4) & (places < 3 * count // 4 + 5))
+    largest = 10.0 ** draw.normal(1.0, 1.0, count)
+    score = 10.0 ** draw.normal(-1.5, 0.7, count)
+    return pd.DataFrame(
+        {
+            "layer": layer,
+            "op": ops,
+            "scope": "",
+            "max_abs": np.where(finite, error, np.inf),
+            "snr_db": np.where(finite, -20.0 * np.log10(error), np.nan),
+            "finite": finite,
+            "introduced_max_abs": own,
+            "ref_min": -largest,
+            "ref_max": largest / 2.0,
+            "introduced_finite": True,
+            "rel_range": np.where(finite, error, np.inf),
+            "introduced_rel_range": own,
+            "channels": 64,
+            **{f"channel_peak_{q}": largest * p for q, p in _PEAKS.items()},
+            "worst_channel": 7,
+            "pinned": places % 20 == 0,
+            "alone_score": score,
+            "rank": np.argsort(np.argsort(-score)) + 1,
+            "source": source,
+            "module": modules,
+            "module_class": "Block",
+            "file": "/home/you/net.py",
+            "line": pd.Series(100 + places % 300, dtype="Int64"),
+            "code": "return x + self.attn(x)",
+        }
+    )
+
+
+_PEAKS = {"min": 0.001, "p25": 0.05, "p50": 0.1, "p75": 0.3, "max": 1.0}
+
+
+def _outputs() -> pd.DataFrame:
+    rows = []
+    scores = {"fp32": 1e-4, "tf32": 0.6, "fp16": np.inf, "plan": 0.7, "tensorrt plan": 0.81}
+    for baseline, score in scores.items():
+        for output in ("logits", "boxes"):
+            errors = {"max_abs": 1e-2 * score, "cosine": 1.0 - 1e-3 * min(score, 1e3)}
+            verdict = "pass" if score <= 1.0 else "non-finite"
+            row = {"baseline": baseline, "output": output, "verdict": verdict, "score": score}
+            rows.append({**row, **errors, "finite": bool(np.isfinite(score))})
+    return pd.DataFrame(rows)
+
+
+def _search(pinned: Sequence[str]) -> pd.DataFrame:
+    counts = [0, len(pinned), 1, 2, 4, 8, 16] + [len(pinned)] * 80
+    rows = [
+        {
+            "probe": i,
+            "runner": "emulated",
+            "on": "panel" if i % 3 else "given",
+            "base": "fp16",
+            "pins": pins,
+            "verdict": "pass" if pins == len(pinned) else "non-finite" if not pins else "fail",
+            "score": 0.8 if pins == len(pinned) else 3.0,
+            "seconds": 0.5,
+            "note": "",
+            "pinned": "[]",
+        }
+        for i, pins in enumerate(counts)
+    ]
+    return pd.DataFrame(rows)
+
+
+def _pins(layers: pd.DataFrame) -> pd.DataFrame:
+    pins = layers.loc[layers["pinned"], ["layer", "op", "scope"]].reset_index(drop=True)
+    return pins.assign(
+        held=False,
+        proved=True,
+        proved_on="emulated",
+        tolerance_share=1.0,
+        verdict_without="fail",
+        score_without=1.3,
+        proof_probe=5,
+    )
+
+
+def _cost(pins: int) -> pd.DataFrame:
+    rows = (("fp32", 0, 2.1), ("fp16", 0, 1.0), ("plan", pins, 1.1))
+    return pd.DataFrame(
+        [
+            {
+                "engine": f"tensorrt {name}",
+                "verdict": "fail" if name == "fp16" else "pass",
+                "pins": count,
+                "latency_ms": ms,
+                "engine_mb": 10.0,
+                "build_s": 3.0,
+            }
+            for name, count, ms in rows
+        ]
+    )
+
+
+def _inputs(names: Sequence[str]) -> pd.DataFrame:
+    draw = np.random.default_rng(1)
+    called = [f"page_{i:03d}.npz" for i in range(INPUTS)]
+    called[: len(names)] = names
+    return pd.DataFrame(
+        {
+            "input": called,
+            "kind": ["holdout" if i % 5 == 4 else "given" for i in range(INPUTS)],
+            "lowered_score_emulated": np.inf,
+            "plan_score_emulated": draw.uniform(0.3, 0.8, INPUTS),
+            "passed": True,
+            "shapes": [json.dumps({"x": [1, 3, 32 * (1 + i % 3), 64]}) for i in range(INPUTS)],
+            "sha256": "ab" * 32,
+        }
+    )
+
+
+def _frontier() -> pd.DataFrame:
+    rows = []
+    for place, pins in enumerate(FRONTIER):
+        row: dict[str, object] = {"pins": pins, "set": "answer" if pins == 32 else "ranking"}
+        for kind, tested in (("given", 24), ("holdout", 16), ("redrawn", 16), ("variants", 8)):
+            passed = tested * place // (len(FRONTIER) - 1)
+            row |= {f"{kind}_passed": passed, f"{kind}_tested": tested}
+            row |= {f"{kind}_share": passed / tested, f"{kind}_lower_bound": 0.5}
+        rows.append({**row, "worst_score": 3.0 - place, "latency_ms": 1.0, "relative_bytes": 1.2})
+    return pd.DataFrame(rows)

@@ -1,0 +1,148 @@
+"""The page's tables and plots as data, where a browser is not needed to see that they are right."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from bisect_trt.core.diagnosis import Cause
+from bisect_trt.core.precision import Precision
+from bisect_trt.report.figures.along_network import channels_figure, errors_figure, ranges_figure
+from bisect_trt.report.figures.figure import label
+from bisect_trt.report.figures.modules import modules_figure
+from bisect_trt.report.page import as_html
+from bisect_trt.report.page_tables import layer_data
+from bisect_trt.report.requirement_scores import requirement_scores
+from tests.report.synthetic import synthetic_result
+
+RESULT = synthetic_result(80)
+
+
+def test_a_requirement_is_scored_by_output_and_baseline() -> None:
+    found = requirement_scores(RESULT.by_requirement, RESULT.outputs)
+    assert [(r.requirement, r.output) for r in found] == [
+        ("max_abs<=1e-2", "logits"),
+        ("max_abs<=1e-2", "boxes"),
+        ("logits:cosine>=0.999", "logits"),
+    ]
+    fp32, tf32, fp16, plan, _ = found[0].cells
+    assert fp32 and tf32 and fp16 and plan
+    assert (tf32.value, plan.score) == (pytest.approx(6e-3), pytest.approx(0.7))
+    assert math.isinf(fp16.score)  # not finite, whatever the number says
+    assert requirement_scores(RESULT.by_requirement, pd.DataFrame()) == []
+
+
+def test_what_no_output_s_errors_tell_is_scored_for_all_together() -> None:
+    texts = ["accuracy>=0.9", "top1@mean>=0.99", "max_abs@mean<=1", "atol=1,rtol=1", "argmax>=0.5"]
+    table = pd.DataFrame({"requirement": texts, "baselines": [{"fp32": 0.1, "plan": 0.8}] * 5})
+    found = requirement_scores(table, RESULT.outputs)
+    assert [(r.requirement, r.output) for r in found] == [(text, "") for text in texts]
+    fp32, tf32, _, plan, _ = found[0].cells
+    assert fp32 and plan and (fp32.score, tf32, plan.score) == (0.1, None, 0.8)
+    page = as_html(replace(RESULT, by_requirement=table))
+    assert "<td>together</td>" in page and "0.8 &times;</td>" in page
+
+
+def test_the_layers_are_all_there_as_plain_json() -> None:
+    data = layer_data(RESULT.layers)
+    names = [c["name"] for c in data["columns"]]
+    assert len(data["rows"]) == 80 and names[:4] == ["layer", "op", "module", "where"]
+    broken = data["rows"][62]
+    assert broken[names.index("max_abs")] == "inf" and broken[names.index("snr_db")] is None
+    assert broken[names.index("finite")] == 0 and broken[names.index("where")] == "net.py:162"
+    json.dumps(data, allow_nan=False)
+    # Columns that no layer has a word in are left out.
+    blank = layer_data(RESULT.layers.assign(module="", file="", line=pd.NA))
+    assert not {"module", "where"} & {c["name"] for c in blank["columns"]}
+
+
+def test_zero_and_infinite_errors_leave_gaps() -> None:
+    layers = RESULT.layers.copy()
+    layers.loc[3, "rel_range"] = 0.0
+    figure = errors_figure(layers)
+    assert figure is not None
+    line = figure.data[0]["y"]
+    assert line[3] is None and line[62] is None and line[4] is not None
+    marks = {t["name"]: t["x"] for t in figure.data if t["mode"] == "markers"}
+    assert marks["not finite"] == [61, 62, 63, 64] and marks["pinned"] == [0, 20, 40, 60]
+    assert next(x for name, x in marks.items() if name.startswith("source")) == [60]
+
+
+@pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16, Precision.TF32])
+def test_ranges_show_the_precision_s_limits(precision: Precision) -> None:
+    for figure in (
+        ranges_figure(RESULT.layers, precision),
+        channels_figure(RESULT.layers, precision),
+    ):
+        assert figure is not None
+        lines = [s["y0"] for s in figure.layout.get("shapes", ())]
+        assert (
+            lines
+            == {
+                "fp16": [65504.0, 2.0**-24],
+                "bf16": [float(np.ldexp(255.0, 120)), 2.0**-133],
+                "tf32": [],
+            }[precision.value]
+        )
+
+
+def test_a_module_s_box_is_as_wide_as_its_layers() -> None:
+    figure = modules_figure(RESULT.layers)
+    assert figure is not None
+    boxes = {
+        re.sub("<.*", "", text): (x - width / 2, width, base)
+        for trace in figure.data
+        for text, x, width, base in zip(
+            trace["text"], trace["x"], trace["width"], trace["base"], strict=True
+        )
+    }
+    assert boxes["the model"] == (0, 80, 0) and boxes["encoder"] == (0, 80, 1)
+    assert boxes["0"] == (0, 40, 3) and boxes["1"] == (40, 40, 3)
+
+
+def test_without_modules_the_boxes_are_operators() -> None:
+    figure = modules_figure(RESULT.layers.assign(module="", scope=""))
+    assert figure is not None
+    text = {t.partition("<")[0] for trace in figure.data for t in trace["text"]}
+    assert text == {"the model", "Conv", "MatMul", "Add", "Softmax", "Pow"}
+
+
+def test_labels_are_text_to_plotly() -> None:
+    assert label("<b>") == "&lt;b&gt;" and "\u202e" not in label("a\u202eb")
+    assert len(label("x" * 5000)) == 65
+
+
+def test_two_thousand_layers_stay_under_eight_megabytes() -> None:
+    assert len(as_html(synthetic_result(2000)).encode()) < 8e6
+
+
+def test_a_run_that_ended_early_has_a_page() -> None:
+    bare = pd.DataFrame([{"layer": "a", "op": "Add", "scope": "", "pinned": False, "module": ""}])
+    early = replace(
+        RESULT,
+        cause=Cause.GOLDEN_MISMATCH,
+        passed=False,
+        layers=bare,
+        outputs=pd.DataFrame(),
+        search=pd.DataFrame(),
+        pins=RESULT.pins.head(0),
+        cost=pd.DataFrame(),
+        engine=None,
+        search_facts=None,
+        holds=None,
+        inputs=pd.DataFrame(),
+        frontier=pd.DataFrame(),
+        findings=(),
+        score=math.nan,
+        base_score=math.nan,
+    )
+    page = as_html(early)
+    assert "nothing was searched" in page and 'id="repeat"' in page
+    for name in ("frontier", "baselines", "errors", "certificate", "ship", "engines"):
+        assert f'<section id="{name}"' not in page

@@ -1,0 +1,280 @@
+"""The files of a run: what reads them gets what was found, and names in them are data."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from importlib import resources
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import jsonschema
+import numpy as np
+import onnx
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+import bisect_trt
+from bisect_trt import Result
+from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.names import cell, printable, uncell
+from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.core.verdict import Verdict
+from bisect_trt.graph.graph import Graph
+from bisect_trt.graph.passes import annotated as annotation
+from bisect_trt.numerics.tensor_error import tensor_error
+from bisect_trt.probe.result import ProbeResult
+from bisect_trt.report.columns import TABLES, as_page
+from bisect_trt.report.csv_files import from_csv, to_csv
+from bisect_trt.report.junit import as_junit
+from bisect_trt.report.markdown import as_markdown
+from bisect_trt.report.page import as_html
+from bisect_trt.report.read_run import read_run
+from bisect_trt.report.tables import cost_table
+from bisect_trt.report.write import to_json
+from bisect_trt.stations import engine_layer_errors
+from fixtures.models import Fixture, encoder_decomposed, healthy, unsavable
+from tests.conftest import run_model, same
+
+HOSTILE = (
+    "=HYPERLINK(A1)",
+    "+1",
+    "-2+3",
+    "@SUM(A1)",
+    "'=quoted",
+    "\tx",
+    "a\rb",
+    'say "hi", twice',
+    "<script>alert(1)</script>",
+    "<img src=x onerror=y>",
+    "](http://evil)",
+    "![x](http://evil/y.png)",
+    "a|b`c`*d*_e_",
+    "\u202eright to left",
+    "\uff1dwide",
+    "é" * 40,
+    "# no heading",
+    "&lt;b&gt;",
+)
+
+
+def hostile() -> Fixture:
+    """The encoder with names that something would obey, its culprits among them."""
+    fixture = encoder_decomposed()
+    assert fixture.pins is not None
+    culprits = [n for n in fixture.model.graph.node if n.name in fixture.pins]
+    for node, name in zip(culprits, HOSTILE, strict=False):
+        node.name = name
+    others = [n for n in fixture.model.graph.node if n.op_type == "MatMul"]
+    for node, name in zip(others, HOSTILE[len(culprits) :], strict=False):
+        node.name = name
+    return fixture
+
+
+def run(fixture: Fixture, out: Path, **options: Any) -> Result:
+    chosen = {"require": fixture.require, "runner": "emulated", "robust": 0, "out": out, **options}
+    return bisect_trt.bisect(fixture.model, fixture.inputs, **chosen)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
+    """One that ends with pins, one with nothing to pin and a robust answer, one that fails."""
+    made = {
+        "pins": run(hostile(), tmp_path_factory.mktemp("pins")),
+        "none": run(healthy(), tmp_path_factory.mktemp("none"), robust=0.9),
+        "fails": run(unsavable(), tmp_path_factory.mktemp("fails")),
+    }
+    return made
+
+
+NAMES = ("pins", "none", "fails")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_run_json_is_what_the_schema_says(runs: dict[str, Result], name: str) -> None:
+    text = resources.files("bisect_trt.report").joinpath("schema/run.schema.json").read_text()
+    schema = json.loads(text)
+    checker = jsonschema.Draft202012Validator
+    checker.check_schema(schema)
+    saved = json.loads((runs[name].folder / "run.json").read_text())
+    checker(schema).validate(saved)
+    with pytest.raises(jsonschema.ValidationError, match="surprise"):
+        checker(schema).validate({**saved, "surprise": 1})
+    del saved["holds"]["redrawn"]
+    with pytest.raises(jsonschema.ValidationError, match="redrawn"):
+        checker(schema).validate(saved)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_folder_alone_gives_the_documents_again(runs: dict[str, Result], name: str) -> None:
+    made, again = runs[name], read_run(runs[name].folder)
+    assert again.plan == made.plan and again.plan.held == made.plan.held
+    kept = json.loads(to_json(again.as_json()))
+    saved = json.loads((made.folder / "run.json").read_text())
+    assert kept == saved
+    for document, render in (
+        ("report.html", as_html),
+        ("report.md", as_markdown),
+        ("junit.xml", as_junit),
+    ):
+        assert render(again) == (made.folder / document).read_text(encoding="utf-8"), document
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_csv_files_have_the_documented_columns(runs: dict[str, Result], name: str) -> None:
+    for path in runs[name].folder.glob("*.csv"):
+        data = path.read_bytes()
+        assert data.endswith(b"\r\n") and b"\n" not in data.replace(b"\r\n", b"")
+        rows = list(csv.reader(io.StringIO(data.decode(), newline=""), strict=True))
+        assert {len(row) for row in rows} == {len(rows[0])}
+        columns = TABLES[path.stem]
+        for place, column in enumerate(c for c in columns if not c.name.endswith("*")):
+            assert column.name in rows[0]
+            if path.stem != "inputs":
+                assert rows[0][place] == column.name
+        assert all(any(c.covers(h) for c in columns) for h in rows[0])
+        for value in (v for row in rows[1:] for v in row):
+            if value[:1] in tuple("=+-@\t\r") and value:
+                float(value)  # a number, else a formula
+
+
+def test_every_column_is_documented() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "columns.md"
+    assert page.read_text() == as_page(), "python -m bisect_trt.report.columns > docs/columns.md"
+
+
+def test_numbers_are_exact_in_csv_files(runs: dict[str, Result]) -> None:
+    made = runs["pins"]
+    text = (made.folder / "layers.csv").read_bytes().decode()
+    read = from_csv(text, TABLES["layers"])
+    for name in ("max_abs", "cosine", "alone_score", "introduced_rmse"):
+        np.testing.assert_array_equal(read[name], made.layers[name])
+    assert read["layer"].to_list() == [printable(n) for n in made.layers["layer"]]
+    assert read["pinned"].dtype == bool and read["rank"].to_list() == made.layers["rank"].to_list()
+
+
+@given(st.text(), st.floats(), st.booleans())
+def test_a_cell_reads_back(text: str, value: float, flag: bool) -> None:
+    assert uncell(cell(text)) == printable(text)
+    assert not cell(text).startswith(("=", "+", "-", "@", "\t", "\r", "\n"))
+    table = pd.DataFrame({"layer": [text], "op": ["x"], "max_abs": [value], "pinned": [flag]})
+    read = from_csv(to_csv(table, TABLES["layers"]), TABLES["layers"])
+    assert read["layer"].to_list() == [printable(text)] and bool(read["pinned"][0]) is flag
+    if not math.isnan(value):
+        assert read["max_abs"][0] == value
+
+
+def test_markdown_shows_names_as_text(runs: dict[str, Result]) -> None:
+    parser = MarkdownIt("commonmark", {"html": True}).enable("table")
+    tokens = parser.parse((runs["pins"].folder / "report.md").read_text())
+    inner = [t for token in tokens for t in (token, *(token.children or ()))]
+    kinds = {t.type for t in inner}
+    assert not kinds & {"html_block", "html_inline", "link_open", "image"}
+    assert {"table_open", "heading_open", "strong_open"} <= kinds
+    headings = [tokens[i + 1].content for i, t in enumerate(tokens) if t.type == "heading_open"]
+    assert headings[1:] == ["What it holds on", "Pinned layers", "Outputs", "Versions"]
+    shown = "".join(t.content for t in inner if t.type == "text")
+    for name in runs["pins"].pinned:
+        assert printable(name) in shown, name
+
+
+def test_junit_has_a_case_a_requirement_a_kind_and_a_pin(runs: dict[str, Result]) -> None:
+    suites = {n: ElementTree.parse(r.folder / "junit.xml").getroot() for n, r in runs.items()}
+    cases = {
+        n: {c.get("name"): c.find("failure") for c in suite.iter("testcase")}
+        for n, suite in suites.items()
+    }
+    needed = [str(name) for name in cases["pins"] if "is needed" in str(name)]
+    assert len(needed) == len(runs["pins"].pinned) == 10
+    assert "requirement max_abs<=2e-3" in cases["pins"]
+    assert {"holds on the given inputs", "holds on redrawn roundings"} <= set(cases["none"])
+    assert suites["none"].get("failures") == "0"
+    (failed,) = (n for n, failure in cases["fails"].items() if failure is not None)
+    assert failed == f"requirement {runs['fails'].requirements[0]}"
+
+
+def test_junit_tells_which_requirement_is_missed(tmp_path: Path) -> None:
+    fixture = unsavable()
+    result = run(fixture, tmp_path, require=[fixture.require, "max_abs<=1e9"])
+    root = ElementTree.parse(tmp_path / "junit.xml").getroot()
+    failed = {c.get("name"): c.find("failure") is not None for c in root.iter("testcase")}
+    assert failed == {
+        f"requirement {fixture.require}": True,
+        "requirement max_abs<=1e9": False,
+    }
+    lowered = result.by_requirement["lowered_score"]
+    assert lowered[1] < 1e-6 and lowered.max() == pytest.approx(result.base_score)
+
+
+def test_the_annotated_model_says_what_layers_do(runs: dict[str, Result]) -> None:
+    made, fixture = runs["pins"], hostile()
+    model = onnx.load(made.folder / "model.annotated.onnx")
+    onnx.checker.check_model(model, full_check=True)
+    told = {p.key: p.value for p in model.metadata_props}
+    assert told["bisect_trt.answer"].startswith("Keep 10 of 75 layers in FP32")
+    said = {n.name: {p.key: p.value for p in n.metadata_props} for n in model.graph.node}
+    for pin in made.pinned:
+        assert said[pin]["bisect_trt.precision"] == "fp32 (pinned)"
+        assert "fail, score" in said[pin]["bisect_trt.without_this_pin"]
+    other = next(n for n in said if n not in made.pinned and said[n])
+    assert said[other]["bisect_trt.precision"] == "fp16" and "bisect_trt.max_abs" in said[other]
+    before, after = (run_model(m, fixture.inputs)[0] for m in (fixture.model, model))
+    assert same(before, after)
+
+
+def test_large_weights_are_left_out_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(annotation, "_WHOLE_BYTES", 100)
+    fixture = encoder_decomposed()
+    graph = Graph(fixture.model)
+    light = annotation.annotated(graph, {"answer": "x"}, {graph.names[0]: {"rank": "1"}})
+    assert light.ByteSize() < fixture.model.ByteSize() / 2
+    assert [n.op_type for n in light.graph.node] == [n.op_type for n in fixture.model.graph.node]
+    assert list(light.opset_import) == list(fixture.model.opset_import)
+    for was, now in zip(fixture.model.graph.initializer, light.graph.initializer, strict=True):
+        assert (now.name, list(now.dims), now.data_type) == (
+            was.name,
+            list(was.dims),
+            was.data_type,
+        )
+        assert now.ByteSize() <= 1100 and (now.raw_data or now.external_data)
+
+
+def test_no_run_is_told_in_one_line(runs: dict[str, Result], tmp_path: Path) -> None:
+    for folder, words in ((tmp_path / "absent", "no such folder"), (tmp_path, "has no run.json")):
+        with pytest.raises(BadInputError, match=words):
+            read_run(folder)
+    saved = json.loads((runs["none"].folder / "run.json").read_text())
+    for text, words in (
+        ("{", "cannot be read"),
+        ("[]", "not in the form"),
+        ("{}", "not in the form"),
+        (json.dumps({**saved, "format": 99}), "not in the form"),
+        (json.dumps({**saved, "holds": {}}), "damaged"),
+        (json.dumps({**saved, "passed": "yes"}), "damaged"),
+        (json.dumps(saved), r"damaged \(layers.csv"),
+    ):
+        (tmp_path / "run.json").write_text(text)
+        with pytest.raises(BadInputError, match=words):
+            read_run(tmp_path)
+
+
+def test_the_engine_s_columns_are_documented() -> None:
+    error = tensor_error(np.ones(4, np.float32), np.zeros(4, np.float32))
+    row = engine_layer_errors._row([error])
+    documented = {column.name for column in TABLES["layers"]}
+    assert set(row) <= documented
+    fields = set(cost_table({"x": _built()}).columns)
+    assert fields <= {column.name for column in TABLES["engines"]}
+
+
+def _built() -> ProbeResult:
+    seconds = {"write": 1.0, "parse": 1.0, "build": 2.0, "load": 1.0, "context": 1.0, "run": 1.0}
+    facts = {"latency_ms": 1.5, "engine_bytes": 1e6, "seconds": seconds}
+    plan = PrecisionPlan(Precision.FP16)
+    return ProbeResult(plan, "tensorrt", Verdict.PASS, 0.5, {}, {}, 9.0, facts=facts)

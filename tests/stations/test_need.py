@@ -1,0 +1,152 @@
+"""What a run needs is told before anything is read, and a run keeps to it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from onnx import TensorProto, helper, numpy_helper
+
+from bisect_trt.cli import main
+from bisect_trt.graph.activations import live_bytes
+from bisect_trt.graph.graph import Graph
+from bisect_trt.stations import need
+from bisect_trt.stations.array_files import headers_of
+
+ROOT = Path(__file__).resolve().parents[2]
+KB = 1024
+
+
+def chain(rows: int | str = 4) -> onnx.ModelProto:
+    """x (4 kB) -> a product of 8 kB -> in its place -> a transposition of 8 kB -> 4 bytes a row."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"], "product"),
+        helper.make_node("Relu", ["a"], ["b"], "relu"),
+        helper.make_node("Transpose", ["b"], ["c"], "transposed"),
+        helper.make_node("ReduceMean", ["c"], ["y"], "mean", axes=[0], keepdims=0),
+    ]
+    values = [("x", [rows, 256]), ("y", [rows])]
+    made = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in values]
+    weight = numpy_helper.from_array(np.ones((256, 512), np.float32), "w")
+    graph = helper.make_graph(nodes, "g", made[:1], made[1:], [weight])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("rows", [4, "rows"])
+def test_activations_are_those_that_live_together(rows: int | str) -> None:
+    graph = Graph(chain(rows))
+    assert live_bytes(graph, {"x": (4, 256)}) == (4 + 8 + 8) * KB
+
+
+def test_activations_follow_the_inputs() -> None:
+    graph = Graph(chain("rows"))
+    assert live_bytes(graph, {"x": (400, 256)}) == 100 * live_bytes(graph, {"x": (4, 256)})
+
+
+def test_headers_are_read_without_the_data(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.zeros((3, 5), np.float32), n=np.zeros(2, np.int64))
+    np.savez_compressed(tmp_path / "b.npz", x=np.zeros((3, 5), np.float32))
+    np.save(tmp_path / "c.npy", np.zeros((7, 2), np.float32))
+    assert headers_of(tmp_path / "a.npz", ["x", "n"]) == {"x": (3, 5), "n": (2,)}
+    assert headers_of(tmp_path / "b.npz", ["x"]) == {"x": (3, 5)}
+    assert headers_of(tmp_path / "c.npy", ["x"]) == {"x": (7, 2)}
+    os.truncate(tmp_path / "c.npy", 130)  # its data are gone
+    assert headers_of(tmp_path / "c.npy", ["x"]) == {"x": (7, 2)}
+    (tmp_path / "d.npy").write_bytes(b"nothing")
+    assert headers_of(tmp_path / "d.npy", ["x"]) == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [([], "use a machine with more memory"), (["--workers", "3"], "use --workers 1")],
+)
+def test_what_cannot_fit_is_refused_before_it_is_read(
+    options: list[str], hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnx.save(chain(), tmp_path / "m.onnx")
+    np.savez(tmp_path / "x.npz", x=np.ones((4, 256), np.float32))
+    monkeypatch.setattr(need, "free_bytes", lambda: 1_000_000)
+    asked = [str(tmp_path / "m.onnx"), "--input", str(tmp_path / "x.npz"), *options]
+    for more in (["--out", str(tmp_path / "out")], ["--dry-run"]):
+        result = CliRunner().invoke(main, ["run", *asked, *more])
+        assert result.exit_code == 4
+        assert hint in result.output
+        assert "about 20" in result.output or "about 8" in result.output
+        assert len(result.output.strip().splitlines()) == 1
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.onnx", "x.npz"]
+
+
+def test_a_large_input_is_what_can_be_made_smaller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnx.save(chain("rows"), tmp_path / "m.onnx")
+    np.savez(tmp_path / "x.npz", x=np.ones((4000, 256), np.float32))
+    monkeypatch.setattr(need, "free_bytes", lambda: 1_000_000)
+    asked = ["run", str(tmp_path / "m.onnx"), "--input", str(tmp_path / "x.npz")]
+    assert "give a smaller --input" in CliRunner().invoke(main, asked).output
+
+
+PEAK = """
+import atexit, sys
+from bisect_trt.runners import ort_reference
+from bisect_trt.runners.emulator import whole_model
+from bisect_trt.stations import need
+for module in (ort_reference, whole_model, need):
+    assert module.LARGE
+    module.LARGE = 8 << 20
+def tell():  # not getrusage: its peak is also that of whoever started this process
+    lines = open("/proc/self/status").read().splitlines()
+    print("PEAK", *(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")))
+atexit.register(tell)
+from bisect_trt.cli import main
+main(sys.argv[1:])
+"""
+
+
+def peak(folder: Path, *arguments: str) -> int:
+    """The most that a process held, bytes."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", PEAK, *arguments]
+    said = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=True
+    )
+    return int(said.stdout.split("PEAK")[-1])
+
+
+def products(path: Path, size: int) -> int:
+    """Six products of square matrices; the bytes of their weights."""
+    random = np.random.default_rng(0)
+    nodes, weights, last = [], [], "x"
+    for index in range(6):
+        weight = random.random((size, size), np.float32) / np.float32(size)
+        weights.append(numpy_helper.from_array(weight, f"w{index}"))
+        made = f"m{index}"
+        nodes.append(helper.make_node("MatMul", [last, f"w{index}"], [made], made))
+        last = made
+    shape = [1, size]
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n in ("x", last)]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], weights)
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), path)
+    np.savez(path.with_suffix(".npz"), x=random.random(shape, np.float32))
+    return 6 * size * size * 4
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is told by Linux")
+def test_weights_are_held_once_and_once_rounded(tmp_path: Path) -> None:
+    """Beside what a tiny model takes: next to nothing of them to inspect, two and a half times to
+    compare (every baseline, the layers, another emulator).
+    """
+    seen, asked = {}, ["--requirement", "max_abs<=9"]
+    for name, size in (("tiny", 4), ("large", 1600)):
+        weights = products(tmp_path / f"{name}.onnx", size)
+        given = ["--input", f"{name}.npz", "--out", name, *asked]
+        seen[name] = peak(tmp_path, "compare", f"{name}.onnx", *given)
+    assert seen["large"] - seen["tiny"] <= 2.5 * weights + 30e6
+    assert peak(tmp_path, "inspect", "large.onnx") - seen["tiny"] <= 0.5 * weights
