@@ -106,7 +106,7 @@ def forbid_inferences(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for inference in (
         "emulator.node_by_node.NodeByNode._execute",
-        "emulator.switched_session.SwitchedSession.run",
+        "emulator.segment_session.SegmentSession.run",
         "emulator.whole_model.run_all",
         "ort_reference.run_all",
     ):

@@ -6,10 +6,12 @@ graph stage turns it into a model, the runners execute it, the report prints it.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 from bisect_trt.core.errors import BadInputError
@@ -85,6 +87,11 @@ class PrecisionPlan:
             indent=2,
             sort_keys=True,
         )
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the text form: what journals know the plan by; its text may be long."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     @staticmethod
     def from_json(text: str, where: str = "plan") -> PrecisionPlan:

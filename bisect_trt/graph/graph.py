@@ -15,7 +15,15 @@ import onnx
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.graph.constants import Constants
-from bisect_trt.graph.layers import Kind, Layer, Role, node_names, role_of
+from bisect_trt.graph.layers import (
+    FloatSlots,
+    Kind,
+    Layer,
+    Role,
+    float_slots,
+    node_names,
+    role_of,
+)
 from bisect_trt.graph.lookups import Lookup, after_lookups, list_lookups
 from bisect_trt.graph.operator_rules import FLOAT, QUANTISES
 from bisect_trt.graph.opset import operators, raised
@@ -30,6 +38,7 @@ class Graph:
 
     proto: onnx.ModelProto
     _roles: dict[tuple[int, Precision], Role] = field(default_factory=dict, repr=False)
+    _slots: dict[int, FloatSlots] = field(default_factory=dict, repr=False)
     _raised: dict[int, Graph] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -105,7 +114,10 @@ class Graph:
         key = (index, precision)
         if key not in self._roles:
             node, name = self.proto.graph.node[index], self.names[index]
-            self._roles[key] = role_of(node, name, self.types, self.opset, precision)
+            if index not in self._slots:
+                self._slots[index] = float_slots(node, self.types)
+            slots = self._slots[index]
+            self._roles[key] = role_of(node, name, self.types, self.opset, precision, slots)
         return self._roles[key]
 
     def raised(self, target: int) -> Graph:

@@ -103,8 +103,27 @@ def with_unique_names(model: onnx.ModelProto) -> onnx.ModelProto:
     return named
 
 
+FloatSlots = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def float_slots(node: onnx.NodeProto, scope: Scope) -> FloatSlots:
+    """The input and the output slots of ``node`` that hold FP32 tensors, in the types of
+    ``scope``.
+    """
+    ins, outs = (
+        tuple(i for i, tensor in enumerate(names) if tensor and scope.type_of(tensor) == FLOAT)
+        for names in (node.input, node.output)
+    )
+    return ins, outs
+
+
 def role_of(
-    node: onnx.NodeProto, name: str, scope: Scope, opset: int, precision: Precision
+    node: onnx.NodeProto,
+    name: str,
+    scope: Scope,
+    opset: int,
+    precision: Precision,
+    slots: FloatSlots | None = None,
 ) -> Role:
     """What ``node`` may do at ``precision``; FP32 asks for nothing, so every node is then kept.
 
@@ -114,18 +133,14 @@ def role_of(
         scope: the types of the tensors it sees.
         opset: the version of ONNX's own operators in the model.
         precision: what it shall be lowered to.
+        slots: its :func:`float_slots` where they are known.
 
     Returns:
         Its role, with the reason where it is kept in FP32.
     """
     if node.op_type == "Constant" and is_standard(node):
         return Role(name, Kind.CONSTANT)
-    float_in = tuple(
-        i for i, tensor in enumerate(node.input) if tensor and scope.type_of(tensor) == FLOAT
-    )
-    float_out = tuple(
-        i for i, tensor in enumerate(node.output) if tensor and scope.type_of(tensor) == FLOAT
-    )
+    float_in, float_out = slots or float_slots(node, scope)
     kept = Role(name, Kind.KEPT, float_in=float_in)
     if not float_out or not is_standard(node) or precision is Precision.FP32:
         return kept

@@ -84,15 +84,15 @@ class Answers:
 
     def facts(self, plan: PrecisionPlan) -> dict[str, Any]:
         """What the runner added to ``plan``; empty where it adds nothing."""
-        found = self._journal.recall(self.key("facts", plan.to_json()))
+        found = self._journal.recall(self.key("facts", plan.digest))
         return dict(found[0]) if found is not None else {}
 
     def row_of_facts(self, plan: PrecisionPlan, facts: dict[str, Any]) -> Row:
         """The row that :meth:`facts` reads."""
-        return Row(self.key("facts", plan.to_json()), "facts", facts)
+        return Row(self.key("facts", plan.digest), "facts", facts)
 
     def _sample_key(self, plan: PrecisionPlan, sample: Sample) -> str:
-        return self.key("probe", plan.to_json(), sample.digest)
+        return self.key("probe", plan.digest, sample.digest)
 
     def _key_of_all(self, plan: PrecisionPlan, samples: Sequence[Sample]) -> str:
-        return self.key("together", plan.to_json(), *(s.digest for s in samples))
+        return self.key("together", plan.digest, *(s.digest for s in samples))

@@ -140,7 +140,8 @@ def node_session(model: onnx.ModelProto, threads: int = 0) -> ort.InferenceSessi
 def switched_session(
     model: onnx.ModelProto, threads: int = 0, device: Device = CPU, profile: str | None = None
 ) -> ort.InferenceSession:
-    """A session over a whole model with switches, exactly as written.
+    """A session over a model with switches, or a segment of one, exactly as written. Those for the
+    CPU run in turn and share an arena.
 
     Args:
         model: of any size.
@@ -151,7 +152,8 @@ def switched_session(
     Raises:
         RunnerFailedError: ONNX Runtime cannot load the model.
     """
-    return session_as_written(model, "the emulated model", threads, device, profile)
+    where = "the emulated model"
+    return session_as_written(model, where, threads, device, profile, one_of_many=device == CPU)
 
 
 def session_as_written(
@@ -160,6 +162,8 @@ def session_as_written(
     threads: int = 0,
     device: Device = CPU,
     profile: str | None = None,
+    *,
+    one_of_many: bool = False,
 ) -> ort.InferenceSession:
     """A session without any of ONNX Runtime's optimisations: what is marked as an output changes no
     number.
@@ -170,6 +174,7 @@ def session_as_written(
         threads: what one call may use; 0 leaves it to the machine.
         device: what computes.
         profile: as of :func:`switched_session`.
+        one_of_many: whether it shares an arena with others that run in turn.
 
     Raises:
         RunnerFailedError: ONNX Runtime cannot load the model.
@@ -178,6 +183,11 @@ def session_as_written(
     """
     options = session_options(threads)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if one_of_many:
+        _register_shared_arena()
+        options.enable_mem_pattern = False
+        if not frees_activations():
+            options.add_session_config_entry("session.use_env_allocators", "1")
     if profile is not None:
         options.enable_profiling, options.profile_file_prefix = True, profile
     try:

@@ -56,6 +56,13 @@ def value_of(owner: ort.OrtValue) -> Value:
     return owner._ortvalue
 
 
+def bytes_of(value: Value) -> int:
+    """What a C value's tensor holds; 0 for a sequence, an optional or strings, which do not say."""
+    if not value.is_tensor() or value.data_type() == "tensor(string)":
+        return 0
+    return int(value.tensor_size_in_bytes())
+
+
 def caller(session: ort.InferenceSession) -> Callable[..., Any]:
     """The session's call on C values: (feed by name, output names, run options).
 

@@ -72,7 +72,7 @@ def _equal_rows(
     sample = sample_of_equal_rows(case)
     if sample is None or bench.engine is None:
         return []
-    key = bench.engine.key("equal-rows", plan.to_json(), emulated.plan.to_json(), sample.digest)
+    key = bench.engine.key("equal-rows", plan.digest, emulated.plan.digest, sample.digest)
     known = bench.journal.recall(key)
     if known is not None:
         return [Finding(**entry) for entry in known[0]]

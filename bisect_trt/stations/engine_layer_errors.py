@@ -76,7 +76,7 @@ def trace_engine(
     digests = [sample.digest for sample in samples]
     if len(layers) < len(case.layers):
         digests.append(content_key(layers["layer"].to_list()))
-    key = engine.key("engine-layers", plan.to_json(), *digests)
+    key = engine.key("engine-layers", plan.digest, *digests)
     found = bench.journal.recall(key)
     if found is not None:
         return EngineTable(**found[0])

@@ -42,6 +42,13 @@ class FreshTest:
     misses: int
 
 
+def steady(seconds: float) -> float:
+    """``seconds`` by powers of two, so that a machine's moods do not change what is planned by
+    them, and the answer with it.
+    """
+    return float(2.0 ** round(math.log2(max(seconds, 1e-6))))
+
+
 def planned_test(case: Case, number: int, probe_seconds: float, *, last: bool) -> FreshTest:
     """The test number ``number`` (from 0); ``last`` if it is the only one that will be made.
 
@@ -56,9 +63,7 @@ def planned_test(case: Case, number: int, probe_seconds: float, *, last: bool) -
     """
     risk = (1.0 - CONFIDENCE) / (1.0 if last else 2.0 ** (number + 1))
     share = case.settings.robust or WANTED
-    seconds = _seconds_a_draw(case, probe_seconds)
-    # By powers of two, so that a machine's moods do not change the test, and the answer with it.
-    seconds = 2.0 ** round(math.log2(seconds))
+    seconds = steady(_seconds_a_draw(case, probe_seconds))
     draws, misses = draws_needed(share, 1.0 - risk), 0
     if draws * seconds > _LONGEST:
         draws = max(_FEWEST, int(_LONGEST / seconds))

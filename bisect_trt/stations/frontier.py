@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 
+from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample, evenly
 from bisect_trt.numerics.confidence import lower_bound
+from bisect_trt.probe.journal import Row
 from bisect_trt.probe.result import GIVEN, PanelResult
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.drawn import HOLDOUT, REDRAWN, VARIANTS, redraws, variants
-from bisect_trt.stations.fresh_test import CONFIDENCE, MAX_TESTS, set_size
+from bisect_trt.stations.fresh_test import CONFIDENCE, MAX_TESTS, set_size, steady
 from bisect_trt.stations.known import Known
 from bisect_trt.stations.traffic import relative_bytes
 from bisect_trt.stations.triage import Triage
@@ -26,6 +29,11 @@ _GIVEN, _REDRAWN, _VARIANTS = 24, 16, 8
 _QUANTILES = {"p50_score": 0.5, "p95_score": 0.95, "worst_score": 1.0}
 STREAM = MAX_TESTS + 2
 """Draws of its own: what a row says was not tuned on them."""
+
+
+TIME_BUDGET_S, _FEWEST = 20.0, 4
+"""Of a slow model each row is judged on fewer copies, of which there are a few at least; when the
+time is over, the rows that are left are left out, and that is said."""
 
 
 def measure_frontier(known: Known, bench: Bench, answer: PrecisionPlan) -> pd.DataFrame | None:
@@ -40,30 +48,65 @@ def measure_frontier(known: Known, bench: Bench, answer: PrecisionPlan) -> pd.Da
     triage = known.triage
     if triage is None or not known.case.settings.robust:
         return None
-    kinds = _samples(known, bench)
     every = len(triage.ranking)
     lengths = sorted({n for n in STEPS if n < every} | {every})
     prefixes = (triage.base.with_pins(triage.ranking[:n]).pinned for n in lengths)
     sets = [(pins, "ranking") for pins in prefixes if pins != answer.pinned]
-    sets.append((answer.pinned, "answer"))
-    rows = []
-    for number, (pins, source) in enumerate(sorted(sets, key=lambda s: len(s[0]))):
+    # The answer first, and then those around it: these are what it is compared with.
+    sets.sort(key=lambda s: abs(len(s[0]) - len(answer.pinned)))
+    sets.insert(0, (answer.pinned, "answer"))
+    kinds = _samples(known, bench, len(sets))
+    key = bench.prober.key(
+        "frontier", answer.digest, *(triage.base.with_pins(s[0]).digest for s in sets)
+    )
+    before = bench.journal.recall(key)
+    if before is not None:  # a repeated command asks no further than the first one did
+        sets = sets[: int(before[0])]
+    rows, deadline = [], time.monotonic() + TIME_BUDGET_S
+    for number, (pins, source) in enumerate(sets):
+        if before is None and number and time.monotonic() > deadline:
+            bench.journal.record([Row(key, "frontier", number)])
+            bench.note(_cut_short(number, len(sets)))
+            break
         bench.observer.progress(number, len(sets), f"{len(pins)} pins")
-        rows.append(_row(known, bench, triage, pins, source, kinds))
-    return pd.DataFrame(rows)
+        row = _row(known, bench, triage, pins, source, kinds)
+        rows.append((len(pins), source == "answer", row))
+    return pd.DataFrame([row for *_, row in sorted(rows, key=lambda r: r[:2])])
 
 
-def frontier_size(layers: int) -> tuple[int, int]:
+def _cut_short(count: int, rows: int) -> Finding:
+    message = (
+        f"frontier.csv has {count} of {rows} rows, those next to the answer: this model's take "
+        f"longer than the {TIME_BUDGET_S:.0f} s that it may take"
+    )
+    return Finding("frontier", "", message)
+
+
+def frontier_size(layers: int, probe_seconds: float) -> tuple[int, int]:
     """About how many rows the frontier of so many layers has, and on how many samples each is
     judged where one input was given.
+
+    Args:
+        layers: that are searched.
+        probe_seconds: about what one emulated inference takes.
     """
-    return sum(steps < layers for steps in STEPS) + 2, 1 + _REDRAWN + _VARIANTS
+    rows = sum(steps < layers for steps in STEPS) + 2
+    return rows, 1 + sum(_copies(rows, probe_seconds))
 
 
-def _samples(known: Known, bench: Bench) -> dict[str, Sequence[Sample]]:
-    """What every row is judged on."""
+def _copies(rows: int, probe_seconds: float) -> tuple[int, int]:
+    """How many redrawn copies and variants each of ``rows`` rows is judged on."""
+    wanted = (_REDRAWN + _VARIANTS) * rows * steady(probe_seconds) / TIME_BUDGET_S
+    fewer = max(1.0, wanted)
+    return max(_FEWEST, int(_REDRAWN / fewer)), max(_FEWEST, int(_VARIANTS / fewer))
+
+
+def _samples(known: Known, bench: Bench, rows: int) -> dict[str, Sequence[Sample]]:
+    """What each of ``rows`` rows is judged on."""
     case, size = known.case, set_size(known.case)
-    sets = max(1, _REDRAWN // size), max(1, _VARIANTS // size)
+    seconds = known.baselines.probe_seconds(len(case.samples)) if known.baselines else 0.0
+    redrawn, varied = _copies(rows, seconds)
+    sets = max(1, redrawn // size), max(1, varied // size)
     return {
         GIVEN: case.samples if size > 1 else evenly(case.samples, _GIVEN),
         HOLDOUT: evenly(case.holdout, _GIVEN),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -103,7 +102,7 @@ def _traced(case: Case, bench: Bench) -> dict[str, dict[str, Any]]:
     return {
         name: _row(accumulated[name], introduced[name])
         | {"underflows": underflows.get(name, False)}
-        | asdict(quartiles(peaks[name]))
+        | vars(quartiles(peaks[name]))
         for name in accumulated
     }
 
@@ -130,14 +129,14 @@ def _row(
     """The numbers of one layer: worst over its tensors, then worst and mean over the samples."""
     worst, mean = (f([worst_of(e) for e in accumulated if e]) for f in (worst_of, mean_of))
     own = worst_of([worst_of(e) for e in introduced if e])
-    row: dict[str, Any] = {name: asdict(worst)[name] for name in _SHOWN}
+    row: dict[str, Any] = {name: getattr(worst, name) for name in _SHOWN}
     row |= {"finite": worst.finite, "nonfinite": worst.nonfinite, "elements": worst.elements}
     row |= {
-        f"introduced_{name}": asdict(own)[name]
+        f"introduced_{name}": getattr(own, name)
         for name in ("max_abs", "rmse", "rel_range", "snr_db")
     }
     row |= {"introduced_finite": own.finite, "ref_min": worst.ref_min, "ref_max": worst.ref_max}
     row |= {
-        f"mean_over_samples_{name}": asdict(mean)[name] for name in ("max_abs", "rmse", "cosine")
+        f"mean_over_samples_{name}": getattr(mean, name) for name in ("max_abs", "rmse", "cosine")
     }
     return row

@@ -9,7 +9,7 @@ so an interrupted pass goes on where it stopped.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,15 +17,17 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from bisect_trt.core.errors import RunnerFailedError
+from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.numerics.error_sample import prediction_order
-from bisect_trt.probe.journal import Row, RowBuffer
+from bisect_trt.probe.journal import Row
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
+from bisect_trt.stations.effect_rows import EffectRows
 
 _DISTURBED = 64
-TIME_BUDGET_S = 120.0
+TIME_BUDGET_S = 30.0
 """Where one row for each layer would take longer, only the most suspicious layers get one."""
 
 
@@ -63,50 +65,63 @@ class Sensitivity:
 def measure_sensitivity(
     case: Case,
     bench: Bench,
-    layers: Sequence[str],
+    suspicion: Mapping[str, float],
     samples: Sequence[Sample],
     lowered: PrecisionPlan,
+    budget_s: float,
+    probe_seconds: float,
 ) -> Sensitivity:
-    """One row for each of ``layers``, over ``samples``; recalled from the journal where it is
-    there.
+    """One row for each layer over ``samples``, or where that takes too long for the most suspicious
+    layers; recalled from the journal where it is there.
 
     Args:
-        case: the model and the requirements.
+        case: the model, its layers and the requirements.
         bench: runs each layer lowered alone.
-        layers: those to measure.
+        suspicion: by layer, the larger the sooner.
         samples: those to measure on.
         lowered: the plan whose errors say which elements are looked at: everything lowered, or all
             but the layers that overflow, whose errors would hide where the others' are.
+        budget_s: the most seconds for all of them.
+        probe_seconds: about what one inference takes.
     """
-    squares: dict[str, list[float]] = {name: [] for name in layers}
-    rows: dict[str, list[NDArray[np.float32]]] = {name: [] for name in layers}
-    scores = dict.fromkeys(layers, 0.0)
-    runs, base = 0, []
-    for number, sample in enumerate(samples):
-        base.append(_base(bench, sample, lowered))
-        keys = {name: _key(bench, sample, lowered, name) for name in layers}
-        known = {name: bench.journal.recall(key) for name, key in keys.items()}
-        missing = [name for name, row in known.items() if row is None]
-        buffer = RowBuffer(bench.journal)
-        try:
-            for name, score, vector in _measured(case, bench, sample, missing, lowered):
-                buffer.add(Row(keys[name], "effect", score, vector.tobytes()))
-                known[name] = (score, vector.tobytes())
-                runs += 1
-                expected = len(missing) * (len(samples) - number)
-                bench.observer.progress(runs, expected, f"effect of {name} alone")
-        finally:
-            buffer.flush()
-        for name, found in known.items():
-            if found is not None:
-                scores[name] = max(scores[name], float(found[0]))
-                row = np.frombuffer(found[1], np.float32)
-                rows[name].append(row)
-                squares[name].append(_mean_square(row, base[-1]))
-    complete = {n: np.concatenate(p) for n, p in rows.items() if len(p) == len(samples)}
-    order = prediction_order(case.requirements)
-    strength = {name: float(np.mean(found)) for name, found in squares.items() if found}
-    return Sensitivity(complete, scores, np.concatenate(base), order, strength, runs)
+    base = [_base(bench, sample, lowered) for sample in samples]
+    order = sorted(case.names, key=lambda n: -suspicion.get(n, -math.inf))
+    measured = EffectRows(case, bench, samples, lowered)
+    # What a slower or busier run was content with: a repeated command measures no further.
+    digests = [sample.digest for sample in samples]
+    key = bench.prober.key("measured", str(case.settings.budget), lowered.digest, *digests)
+    before = bench.journal.recall(key)
+    if before is not None:
+        measured.take(before[0], math.inf)
+    else:
+        measured.take_while(order, budget_s, probe_seconds)
+        if len(measured.rows) < len(order):
+            bench.journal.record([Row(key, "measured", list(measured.rows))])
+    if len(measured.rows) < len(order):
+        bench.note(_cut_short(len(measured.rows), len(order)))
+    names = [name for name in case.names if name in measured.rows]
+    found = {name: measured.rows[name] for name in names}
+    strength = {
+        name: float(np.mean([_mean_square(row, b) for (_, row), b in zip(rows, base, strict=True)]))
+        for name, rows in found.items()
+    }
+    return Sensitivity(
+        {name: np.concatenate([row for _, row in rows]) for name, rows in found.items()},
+        {name: max(0.0, *(score for score, _ in rows)) for name, rows in found.items()},
+        np.concatenate(base),
+        prediction_order(case.requirements),
+        strength,
+        measured.runs,
+    )
+
+
+def _cut_short(count: int, layers: int) -> Finding:
+    message = (
+        f"{count:,} of {layers:,} layers were measured alone, the most suspicious first, in the "
+        "time that this may take; the others are ranked behind them by the error that they "
+        "introduce"
+    )
+    return Finding("measured", "", message)
 
 
 def _mean_square(effect: NDArray[np.float32], base: NDArray[np.float32]) -> float:
@@ -120,25 +135,9 @@ def _mean_square(effect: NDArray[np.float32], base: NDArray[np.float32]) -> floa
     return float(np.mean(values * values)) if np.isfinite(values).all() else math.inf
 
 
-def _measured(
-    case: Case, bench: Bench, sample: Sample, layers: Sequence[str], lowered: PrecisionPlan
-) -> Iterator[tuple[str, float, NDArray[np.float32]]]:
-    """(layer, score, signed errors) for each of ``layers`` lowered alone on ``sample``."""
-    if not layers:
-        return
-    runner = bench.fleet or bench.emulator
-    chosen = bench.disturbed(sample, lowered)
-    for name, outputs in runner.effects(sample, case.settings.precision, layers):
-        if outputs is None:
-            yield name, math.inf, np.full(chosen.size, np.nan, np.float32)
-        else:
-            score = case.requirements.score(bench.references.of(sample), outputs)
-            yield name, score, chosen.errors(outputs)
-
-
 def _base(bench: Bench, sample: Sample, lowered: PrecisionPlan) -> NDArray[np.float32]:
     """The signed errors under ``lowered``."""
-    key = bench.prober.key("base", lowered.to_json(), sample.digest)
+    key = bench.prober.key("base", lowered.digest, sample.digest)
     found = bench.journal.recall(key)
     if found is None:
         chosen = bench.disturbed(sample, lowered)
@@ -152,30 +151,11 @@ def _base(bench: Bench, sample: Sample, lowered: PrecisionPlan) -> NDArray[np.fl
     return np.frombuffer(found[1], np.float32)
 
 
-def _key(bench: Bench, sample: Sample, lowered: PrecisionPlan, layer: str) -> str:
-    return bench.prober.key("effect", lowered.to_json(), sample.digest, layer)
-
-
-def affordable(
-    layers: Sequence[str],
-    suspicion: Mapping[str, float],
-    probe_seconds: float,
-    budget_s: float = TIME_BUDGET_S,
-) -> list[str]:
-    """The layers that rows fit into the time budget for: all of them, or the most suspicious
-    ones.
-
-    Args:
-        layers: in network order; so is the answer.
-        suspicion: by layer, the larger the sooner.
-        probe_seconds: what one inference takes.
-        budget_s: the most seconds for all of them, where the run has less than usual.
+def affordable(layers: int, probe_seconds: float) -> int:
+    """About how many of ``layers`` the time budget has rows for, where one inference takes
+    ``probe_seconds``: each goes through half of the network.
     """
-    count = int(min(budget_s, TIME_BUDGET_S) / max(probe_seconds / 2.0, 1e-6))
-    if count >= len(layers):
-        return list(layers)
-    chosen = set(sorted(layers, key=lambda n: -suspicion.get(n, -math.inf))[:count])
-    return [name for name in layers if name in chosen]
+    return min(layers, int(TIME_BUDGET_S / max(probe_seconds / 2.0, 1e-6)))
 
 
 def suspicion_of(table: pd.DataFrame, alone: Mapping[str, float] | None = None) -> dict[str, float]:

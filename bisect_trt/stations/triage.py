@@ -20,8 +20,8 @@ from bisect_trt.stations.case import Case
 from bisect_trt.stations.engine_baselines import EngineBaselines
 from bisect_trt.stations.held import blame_lowered
 from bisect_trt.stations.sensitivity import (
+    TIME_BUDGET_S,
     Sensitivity,
-    affordable,
     measure_sensitivity,
     suspicion_of,
 )
@@ -89,16 +89,17 @@ def find_cause(
         )
     suspicion = suspicion_of(emulated.layers)
     ranked_on = _ranked_on(case, unseen)
-    seconds = emulated.probe_seconds(len(case.samples)) * len(ranked_on)
-    share = max(0.0, _SHARE_OF_TIME * bench.time.left_s)
-    measured = affordable(case.names, suspicion, seconds, share)
+    seconds = emulated.probe_seconds(len(case.samples))
+    budget_s = min(TIME_BUDGET_S, max(0.0, _SHARE_OF_TIME * bench.time.left_s))
     heavy = frozenset(f.where for f in case.findings if f.kind == "weight-overflow")
     lowered_plan = case.base
     if unseen is not None:
         finite = emulated.layers["introduced_finite"].astype(bool)
         overflowing = heavy.union(str(n) for n in emulated.layers.loc[~finite, "layer"])
         lowered_plan = lowered_plan.with_pins(overflowing.intersection(case.names))
-    sensitivity = measure_sensitivity(case, bench, measured, ranked_on, lowered_plan)
+    sensitivity = measure_sensitivity(
+        case, bench, suspicion, ranked_on, lowered_plan, budget_s, seconds
+    )
     limit = _first_limit(emulated.lowered, pinned, engine)
     lowered = emulated.lowered
     if unseen is not None and unseen.lowered.score > lowered.score:
@@ -202,10 +203,12 @@ def diagnose_reduced(
             True,
             tuple(guilty),
         )
+    count = len(sensitivity.scores)
+    why = f"none of the {count} measured layers misses" if count else "no time to see which misses"
     return Diagnosis(
         Cause.ACCUMULATION,
-        f"The {name} error accumulates over many layers ({times(base.score)}): none of the "
-        f"{len(sensitivity.scores)} measured layers misses the requirement alone.",
+        f"The {name} error accumulates over many layers ({times(base.score)}): {why} the "
+        "requirement alone.",
         True,
     )
 

@@ -42,7 +42,8 @@ def look_beyond(case: Case, bench: Bench, emulated: Baselines) -> Unseen:
     """
     bench.observer.station("unseen inputs")
     plan = case.base
-    samples = panel_samples(case, bench)
+    seconds = emulated.probe_seconds(len(case.samples))
+    samples = panel_samples(case, bench, seconds)
     results: list[SampleResult] = []
     score = 0.0
     for kind, those in samples.by_kind().items():
@@ -55,7 +56,7 @@ def look_beyond(case: Case, bench: Bench, emulated: Baselines) -> Unseen:
     if not decides or not lowered.verdict.passed:
         return Unseen(samples, lowered, None, None, 0)
     judges = [bench.prober, bench.second]
-    seconds, picked = emulated.probe_seconds(len(case.samples)), case.settings.pick is not None
+    picked = case.settings.pick is not None
     test = planned_test(case, 0, seconds, last=picked)
     if picked:
         holds = measure_holds(case, bench, judges, plan, test)

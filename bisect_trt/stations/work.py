@@ -12,7 +12,7 @@ from bisect_trt.stations.drawn import movable, wants_variants
 from bisect_trt.stations.fresh_test import planned_test, set_size
 from bisect_trt.stations.frontier import frontier_size
 from bisect_trt.stations.layer_errors import MOST_TRACED
-from bisect_trt.stations.panel import PANEL_DRAWS
+from bisect_trt.stations.panel import panel_draws
 from bisect_trt.stations.robust_search import SHRINK_PROBES
 from bisect_trt.stations.sensitivity import affordable
 from bisect_trt.stations.triage import ranked_count
@@ -69,18 +69,18 @@ def expected_work(case: Case, *, passes: bool, probe_seconds: float) -> Work:
     if not case.settings.robust:
         if passes:
             return Work(traces, emulations, draws, draws + 2 * given, 0, _BASELINES)
-        rows = len(affordable(case.names, {}, probe_seconds * given)) * given
+        rows = affordable(layers, probe_seconds * given) * given
         probes = expected_probes(max(2, round(_FITTED_SHARE * layers)))
         return Work(traces, emulations + probes * given, draws, draws + 2 * given, rows, probes)
-    made = kinds * PANEL_DRAWS
+    made = kinds * panel_draws(case, probe_seconds)
     if passes:
         return Work(traces, emulations, made + draws, draws + 2 * given, 0, _BASELINES)
     panel, steps = given + made, math.log2(max(2.0, _USUAL * layers))
     prefix = panel * (1.0 + steps / 2.0) + _FAILING * panel * 1.5 * steps
     shrinking = SHRINK_PROBES * panel * (_PASSING + (1.0 - _PASSING) * _FAILING)
-    frontier_rows, seen = frontier_size(layers)
+    frontier_rows, seen = frontier_size(layers, probe_seconds)
     emulations += round(prefix + shrinking) + frontier_rows * (seen + held_out)
     ranked = ranked_count(len(case.layers))
-    rows = ranked * len(affordable(case.names, {}, probe_seconds * ranked))
+    rows = ranked * affordable(layers, probe_seconds * ranked)
     probes = 2 * _BASELINES + round(2 * steps) + SHRINK_PROBES + frontier_rows
     return Work(traces, emulations, made + draws + seen, draws + 2 * given, rows, probes)

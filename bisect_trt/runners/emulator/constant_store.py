@@ -22,6 +22,9 @@ from bisect_trt.runners.ort_values import Value, owned, value_of
 class ConstantStore:
     """The constants of one graph; of each, one rounded version is kept: weights are held twice at
     most.
+
+    ``replaced`` counts how often a rounded version gave way to another: a value that was handed out
+    before may be gone.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -34,6 +37,7 @@ class ConstantStore:
         self._arrays = graph.constants
         self._exact = {name: _ort_value(name, array) for name, array in graph.constants.items()}
         self._rounded: dict[str, tuple[Precision, ort.OrtValue]] = {}
+        self.replaced = 0
 
     def __contains__(self, name: str) -> bool:
         return name in self._exact
@@ -50,6 +54,7 @@ class ConstantStore:
             return self._exact[name]
         held = self._rounded.get(name)
         if held is None or held[0] is not precision:
+            self.replaced += held is not None
             self._rounded.pop(name, None)  # two would be in memory for a moment
             exact = self._arrays[name]
             held = (precision, owned(rounded_values(exact, precision, np.dtype(np.float32))))

@@ -15,19 +15,22 @@ from bisect_trt.runners.ort_values import Value, owned, value_of
 
 class DeviceConstants:
     """The float constants of ``graph`` on ``device``; of each, the exact and one rounded version,
-    placed when they are first read. Rounded by NumPy, as they are for the CPU.
+    placed when they are first read. Rounded by NumPy, as they are for the CPU. ``replaced`` counts
+    as that of :class:`~bisect_trt.runners.emulator.constant_store.ConstantStore`.
     """
 
     def __init__(self, graph: Graph, device: Device) -> None:
         self._arrays = graph.float_constants
         self._device = device
         self._placed: dict[tuple[str, bool], tuple[Precision, ort.OrtValue]] = {}
+        self.replaced = 0
 
     def value(self, name: str, precision: Precision = Precision.FP32) -> Value:
         """The constant ``name``, rounded to ``precision``."""
         key = (name, precision is Precision.FP32)
         held = self._placed.get(key)
         if held is None or held[0] is not precision:
+            self.replaced += held is not None
             self._placed.pop(key, None)  # not both rounded versions in the device's memory
             exact = self._arrays[name]
             array = exact

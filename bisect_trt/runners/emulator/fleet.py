@@ -58,7 +58,7 @@ class EmulatedFleet:
     def effects(
         self, sample: Sample, precision: Precision, wanted: Sequence[str]
     ) -> Iterator[tuple[str, Arrays | None]]:
-        """As :meth:`NodeByNode.effects`: in pieces, all workers at once."""
+        """As :meth:`EmulatedRunner.effects`: in pieces, all workers at once."""
         # Each piece runs the exact history up to its layers, so pieces are runs of neighbours.
         pieces = [wanted[i : i + _CHUNK] for i in range(0, len(wanted), _CHUNK)]
 

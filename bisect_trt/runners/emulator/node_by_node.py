@@ -1,5 +1,4 @@
-"""The network run node by node, for what needs every layer's values: errors by layer, single
-effects.
+"""The network run node by node, for what needs every layer's values: errors by layer.
 
 Each node is a session of its own (see ``node_sessions``), made once; values are freed after their
 last use, so that memory does not grow with the number of layers.
@@ -14,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph
@@ -116,37 +114,6 @@ class NodeByNode:
                 in_range = not all_finite(own) and self._in_range(step, precision, exact, true)
                 yield LayerValues(step.name, tensor, true, both, own, in_range)
         self._keep(step, Precision.FP32, reference, exact)
-
-    def effects(
-        self, sample: Sample, precision: Precision, wanted: Sequence[str]
-    ) -> Iterator[tuple[str, Arrays | None]]:
-        """The model's outputs when only one layer is lowered, for each of ``wanted``.
-
-        The exact history advances once; at each wanted layer a fork of it runs to the end. That
-        costs half an inference a layer, and one more network's live tensors.
-
-        Args:
-            sample: the inputs.
-            precision: what the one layer is lowered to.
-            wanted: layer ids.
-
-        Returns:
-            (layer, arrays by output name) in network order; None stands for outputs that could not
-            be computed.
-        """
-        exact, asked = self._start(sample), frozenset(wanted)
-        low, full = PrecisionPlan(precision), PrecisionPlan(Precision.FP32)
-        for position, step in enumerate(self._steps):
-            if step.name in asked and step.lowers(precision):
-                fork = exact.fork()
-                try:
-                    self._advance([step], low, fork)
-                    self._advance(self._steps[position + 1 :], full, fork)
-                except RunnerFailedError:
-                    yield step.name, None
-                else:
-                    yield step.name, {n: self._fetch(n, fork) for n in self._graph.outputs}
-            self._advance([step], full, exact)
 
     def _advance(
         self, steps: Sequence[Step], plan: PrecisionPlan, chain: Chain, rtx_sums: bool = False

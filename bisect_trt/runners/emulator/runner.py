@@ -7,20 +7,23 @@ layer's values goes node by node (see ``node_by_node``).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from bisect_trt.core.errors import RunnerFailedError
+from bisect_trt.core.memory import frees_activations
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph, as_graph
 from bisect_trt.graph.passes.capable import with_new_nodes_pinned, with_roundings
 from bisect_trt.runners.emulator.constant_store import ConstantStore
 from bisect_trt.runners.emulator.device_constants import DeviceConstants
+from bisect_trt.runners.emulator.kept_activations import MOST_BYTES, KeptActivations
 from bisect_trt.runners.emulator.node_by_node import Arrays, LayerValues, NodeByNode
+from bisect_trt.runners.emulator.side_by_side import side_by_side
 from bisect_trt.runners.emulator.switched_session import SwitchedSession
 from bisect_trt.runners.ort_devices import CPU, Device
 
@@ -68,14 +71,16 @@ class EmulatedRunner:
         self._base = base
         self._threads = threads
         self._switched: dict[tuple[Precision, Precision], SwitchedSession] = {}
-        self._layer_names = frozenset(layer.name for layer in self.graph.layers)
         self._node_by_node = NodeByNode(self._capable, self.constants, threads)
+        self._kept = KeptActivations(0 if frees_activations() else MOST_BYTES)
+        self._lowered: tuple[PrecisionPlan, frozenset[str]] | None = None
         self._after_lookups: EmulatedRunner | None = None
 
     def outputs(self, plan: PrecisionPlan, samples: Sequence[Sample]) -> Iterator[Arrays]:
-        for sample in samples:
-            session, lowered = self._taking(sample)._session_for(plan)
-            yield session.run(sample.arrays, lowered)
+        ready = ((*self._taking(sample)._session_for(plan), sample) for sample in samples)
+        for session, lowered, sample in islice(ready, 1):
+            yield session.run(sample, lowered)
+            yield from side_by_side(_run, ready, session.at_once)
 
     def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
         return {}
@@ -97,30 +102,25 @@ class EmulatedRunner:
     def effects(
         self, sample: Sample, precision: Precision, wanted: Sequence[str]
     ) -> Iterator[tuple[str, Mapping[str, NDArray[Any]] | None]]:
-        """As :meth:`NodeByNode.effects`."""
+        """The model's outputs when only one layer is lowered, for each of ``wanted``.
+
+        Args:
+            sample: the inputs.
+            precision: what the one layer is lowered to.
+            wanted: layer ids.
+
+        Returns:
+            (layer, arrays by output name), about in network order; None stands for outputs that
+            could not be computed.
+        """
         runner = self._taking(sample)
-        if self.device == CPU:
-            return runner._node_by_node.effects(sample, precision, wanted)
-        return runner._effects_by_probes(sample, precision, wanted)
+        return runner._session_for(PrecisionPlan(precision))[0].effects(sample, wanted)
 
     @property
     def layers_on_cpu(self) -> list[str]:
         """The layers that the CPU ran in place of the device, as far as anything was run."""
         ran = {name for session in self._switched.values() for name in session.on_cpu}
         return [layer.name for layer in self.graph.layers if layer.name in ran]
-
-    def _effects_by_probes(
-        self, sample: Sample, precision: Precision, wanted: Sequence[str]
-    ) -> Iterator[tuple[str, Arrays | None]]:
-        """An inference each: on a GPU that takes less time than half of one node by node."""
-        asked = frozenset(wanted)
-        layers = [x.name for x in self.graph.layers_at(precision)]
-        for name in filter(asked.__contains__, layers):
-            plan = PrecisionPlan(precision, self._layer_names - {name})
-            try:
-                yield name, next(iter(self.outputs(plan, [sample])))
-            except RunnerFailedError:
-                yield name, None
 
     def _taking(self, sample: Sample) -> EmulatedRunner:
         """Who runs ``sample``: this one, or where it brings what the model would look up, one of
@@ -145,15 +145,33 @@ class EmulatedRunner:
 
     def _session_for(self, plan: PrecisionPlan) -> tuple[SwitchedSession, frozenset[str]]:
         """A session that holds ``plan``, and the layers it lowers there."""
-        if plan.base is Precision.FP32 and plan.pin_precision is Precision.FP32:
-            low, lowered = self._base, frozenset[str]()
-        else:
-            low, lowered = plan.base, self._layer_names - plan.pinned
+        lowered = self._lowered_by(plan)
+        low = plan.base
+        if not lowered and plan.pin_precision is Precision.FP32:
+            low = self._base  # any session computes plain FP32
         key = (low, plan.pin_precision)
         if key not in self._switched:
             if len(self._switched) == _KEPT_SESSIONS:
                 del self._switched[next(iter(self._switched))]
             self._switched[key] = SwitchedSession(
-                self._capable, self._placed, *key, self._threads, self.device
+                self._capable,
+                self._placed,
+                *key,
+                self._threads,
+                self.device,
+                kept=self._kept,
             )
         return self._switched[key], lowered
+
+    def _lowered_by(self, plan: PrecisionPlan) -> frozenset[str]:
+        """The layers that ``plan`` lowers, found once for all samples."""
+        known = self._lowered
+        if known is None or known[0] != plan:
+            names = {layer.name for layer in self.graph.layers_at(plan.base)}
+            known = self._lowered = (plan, frozenset(names - plan.pinned))
+        return known[1]
+
+
+def _run(asked: tuple[SwitchedSession, frozenset[str], Sample]) -> Arrays:
+    session, lowered, sample = asked
+    return session.run(sample, lowered)

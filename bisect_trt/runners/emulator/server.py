@@ -94,6 +94,6 @@ class EmulationServer:
     def effects(
         self, sample: Sample, precision: str, layers: Sequence[str]
     ) -> list[tuple[str, Arrays | None]]:
-        """As :meth:`NodeByNode.effects`, all in one answer."""
+        """As :meth:`EmulatedRunner.effects`, all in one answer."""
         found = self._runner.effects(sample, Precision(precision), layers)
         return [(name, None if outputs is None else dict(outputs)) for name, outputs in found]

@@ -52,10 +52,6 @@ class Chain:
     held: tuple[ort.OrtValue, ...] = ()
     """The inputs' owners: ONNX Runtime's C values only borrow NumPy's memory."""
 
-    def fork(self) -> Chain:
-        """The same tensors, to go on in another way."""
-        return Chain(dict(self.values), dict(self.versions), dict(self.state), self.held)
-
     def free(self, names: Sequence[str]) -> None:
         """Let go of tensors."""
         for name in names:

@@ -1,33 +1,60 @@
-"""The probe's fast way: one session for all plans of a base precision, its roundings switched by
-what is fed.
+"""The probe's fast way: sessions for all plans of a base precision, the roundings switched by what
+is fed.
+
+The model is cut into segments (see :mod:`bisect_trt.graph.passes.segmented`), and what is alive at
+the cuts is kept for a while: a probe starts at the segment in which its plan first differs from one
+that was run on the same sample. The numbers are those of a run from the start, bit for bit.
 """
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Collection, Hashable, Iterator, Mapping
+from functools import partial
+from hashlib import blake2b
+from threading import Lock
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bisect_trt.core.cores import thread_count
+from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.precision import Precision
+from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph
+from bisect_trt.graph.passes.segmented import MOST_SEGMENTS, cut
 from bisect_trt.graph.passes.switched import to_switched
 from bisect_trt.runners.emulator.constant_store import ConstantStore
 from bisect_trt.runners.emulator.device_constants import DeviceConstants
+from bisect_trt.runners.emulator.kept_activations import KeptActivations
+from bisect_trt.runners.emulator.segment_session import SegmentSession
+from bisect_trt.runners.emulator.side_by_side import side_by_side
+from bisect_trt.runners.emulator.switches import Setting, Switches
 from bisect_trt.runners.ort_devices import CPU, Device
-from bisect_trt.runners.ort_profiles import cpu_nodes
-from bisect_trt.runners.ort_sessions import failure_of_session, switched_session
-from bisect_trt.runners.ort_values import Value, caller, owned, value_of, viewed
+from bisect_trt.runners.ort_values import Value, bytes_of, owned, value_of, viewed
+
+_SMALL_BYTES = 64 << 10
+"""Where no tensor at a cut is larger, hardly a node has work for a second core."""
+
+Arrays = dict[str, NDArray[Any]]
+Tensors = dict[str, Value]
 
 
 class SwitchedSession:
     """Executes a model with any of its layers lowered to ``low`` and the others in ``pin``.
 
-    ``constants`` are those of ``graph``, in the memory of ``device``. ``on_cpu`` names what the CPU
-    ran in place of another device, known after the first inference.
+    For another device than the CPU the model is one segment: what crosses a cut would be copied to
+    the host and back.
+
+    Args:
+        graph: the FP32 model.
+        constants: its constants, in the memory of ``device``.
+        low: what lowered layers run in.
+        pin: what the others run in.
+        threads: what one call of ONNX Runtime may use; 0 leaves it to the machine.
+        device: what computes.
+        kept: where activations are kept; None for a store of its own.
+        segments: the most that the model is cut into.
     """
 
     def __init__(
@@ -38,45 +65,132 @@ class SwitchedSession:
         pin: Precision,
         threads: int,
         device: Device = CPU,
+        *,
+        kept: KeptActivations | None = None,
+        segments: int = MOST_SEGMENTS,
     ) -> None:
-        switched = to_switched(graph, low, pin)
-        self._flags, self._weights = switched.flags, switched.weights
-        self.on_cpu: tuple[str, ...] = ()
-        self._profiles = None
-        if device != CPU:
-            self._profiles = tempfile.TemporaryDirectory(prefix="bisect-trt-")
-        profile = None if self._profiles is None else str(Path(self._profiles.name) / "profile")
-        self._session = switched_session(switched.model, threads, device, profile)
-        self._call = caller(self._session)
-        self._constants = constants
+        parts = cut(to_switched(graph, low, pin), graph, segments if device == CPU else 1)
+        self._switches = Switches(parts)
+        lock = Lock()
+        self._segments = [SegmentSession(part, constants, threads, device, lock) for part in parts]
+        self._largest: int | None = None
+        self._cores = threads or thread_count()
         self._outputs = graph.outputs
-        # The values must outlive the call, and making one costs more than passing it.
-        self._switch = {state: owned(np.array(state)) for state in (False, True)}
+        # A tensor is let go behind the last segment that takes it.
+        last = {name: place for place, part in enumerate(parts) for name in part.takes}
+        last |= dict.fromkeys(graph.outputs, len(parts))
+        self._last = last
+        self._kept = KeptActivations() if kept is None else kept
+        # Another session may share the store; an id could come again.
+        self._own = object()
+        self._settings: tuple[frozenset[str], list[Setting], list[bytes]] | None = None
 
-    def run(
-        self, arrays: Mapping[str, NDArray[Any]], lowered: frozenset[str]
-    ) -> dict[str, NDArray[Any]]:
-        """The outputs by name for one sample.
+    @property
+    def on_cpu(self) -> tuple[str, ...]:
+        """What the CPU ran in place of another device, known after the first inference."""
+        return tuple(name for segment in self._segments for name in segment.on_cpu)
+
+    @property
+    def at_once(self) -> int:
+        """How many runs gain from being made side by side: as many as there are cores where the
+        nodes are small, one where each uses all cores, or before the first run has shown it.
+        """
+        small = self._largest is not None and self._largest < _SMALL_BYTES
+        return self._cores if small else 1
+
+    def run(self, sample: Sample, lowered: frozenset[str]) -> Arrays:
+        """The outputs by name for one sample; several threads may ask.
 
         Raises:
             RunnerFailedError: with ONNX Runtime's words.
         """
-        held = {name: owned(array) for name, array in arrays.items()}
-        feed: dict[str, Value] = {name: value_of(owner) for name, owner in held.items()}
-        off, on = (value_of(self._switch[state]) for state in (False, True))
-        for name, flag in self._flags.items():
-            asked = not lowered.isdisjoint(flag.on) and lowered.isdisjoint(flag.off)
-            feed[name] = on if asked else off
-        for name, weight in self._weights.items():
-            precision = weight.lowered if weight.layer in lowered else weight.pinned
-            feed[name] = self._constants.value(weight.tensor, precision)
+        settings, prefixes = self._set(lowered)
+        given, owners = _given(sample.arrays)
+        count = len(self._segments)
+        # From the last cut back: the first that is kept spares most.
+        keys: list[Hashable] = (
+            [(self._own, sample.digest, prefixes[place]) for place in range(count - 1, 0, -1)]
+            if count > 1
+            else []
+        )
+        found = self._kept.first_of(keys)
+        start = 0 if found is None else count - 1 - found[0]
+        tensors = given if found is None else {**given, **found[1]}
+        for place in range(start, count):
+            tensors = self._advance(tensors, place, settings[place])
+            if place + 1 < count:
+                alive = {n: v for n, v in tensors.items() if n not in given}
+                self._largest = max(self._largest or 0, *map(bytes_of, alive.values()))
+                self._kept.keep(keys[count - 2 - place], alive)
+        outputs = self._fetched(tensors)
+        del owners
+        return outputs
+
+    def effects(
+        self, sample: Sample, wanted: Collection[str]
+    ) -> Iterator[tuple[str, Arrays | None]]:
+        """The outputs with one layer lowered, for each of ``wanted``.
+
+        The run with none lowered advances segment by segment; at each one, the layers that first
+        change something there are run from its beginning to the end.
+
+        Args:
+            sample: the inputs.
+            wanted: layer ids.
+
+        Returns:
+            (layer, outputs by name), by segments; None for outputs that cannot be computed.
+
+        Raises:
+            RunnerFailedError: the model itself cannot be run.
+        """
+        by_segment: dict[int, list[str]] = {}
+        for name in wanted:
+            by_segment.setdefault(self._switches.start_of(name), []).append(name)
+        nothing = self._switches.of(())
+        tensors, owners = _given(sample.arrays)
+        for place in range(max(by_segment, default=-1) + 1):
+            names = by_segment.get(place, ())
+            finish = partial(self._finished, tensors, place)
+            yield from zip(names, side_by_side(finish, names, self.at_once), strict=True)
+            tensors = self._advance(tensors, place, nothing[place])
+        del owners
+
+    def _finished(self, tensors: Tensors, start: int, layer: str) -> Arrays | None:
+        """The outputs with ``layer`` lowered, from the cut before segment ``start`` on."""
+        settings = self._switches.of((layer,))
         try:
-            results = self._call(feed, self._outputs, None)
-            found = {name: viewed(results[i]) for i, name in enumerate(self._outputs)}
-        except Exception as error:
-            raise failure_of_session("the emulated model", error) from error
-        profiles, self._profiles = self._profiles, None
-        if profiles is not None:
-            self.on_cpu = tuple(cpu_nodes(self._session))
-            profiles.cleanup()
-        return found
+            for place in range(start, len(self._segments)):
+                tensors = self._advance(tensors, place, settings[place])
+            return self._fetched(tensors)
+        except RunnerFailedError:
+            return None
+
+    def _advance(self, tensors: Tensors, place: int, setting: Setting) -> Tensors:
+        """What is alive behind segment ``place``."""
+        alive = {**tensors, **self._segments[place].run(tensors, setting)}
+        return {name: value for name, value in alive.items() if self._last.get(name, -1) > place}
+
+    def _fetched(self, tensors: Tensors) -> Arrays:
+        return {name: viewed(tensors[name]) for name in self._outputs}
+
+    def _set(self, lowered: frozenset[str]) -> tuple[list[Setting], list[bytes]]:
+        """The switches, and by what the activations before each segment are known; those of the
+        last plan where it is the same.
+        """
+        known = self._settings
+        if known is not None and known[0] == lowered:
+            return known[1:]
+        settings = self._switches.of(lowered)
+        prefixes, before = [], blake2b(digest_size=16)
+        for setting in settings:
+            prefixes.append(before.digest())
+            before.update(np.packbits(setting).tobytes())
+        self._settings = (lowered, settings, prefixes)
+        return settings, prefixes
+
+
+def _given(arrays: Mapping[str, NDArray[Any]]) -> tuple[Tensors, list[Any]]:
+    """The inputs as ONNX Runtime's values, and their owners, which must outlive them."""
+    owners = {name: owned(array) for name, array in arrays.items()}
+    return {name: value_of(owner) for name, owner in owners.items()}, list(owners.values())

@@ -1,0 +1,152 @@
+"""One segment of a switched model as a session, fed with the switches of a plan."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from bisect_trt.graph.passes.segmented import Segment, settled
+from bisect_trt.runners.emulator.constant_store import ConstantStore
+from bisect_trt.runners.emulator.device_constants import DeviceConstants
+from bisect_trt.runners.emulator.switches import Setting
+from bisect_trt.runners.ort_devices import CPU, Device
+from bisect_trt.runners.ort_profiles import cpu_nodes
+from bisect_trt.runners.ort_sessions import failure_of_session, switched_session
+from bisect_trt.runners.ort_values import Value, caller, owned, value_of
+
+_WORTH_SETTLING = 48
+"""A session without switches costs as much to make as it saves in about 24 runs of a segment of
+small nodes. It is made after more with the same switches than a panel has samples: a plan that is
+tried on those comes once."""
+
+_SETTLED = 2
+"""A run mostly asks for two settings again and again: nothing lowered, and the plan in work."""
+
+
+@dataclass(eq=False)
+class _Ready:
+    """A session; ``profiles`` is where ONNX Runtime writes what ran where, until that was read."""
+
+    session: ort.InferenceSession
+    call: Callable[..., Any]
+    segment: Segment
+    profiles: tempfile.TemporaryDirectory[str] | None
+
+
+class SegmentSession:
+    """Runs ``segment``; its sessions are made when they are first needed.
+
+    ``on_cpu`` names what the CPU ran in place of another device, known after the first inference.
+
+    Args:
+        segment: a part of a switched model.
+        constants: of the model, in the memory of ``device``.
+        threads: what one call may use; 0 leaves it to the machine.
+        device: what computes.
+        lock: held while sessions are made and constants rounded; shared by all who share these.
+    """
+
+    def __init__(
+        self,
+        segment: Segment,
+        constants: ConstantStore | DeviceConstants,
+        threads: int,
+        device: Device,
+        lock: Lock,
+    ) -> None:
+        self._segment, self._constants, self._threads = segment, constants, threads
+        self._device = device
+        self.on_cpu: tuple[str, ...] = ()
+        self._lock = lock
+        self._flags = list(segment.flags)
+        self._weights = list(segment.weights.values())
+        self._switched: _Ready | None = None
+        self._settled: dict[bytes, _Ready] = {}
+        self._uses: dict[bytes, int] = {}
+        # The values must outlive the call, and making one costs more than passing it.
+        self._switch = [owned(np.array(state)) for state in (False, True)]
+        self._fed: tuple[tuple[_Ready, bytes, int] | None, dict[str, Value]] = (None, {})
+
+    def run(self, tensors: Mapping[str, Value], setting: Setting) -> dict[str, Value]:
+        """What the segment gives; several threads may ask.
+
+        Args:
+            tensors: at least what it takes.
+            setting: of its switches.
+
+        Raises:
+            RunnerFailedError: with ONNX Runtime's words.
+        """
+        with self._lock:
+            ready = self._session_for(setting)
+            feed = dict(self._switches(ready, setting))
+        for name in self._segment.takes:
+            feed[name] = tensors[name]
+        try:
+            results = ready.call(feed, self._segment.gives, None)
+        except Exception as error:
+            raise failure_of_session("the emulated model", error) from error
+        if ready.profiles is not None:
+            with self._lock:
+                self._read_profile(ready)
+        return {name: results[i] for i, name in enumerate(self._segment.gives)}
+
+    def _session_for(self, setting: Setting) -> _Ready:
+        """The session without switches where this setting came often enough, else with them."""
+        key = setting.tobytes()
+        if key in self._settled:
+            return self._settled[key]
+        uses = self._uses[key] = self._uses.pop(key, 0) + 1
+        if uses > _WORTH_SETTLING and self._device == CPU:
+            del self._uses[key]
+            if len(self._settled) == _SETTLED:
+                del self._settled[next(iter(self._settled))]
+            on = {name for name, state in zip(self._flags, setting, strict=False) if state}
+            self._settled[key] = self._opened(settled(self._segment, on))
+            return self._settled[key]
+        if len(self._uses) > 4 * _SETTLED:
+            del self._uses[next(iter(self._uses))]
+        if self._switched is None:
+            self._switched = self._opened(self._segment)
+        return self._switched
+
+    def _opened(self, segment: Segment) -> _Ready:
+        profiles, profile = None, None
+        if self._device != CPU:
+            profiles = tempfile.TemporaryDirectory(prefix="bisect-trt-")
+            profile = str(Path(profiles.name) / "profile")
+        session = switched_session(segment.model, self._threads, self._device, profile)
+        return _Ready(session, caller(session), segment, profiles)
+
+    def _read_profile(self, ready: _Ready) -> None:
+        profiles, ready.profiles = ready.profiles, None
+        if profiles is not None:
+            self.on_cpu = tuple(cpu_nodes(ready.session))
+            profiles.cleanup()
+
+    def _switches(self, ready: _Ready, setting: Setting) -> Mapping[str, Value]:
+        """Flags and weights as the setting has them; those of the last run where it is the same."""
+        known = (ready, setting.tobytes(), self._constants.replaced)
+        if self._fed[0] == known:
+            return self._fed[1]
+        off, on = (value_of(state) for state in self._switch)
+        left = ready.segment.flags
+        feed = {
+            name: on if state else off
+            for name, state in zip(self._flags, setting, strict=False)
+            if name in left
+        }
+        lowered = setting[len(self._flags) :]
+        for (name, weight), low in zip(self._segment.weights.items(), lowered, strict=True):
+            precision = weight.lowered if low else weight.pinned
+            feed[name] = self._constants.value(weight.tensor, precision)
+        # Rounding a constant may have let another one go, so the count is read again.
+        self._fed = ((*known[:2], self._constants.replaced), feed)
+        return feed

@@ -1,0 +1,185 @@
+"""A probe that starts behind a cut gives what one from the start gives, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+from bisect_trt.core.precision import Precision
+from bisect_trt.core.sample import Sample
+from bisect_trt.graph.graph import Graph
+from bisect_trt.runners.emulator.constant_store import ConstantStore
+from bisect_trt.runners.emulator.kept_activations import KeptActivations
+from bisect_trt.runners.emulator.segment_session import _WORTH_SETTLING, SegmentSession
+from bisect_trt.runners.emulator.switched_session import SwitchedSession
+
+BLOCKS, WIDTH = 24, 16
+PAIRS = [
+    (Precision.FP16, Precision.FP32),
+    (Precision.FP16, Precision.TF32),
+    (Precision.BF16, Precision.FP32),
+    (Precision.TF32, Precision.FP32),
+]
+
+
+@cache
+def network() -> Graph:
+    """Residual blocks with a skip over all of them, a shape that follows from the input, a constant
+    that all read, and an If that captures a tensor of an earlier block.
+    """
+    random = np.random.default_rng(0)
+    nodes: list[onnx.NodeProto] = []
+    weights = [numpy_helper.from_array(np.float32([1.5]), "shared")]
+
+    def add(op: str, *inputs: str, **attributes: object) -> str:
+        name = f"t{len(nodes)}"
+        nodes.append(helper.make_node(op, inputs, [name], f"/n{len(nodes)}", **attributes))
+        return name
+
+    def weight(*shape: int) -> str:
+        array = random.standard_normal(shape).astype(np.float32) * np.float32(0.3)
+        weights.append(numpy_helper.from_array(array, f"w{len(weights)}"))
+        return weights[-1].name
+
+    x = first = add("Add", "x", weight(WIDTH))
+    shape = add("Shape", "x")
+    for block in range(BLOCKS):
+        y = add("Mul", add("Tanh", add("MatMul", x, weight(WIDTH, WIDTH))), "shared")
+        x = add("Reshape", add("Add", x, y), shape)
+        if block == BLOCKS // 2:
+            branch = [helper.make_node("Mul", [x, first], ["inside"], "inner")]
+            outputs = [helper.make_tensor_value_info("inside", TensorProto.FLOAT, None)]
+            body = helper.make_graph(branch, "b", [], outputs)
+            other = helper.make_graph(
+                [helper.make_node("Identity", [x], ["outside"])],
+                "c",
+                [],
+                [helper.make_tensor_value_info("outside", TensorProto.FLOAT, None)],
+            )
+            x = add("If", "flag", then_branch=body, else_branch=other)
+    last = add("Concat", x, first, axis=1)
+    info = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", WIDTH]),
+        helper.make_tensor_value_info("flag", TensorProto.BOOL, []),
+    ]
+    given_out = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in (last, y)]
+    graph = helper.make_graph(nodes, "g", info, given_out, weights)
+    opset = [helper.make_opsetid("", 17)]
+    return Graph(helper.make_model(graph, opset_imports=opset, ir_version=8))
+
+
+def sample(seed: int) -> Sample:
+    random = np.random.default_rng(seed)
+    x = random.standard_normal((3, WIDTH)).astype(np.float32)
+    return Sample(f"s{seed}", {"x": x, "flag": np.array(seed % 2 == 0)})
+
+
+def session(low: Precision, pin: Precision, segments: int, kept_bytes: int) -> SwitchedSession:
+    graph = network()
+    kept = KeptActivations(kept_bytes)
+    return SwitchedSession(graph, ConstantStore(graph), low, pin, 1, kept=kept, segments=segments)
+
+
+@cache
+def pair(low: Precision, pin: Precision) -> tuple[SwitchedSession, SwitchedSession]:
+    """One that keeps activations at cuts, and one that always starts at the beginning."""
+    return session(low, pin, 16, 20_000), session(low, pin, 1, 0)
+
+
+def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
+    return {n: a.tobytes() for n, a in one.items()} == {n: a.tobytes() for n, a in other.items()}
+
+
+def layers() -> list[str]:
+    return [layer.name for layer in network().layers]
+
+
+@pytest.fixture
+def run_segments(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Counts how often each segment is run."""
+    places: list[int] = []
+    plain = SegmentSession.run
+
+    def counted(self: SegmentSession, *arguments: object) -> object:
+        places.append(id(self))
+        return plain(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(SegmentSession, "run", counted)
+    yield places
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(PAIRS),
+    st.lists(
+        st.tuples(st.integers(0, 1), st.frozensets(st.sampled_from(layers()))),
+        min_size=1,
+        max_size=4,
+    ),
+)
+def test_a_late_start_changes_no_bit(
+    precisions: tuple[Precision, Precision], asked: list[tuple[int, frozenset[str]]]
+) -> None:
+    late, plain = pair(*precisions)
+    assert len(late._segments) > 1 and len(plain._segments) == 1
+    for seed, lowered in asked:
+        # Everything but one late layer is the search's usual question.
+        for these in (lowered, lowered ^ {layers()[-3]}):
+            assert same(late.run(sample(seed), these), plain.run(sample(seed), these))
+
+
+def test_a_probe_starts_where_its_plan_first_differs(run_segments: list[int]) -> None:
+    late = session(*PAIRS[0], 16, 1 << 20)
+    names = layers()
+    late.run(sample(0), frozenset(names))
+    every = len(run_segments)
+    assert every == len(late._segments) > 3
+    run_segments.clear()
+    late.run(sample(0), frozenset(names[:-1]))
+    assert len(run_segments) == 1
+    late.run(sample(0), frozenset(names[1:]))
+    assert len(run_segments) == 1 + every, "the first layer changes everything"
+    run_segments.clear()
+    late.run(sample(1), frozenset(names[:-1]))
+    assert len(run_segments) == every, "another input shares nothing"
+
+
+def test_what_is_kept_stays_within_its_budget(run_segments: list[int]) -> None:
+    graph, names = network(), layers()
+    kept = KeptActivations(2_000)
+    late = SwitchedSession(graph, ConstantStore(graph), *PAIRS[0], 1, kept=kept)
+    for number in range(8):
+        late.run(sample(0), frozenset(names[number:]))
+        assert kept._bytes <= 2_000
+    assert kept._kept, "a cut's tensors fit"
+    kept.clear()
+    run_segments.clear()
+    late.run(sample(0), frozenset(names[7:]))
+    assert len(run_segments) == len(late._segments)
+
+
+def test_a_session_without_switches_changes_no_bit() -> None:
+    """Asked again and again with one plan, a segment's switches are written out."""
+    for low, pin in PAIRS:
+        late, plain = pair(low, pin)
+        for lowered in (frozenset(layers()[::2]), frozenset(layers())):
+            for seed in range(100, 101 + _WORTH_SETTLING):
+                late.run(sample(seed), lowered)
+            assert all(part._settled for part in late._segments)
+            assert same(late.run(sample(3), lowered), plain.run(sample(3), lowered))
+
+
+def test_effects_are_runs_with_one_layer_lowered() -> None:
+    late, plain = pair(*PAIRS[0])
+    found = dict(late.effects(sample(4), layers()))
+    assert set(found) == set(layers())
+    for name, outputs in found.items():
+        assert outputs is not None
+        assert same(outputs, plain.run(sample(4), frozenset({name})))

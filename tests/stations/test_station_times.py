@@ -1,0 +1,91 @@
+"""Stations that stop when their time is over say how far they came, and go no further later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import bisect_trt
+from bisect_trt import Result
+from bisect_trt.core.observer import Observer
+from bisect_trt.stations import effect_rows, frontier, triage
+from bisect_trt.stations.bench import open_bench
+from bisect_trt.stations.case import load
+from bisect_trt.stations.sensitivity import Sensitivity, measure_sensitivity
+from bisect_trt.stations.settings import Settings
+from fixtures.models import residual
+from tests.conftest import forbid_inferences
+
+BUDGET_S = 30.0
+
+
+class Ticking:
+    """A clock on which every look takes a second."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def measured(folder: Path, suspicion: dict[str, float]) -> tuple[Sensitivity, list[str]]:
+    """What the station gives, and what it says."""
+    fixture = residual()
+    settings = Settings(fixture.model, [fixture.inputs], require=[fixture.require], out=folder)
+    case = load(settings, Observer())
+    with open_bench(case, Observer()) as bench:
+        samples = list(case.samples)
+        found = measure_sensitivity(case, bench, suspicion, samples, case.base, BUDGET_S, 0.1)
+        return found, [f.message for f in bench.ledger().findings if f.kind == "measured"]
+
+
+def test_the_most_suspicious_layers_are_measured_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [x.name for x in bisect_trt.graph.list_layers(residual().model)]
+    suspicion = {name: float((7 * i) % 31) for i, name in enumerate(names)}
+    order = sorted(names, key=lambda n: -suspicion[n])
+    whole, said = measured(tmp_path / "whole", suspicion)
+    assert set(whole.scores) == set(names) and said == []
+    monkeypatch.setattr(effect_rows, "time", Ticking())
+    part, said = measured(tmp_path / "part", suspicion)
+    count = len(part.scores)
+    assert 0 < count < len(names) and part.runs <= BUDGET_S
+    # Within a round the layers go in network order, and the last round may be cut.
+    assert set(order[: count // 2]) <= set(part.scores) <= set(order[: 2 * count])
+    assert said and said[0].startswith(f"{count} of {len(names)} layers were measured alone")
+    assert part.scores == {n: whole.scores[n] for n in part.scores}
+    assert part.strength == {n: whole.strength[n] for n in part.strength}
+    monkeypatch.undo()
+    forbid_inferences(monkeypatch)
+    again, said_again = measured(tmp_path / "part", suspicion)
+    assert again.scores == part.scores and again.runs == 0 and said_again == said
+
+
+def run(folder: Path, **options: Any) -> Result:
+    fixture = residual()
+    options |= {"require": fixture.require, "runner": "emulated", "out": folder}
+    return bisect_trt.bisect(fixture.model, fixture.inputs, **options)
+
+
+def test_a_run_without_any_time_to_measure_still_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triage, "TIME_BUDGET_S", -1.0)
+    monkeypatch.setattr(frontier, "TIME_BUDGET_S", 1e-9)
+    result = run(tmp_path)
+    assert result.passed and result.pinned
+    said = " ".join(f.message for f in result.findings)
+    assert f"0 of {result.layer_count} layers were measured alone" in said
+    assert "frontier.csv has 1 of" in said
+    table = pd.read_csv(tmp_path / "frontier.csv")
+    assert list(table["set"]) == ["answer"]
+    forbid_inferences(monkeypatch)
+    again = run(tmp_path)
+    assert again.pinned == result.pinned
+    assert len(pd.read_csv(tmp_path / "frontier.csv")) == 1
