@@ -49,15 +49,17 @@ def test_activations_follow_the_inputs() -> None:
     assert live_bytes(graph, {"x": (400, 256)}) == 100 * live_bytes(graph, {"x": (4, 256)})
 
 
-def test_headers_are_read_without_the_data(tmp_path: Path) -> None:
+def test_headers_are_read_without_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros((3, 5), np.float32), n=np.zeros(2, np.int64))
     np.savez_compressed(tmp_path / "b.npz", x=np.zeros((3, 5), np.float32))
     np.save(tmp_path / "c.npy", np.zeros((7, 2), np.float32))
+    monkeypatch.delattr(np.lib.format, "read_array")
+    monkeypatch.delattr(np, "load")
     assert headers_of(tmp_path / "a.npz", ["x", "n"]) == {"x": (3, 5), "n": (2,)}
     assert headers_of(tmp_path / "b.npz", ["x"]) == {"x": (3, 5)}
     assert headers_of(tmp_path / "c.npy", ["x"]) == {"x": (7, 2)}
-    os.truncate(tmp_path / "c.npy", 130)  # its data are gone
-    assert headers_of(tmp_path / "c.npy", ["x"]) == {"x": (7, 2)}
+    os.truncate(tmp_path / "c.npy", 130)  # what it promises is no longer there
+    assert headers_of(tmp_path / "c.npy", ["x"]) == {}
     (tmp_path / "d.npy").write_bytes(b"nothing")
     assert headers_of(tmp_path / "d.npy", ["x"]) == {}
 
