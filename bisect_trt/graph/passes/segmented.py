@@ -159,7 +159,7 @@ def settled(segment: Segment, on: Collection[str]) -> Segment:
         on: the flags that are true.
 
     Returns:
-        A segment with fewer flags: none but those of the source's control flow and of TF32.
+        A segment with fewer flags: none but those of the source's control flow.
     """
     source = segment.model.graph
     target = onnx.ModelProto(ir_version=segment.model.ir_version)
@@ -169,7 +169,7 @@ def settled(segment: Segment, on: Collection[str]) -> Segment:
     graph.name = source.name
     graph.initializer.extend(source.initializer)
     graph.output.extend(source.output)
-    switches = [_is_switch(node, segment.flags) for node in source.node]
+    switches = [is_switch(node, segment.flags) for node in source.node]
     pairs = list(zip(source.node, switches, strict=True))
     # A name that a body reads, or that leaves the segment, stays.
     fixed = {t for n, switch in pairs if not switch for t in captured_names(n)}
@@ -185,6 +185,7 @@ def settled(segment: Segment, on: Collection[str]) -> Segment:
             inside = branch.node[0].input[0]
             alias[name] = alias.get(inside, inside)
             continue
+        graph.initializer.extend(branch.initializer)
         for inner in branch.node:
             _append(graph, inner, alias, {branch.output[0].name: name})
     read = {t for n in graph.node for t in (*n.input, *captured_names(n))}
@@ -216,14 +217,11 @@ _BRANCH = {True: "then_branch", False: "else_branch"}
 _ROUNDS = frozenset({"Identity", "Cast", "Mul", "Sub"})
 
 
-def _is_switch(node: onnx.NodeProto, flags: Collection[str]) -> bool:
+def is_switch(node: onnx.NodeProto, flags: Collection[str]) -> bool:
     """Whether ``node`` chooses between two roundings of one tensor, and nothing else."""
     return (
         node.op_type == "If"
         and node.input[0] in flags
         and len(node.output) == 1
-        and all(
-            not a.g.initializer and all(n.op_type in _ROUNDS for n in a.g.node)
-            for a in node.attribute
-        )
+        and all(n.op_type in _ROUNDS for a in node.attribute for n in a.g.node)
     )

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
+from bisect_trt.graph.passes.branchless import without_branches
 from bisect_trt.graph.passes.segmented import Segment, settled
 from bisect_trt.runners.emulator.constant_store import ConstantStore
 from bisect_trt.runners.emulator.device_constants import DeviceConstants
@@ -61,7 +62,8 @@ class SegmentSession:
         device: Device,
         lock: Lock,
     ) -> None:
-        self._segment, self._constants, self._threads = segment, constants, threads
+        self._segment = segment if device == CPU else without_branches(segment)
+        self._constants, self._threads = constants, threads
         self._device = device
         self.on_cpu: tuple[str, ...] = ()
         self._lock = lock
@@ -71,7 +73,9 @@ class SegmentSession:
         self._settled: dict[bytes, _Ready] = {}
         self._uses: dict[bytes, int] = {}
         # The values must outlive the call, and making one costs more than passing it.
-        self._switch = [owned(np.array(state)) for state in (False, True)]
+        self._switch = [
+            owned(np.array(state), device.memory, device.number) for state in (False, True)
+        ]
         self._fed: tuple[tuple[_Ready, bytes, int] | None, dict[str, Value]] = (None, {})
 
     def run(self, tensors: Mapping[str, Value], setting: Setting) -> dict[str, Value]:

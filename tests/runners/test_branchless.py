@@ -1,0 +1,124 @@
+"""A switch that selects gives what one that branches gives."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+from bisect_trt.core.precision import Precision
+from bisect_trt.graph.graph import Graph
+from bisect_trt.graph.passes.branchless import without_branches
+from bisect_trt.graph.passes.segmented import Segment, cut
+from bisect_trt.graph.passes.switched import to_switched
+from bisect_trt.numerics.rounding import rounded
+from bisect_trt.runners.ort_sessions import switched_session
+
+PAIRS = [
+    (Precision.FP16, Precision.FP32),
+    (Precision.BF16, Precision.TF32),
+    (Precision.TF32, Precision.FP32),
+]
+
+
+@cache
+def network() -> Graph:
+    """Values of every rank from 0 on, an overflow, a difference of infinities, an empty tensor, and
+    an ``If`` of the model's own.
+    """
+    nodes = [
+        helper.make_node("Mul", ["x", "large"], ["far"], "far"),
+        helper.make_node("Sub", ["far", "far"], ["none"], "none"),
+        helper.make_node("MatMul", ["x", "w"], ["product"], "product"),
+        helper.make_node("ReduceSum", ["product"], ["sum"], "sum", keepdims=0),
+        helper.make_node("Mul", ["sum", "one"], ["scalar"], "scalar"),
+        helper.make_node("Add", ["product", "scalar"], ["shifted"], "shifted"),
+        helper.make_node("Mul", ["empty", "one"], ["nothing"], "nothing"),
+        helper.make_node("If", ["flag"], ["chosen"], "chosen", **_bodies()),
+    ]
+    outputs = ["far", "none", "scalar", "shifted", "nothing", "chosen"]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4]),
+            helper.make_tensor_value_info("empty", TensorProto.FLOAT, [0, 4]),
+            helper.make_tensor_value_info("flag", TensorProto.BOOL, []),
+        ],
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in outputs],
+        [
+            numpy_helper.from_array(np.float32([1e5]), "large"),
+            numpy_helper.from_array(np.float32(1.0009), "one"),
+            numpy_helper.from_array(np.linspace(-1, 1, 16, dtype="f4").reshape(4, 4), "w"),
+        ],
+    )
+    return Graph(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    )
+
+
+def _bodies() -> dict[str, onnx.GraphProto]:
+    def body(op: str) -> onnx.GraphProto:
+        out = helper.make_tensor_value_info(f"{op}_out", TensorProto.FLOAT, None)
+        return helper.make_graph([helper.make_node(op, ["shifted"], [out.name])], op, [], [out])
+
+    return {"then_branch": body("Exp"), "else_branch": body("Tanh")}
+
+
+@cache
+def both(low: Precision, pin: Precision) -> tuple[Segment, list[ort.InferenceSession]]:
+    """The segment with branches, and sessions of it and of what selects."""
+    (segment,) = cut(to_switched(network(), low, pin), network(), 1)
+    selects = without_branches(segment)
+    kinds = [n.op_type for n in selects.model.graph.node]
+    assert kinds.count("If") == 1 and "Where" in kinds
+    return segment, [switched_session(s.model) for s in (segment, selects)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(PAIRS),
+    st.integers(0, 2**24),
+    st.booleans(),
+    st.lists(st.floats(-70000, 70000, width=32), min_size=8, max_size=8),
+)
+def test_selecting_changes_no_number(
+    pair: tuple[Precision, Precision], choice: int, flag: bool, values: list[float]
+) -> None:
+    segment, sessions = both(*pair)
+    assert len(segment.flags) + len(segment.weights) <= 24
+    feed = {
+        "x": np.float32(values).reshape(2, 4),
+        "empty": np.zeros((0, 4), np.float32),
+        "flag": np.array(flag),
+    }
+    for place, name in enumerate(segment.flags):
+        feed[name] = np.array(bool(choice >> place & 1))
+    for place, (name, weight) in enumerate(segment.weights.items(), len(segment.flags)):
+        precision = weight.lowered if choice >> place & 1 else weight.pinned
+        feed[name] = rounded(network().float_constants[weight.tensor], precision)
+    found = [session.run(None, feed) for session in sessions]
+    for one, other in zip(*found, strict=True):
+        assert one.shape == other.shape
+        np.testing.assert_array_equal(one, other)  # the CPU's Where gives 0 for -0
+
+
+def test_an_opset_without_where_keeps_its_branches() -> None:
+    graph = network()
+    (segment,) = cut(to_switched(graph, *PAIRS[0]), graph, 1)
+    segment.model.opset_import[0].version = 8
+    assert without_branches(segment) is segment
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_what_it_takes_and_gives_is_the_same(pair: tuple[Precision, Precision]) -> None:
+    segment, sessions = both(*pair)
+    names = [[v.name for v in s.get_inputs()] for s in sessions]
+    assert names[0] == names[1]
+    assert segment.flags
