@@ -43,19 +43,26 @@ class References:
         Raises:
             RunnerFailedError: ONNX Runtime cannot compute them.
         """
+        digest = sample.digest
         with self._lock:
-            digest = sample.digest
             if digest in self._known:
                 self._known.move_to_end(digest)
                 return self._known[digest]
             found = self._read(digest) if digest in self._on_disk else None
-            if found is None:
-                found = self._reference.outputs(sample)
-            self._known[digest] = found
-            self._bytes += _size(found)
+        if found is None:
+            found = self._reference.outputs(sample)
+        with self._lock:
+            if digest not in self._known:
+                self._known[digest] = found
+                self._bytes += _size(found)
             while self._bytes > _MOST_BYTES and self._known:
                 self._let_go(*self._known.popitem(last=False))
             return found
+
+    @property
+    def at_once(self) -> int:
+        """How many threads gain from asking at a time."""
+        return self._reference.at_once
 
     def prepare(self, samples: Sequence[Sample]) -> None:
         """Compute all of ``samples`` once, then let the session and its memory go."""

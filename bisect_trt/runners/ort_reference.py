@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from threading import Lock
 from typing import Any
 
 import onnxruntime as ort
@@ -14,6 +15,7 @@ from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.layers import with_unique_names
 from bisect_trt.graph.save import weights_size
 from bisect_trt.runners.ort_sessions import reference_session, run_all
+from bisect_trt.runners.side_by_side import Pace
 
 
 class Reference:
@@ -36,17 +38,26 @@ class Reference:
         self._where = where
         self.is_large = weights_size(graph.proto) >= LARGE
         self._sessions: dict[Graph, ort.InferenceSession] = {graph: self._open(graph)}
+        self._lock = Lock()
+        self._pace = Pace(len(graph.proto.graph.node))
+
+    @property
+    def at_once(self) -> int:
+        """How many threads gain from asking at a time."""
+        return self._pace.at_once
 
     def outputs(self, sample: Sample) -> Mapping[str, NDArray[Any]]:
-        """The outputs of one sample, arrays by output name.
+        """The outputs of one sample, arrays by output name; several threads may ask.
 
         Raises:
             RunnerFailedError: ONNX Runtime cannot compute them; names the sample.
         """
         graph = self._graph.taking(sample.arrays)
-        if graph not in self._sessions:
-            self._sessions[graph] = self._open(graph)
-        return run_all(self._sessions[graph], sample.arrays, sample.name)
+        with self._lock:
+            if graph not in self._sessions:
+                self._sessions[graph] = self._open(graph)
+            session = self._sessions[graph]
+        return self._pace.timed(lambda: run_all(session, sample.arrays, sample.name))
 
     def release(self) -> None:
         """Let the sessions and their memory go, that of mapped weights too."""

@@ -26,6 +26,7 @@ from bisect_trt.numerics.draws import (
 )
 from bisect_trt.probe.journal import Row
 from bisect_trt.runners.ort_lookups import Lookups
+from bisect_trt.runners.side_by_side import side_by_side
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import FEW_INPUTS, Case
 
@@ -150,17 +151,29 @@ def usable(bench: Bench, samples: Iterator[Sample]) -> Iterator[Sample]:
     repeated command need not ask the model. Gives up after many in a row that are not.
     """
     refused = 0
-    for sample in samples:
-        key = bench.prober.key("usable", sample.digest)
-        found = bench.journal.recall(key)
-        fit = bool(found[0]) if found is not None else _has_reference(bench, sample)
-        if found is None:
+    for sample, key, known, fit in _looked_at(bench, samples):
+        if not known:
             bench.journal.record_later(Row(key, "usable", fit))
         if fit:
             refused = 0
             yield sample
         elif (refused := refused + 1) > 20:
             return
+
+
+def _looked_at(bench: Bench, samples: Iterator[Sample]) -> Iterator[tuple[Sample, str, bool, bool]]:
+    """Each with its key in the journal, whether that knew it, and whether it is fit."""
+
+    def told(sample: Sample) -> tuple[Sample, str, bool | None]:
+        key = bench.prober.key("usable", sample.digest)
+        found = bench.journal.recall(key)
+        return sample, key, None if found is None else bool(found[0])
+
+    def look(asked: tuple[Sample, str, bool | None]) -> tuple[Sample, str, bool, bool]:
+        sample, key, fit = asked
+        return sample, key, fit is not None, _has_reference(bench, sample) if fit is None else fit
+
+    return side_by_side(look, map(told, samples), bench.references.at_once)
 
 
 def _has_reference(bench: Bench, sample: Sample) -> bool:

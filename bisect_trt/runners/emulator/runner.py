@@ -23,9 +23,9 @@ from bisect_trt.runners.emulator.constant_store import ConstantStore
 from bisect_trt.runners.emulator.device_constants import DeviceConstants
 from bisect_trt.runners.emulator.kept_activations import MOST_BYTES, KeptActivations
 from bisect_trt.runners.emulator.node_by_node import Arrays, LayerValues, NodeByNode
-from bisect_trt.runners.emulator.side_by_side import side_by_side
 from bisect_trt.runners.emulator.switched_session import SwitchedSession
 from bisect_trt.runners.ort_devices import CPU, Device
+from bisect_trt.runners.side_by_side import side_by_side
 
 _KEPT_SESSIONS = 2
 """Most runs need the base's session and once TF32's; each holds one network's activations."""

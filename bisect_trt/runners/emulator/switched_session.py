@@ -28,10 +28,10 @@ from bisect_trt.runners.emulator.constant_store import ConstantStore
 from bisect_trt.runners.emulator.device_constants import DeviceConstants
 from bisect_trt.runners.emulator.kept_activations import KeptActivations
 from bisect_trt.runners.emulator.segment_session import SegmentSession
-from bisect_trt.runners.emulator.side_by_side import side_by_side
 from bisect_trt.runners.emulator.switches import Setting, Switches
 from bisect_trt.runners.ort_devices import CPU, Device
 from bisect_trt.runners.ort_values import Value, bytes_of, owned, value_of, viewed
+from bisect_trt.runners.side_by_side import side_by_side
 
 _SMALL_BYTES = 64 << 10
 """Where no tensor at a cut is larger, hardly a node has work for a second core."""
