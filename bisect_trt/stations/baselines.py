@@ -16,6 +16,7 @@ from bisect_trt.probe.result import ProbeResult
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
 from bisect_trt.stations.layer_errors import trace_layers
+from bisect_trt.stations.missed_inputs import missed_on
 
 _MOST_CHECKED = 4
 _FEW_COMPARED = 90.0
@@ -78,7 +79,8 @@ def measure_baselines(case: Case, bench: Bench) -> Baselines:
     settled = not fp32.verdict.passed or (
         bench.engine is None and not (case.settings.robust and last.verdict.passed)
     )
-    diagnosis = _diagnose(fp32, tf32, last, precision) if settled else None
+    where = missed_on(case, bench.prober, fp32.plan)
+    diagnosis = _diagnose(fp32, tf32, last, precision, where) if settled else None
     return Baselines(fp32, tf32, reduced, second, layers, findings, diagnosis)
 
 
@@ -170,15 +172,17 @@ def nothing_to_pin(lowered: ProbeResult, precision: Precision) -> Diagnosis:
 
 
 def _diagnose(
-    fp32: ProbeResult, tf32: ProbeResult, lowered: ProbeResult, precision: Precision
+    fp32: ProbeResult, tf32: ProbeResult, lowered: ProbeResult, precision: Precision, where: str
 ) -> Diagnosis | None:
-    """What the whole-network runs already settle; None if the reduced precision is to blame."""
+    """What the whole-network runs already settle; None if the reduced precision is to blame.
+    ``where`` says on which inputs FP32 misses.
+    """
     if not fp32.verdict.passed:
         return Diagnosis(
             Cause.NOT_PRECISION,
             f"Strict FP32 already misses the requirement ({times(fp32.score)}): not a precision "
             "problem, and no pin can help. The model is random or ill-conditioned, the runner "
-            "computes it differently, or the requirement asks for more than FP32 gives.",
+            f"computes it differently, or the requirement asks for more than FP32 gives.{where}",
         )
     if lowered.verdict.passed:
         return nothing_to_pin(lowered, precision)

@@ -31,6 +31,7 @@ from bisect_trt.stations.engine_layer_errors import (
 from bisect_trt.stations.engine_steadiness import note_unsteadiness, unsteady
 from bisect_trt.stations.fresh_test import planned_test
 from bisect_trt.stations.holds import first_refusal
+from bisect_trt.stations.missed_inputs import missed_on
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,16 @@ def measure_engine(case: Case, bench: Bench, emulated: Baselines) -> EngineBasel
         blamed = base if fp32.verdict.passed else fp32
         diagnosis: Diagnosis | None = unsteady(blamed.plan.base.value.upper(), steadiness)
     else:
-        diagnosis = diagnose(fp32, tf32, base, identity, precision, marked_fp32, lucky=lucky)
+        diagnosis = diagnose(
+            fp32,
+            tf32,
+            base,
+            identity,
+            precision,
+            marked_fp32,
+            lucky=lucky,
+            on_which=missed_on(case, engine, fp32.plan),
+        )
     return EngineBaselines(
         engine.runner.name,
         fp32,

@@ -98,6 +98,7 @@ def diagnose(
     marked_fp32: Callable[[], EngineTable | None],
     *,
     lucky: bool,
+    on_which: str,
 ) -> Diagnosis | None:
     """What the engine's own baselines settle; None if the reduced precision is to blame.
 
@@ -110,9 +111,10 @@ def diagnose(
         marked_fp32: measures each layer of the FP32 engine, to find where it goes wrong; asked only
             if it does.
         lucky: whether fresh draws refuse ``base``, which passes the given inputs.
+        on_which: where FP32 misses, in words.
     """
     if not fp32.verdict.passed:
-        return _fp32_fails(fp32, identity, marked_fp32)
+        return _fp32_fails(fp32, identity, marked_fp32, on_which)
     if base.verdict.passed and not lucky:
         return Diagnosis(
             Cause.NONE,
@@ -131,7 +133,10 @@ def diagnose(
 
 
 def _fp32_fails(
-    fp32: ProbeResult, identity: Fp32, marked_fp32: Callable[[], EngineTable | None]
+    fp32: ProbeResult,
+    identity: Fp32,
+    marked_fp32: Callable[[], EngineTable | None],
+    on_which: str,
 ) -> Diagnosis:
     if not fp32.worst:
         return Diagnosis(
@@ -144,7 +149,7 @@ def _fp32_fails(
             Cause.TF32,
             f"This runtime's FP32 is TF32 (its errors, {times(fp32.score)}, are those of emulated "
             "TF32), and TF32 misses the requirement: no plan can pass on it. Use a runtime that "
-            "honours a cleared TF32 flag, or allow TF32's error.",
+            f"honours a cleared TF32 flag, or allow TF32's error.{on_which}",
         )
     table = marked_fp32()
     where = first_out_of_line(table) if table is not None else None
@@ -153,5 +158,5 @@ def _fp32_fails(
         Cause.NOT_PRECISION,
         f"Strict FP32 already misses the requirement on the engine ({times(fp32.score)}): not a "
         "precision problem, the engine or its parser computes something else. `bisect-trt reduce` "
-        f"finds the smallest piece that does it, `bisect-trt cure` what helps.{first}",
+        f"finds the smallest piece that does it, `bisect-trt cure` what helps.{on_which}{first}",
     )

@@ -31,7 +31,7 @@ STREAM = MAX_TESTS + 2
 """Draws of its own: what a row says was not tuned on them."""
 
 
-TIME_BUDGET_S, _FEWEST = 20.0, 4
+TIME_BUDGET_S, _FEWEST = 12.0, 4
 """Of a slow model each row is judged on fewer copies, of which there are a few at least; when the
 time is over, the rows that are left are left out, and that is said."""
 

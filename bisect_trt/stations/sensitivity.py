@@ -27,7 +27,7 @@ from bisect_trt.stations.case import Case
 from bisect_trt.stations.effect_rows import EffectRows
 
 _DISTURBED = 64
-TIME_BUDGET_S = 30.0
+TIME_BUDGET_S = 20.0
 """Where one row for each layer would take longer, only the most suspicious layers get one."""
 
 

@@ -22,7 +22,7 @@ from bisect_trt.graph.inspection import inspect_model
 from bisect_trt.graph.load import load_model
 from bisect_trt.report.sentences import headline
 from bisect_trt.runners.ort_sessions import reference_session
-from fixtures.models import encoder_decomposed, healthy, residual, waves
+from fixtures.models import encoder_decomposed, healthy, residual, unsavable, waves
 from tests.conftest import run_model, same
 from tests.graph.test_normalised import function_model
 from tests.models import DETECTOR, page
@@ -377,3 +377,21 @@ def test_a_plan_for_a_model_without_declared_shapes_is_verified(tmp_path: Path) 
             assert "ONNX Runtime cannot load it" in str(error) and shape is not None
             continue
         assert checked.passed, checked.checks
+
+
+def test_where_fp32_misses_on_few_of_many_inputs_they_are_counted_and_named(
+    tmp_path: Path,
+) -> None:
+    fixture = unsavable()
+    # Saturated, the chaotic map stays at zero, and at FP32 nothing is to be seen of it.
+    calm = [{"x": np.full_like(fixture.inputs["x"], 1e6 * (n + 1))} for n in range(11)]
+    samples = [*calm, fixture.inputs]
+    options = {"robust": 0, "require": fixture.require, "runner": "emulated"}
+    result = bisect_trt.bisect(fixture.model, samples, out=tmp_path / "a", **options)
+    assert result.cause.value == "not-precision"
+    assert "misses on 1 of 12 given inputs, most on sample 11." in result.sentence
+    assert "--holds-on 0.91 " in result.sentence
+    allowed = bisect_trt.bisect(
+        fixture.model, samples, out=tmp_path / "b", holds_on=0.91, **options
+    )
+    assert allowed.cause.value != "not-precision"
