@@ -57,7 +57,7 @@ class Settings:
         commands=_EVERYWHERE,
     )
     emulate_on: str = option(
-        "cpu",  # its order of sums is the one the figures were made with: benchmarks/results/emulate-on.md
+        "cpu",  # the figures that are published were made there
         "--emulate-on",
         "Where the emulator computes; auto is cuda where that works and is faster, cpu with --ray.",
         choices=("auto", "cpu", "cuda"),

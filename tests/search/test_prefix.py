@@ -37,3 +37,16 @@ def test_where_more_is_not_better_the_answer_passes_and_its_predecessor_fails(
 ) -> None:
     found = shortest_prefix(9, lambda k: k in needed)
     assert found in needed and found - 1 not in needed
+
+
+@given(st.integers(2000, 200_000))
+def test_of_thousands_a_thousandth_is_near_enough(needed: int) -> None:
+    asked: list[int] = []
+
+    def passes(count: int) -> bool:
+        asked.append(count)
+        return count >= needed
+
+    found = shortest_prefix(300_000, passes)
+    assert found is not None and needed <= found <= needed + found // 1000
+    assert len(asked) <= math.log2(needed) + 2 + 10
