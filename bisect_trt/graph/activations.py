@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from weakref import WeakKeyDictionary
 
 import onnx
 from onnx import helper
@@ -18,6 +19,8 @@ _SAME_PLACE = frozenset(
 )
 """Operators whose result may take the place of an operand that nobody reads any more."""
 
+_TOLD: WeakKeyDictionary[Graph, dict[tuple[object, ...], int | None]] = WeakKeyDictionary()
+
 
 def live_bytes(graph: Graph, inputs: Mapping[str, tuple[int, ...]]) -> int:
     """The most that an inference node by node holds: inputs, what is still to be read, outputs.
@@ -27,8 +30,36 @@ def live_bytes(graph: Graph, inputs: Mapping[str, tuple[int, ...]]) -> int:
         graph: the model.
         inputs: the shapes of its inputs.
     """
+    return _most_live(graph, inputs, _sizes(graph, inputs))
+
+
+def inference_bytes(graph: Graph, inputs: Mapping[str, tuple[int, ...]]) -> int | None:
+    """As :func:`live_bytes`, where tensors of unknown shape count as much as the others do in the
+    mean; None where they are most. Remembered.
+
+    Args:
+        graph: the model.
+        inputs: the shapes of its inputs.
+    """
+    known = _TOLD.setdefault(graph, {})
+    key = tuple(sorted(inputs.items()))
+    if key not in known:
+        made = [o for node in graph.proto.graph.node for o in node.output if o]
+        sizes = _sizes(graph, inputs)
+        told = sum(sizes.get(name, 0) > 0 for name in made)
+        most = _most_live(graph, inputs, sizes)
+        known[key] = most * len(made) // told if 2 * told > len(made) else None
+    return known[key]
+
+
+def _sizes(graph: Graph, inputs: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
     told = with_shapes(graph, inputs)
-    sizes = {name: _bytes(graph, name, shape) for name, shape in shapes_of(told).items()}
+    return {name: _bytes(graph, name, shape) for name, shape in shapes_of(told).items()}
+
+
+def _most_live(
+    graph: Graph, inputs: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]
+) -> int:
     nodes = graph.proto.graph.node
     last = {name: len(nodes) for name in (*graph.outputs, *inputs)}
     for index, node in enumerate(nodes):

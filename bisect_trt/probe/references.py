@@ -52,17 +52,17 @@ class References:
         if found is None:
             found = self._reference.outputs(sample)
         with self._lock:
-            if digest not in self._known:
-                self._known[digest] = found
-                self._bytes += _size(found)
+            if digest in self._known:  # another thread was sooner
+                return self._known[digest]
+            self._known[digest] = found
+            self._bytes += _size(found)
             while self._bytes > _MOST_BYTES and self._known:
                 self._let_go(*self._known.popitem(last=False))
             return found
 
-    @property
-    def at_once(self) -> int:
-        """How many threads gain from asking at a time."""
-        return self._reference.at_once
+    def at_once(self, sample: Sample) -> int:
+        """How many threads gain from asking at a time for samples like ``sample``."""
+        return self._reference.at_once(sample)
 
     def prepare(self, samples: Sequence[Sample]) -> None:
         """Compute all of ``samples`` once, then let the session and its memory go."""

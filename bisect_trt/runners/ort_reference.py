@@ -15,7 +15,7 @@ from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.layers import with_unique_names
 from bisect_trt.graph.save import weights_size
 from bisect_trt.runners.ort_sessions import reference_session, run_all
-from bisect_trt.runners.side_by_side import Pace
+from bisect_trt.runners.side_by_side import Room
 
 
 class Reference:
@@ -39,12 +39,11 @@ class Reference:
         self.is_large = weights_size(graph.proto) >= LARGE
         self._sessions: dict[Graph, ort.InferenceSession] = {graph: self._open(graph)}
         self._lock = Lock()
-        self._pace = Pace(len(graph.proto.graph.node))
+        self._room = Room(graph)
 
-    @property
-    def at_once(self) -> int:
-        """How many threads gain from asking at a time."""
-        return self._pace.at_once
+    def at_once(self, sample: Sample) -> int:
+        """How many threads gain from asking at a time for samples like ``sample``."""
+        return self._room.at_once(sample)
 
     def outputs(self, sample: Sample) -> Mapping[str, NDArray[Any]]:
         """The outputs of one sample, arrays by output name; several threads may ask.
@@ -57,7 +56,7 @@ class Reference:
             if graph not in self._sessions:
                 self._sessions[graph] = self._open(graph)
             session = self._sessions[graph]
-        return self._pace.timed(lambda: run_all(session, sample.arrays, sample.name))
+        return run_all(session, sample.arrays, sample.name)
 
     def release(self) -> None:
         """Let the sessions and their memory go, that of mapped weights too."""

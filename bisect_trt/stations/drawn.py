@@ -173,7 +173,9 @@ def _looked_at(bench: Bench, samples: Iterator[Sample]) -> Iterator[tuple[Sample
         sample, key, fit = asked
         return sample, key, fit is not None, _has_reference(bench, sample) if fit is None else fit
 
-    return side_by_side(look, map(told, samples), bench.references.at_once)
+    for first in samples:
+        yield look(told(first))
+        yield from side_by_side(look, map(told, samples), bench.references.at_once(first))
 
 
 def _has_reference(bench: Bench, sample: Sample) -> bool:

@@ -33,6 +33,9 @@ MARGIN, SHRINK_MARGIN = 0.95, 0.8
 panel, by trial on two text models: the freer the choice, the more of it is luck."""
 
 SHRINK_PROBES = 32
+_MOST_SHRUNK = 8192
+"""Of more pins so few probes can drop and prove next to nothing."""
+
 """Shrinking ends after so many probes: by count and not by the clock, so that the same command
 gives the same answer."""
 
@@ -140,7 +143,7 @@ def _candidates(
     where a point of the frontier was asked for.
     """
     prefix = RobustSet(frozenset(ranked), {}, limit * MARGIN, None, len(ranked), True)
-    if case.settings.pick is None:
+    if case.settings.pick is None and len(ranked) <= _MOST_SHRUNK:
         smaller, proof = _shrunk(panel, ranked, limit, bench.prober.workers, SHRINK_PROBES)
         proved = set(proof) == set(smaller)
         if proved or len(smaller) <= _WORTHWHILE * len(ranked):

@@ -1,31 +1,60 @@
-"""Inferences of small nodes are made side by side, and are the same."""
+"""Inferences are made side by side where there is room, and are the same."""
 
 from __future__ import annotations
 
 import threading
-import time
 
 import numpy as np
+import onnx
 import pytest
 
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
+from bisect_trt.graph.activations import inference_bytes
 from bisect_trt.graph.graph import Graph
 from bisect_trt.probe.references import References
 from bisect_trt.runners import side_by_side as module
 from bisect_trt.runners.emulator.whole_model import WholeModelRunner
 from bisect_trt.runners.ort_reference import Reference
-from bisect_trt.runners.side_by_side import Pace, side_by_side
+from bisect_trt.runners.side_by_side import Room, side_by_side
 from fixtures.models import residual
 
 
-def test_small_nodes_are_told_by_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def samples_of(count: int) -> tuple[Graph, list[Sample]]:
+    """A fixture and inputs of it."""
+    fixture = residual()
+    random = np.random.default_rng(0)
+    return Graph(fixture.model), [
+        Sample(
+            str(i),
+            {n: np.asarray(a) * np.float32(random.uniform(0.5, 1)) for n, a in given.items()},
+        )
+        for i, given in enumerate([fixture.inputs] * count)
+    ]
+
+
+def test_as_many_as_have_room_and_no_more_than_there_are_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph, (sample,) = samples_of(1)
+    each = inference_bytes(graph, sample.shapes)
+    assert each is not None and each >= sum(a.nbytes for a in sample.arrays.values())
     monkeypatch.setattr(module, "thread_count", lambda: 4)
-    small, large = Pace(10**12), Pace(1)
-    assert small.at_once == large.at_once == 1, "nothing was timed"
-    assert small.timed(lambda: "answer") == "answer"
-    large.timed(lambda: time.sleep(1e-3))
-    assert small.at_once == 4 and large.at_once == 1
+    for room, expected in ((100 * each, 4), (3 * each, 3), (each // 2, 1)):
+        monkeypatch.setattr(module, "_ROOM_BYTES", room)
+        assert Room(graph).at_once(sample) == expected
+    monkeypatch.setattr(module, "frees_activations", lambda: True)
+    assert Room(graph).at_once(sample) == 1
+
+
+def test_what_is_not_told_of_its_size_is_run_alone() -> None:
+    fixture = residual()
+    model = onnx.ModelProto()
+    model.CopyFrom(fixture.model)
+    model.graph.node[0].domain = "elsewhere"  # what follows it has no shape that can be told
+    sample = Sample("s", fixture.inputs)
+    assert inference_bytes(Graph(model), sample.shapes) is None
+    assert Room(Graph(model)).at_once(sample) == 1
 
 
 def test_answers_come_in_order_and_some_are_in_work_at_a_time() -> None:
@@ -41,23 +70,14 @@ def test_answers_come_in_order_and_some_are_in_work_at_a_time() -> None:
 def test_outputs_and_references_do_not_depend_on_how_many_are_made_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    fixture = residual()
-    graph = Graph(fixture.model)
-    random = np.random.default_rng(0)
-    given = {n: np.asarray(a) for n, a in fixture.inputs.items()}
-    samples = [
-        Sample(str(i), {n: a * np.float32(random.uniform(0.5, 1)) for n, a in given.items()})
-        for i in range(8)
-    ]
+    graph, samples = samples_of(8)
     plan = PrecisionPlan("fp16")
     alone = list(WholeModelRunner(graph).outputs(plan, samples))
     reference = Reference(graph)
     exact = [reference.outputs(sample) for sample in samples]
     monkeypatch.setattr(module, "thread_count", lambda: 4)
-    monkeypatch.setattr(module, "_SMALL_NODE_S", np.inf)
     runner, again = WholeModelRunner(graph), Reference(graph)
-    list(runner.outputs(plan, samples[:1]))
-    assert runner._pace.at_once == 4
+    assert again.at_once(samples[0]) == 4
     for one, other in zip(alone, runner.outputs(plan, samples), strict=True):
         assert all(one[n].tobytes() == other[n].tobytes() for n in one)
     for one, other in zip(exact, side_by_side(again.outputs, samples, 4), strict=True):

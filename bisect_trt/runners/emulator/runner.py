@@ -80,7 +80,7 @@ class EmulatedRunner:
         ready = ((*self._taking(sample)._session_for(plan), sample) for sample in samples)
         for session, lowered, sample in islice(ready, 1):
             yield session.run(sample, lowered)
-            yield from side_by_side(_run, ready, session.at_once)
+            yield from side_by_side(_run, ready, session.at_once(sample))
 
     def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
         return {}

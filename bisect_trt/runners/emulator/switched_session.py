@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_trt.core.cores import thread_count
 from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.precision import Precision
 from bisect_trt.core.sample import Sample
@@ -30,11 +29,8 @@ from bisect_trt.runners.emulator.kept_activations import KeptActivations
 from bisect_trt.runners.emulator.segment_session import SegmentSession
 from bisect_trt.runners.emulator.switches import Setting, Switches
 from bisect_trt.runners.ort_devices import CPU, Device
-from bisect_trt.runners.ort_values import Value, bytes_of, owned, value_of, viewed
-from bisect_trt.runners.side_by_side import side_by_side
-
-_SMALL_BYTES = 64 << 10
-"""Where no tensor at a cut is larger, hardly a node has work for a second core."""
+from bisect_trt.runners.ort_values import Value, owned, value_of, viewed
+from bisect_trt.runners.side_by_side import Room, side_by_side
 
 Arrays = dict[str, NDArray[Any]]
 Tensors = dict[str, Value]
@@ -73,8 +69,7 @@ class SwitchedSession:
         self._switches = Switches(parts)
         lock = Lock()
         self._segments = [SegmentSession(part, constants, threads, device, lock) for part in parts]
-        self._largest: int | None = None
-        self._cores = threads or thread_count()
+        self._room, self._device = Room(graph), device
         self._outputs = graph.outputs
         # A tensor is let go behind the last segment that takes it.
         last = {name: place for place, part in enumerate(parts) for name in part.takes}
@@ -90,13 +85,9 @@ class SwitchedSession:
         """What the CPU ran in place of another device, known after the first inference."""
         return tuple(name for segment in self._segments for name in segment.on_cpu)
 
-    @property
-    def at_once(self) -> int:
-        """How many runs gain from being made side by side: as many as there are cores where the
-        nodes are small, one where each uses all cores, or before the first run has shown it.
-        """
-        small = self._largest is not None and self._largest < _SMALL_BYTES
-        return self._cores if small else 1
+    def at_once(self, sample: Sample) -> int:
+        """How many runs on samples like ``sample`` are made side by side; of a GPU one."""
+        return self._room.at_once(sample) if self._device == CPU else 1
 
     def run(self, sample: Sample, lowered: frozenset[str]) -> Arrays:
         """The outputs by name for one sample; several threads may ask.
@@ -120,7 +111,6 @@ class SwitchedSession:
             tensors = self._advance(tensors, place, settings[place])
             if place + 1 < count:
                 alive = {n: v for n, v in tensors.items() if n not in given}
-                self._largest = max(self._largest or 0, *map(bytes_of, alive.values()))
                 self._kept.keep(keys[count - 2 - place], alive)
         outputs = self._fetched(tensors)
         del owners
@@ -149,10 +139,11 @@ class SwitchedSession:
             by_segment.setdefault(self._switches.start_of(name), []).append(name)
         nothing = self._switches.of(())
         tensors, owners = _given(sample.arrays)
+        at_once = self.at_once(sample)
         for place in range(max(by_segment, default=-1) + 1):
             names = by_segment.get(place, ())
             finish = partial(self._finished, tensors, place)
-            yield from zip(names, side_by_side(finish, names, self.at_once), strict=True)
+            yield from zip(names, side_by_side(finish, names, at_once), strict=True)
             tensors = self._advance(tensors, place, nothing[place])
         del owners
 

@@ -23,7 +23,7 @@ from bisect_trt.graph.passes.emulated import to_emulated
 from bisect_trt.graph.save import weights_size
 from bisect_trt.runners.ort_sessions import reference_session, run_all
 from bisect_trt.runners.ort_weights import RoundedConstants
-from bisect_trt.runners.side_by_side import Pace, side_by_side
+from bisect_trt.runners.side_by_side import Room, side_by_side
 
 
 class WholeModelRunner:
@@ -48,7 +48,7 @@ class WholeModelRunner:
         self._constants = constants
         self._is_large = weights_size(self._graph.proto) >= LARGE
         self._kept: tuple[PrecisionPlan, Graph, ort.InferenceSession] | None = None
-        self._pace = Pace(len(self._graph.proto.graph.node))
+        self._room = Room(self._graph)
 
     def outputs(
         self, plan: PrecisionPlan, samples: Sequence[Sample]
@@ -58,15 +58,12 @@ class WholeModelRunner:
                 (self._session_of(plan, self._graph.taking(sample.arrays)), sample)
                 for sample in samples
             )
-            yield from map(self._run, islice(ready, 1))
-            yield from side_by_side(self._run, ready, self._pace.at_once)
+            at_once = self._room.at_once(samples[0]) if samples else 1
+            yield from map(_run, islice(ready, 1))  # the plan that fails, fails on the first
+            yield from side_by_side(_run, ready, at_once)
         finally:
             if self._is_large:
                 self._kept = None
-
-    def _run(self, asked: tuple[ort.InferenceSession, Sample]) -> Mapping[str, NDArray[Any]]:
-        session, sample = asked
-        return self._pace.timed(lambda: run_all(session, sample.arrays, sample.name))
 
     def _session_of(self, plan: PrecisionPlan, graph: Graph) -> ort.InferenceSession:
         if self._kept is None or self._kept[:2] != (plan, graph):
@@ -79,3 +76,8 @@ class WholeModelRunner:
 
     def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
         return {}
+
+
+def _run(asked: tuple[ort.InferenceSession, Sample]) -> Mapping[str, NDArray[Any]]:
+    session, sample = asked
+    return run_all(session, sample.arrays, sample.name)
