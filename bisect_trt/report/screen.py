@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pandas as pd
@@ -18,7 +17,8 @@ from bisect_trt.report.reduced import figures, nothing_bad, reduced_how
 from bisect_trt.report.reduced import headline as headline_of_piece
 from bisect_trt.report.result import Result
 from bisect_trt.report.sentences import (
-    headline,
+    answer_lines,
+    files_line,
     holds_sentences,
     judged_by,
     number,
@@ -36,16 +36,10 @@ _SHOWN_PINS = 20
 def print_verdict(console: Console, result: Result) -> None:
     """The answer, the pins with their proof, the outputs, where the files are."""
     colour = "green" if result.passed else "red"
-    console.print(printable(headline(result)), style=f"bold {colour}")
-    for line in holds_sentences(result.holds)[:2]:
+    said, *lines = answer_lines(result)
+    console.print(printable(said), style=f"bold {colour}")
+    for line in lines:
         console.print(printable(line))
-    console.print(printable(result.sentence))
-    if not math.isnan(result.base_score):
-        after = f"   after: {times(result.score)}" if result.passed else ""
-        requirement = printable(", ".join(result.requirements))
-        console.print(
-            f"before: {times(result.base_score)}{after}   requirement: {requirement}",
-        )
     if len(result.pins):
         table = _table(["pinned layer", "op", "without it"])
         for row in list(result.pins.itertuples())[:_SHOWN_PINS]:
@@ -71,10 +65,7 @@ def print_verdict(console: Console, result: Result) -> None:
     made = f"{probes} and {result.effect_runs} single-layer runs"
     counted = f"{made} in {result.seconds:.1f} s"
     console.print(printable(f"{counted}; {judged_by(result)}"))
-    files = f"report: {result.folder}/report.html"
-    if result.passed:
-        files += f"   model to ship: {result.folder}/model.typed.onnx"
-    console.print(printable(files), soft_wrap=True)
+    console.print(printable(files_line(result)), soft_wrap=True)
 
 
 def _print_findings(console: Console, result: Result) -> None:

@@ -10,6 +10,7 @@ from bisect_trt.core.holds import Holds
 from bisect_trt.core.names import printable
 from bisect_trt.core.steadiness import Steadiness
 from bisect_trt.numerics.confidence import lower_bound
+from bisect_trt.numerics.requirements import times
 from bisect_trt.report.result import Result
 from bisect_trt.search.facts import Regime
 from bisect_trt.stations.case import FEW_INPUTS
@@ -68,6 +69,22 @@ def _answer(result: Result) -> str:
     if result.plan.held:
         kept += f" ({len(result.plan.held)} of them held by --pin)"
     return f"{kept} and the requirement is met; {proof}."
+
+
+def answer_lines(result: Result) -> list[str]:
+    """The answer's first lines: the sentence, on what it holds, the cause, before and after."""
+    lines = [headline(result), *holds_sentences(result.holds)[:2], result.sentence]
+    if not math.isnan(result.base_score):
+        after = f"   after: {times(result.score)}" if result.passed else ""
+        wanted = ", ".join(result.requirements)
+        lines.append(f"before: {times(result.base_score)}{after}   requirement: {wanted}")
+    return lines
+
+
+def files_line(result: Result) -> str:
+    """Where the report is, and the model to ship."""
+    shipped = f"   model to ship: {result.folder}/model.typed.onnx" if result.passed else ""
+    return f"report: {result.folder}/report.html{shipped}"
 
 
 def holds_sentences(holds: Holds | None) -> list[str]:

@@ -250,6 +250,18 @@ def test_a_phone_needs_no_sideways_scrolling(hostile: Opened) -> None:
     assert hostile.page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
 
 
+def test_a_notebook_s_colours_are_kept(browser: sync_api.Browser) -> None:
+    page = browser.new_page(viewport=PHONE)
+    for text, ground in (("rgb(20, 20, 20)", "white"), ("rgb(238, 238, 238)", "rgb(17, 17, 17)")):
+        shown = synthetic_result(40, HOSTILE)._repr_html_()
+        page.set_content(f"<body style='color:{text};background:{ground}'>{shown}")
+        colour = "e => getComputedStyle(e).color"
+        assert page.locator(".verdict").evaluate(colour) == text
+        assert page.locator(".held td").first.evaluate(colour) == text
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    page.close()
+
+
 def test_on_paper_there_are_no_controls(usual: Opened) -> None:
     page = usual.page
     page.emulate_media(media="print")
