@@ -21,8 +21,10 @@ def is_wrong(table: pd.DataFrame) -> pd.Series[bool]:
     """Whether each row of a layer table is wrong with everything lowered; a layer whose errors are
     not known is not.
     """
-    finite = table["finite"].astype(bool) | table["max_abs"].isna()
-    return ~finite | (table["snr_db"] < WRONG_BELOW_DB)
+    # A layer of which nothing is finite has no error either, but a count of what is not.
+    counted = table["nonfinite"].notna() if "nonfinite" in table else False
+    broken = ~table["finite"].astype(bool) & (table["max_abs"].notna() | counted)
+    return broken | (table["snr_db"] < WRONG_BELOW_DB)
 
 
 def failure_sources(graph: Graph, wrong: Mapping[str, bool]) -> frozenset[str]:

@@ -7,6 +7,7 @@ import inspect
 from dataclasses import replace
 from html.parser import HTMLParser
 
+import nbformat
 import numpy as np
 import pandas as pd
 import pytest
@@ -18,8 +19,8 @@ from bisect_trt.core.names import printable
 from bisect_trt.report.columns import FRAMES
 from bisect_trt.report.page import as_html
 from bisect_trt.report.sentences import headline
-from tests.report.synthetic import synthetic_result
-from tests.report.test_page import HOSTILE
+from tests.executed_notebook import NOTEBOOK, executed
+from tests.report.synthetic import HOSTILE, synthetic_result
 
 ENDS = {
     "pins": synthetic_result(80),
@@ -88,3 +89,25 @@ def test_every_table_is_named_in_the_docstring_and_documented() -> None:
     assert frames == set(FRAMES)
     said = inspect.getdoc(Result) or ""
     assert all(f"- ``{name}``: a row" in said for name in frames)
+
+
+def outputs(cell: nbformat.NotebookNode) -> list[tuple[list[str], str]]:
+    """What a cell shows, each the forms it has and its text."""
+    return [(sorted(o.data), o.data["text/plain"]) for o in cell.outputs]
+
+
+def test_the_notebook_in_docs_runs_and_shows_what_is_saved() -> None:
+    saved = [c for c in nbformat.read(NOTEBOOK, as_version=4).cells if c.cell_type == "code"]
+    made = [c for c in executed().cells if c.cell_type == "code"]
+    for old, new in zip(saved, made, strict=True):
+        forms, texts = zip(*outputs(new), strict=True) if new.outputs else ((), ())
+        old_forms, old_texts = zip(*outputs(old), strict=True) if old.outputs else ((), ())
+        assert forms == old_forms, f"make notebook: {new.source}"
+        # What is tagged depends on the machine: roundings, how many draws it made, its TensorRT.
+        if "varies" not in new.metadata.get("tags", ()):
+            assert texts == old_texts, f"make notebook: {new.source}"
+    (told,) = (t for c in made for f, t in outputs(c) if "text/markdown" in f)
+    assert "Keep 2 of 10 layers in FP32 and the requirement is met" in told
+    checks, passed = made[-5], made[-4]
+    assert "requirements on emulated" in checks.outputs[0].data["text/plain"]
+    assert passed.outputs[0].data["text/plain"] == "(True, 'robust')"

@@ -11,7 +11,7 @@ import pytest
 
 from bisect_trt.core.names import printable
 from bisect_trt.report.page import as_html
-from tests.report.synthetic import FRONTIER, INPUTS, synthetic_result
+from tests.report.synthetic import FRONTIER, HOSTILE, INPUTS, synthetic_result
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -19,18 +19,6 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium (apt-get i
 
 LAYERS = 400
 PHONE = {"width": 375, "height": 700}
-HOSTILE = (
-    "<script>window.hurt = 1</script>",
-    "\"><img src=x onerror='window.hurt = 1'>",
-    "</script><script>window.hurt = 1</script>",
-    'it\'s "quoted" `here` & {{ there }} ${x} %{y}',
-    "long" * 1250,
-    "\u05e9\u05dc\u05d5\u05dd/\u0645\u0631\u062d\u0628\u0627 (12)",
-    "turned\u202eetirw\u202c",
-    "<b>bold</b><br><a href='javascript:window.hurt = 1'>link</a>",
-    "=cmd|' /C calc'!A0",
-    "\u2028separator\u2029",
-)
 
 
 @dataclass
