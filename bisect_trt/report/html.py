@@ -14,7 +14,7 @@ from markupsafe import Markup
 from bisect_trt.core.names import printable
 from bisect_trt.numerics.requirements import times
 from bisect_trt.report.result import Result
-from bisect_trt.report.sentences import headline, holds_sentences, judged_by, number
+from bisect_trt.report.sentences import headline, holds_sentences, judged_by, meaning_of, number
 from bisect_trt.report.tiles import held_kinds, tiles
 
 
@@ -26,6 +26,7 @@ def answer(result: Result) -> dict[str, Any]:
         # The first sentence is the table's caption and rows.
         "holds": holds_sentences(result.holds)[1:],
         "word": result.holds.word.value if result.holds is not None else "",
+        "meaning": meaning_of(result.holds),
         "held": held_kinds(result.holds),
         "tiles": tiles(result),
         "judged_by": judged_by(result),

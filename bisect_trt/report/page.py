@@ -13,7 +13,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from bisect_trt.core.finding import Finding
+from bisect_trt.core.finding import VANISHING, Finding
 from bisect_trt.report.figures.along_network import channels_figure, errors_figure, ranges_figure
 from bisect_trt.report.figures.figure import Figure
 from bisect_trt.report.figures.frontier import frontier_figure
@@ -32,7 +32,7 @@ from bisect_trt.report.page_tables import (
 )
 from bisect_trt.report.requirement_scores import requirement_scores
 from bisect_trt.report.result import Result
-from bisect_trt.report.sentences import engine_sentences, search_sentences
+from bisect_trt.report.sentences import engine_sentences, misses_alone, search_sentences, unproved
 from bisect_trt.report.shipment import recipes
 
 _SCRIPTS = ("plotly-basic.min.js", "dataTables.min.js", "report.js")
@@ -58,6 +58,8 @@ def as_html(result: Result) -> str:
         searched=search_sentences(result),
         search=search_rows(result.search),
         pins=pin_rows(result),
+        unproved=unproved(result),
+        alone=misses_alone(result.layers),
         proved=bool(result.pins["proved"].any()),
         cost=cost_rows(result.cost),
         engine=engine_sentences(result),
@@ -72,9 +74,11 @@ def as_html(result: Result) -> str:
 
 
 def _by_kind(findings: Sequence[Finding]) -> list[list[Finding]]:
-    """Findings of one kind together, those first that the headline says."""
+    """Findings of one kind together, those first that the headline says; constants that partly
+    vanish are many and harmless, and come last.
+    """
     kinds: dict[str, list[Finding]] = {}
-    for finding in sorted(findings, key=lambda f: not f.weighty):
+    for finding in sorted(findings, key=lambda f: (not f.weighty, f.kind == VANISHING)):
         kinds.setdefault(finding.kind, []).append(finding)
     return list(kinds.values())
 

@@ -8,6 +8,7 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
+from bisect_trt.core.finding import VANISHING
 from bisect_trt.core.names import printable
 from bisect_trt.graph.inspection import Inspection
 from bisect_trt.numerics.requirements import times
@@ -23,6 +24,7 @@ from bisect_trt.report.sentences import (
     judged_by,
     number,
     search_sentences,
+    unproved,
 )
 from bisect_trt.report.tables import worst_layers
 from bisect_trt.stations.cures import Cures
@@ -44,7 +46,7 @@ def print_verdict(console: Console, result: Result) -> None:
         table = _table(["pinned layer", "op", "without it"])
         for row in list(result.pins.itertuples())[:_SHOWN_PINS]:
             if not row.proved:
-                why = "held by --pin" if row.held else "ranked, not proved"
+                why = "held by --pin" if row.held else unproved(result)
                 table.add_row(printable(str(row.layer)), str(row.op), why)
                 continue
             table.add_row(
@@ -72,8 +74,8 @@ def _print_findings(console: Console, result: Result) -> None:
     """The findings that may matter, each in full; constants that partly vanish are many and
     harmless, so one line for all.
     """
-    vanishing = [f for f in result.findings if f.kind == "weight-underflow"]
-    others = [f for f in result.findings if f.kind != "weight-underflow"]
+    vanishing = [f for f in result.findings if f.kind == VANISHING]
+    others = [f for f in result.findings if f.kind != VANISHING]
     lines = [f.message for f in others[:5]]
     if len(others) > 5:
         lines.append(f"{len(others) - 5} more findings in report.md")

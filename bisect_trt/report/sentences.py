@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pandas as pd
+
 from bisect_trt.core.diagnosis import Cause
-from bisect_trt.core.holds import Holds
+from bisect_trt.core.holds import Holds, Robustness
 from bisect_trt.core.names import printable
 from bisect_trt.core.steadiness import Steadiness
 from bisect_trt.numerics.confidence import lower_bound
@@ -15,6 +17,7 @@ from bisect_trt.report.result import Result
 from bisect_trt.search.facts import Regime
 from bisect_trt.stations.case import FEW_INPUTS
 
+_NAMED = 3
 _BROKEN = ("build-failed", "crashed", "timed-out")
 
 
@@ -117,6 +120,37 @@ def holds_sentences(holds: Holds | None) -> list[str]:
             f"ones{advice if few else ''}."
         )
     return lines
+
+
+def meaning_of(holds: Holds | None) -> str:
+    """What the word for a plan's tests means, where it is not plain."""
+    if holds is None or holds.word is Robustness.ROBUST:
+        return ""
+    wanted = f"{100.0 * holds.wanted:.3g} %"
+    if holds.word is Robustness.LUCKY:
+        return f"Lucky: some kind of input misses the {wanted} asked for by more than chance."
+    return (
+        f"Undecided: the tests neither show the {wanted} asked for of every kind of input, nor "
+        "refute it."
+    )
+
+
+def misses_alone(layers: pd.DataFrame) -> str:
+    """Which layers miss the requirement when only they are lowered, the worst first."""
+    if "alone_score" not in layers:
+        return ""
+    worst = layers.sort_values("alone_score", ascending=False, kind="stable")
+    names = [str(n) for n in worst.loc[worst["alone_score"] > 1.0, "layer"]]
+    if not names:
+        return "No layer misses the requirement alone."
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    verb = "misses" if len(names) == 1 else "miss"
+    return f"{', '.join(names[:_NAMED])}{more} {verb} the requirement alone."
+
+
+def unproved(result: Result) -> str:
+    """What a pin without a proof rests on."""
+    return "ranked, not proved" if result.ranked else "not yet proved"
 
 
 def judged_by(result: Result) -> str:

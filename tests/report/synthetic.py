@@ -152,6 +152,7 @@ def _outputs() -> pd.DataFrame:
     for baseline, score in scores.items():
         for output in ("logits", "boxes"):
             errors = {"max_abs": 1e-2 * score, "cosine": 1.0 - 1e-3 * min(score, 1e3)}
+            errors["snr_db"] = 40.0
             verdict = "pass" if score <= 1.0 else "non-finite"
             row = {"baseline": baseline, "output": output, "verdict": verdict, "score": score}
             rows.append({**row, **errors, "finite": bool(np.isfinite(score))})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -91,6 +92,9 @@ def test_every_table_is_named_in_the_docstring_and_documented() -> None:
     assert all(f"- ``{name}``: a row" in said for name in frames)
 
 
+NUMBERS = re.compile(r"\d+(\.\d+)?(e[-+]\d+)?")
+
+
 def outputs(cell: nbformat.NotebookNode) -> list[tuple[list[str], str]]:
     """What a cell shows, each the forms it has and its text."""
     return [(sorted(o.data), o.data["text/plain"]) for o in cell.outputs]
@@ -106,6 +110,11 @@ def test_the_notebook_in_docs_runs_and_shows_what_is_saved() -> None:
         # What is tagged depends on the machine: roundings, how many draws it made, its TensorRT.
         if "varies" not in new.metadata.get("tags", ()):
             assert texts == old_texts, f"make notebook: {new.source}"
+    shown, was = (
+        next(o.data["text/html"] for c in cells for o in c.outputs if "text/markdown" in o.data)
+        for cells in (made, saved)
+    )
+    assert NUMBERS.sub("0", shown) == NUMBERS.sub("0", was), "make notebook"
     (told,) = (t for c in made for f, t in outputs(c) if "text/markdown" in f)
     assert "Keep 2 of 10 layers in FP32 and the requirement is met" in told
     checks, passed = made[-5], made[-4]

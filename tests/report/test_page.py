@@ -250,6 +250,30 @@ def test_a_notebook_s_colours_are_kept(browser: sync_api.Browser) -> None:
     page.close()
 
 
+WORDS = ".xtick text, .ytick text, .g-xtitle text, .bartext, .legendtext"
+
+
+def test_plots_keep_their_words_on_a_phone(hostile: Opened) -> None:
+    page = hostile.page
+    for plot in page.locator(".plot").all():
+        box = plot.bounding_box()
+        edges = plot.evaluate(
+            f"p => [...p.querySelectorAll('{WORDS}')]"
+            ".map(t => [t.textContent, t.getBoundingClientRect()]).filter(t => t[1].width)"
+            ".map(([words, r]) => [words, r.left, r.right, r.height])"
+        )
+        assert box is not None and edges
+        for words, left, right, height in edges:
+            assert box["x"] - 1.0 <= left and right <= box["x"] + box["width"] + 1.0, words
+            assert height < 40.0, words  # nothing is turned
+    assert page.locator(".plot .scrollbar[width='0']").count() == page.locator(".scrollbar").count()
+
+
+def test_a_phone_breaks_no_counts(hostile: Opened) -> None:
+    for cell in hostile.page.locator(".held td.whole").all():
+        assert cell.evaluate("c => getComputedStyle(c).whiteSpace") == "nowrap"
+
+
 def test_on_paper_there_are_no_controls(usual: Opened) -> None:
     page = usual.page
     page.emulate_media(media="print")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from bisect_trt.report.figures.figure import (
     GOOD,
     MUTED,
     Figure,
+    label,
     line_at,
     lines_at,
     log_axis,
@@ -27,7 +29,7 @@ _XAXIS = {"title": {"text": "layer, in network order"}}
 _SPREAD = [f"channel_peak_{q}" for q in ("min", "p25", "p50", "p75", "max")]
 _SHOWN_BOXES = 400
 _FLOOR = 1e-12
-"""Where a logarithmic axis shows a channel that is all zeros."""
+"""Where a logarithmic axis shows a layer that is all zeros."""
 
 
 def errors_figure(layers: pd.DataFrame) -> Figure | None:
@@ -61,11 +63,38 @@ def errors_figure(layers: pd.DataFrame) -> Figure | None:
             height = values.where(values > 0.0, np.nan).fillna(top if words == "not finite" else 0)
             data.append(_marks(words, chosen, height, symbol, colour, size))
     layout = {"xaxis": _XAXIS, "yaxis": log_axis("largest error / the layer's range", known)}
+    layout |= _named_sources(layers, data)
     alt = "Error of each layer along the network, accumulated and introduced"
     return Figure("errors-plot", alt, data, layout, of_layers=True, height=400)
 
 
 _OWN = "introduced_rel_range"
+
+
+def _named_sources(layers: pd.DataFrame, data: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The sources' names beside their stars, where they are few: paper has nothing to hover on."""
+    stars = [trace for trace in data if trace["name"].startswith("source")]
+    found = list(zip(stars[0]["x"], stars[0]["y"], strict=True)) if stars else []
+    if not 0 < len(found) <= _NAMED_SOURCES:
+        return {}
+    return {
+        "annotations": [
+            {
+                "x": place,
+                "y": math.log10(height),
+                "text": label(str(layers["layer"].iloc[place])),
+                "showarrow": False,
+                "xanchor": "right" if place > len(layers) / 2 else "left",
+                "xshift": -12 if place > len(layers) / 2 else 12,
+                "font": {"size": 11},
+            }
+            for place, height in found
+            if height is not None
+        ]
+    }
+
+
+_NAMED_SOURCES = 3
 
 
 def ranges_figure(layers: pd.DataFrame, precision: Precision) -> Figure | None:
@@ -78,8 +107,9 @@ def ranges_figure(layers: pd.DataFrame, precision: Precision) -> Figure | None:
     places = np.arange(len(layers))
     data: list[dict[str, Any]] = []
     if set(_SPREAD) <= set(layers.columns):
-        # Without gaps, which would tear the band: what has no channels is one, a dead one is tiny.
-        spread = {c: layers[c].fillna(largest).clip(lower=_FLOOR) for c in _SPREAD[1:4:2]}
+        # Without gaps, which would tear the band: what has no channels is one.
+        spread = _alive(layers[_SPREAD].apply(lambda column: column.fillna(largest)))
+        spread = spread.fillna(_FLOOR)
         low = _line("channels, the middle half", places, spread["channel_peak_p25"], MUTED)
         high = _line("channels, the middle half", places, spread["channel_peak_p75"], MUTED)
         quiet = {"line": {"width": 0}, "hoverinfo": "skip", "hovertemplate": None}
@@ -102,12 +132,14 @@ def channels_figure(layers: pd.DataFrame, precision: Precision) -> Figure | None
     """
     if not set(_SPREAD) <= set(layers.columns):
         return None
-    pinned = np.flatnonzero(layers["pinned"].astype(bool) & (layers["channels"] > 0))
+    alive = (layers["channels"] > 0) & (layers["channel_peak_max"] > 0.0)
+    pinned = np.flatnonzero(layers["pinned"].astype(bool) & alive)
     if not pinned.size:
         return None
     pinned = pinned[:_SHOWN_BOXES]
     rows = layers.iloc[pinned]
-    low, first, middle, third, high = (rows[c].clip(lower=_FLOOR) for c in _SPREAD)
+    spread = _alive(rows[_SPREAD])
+    low, first, middle, third, high = (spread[c] for c in _SPREAD)
     places = list(range(len(rows)))
     whiskers: list[float | None] = []
     for bottom, top in zip(low, high, strict=True):
@@ -156,6 +188,13 @@ def channels_figure(layers: pd.DataFrame, precision: Precision) -> Figure | None
     }
     alt = "Spread of the largest magnitudes over the channels of each pinned layer"
     return Figure("channels-plot", alt, data, layout, of_layers=True, height=360)
+
+
+def _alive(spread: pd.DataFrame) -> pd.DataFrame:
+    """The spread of channels (columns from small to large) without those that are zero: nothing of
+    them is lost in any precision, and there is no place for them on a logarithmic axis.
+    """
+    return spread.where(spread > 0.0).bfill(axis=1)
 
 
 def _ends(precision: Precision) -> list[float]:
