@@ -14,10 +14,11 @@ from typing import Any
 from markupsafe import Markup
 
 from bisect_trt.core.finding import VANISHING, Finding
-from bisect_trt.report.figures.along_network import channels_figure, errors_figure, ranges_figure
+from bisect_trt.report.figures.errors import errors_figure
 from bisect_trt.report.figures.figure import Figure
 from bisect_trt.report.figures.frontier import frontier_figure
 from bisect_trt.report.figures.modules import has_modules, modules_figure
+from bisect_trt.report.figures.ranges import channels_figure, ranges_figure
 from bisect_trt.report.figures.scores import baselines_figure, inputs_figure, search_figure
 from bisect_trt.report.html import answer, asset, environment
 from bisect_trt.report.page_tables import (
@@ -33,7 +34,7 @@ from bisect_trt.report.page_tables import (
 from bisect_trt.report.requirement_scores import requirement_scores
 from bisect_trt.report.result import Result
 from bisect_trt.report.sentences import engine_sentences, misses_alone, search_sentences, unproved
-from bisect_trt.report.shipment import recipes
+from bisect_trt.report.shipment import folded, recipes
 
 _SCRIPTS = ("plotly-basic.min.js", "dataTables.min.js", "report.js")
 _STYLES = ("dataTables.min.css", "report.css", "answer.css")
@@ -66,6 +67,7 @@ def as_html(result: Result) -> str:
         layers=worst_layer_rows(result.layers),
         findings=_by_kind(result.findings),
         recipes=recipes(result),
+        command=folded(result.command) if result.command else "",
         scripts=[asset(name) for name in _SCRIPTS],
         styles=[asset(name) for name in _STYLES],
         policy=_policy(),

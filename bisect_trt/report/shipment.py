@@ -91,6 +91,11 @@ def _verify(result: Result) -> str:
     return _joined(["bisect-trt", "verify", result.model, *inputs, "--plan", PLAN])
 
 
+def folded(command: str) -> str:
+    """A long command of a POSIX shell on lines of their own."""
+    return _joined(shlex.split(command))
+
+
 def _joined(words: Sequence[str]) -> str:
     """For a POSIX shell, folded where lines would become long."""
     lines, parts = [""], [shlex.quote(words[0])]

@@ -277,9 +277,11 @@ def test_a_phone_breaks_no_counts(hostile: Opened) -> None:
 def test_on_paper_there_are_no_controls(usual: Opened) -> None:
     page = usual.page
     page.emulate_media(media="print")
-    hidden = [page.locator(s).first.is_visible() for s in ("nav", "#theme", ".copy", ".filters")]
+    controls = ("nav", "#theme", ".copy", ".filters", ".dt-search", ".dt-paging", "summary")
+    hidden = [page.locator(s).first.is_visible() for s in controls]
+    counted = page.locator(".dt-info").is_visible()  # how many layers the page leaves out
     page.emulate_media(media="screen")
-    assert hidden == [False] * 4
+    assert hidden == [False] * 7 and counted
 
 
 def test_commands_are_copied(usual: Opened) -> None:

@@ -17,10 +17,11 @@ from bisect_trt.core.diagnosis import Cause
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.holds import Holding
 from bisect_trt.core.precision import Precision
-from bisect_trt.report.figures.along_network import channels_figure, errors_figure, ranges_figure
+from bisect_trt.report.figures.errors import errors_figure
 from bisect_trt.report.figures.figure import label
 from bisect_trt.report.figures.frontier import frontier_figure
 from bisect_trt.report.figures.modules import modules_figure
+from bisect_trt.report.figures.ranges import channels_figure, ranges_figure
 from bisect_trt.report.page import as_html
 from bisect_trt.report.page_tables import layer_data, pin_rows
 from bisect_trt.report.requirement_scores import requirement_scores
@@ -79,6 +80,21 @@ def test_zero_and_infinite_errors_leave_gaps() -> None:
     marks = {t["name"]: t["x"] for t in figure.data if t["mode"] == "markers"}
     assert marks["not finite"] == [61, 62, 63, 64] and marks["pinned"] == [0, 20, 40, 60]
     assert next(x for name, x in marks.items() if name.startswith("source")) == [60]
+
+
+def test_what_is_left_of_a_layer_that_overflowed_is_no_small_error() -> None:
+    layers = RESULT.layers.assign(nonfinite=0)
+    layers.loc[61, ["rel_range", "introduced_rel_range"]] = 1e-6  # the rest of it is right
+    layers.loc[61, "introduced_finite"] = False
+    layers.loc[62, ["max_abs", "rel_range"]] = np.nan  # nothing of it is finite
+    layers.loc[63, ["max_abs", "rel_range", "nonfinite"]] = np.nan  # it was not measured
+    figure = errors_figure(layers)
+    assert figure is not None
+    everything, own, *marks = figure.data
+    assert everything["y"][61] is None and own["y"][61] is None and own["y"][60] is not None
+    broken = next(t for t in marks if t["name"] == "not finite")
+    assert broken["x"] == [61, 62, 64]
+    assert min(broken["y"]) > max(v for v in everything["y"] if v is not None)
 
 
 @pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16, Precision.TF32])

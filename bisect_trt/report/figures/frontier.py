@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pandas as pd
 
@@ -28,7 +29,7 @@ def frontier_figure(frontier: pd.DataFrame) -> Figure | None:
     pins = [int(p) for p in frontier["pins"]]
     # None pinned has no place on a logarithmic axis, and linear ones hide where it is decided.
     places = [math.log1p(p) for p in pins]
-    data = []
+    data: list[dict[str, Any]] = []
     for kind, words in _WORDS.items():
         if not (frontier[f"{kind}_tested"] > 0).any():
             continue
@@ -43,8 +44,9 @@ def frontier_figure(frontier: pd.DataFrame) -> Figure | None:
                 "y": [None if math.isnan(s) else short(s) for s in frontier[f"{kind}_share"]],
                 "text": [f"{p} pins: {c}" for p, c in zip(pins, counts, strict=True)],
                 "hovertemplate": "%{text} (%{y:.1%})",
-                "line": {"color": SERIES[kind], "width": 2},
-                "marker": {"size": 8},
+                # Where all hold, or none, lines lie upon each other: each shows around the next.
+                "line": {"color": SERIES[kind], "width": 6 - 1.5 * len(data)},
+                "marker": {"size": 14 - 3 * len(data)},
             }
         )
     layout = {
