@@ -34,7 +34,7 @@ def line_of(words: str, places: Any, values: pd.Series[Any], colour: str) -> dic
 
 
 def marks_of(
-    words: str, places: Any, values: pd.Series[Any], symbol: str, colour: str, size: int
+    words: str, places: Any, values: pd.Series[Any], symbol: str, colour: str, size: Any
 ) -> dict[str, Any]:
     """A trace of marks at some layers; none where a logarithmic axis has no place.
 
@@ -44,7 +44,7 @@ def marks_of(
         values: their heights.
         symbol: as Plotly calls it.
         colour: as CSS has it.
-        size: in pixels.
+        size: in pixels, of all or of each.
     """
     return {
         "type": "scatter",

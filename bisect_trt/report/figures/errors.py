@@ -40,15 +40,17 @@ def errors_figure(layers: pd.DataFrame) -> Figure | None:
     # What is left of a layer that overflowed may err little: its marks stand above all others.
     shown = layers["rel_range"].mask(broken, top)
     marks = (
-        ("pinned", layers["pinned"], "circle-open", ACCENT, 9),
         ("not finite", broken, "x", BAD, 9),
         ("source: wrong while its inputs are right", layers.get("source"), "star", BAD, 14),
+        # Around the others.
+        ("pinned", layers["pinned"], "circle-open", ACCENT, np.where(broken, 20, 9)),
     )
     for words, where, symbol, colour, size in marks:
         chosen = np.flatnonzero(where.astype(bool)) if where is not None else np.empty(0, int)
         if chosen.size:
             values = shown.iloc[chosen]
-            data.append(marks_of(words, chosen, values.fillna(0.0), symbol, colour, size))
+            sizes = np.broadcast_to(size, len(layers))[chosen].tolist()
+            data.append(marks_of(words, chosen, values.fillna(0.0), symbol, colour, sizes))
     layout = {"xaxis": NETWORK, "yaxis": log_axis("largest error / the layer's range", known)}
     layout |= _named_sources(layers, data)
     alt = "Error of each layer along the network, accumulated and introduced"
