@@ -33,7 +33,13 @@ from bisect_trt.report.page_tables import (
 )
 from bisect_trt.report.requirement_scores import requirement_scores
 from bisect_trt.report.result import Result
-from bisect_trt.report.sentences import engine_sentences, misses_alone, search_sentences, unproved
+from bisect_trt.report.sentences import (
+    engine_sentences,
+    misses_alone,
+    search_sentences,
+    sources,
+    unproved,
+)
 from bisect_trt.report.shipment import folded, recipes
 
 _SCRIPTS = ("plotly-basic.min.js", "dataTables.min.js", "report.js")
@@ -61,6 +67,7 @@ def as_html(result: Result) -> str:
         pins=pin_rows(result),
         unproved=unproved(result),
         alone=misses_alone(result.layers),
+        sources=sources(result.layers),
         proved=bool(result.pins["proved"].any()),
         cost=cost_rows(result.cost),
         engine=engine_sentences(result),

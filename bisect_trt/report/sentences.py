@@ -135,17 +135,28 @@ def meaning_of(holds: Holds | None) -> str:
     )
 
 
+def sources(layers: pd.DataFrame) -> str:
+    """Which layers are wrong while what they read is right, the first in the network first."""
+    if "source" not in layers or not layers["source"].any():
+        return ""
+    return f"Errors start at {_few(layers.loc[layers['source'].astype(bool), 'layer'])}."
+
+
 def misses_alone(layers: pd.DataFrame) -> str:
     """Which layers miss the requirement when only they are lowered, the worst first."""
     if "alone_score" not in layers:
         return ""
     worst = layers.sort_values("alone_score", ascending=False, kind="stable")
-    names = [str(n) for n in worst.loc[worst["alone_score"] > 1.0, "layer"]]
-    if not names:
+    names = worst.loc[worst["alone_score"] > 1.0, "layer"]
+    if names.empty:
         return "No layer misses the requirement alone."
+    return f"{_few(names)} {'misses' if len(names) == 1 else 'miss'} the requirement alone."
+
+
+def _few(names: pd.Series[str]) -> str:
+    """The first of ``names``, and how many more there are."""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    verb = "misses" if len(names) == 1 else "miss"
-    return f"{', '.join(names[:_NAMED])}{more} {verb} the requirement alone."
+    return f"{', '.join(str(n) for n in names[:_NAMED])}{more}"
 
 
 def unproved(result: Result) -> str:

@@ -42,7 +42,8 @@ def tiles(result: Result) -> list[Tile]:
         note = f"of {result.layer_count} layers stay in FP32"
         found.append(Tile("pins", str(len(result.pinned)), note))
     reduced = result.precision.value.upper()
-    found.append(Tile("before", _score(result.base_score), f"tolerance, everything in {reduced}"))
+    of = "tolerance, " if math.isfinite(result.base_score) else ""
+    found.append(Tile("before", _score(result.base_score), f"{of}everything in {reduced}"))
     if not math.isnan(result.score):
         found.append(Tile("after", _score(result.score), "tolerance, with the plan"))
     cost = _cost(result)

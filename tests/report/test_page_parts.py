@@ -26,7 +26,7 @@ from bisect_trt.report.page import as_html
 from bisect_trt.report.page_tables import layer_data, pin_rows
 from bisect_trt.report.requirement_scores import requirement_scores
 from bisect_trt.report.screen import print_verdict
-from bisect_trt.report.sentences import meaning_of, misses_alone, unproved
+from bisect_trt.report.sentences import meaning_of, misses_alone, sources, unproved
 from tests.report.synthetic import synthetic_result
 
 RESULT = synthetic_result(80)
@@ -229,13 +229,11 @@ def test_what_harms_alone_is_named() -> None:
     assert misses_alone(layers[["layer"]]) == ""
 
 
-def test_sources_are_named_on_paper_where_they_are_few() -> None:
-    figure = errors_figure(RESULT.layers)
-    assert figure is not None
-    (note,) = figure.layout["annotations"]
-    assert note["text"] == label(RESULT.layers["layer"][60]) and note["x"] == 60
-    many = errors_figure(RESULT.layers.assign(source=True))
-    assert many is not None and "annotations" not in many.layout
+def test_sources_are_named() -> None:
+    assert sources(RESULT.layers) == f"Errors start at {RESULT.layers['layer'][60]}."
+    assert sources(RESULT.layers.assign(source=True)).endswith(" and 77 more.")
+    assert sources(RESULT.layers.assign(source=False)) == sources(RESULT.layers[["layer"]]) == ""
+    assert sources(RESULT.layers) in as_html(RESULT)
 
 
 def test_the_word_for_the_tests_is_explained() -> None:

@@ -52,6 +52,12 @@ def marks_of(
         "name": words,
         "x": places.tolist(),
         "y": [short(v) if math.isfinite(v) and v > 0.0 else None for v in values],
-        "marker": {"symbol": symbol, "color": colour, "size": size, "line": {"width": 2}},
+        "marker": {
+            "symbol": symbol,
+            "color": colour,
+            "size": size,
+            "line": {"width": 2},
+            "opacity": 1,  # less, by itself, where sizes differ
+        },
         "hovertemplate": "%{text}",
     }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,11 +9,10 @@ import pandas as pd
 
 from bisect_trt.report.failure_sources import is_measured
 from bisect_trt.report.figures.along_network import NETWORK, line_of, marks_of
-from bisect_trt.report.figures.figure import ACCENT, BAD, GOOD, Figure, label, log_axis, positive
+from bisect_trt.report.figures.figure import ACCENT, BAD, GOOD, Figure, log_axis, positive
 
 _OWN = "introduced_rel_range"
 _FINITE = {"rel_range": "finite", _OWN: "introduced_finite", "engine_rel_range": "engine_finite"}
-_NAMED_SOURCES = 3
 
 
 def errors_figure(layers: pd.DataFrame) -> Figure | None:
@@ -39,20 +36,18 @@ def errors_figure(layers: pd.DataFrame) -> Figure | None:
     broken = _broken(layers, "rel_range")
     # What is left of a layer that overflowed may err little: its marks stand above all others.
     shown = layers["rel_range"].mask(broken, top)
+    around = [20 if b else 9 for b in broken[layers["pinned"].astype(bool)]]
     marks = (
         ("not finite", broken, "x", BAD, 9),
         ("source: wrong while its inputs are right", layers.get("source"), "star", BAD, 14),
-        # Around the others.
-        ("pinned", layers["pinned"], "circle-open", ACCENT, np.where(broken, 20, 9)),
+        ("pinned", layers["pinned"], "circle-open", ACCENT, around),
     )
     for words, where, symbol, colour, size in marks:
         chosen = np.flatnonzero(where.astype(bool)) if where is not None else np.empty(0, int)
         if chosen.size:
             values = shown.iloc[chosen]
-            sizes = np.broadcast_to(size, len(layers))[chosen].tolist()
-            data.append(marks_of(words, chosen, values.fillna(0.0), symbol, colour, sizes))
+            data.append(marks_of(words, chosen, values.fillna(0.0), symbol, colour, size))
     layout = {"xaxis": NETWORK, "yaxis": log_axis("largest error / the layer's range", known)}
-    layout |= _named_sources(layers, data)
     alt = "Error of each layer along the network, accumulated and introduced"
     return Figure("errors-plot", alt, data, layout, of_layers=True, height=400)
 
@@ -62,26 +57,3 @@ def _broken(layers: pd.DataFrame, column: str) -> pd.Series[bool]:
     endless = layers[column].isin([np.inf])
     finite = layers.get(_FINITE[column])
     return endless if finite is None else endless | (is_measured(layers) & finite.eq(False))
-
-
-def _named_sources(layers: pd.DataFrame, data: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The sources' names beside their stars, where they are few: paper has nothing to hover on."""
-    stars = [trace for trace in data if trace["name"].startswith("source")]
-    found = list(zip(stars[0]["x"], stars[0]["y"], strict=True)) if stars else []
-    if not 0 < len(found) <= _NAMED_SOURCES:
-        return {}
-    return {
-        "annotations": [
-            {
-                "x": place,
-                "y": math.log10(height),
-                "text": label(str(layers["layer"].iloc[place])),
-                "showarrow": False,
-                "xanchor": "right" if place > len(layers) / 2 else "left",
-                "xshift": -12 if place > len(layers) / 2 else 12,
-                "font": {"size": 11},
-            }
-            for place, height in found
-            if height is not None
-        ]
-    }
