@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO := .cache/demo
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: demo test gpu-test gpu-bench lint bench bench-large assets fixtures clean
+.PHONY: demo test gpu-test gpu-bench lint bench bench-large assets fixtures notebook clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -74,6 +74,10 @@ bench-large: $(VENV)/.ready
 
 fixtures: $(VENV)/.ready
 	$(BIN)/python -m fixtures
+
+# docs/notebook.ipynb with its outputs, executed here.
+notebook: $(VENV)/.ready
+	$(BIN)/python -m tests.executed_notebook
 
 clean:
 	rm -rf $(VENV) .cache build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis reports/demo

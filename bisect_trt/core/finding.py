@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+VANISHING = "weight-underflow"
+"""The kind of a constant that is partly below the smallest number; many models have dozens."""
+
 
 @dataclass(frozen=True)
 class Finding:

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from bisect_trt.core.finding import Finding
+from bisect_trt.core.finding import VANISHING, Finding
 from bisect_trt.core.precision import Precision
 from bisect_trt.graph.graph import Graph, as_graph
 from bisect_trt.graph.mapped_files import let_go
@@ -59,7 +59,7 @@ def _problems(array: NDArray[np.float32], precision: Precision) -> Iterator[tupl
         )
     if vanishing:
         yield (
-            "weight-underflow",
+            VANISHING,
             f"holds {vanishing} of {array.size} values below half of {precision}'s smallest "
             "number, "
             f"{SMALLEST_SUBNORMAL[precision]:.3g}, which become zero",

@@ -18,7 +18,8 @@ MANY = 1 << 22
 
 @dataclass
 class BlockSums:
-    """Sums in float64 over the elements that are finite in both tensors.
+    """Sums in float64 over the elements that are finite in both tensors; ``low`` and ``high`` are
+    of those that are finite in the reference.
 
     ``errors`` are the absolute errors of those, float32 and in no order; ``nonfinite`` counts
     elements that are not finite without the reference being equal there.
@@ -42,6 +43,11 @@ def applies_to(reference: NDArray[Any], candidate: NDArray[Any]) -> bool:
     return reference.size >= MANY and max(reference.itemsize, candidate.itemsize) <= 4
 
 
+def value_range(values: NDArray[np.float64]) -> tuple[float, float]:
+    """The smallest and the largest of ``values``; inf and -inf where there is none."""
+    return (float(values.min()), float(values.max())) if values.size else (np.inf, -np.inf)
+
+
 def block_sums(reference: NDArray[Any], candidate: NDArray[Any]) -> BlockSums:
     """The sums over two tensors of one shape, of any numeric or boolean types."""
     sums = BlockSums(np.empty(reference.size, np.float32))
@@ -49,7 +55,10 @@ def block_sums(reference: NDArray[Any], candidate: NDArray[Any]) -> BlockSums:
     for part in slices(exact.size):
         ref, got = exact[part].astype(np.float64), given[part].astype(np.float64)
         finite = np.isfinite(ref)
-        sums.ref_nonfinite += ref.size - int(np.count_nonzero(finite))
+        broken = ref.size - int(np.count_nonzero(finite))
+        sums.ref_nonfinite += broken
+        low, high = value_range(ref[finite] if broken else ref)
+        sums.low, sums.high = min(sums.low, low), max(sums.high, high)
         usable = finite & np.isfinite(got)
         if not usable.all():
             same = (ref == got) | (np.isnan(ref) & np.isnan(got))
@@ -60,7 +69,6 @@ def block_sums(reference: NDArray[Any], candidate: NDArray[Any]) -> BlockSums:
         error = np.abs(got - ref)
         sums.errors[used : used + ref.size] = error
         used += ref.size
-        sums.low, sums.high = min(sums.low, float(ref.min())), max(sums.high, float(ref.max()))
         sums.worst = max(sums.worst, float(error.max()))
         sums.error += float(error.sum())
         for name, one, other in (

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_trt.numerics.block_sums import BlockSums, applies_to, block_sums
+from bisect_trt.numerics.block_sums import BlockSums, applies_to, block_sums, value_range
 
 NAN = float("nan")
 SHAPE_CHANGED = -1
@@ -27,7 +27,8 @@ class TensorError:
     ``max_abs``, ``mean_abs``, ``median_abs``, ``rmse`` are in the tensor's units; ``rel_range`` is
     ``max_abs`` over the reference's range; ``cosine`` is in [-1, 1]; ``snr_db`` is 10 log10(sum
     ref^2 / sum err^2), inf for no error; ``psnr_db`` is 20 log10(reference's range / rmse),
-    likewise; ``nonfinite`` counts elements that are NaN or infinite without the reference being
+    likewise; ``ref_min`` and ``ref_max`` are of all that is finite in the reference, whatever
+    became of it; ``nonfinite`` counts elements that are NaN or infinite without the reference being
     equal there (``SHAPE_CHANGED`` if the shapes differ, as outputs whose shape depends on values
     may); ``ref_nonfinite`` those of the reference itself, which the other numbers leave out.
     """
@@ -67,8 +68,10 @@ def tensor_error(reference: NDArray[Any], candidate: NDArray[Any]) -> TensorErro
     if applies_to(reference, candidate):
         return _of_sums(block_sums(reference, candidate), reference.size)
     ref, got = _as_float64(reference).ravel(), _as_float64(candidate).ravel()
-    ref_nonfinite = int(np.count_nonzero(~np.isfinite(ref)))
-    usable = np.isfinite(ref) & np.isfinite(got)
+    finite = np.isfinite(ref)
+    ref_nonfinite = ref.size - int(np.count_nonzero(finite))
+    low, high = value_range(ref if ref_nonfinite == 0 else ref[finite])
+    usable = finite & np.isfinite(got)
     if usable.all():
         nonfinite = 0
     else:
@@ -76,9 +79,8 @@ def tensor_error(reference: NDArray[Any], candidate: NDArray[Any]) -> TensorErro
         nonfinite = int(np.count_nonzero(~usable & ~same))
         ref, got = ref[usable], got[usable]
     if ref.size == 0:
-        return _of_nothing(nonfinite, reference.size, ref_nonfinite)
+        return _of_nothing(nonfinite, reference.size, low, high, ref_nonfinite)
     error = np.abs(got - ref)
-    low, high = float(ref.min()), float(ref.max())
     worst = float(error.max())
     spread = (high - low) or max(abs(high), abs(low))
     rmse = float(np.sqrt(np.mean(error * error)))
@@ -99,7 +101,9 @@ def tensor_error(reference: NDArray[Any], candidate: NDArray[Any]) -> TensorErro
     )
 
 
-def _of_nothing(nonfinite: int, elements: int, ref_nonfinite: int) -> TensorError:
+def _of_nothing(
+    nonfinite: int, elements: int, low: float, high: float, ref_nonfinite: int
+) -> TensorError:
     """No element of either tensor is finite in both."""
     value, decibels, cosine = (NAN, NAN, NAN) if nonfinite else (0.0, float("inf"), 1.0)
     return TensorError(
@@ -113,8 +117,8 @@ def _of_nothing(nonfinite: int, elements: int, ref_nonfinite: int) -> TensorErro
         decibels,
         nonfinite,
         elements,
-        NAN,
-        NAN,
+        low if low <= high else NAN,
+        high if low <= high else NAN,
         ref_nonfinite,
     )
 
@@ -122,7 +126,7 @@ def _of_nothing(nonfinite: int, elements: int, ref_nonfinite: int) -> TensorErro
 def _of_sums(sums: BlockSums, elements: int) -> TensorError:
     count = sums.errors.size
     if not count:
-        return _of_nothing(sums.nonfinite, elements, sums.ref_nonfinite)
+        return _of_nothing(sums.nonfinite, elements, sums.low, sums.high, sums.ref_nonfinite)
     spread = (sums.high - sums.low) or max(abs(sums.high), abs(sums.low))
     rmse = float(np.sqrt(sums.squares / count))
     norms = float(np.sqrt(sums.reference)) * float(np.sqrt(sums.candidate))

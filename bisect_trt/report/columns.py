@@ -203,6 +203,13 @@ FRONTIER = _columns(
     sometimes=("relative_bytes",),
 )
 
+REQUIREMENTS = _columns(
+    "requirement text as it was written",
+    "lowered_score number its score in tolerances with everything lowered",
+    "plan_score number its score under the plan, blank where none was found",
+    "baselines mapping its score by baseline, for those that every sample ran on",
+)
+
 TABLES = {
     "layers": LAYERS,
     "outputs": OUTPUTS,
@@ -212,6 +219,10 @@ TABLES = {
     "inputs": INPUTS,
     "frontier": FRONTIER,
 }
+
+FRAMES = {("cost" if name == "engines" else name): its for name, its in TABLES.items()}
+FRAMES["by_requirement"] = REQUIREMENTS
+"""The columns of the tables of ``Result``, by their names there."""
 
 
 def as_page() -> str:
@@ -225,9 +236,17 @@ def as_page() -> str:
         "`False`. Text that a spreadsheet would take for a formula begins with `'`, and so does",
         "text that begins with `'` itself; control characters are spelled out.",
         "Columns keep their order and names; new ones come at the end.",
+        "",
+        "In a notebook the tables of `Result` are pandas DataFrames of the same columns, without",
+        "those that the run knows nothing of: `result.layers` is layers.csv and so on,",
+        "`result.cost` is engines.csv, and `result.by_requirement` is in run.json.",
     ]
-    for table, columns in TABLES.items():
-        lines += ["", f"## {table}.csv", "", "| column | kind | meaning |", "| --- | --- | --- |"]
+    titles = {
+        **{f"{name}.csv": its for name, its in TABLES.items()},
+        "by_requirement": REQUIREMENTS,
+    }
+    for title, columns in titles.items():
+        lines += ["", f"## {title}", "", "| column | kind | meaning |", "| --- | --- | --- |"]
         lines += [f"| `{c.name}` | {c.kind} | {c.meaning} |" for c in columns]
     return "\n".join(lines) + "\n"
 

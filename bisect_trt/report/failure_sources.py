@@ -17,12 +17,19 @@ from bisect_trt.graph.tensor_types import captured_names
 WRONG_BELOW_DB = 20.0
 
 
+def is_measured(table: pd.DataFrame) -> pd.Series[bool]:
+    """Whether the errors of each row of a layer table are known."""
+    # A layer of which nothing is finite has no error either, but a count of what is not.
+    counted = table["nonfinite"].notna() if "nonfinite" in table else False
+    return table["max_abs"].notna() | counted
+
+
 def is_wrong(table: pd.DataFrame) -> pd.Series[bool]:
     """Whether each row of a layer table is wrong with everything lowered; a layer whose errors are
     not known is not.
     """
-    finite = table["finite"].astype(bool) | table["max_abs"].isna()
-    return ~finite | (table["snr_db"] < WRONG_BELOW_DB)
+    broken = ~table["finite"].astype(bool) & is_measured(table)
+    return broken | (table["snr_db"] < WRONG_BELOW_DB)
 
 
 def failure_sources(graph: Graph, wrong: Mapping[str, bool]) -> frozenset[str]:

@@ -45,7 +45,8 @@ def as_markdown(result: Result) -> str:
     return "\n".join(_lines(result)) + "\n"
 
 
-def _lines(result: Result) -> Iterator[str]:
+def answer_lines(result: Result) -> Iterator[str]:
+    """The answer in one sentence, the cause, before and after, and what the plan holds on."""
     yield f"# bisect-trt: {markdown(result.model)} at {result.precision.value.upper()}"
     yield from ("", f"**{markdown(headline(result))}**", "")
     for sentence in (*holds_sentences(result.holds), result.sentence):
@@ -56,11 +57,15 @@ def _lines(result: Result) -> Iterator[str]:
     probes = sum(result.probes.values())
     made = f"{probes} probes, {result.effect_runs} single-layer runs"
     yield f"- judged by: `{result.runner}` ({made})"
+    if result.holds is not None:
+        yield from ("", "## What it holds on", "", *table_lines(_holds_table(result)))
+
+
+def _lines(result: Result) -> Iterator[str]:
+    yield from answer_lines(result)
     if len(result.requirements) > 1 and len(result.by_requirement):
         yield from ("", "## Requirements", "")
         yield from table_lines(result.by_requirement, _REQUIREMENT_COLUMNS)
-    if result.holds is not None:
-        yield from ("", "## What it holds on", "", *table_lines(_holds_table(result)))
     yield from ("", "## Pinned layers", "")
     for sentence in search_sentences(result):
         yield f"- {markdown(sentence)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
@@ -73,7 +73,7 @@ def worst_layer_rows(table: pd.DataFrame) -> Table:
 
 def pin_rows(result: Result) -> Table:
     """The certificate: each pin with the probe that failed without it; where none is proved, with
-    what each layer does alone.
+    what each layer does alone, the worst first.
     """
     pins = result.pins
     if pins.empty:
@@ -82,8 +82,12 @@ def pin_rows(result: Result) -> Table:
     told = pins.merge(result.layers[["layer", *known]], on="layer", how="left")
     told["where"] = _places(told)
     proof = [c for c in _PROOF if c != "proved" or not pins["proved"].all()]
-    proof = proof if pins["proved"].any() else []
-    return _table(_without_blank(told, ("module", "where")), [*_NAMED, "alone_score", *proof])
+    if not pins["proved"].any():
+        proof = []
+        if "alone_score" in told:
+            told = told.sort_values("alone_score", ascending=False, kind="stable")
+    shown = _table(_without_blank(told, ("module", "where")), [*_NAMED, "alone_score", *proof])
+    return replace(shown, columns=[_TITLES.get(c, c) for c in shown.columns])
 
 
 _NAMED = ["layer", "op", "module", "where"]
@@ -95,8 +99,8 @@ _TITLES = {
     "snr_db": "SNR, dB",
     "engine_rel_range": "engine error / range",
     "engine_finite": "engine finite",
-    "ref_min": "min",
-    "ref_max": "max",
+    "ref_min": "smallest value",
+    "ref_max": "largest value",
 }
 """Of columns in the page; its tooltips say what they are called in layers.csv."""
 _FLAGS = frozenset({"pinned", "source", "finite", "engine_finite"})

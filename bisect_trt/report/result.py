@@ -75,22 +75,31 @@ class SearchFacts:
     superfluous_pins_dropped: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
-    """What ``run`` found.
+    """What ``run`` found. In Jupyter it shows itself as the report's first screen.
+
+    Tables are DataFrames; docs/columns.md has their columns, of which those that the run knows
+    nothing of are left out, and a table that there is nothing for is empty:
+
+    - ``layers``: a row a layer, as layers.csv
+    - ``outputs``: a row an output and baseline, as outputs.csv
+    - ``search``: a row a probe in order, as search.csv
+    - ``pins``: a row a pin with its proof, as pins.csv
+    - ``cost``: a row an engine, as engines.csv
+    - ``inputs``: a row an input, as inputs.csv
+    - ``frontier``: a row a number of pins, as frontier.csv
+    - ``by_requirement``: a row a requirement
 
     ``cause`` is triage's word, ``sentence`` says it to a person, ``passed`` whether ``plan`` meets
-    the requirements by the runner's verdict. ``layers`` has a row a layer, ``outputs`` a row an
-    output and baseline, ``search`` a row a probe in order, ``pins`` a row a pin with its proof,
-    ``cost`` a row an engine; ``engine`` says what else was seen there, ``search_facts`` what kind
-    of set was found, each None where there is nothing to say. ``metrics`` are the ``--metric``
-    texts, ``rewritten`` the layers that a rewrite made. ``probes`` counts plans by runner,
-    ``new_probes`` those not answered by the journal; ``effect_runs`` counts the single-layer runs
-    beside them. ``holds`` says on what the plan was tested, None where none passes; ``ranked`` is
-    true if its pins were cut from a ranking and not proved one by one.
+    the requirements by the runner's verdict. ``engine`` says what else was seen there,
+    ``search_facts`` what kind of set was found, each None where there is nothing to say.
+    ``metrics`` are the ``--metric`` texts, ``rewritten`` the layers that a rewrite made. ``probes``
+    counts plans by runner, ``new_probes`` those not answered by the journal; ``effect_runs`` counts
+    the single-layer runs beside them. ``holds`` says on what the plan was tested, None where none
+    passes; ``ranked`` is true if its pins were cut from a ranking and not proved one by one.
     ``holds_on`` is the share of the given inputs that had to meet the requirements.
-    ``inputs`` has a row an input, ``frontier`` a row a number of pins, ``by_requirement`` a row a
-    requirement. ``out_of_time`` is true if the ``budget_minutes`` ended the search. ``command``
+    ``out_of_time`` is true if the ``budget_minutes`` ended the search. ``command``
     would repeat the run on the model with the SHA-256 ``model_digest``; ``dynamic_inputs`` are the
     graph inputs whose shapes it leaves open.
     """
@@ -149,6 +158,22 @@ class Result:
         holds = self.holds
         refuted = self.out_of_time and holds is not None and holds.word is Robustness.LUCKY
         return EXIT_OK if self.passed and not refuted else EXIT_NOT_MET
+
+    # What shows a result is made from this record, so it is imported when it is asked for.
+    def __repr__(self) -> str:
+        from bisect_trt.report.notebook import as_text
+
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        from bisect_trt.report.notebook import as_fragment
+
+        return as_fragment(self)
+
+    def _repr_markdown_(self) -> str:
+        from bisect_trt.report.notebook import as_markdown
+
+        return as_markdown(self)
 
     def plan_json(self) -> str:
         """The content of plan.json: the plan, what it was found for, and the layers that a rewrite

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
+from bisect_trt.core.finding import VANISHING
 from bisect_trt.core.names import printable
 from bisect_trt.graph.inspection import Inspection
 from bisect_trt.numerics.requirements import times
@@ -18,11 +18,13 @@ from bisect_trt.report.reduced import figures, nothing_bad, reduced_how
 from bisect_trt.report.reduced import headline as headline_of_piece
 from bisect_trt.report.result import Result
 from bisect_trt.report.sentences import (
-    headline,
+    answer_lines,
+    files_line,
     holds_sentences,
     judged_by,
     number,
     search_sentences,
+    unproved,
 )
 from bisect_trt.report.tables import worst_layers
 from bisect_trt.stations.cures import Cures
@@ -36,21 +38,15 @@ _SHOWN_PINS = 20
 def print_verdict(console: Console, result: Result) -> None:
     """The answer, the pins with their proof, the outputs, where the files are."""
     colour = "green" if result.passed else "red"
-    console.print(printable(headline(result)), style=f"bold {colour}")
-    for line in holds_sentences(result.holds)[:2]:
+    said, *lines = answer_lines(result)
+    console.print(printable(said), style=f"bold {colour}")
+    for line in lines:
         console.print(printable(line))
-    console.print(printable(result.sentence))
-    if not math.isnan(result.base_score):
-        after = f"   after: {times(result.score)}" if result.passed else ""
-        requirement = printable(", ".join(result.requirements))
-        console.print(
-            f"before: {times(result.base_score)}{after}   requirement: {requirement}",
-        )
     if len(result.pins):
         table = _table(["pinned layer", "op", "without it"])
         for row in list(result.pins.itertuples())[:_SHOWN_PINS]:
             if not row.proved:
-                why = "held by --pin" if row.held else "ranked, not proved"
+                why = "held by --pin" if row.held else unproved(result)
                 table.add_row(printable(str(row.layer)), str(row.op), why)
                 continue
             table.add_row(
@@ -71,18 +67,15 @@ def print_verdict(console: Console, result: Result) -> None:
     made = f"{probes} and {result.effect_runs} single-layer runs"
     counted = f"{made} in {result.seconds:.1f} s"
     console.print(printable(f"{counted}; {judged_by(result)}"))
-    files = f"report: {result.folder}/report.html"
-    if result.passed:
-        files += f"   model to ship: {result.folder}/model.typed.onnx"
-    console.print(printable(files), soft_wrap=True)
+    console.print(printable(files_line(result)), soft_wrap=True)
 
 
 def _print_findings(console: Console, result: Result) -> None:
     """The findings that may matter, each in full; constants that partly vanish are many and
     harmless, so one line for all.
     """
-    vanishing = [f for f in result.findings if f.kind == "weight-underflow"]
-    others = [f for f in result.findings if f.kind != "weight-underflow"]
+    vanishing = [f for f in result.findings if f.kind == VANISHING]
+    others = [f for f in result.findings if f.kind != VANISHING]
     lines = [f.message for f in others[:5]]
     if len(others) > 5:
         lines.append(f"{len(others) - 5} more findings in report.md")

@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pandas as pd
+
 from bisect_trt.core.diagnosis import Cause
-from bisect_trt.core.holds import Holds
+from bisect_trt.core.holds import Holds, Robustness
 from bisect_trt.core.names import printable
 from bisect_trt.core.steadiness import Steadiness
 from bisect_trt.numerics.confidence import lower_bound
+from bisect_trt.numerics.requirements import times
 from bisect_trt.report.result import Result
 from bisect_trt.search.facts import Regime
 from bisect_trt.stations.case import FEW_INPUTS
 
+_NAMED = 3
 _BROKEN = ("build-failed", "crashed", "timed-out")
 
 
@@ -70,6 +74,22 @@ def _answer(result: Result) -> str:
     return f"{kept} and the requirement is met; {proof}."
 
 
+def answer_lines(result: Result) -> list[str]:
+    """The answer's first lines: the sentence, on what it holds, the cause, before and after."""
+    lines = [headline(result), *holds_sentences(result.holds)[:2], result.sentence]
+    if not math.isnan(result.base_score):
+        after = f"   after: {times(result.score)}" if result.passed else ""
+        wanted = ", ".join(result.requirements)
+        lines.append(f"before: {times(result.base_score)}{after}   requirement: {wanted}")
+    return lines
+
+
+def files_line(result: Result) -> str:
+    """Where the report is, and the model to ship."""
+    shipped = f"   model to ship: {result.folder}/model.typed.onnx" if result.passed else ""
+    return f"report: {result.folder}/report.html{shipped}"
+
+
 def holds_sentences(holds: Holds | None) -> list[str]:
     """On what the plan was tested, and with what confidence: what is claimed is what was tested."""
     if holds is None:
@@ -100,6 +120,48 @@ def holds_sentences(holds: Holds | None) -> list[str]:
             f"ones{advice if few else ''}."
         )
     return lines
+
+
+def meaning_of(holds: Holds | None) -> str:
+    """What the word for a plan's tests means, where it is not plain."""
+    if holds is None or holds.word is Robustness.ROBUST:
+        return ""
+    wanted = f"{100.0 * holds.wanted:.3g} %"
+    if holds.word is Robustness.LUCKY:
+        return f"Lucky: some kind of input misses the {wanted} asked for by more than chance."
+    return (
+        f"Undecided: the tests neither show the {wanted} asked for of every kind of input, nor "
+        "refute it."
+    )
+
+
+def sources(layers: pd.DataFrame) -> str:
+    """Which layers are wrong while what they read is right, the first in the network first."""
+    if "source" not in layers or not layers["source"].any():
+        return ""
+    return f"Errors start at {_few(layers.loc[layers['source'].astype(bool), 'layer'])}."
+
+
+def misses_alone(layers: pd.DataFrame) -> str:
+    """Which layers miss the requirement when only they are lowered, the worst first."""
+    if "alone_score" not in layers:
+        return ""
+    worst = layers.sort_values("alone_score", ascending=False, kind="stable")
+    names = worst.loc[worst["alone_score"] > 1.0, "layer"]
+    if names.empty:
+        return "No layer misses the requirement alone."
+    return f"{_few(names)} {'misses' if len(names) == 1 else 'miss'} the requirement alone."
+
+
+def _few(names: pd.Series[str]) -> str:
+    """The first of ``names``, and how many more there are."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{', '.join(str(n) for n in names[:_NAMED])}{more}"
+
+
+def unproved(result: Result) -> str:
+    """What a pin without a proof rests on."""
+    return "ranked, not proved" if result.ranked else "not yet proved"
 
 
 def judged_by(result: Result) -> str:

@@ -91,10 +91,21 @@ def _verify(result: Result) -> str:
     return _joined(["bisect-trt", "verify", result.model, *inputs, "--plan", PLAN])
 
 
+def folded(command: str) -> str:
+    """A long command of a POSIX shell on lines of their own."""
+    return _joined(shlex.split(command))
+
+
 def _joined(words: Sequence[str]) -> str:
     """For a POSIX shell, folded where lines would become long."""
-    lines = [""]
-    for word in map(shlex.quote, words):
+    lines, parts = [""], [shlex.quote(words[0])]
+    for word in words[1:]:
+        # An option's value stays on its line.
+        if parts[-1].startswith("-") and not word.startswith("-"):
+            parts[-1] += f" {shlex.quote(word)}"
+        else:
+            parts.append(shlex.quote(word))
+    for word in parts:
         if len(lines[-1]) + len(word) > 90 and lines[-1]:
             lines.append("   ")
         lines[-1] += f" {word}" if lines[-1] else word

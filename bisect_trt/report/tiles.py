@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 from bisect_trt.core.holds import Holds
@@ -21,8 +22,8 @@ class Tile:
 
 @dataclass(frozen=True)
 class Held:
-    """One kind of input: the ``passed`` of ``tested``, their ``share``, and what is known of all
-    such inputs (``bound``, blank where the tested ones are all).
+    """One kind of input: the ``passed`` of ``tested``, their ``share``, what is known of all such
+    inputs (``bound``, blank where the tested ones are all), the ``worst`` score and whose it is.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Held:
     share: float
     bound: str
     worst: str
+    worst_name: str
 
 
 def tiles(result: Result) -> list[Tile]:
@@ -39,11 +41,11 @@ def tiles(result: Result) -> list[Tile]:
     if result.passed:
         note = f"of {result.layer_count} layers stay in FP32"
         found.append(Tile("pins", str(len(result.pinned)), note))
-    wanted = ", ".join(result.requirements)
     reduced = result.precision.value.upper()
-    found.append(Tile("before", _score(result.base_score), f"everything in {reduced}"))
+    of = "tolerance, " if math.isfinite(result.base_score) else ""
+    found.append(Tile("before", _score(result.base_score), f"{of}everything in {reduced}"))
     if not math.isnan(result.score):
-        found.append(Tile("after", _score(result.score), f"at most 1 passes: {wanted}"))
+        found.append(Tile("after", _score(result.score), "tolerance, with the plan"))
     cost = _cost(result)
     return [*found, cost] if cost is not None else found
 
@@ -88,5 +90,7 @@ def held_kinds(holds: Holds | None) -> list[Held]:
             drawn = kind is not holds.given
             bound = f"at least {100.0 * kind.lower_bound:.1f} % of all" if drawn else ""
             worst = _score(kind.worst_score)
-            found.append(Held(name, kind.passed, kind.tested, kind.share, bound, worst))
+            # The file's own name: the path is in inputs.csv.
+            of = re.split(r"[\\/]", kind.worst)[-1]
+            found.append(Held(name, kind.passed, kind.tested, kind.share, bound, worst, of))
     return found

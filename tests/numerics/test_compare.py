@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from bisect_trt.core.errors import BadInputError
+from bisect_trt.numerics import block_sums
 from bisect_trt.numerics.requirement_text import load_metrics, parse_requirements
 from bisect_trt.numerics.tensor_error import mean_of, tensor_error, worst_of
 
@@ -49,6 +50,19 @@ def test_infinities_of_the_reference_are_no_error_but_new_ones_are() -> None:
     assert tensor_error(reference, reference.copy()).finite
     got = tensor_error(reference, np.float32([np.inf, -np.inf, np.nan, 2.5]))
     assert got.nonfinite == 1 and got.max_abs == 0.5
+
+
+@pytest.mark.parametrize("many", [1 << 22, 1])  # at once, and block by block
+def test_the_range_is_the_reference_s_whatever_became_of_it(
+    many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_sums, "MANY", many)
+    reference = np.float32([1, -7e4, np.inf, 9e4])
+    for candidate in ([1, -7e4, np.inf, 9e4], [1, -np.inf, np.inf, np.inf], [np.nan] * 4):
+        got = tensor_error(reference, np.float32(candidate))
+        assert (got.ref_min, got.ref_max) == (-7e4, 9e4)
+    nothing = tensor_error(np.float32([np.inf]), np.float32([1]))
+    assert math.isnan(nothing.ref_min) and math.isnan(nothing.ref_max)
 
 
 def test_integers_and_booleans() -> None:

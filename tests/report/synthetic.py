@@ -19,6 +19,18 @@ from bisect_trt.report.result import EngineFacts, Result, SearchFacts
 OPS = ("Conv", "MatMul", "Add", "Softmax", "Pow")
 FRONTIER = (0, 2, 8, 32, 128)
 INPUTS = 64
+HOSTILE = (
+    "<script>window.hurt = 1</script>",
+    "\"><img src=x onerror='window.hurt = 1'>",
+    "</script><script>window.hurt = 1</script>",
+    'it\'s "quoted" `here` & {{ there }} ${x} %{y}',
+    "long" * 1250,
+    "\u05e9\u05dc\u05d5\u05dd/\u0645\u0631\u062d\u0628\u0627 (12)",
+    "turned\u202eetirw\u202c",
+    "<b>bold</b><br><a href='javascript:window.hurt = 1'>link</a>",
+    "=cmd|' /C calc'!A0",
+    "\u2028separator\u2029",
+)
 
 
 def synthetic_result(count: int, names: Sequence[str] = ()) -> Result:
@@ -140,6 +152,7 @@ def _outputs() -> pd.DataFrame:
     for baseline, score in scores.items():
         for output in ("logits", "boxes"):
             errors = {"max_abs": 1e-2 * score, "cosine": 1.0 - 1e-3 * min(score, 1e3)}
+            errors["snr_db"] = 40.0
             verdict = "pass" if score <= 1.0 else "non-finite"
             row = {"baseline": baseline, "output": output, "verdict": verdict, "score": score}
             rows.append({**row, **errors, "finite": bool(np.isfinite(score))})

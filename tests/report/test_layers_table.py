@@ -48,12 +48,14 @@ def test_a_node_that_is_no_layer_passes_on_what_it_reads() -> None:
 def test_wrong_is_not_finite_or_far_off() -> None:
     table = pd.DataFrame(
         {
-            "finite": [True, False, True, False],
-            "snr_db": [60.0, np.nan, 19.0, np.nan],
-            "max_abs": [1e-3, np.inf, 1.0, np.nan],  # the last was never computed
+            "finite": [True, False, True, False, False],
+            "snr_db": [60.0, np.nan, 19.0, np.nan, np.nan],
+            # Nothing of the fourth is finite; the last was never computed.
+            "max_abs": [1e-3, np.inf, 1.0, np.nan, np.nan],
+            "nonfinite": [0, 3, 0, 8, np.nan],
         }
     )
-    assert is_wrong(table).tolist() == [False, True, True, False]
+    assert is_wrong(table).tolist() == [False, True, True, True, False]
 
 
 def test_layers_csv_says_where_in_the_code(tmp_path: Path) -> None:

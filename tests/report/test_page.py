@@ -11,7 +11,7 @@ import pytest
 
 from bisect_trt.core.names import printable
 from bisect_trt.report.page import as_html
-from tests.report.synthetic import FRONTIER, INPUTS, synthetic_result
+from tests.report.synthetic import FRONTIER, HOSTILE, INPUTS, synthetic_result
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -19,18 +19,6 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium (apt-get i
 
 LAYERS = 400
 PHONE = {"width": 375, "height": 700}
-HOSTILE = (
-    "<script>window.hurt = 1</script>",
-    "\"><img src=x onerror='window.hurt = 1'>",
-    "</script><script>window.hurt = 1</script>",
-    'it\'s "quoted" `here` & {{ there }} ${x} %{y}',
-    "long" * 1250,
-    "\u05e9\u05dc\u05d5\u05dd/\u0645\u0631\u062d\u0628\u0627 (12)",
-    "turned\u202eetirw\u202c",
-    "<b>bold</b><br><a href='javascript:window.hurt = 1'>link</a>",
-    "=cmd|' /C calc'!A0",
-    "\u2028separator\u2029",
-)
 
 
 @dataclass
@@ -250,12 +238,50 @@ def test_a_phone_needs_no_sideways_scrolling(hostile: Opened) -> None:
     assert hostile.page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
 
 
+def test_a_notebook_s_colours_are_kept(browser: sync_api.Browser) -> None:
+    page = browser.new_page(viewport=PHONE)
+    for text, ground in (("rgb(20, 20, 20)", "white"), ("rgb(238, 238, 238)", "rgb(17, 17, 17)")):
+        shown = synthetic_result(40, HOSTILE)._repr_html_()
+        page.set_content(f"<body style='color:{text};background:{ground}'>{shown}")
+        colour = "e => getComputedStyle(e).color"
+        assert page.locator(".verdict").evaluate(colour) == text
+        assert page.locator(".held td").first.evaluate(colour) == text
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    page.close()
+
+
+WORDS = ".xtick text, .ytick text, .g-xtitle text, .bartext, .legendtext"
+
+
+def test_plots_keep_their_words_on_a_phone(hostile: Opened) -> None:
+    page = hostile.page
+    for plot in page.locator(".plot").all():
+        box = plot.bounding_box()
+        edges = plot.evaluate(
+            f"p => [...p.querySelectorAll('{WORDS}')]"
+            ".map(t => [t.textContent, t.getBoundingClientRect()]).filter(t => t[1].width)"
+            ".map(([words, r]) => [words, r.left, r.right, r.height])"
+        )
+        assert box is not None and edges
+        for words, left, right, height in edges:
+            assert box["x"] - 1.0 <= left and right <= box["x"] + box["width"] + 1.0, words
+            assert height < 40.0, words  # nothing is turned
+    assert page.locator(".plot .scrollbar[width='0']").count() == page.locator(".scrollbar").count()
+
+
+def test_a_phone_breaks_no_counts(hostile: Opened) -> None:
+    for cell in hostile.page.locator(".held td.whole").all():
+        assert cell.evaluate("c => getComputedStyle(c).whiteSpace") == "nowrap"
+
+
 def test_on_paper_there_are_no_controls(usual: Opened) -> None:
     page = usual.page
     page.emulate_media(media="print")
-    hidden = [page.locator(s).first.is_visible() for s in ("nav", "#theme", ".copy", ".filters")]
+    controls = ("nav", "#theme", ".copy", ".filters", ".dt-search", ".dt-paging", "summary")
+    hidden = [page.locator(s).first.is_visible() for s in controls]
+    counted = page.locator(".dt-info").is_visible()  # how many layers the page leaves out
     page.emulate_media(media="screen")
-    assert hidden == [False] * 4
+    assert hidden == [False] * 7 and counted
 
 
 def test_commands_are_copied(usual: Opened) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
@@ -10,15 +11,22 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from rich.console import Console
 
 from bisect_trt.core.diagnosis import Cause
+from bisect_trt.core.finding import Finding
+from bisect_trt.core.holds import Holding
 from bisect_trt.core.precision import Precision
-from bisect_trt.report.figures.along_network import channels_figure, errors_figure, ranges_figure
+from bisect_trt.report.figures.errors import errors_figure
 from bisect_trt.report.figures.figure import label
+from bisect_trt.report.figures.frontier import frontier_figure
 from bisect_trt.report.figures.modules import modules_figure
+from bisect_trt.report.figures.ranges import channels_figure, ranges_figure
 from bisect_trt.report.page import as_html
-from bisect_trt.report.page_tables import layer_data
+from bisect_trt.report.page_tables import layer_data, pin_rows
 from bisect_trt.report.requirement_scores import requirement_scores
+from bisect_trt.report.screen import print_verdict
+from bisect_trt.report.sentences import meaning_of, misses_alone, sources, unproved
 from tests.report.synthetic import synthetic_result
 
 RESULT = synthetic_result(80)
@@ -72,6 +80,21 @@ def test_zero_and_infinite_errors_leave_gaps() -> None:
     marks = {t["name"]: t["x"] for t in figure.data if t["mode"] == "markers"}
     assert marks["not finite"] == [61, 62, 63, 64] and marks["pinned"] == [0, 20, 40, 60]
     assert next(x for name, x in marks.items() if name.startswith("source")) == [60]
+
+
+def test_what_is_left_of_a_layer_that_overflowed_is_no_small_error() -> None:
+    layers = RESULT.layers.assign(nonfinite=0)
+    layers.loc[61, ["rel_range", "introduced_rel_range"]] = 1e-6  # the rest of it is right
+    layers.loc[61, "introduced_finite"] = False
+    layers.loc[62, ["max_abs", "rel_range"]] = np.nan  # nothing of it is finite
+    layers.loc[63, ["max_abs", "rel_range", "nonfinite"]] = np.nan  # it was not measured
+    figure = errors_figure(layers)
+    assert figure is not None
+    everything, own, *marks = figure.data
+    assert everything["y"][61] is None and own["y"][61] is None and own["y"][60] is not None
+    broken = next(t for t in marks if t["name"] == "not finite")
+    assert broken["x"] == [61, 62, 64]
+    assert min(broken["y"]) > max(v for v in everything["y"] if v is not None)
 
 
 @pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16, Precision.TF32])
@@ -146,3 +169,86 @@ def test_a_run_that_ended_early_has_a_page() -> None:
     assert "nothing was searched" in page and 'id="repeat"' in page
     for name in ("frontier", "baselines", "errors", "certificate", "ship", "engines"):
         assert f'<section id="{name}"' not in page
+
+
+def test_pins_that_nothing_ranked_are_not_called_ranked() -> None:
+    # As a search that was cut short leaves them.
+    pins = RESULT.pins.assign(proved=False, verdict_without="", score_without=math.nan)
+    cut = replace(RESULT, pins=pins, complete=False)
+    for result, words in ((cut, "not yet proved"), (replace(cut, ranked=True), "ranked, not")):
+        console = Console(file=io.StringIO(), width=200)
+        print_verdict(console, result)
+        shown = console.file.getvalue()  # type: ignore[attr-defined]
+        for text in (as_html(result), shown):
+            assert words in text and ("ranked" in text.partition("Suspicion")[0]) == result.ranked
+    assert f"Pinned layers: {unproved(cut)}</h2>" in as_html(cut)
+
+
+def test_unproved_pins_stand_the_most_harmful_first() -> None:
+    unproven = replace(RESULT, pins=RESULT.pins.assign(proved=False))
+    table = pin_rows(unproven)
+    scores = [row[table.columns.index("score alone")] for row in table.rows]
+    assert scores == sorted(scores, reverse=True) and len(scores) == 4
+    assert [
+        row[0] for row in pin_rows(RESULT).rows
+    ] == RESULT.pinned  # a certificate's are in order
+
+
+def test_numbers_of_pins_do_not_stand_on_each_other() -> None:
+    rows = RESULT.frontier.iloc[[0, 1, 2, 3, 3, 4]].assign(
+        pins=[0, 2, 8, 32, 124, 128], set=["ranking"] * 4 + ["answer", "ranking"]
+    )
+    figure = frontier_figure(rows)
+    assert figure is not None
+    axis = figure.layout["xaxis"]
+    assert axis["ticktext"] == ["0", "2", "8", "32", "124"] and len(axis["tickvals"]) == 5
+
+
+def test_a_dead_channel_is_no_small_one() -> None:
+    layers = RESULT.layers.copy()
+    small = [f"channel_peak_{q}" for q in ("min", "p25")]
+    layers.loc[0, small] = 0.0  # pinned: a quarter of its channels are zero
+    dead = [c for c in layers if str(c).startswith("channel_peak_")]
+    layers.loc[20, [*dead, "ref_min", "ref_max"]] = 0.0  # pinned: all are
+    figure = channels_figure(layers, Precision.FP16)
+    assert figure is not None
+    whiskers, bars = figure.data[0]["y"], figure.data[1]
+    assert whiskers[0] == pytest.approx(layers.loc[0, "channel_peak_p50"], rel=1e-3)
+    assert bars["base"][0] == whiskers[0] and bars["layers"] == [0, 40, 60]
+    figure = ranges_figure(layers, Precision.FP16)
+    assert figure is not None
+    assert figure.data[0]["y"][0] == whiskers[0]  # the band's lower edge
+    json.dumps([t["y"] for t in figure.data], allow_nan=False)
+
+
+def test_what_harms_alone_is_named() -> None:
+    layers = pd.DataFrame({"layer": list("abcdef"), "alone_score": [0.5, 3.0, 1.5, 9.0, 2.0, 0.1]})
+    assert misses_alone(layers) == "d, b, e and 1 more miss the requirement alone."
+    assert misses_alone(layers.tail(2)) == "e misses the requirement alone."
+    assert misses_alone(layers.head(1)) == "No layer misses the requirement alone."
+    assert misses_alone(layers[["layer"]]) == ""
+
+
+def test_sources_are_named() -> None:
+    assert sources(RESULT.layers) == f"Errors start at {RESULT.layers['layer'][60]}."
+    assert sources(RESULT.layers.assign(source=True)).endswith(" and 77 more.")
+    assert sources(RESULT.layers.assign(source=False)) == sources(RESULT.layers[["layer"]]) == ""
+    assert sources(RESULT.layers) in as_html(RESULT)
+
+
+def test_the_word_for_the_tests_is_explained() -> None:
+    holds = RESULT.holds
+    assert holds is not None
+    undecided = replace(holds, holdout=Holding(11, 12, 0.66, 1.2, "/pages/page_034.npz"))
+    lucky = replace(holds, redrawn=Holding(40, 72, 0.4, 3.0, "x"))
+    assert meaning_of(holds) == "" and meaning_of(None) == ""
+    assert meaning_of(undecided).startswith("Undecided: the tests neither show the 95 %")
+    assert meaning_of(lucky).startswith("Lucky: ")
+    page = as_html(replace(RESULT, holds=undecided))
+    assert meaning_of(undecided) in page and "<bdi>page_034.npz</bdi>" in page
+
+
+def test_constants_that_partly_vanish_come_last() -> None:
+    findings = [Finding("weight-underflow", "a", "vanishing"), Finding("tf32", "", "turn it off")]
+    page = as_html(replace(RESULT, findings=findings))
+    assert page.index("turn it off") < page.index("vanishing")

@@ -30,7 +30,7 @@ from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.passes import annotated as annotation
 from bisect_trt.numerics.tensor_error import tensor_error
 from bisect_trt.probe.result import ProbeResult
-from bisect_trt.report.columns import TABLES, as_page
+from bisect_trt.report.columns import FRAMES, TABLES, as_page
 from bisect_trt.report.csv_files import from_csv, to_csv
 from bisect_trt.report.junit import as_junit
 from bisect_trt.report.markdown import as_markdown
@@ -142,6 +142,31 @@ def test_csv_files_have_the_documented_columns(runs: dict[str, Result], name: st
         for value in (v for row in rows[1:] for v in row):
             if value[:1] in tuple("=+-@\t\r") and value:
                 float(value)  # a number, else a formula
+
+
+DTYPES = {
+    "text": "object str",
+    "number": "float64",
+    "count": "int64 Int64 float64",
+    "flag": "bool",
+    "mapping": "object",
+}
+"""How a table of ``Result`` holds each kind; a count that is not always known is a float."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tables_have_the_documented_columns(runs: dict[str, Result], name: str) -> None:
+    for result in (runs[name], read_run(runs[name].folder)):
+        for frame, columns in FRAMES.items():
+            table = getattr(result, frame)
+            places = [[c.covers(n) for c in columns].index(True) for n in table]
+            assert places == sorted(places), frame
+            if table.empty:
+                continue
+            assert {c.name for c in columns if c.always} <= set(table), frame
+            for column, place in zip(table, places, strict=True):
+                wanted = DTYPES[columns[place].kind].split()
+                assert str(table[column].dtype) in wanted, (frame, column)
 
 
 def test_every_column_is_documented() -> None:

@@ -58,6 +58,14 @@ def test_the_check_takes_the_run_s_inputs() -> None:
     ]
 
 
+def test_a_folded_line_keeps_an_option_beside_its_value() -> None:
+    command = f"bisect-trt run model.onnx --input {'long/' * 15}"
+    text = next(r.text for r in recipes(replace(SHIPPED, command=command)) if "verify" in r.text)
+    lines = [line.strip(" \\") for line in text.split("\n")]
+    assert len(lines) > 1 and all(line.startswith("--") for line in lines[1:])
+    assert any(line.endswith("--plan plan.json") for line in lines)
+
+
 def test_a_command_names_what_is_not_the_default() -> None:
     settings = Settings(
         "a b.onnx", ["x.npz", {"x": 1}], require=["max_abs<=1e-2"], stacked=True, workers=2

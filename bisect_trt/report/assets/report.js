@@ -31,7 +31,7 @@
       plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: "system-ui, sans-serif", size: 12, color: text },
       hoverlabel: { bgcolor: card, bordercolor: line, font: { color: text }, align: "left" },
-      margin: { l: 60, r: 16, t: 24, b: 48 },
+      margin: { l: 60, r: 16, t: 24, b: 48, ...own.margin },
       legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
       hovermode: "closest",
       xaxis: { ...axis, ...own.xaxis },

@@ -1,190 +1,27 @@
-"""Errors and value ranges along the network, a place a layer."""
+"""Traces along the network, a place a layer."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from bisect_trt.core.precision import Precision
-from bisect_trt.numerics.rounding import LARGEST, SMALLEST_SUBNORMAL
-from bisect_trt.report.figures.figure import (
-    ACCENT,
-    BAD,
-    GOOD,
-    MUTED,
-    Figure,
-    line_at,
-    lines_at,
-    log_axis,
-    positive,
-    short,
-)
+from bisect_trt.report.figures.figure import positive, short
 
-_XAXIS = {"title": {"text": "layer, in network order"}}
-_SPREAD = [f"channel_peak_{q}" for q in ("min", "p25", "p50", "p75", "max")]
-_SHOWN_BOXES = 400
-_FLOOR = 1e-12
-"""Where a logarithmic axis shows a channel that is all zeros."""
+NETWORK = {"title": {"text": "layer, in network order"}}
+"""The x axis."""
 
 
-def errors_figure(layers: pd.DataFrame) -> Figure | None:
-    """Accumulated and introduced errors, over each layer's range, with the pins, the layers that
-    are not finite, and the sources of failure. None where no errors were measured.
+def line_of(words: str, places: Any, values: pd.Series[Any], colour: str) -> dict[str, Any]:
+    """A trace through a value a layer, with gaps where a logarithmic axis has no place.
+
+    Args:
+        words: for the legend.
+        places: of the layers.
+        values: a value a place.
+        colour: as CSS has it.
     """
-    if "rel_range" not in layers or not len(layers):
-        return None
-    both = {"everything lowered": ("rel_range", BAD), "the layer alone": (_OWN, ACCENT)}
-    if "engine_rel_range" in layers:
-        both["on the engine, outputs marked"] = ("engine_rel_range", GOOD)
-    places = np.arange(len(layers))
-    data: list[dict[str, Any]] = [
-        _line(words, places, layers[column], colour)
-        for words, (column, colour) in both.items()
-        if column in layers
-    ]
-    known = [v for column, _ in both.values() if column in layers for v in positive(layers[column])]
-    top = 3.0 * max([v for v in known if v is not None], default=1.0)
-    shown = layers["rel_range"].where(np.isfinite(layers["rel_range"]), top)
-    broken = ~layers["finite"].astype(bool) & layers["max_abs"].notna()
-    marks = (
-        ("pinned", layers["pinned"], "circle-open", ACCENT, 9),
-        ("not finite", broken, "x", BAD, 9),
-        ("source: wrong while its inputs are right", layers.get("source"), "star", BAD, 14),
-    )
-    for words, where, symbol, colour, size in marks:
-        chosen = np.flatnonzero(where.astype(bool)) if where is not None else np.empty(0, int)
-        if chosen.size:
-            values = shown.iloc[chosen]
-            height = values.where(values > 0.0, np.nan).fillna(top if words == "not finite" else 0)
-            data.append(_marks(words, chosen, height, symbol, colour, size))
-    layout = {"xaxis": _XAXIS, "yaxis": log_axis("largest error / the layer's range", known)}
-    alt = "Error of each layer along the network, accumulated and introduced"
-    return Figure("errors-plot", alt, data, layout, of_layers=True, height=400)
-
-
-_OWN = "introduced_rel_range"
-
-
-def ranges_figure(layers: pd.DataFrame, precision: Precision) -> Figure | None:
-    """The largest magnitude of each layer in FP32, and of its channels, against the limits of
-    ``precision``. None where no ranges were measured.
-    """
-    if "ref_max" not in layers or not layers["ref_max"].notna().any():
-        return None
-    largest = layers[["ref_min", "ref_max"]].abs().max(axis=1)
-    places = np.arange(len(layers))
-    data: list[dict[str, Any]] = []
-    if set(_SPREAD) <= set(layers.columns):
-        # Without gaps, which would tear the band: what has no channels is one, a dead one is tiny.
-        spread = {c: layers[c].fillna(largest).clip(lower=_FLOOR) for c in _SPREAD[1:4:2]}
-        low = _line("channels, the middle half", places, spread["channel_peak_p25"], MUTED)
-        high = _line("channels, the middle half", places, spread["channel_peak_p75"], MUTED)
-        quiet = {"line": {"width": 0}, "hoverinfo": "skip", "hovertemplate": None}
-        data.append({**low, **quiet, "showlegend": False})
-        data.append({**high, **quiet, "fill": "tonexty", "fillcolor": "rgba(139,141,152,.35)"})
-    data.append(_line("the largest value", places, largest, ACCENT))
-    pinned = np.flatnonzero(layers["pinned"].astype(bool))
-    if pinned.size:
-        height = largest.iloc[pinned]
-        data.append(_marks("pinned", pinned, height, "circle-open", ACCENT, 9))
-    axis = _magnitudes("magnitude in FP32", largest, precision)
-    layout = {"xaxis": _XAXIS, "yaxis": axis, **_limits(precision)}
-    alt = f"Magnitudes of each layer's values against the limits of {precision.value.upper()}"
-    return Figure("ranges-plot", alt, data, layout, of_layers=True, height=360)
-
-
-def channels_figure(layers: pd.DataFrame, precision: Precision) -> Figure | None:
-    """A box a pinned layer: how the largest magnitudes of its channels spread. None where nothing
-    is pinned, or channels were not measured.
-    """
-    if not set(_SPREAD) <= set(layers.columns):
-        return None
-    pinned = np.flatnonzero(layers["pinned"].astype(bool) & (layers["channels"] > 0))
-    if not pinned.size:
-        return None
-    pinned = pinned[:_SHOWN_BOXES]
-    rows = layers.iloc[pinned]
-    low, first, middle, third, high = (rows[c].clip(lower=_FLOOR) for c in _SPREAD)
-    places = list(range(len(rows)))
-    whiskers: list[float | None] = []
-    for bottom, top in zip(low, high, strict=True):
-        whiskers += [short(bottom), short(top), None]
-    names = [int(i) for i in pinned]
-    facts = [
-        f"{n:.0f} channels; channel {w:.0f} is the largest"
-        for n, w in zip(rows["channels"], rows["worst_channel"], strict=True)
-    ]
-    data: list[dict[str, Any]] = [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": "smallest to largest channel",
-            "x": [x for i in places for x in (i, i, None)],
-            "y": whiskers,
-            "line": {"color": MUTED, "width": 1.5},
-            "hoverinfo": "skip",
-        },
-        {
-            "type": "bar",
-            "name": "the middle half of the channels",
-            "x": places,
-            "y": [short(b - a) for a, b in zip(first, third, strict=True)],
-            "base": [short(v) for v in first],
-            "marker": {"color": ACCENT, "opacity": 0.55},
-            "layers": names,
-            "customdata": facts,
-            "hovertemplate": "%{text}<br>%{customdata}",
-        },
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": "the median channel",
-            "x": places,
-            "y": [short(v) for v in middle],
-            "marker": {"color": ACCENT, "symbol": "line-ew-open", "size": 9},
-            "layers": names,
-            "hovertemplate": "%{text}<br>%{y:.3g}",
-        },
-    ]
-    layout = {
-        "xaxis": {"title": {"text": "pinned layer, in network order"}},
-        "yaxis": _magnitudes("largest magnitude of a channel", high, precision),
-        **_limits(precision),
-    }
-    alt = "Spread of the largest magnitudes over the channels of each pinned layer"
-    return Figure("channels-plot", alt, data, layout, of_layers=True, height=360)
-
-
-def _ends(precision: Precision) -> list[float]:
-    """The largest and the smallest number of ``precision``; none where it has FP32's range."""
-    return [t[precision] for t in (LARGEST, SMALLEST_SUBNORMAL) if precision in t]
-
-
-def _magnitudes(title: str, values: pd.Series[Any], precision: Precision) -> dict[str, Any]:
-    """An axis that shows the limits, and not how tiny the tiniest values are."""
-    ends = _ends(precision)
-    axis = log_axis(title, [*ends, *values])
-    if not ends:
-        return axis
-    top = max(ends[0], *(v for v in values if math.isfinite(v)))
-    return {**axis, "range": [math.log10(ends[1]) - 1.2, math.log10(top) + 1.0]}
-
-
-def _limits(precision: Precision) -> dict[str, Any]:
-    """Lines at the limits of ``precision``."""
-    if not _ends(precision):
-        return {}
-    name, (largest, smallest) = precision.value.upper(), _ends(precision)
-    return lines_at(
-        line_at(largest, f"{name}: infinite beyond {largest:.5g}"),
-        line_at(smallest, f"{name}: zero below about {smallest:.1g}", MUTED),
-    )
-
-
-def _line(words: str, places: Any, values: pd.Series[Any], colour: str) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "lines",
@@ -196,15 +33,31 @@ def _line(words: str, places: Any, values: pd.Series[Any], colour: str) -> dict[
     }
 
 
-def _marks(
-    words: str, places: Any, values: pd.Series[Any], symbol: str, colour: str, size: int
+def marks_of(
+    words: str, places: Any, values: pd.Series[Any], symbol: str, colour: str, size: Any
 ) -> dict[str, Any]:
+    """A trace of marks at some layers; none where a logarithmic axis has no place.
+
+    Args:
+        words: for the legend.
+        places: of these layers.
+        values: their heights.
+        symbol: as Plotly calls it.
+        colour: as CSS has it.
+        size: in pixels, of all or of each.
+    """
     return {
         "type": "scatter",
         "mode": "markers",
         "name": words,
         "x": places.tolist(),
         "y": [short(v) if math.isfinite(v) and v > 0.0 else None for v in values],
-        "marker": {"symbol": symbol, "color": colour, "size": size, "line": {"width": 2}},
+        "marker": {
+            "symbol": symbol,
+            "color": colour,
+            "size": size,
+            "line": {"width": 2},
+            "opacity": 1,  # less, by itself, where sizes differ
+        },
         "hovertemplate": "%{text}",
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pandas as pd
 
@@ -15,6 +16,9 @@ _WORDS = {
     "holdout": "held out",
 }
 
+_APART = 0.09
+"""Of the axis: so far apart two numbers of three digits stand beside each other at 390 pixels."""
+
 
 def frontier_figure(frontier: pd.DataFrame) -> Figure | None:
     """A line a kind of input: the share that meets the requirement over the pins, with the plan
@@ -25,7 +29,7 @@ def frontier_figure(frontier: pd.DataFrame) -> Figure | None:
     pins = [int(p) for p in frontier["pins"]]
     # None pinned has no place on a logarithmic axis, and linear ones hide where it is decided.
     places = [math.log1p(p) for p in pins]
-    data = []
+    data: list[dict[str, Any]] = []
     for kind, words in _WORDS.items():
         if not (frontier[f"{kind}_tested"] > 0).any():
             continue
@@ -40,15 +44,16 @@ def frontier_figure(frontier: pd.DataFrame) -> Figure | None:
                 "y": [None if math.isnan(s) else short(s) for s in frontier[f"{kind}_share"]],
                 "text": [f"{p} pins: {c}" for p, c in zip(pins, counts, strict=True)],
                 "hovertemplate": "%{text} (%{y:.1%})",
-                "line": {"color": SERIES[kind], "width": 2},
-                "marker": {"size": 8},
+                # Where all hold, or none, lines lie upon each other: each shows around the next.
+                "line": {"color": SERIES[kind], "width": 6 - 1.5 * len(data)},
+                "marker": {"size": 14 - 3 * len(data)},
             }
         )
     layout = {
         "xaxis": {
             "title": {"text": "layers kept in FP32 (logarithmic)"},
-            "tickvals": [short(x) for x in places],
-            "ticktext": [str(p) for p in pins],
+            "tickangle": 0,
+            **_ticks(places, pins, frontier["set"]),
         },
         "yaxis": {
             "title": {"text": "share that holds"},
@@ -59,6 +64,20 @@ def frontier_figure(frontier: pd.DataFrame) -> Figure | None:
     }
     alt = "Share of inputs that meet the requirement over the number of layers kept in FP32"
     return Figure("frontier-plot", alt, data, layout)
+
+
+def _ticks(places: list[float], pins: list[int], sets: pd.Series[str]) -> dict[str, object]:
+    """Numbers of pins where they stand apart on a phone too; the plan's before its neighbours."""
+    least = _APART * (max(places) - min(places))
+    kept: list[int] = []
+    for i in sorted(range(len(places)), key=lambda i: sets.iloc[i] != "answer"):
+        if all(abs(places[i] - places[k]) >= least for k in kept):
+            kept.append(i)
+    kept.sort()
+    return {
+        "tickvals": [short(places[i]) for i in kept],
+        "ticktext": [str(pins[i]) for i in kept],
+    }
 
 
 def _picked(frontier: pd.DataFrame, places: list[float], pins: list[int]) -> dict[str, object]:

@@ -58,6 +58,9 @@ def modules_figure(layers: pd.DataFrame) -> Figure | None:
         "barmode": "overlay",
         "bargap": 0,
         "zooms": True,
+        "margin": {"l": 8, "b": 8},
+        # Words that have to shrink for their box cannot be read; hovering shows them.
+        "uniformtext": {"minsize": 10, "mode": "hide"},
     }
     alt = "Modules of the model, by layers, pins and what their worst layer does alone"
     return Figure("modules-plot", alt, data, layout, height=110 + 44 * deepest)

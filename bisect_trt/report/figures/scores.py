@@ -38,22 +38,25 @@ def baselines_figure(outputs: pd.DataFrame) -> Figure | None:
         {
             "type": "bar",
             "orientation": "h",
-            "y": [label(b) for b in rows["baseline"]],
+            # On a phone half the plot would be words.
+            "y": [label(b).replace(", ", ",<br>") for b in rows["baseline"]],
             "x": [short(h) for h in heights],
             "marker": {"color": [GOOD if v == "pass" else BAD for v in rows["verdict"]]},
-            "text": [times(s) for s in scores],
+            "text": [f"{s:.3g} \u00d7" if math.isfinite(s) else times(s) for s in scores],
             "textposition": "auto",
-            "hovertemplate": "%{y}: %{text}<extra></extra>",
+            "customdata": [times(s) for s in scores],
+            "hovertemplate": "%{y}: %{customdata}<extra></extra>",
         }
     ]
     ends = [math.log10(min(*heights, 1.0)) - 0.5, math.log10(max(*heights, 1.0)) + 0.9]
     line = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": 1, "x1": 1}
     layout = {
         "xaxis": {
-            **log_axis("score, \u00d7 tolerance: left of the line passes", heights),
+            **log_axis("\u00d7 tolerance: left of the line passes", heights),
+            "tickangle": 0,
             "range": ends,
         },
-        "yaxis": {"autorange": "reversed", "automargin": True},
+        "yaxis": {"autorange": "reversed", "automargin": True, "showgrid": False},
         "shapes": [{**line, "line": {"color": BAD, "dash": "dash", "width": 1.5}}],
         "showlegend": False,
     }
@@ -88,8 +91,9 @@ def inputs_figure(inputs: pd.DataFrame) -> Figure | None:
                 "hovertemplate": "%{text}<br>%{y:.3g} times the tolerance",
             }
         )
+    apart = " (diamonds: held out)" if "diamond" in symbols else ""
     layout = {
-        "xaxis": {"title": {"text": "input, the worst first"}},
+        "xaxis": {"title": {"text": f"worst first{apart}"}},
         "yaxis": log_axis("score, \u00d7 tolerance", [1.0, *(y for t in data for y in t["y"])]),
         **line_at(1.0, _TOLERANCE),
     }
@@ -124,8 +128,10 @@ def search_figure(search: pd.DataFrame) -> Figure | None:
                     "hovertemplate": "probe %{x}, %{y} pins<br>%{text}",
                 }
             )
+    most = max(1, int(search["pins"].max()))
     layout = {
-        "xaxis": {"title": {"text": "probe, in order (diamonds: on a panel of draws)"}},
-        "yaxis": {"title": {"text": "layers pinned"}, "rangemode": "tozero"},
+        "xaxis": {"title": {"text": "probe (diamonds: on a panel of draws)"}},
+        # Below zero, so that a probe without pins is a whole mark.
+        "yaxis": {"title": {"text": "layers pinned"}, "range": [-0.04 * most, 1.05 * most]},
     }
     return Figure("search-plot", "Pins and verdict of each probe, in order", data, layout)
