@@ -27,7 +27,7 @@ from bisect_trt.stations.case import Case, load
 from bisect_trt.stations.drawn import redraws
 from bisect_trt.stations.emulator_choice import emulator_device, open_emulator
 from bisect_trt.stations.need import need_of
-from bisect_trt.stations.sensitivity import TIME_BUDGET_S
+from bisect_trt.stations.sensitivity import time_allowed
 from bisect_trt.stations.settings import Settings
 from bisect_trt.stations.thread_limit import within_threads
 from bisect_trt.stations.work import expected_probes, expected_work
@@ -109,6 +109,7 @@ def estimate(settings: Settings, observer: Observer) -> Estimate:
     usual, large = (
         min(count, max(2, round(share * count))) for share in (_USUAL_SHARE, _LARGE_SHARE)
     )
+    rows_s = work.rows * timed.trace * _ROW
     seconds = (
         _REPORT_S
         + started
@@ -118,7 +119,7 @@ def estimate(settings: Settings, observer: Observer) -> Estimate:
         + work.emulations * timed.emulated
         + work.drawn * (timed.made + timed.emulated)
         + work.second_asked * timed.second
-        + min(TIME_BUDGET_S, work.rows * timed.trace * _ROW)
+        + min(rows_s, time_allowed(rows_s))
     )
     if settings.budget is not None:
         seconds = min(seconds, 60.0 * settings.budget)

@@ -33,11 +33,11 @@ MARGIN, SHRINK_MARGIN = 0.95, 0.8
 panel, by trial on two text models: the freer the choice, the more of it is luck."""
 
 SHRINK_PROBES = 32
-_MOST_SHRUNK = 8192
-"""Of more pins so few probes can drop and prove next to nothing."""
-
 """Shrinking ends after so many probes: by count and not by the clock, so that the same command
 gives the same answer."""
+
+_MOST_SHRUNK = 8192
+"""Of more pins so few probes can drop and prove next to nothing."""
 
 _WORTHWHILE = 0.9
 """How much smaller an unproved set must be to be worth a test of its own."""

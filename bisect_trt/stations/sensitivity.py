@@ -27,8 +27,9 @@ from bisect_trt.stations.case import Case
 from bisect_trt.stations.effect_rows import EffectRows
 
 _DISTURBED = 64
-TIME_BUDGET_S = 20.0
-"""Where one row for each layer would take longer, only the most suspicious layers get one."""
+TIME_BUDGET_S, _PATIENCE = 20.0, 4.0
+"""Where one row for each layer would take longer, only the most suspicious layers get one. What
+should fit may take four times as long: a busy machine is no reason for another answer."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,11 @@ def measure_sensitivity(
         strength,
         measured.runs,
     )
+
+
+def time_allowed(expected_s: float) -> float:
+    """The most seconds for rows that should take ``expected_s``."""
+    return TIME_BUDGET_S if expected_s > TIME_BUDGET_S else _PATIENCE * TIME_BUDGET_S
 
 
 def _cut_short(count: int, layers: int) -> Finding:

@@ -20,10 +20,10 @@ from bisect_trt.stations.case import Case
 from bisect_trt.stations.engine_baselines import EngineBaselines
 from bisect_trt.stations.held import blame_lowered
 from bisect_trt.stations.sensitivity import (
-    TIME_BUDGET_S,
     Sensitivity,
     measure_sensitivity,
     suspicion_of,
+    time_allowed,
 )
 from bisect_trt.stations.unseen import Unseen
 
@@ -31,6 +31,9 @@ _MOST_RANKED, _FEWEST_RANKED, _RANKED_ROWS = 8, 2, 800
 """Layers are ranked over as many samples as make so many rows: by count and not by the clock, so
 that the same command gives the same answer. Four or eight samples rank the text models' layers no
 better than two (benchmarks/results/holds.md)."""
+
+_ROW = 0.5
+"""A row takes about half an inference: it starts at its layer, and some are made side by side."""
 
 _SHARE_OF_TIME = 0.4
 """Of what a run's budget leaves for the search."""
@@ -90,7 +93,8 @@ def find_cause(
     suspicion = suspicion_of(emulated.layers)
     ranked_on = _ranked_on(case, unseen)
     seconds = emulated.probe_seconds(len(case.samples))
-    budget_s = min(TIME_BUDGET_S, max(0.0, _SHARE_OF_TIME * bench.time.left_s))
+    budget_s = time_allowed(len(case.names) * len(ranked_on) * seconds * _ROW)
+    budget_s = min(budget_s, max(0.0, _SHARE_OF_TIME * bench.time.left_s))
     heavy = frozenset(f.where for f in case.findings if f.kind == "weight-overflow")
     lowered_plan = case.base
     if unseen is not None:

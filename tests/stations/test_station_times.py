@@ -11,7 +11,7 @@ import pytest
 import bisect_trt
 from bisect_trt import Result
 from bisect_trt.core.observer import Observer
-from bisect_trt.stations import effect_rows, frontier, triage
+from bisect_trt.stations import effect_rows, frontier, sensitivity
 from bisect_trt.stations.bench import open_bench
 from bisect_trt.stations.case import load
 from bisect_trt.stations.sensitivity import Sensitivity, measure_sensitivity
@@ -76,7 +76,7 @@ def run(folder: Path, **options: Any) -> Result:
 def test_a_run_without_any_time_to_measure_still_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(triage, "TIME_BUDGET_S", -1.0)
+    monkeypatch.setattr(sensitivity, "TIME_BUDGET_S", -1.0)
     monkeypatch.setattr(frontier, "TIME_BUDGET_S", 1e-9)
     result = run(tmp_path)
     assert result.passed and result.pinned
