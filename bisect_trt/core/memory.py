@@ -21,6 +21,10 @@ of the use are pages of files: the system gives those back when asked."""
 LARGE = 256 << 20
 """Bytes of weights, or of activations, from which on a copy more of them counts."""
 
+MANY = 32 << 20
+"""Bytes of weights from which on one session at a time holds a copy of them, and what is freed goes
+back to the system at once."""
+
 _M_MMAP_THRESHOLD, _APART = -3, 2 << 20
 """The C library's name of the setting (malloc.h), and bytes."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from bisect_trt.core.errors import BadInputError, MachineError
 from bisect_trt.core.memory import (
     LARGE,
+    MANY,
     free_activations_at_once,
     free_bytes,
     in_words,
@@ -97,7 +98,7 @@ def check_need(need: Need, where: str) -> None:
         )
     if need.activations >= LARGE:
         free_activations_at_once()
-    if max(need.activations, need.weights) >= LARGE:
+    if need.activations >= LARGE or need.weights >= MANY:
         keep_large_blocks_apart()
 
 

@@ -14,14 +14,13 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from bisect_trt.core.memory import LARGE
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph, as_graph
 from bisect_trt.graph.passes.emulated import to_emulated
-from bisect_trt.graph.save import weights_size
 from bisect_trt.runners.ort_sessions import reference_session, run_all
 from bisect_trt.runners.ort_weights import RoundedConstants
+from bisect_trt.runners.turns import Turns
 
 
 class WholeModelRunner:
@@ -31,12 +30,16 @@ class WholeModelRunner:
     Args:
         model: an FP32 model, or its :class:`Graph`.
         constants: gives rounded constants that another emulator has; without it they are computed.
+        turns: shared with the reference, so that of many weights one of the two holds a copy.
     """
 
     name = "emulated-whole"
 
     def __init__(
-        self, model: onnx.ModelProto | Graph, constants: RoundedConstants | None = None
+        self,
+        model: onnx.ModelProto | Graph,
+        constants: RoundedConstants | None = None,
+        turns: Turns | None = None,
     ) -> None:
         self.versions: Mapping[str, str] = {
             "onnxruntime": ort.__version__,
@@ -44,7 +47,7 @@ class WholeModelRunner:
         }
         self._graph = as_graph(model)
         self._constants = constants
-        self._is_large = weights_size(self._graph.proto) >= LARGE
+        self._turns = turns or Turns(self._graph)
         self._kept: tuple[PrecisionPlan, Graph, ort.InferenceSession] | None = None
 
     def outputs(
@@ -55,12 +58,17 @@ class WholeModelRunner:
                 session = self._session_of(plan, self._graph.taking(sample.arrays))
                 yield run_all(session, sample.arrays, sample.name)
         finally:
-            if self._is_large:
-                self._kept = None
+            if self._turns.is_large:
+                self.release()
+
+    def release(self) -> None:
+        """Let the session and its memory go."""
+        self._kept = None
 
     def _session_of(self, plan: PrecisionPlan, graph: Graph) -> ort.InferenceSession:
         if self._kept is None or self._kept[:2] != (plan, graph):
-            self._kept = None  # two sessions of one model would be in memory for a moment
+            self.release()  # two sessions of one model would be in memory for a moment
+            self._turns.take(self)
             session = reference_session(
                 to_emulated(graph, plan), quantised=graph.quantised, constants=self._constants
             )
