@@ -19,6 +19,7 @@ from bisect_trt.graph.activations import live_bytes
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.inputs import InputSpec
 from bisect_trt.graph.save import weights_size
+from bisect_trt.runners.emulator.kept_activations import MOST_BYTES
 from bisect_trt.stations.array_files import headers_of
 from bisect_trt.stations.input_files import find_files, is_loader
 from bisect_trt.stations.settings import Settings
@@ -26,9 +27,12 @@ from bisect_trt.stations.settings import Settings
 _PROCESS = 200_000_000
 """What this program and its libraries take by themselves."""
 
-_COPIES, _NETWORKS = 2.0, 3.0
-"""How often weights are held (as they are, and rounded), and an inference's activations: two
-histories with their roundings beside a reference."""
+_NETWORKS = 3.0
+"""How often an inference's activations are held: two histories with their roundings beside a
+reference."""
+
+_KEPT = 20
+"""Inferences' worth of activations that fill the store at the cuts, if it is not full before."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -48,9 +52,26 @@ class Need:
         """About the peak of all processes. A worker shares the weights as they are with the others
         and holds no reference.
         """
-        own = _PROCESS + _COPIES * self.weights + _NETWORKS * self.activations
-        worker = _PROCESS + (_COPIES - 1) * self.weights + (_NETWORKS - 1) * self.activations
+        own = _PROCESS + self._copies * self.weights + _NETWORKS * self.activations + self._kept
+        worker = _PROCESS + self.weights + (_NETWORKS - 1) * self.activations + self._kept
         return int(own + self.workers * worker)
+
+    @property
+    def _copies(self) -> float:
+        """How often weights are held: as they are, rounded, by a session that prepared them for its
+        kernels. Large ones are in memory as they are or in a session, small ones in two sessions
+        while the system's library keeps blocks that were freed.
+        """
+        if self.weights >= LARGE:
+            return 2.0
+        return 3.0 if self.weights >= MANY else 4.5
+
+    @property
+    def _kept(self) -> int:
+        """What the emulator keeps of other probes."""
+        if self.activations >= LARGE:
+            return 0
+        return min(MOST_BYTES, _KEPT * self.activations)
 
     @property
     def sentence(self) -> str:

@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from bisect_trt.cli import main
 from bisect_trt.graph.activations import live_bytes
 from bisect_trt.graph.graph import Graph
+from bisect_trt.runners.emulator.kept_activations import MOST_BYTES
 from bisect_trt.stations import need
 from bisect_trt.stations.array_files import headers_of
 
@@ -92,6 +93,26 @@ def test_a_large_input_is_what_can_be_made_smaller(
     monkeypatch.setattr(need, "free_bytes", lambda: 1_000_000)
     asked = ["run", str(tmp_path / "m.onnx"), "--input", str(tmp_path / "x.npz")]
     assert "give a smaller --input" in CliRunner().invoke(main, asked).output
+
+
+@pytest.mark.parametrize(
+    ("weights", "activations", "copies", "kept"),
+    [
+        (20e6, 0, 4.5, 0),  # two sessions hold them beside each other
+        (113e6, 0, 3, 0),  # in turn
+        (1e9, 0, 2, 0),  # none beside the emulator
+        (113e6, 1e6, 3, 20e6),
+        (113e6, 40e6, 3, MOST_BYTES),  # what is kept has a limit,
+        (113e6, 1e9, 3, 0),  # and nothing is where activations are large
+    ],
+)
+def test_the_need_follows_what_is_held(
+    weights: float, activations: float, copies: float, kept: float
+) -> None:
+    alone = need.Need(0, 0, 0).bytes
+    found = need.Need(int(weights), int(activations), 0).bytes
+    assert found == int(alone + copies * weights + 3 * activations + kept)
+    assert need.Need(int(weights), int(activations), 2).bytes > found + 2 * alone
 
 
 PEAK = """
