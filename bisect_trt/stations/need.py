@@ -32,7 +32,14 @@ _NETWORKS = 3.0
 reference."""
 
 _KEPT = 20
-"""Inferences' worth of activations that fill the store at the cuts, if it is not full before."""
+"""Inferences' worth of activations that fill the store at the cuts, and as many again of draws with
+their references, if neither is full before."""
+
+_DRAWS = 128 << 20
+"""Bytes of draws and references in memory: a panel, a few samples of a test, 64 MB of outputs."""
+
+_NODE = 75_000
+"""Bytes of a node in the sessions that hold it: 5,000 nodes without weights took 0.53 GB."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -41,20 +48,23 @@ Shapes = Mapping[str, tuple[int, ...]]
 class Need:
     """``weights`` and ``activations`` (of one plain inference) in bytes; ``workers`` beside the
     process itself. ``activations`` is 0 where the inputs' shapes are not known beforehand.
+    ``nodes`` is their number.
     """
 
     weights: int
     activations: int
     workers: int
+    nodes: int
 
     @property
     def bytes(self) -> int:
         """About the peak of all processes. A worker shares the weights as they are with the others
         and holds no reference.
         """
-        own = _PROCESS + self._copies * self.weights + _NETWORKS * self.activations + self._kept
-        worker = _PROCESS + self.weights + (_NETWORKS - 1) * self.activations + self._kept
-        return int(own + self.workers * worker)
+        each = _PROCESS + _NODE * self.nodes + self._filled(MOST_BYTES)
+        own = self._copies * self.weights + _NETWORKS * self.activations + self._filled(_DRAWS)
+        worker = each + self.weights + (_NETWORKS - 1) * self.activations
+        return int(each + own + self.workers * worker)
 
     @property
     def _copies(self) -> float:
@@ -66,12 +76,9 @@ class Need:
             return 2.0
         return 3.0 if self.weights >= MANY else 4.5
 
-    @property
-    def _kept(self) -> int:
-        """What the emulator keeps of other probes."""
-        if self.activations >= LARGE:
-            return 0
-        return min(MOST_BYTES, _KEPT * self.activations)
+    def _filled(self, store: int) -> int:
+        """What lies in a store of so many bytes; those are empty where activations are large."""
+        return 0 if self.activations >= LARGE else min(store, _KEPT * self.activations)
 
     @property
     def sentence(self) -> str:
@@ -93,7 +100,7 @@ def need_of(graph: Graph, settings: Settings, specs: Sequence[InputSpec]) -> Nee
     shapes = _largest_shapes(settings, specs)
     live = live_bytes(graph, shapes) if shapes is not None else 0
     beside = settings.workers if settings.workers > 1 and settings.ray is None else 0
-    return Need(weights_size(graph.proto), live, beside)
+    return Need(weights_size(graph.proto), live, beside, len(graph.proto.graph.node))
 
 
 def check_need(need: Need, where: str) -> None:
