@@ -111,7 +111,7 @@ def test_the_need_follows_what_is_held(
 ) -> None:
     alone = need.Need(0, 0, 0, 0).bytes
     found = need.Need(int(weights), int(activations), 0, 0).bytes
-    assert found == int(alone + copies * weights + 3 * activations + kept)
+    assert found == int(alone + copies * weights + 3.75 * activations + kept)
     assert need.Need(int(weights), int(activations), 2, 0).bytes > found + 2 * alone
     assert need.Need(0, 0, 0, 5000).bytes > alone + 0.3e9
 
