@@ -29,16 +29,18 @@ MB = 1 << 20
 _ROOM = 1.3
 """So many times the promise must be free, or the case is left out: others use the machine too."""
 
-_PLAIN = """
+PLAIN = """
 import resource, sys
 import numpy as np, onnxruntime as ort
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 before = peak()
-arrays = {"x": np.load(sys.argv[2])}
+arrays = np.load(sys.argv[2])
+arrays = dict(arrays) if sys.argv[2].endswith(".npz") else {"x": arrays}
 ort.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"]).run(None, arrays)
 print(peak() - before)
 """
+"""What a plain inference of a model on a file of inputs takes, printed in bytes."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ def _save(
     (folder / "model.onnx").write_bytes(model.SerializeToString())
 
 
-def _measured(arguments: list[str], folder: Path) -> tuple[int, float, int, str]:
+def measured(arguments: list[str], folder: Path) -> tuple[int, float, int, str]:
     """(exit code, seconds, peak in bytes, standard output) of a process of this Python."""
     began = time.perf_counter()
     root = str(Path(__file__).resolve().parent.parent)
@@ -188,7 +190,7 @@ def rows_of(name: str) -> list[str]:
         # In a process of its own: a child's peak begins with that of whoever started it.
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             weights = pool.submit(make, name, folder).result()
-        plain = _measured(["-c", _PLAIN, "model.onnx", "x.npy"], folder)
+        plain = measured(["-c", PLAIN, "model.onnx", "x.npy"], folder)
         activations = max(0, int(plain[3]) - weights)
         promise = 2.5 * weights + 3 * activations + 300e6
         free = free_bytes()
@@ -196,7 +198,7 @@ def rows_of(name: str) -> list[str]:
             return [f"| {name} | left out: {in_words(free)} free | | | |"]
         arguments = _arguments(case.requirement)
         for command in case.commands:
-            code, seconds, peak, _ = _measured(arguments[command], folder)
+            code, seconds, peak, _ = measured(arguments[command], folder)
             kept = "yes" if peak <= promise else "no"
             ended = "" if code in (0, 1) else f" (exit code {code})"
             rows.append(

@@ -21,6 +21,10 @@ of the use are pages of files: the system gives those back when asked."""
 LARGE = 256 << 20
 """Bytes of weights, or of activations, from which on a copy more of them counts."""
 
+MANY = 32 << 20
+"""Bytes of weights from which on one session at a time holds a copy of them, and what is freed goes
+back to the system at once."""
+
 _M_MMAP_THRESHOLD, _APART = -3, 2 << 20
 """The C library's name of the setting (malloc.h), and bytes."""
 
@@ -45,7 +49,21 @@ def free_bytes() -> int | None:
         except (OSError, ValueError, KeyError):  # no container, or one without a limit ("max")
             continue
         found.append(max(0, limit - max(0, taken - cached)))
+    found += _address_space_left()
     return min(found, default=None)
+
+
+def _address_space_left() -> list[int]:
+    """The bytes that a limit of this process (``ulimit -v``) leaves; nothing where it has none."""
+    try:
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        taken = pages * resource.getpagesize()
+    except (ImportError, OSError, ValueError, IndexError):
+        return []
+    return [] if limit == resource.RLIM_INFINITY else [max(0, limit - taken)]
 
 
 def peak_bytes() -> int:

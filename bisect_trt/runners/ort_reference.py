@@ -9,13 +9,12 @@ from typing import Any
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from bisect_trt.core.memory import LARGE
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.layers import with_unique_names
-from bisect_trt.graph.save import weights_size
 from bisect_trt.runners.ort_sessions import reference_session, run_all
 from bisect_trt.runners.side_by_side import Room
+from bisect_trt.runners.turns import Turns
 
 
 class Reference:
@@ -36,7 +35,8 @@ class Reference:
     def __init__(self, graph: Graph, where: str = "model") -> None:
         self._graph = graph
         self._where = where
-        self.is_large = weights_size(graph.proto) >= LARGE
+        self.turns = Turns(graph)
+        self.is_large = self.turns.is_large
         self._sessions: dict[Graph, ort.InferenceSession] = {graph: self._open(graph)}
         self._lock = Lock()
         self._room = Room(graph)
@@ -53,9 +53,9 @@ class Reference:
         """
         graph = self._graph.taking(sample.arrays)
         with self._lock:
-            if graph not in self._sessions:
-                self._sessions[graph] = self._open(graph)
-            session = self._sessions[graph]
+            session = self._sessions.get(graph)
+            if session is None:
+                session = self._sessions[graph] = self._open(graph)
         return run_all(session, sample.arrays, sample.name)
 
     def release(self) -> None:
@@ -66,6 +66,7 @@ class Reference:
 
     def _open(self, graph: Graph) -> ort.InferenceSession:
         proto = graph.proto
+        self.turns.take(self)
         named = [n.name for n in proto.graph.node if n.name]
         unique = len(set(named)) == len(named)
         # ONNX Runtime refuses two nodes of one name, which other engines accept.

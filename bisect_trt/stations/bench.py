@@ -93,7 +93,7 @@ class Bench:
 
     ``emulator`` runs in this process, ``fleet`` on workers where there are some; ``rtx_sums`` is
     true where layer tables follow the measured sums of TensorRT for RTX. ``time`` ends probes whose
-    time is spent.
+    time is spent. ``in_turn`` if the second emulator and the reference make room for each other.
     """
 
     def __init__(
@@ -112,6 +112,7 @@ class Bench:
         self.folder = folder
         self.journal = journal
         self.opened = opened
+        self.in_turn = case.reference.turns.one_at_a_time
         self.emulator = emulator
         self.fleet = fleet
         self.references = References(case.reference, folder / "references.tmp")
@@ -125,7 +126,7 @@ class Bench:
         other: Runner = (
             RtxRunner(emulator)
             if self.rtx_sums
-            else WholeModelRunner(case.graph, emulator.constants.owner)
+            else WholeModelRunner(case.graph, emulator.constants.owner, case.reference.turns)
         )
         self.prober = self.prober_of(fleet or emulator, 1 if fleet is None else len(fleet))
         # Sums as TensorRT's take seconds an inference: a few inputs must do.

@@ -29,7 +29,12 @@ from bisect_trt.stations.fresh_test import (
     wanted_of_variants,
 )
 
-_CHUNK, _ENGINE_CHUNK = 16, 64
+_CHUNK, _LARGE_CHUNK = 16, 64
+"""So many samples go to one judge after the other; more where a judge's turn costs something, as an
+engine's workers and the opening of sessions do."""
+
+_CHUNK_BYTES = 16 << 20
+"""Of a large chunk's samples."""
 
 
 @dataclass(frozen=True)
@@ -168,10 +173,8 @@ def judge_all(
     names: list[str] = []
     results: list[SampleResult] = []
     missed: list[Sample] = []
-    stream = iter(samples)
     # A few samples are in memory at a time.
-    at_once = -(-(_ENGINE_CHUNK if bench.engine in judges else _CHUNK) // size) * size
-    while panel := list(islice(stream, at_once)):
+    for panel in _chunks(bench, judges, samples, size):
         left = misses - len(missed) // size
         found: list[PanelResult] = []
         with _in_time(limit):
@@ -194,6 +197,21 @@ def judge_all(
         if math.isfinite(limit) and len(missed) > misses * size:
             break
     return PanelResult(plan, tuple(names), tuple(results)), tuple(missed)
+
+
+def _chunks(
+    bench: Bench, judges: Sequence[Prober], samples: Iterable[Sample], size: int
+) -> Iterator[list[Sample]]:
+    """``samples`` in whole sets of ``size``, so many at once as the judges like."""
+    stream = iter(samples)
+    for first in stream:
+        at_once = _CHUNK
+        if bench.engine in judges:
+            at_once = _LARGE_CHUNK
+        elif bench.in_turn:
+            each = sum(array.nbytes for array in first.arrays.values())
+            at_once = min(_LARGE_CHUNK, max(_CHUNK, _CHUNK_BYTES // max(1, each)))
+        yield [first, *islice(stream, -(-at_once // size) * size - 1)]
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from pathlib import Path
 from bisect_trt.core.errors import BadInputError, MachineError
 from bisect_trt.core.memory import (
     LARGE,
+    MANY,
     free_activations_at_once,
     free_bytes,
     in_words,
@@ -18,6 +19,7 @@ from bisect_trt.graph.activations import live_bytes
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.inputs import InputSpec
 from bisect_trt.graph.save import weights_size
+from bisect_trt.runners.emulator.kept_activations import MOST_BYTES
 from bisect_trt.stations.array_files import headers_of
 from bisect_trt.stations.input_files import find_files, is_loader
 from bisect_trt.stations.settings import Settings
@@ -25,9 +27,19 @@ from bisect_trt.stations.settings import Settings
 _PROCESS = 200_000_000
 """What this program and its libraries take by themselves."""
 
-_COPIES, _NETWORKS = 2.0, 3.0
-"""How often weights are held (as they are, and rounded), and an inference's activations: two
-histories with their roundings beside a reference."""
+_NETWORKS = 3.75
+"""How often an inference's activations are held: two histories with their roundings beside a
+reference, and what compares them. 2.15 GB of them took 8.19 GB (benchmarks/results/memory.md)."""
+
+_KEPT = 20
+"""Inferences' worth of activations that fill the store at the cuts, and as many again of draws with
+their references, if neither is full before."""
+
+_DRAWS = 128 << 20
+"""Bytes of draws and references in memory: a panel, a few samples of a test, 64 MB of outputs."""
+
+_NODE = 75_000
+"""Bytes of a node in the sessions that hold it: 5,000 nodes without weights took 0.53 GB."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -36,20 +48,37 @@ Shapes = Mapping[str, tuple[int, ...]]
 class Need:
     """``weights`` and ``activations`` (of one plain inference) in bytes; ``workers`` beside the
     process itself. ``activations`` is 0 where the inputs' shapes are not known beforehand.
+    ``nodes`` is their number.
     """
 
     weights: int
     activations: int
     workers: int
+    nodes: int
 
     @property
     def bytes(self) -> int:
         """About the peak of all processes. A worker shares the weights as they are with the others
         and holds no reference.
         """
-        own = _PROCESS + _COPIES * self.weights + _NETWORKS * self.activations
-        worker = _PROCESS + (_COPIES - 1) * self.weights + (_NETWORKS - 1) * self.activations
-        return int(own + self.workers * worker)
+        each = _PROCESS + _NODE * self.nodes + self._filled(MOST_BYTES)
+        own = self._copies * self.weights + _NETWORKS * self.activations + self._filled(_DRAWS)
+        worker = each + self.weights + (_NETWORKS - 1) * self.activations
+        return int(each + own + self.workers * worker)
+
+    @property
+    def _copies(self) -> float:
+        """How often weights are held: as they are, rounded, by a session that prepared them for its
+        kernels. Large ones are in memory as they are or in a session, small ones in two sessions
+        while the system's library keeps blocks that were freed.
+        """
+        if self.weights >= LARGE:
+            return 2.0
+        return 3.0 if self.weights >= MANY else 4.5
+
+    def _filled(self, store: int) -> int:
+        """What lies in a store of so many bytes; those are empty where activations are large."""
+        return 0 if self.activations >= LARGE else min(store, _KEPT * self.activations)
 
     @property
     def sentence(self) -> str:
@@ -71,7 +100,7 @@ def need_of(graph: Graph, settings: Settings, specs: Sequence[InputSpec]) -> Nee
     shapes = _largest_shapes(settings, specs)
     live = live_bytes(graph, shapes) if shapes is not None else 0
     beside = settings.workers if settings.workers > 1 and settings.ray is None else 0
-    return Need(weights_size(graph.proto), live, beside)
+    return Need(weights_size(graph.proto), live, beside, len(graph.proto.graph.node))
 
 
 def check_need(need: Need, where: str) -> None:
@@ -97,7 +126,7 @@ def check_need(need: Need, where: str) -> None:
         )
     if need.activations >= LARGE:
         free_activations_at_once()
-    if max(need.activations, need.weights) >= LARGE:
+    if need.activations >= LARGE or need.weights >= MANY:
         keep_large_blocks_apart()
 
 

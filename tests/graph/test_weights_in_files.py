@@ -146,7 +146,7 @@ def test_every_emulator_gives_what_it_gives_from_memory(path: Path) -> None:
 def test_the_reference_is_the_model_itself(
     path: Path, large: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bisect_trt.runners.ort_reference.LARGE", large)
+    monkeypatch.setattr("bisect_trt.runners.turns.LARGE", large)
     reference = Reference(Graph(load_model(path).proto))
     found = [reference.outputs(Sample("s", X))["y"]]
     reference.release()

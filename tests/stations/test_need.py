@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from bisect_trt.cli import main
 from bisect_trt.graph.activations import live_bytes
 from bisect_trt.graph.graph import Graph
+from bisect_trt.runners.emulator.kept_activations import MOST_BYTES
 from bisect_trt.stations import need
 from bisect_trt.stations.array_files import headers_of
 
@@ -94,14 +95,35 @@ def test_a_large_input_is_what_can_be_made_smaller(
     assert "give a smaller --input" in CliRunner().invoke(main, asked).output
 
 
+@pytest.mark.parametrize(
+    ("weights", "activations", "copies", "kept"),
+    [
+        (20e6, 0, 4.5, 0),  # two sessions hold them beside each other
+        (113e6, 0, 3, 0),  # in turn
+        (1e9, 0, 2, 0),  # none beside the emulator
+        (113e6, 1e6, 3, 40e6),
+        (113e6, 40e6, 3, MOST_BYTES + (128 << 20)),  # what is kept has a limit,
+        (113e6, 1e9, 3, 0),  # and nothing is where activations are large
+    ],
+)
+def test_the_need_follows_what_is_held(
+    weights: float, activations: float, copies: float, kept: float
+) -> None:
+    alone = need.Need(0, 0, 0, 0).bytes
+    found = need.Need(int(weights), int(activations), 0, 0).bytes
+    assert found == int(alone + copies * weights + 3.75 * activations + kept)
+    assert need.Need(int(weights), int(activations), 2, 0).bytes > found + 2 * alone
+    assert need.Need(0, 0, 0, 5000).bytes > alone + 0.3e9
+
+
 PEAK = """
 import atexit, sys
-from bisect_trt.runners import ort_reference
-from bisect_trt.runners.emulator import whole_model
+from bisect_trt.runners import turns
 from bisect_trt.stations import need
-for module in (ort_reference, whole_model, need):
-    assert module.LARGE
-    module.LARGE = 8 << 20
+for module in (turns, need):
+    assert module.LARGE and module.MANY
+    module.LARGE = LARGE << 20
+    module.MANY = 8 << 20
 def tell():  # not getrusage: its peak is also that of whoever started this process
     lines = open("/proc/self/status").read().splitlines()
     print("PEAK", *(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")))
@@ -111,10 +133,10 @@ main(sys.argv[1:])
 """
 
 
-def peak(folder: Path, *arguments: str) -> int:
-    """The most that a process held, bytes."""
+def peak(folder: Path, *arguments: str, large: int = 8) -> int:
+    """The most that a process held, bytes; models of ``large`` MB of weights are large ones."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", PEAK, *arguments]
+    command = [sys.executable, "-c", f"LARGE = {large}{PEAK}", *arguments]
     said = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=True
     )
@@ -143,12 +165,16 @@ def products(path: Path, size: int) -> int:
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is told by Linux")
 def test_weights_are_held_once_and_once_rounded(tmp_path: Path) -> None:
     """Beside what a tiny model takes: next to nothing of them to inspect, two and a half times to
-    compare (every baseline, the layers, another emulator).
+    compare (every baseline, the layers, another emulator), whether the model counts as large or
+    as one whose sessions take turns.
     """
     seen, asked = {}, ["--requirement", "max_abs<=9"]
     for name, size in (("tiny", 4), ("large", 1600)):
         weights = products(tmp_path / f"{name}.onnx", size)
         given = ["--input", f"{name}.npz", "--out", name, *asked]
         seen[name] = peak(tmp_path, "compare", f"{name}.onnx", *given)
+    given = ["--input", "large.npz", "--out", "in-turn", *asked]
+    seen["in turn"] = peak(tmp_path, "compare", "large.onnx", *given, large=1 << 20)
     assert seen["large"] - seen["tiny"] <= 2.5 * weights + 30e6
+    assert seen["in turn"] - seen["tiny"] <= 2.5 * weights + 30e6
     assert peak(tmp_path, "inspect", "large.onnx") - seen["tiny"] <= 0.5 * weights

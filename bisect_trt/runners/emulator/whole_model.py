@@ -15,15 +15,14 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from bisect_trt.core.memory import LARGE
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph, as_graph
 from bisect_trt.graph.passes.emulated import to_emulated
-from bisect_trt.graph.save import weights_size
 from bisect_trt.runners.ort_sessions import reference_session, run_all
 from bisect_trt.runners.ort_weights import RoundedConstants
 from bisect_trt.runners.side_by_side import Room, side_by_side
+from bisect_trt.runners.turns import Turns
 
 
 class WholeModelRunner:
@@ -33,12 +32,16 @@ class WholeModelRunner:
     Args:
         model: an FP32 model, or its :class:`Graph`.
         constants: gives rounded constants that another emulator has; without it they are computed.
+        turns: shared with the reference, so that of many weights one of the two holds a copy.
     """
 
     name = "emulated-whole"
 
     def __init__(
-        self, model: onnx.ModelProto | Graph, constants: RoundedConstants | None = None
+        self,
+        model: onnx.ModelProto | Graph,
+        constants: RoundedConstants | None = None,
+        turns: Turns | None = None,
     ) -> None:
         self.versions: Mapping[str, str] = {
             "onnxruntime": ort.__version__,
@@ -46,7 +49,7 @@ class WholeModelRunner:
         }
         self._graph = as_graph(model)
         self._constants = constants
-        self._is_large = weights_size(self._graph.proto) >= LARGE
+        self._turns = turns or Turns(self._graph)
         self._kept: tuple[PrecisionPlan, Graph, ort.InferenceSession] | None = None
         self._room = Room(self._graph)
 
@@ -62,17 +65,23 @@ class WholeModelRunner:
             yield from map(_run, islice(ready, 1))  # the plan that fails, fails on the first
             yield from side_by_side(_run, ready, at_once)
         finally:
-            if self._is_large:
-                self._kept = None
+            if self._turns.is_large:
+                self.release()
+
+    def release(self) -> None:
+        """Let the session and its memory go."""
+        self._kept = None
 
     def _session_of(self, plan: PrecisionPlan, graph: Graph) -> ort.InferenceSession:
-        if self._kept is None or self._kept[:2] != (plan, graph):
-            self._kept = None  # two sessions of one model would be in memory for a moment
+        kept = self._kept  # whoever takes the turn may let it go at any time
+        if kept is None or kept[:2] != (plan, graph):
+            self.release()  # two sessions of one model would be in memory for a moment
+            self._turns.take(self)
             session = reference_session(
                 to_emulated(graph, plan), quantised=graph.quantised, constants=self._constants
             )
-            self._kept = (plan, graph, session)
-        return self._kept[2]
+            kept = self._kept = (plan, graph, session)
+        return kept[2]
 
     def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
         return {}

@@ -1,0 +1,68 @@
+"""A copy of many weights is held by one session at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from weakref import ReferenceType, ref
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.core.sample import Sample
+from bisect_trt.graph.graph import Graph
+from bisect_trt.graph.load import load_model
+from bisect_trt.runners.emulator.whole_model import WholeModelRunner
+from bisect_trt.runners.ort_reference import Reference
+from bisect_trt.runners.ort_weights import opened
+
+PLAN = PrecisionPlan(Precision.FP16)
+
+
+@pytest.fixture
+def graph(tmp_path: Path) -> Graph:
+    """A product with a weight of 64 kB, which stays in its file."""
+    weight = np.random.default_rng(0).standard_normal((128, 128), np.float32)
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 128]) for n in "xy"]
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"], "product")]
+    made = helper.make_graph(
+        nodes, "g", values[:1], values[1:], [numpy_helper.from_array(weight, "w")]
+    )
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(made, opset_imports=opset, ir_version=8), tmp_path / "m.onnx")
+    return Graph(load_model(tmp_path / "m.onnx").proto)
+
+
+@pytest.mark.parametrize(("many", "together"), [(1 << 40, 2), (1, 1)])
+def test_many_weights_are_held_in_turn(
+    graph: Graph, many: int, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bisect_trt.runners.turns.MANY", many)
+    made: list[ReferenceType[ort.InferenceSession]] = []
+
+    def seen(*given: Any, **named: Any) -> ort.InferenceSession:
+        session = opened(*given, **named)
+        made.append(ref(session))
+        return session
+
+    monkeypatch.setattr("bisect_trt.runners.ort_sessions.opened", seen)
+    sample = Sample("s", {"x": np.linspace(-1, 1, 128, dtype=np.float32)[None]})
+    reference = Reference(graph)
+    second = WholeModelRunner(graph, turns=reference.turns)
+
+    def answers() -> tuple[NDArray[Any], NDArray[Any]]:
+        exact = reference.outputs(sample)["y"]
+        return exact, next(iter(second.outputs(PLAN, [sample])))["y"]
+
+    first = answers()
+    assert sum(session() is not None for session in made) == together
+    # Whoever had to go gives the same when it comes back.
+    assert all(np.array_equal(*pair) for pair in zip(first, answers(), strict=True))
+    assert sum(session() is not None for session in made) == together
+    assert len(made) == (2 if together == 2 else 4)
+    assert not np.array_equal(*first)
