@@ -42,7 +42,8 @@ def _with_options(command: str) -> Callable[[Callable[..., Any]], Callable[..., 
         signature = own.replace(parameters=[*positional, *more, *observer])
         call.__signature__ = signature  # type: ignore[attr-defined]
         lines = [f"    {name}: {its.help} (``{its.flag}``)" for name, its in taken.items()]
-        call.__doc__ = "\n".join([inspect.getdoc(call) or "", "", "Options:", *lines])
+        said = (inspect.getdoc(call) or "").replace("    chosen: the options below.\n", "")
+        call.__doc__ = "\n".join([said, "", "Other Parameters:", *lines])
         return call
 
     return decorate
