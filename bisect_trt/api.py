@@ -42,8 +42,7 @@ def _with_options(command: str) -> Callable[[Callable[..., Any]], Callable[..., 
         signature = own.replace(parameters=[*positional, *more, *observer])
         call.__signature__ = signature  # type: ignore[attr-defined]
         lines = [f"    {name}: {its.help} (``{its.flag}``)" for name, its in taken.items()]
-        said = (inspect.getdoc(call) or "").replace("    chosen: the options below.\n", "")
-        call.__doc__ = "\n".join([said, "", "Other Parameters:", *lines])
+        call.__doc__ = "\n".join([inspect.getdoc(call) or "", "", "Options:", *lines])
         return call
 
     return decorate

@@ -20,6 +20,7 @@ import bisect_trt
 import bisect_trt.graph
 import bisect_trt.search
 from bisect_trt.cli import main
+from bisect_trt.stations.settings import Settings, options
 
 ROOT = Path(__file__).resolve().parents[1]
 SCHEMA = ROOT / "bisect_trt" / "report" / "schema" / "run.schema.json"
@@ -30,6 +31,9 @@ ELSEWHERE = {
     **{f"benchmarks/results/{p.name}": f"figures/{p.name}" for p in sorted(RESULTS.glob("*.md"))},
 }
 """Pages of the site by where they lie in the repository, outside docs/."""
+
+_SOUGHT_LAST = "---\nsearch:\n  boost: 0.2\n---\n\n"
+"""Figures and changes name everything; who searches wants the page that explains it."""
 
 # Sphinx's roles in docstrings, as Markdown leaves them in the page.
 _ROLE = re.compile(r":(?:class|func|meth|mod|attr):(<code>)~?(?:[\w.]+\.)?(\w+)")
@@ -50,7 +54,7 @@ def on_files(files: Any, config: Any) -> Any:
 
     for at, page in ELSEWHERE.items():
         text = (ROOT / at).read_text(encoding="utf-8")
-        files.append(File.generated(config, page, content=text))
+        files.append(File.generated(config, page, content=_SOUGHT_LAST + text))
     return files
 
 
@@ -128,12 +132,23 @@ def _public_names() -> str:
 
 
 def _directive(thing: Any) -> str:
-    # The notebook calls have their options by a decorator: only the running code knows them.
-    options = ["      heading_level: 3"]
+    said = f"::: {thing.__module__}.{thing.__qualname__}\n    options: {{heading_level: 3}}"
     if thing.__module__ == "bisect_trt.api":
-        options += ["      force_inspection: true", "      show_signature: false"]
-        options += ["      separate_signature: false"]
-    return "\n".join([f"::: {thing.__module__}.{thing.__qualname__}", "    options:", *options])
+        said += "\n\n" + _chosen(thing.__name__)
+    return said
+
+
+def _chosen(call: str) -> str:
+    """The options of a notebook call: it has them by a decorator, its text names none."""
+    command = "run" if call == "bisect" else call
+    rows = ["| in `chosen` | default | as an option | meaning |", "| --- | --- | --- | --- |"]
+    for name, its in options().items():
+        if command in its.commands:
+            default = Settings.__dataclass_fields__[name].default
+            shown = str(default) if isinstance(default, str) else default
+            said = its.help_of.get(command, its.help).replace("|", "&#124;")
+            rows.append(f"| `{name}` | `{shown!r}` | `{its.flag}` | {said} |")
+    return "\n".join(rows)
 
 
 def _schema_table() -> str:

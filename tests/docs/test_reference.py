@@ -17,6 +17,9 @@ from packaging.requirements import Requirement
 
 import bisect_trt
 from bisect_trt.cli import main
+from bisect_trt.core import errors
+from bisect_trt.core.diagnosis import Cause
+from bisect_trt.stations.settings import options
 from tests.docs.pages import DOCS, PAGES, ROOT, inline_code, name_of
 from tests.docs.shell import ran
 
@@ -76,10 +79,20 @@ def test_the_page_of_run_json_has_every_key(hooks: ModuleType) -> None:
     assert "| `holds.given.lower_bound` |" in page
 
 
+def test_every_cause_and_exit_code_is_explained() -> None:
+    page = (DOCS / "report.md").read_text()
+    assert all(f"| `{cause}` |" in page for cause in Cause)
+    codes = {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
+    assert len(codes) > 5 and all(f"\n| {code} |" in page for code in codes)
+
+
 def test_the_page_of_python_has_every_public_name(hooks: ModuleType) -> None:
     page = hooks.on_page_markdown((DOCS / "api.md").read_text(), page_at("api.md"))
     for name in bisect_trt.__all__:
         assert name == "__version__" or re.search(rf"^::: bisect_trt[.\w]*\.{name}$", page, re.M)
+    for name, its in options().items():
+        calls = page.count(f"| `{name}` | ")
+        assert calls == len(its.commands & {"run", "verify", "reduce", "cure"}), name
 
 
 def test_links_lead_to_the_site_s_pages_or_to_none(hooks: ModuleType) -> None:
