@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO := .cache/demo
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: demo test gpu-test gpu-bench lint bench bench-large assets fixtures notebook clean
+.PHONY: demo test docs gpu-test gpu-bench lint bench bench-large assets fixtures notebook clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -47,6 +47,15 @@ lint: $(VENV)/.ready $(STUBS)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	MYPYPATH=$(STUBS) $(BIN)/mypy
+
+# The site, into build/site: it opens from the disk. What MkDocs warns of fails; NO_MKDOCS... silences Material's advertisement only.
+$(VENV)/.docs: pyproject.toml | $(VENV)/.ready
+	$(PIP) install -e '.[docs]'
+	@touch $@
+
+docs: $(VENV)/.ready $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs -q build --strict
+	@echo "open build/site/index.html"
 
 # What the benchmark holds the tool against, with the versions those need. Without it the benchmark says so and goes on.
 PEERS := .cache/peers

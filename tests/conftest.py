@@ -98,6 +98,14 @@ def fewest_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bisect_trt.stations.fresh_test._SECONDS", 0.0)
 
 
+@pytest.fixture
+def eight_draws(monkeypatch: pytest.MonkeyPatch, fewest_draws: None) -> None:
+    """A test on fresh draws makes eight, as of the slowest models: enough where the cause, the pins
+    and the files are what is looked at.
+    """
+    monkeypatch.setattr("bisect_trt.stations.fresh_test._LONGEST", 0.0)
+
+
 def forbid_inferences(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on an inference on the emulators or the reference fails the test."""
 

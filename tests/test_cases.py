@@ -24,9 +24,10 @@ from fixtures.cases.unimatch import noise, unimatch
 from fixtures.models import Fixture
 from fixtures.photo import photo
 from tests.conftest import run_model
+from tests.docs.pages import CASES_RUN
 from tests.runners.test_trt_build import check
 
-pytestmark = pytest.mark.usefixtures("fewest_draws")
+pytestmark = pytest.mark.usefixtures("eight_draws")
 
 
 def run(fixture: Fixture, out: Path, **options: object) -> Result:
@@ -43,12 +44,15 @@ def run(fixture: Fixture, out: Path, **options: object) -> Result:
     )
 
 
-@pytest.mark.parametrize("make", cases.VARIANTS.values(), ids=cases.VARIANTS)
-def test_triage_names_the_cause_and_the_answer_holds(
-    make: Callable[[], Fixture], tmp_path: Path
-) -> None:
-    fixture = make()
-    result = run(fixture, tmp_path)
+@pytest.mark.parametrize("name", sorted(cases.VARIANTS.keys() - CASES_RUN.values()))
+def test_triage_names_the_cause_and_the_answer_holds(name: str, tmp_path: Path) -> None:
+    """Those that no page's command runs."""
+    fixture = cases.VARIANTS[name]()
+    is_the_answer(run(fixture, tmp_path), fixture)
+
+
+def is_the_answer(result: Result, fixture: Fixture) -> None:
+    """The cause and the pins are the story's, and the plan holds where nothing else would."""
     assert result.cause.value == fixture.cause, result.sentence
     assert result.passed and result.exit_code == 0
     if fixture.pins is None:

@@ -6,11 +6,9 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-import yaml
 from click.testing import CliRunner
 from click.testing import Result as Ended
 
@@ -143,22 +141,3 @@ def test_the_example_s_makefile(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Open: 2 of 2 models" in done.stdout
     assert not (where / "reports").exists()
-
-
-def commands_of(value: Any) -> list[str]:
-    """The lines that a CI's file runs the tool with."""
-    if isinstance(value, str):
-        return [line for line in value.splitlines() if line.startswith("bisect-trt ")]
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [line for each in inner for line in commands_of(each)]
-
-
-@pytest.mark.parametrize("name", ["github-actions.yml", "gitlab-ci.yml"])
-def test_ci_examples_call_what_is_there(name: str) -> None:
-    text = (ROOT / "docs" / "ci" / name).read_text()
-    commands = commands_of(yaml.safe_load(text))
-    assert commands == ["bisect-trt gate"]
-    ended = CliRunner().invoke(main, [*commands[0].split()[1:], "--help"])
-    assert ended.exit_code == 0
-    for written in ("reports/gate", "journal.sqlite"):
-        assert written in text

@@ -1,0 +1,44 @@
+"""Where the pages' commands run."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from fixtures.__main__ import FILES
+from tests.conftest import run_model
+from tests.docs.pages import ROOT, blocks_of
+from tests.docs.shell import ran
+
+
+@pytest.fixture(scope="session")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout's folder as the pages find it: a model, inputs, and a run that was made."""
+    folder = tmp_path_factory.mktemp("workshop")
+    for name in ("fixtures", "examples"):
+        (folder / name).symlink_to(ROOT / name)
+    for kind, name in (("onnx", "model.onnx"), ("npz", "real.npz")):
+        shutil.copy(FILES / f"encoder_decomposed.{kind}", folder / name)
+    with np.load(folder / "real.npz") as arrays:
+        inputs = dict(arrays)
+    (folder / "more").mkdir()
+    for factor in (0.8, 1.1):
+        scaled = {name: (factor * array).astype(array.dtype) for name, array in inputs.items()}
+        np.savez(folder / "more" / f"{factor}.npz", **scaled)
+    model = onnx.load(folder / "model.onnx")
+    outputs = zip((o.name for o in model.graph.output), run_model(model, inputs), strict=True)
+    np.savez(folder / "golden.npz", **dict(outputs))
+    gate = next(b for b in blocks_of(ROOT / "docs" / "gate.md") if b.title == "bisect.toml")
+    (folder / "bisect.toml").write_text(gate.text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bisect_trt.stations.fresh_test._SECONDS", 0.0)
+        patch.chdir(folder)
+        first = "bisect-trt run model.onnx --input real.npz --requirement 'max_abs<=2e-3'"
+        ran(first, "")
+        ran("bisect-trt gate", "")  # so that the pages that speak of it are answered by journals
+        shutil.copy("reports/model-fp16/plan.json", "plan.json")
+    return folder
