@@ -11,6 +11,7 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from bisect_trt.core.holds import Robustness
 from bisect_trt.core.names import printable
 from bisect_trt.numerics.requirements import times
 from bisect_trt.report.result import Result
@@ -22,6 +23,7 @@ def answer(result: Result) -> dict[str, Any]:
     """What ``answer.html.j2``, the first screen, is given."""
     return {
         "result": result,
+        "tone": _tone(result),
         "headline": headline(result),
         # The first sentence is the table's caption and rows.
         "holds": holds_sentences(result.holds)[1:],
@@ -31,6 +33,16 @@ def answer(result: Result) -> dict[str, Any]:
         "tiles": tiles(result),
         "judged_by": judged_by(result),
     }
+
+
+def _tone(result: Result) -> str:
+    """What the first glance says: a plan that nothing speaks for but the given inputs is not yet
+    good.
+    """
+    if not result.passed:
+        return "bad"
+    known = result.holds is None or result.holds.word is Robustness.ROBUST
+    return "ok" if known else "unsure"
 
 
 @cache

@@ -17,6 +17,7 @@ from bisect_trt.core.diagnosis import Cause
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.holds import Holding
 from bisect_trt.core.precision import Precision
+from bisect_trt.numerics.confidence import lower_bound
 from bisect_trt.report.figures.errors import errors_figure
 from bisect_trt.report.figures.figure import label
 from bisect_trt.report.figures.frontier import frontier_figure
@@ -252,3 +253,22 @@ def test_constants_that_partly_vanish_come_last() -> None:
     findings = [Finding("weight-underflow", "a", "vanishing"), Finding("tf32", "", "turn it off")]
     page = as_html(replace(RESULT, findings=findings))
     assert page.index("turn it off") < page.index("vanishing")
+
+
+@pytest.mark.parametrize(
+    ("passed", "word", "tone"),
+    [(64, "robust", "ok"), (63, "undecided", "unsure"), (20, "lucky", "unsure")],
+)
+def test_only_what_holds_on_more_than_the_given_inputs_is_green(
+    passed: int, word: str, tone: str
+) -> None:
+    result = synthetic_result(4)
+    assert result.holds is not None
+    bound = lower_bound(passed, 64, 0.95)
+    redrawn = replace(result.holds.redrawn, passed=passed, tested=64, lower_bound=bound)
+    held = replace(result, holds=replace(result.holds, redrawn=redrawn))
+    assert held.holds is not None and held.holds.word.value == word
+    assert f'id="answer" class="answer {tone}"' in as_html(held)
+    assert f'answer {tone}"' in held._repr_html_()
+    failed = replace(held, passed=False)
+    assert 'id="answer" class="answer bad"' in as_html(failed)
