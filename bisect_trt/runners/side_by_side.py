@@ -21,22 +21,27 @@ _ROOM_BYTES = 128 << 20
 
 
 class Room:
-    """How many inferences of ``graph`` are made side by side: as many as there are cores, or as
+    """How many inferences of ``graph`` are made side by side: as many as there are threads, or as
     their activations have room for.
 
     Two on two cores take 0.43 of the time of one after the other where each has both cores
     (PP-OCRv4 det and rec, nodes of 60 us, on a busy machine), and as much for 20,000 nodes of 2 us.
+
+    Args:
+        graph: the model.
+        threads: what they may use together; 0 is all that the process may.
     """
 
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
+    def __init__(self, graph: Graph, threads: int = 0) -> None:
+        self._graph, self._threads = graph, threads
 
     def at_once(self, sample: Sample) -> int:
         """One where it is unknown what an inference on ``sample`` holds, or memory is short."""
         if frees_activations():
             return 1
         each = inference_bytes(self._graph, sample.shapes)
-        return 1 if each is None else max(1, min(thread_count(), _ROOM_BYTES // max(1, each)))
+        threads = self._threads or thread_count()
+        return 1 if each is None else max(1, min(threads, _ROOM_BYTES // max(1, each)))
 
 
 def side_by_side(

@@ -8,12 +8,13 @@ import numpy as np
 import onnx
 import pytest
 
-from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.activations import inference_bytes
 from bisect_trt.graph.graph import Graph
 from bisect_trt.probe.references import References
 from bisect_trt.runners import side_by_side as module
+from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.runners.emulator.whole_model import WholeModelRunner
 from bisect_trt.runners.ort_reference import Reference
 from bisect_trt.runners.side_by_side import Room, side_by_side
@@ -91,3 +92,13 @@ def test_two_that_ask_for_the_same_reference_get_the_same(tmp_path: object) -> N
     found = list(side_by_side(references.of, [sample] * 8, 4))
     assert all(f is found[0] for f in found), "one is remembered, and given to all"
     assert references._bytes == sum(a.nbytes for a in found[0].values())
+
+
+def test_a_worker_makes_no_more_at_once_than_its_share_of_the_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph, (sample,) = samples_of(1)
+    monkeypatch.setattr(module, "thread_count", lambda: 64)
+    assert Room(graph).at_once(sample) == 64
+    session, _ = EmulatedRunner(graph, threads=3)._session_for(PrecisionPlan(Precision.FP16))
+    assert session.at_once(sample) == 3
