@@ -141,7 +141,7 @@ class SwitchedSession:
         for place in range(max(by_segment, default=-1) + 1):
             names = by_segment.get(place, ())
             finish = partial(self._finished, tensors, place)
-            yield from zip(names, side_by_side(finish, names, at_once), strict=True)
+            yield from zip(names, side_by_side(finish, names, lambda _: at_once), strict=True)
             tensors = self._advance(tensors, place, nothing[place])
         del owners
 
