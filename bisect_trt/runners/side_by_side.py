@@ -18,7 +18,7 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 Shapes = Mapping[str, tuple[int, ...]]
 
-_ROOM_BYTES = 128 << 20
+ROOM_BYTES = 128 << 20
 """What inferences that are made side by side may hold in all."""
 
 
@@ -47,7 +47,7 @@ class Room:
         self._largest = _larger(self._largest, sample.shapes)
         each = inference_bytes(self._graph, self._largest)
         threads = self._threads or thread_count()
-        return 1 if each is None else max(1, min(threads, _ROOM_BYTES // max(1, each)))
+        return 1 if each is None else max(1, min(threads, ROOM_BYTES // max(1, each)))
 
 
 def _larger(one: Shapes, other: Shapes) -> Shapes:
