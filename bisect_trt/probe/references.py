@@ -74,12 +74,13 @@ class References:
             self._reference.release()
 
     def make_ready(self, samples: Sequence[Sample]) -> None:
-        """Compute those of ``samples`` together, if the weights are so large that the reference
-        should not be open while a runner works.
+        """Compute those of ``samples`` together, if the weights are so many that the reference
+        should not be open while a runner works: of large ones it is closed.
         """
-        if self._reference.is_large:
+        if self._reference.turns.one_at_a_time:
             for sample in samples:
                 self.of(sample)
+        if self._reference.is_large:
             self._reference.release()
 
     def close(self) -> None:

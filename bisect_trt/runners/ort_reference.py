@@ -59,8 +59,11 @@ class Reference:
         return run_all(session, sample.arrays, sample.name)
 
     def release(self) -> None:
-        """Let the sessions and their memory go, that of mapped weights too."""
-        self._sessions.clear()
+        """Let the sessions and their memory go, that of mapped weights too; one that is being
+        opened in another thread, when it is there.
+        """
+        with self._lock:
+            self._sessions.clear()
         if self.is_large:
             self._graph.constants.let_go()
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
 from typing import TypeVar
 
 from bisect_trt.core.cores import thread_count
@@ -15,48 +16,85 @@ from bisect_trt.graph.graph import Graph
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
+Shapes = Mapping[str, tuple[int, ...]]
 
-_ROOM_BYTES = 128 << 20
+ROOM_BYTES = 128 << 20
 """What inferences that are made side by side may hold in all."""
 
 
 class Room:
-    """How many inferences of ``graph`` are made side by side: as many as there are cores, or as
+    """How many inferences of ``graph`` are made side by side: as many as there are threads, or as
     their activations have room for.
 
     Two on two cores take 0.43 of the time of one after the other where each has both cores
     (PP-OCRv4 det and rec, nodes of 60 us, on a busy machine), and as much for 20,000 nodes of 2 us.
+
+    Args:
+        graph: the model.
+        threads: what they may use together; 0 is all that the process may.
     """
 
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
+    def __init__(self, graph: Graph, threads: int = 0) -> None:
+        self._graph, self._threads = graph, threads
+        self._largest: Shapes = {}
 
     def at_once(self, sample: Sample) -> int:
-        """One where it is unknown what an inference on ``sample`` holds, or memory is short."""
+        """One where it is unknown what an inference on ``sample`` holds, or memory is short. Of
+        samples of several shapes the largest says it for those after it.
+        """
         if frees_activations():
             return 1
-        each = inference_bytes(self._graph, sample.shapes)
-        return 1 if each is None else max(1, min(thread_count(), _ROOM_BYTES // max(1, each)))
+        self._largest = _larger(self._largest, sample.shapes)
+        each = inference_bytes(self._graph, self._largest)
+        threads = self._threads or thread_count()
+        return 1 if each is None else max(1, min(threads, ROOM_BYTES // max(1, each)))
+
+
+def _larger(one: Shapes, other: Shapes) -> Shapes:
+    """The larger size of each dimension; ``other`` where inputs or ranks are not the same."""
+    if {n: len(s) for n, s in one.items()} != {n: len(s) for n, s in other.items()}:
+        return dict(other)
+    return {n: tuple(map(max, s, other[n])) for n, s in one.items()}
 
 
 def side_by_side(
-    work: Callable[[Item], Answer], items: Iterable[Item], at_once: int
+    work: Callable[[Item], Answer], items: Iterable[Item], at_once: Callable[[Item], int]
 ) -> Iterator[Answer]:
-    """The answer of each of ``items`` in order, a few of them in work at a time.
+    """The answer of each of ``items`` in order, a few of them in work at a time. Where one cannot
+    be read, those before it are answered first, as they are one after the other.
 
     Args:
         work: called from several threads; whoever reads no further wastes what is in work.
         items: read as they are needed, in the caller's thread.
-        at_once: how many; with one, none is begun before it is asked for.
+        at_once: how many of an item's kind; the least that was said counts from there on. Where the
+            first says one, none is begun before it is asked for.
     """
-    if at_once == 1:
-        yield from map(work, items)
-        return
+    failed: list[Exception] = []
+    stream = _until_failed(items, failed)
     waiting: deque[Future[Answer]] = deque()
-    with ThreadPoolExecutor(at_once) as pool:
-        for item in items:
-            waiting.append(pool.submit(work, item))
-            if len(waiting) > at_once:
+    for first in stream:
+        most = at_once(first)
+        if most == 1:
+            yield work(first)
+            yield from map(work, stream)
+            break
+        with ThreadPoolExecutor(most) as pool:
+            fit = most
+            for item in chain([first], stream):
+                fit = min(fit, at_once(item))
+                while waiting and min(most, len(waiting) + 1) > fit:
+                    yield waiting.popleft().result()
+                waiting.append(pool.submit(work, item))
+                if len(waiting) > most:
+                    yield waiting.popleft().result()
+            while waiting:
                 yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+    if failed:
+        raise failed[0]
+
+
+def _until_failed(items: Iterable[Item], failed: list[Exception]) -> Iterator[Item]:
+    try:
+        yield from items
+    except Exception as error:
+        failed.append(error)

@@ -60,7 +60,7 @@ def redraws(
         made = _redrawn(sources, stream, partial(_redraw_lookups, case.lookups))
     else:
         return iter(())
-    return islice(usable(bench, made), count if sources else 0)
+    return usable(bench, made, count if sources else 0)
 
 
 def movable(case: Case, *, emulated: bool) -> bool:
@@ -89,7 +89,7 @@ def variants(case: Case, bench: Bench, stream: int, count: int) -> Iterator[Samp
     sources = [s for s in evenly(case.samples, count) if kinds[s.digest]]
     if not sources:
         return iter(())
-    return islice(usable(bench, _variants(sources, kinds, stream)), count)
+    return usable(bench, _variants(sources, kinds, stream), count)
 
 
 def wants_variants(case: Case) -> bool:
@@ -146,18 +146,30 @@ def _vary(source: Sample, kind: str, sources: list[Sample], seed: list[int]) -> 
     return make(kind, source.arrays, others, np.random.default_rng(seed))
 
 
-def usable(bench: Bench, samples: Iterator[Sample]) -> Iterator[Sample]:
-    """Those whose reference can be computed and is finite where it should be; remembered, so that a
-    repeated command need not ask the model. Gives up after many in a row that are not.
+def usable(bench: Bench, samples: Iterator[Sample], count: int) -> Iterator[Sample]:
+    """The first ``count`` whose reference can be computed and is finite where it should be;
+    remembered, so that a repeated command need not ask the model. Gives up after many in a row that
+    are not.
+
+    Args:
+        bench: where references come from.
+        samples: read no further than ``count`` needs, whatever the number of cores: a function of
+            the user's may make them.
+        count: how many.
     """
     refused = 0
-    for sample, key, known, fit in _looked_at(bench, samples):
-        if not known:
-            bench.journal.record_later(Row(key, "usable", fit))
-        if fit:
-            refused = 0
-            yield sample
-        elif (refused := refused + 1) > 20:
+    while count:
+        looked_at = 0
+        for sample, key, known, fit in _looked_at(bench, islice(samples, count)):
+            looked_at += 1
+            if not known:
+                bench.journal.record_later(Row(key, "usable", fit))
+            if fit:
+                refused, count = 0, count - 1
+                yield sample
+            elif (refused := refused + 1) > 20:
+                return
+        if not looked_at:
             return
 
 
@@ -173,9 +185,16 @@ def _looked_at(bench: Bench, samples: Iterator[Sample]) -> Iterator[tuple[Sample
         sample, key, fit = asked
         return sample, key, fit is not None, _has_reference(bench, sample) if fit is None else fit
 
+    def room(asked: tuple[Sample, str, bool | None]) -> int:
+        return bench.references.at_once(asked[0])
+
     for first in samples:
         yield look(told(first))
-        yield from side_by_side(look, map(told, samples), bench.references.at_once(first))
+        at_once = bench.references.at_once(first)
+        while bench.in_turn and (few := [told(s) for s in islice(samples, at_once)]):
+            # All are done before another session takes its turn.
+            yield from list(side_by_side(look, few, room))
+        yield from side_by_side(look, map(told, samples), room)
 
 
 def _has_reference(bench: Bench, sample: Sample) -> bool:

@@ -85,7 +85,7 @@ def _asked(
     case: Case, bench: Bench, plan: PrecisionPlan, emulated: ProbeResult, sample: Sample
 ) -> list[Finding]:
     """Nothing where the engine or the reference breaks."""
-    if bench.opened is None or not list(usable(bench, iter([sample]))):
+    if bench.opened is None or not list(usable(bench, iter([sample]), 1)):
         return []
     rows = len(next(iter(sample.arrays.values())))
     exact = {n: a for n, a in bench.references.of(sample).items() if _is_batch(a, rows)}
@@ -206,7 +206,7 @@ def usable_corners(case: Case, bench: Bench) -> list[tuple[str, Sample]]:
             continue
         arrays = {name: _wrapped(a, shapes[name]) for name, a in given.arrays.items()}
         corner = Sample(f"{given.name}, {size} shapes", arrays)
-        found += [(size, sample) for sample in usable(bench, iter([corner]))]
+        found += [(size, sample) for sample in usable(bench, iter([corner]), 1)]
     return found
 
 

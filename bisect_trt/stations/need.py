@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bisect_trt.core.cores import thread_count
 from bisect_trt.core.errors import BadInputError, MachineError
 from bisect_trt.core.memory import (
     LARGE,
@@ -20,6 +21,7 @@ from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.inputs import InputSpec
 from bisect_trt.graph.save import weights_size
 from bisect_trt.runners.emulator.kept_activations import MOST_BYTES
+from bisect_trt.runners.side_by_side import ROOM_BYTES
 from bisect_trt.stations.array_files import headers_of
 from bisect_trt.stations.input_files import find_files, is_loader
 from bisect_trt.stations.settings import Settings
@@ -64,7 +66,15 @@ class Need:
         each = _PROCESS + _NODE * self.nodes + self._filled(MOST_BYTES)
         own = self._copies * self.weights + _NETWORKS * self.activations + self._filled(_DRAWS)
         worker = each + self.weights + (_NETWORKS - 1) * self.activations
-        return int(each + own + self.workers * worker)
+        # The workers together make as many inferences at once as this process does.
+        more = self._more_at_once * (2 if self.workers else 1)
+        return int(each + own + more + self.workers * worker)
+
+    @property
+    def _more_at_once(self) -> int:
+        """What inferences side by side hold beyond two of them, which were measured above."""
+        most = min(ROOM_BYTES, thread_count() * self.activations)
+        return max(0, most - 2 * self.activations)
 
     @property
     def _copies(self) -> float:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import onnx
 import pytest
 
-from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.activations import inference_bytes
 from bisect_trt.graph.graph import Graph
 from bisect_trt.probe.references import References
 from bisect_trt.runners import side_by_side as module
+from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.runners.emulator.whole_model import WholeModelRunner
 from bisect_trt.runners.ort_reference import Reference
 from bisect_trt.runners.side_by_side import Room, side_by_side
@@ -41,7 +43,7 @@ def test_as_many_as_have_room_and_no_more_than_there_are_cores(
     assert each is not None and each >= sum(a.nbytes for a in sample.arrays.values())
     monkeypatch.setattr(module, "thread_count", lambda: 4)
     for room, expected in ((100 * each, 4), (3 * each, 3), (each // 2, 1)):
-        monkeypatch.setattr(module, "_ROOM_BYTES", room)
+        monkeypatch.setattr(module, "ROOM_BYTES", room)
         assert Room(graph).at_once(sample) == expected
     monkeypatch.setattr(module, "frees_activations", lambda: True)
     assert Room(graph).at_once(sample) == 1
@@ -64,7 +66,57 @@ def test_answers_come_in_order_and_some_are_in_work_at_a_time() -> None:
         meet.wait(60)  # only three at a time come past it
         return item
 
-    assert list(side_by_side(work, range(9), 3)) == list(range(9))
+    assert list(side_by_side(work, range(9), lambda _: 3)) == list(range(9))
+
+
+def test_what_has_no_room_beside_others_is_in_work_alone() -> None:
+    lock, running, together = threading.Lock(), set[int](), list[set[int]]()
+    meet = threading.Barrier(3)
+
+    def work(item: int) -> int:
+        with lock:
+            running.add(item)
+            together.append(set(running))
+        if item < 3:
+            meet.wait(60)
+        with lock:
+            running.remove(item)
+        return item
+
+    assert list(side_by_side(work, range(9), lambda i: 1 if i == 5 else 3)) == list(range(9))
+    assert {0, 1, 2} in together
+    assert all(len(found) == 1 for found in together if max(found) >= 5)
+
+
+def test_samples_of_several_shapes_have_the_room_of_the_largest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph, _ = samples_of(1)
+    told = []
+
+    def each(_: Graph, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        told.append(shapes["x"])
+        return int(np.prod(shapes["x"]))
+
+    monkeypatch.setattr(module, "inference_bytes", each)
+    monkeypatch.setattr(module, "thread_count", lambda: 8)
+    monkeypatch.setattr(module, "ROOM_BYTES", 64)
+    room = Room(graph)
+    shapes = [(2, 4), (8, 2), (2, 2)]
+    assert [room.at_once(Sample("s", {"x": np.zeros(s)})) for s in shapes] == [8, 2, 2]
+    assert told == [(2, 4), (8, 4), (8, 4)], "few shapes are asked for, however many come"
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_what_stands_before_an_unreadable_item_is_answered(at_once: int) -> None:
+    def items() -> Iterator[int]:
+        yield from range(5)
+        raise OSError("gone")
+
+    answers = side_by_side(str, items(), lambda _: at_once)
+    assert [next(answers) for _ in range(5)] == ["0", "1", "2", "3", "4"]
+    with pytest.raises(OSError, match="gone"):
+        next(answers)
 
 
 def test_outputs_and_references_do_not_depend_on_how_many_are_made_at_once(
@@ -80,7 +132,7 @@ def test_outputs_and_references_do_not_depend_on_how_many_are_made_at_once(
     assert again.at_once(samples[0]) == 4
     for one, other in zip(alone, runner.outputs(plan, samples), strict=True):
         assert all(one[n].tobytes() == other[n].tobytes() for n in one)
-    for one, other in zip(exact, side_by_side(again.outputs, samples, 4), strict=True):
+    for one, other in zip(exact, side_by_side(again.outputs, samples, lambda _: 4), strict=True):
         assert all(one[n].tobytes() == other[n].tobytes() for n in one)
 
 
@@ -88,6 +140,16 @@ def test_two_that_ask_for_the_same_reference_get_the_same(tmp_path: object) -> N
     fixture = residual()
     references = References(Reference(Graph(fixture.model)), tmp_path / "refs")  # type: ignore[operator]
     sample = Sample("s", {n: np.asarray(a) for n, a in fixture.inputs.items()})
-    found = list(side_by_side(references.of, [sample] * 8, 4))
+    found = list(side_by_side(references.of, [sample] * 8, lambda _: 4))
     assert all(f is found[0] for f in found), "one is remembered, and given to all"
     assert references._bytes == sum(a.nbytes for a in found[0].values())
+
+
+def test_a_worker_makes_no_more_at_once_than_its_share_of_the_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph, (sample,) = samples_of(1)
+    monkeypatch.setattr(module, "thread_count", lambda: 64)
+    assert Room(graph).at_once(sample) == 64
+    session, _ = EmulatedRunner(graph, threads=3)._session_for(PrecisionPlan(Precision.FP16))
+    assert session.at_once(sample) == 3

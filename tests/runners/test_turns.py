@@ -17,8 +17,10 @@ from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.load import load_model
+from bisect_trt.runners.emulator import whole_model
 from bisect_trt.runners.emulator.whole_model import WholeModelRunner
 from bisect_trt.runners.ort_reference import Reference
+from bisect_trt.runners.ort_sessions import reference_session
 from bisect_trt.runners.ort_weights import opened
 
 PLAN = PrecisionPlan(Precision.FP16)
@@ -66,3 +68,43 @@ def test_many_weights_are_held_in_turn(
     assert sum(session() is not None for session in made) == together
     assert len(made) == (2 if together == 2 else 4)
     assert not np.array_equal(*first)
+
+
+def test_no_session_is_opened_while_one_of_the_model_s_other_form_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("bisect_trt.runners.side_by_side.thread_count", lambda: 4)
+    graph = Graph(
+        onnx.parser.parse_model("""
+            <ir_version: 8, opset_import: ["" : 17]>
+            g (int64[4] ids) => (float[4, 2] y)
+            <float[4, 2] table = {0.5, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5}> {
+                e = Gather(table, ids)
+                y = Mul(e, e)
+            }
+        """)
+    )
+    (lookup,) = graph.lookups
+    ids = Sample("ids", {"ids": np.arange(4)})
+    moved = Sample("moved", {"ids": np.arange(4), lookup.source: np.ones((4, 2), np.float32)})
+    runner = WholeModelRunner(graph)
+    running: set[int] = set()
+    plain = whole_model._run
+
+    def run(asked: tuple[ort.InferenceSession, Sample]) -> Any:
+        running.add(id(asked))
+        try:
+            return plain(asked)
+        finally:
+            running.discard(id(asked))
+
+    def opening(*given: Any, **named: Any) -> ort.InferenceSession:
+        assert not running
+        return reference_session(*given, **named)
+
+    monkeypatch.setattr(whole_model, "_run", run)
+    monkeypatch.setattr(whole_model, "reference_session", opening)
+    found = list(runner.outputs(PLAN, [ids] * 6 + [moved] * 6 + [ids] * 2))
+    alone = [next(iter(runner.outputs(PLAN, [s])))["y"] for s in (ids, moved)]
+    for answer, expected in zip(found, [0] * 6 + [1] * 6 + [0] * 2, strict=True):
+        assert np.array_equal(answer["y"], alone[expected])

@@ -17,6 +17,7 @@ from bisect_trt.cli import main
 from bisect_trt.graph.activations import live_bytes
 from bisect_trt.graph.graph import Graph
 from bisect_trt.runners.emulator.kept_activations import MOST_BYTES
+from bisect_trt.runners.side_by_side import ROOM_BYTES
 from bisect_trt.stations import need
 from bisect_trt.stations.array_files import headers_of
 
@@ -107,13 +108,22 @@ def test_a_large_input_is_what_can_be_made_smaller(
     ],
 )
 def test_the_need_follows_what_is_held(
-    weights: float, activations: float, copies: float, kept: float
+    weights: float,
+    activations: float,
+    copies: float,
+    kept: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(need, "thread_count", lambda: 2)
     alone = need.Need(0, 0, 0, 0).bytes
     found = need.Need(int(weights), int(activations), 0, 0).bytes
     assert found == int(alone + copies * weights + 3.75 * activations + kept)
     assert need.Need(int(weights), int(activations), 2, 0).bytes > found + 2 * alone
     assert need.Need(0, 0, 0, 5000).bytes > alone + 0.3e9
+    monkeypatch.setattr(need, "thread_count", lambda: 64)
+    # Of many cores each makes an inference, as far as they have room.
+    more = max(0, min(62 * int(activations), ROOM_BYTES - 2 * int(activations)))
+    assert need.Need(int(weights), int(activations), 0, 0).bytes == found + more
 
 
 PEAK = """

@@ -4,7 +4,9 @@ is fed with them.
 
 from __future__ import annotations
 
+from threading import RLock
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import onnxruntime as ort
@@ -19,12 +21,23 @@ from bisect_trt.graph.tensor_values import rounded_values
 from bisect_trt.runners.ort_values import Value, owned, value_of
 
 
+class Lent:
+    """Who was given which of a graph's constants: a rounded version that gives way to another must
+    outlive the calls that are fed with it, and no more than those.
+
+    ``lock`` is held by whoever asks for constants from several threads. ``by`` has the owners of
+    what each borrower was fed with last, until a version gives way: a call in work holds its own
+    list, and who finds none here asks again.
+    """
+
+    def __init__(self) -> None:
+        self.lock = RLock()
+        self.by: WeakKeyDictionary[object, list[ort.OrtValue]] = WeakKeyDictionary()
+
+
 class ConstantStore:
     """The constants of one graph; of each, one rounded version is kept: weights are held twice at
-    most.
-
-    ``replaced`` counts how often a rounded version gave way to another: a value that was handed out
-    before may be gone.
+    most, and a third time only while a call is fed with a version that gave way.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -37,7 +50,7 @@ class ConstantStore:
         self._arrays = graph.constants
         self._exact = {name: _ort_value(name, array) for name, array in graph.constants.items()}
         self._rounded: dict[str, tuple[Precision, ort.OrtValue]] = {}
-        self.replaced = 0
+        self.lent = Lent()
 
     def __contains__(self, name: str) -> bool:
         return name in self._exact
@@ -49,18 +62,21 @@ class ConstantStore:
         return value_of(self.owner(name, precision))
 
     def owner(self, name: str, precision: Precision) -> ort.OrtValue:
-        """What owns :meth:`value`."""
+        """What owns :meth:`value`; several threads may ask."""
         if precision is Precision.FP32:
             return self._exact[name]
-        held = self._rounded.get(name)
-        if held is None or held[0] is not precision:
-            self.replaced += held is not None
-            self._rounded.pop(name, None)  # two would be in memory for a moment
-            exact = self._arrays[name]
-            held = (precision, owned(rounded_values(exact, precision, np.dtype(np.float32))))
-            let_go(exact)
-            self._rounded[name] = held
-        return held[1]
+        with self.lent.lock:
+            held = self._rounded.get(name)
+            if held is None or held[0] is not precision:
+                if held is not None:
+                    held = None
+                    del self._rounded[name]  # two would be in memory for a moment
+                    self.lent.by.clear()
+                exact = self._arrays[name]
+                held = (precision, owned(rounded_values(exact, precision, np.dtype(np.float32))))
+                let_go(exact)
+                self._rounded[name] = held
+            return held[1]
 
 
 def _ort_value(name: str, array: NDArray[Any]) -> ort.OrtValue:

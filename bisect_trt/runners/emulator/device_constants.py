@@ -9,29 +9,35 @@ from bisect_trt.core.precision import Precision
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.mapped_files import let_go
 from bisect_trt.graph.tensor_values import rounded_values
+from bisect_trt.runners.emulator.constant_store import Lent
 from bisect_trt.runners.ort_devices import Device
 from bisect_trt.runners.ort_values import Value, owned, value_of
 
 
 class DeviceConstants:
     """The float constants of ``graph`` on ``device``; of each, the exact and one rounded version,
-    placed when they are first read. Rounded by NumPy, as they are for the CPU. ``replaced`` counts
-    as that of :class:`~bisect_trt.runners.emulator.constant_store.ConstantStore`.
+    placed when they are first read. Rounded by NumPy, as they are for the CPU.
     """
 
     def __init__(self, graph: Graph, device: Device) -> None:
         self._arrays = graph.float_constants
         self._device = device
         self._placed: dict[tuple[str, bool], tuple[Precision, ort.OrtValue]] = {}
-        self.replaced = 0
+        self.lent = Lent()
 
     def value(self, name: str, precision: Precision = Precision.FP32) -> Value:
         """The constant ``name``, rounded to ``precision``."""
+        return value_of(self.owner(name, precision))
+
+    def owner(self, name: str, precision: Precision) -> ort.OrtValue:
+        """What owns :meth:`value`; called under ``lent.lock``."""
         key = (name, precision is Precision.FP32)
         held = self._placed.get(key)
         if held is None or held[0] is not precision:
-            self.replaced += held is not None
-            self._placed.pop(key, None)  # not both rounded versions in the device's memory
+            if held is not None:
+                held = None
+                del self._placed[key]  # not both rounded versions in the device's memory
+                self.lent.by.clear()
             exact = self._arrays[name]
             array = exact
             if precision is not Precision.FP32:
@@ -39,4 +45,4 @@ class DeviceConstants:
             held = (precision, owned(array, self._device.memory, self._device.number))
             let_go(exact)
             self._placed[key] = held
-        return value_of(held[1])
+        return held[1]

@@ -80,7 +80,7 @@ class EmulatedRunner:
         ready = ((*self._taking(sample)._session_for(plan), sample) for sample in samples)
         for session, lowered, sample in islice(ready, 1):
             yield session.run(sample, lowered)
-            yield from side_by_side(_run, ready, session.at_once(sample))
+            yield from side_by_side(_run, ready, lambda asked: asked[0].at_once(asked[2]))
 
     def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
         return {}

@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -48,10 +47,10 @@ class SegmentSession:
 
     Args:
         segment: a part of a switched model.
-        constants: of the model, in the memory of ``device``.
+        constants: of the model, in the memory of ``device``; their lock is held while sessions are
+            made.
         threads: what one call may use; 0 leaves it to the machine.
         device: what computes.
-        lock: held while sessions are made and constants rounded; shared by all who share these.
     """
 
     def __init__(
@@ -60,13 +59,12 @@ class SegmentSession:
         constants: ConstantStore | DeviceConstants,
         threads: int,
         device: Device,
-        lock: Lock,
     ) -> None:
         self._segment = segment if device == CPU else without_branches(segment)
         self._constants, self._threads = constants, threads
         self._device = device
         self.on_cpu: tuple[str, ...] = ()
-        self._lock = lock
+        self._lent = constants.lent
         self._flags = list(segment.flags)
         self._weights = list(segment.weights.values())
         self._switched: _Ready | None = None
@@ -76,7 +74,7 @@ class SegmentSession:
         self._switch = [
             owned(np.array(state), device.memory, device.number) for state in (False, True)
         ]
-        self._fed: tuple[tuple[_Ready, bytes, int] | None, dict[str, Value]] = (None, {})
+        self._fed: tuple[tuple[_Ready, bytes] | None, dict[str, Value]] = (None, {})
 
     def run(self, tensors: Mapping[str, Value], setting: Setting) -> dict[str, Value]:
         """What the segment gives; several threads may ask.
@@ -88,17 +86,19 @@ class SegmentSession:
         Raises:
             RunnerFailedError: with ONNX Runtime's words.
         """
-        with self._lock:
+        with self._lent.lock:
             ready = self._session_for(setting)
             feed = dict(self._switches(ready, setting))
+            owners = self._lent.by[self]
         for name in self._segment.takes:
             feed[name] = tensors[name]
         try:
             results = ready.call(feed, self._segment.gives, None)
         except Exception as error:
             raise failure_of_session("the emulated model", error) from error
+        del owners  # until here another thread may have had their place
         if ready.profiles is not None:
-            with self._lock:
+            with self._lent.lock:
                 self._read_profile(ready)
         return {name: results[i] for i, name in enumerate(self._segment.gives)}
 
@@ -137,8 +137,8 @@ class SegmentSession:
 
     def _switches(self, ready: _Ready, setting: Setting) -> Mapping[str, Value]:
         """Flags and weights as the setting has them; those of the last run where it is the same."""
-        known = (ready, setting.tobytes(), self._constants.replaced)
-        if self._fed[0] == known:
+        known = (ready, setting.tobytes())
+        if self._fed[0] == known and self in self._lent.by:
             return self._fed[1]
         off, on = (value_of(state) for state in self._switch)
         left = ready.segment.flags
@@ -148,9 +148,11 @@ class SegmentSession:
             if name in left
         }
         lowered = setting[len(self._flags) :]
+        owners = []
         for (name, weight), low in zip(self._segment.weights.items(), lowered, strict=True):
             precision = weight.lowered if low else weight.pinned
-            feed[name] = self._constants.value(weight.tensor, precision)
-        # Rounding a constant may have let another one go, so the count is read again.
-        self._fed = ((*known[:2], self._constants.replaced), feed)
+            # Two layers may read one constant in two precisions, of which the store keeps one.
+            owners.append(self._constants.owner(weight.tensor, precision))
+            feed[name] = value_of(owners[-1])
+        self._lent.by[self], self._fed = owners, (known, feed)
         return feed

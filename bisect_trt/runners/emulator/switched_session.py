@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from functools import partial
 from hashlib import blake2b
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -67,9 +66,8 @@ class SwitchedSession:
     ) -> None:
         parts = cut(to_switched(graph, low, pin), graph, segments if device == CPU else 1)
         self._switches = Switches(parts)
-        lock = Lock()
-        self._segments = [SegmentSession(part, constants, threads, device, lock) for part in parts]
-        self._room, self._device = Room(graph), device
+        self._segments = [SegmentSession(part, constants, threads, device) for part in parts]
+        self._room, self._device = Room(graph, threads), device
         self._outputs = graph.outputs
         # A tensor is let go behind the last segment that takes it.
         last = {name: place for place, part in enumerate(parts) for name in part.takes}
@@ -143,7 +141,7 @@ class SwitchedSession:
         for place in range(max(by_segment, default=-1) + 1):
             names = by_segment.get(place, ())
             finish = partial(self._finished, tensors, place)
-            yield from zip(names, side_by_side(finish, names, at_once), strict=True)
+            yield from zip(names, side_by_side(finish, names, lambda _: at_once), strict=True)
             tensors = self._advance(tensors, place, nothing[place])
         del owners
 

@@ -8,7 +8,7 @@ whose verdict turns on that is too close.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import groupby, islice
 from typing import Any
 
 import onnx
@@ -57,13 +57,12 @@ class WholeModelRunner:
         self, plan: PrecisionPlan, samples: Sequence[Sample]
     ) -> Iterator[Mapping[str, NDArray[Any]]]:
         try:
-            ready = (
-                (self._session_of(plan, self._graph.taking(sample.arrays)), sample)
-                for sample in samples
-            )
-            at_once = self._room.at_once(samples[0]) if samples else 1
-            yield from map(_run, islice(ready, 1))  # the plan that fails, fails on the first
-            yield from side_by_side(_run, ready, at_once)
+            # Before a session of the other form is opened, nothing runs in this one.
+            for graph, few in groupby(samples, lambda s: self._graph.taking(s.arrays)):
+                ready = ((self._session_of(plan, graph), sample) for sample in few)
+                for session, sample in islice(ready, 1):  # a plan that fails, fails on the first
+                    yield _run((session, sample))
+                    yield from side_by_side(_run, ready, lambda s: self._room.at_once(s[1]))
         finally:
             if self._turns.is_large:
                 self.release()

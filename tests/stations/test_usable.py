@@ -1,0 +1,92 @@
+"""Draws are made no further ahead than needed, whatever the number of cores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bisect_trt.core.observer import Observer
+from bisect_trt.core.sample import Sample
+from bisect_trt.runners import side_by_side as module
+from bisect_trt.runners import turns
+from bisect_trt.stations.bench import Bench, open_bench
+from bisect_trt.stations.case import load
+from bisect_trt.stations.drawn import usable
+from bisect_trt.stations.settings import Settings
+from fixtures.models import residual
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    """Of a machine of many cores."""
+    monkeypatch.setattr(module, "thread_count", lambda: 8)
+    fixture = residual()
+    settings = Settings(fixture.model, [fixture.inputs], require=[fixture.require], out=tmp_path)
+    case = load(settings, Observer())
+    with open_bench(case, Observer()) as opened:
+        yield opened
+
+
+def drawn(read: list[int]) -> Iterator[Sample]:
+    """Without end; every third has no finite reference."""
+    (given,) = [residual().inputs]
+    for number in range(1000):
+        read.append(number)
+        by = np.float32(np.nan if number % 3 == 1 else 1 - number / 1000)
+        yield Sample(str(number), {name: array * by for name, array in given.items()})
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 5, 12])
+def test_no_more_are_read_than_are_needed(bench: Bench, count: int) -> None:
+    read: list[int] = []
+    expected = [number for number in range(1000) if number % 3 != 1][:count]
+    assert [int(s.name) for s in usable(bench, drawn(read), count)] == expected
+    assert read == list(range(max(expected, default=-1) + 1))
+    fewer = list(usable(bench, iter(list(drawn([]))[:3]), 12))
+    assert [s.name for s in fewer] == ["0", "2"], "there may be fewer than asked for"
+
+
+def test_where_sessions_take_turns_no_reference_is_in_work_meanwhile(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+    plain = bench.references._reference.outputs
+    monkeypatch.setattr(
+        bench.references._reference,
+        "outputs",
+        lambda sample: (begun.append(sample.name), plain(sample))[1],
+    )
+    bench.in_turn = True
+    read: list[int] = []
+    samples = usable(bench, drawn(read), 30)
+    for _ in range(3):  # the first alone, then eight together
+        next(samples)
+    assert len(read) == 9 and len(begun) == 7, "the journal knows of what is NaN from the first"
+    bench.references._reference.release()
+    next(samples)
+    assert not bench.references._reference._sessions, "what is told is done, and opens nothing"
+
+
+def test_before_a_plan_is_run_its_references_are_there_where_sessions_take_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "MANY", 1)
+    fixture = residual()
+    settings = Settings(fixture.model, [fixture.inputs], require=[fixture.require], out=tmp_path)
+    case = load(settings, Observer())
+    with open_bench(case, Observer()) as bench:
+        samples = list(usable(bench, drawn([]), 6))
+        bench.references._known.clear()  # as in a repeated run, whose journal knows that they fit
+        opened = []
+        plain = type(bench.references._reference)._open
+        monkeypatch.setattr(
+            type(bench.references._reference),
+            "_open",
+            lambda self, graph: (opened.append(graph), plain(self, graph))[1],
+        )
+        bench.references._reference.release()
+        bench.second.judge(case.base, samples)
+        assert len(opened) == 1, "and not once for each of them"
