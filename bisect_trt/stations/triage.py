@@ -91,7 +91,7 @@ def find_cause(
             f"{blame_lowered(case, engine.fp32 if engine is not None else emulated.fp32)}",
         )
     suspicion = suspicion_of(emulated.layers)
-    ranked_on = _ranked_on(case, unseen)
+    ranked_on = _ranked_on(case, bench, unseen)
     seconds = emulated.probe_seconds(len(case.samples))
     budget_s = time_allowed(len(case.names) * len(ranked_on) * seconds * _ROW)
     budget_s = min(budget_s, max(0.0, _SHARE_OF_TIME * bench.time.left_s))
@@ -127,17 +127,31 @@ def find_cause(
     return Triage(diagnosis, base, pinned, sensitivity, limit, tuple(ranking), unseen)
 
 
-def _ranked_on(case: Case, unseen: Unseen | None) -> tuple[Sample, ...]:
-    """The samples on which each layer alone is measured: some of the panel,
-    spread over its kinds.
+def _ranked_on(case: Case, bench: Bench, unseen: Unseen | None) -> tuple[Sample, ...]:
+    """The samples on which each layer alone is measured: the given ones that everything lowered
+    does worst on, for where it is hardly noticed no layer's effect is seen, and draws, spread over
+    their kinds.
     """
     if unseen is None:
         return case.samples
     count = ranked_count(len(case.layers))
     # From the end: variants disturb more than redrawn copies do.
     others = [*reversed(unseen.samples.variants), *reversed(unseen.samples.redrawn)]
-    first = evenly(case.samples, max(1, count // 2) if others else count)
+    first = _worst(case, bench, case.samples, max(1, count // 2) if others else count)
     return (*first, *evenly(others, count - len(first)))
+
+
+def _worst(case: Case, bench: Bench, samples: Sequence[Sample], most: int) -> list[Sample]:
+    """At most ``most`` of ``samples`` with the largest scores; of equal ones some, spread."""
+    by_score: dict[float, list[Sample]] = {}
+    for sample in samples:
+        found = bench.prober.known(case.base, sample)
+        score = math.inf if found is None or math.isnan(found.score) else found.score
+        by_score.setdefault(score, []).append(sample)
+    chosen: list[Sample] = []
+    for score in sorted(by_score, reverse=True):
+        chosen += evenly(by_score[score], most - len(chosen))
+    return chosen
 
 
 def ranked_count(layers: int) -> int:

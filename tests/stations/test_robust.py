@@ -267,3 +267,18 @@ def test_an_interruption_of_the_last_test_keeps_the_set_found(
         run(fixture, tmp_path)
     saved = json.loads((tmp_path / "run.json").read_text())
     assert saved["passed"] and set(saved["pinned"]) == fixture.pins
+
+
+def test_layers_are_ranked_on_the_given_inputs_that_do_worst(tmp_path: Path) -> None:
+    """Of twelve inputs one is disturbed, the last: on the others no layer's effect is to be seen."""
+    fixture = residual()
+    calm = {name: np.zeros_like(array) for name, array in fixture.inputs.items()}
+    options: dict[str, Any] = {"require": fixture.require, "runner": "emulated", "variants": "none"}
+    alone = bisect_trt.bisect(
+        fixture.model, fixture.inputs, out=tmp_path / "a", robust=0, **options
+    )
+    among = bisect_trt.bisect(
+        fixture.model, [*[calm] * 11, fixture.inputs], out=tmp_path / "b", **options
+    )
+    seen = [r.layers.set_index("layer")["alone_score"] for r in (alone, among)]
+    assert (seen[1] >= 0.999 * seen[0]).all() and seen[0].max() > 0.1
