@@ -38,6 +38,7 @@ from bisect_trt.stations.golden import check_golden
 from bisect_trt.stations.held import note_held
 from bisect_trt.stations.inputs_table import inputs_table
 from bisect_trt.stations.known import Known
+from bisect_trt.stations.left_overflowing import note_left_overflowing
 from bisect_trt.stations.reduce import Reduced
 from bisect_trt.stations.reduce_model import files_read, reduce_model, result_folder
 from bisect_trt.stations.seen import Seen
@@ -122,6 +123,8 @@ def _looked_at_again(known: Known, bench: Bench) -> Known:
     """With the tables that show the answer beside others, and input by input."""
     answer = plan_of_answer(known, bench)
     frontier = None
+    if answer is not None:
+        note_left_overflowing(known.case, known, bench, answer)
     if answer is not None and not known.out_of_time:
         with suppress(BudgetSpentError):  # the answer is there, and what shows it can wait
             note_held(known.case, bench, answer)

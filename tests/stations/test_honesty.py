@@ -395,3 +395,25 @@ def test_where_fp32_misses_on_few_of_many_inputs_they_are_counted_and_named(
         fixture.model, samples, out=tmp_path / "b", holds_on=0.91, **options
     )
     assert allowed.cause.value != "not-precision"
+
+
+def test_layers_that_stay_beyond_the_range_are_named(tmp_path: Path) -> None:
+    """A wide requirement does not see that normalisations divide by infinity and give zeros."""
+    fixture = encoder_decomposed()
+    for require, expected in (("rel_range<=1e-2", True), (fixture.require, False)):
+        result = bisect_trt.bisect(
+            fixture.model,
+            fixture.inputs,
+            require=require,
+            runner="emulated",
+            robust=0,
+            out=tmp_path / str(expected),
+        )
+        said = [f.message for f in result.findings if f.kind == "left-overflowing"]
+        rows = result.layers[~result.layers["introduced_finite"]]
+        left = [name for name in rows["layer"] if name not in result.pinned]
+        assert bool(said) == bool(left) == expected and result.passed
+        if expected:
+            assert (
+                said[0].startswith(f"{len(left)} layers leave FP16's range") and left[0] in said[0]
+            )

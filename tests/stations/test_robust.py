@@ -270,7 +270,7 @@ def test_an_interruption_of_the_last_test_keeps_the_set_found(
 
 
 def test_layers_are_ranked_on_the_given_inputs_that_do_worst(tmp_path: Path) -> None:
-    """Of twelve inputs one is disturbed, the last: on the others no layer's effect is to be seen."""
+    """Of twelve inputs the last is disturbed; on the others no effect is to be seen."""
     fixture = residual()
     calm = {name: np.zeros_like(array) for name, array in fixture.inputs.items()}
     options: dict[str, Any] = {"require": fixture.require, "runner": "emulated", "variants": "none"}
