@@ -38,7 +38,7 @@ from bisect_trt.stations.golden import check_golden
 from bisect_trt.stations.held import note_held
 from bisect_trt.stations.inputs_table import inputs_table
 from bisect_trt.stations.known import Known
-from bisect_trt.stations.left_overflowing import note_left_overflowing
+from bisect_trt.stations.out_of_range import note_left_overflowing
 from bisect_trt.stations.reduce import Reduced
 from bisect_trt.stations.reduce_model import files_read, reduce_model, result_folder
 from bisect_trt.stations.seen import Seen
