@@ -147,11 +147,26 @@ def test_ci_examples_run(
     for line in lines:
         ran(line, name)
     assert Path("reports/gate/junit.xml").exists() and Path("reports/gate/index.html").exists()
+    its = yaml.safe_load(text)
+    if "jobs" in its:
+        steps = its["jobs"]["gate"]["steps"]
+        load, save = (
+            next(s for s in steps if s.get("uses", "").startswith(f"actions/cache/{what}@"))
+            for what in ("restore", "save")
+        )
+        assert save["if"] == "always()" and save["with"]["path"] == load["with"]["path"]
+        assert save["with"]["key"] == load["with"]["key"]  # one that no run before has taken
+        assert "github.run_attempt" in save["with"]["key"] and "if" not in load
+    else:
+        assert its["precision"]["cache"]["when"] == "always"
     cached = sorted(set(re.findall(r"^[^!]*?(reports/gate/\*\S+)$", text, flags=re.M)))
     assert cached == ["reports/gate/*/journal.sqlite"] and list(Path().glob(cached[0]))
     if "SUMMARY" in text:
         summary = (tmp_path / "summary.md").read_text()
         assert summary == Path("reports/gate/gate.md").read_text() != ""
+        Path("reports/gate/gate.md").unlink()  # a bisect.toml that cannot be read leaves none
+        ran(next(line for line in lines if "SUMMARY" in line), name)
+        assert (tmp_path / "summary.md").read_text() == summary
 
 
 LINK = re.compile(r"\]\(([^)\s#:]*)(?:#([^)\s]+))?\)")
