@@ -10,7 +10,7 @@ import json
 import logging
 import posixpath
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,9 @@ ELSEWHERE = {
 
 _SOUGHT_LAST = "---\nsearch:\n  boost: 0.2\n---\n\n"
 """Figures and changes name everything; who searches wants the page that explains it."""
+
+_PLACE = re.compile(r"<!-- generated: ([\w-]+) -->(?:\n[^\n]+)*")
+"""With the paragraph behind it, which says in a checkout what is missing there."""
 
 # Sphinx's roles in docstrings, as Markdown leaves them in the page.
 _ROLE = re.compile(r":(?:class|func|meth|mod|attr):(<code>)~?(?:[\w.]+\.)?(\w+)")
@@ -70,10 +73,7 @@ def _notebook() -> str:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Generated parts in, the repository's links turned into the site's, tables in HTML."""
     markdown = markdown.replace("<details>", '<details markdown="1">')
-    for mark, make in GENERATED.items():
-        place = f"<!-- generated: {mark} -->"
-        if place in markdown:
-            markdown = markdown.replace(place, make())
+    markdown = _PLACE.sub(lambda m: GENERATED[m[1]](), markdown)
     return _LINK.sub(lambda m: _link(m, page.file.src_uri), markdown)
 
 
@@ -201,5 +201,15 @@ def _type(its: Mapping[str, Any], root: Mapping[str, Any]) -> str:
     return " or ".join(kind) if isinstance(kind, list) else str(kind)
 
 
-GENERATED = {"python": _public_names, "schema": _schema_table, "commands": command_reference}
+def _ci_file(name: str) -> Callable[[], str]:
+    return lambda: f"```yaml\n{(ROOT / 'docs' / 'ci' / name).read_text(encoding='utf-8')}```"
+
+
+GENERATED = {
+    "python": _public_names,
+    "schema": _schema_table,
+    "commands": command_reference,
+    "github-actions": _ci_file("github-actions.yml"),
+    "gitlab-ci": _ci_file("gitlab-ci.yml"),
+}
 """What stands where a page says ``<!-- generated: ... -->``."""

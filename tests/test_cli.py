@@ -131,18 +131,39 @@ def test_names_that_trtexec_cannot_write_are_refused() -> None:
 
 
 @pytest.mark.parametrize("form", ["trtexec", "polygraphy"])
-def test_names_that_the_model_does_not_have_are_not_exported(form: str, tmp_path: Path) -> None:
+def test_unnamed_nodes_are_exported_by_the_names_that_tensorrt_s_parser_gives(
+    form: str, tmp_path: Path
+) -> None:
     model = encoder_layernorm().model
     for node in model.graph.node:
         node.name = ""
-    onnx.save(model, tmp_path / "m.onnx")
-    (tmp_path / "plan.json").write_text(
-        PrecisionPlan("fp16", {"Add_/embed/Add_output_0"}).to_json()
-    )
-    result = call(
-        "export", str(tmp_path / "m.onnx"), "--plan", str(tmp_path / "plan.json"), "--format", form
-    )
-    assert result.exit_code == 2 and "no unique name" in result.output
+    result = exported(form, model, "Add_/embed/Add_output_0", tmp_path)
+    assert result.exit_code == 0 and "Add_/embed" not in result.output
+    shown = "=node_of_/embed/Add_output_0:fp32'" if form == "trtexec" else repr(f"node_of_{EMBED}")
+    assert shown in result.output
+
+
+@pytest.mark.parametrize("form", ["trtexec", "polygraphy"])
+@pytest.mark.parametrize("first", [True, False])
+def test_names_that_several_nodes_share_are_not_exported(
+    form: str, first: bool, tmp_path: Path
+) -> None:
+    model = encoder_layernorm().model
+    nodes = [node for node in model.graph.node if node.op_type == "Add"][:2]
+    for node in nodes:
+        node.name = "twice"
+    result = exported(form, model, "twice" if first else "twice_1", tmp_path)
+    assert result.exit_code == 2 and "2 nodes are called 'twice'" in result.output
+
+
+EMBED = "/embed/Add_output_0"
+
+
+def exported(form: str, model: onnx.ModelProto, pin: str, folder: Path) -> Result:
+    onnx.save(model, folder / "m.onnx")
+    (folder / "plan.json").write_text(PrecisionPlan("fp16", {pin}).to_json())
+    plan = str(folder / "plan.json")
+    return call("export", str(folder / "m.onnx"), "--plan", plan, "--format", form)
 
 
 def test_report_files_are_well_formed(tmp_path: Path) -> None:

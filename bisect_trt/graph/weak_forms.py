@@ -5,6 +5,8 @@ older versions.
 from __future__ import annotations
 
 import ast
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
 import onnx
 
@@ -12,6 +14,7 @@ from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.names import printable
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.graph.graph import Graph, as_graph
+from bisect_trt.graph.tensor_types import subgraphs
 
 _BUILDER_FLAG = {Precision.FP16: "--fp16", Precision.BF16: "--bf16"}
 
@@ -22,19 +25,19 @@ def trtexec_arguments(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> st
     trtexec splits ``--layerPrecisions`` on commas and strips single quotes, so names holding those,
     or ``*``, or what a terminal would obey, cannot be written: raises :class:`BadInputError` naming
     the layer rather than give a wrong line. TensorRT 11 has no such arguments; give it the typed
-    ONNX.
+    ONNX. Layers are called what :func:`names_in_tensorrt` says.
     """
     graph = as_graph(model)
     graph.check_plan(plan)
     if not plan.base.is_storage:
         return "--noTF32" if plan.base is Precision.FP32 else ""
-    _check_named(graph, plan)
-    pinned = [layer for layer in graph.layers if layer.name in plan.pinned]
-    for layer in pinned:
-        bad = [c for c in layer.name if c in ",'\"*\\ " or printable(c) != c]
+    called = names_in_tensorrt(graph, plan.pinned)
+    pinned = [(called[layer.name], layer) for layer in graph.layers if layer.name in plan.pinned]
+    for name, _ in pinned:
+        bad = [c for c in name if c in ",'\"*\\ " or printable(c) != c]
         if bad:
             raise BadInputError(
-                f"layer {layer.name!r} cannot be written in --layerPrecisions ({bad[0]!r} in its "
+                f"layer {name!r} cannot be written in --layerPrecisions ({bad[0]!r} in its "
                 "name); use the typed ONNX or the polygraphy script"
             )
     # The pins were found with FP32 meaning FP32; trtexec lets FP32 layers run in TF32 unless told
@@ -42,23 +45,45 @@ def trtexec_arguments(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> st
     flags = _BUILDER_FLAG[plan.base] + (" --noTF32" if plan.pin_precision is Precision.FP32 else "")
     if not pinned:
         return flags
-    precisions = ",".join(f"{layer.name}:fp32" for layer in pinned)
-    types = ",".join(f"{layer.name}:{'+'.join(['fp32'] * len(layer.outputs))}" for layer in pinned)
+    precisions = ",".join(f"{name}:fp32" for name, _ in pinned)
+    types = ",".join(f"{name}:{'+'.join(['fp32'] * len(layer.outputs))}" for name, layer in pinned)
     constraints = f"'--layerPrecisions={precisions}' '--layerOutputTypes={types}'"
     return f"{flags} --precisionConstraints=obey {constraints}"
 
 
-def _check_named(graph: Graph, plan: PrecisionPlan) -> None:
-    """Names that this tool made up are not in the user's file, where weak typing would look for
-    them.
+def names_in_tensorrt(graph: Graph, pinned: Iterable[str]) -> dict[str, str]:
+    """What TensorRT's parser calls each of ``pinned``, which are layer ids of ``graph``.
+
+    A node's own name, or ``node_of_`` and its first output where the file gives it none; the ids
+    that this tool makes up for such nodes are in no file. Source: onnx-tensorrt, ``getNodeName`` in
+    importerUtils.cpp, by which ``registerLayer`` names layers.
+
+    Raises:
+        BadInputError: a pin has its name not to itself; the parser numbers those of several nodes
+            in an order of its own.
     """
-    given = {node.name for node in graph.proto.graph.node}
-    unnamed = sorted(plan.pinned - given)
-    if unnamed:
+    uses = Counter(_parsers_name(node) for node in _nodes(graph.proto.graph))
+    called = dict(zip(graph.names, map(_parsers_name, graph.proto.graph.node), strict=True))
+    found = {layer: called[layer] for layer in pinned}
+    shared = sorted(layer for layer, name in found.items() if uses[name] > 1)
+    if shared:
         raise BadInputError(
-            f"layer {unnamed[0]!r} has no unique name in the model itself, so {len(unnamed)} pins "
-            "cannot be written by name; use the typed ONNX (--format onnx)"
+            f"layer {shared[0]!r} has no unique name in the model itself: {uses[found[shared[0]]]} "
+            f"nodes are called {found[shared[0]]!r}, and {len(shared)} pins cannot be written by "
+            "name; use the typed ONNX (--format onnx)"
         )
+    return found
+
+
+def _parsers_name(node: onnx.NodeProto) -> str:
+    return node.name or (f"node_of_{node.output[0]}" if node.output else "")
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    for node in graph.node:
+        yield node
+        for _, body in subgraphs(node):
+            yield from _nodes(body)
 
 
 _SCRIPT = '''"""Weak typing for polygraphy and TensorRT 8.6 to 10.x, written by bisect-trt.
@@ -105,12 +130,12 @@ def postprocess(network):
 
 def polygraphy_script(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> str:
     """A Python file for polygraphy's ``--trt-network-postprocess-script`` that pins ``plan``'s
-    layers.
+    layers, by the names of :func:`names_in_tensorrt`.
     """
     graph = as_graph(model)
     graph.check_plan(plan)
-    _check_named(graph, plan)
-    lines = "".join(f"    {name!r},\n" for name in sorted(plan.pinned))
+    called = names_in_tensorrt(graph, plan.pinned)
+    lines = "".join(f"    {name!r},\n" for name in sorted(called.values()))
     return _SCRIPT.format(
         base=plan.base.value, pinned="{\n" + lines + "}" if plan.pinned else "set()"
     )

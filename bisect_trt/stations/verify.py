@@ -32,6 +32,7 @@ from bisect_trt.graph.passes.typed import to_typed
 from bisect_trt.graph.runtime_forms import file_form
 from bisect_trt.graph.tensor_types import infer_types
 from bisect_trt.graph.weak_forms import (
+    names_in_tensorrt,
     pins_of_script,
     pins_of_trtexec,
     polygraphy_script,
@@ -237,7 +238,9 @@ def _parsed(case: Case, plan: PrecisionPlan) -> Check:
 
 
 def _written(graph: Graph, plan: PrecisionPlan) -> list[Check]:
-    """The two forms of weak typing, read back: the pins they name are the plan's."""
+    """The two forms of weak typing, read back: the pins they name are the plan's, as TensorRT's
+    parser calls them.
+    """
     checks = []
     pins = plan.pinned if plan.base.is_storage else frozenset[str]()
     for what, write, read in (
@@ -246,10 +249,11 @@ def _written(graph: Graph, plan: PrecisionPlan) -> list[Check]:
     ):
         try:
             found = read(write(graph, plan))
+            expected = frozenset(names_in_tensorrt(graph, pins).values())
         except BadInputError as error:
             checks.append(Check(what, None, one_line(error, 160)))
             continue
-        holds = found == pins
+        holds = found == expected
         said = f"names {len(found)} pins"
         detail = said if holds else f"{said}, the plan has {len(pins)}"
         checks.append(Check(what, holds, detail))

@@ -141,3 +141,5 @@ def test_the_example_s_makefile(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Open: 2 of 2 models" in done.stdout
     assert not (where / "reports").exists()
+    ignored = (where / ".gitignore").read_text().splitlines()
+    assert "reports/" in ignored and 'out = "reports/gate"' in (where / "bisect.toml").read_text()

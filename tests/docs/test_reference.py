@@ -95,6 +95,31 @@ def test_the_page_of_python_has_every_public_name(hooks: ModuleType) -> None:
         assert calls == len(its.commands & {"run", "verify", "reduce", "cure"}), name
 
 
+WITHOUT_THE_SITE = {
+    "cli.md": "bisect-trt COMMAND --help",
+    "api.md": "help(bisect_trt.bisect)",
+    "schema.md": "bisect_trt/report/schema/run.schema.json",
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_THE_SITE)
+def test_a_page_that_is_generated_says_so_in_a_clone(name: str, hooks: ModuleType) -> None:
+    source = (DOCS / name).read_text()
+    said = re.search(r"<!-- generated: .* -->\n(\*.*\*)\n", source)
+    assert said is not None and "`make docs` fills it" in said[1]
+    assert f"`{WITHOUT_THE_SITE[name]}`" in said[1]
+    built = hooks.on_page_markdown(source, page_at(name))
+    assert "make docs" not in built and "<!-- generated" not in built
+
+
+def test_the_site_shows_the_files_that_the_page_of_ci_links_to(hooks: ModuleType) -> None:
+    source = (DOCS / "ci.md").read_text()
+    built = hooks.on_page_markdown(source, page_at("ci.md"))
+    for file in sorted((DOCS / "ci").iterdir()):
+        assert f"](ci/{file.name})" in source and f"```yaml\n{file.read_text()}```" in built
+    assert not any("--8<--" in page.read_text() for page in PAGES)
+
+
 def test_links_lead_to_the_site_s_pages_or_to_none(hooks: ModuleType) -> None:
     text = (
         "[a](../benchmarks/results/plans.md) [b](../docs/holds.md#the-word) "
@@ -147,11 +172,26 @@ def test_ci_examples_run(
     for line in lines:
         ran(line, name)
     assert Path("reports/gate/junit.xml").exists() and Path("reports/gate/index.html").exists()
+    its = yaml.safe_load(text)
+    if "jobs" in its:
+        steps = its["jobs"]["gate"]["steps"]
+        load, save = (
+            next(s for s in steps if s.get("uses", "").startswith(f"actions/cache/{what}@"))
+            for what in ("restore", "save")
+        )
+        assert save["if"] == "always()" and save["with"]["path"] == load["with"]["path"]
+        assert save["with"]["key"] == load["with"]["key"]  # one that no run before has taken
+        assert "github.run_attempt" in save["with"]["key"] and "if" not in load
+    else:
+        assert its["precision"]["cache"]["when"] == "always"
     cached = sorted(set(re.findall(r"^[^!]*?(reports/gate/\*\S+)$", text, flags=re.M)))
     assert cached == ["reports/gate/*/journal.sqlite"] and list(Path().glob(cached[0]))
     if "SUMMARY" in text:
         summary = (tmp_path / "summary.md").read_text()
         assert summary == Path("reports/gate/gate.md").read_text() != ""
+        Path("reports/gate/gate.md").unlink()  # a bisect.toml that cannot be read leaves none
+        ran(next(line for line in lines if "SUMMARY" in line), name)
+        assert (tmp_path / "summary.md").read_text() == summary
 
 
 LINK = re.compile(r"\]\(([^)\s#:]*)(?:#([^)\s]+))?\)")

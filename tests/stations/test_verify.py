@@ -16,6 +16,7 @@ from onnx import numpy_helper
 import bisect_trt
 from bisect_trt.cli import main
 from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.graph import list_layers
 from fixtures.models import encoder_decomposed, healthy, tf32_victim
 
 pytestmark = pytest.mark.usefixtures("few_draws")
@@ -142,6 +143,19 @@ def test_names_that_trtexec_cannot_take_are_told_not_failed(tmp_path: Path) -> N
     )
     arguments = next(c for c in found.checks if c.what == "trtexec arguments")
     assert found.passed and arguments.holds is None and "cannot be written" in arguments.detail
+
+
+def test_pins_without_a_name_are_read_back_as_the_parser_calls_them(tmp_path: Path) -> None:
+    fixture = healthy()
+    model = onnx.ModelProto()
+    model.CopyFrom(fixture.model)
+    model.graph.node[0].name = ""
+    pin = list_layers(model)[0].name
+    found = bisect_trt.verify(
+        model, fixture.inputs, PrecisionPlan("fp16", [pin]), runner="emulated", out=tmp_path
+    )
+    written = {c.what: c.holds for c in found.checks if "script" in c.what or "arg" in c.what}
+    assert written == {"trtexec arguments": True, "polygraphy script": True}
 
 
 @pytest.mark.parametrize(("base", "holds"), [("tf32", False), ("fp32", True)])
