@@ -65,24 +65,31 @@ class Holds:
     set_size: int = 1
 
     @property
-    def word(self) -> Robustness:
-        """Robust: the given inputs hold, the shares of redrawn roundings and of variants are
+    def word(self) -> Robustness | None:
+        """None where the given inputs miss their share: then no word on other inputs is due.
+
+        Robust: the given inputs hold, the shares of redrawn roundings and of variants are
         bounded by what is wanted of them (of one of the two, where the other cannot be made or is
         not asked for), and so many inputs kept apart hold as were asked for. Lucky: some kind
         misses its share by more than chance explains (fewer pass than would in 5 % of such tests,
         had it the share). Undecided: between the two.
         """
+        if self.given.passed < at_least(self.wanted_of_given, self.given.tested):
+            return None
         drawn = ((self.redrawn, self.wanted), (self.variants, self.wanted_of_variants))
         kinds = (*drawn, (self.holdout, self.wanted))
         if any(kind.misses(wanted) for kind, wanted in kinds):
             return Robustness.LUCKY
         if self.holdout.passed < at_least(self.wanted, self.holdout.tested):
             return Robustness.UNDECIDED
-        if self.given.passed < at_least(self.wanted_of_given, self.given.tested):
-            return Robustness.UNDECIDED
         tested = [(kind, wanted) for kind, wanted in drawn if kind.tested]
         bounded = tested and all(kind.lower_bound >= wanted for kind, wanted in tested)
         return Robustness.ROBUST if bounded else Robustness.UNDECIDED
+
+
+def word_of(holds: Holds | None) -> str | None:
+    """The word as files have it; None where no plan was tested, or none is due."""
+    return holds.word.value if holds is not None and holds.word is not None else None
 
 
 _RARE = 0.05

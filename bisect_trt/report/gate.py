@@ -12,6 +12,7 @@ import pandas as pd
 
 from bisect_trt.core.errors import BadInputError, MachineError, is_disk_full
 from bisect_trt.core.files import write_whole
+from bisect_trt.core.holds import word_of
 from bisect_trt.core.names import xml_text
 from bisect_trt.report.junit import as_junit
 from bisect_trt.report.owned_folder import OwnedFolder
@@ -78,7 +79,7 @@ def gate_table(gate: Gate) -> pd.DataFrame:
         row: dict[str, Any] = {"model": entry.name, "gate": _word(entry)}
         found = entry.result
         if found is not None:
-            robust = found.holds.word.value if found.holds is not None else ""
+            robust = word_of(found.holds) or ""
             row |= {"pins": f"{len(found.pinned)} of {found.layer_count}", "score": found.score}
             row |= {"inputs": robust, "judged by": found.runner}
             row |= {"new probes": str(found.new_probes), "seconds": round(found.seconds, 1)}

@@ -11,7 +11,7 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from bisect_trt.core.holds import Robustness
+from bisect_trt.core.holds import Robustness, word_of
 from bisect_trt.core.names import printable
 from bisect_trt.numerics.requirements import times
 from bisect_trt.report.result import Result
@@ -27,7 +27,7 @@ def answer(result: Result) -> dict[str, Any]:
         "headline": headline(result),
         # The first sentence is the table's caption and rows.
         "holds": holds_sentences(result.holds)[1:],
-        "word": result.holds.word.value if result.holds is not None else "",
+        "word": word_of(result.holds) or "",
         "meaning": meaning_of(result.holds),
         "held": held_kinds(result.holds),
         "tiles": tiles(result),

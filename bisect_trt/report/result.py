@@ -14,7 +14,7 @@ import pandas as pd
 from bisect_trt.core.diagnosis import Cause
 from bisect_trt.core.errors import EXIT_NOT_MET, EXIT_OK
 from bisect_trt.core.finding import Finding
-from bisect_trt.core.holds import Holding, Holds, Robustness
+from bisect_trt.core.holds import Holding, Holds, Robustness, word_of
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.steadiness import Steadiness
 
@@ -156,7 +156,7 @@ class Result:
         search that its budget ended leaves a plan which its test refutes.
         """
         holds = self.holds
-        refuted = self.out_of_time and holds is not None and holds.word is Robustness.LUCKY
+        refuted = self.out_of_time and holds is not None and holds.word in (None, Robustness.LUCKY)
         return EXIT_OK if self.passed and not refuted else EXIT_NOT_MET
 
     # What shows a result is made from this record, so it is imported when it is asked for.
@@ -209,7 +209,7 @@ class Result:
             "samples": list(self.samples),
             "holds_on": self.holds_on,
             "holds": self._holds_json(),
-            "robust": self.holds.word.value if self.holds is not None else None,
+            "robust": word_of(self.holds),
             "asked": self._asked_json(),
             "ranked": self.ranked,
             "probes": dict(self.probes),

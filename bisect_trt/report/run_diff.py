@@ -19,7 +19,7 @@ engine where both runs have that."""
 _APART = 1.5
 """Errors that differ by less are the same: other inputs of a kind move them by as much."""
 
-_RANKS = (Robustness.LUCKY, Robustness.UNDECIDED, Robustness.ROBUST)
+_RANKS = (None, Robustness.LUCKY, Robustness.UNDECIDED, Robustness.ROBUST)
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,8 @@ def _worse(before: Result, after: Result, requirements: pd.DataFrame) -> Iterato
     if before.holds is not None and after.holds is not None:
         was, now = before.holds.word, after.holds.word
         if _RANKS.index(now) < _RANKS.index(was):
-            yield f"The plan was {was} and is {now}."
+            what = now if now is not None else "not even right on the given inputs"
+            yield f"The plan was {was} and is {what}."
 
 
 def _holds(before: Result, after: Result) -> pd.DataFrame:

@@ -108,8 +108,8 @@ def holds_sentences(holds: Holds | None) -> list[str]:
             told.append(f"{counted}, at least {100.0 * kind.lower_bound:.1f} %")
     said = "With one input: holds" if given.tested == size == 1 else "Holds"
     sure = {1: "", 2: " with 95 % confidence"}.get(len(told), ", each with 95 % confidence")
-    word = holds.word.value.capitalize()
-    lines = [f"{word}. {said} on {'; '.join(told)}{sure}."]
+    word = f"{holds.word.value.capitalize()}. " if holds.word is not None else ""
+    lines = [f"{word}{said} on {'; '.join(told)}{sure}."]
     if holds.fitted:
         lines.append("Searched on the given inputs only (--robust 0): the set is fitted to them.")
     if holds.variants.tested:
@@ -124,7 +124,7 @@ def holds_sentences(holds: Holds | None) -> list[str]:
 
 def meaning_of(holds: Holds | None) -> str:
     """What the word for a plan's tests means, where it is not plain."""
-    if holds is None or holds.word is Robustness.ROBUST:
+    if holds is None or holds.word in (None, Robustness.ROBUST):
         return ""
     wanted = f"{100.0 * holds.wanted:.3g} %"
     if holds.word is Robustness.LUCKY:

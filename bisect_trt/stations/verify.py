@@ -21,7 +21,7 @@ from bisect_trt.core.errors import (
     RunnerUnavailableError,
     one_line,
 )
-from bisect_trt.core.holds import Holds
+from bisect_trt.core.holds import Holds, word_of
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.graph.aside import values_aside
@@ -92,7 +92,7 @@ class Verification:
             "requirements": list(self.requirements),
             "checks": [vars(c) for c in self.checks],
             "holds": asdict(self.holds) if self.holds is not None else None,
-            "robust": self.holds.word.value if self.holds is not None else None,
+            "robust": word_of(self.holds),
         }
 
 

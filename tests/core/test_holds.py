@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from bisect_trt.core.holds import Holding, Holds, Robustness
+from bisect_trt.core.holds import Holding, Holds, Robustness, word_of
 
 GIVEN = Holding(1, 1, 0.0, 0.5, "x")
 
@@ -46,10 +47,11 @@ def test_nothing_tested_claims_nothing() -> None:
     assert math.isnan(nothing.worst_score)
 
 
-def test_a_plan_that_misses_the_given_inputs_is_not_robust() -> None:
+def test_a_plan_that_misses_the_given_inputs_has_no_word() -> None:
     missed = Holding(0, 1, 0.0, 1.2, "x")
     found = Holds(missed, Holding(72, 72, 0.95), NONE, NONE, 0.95, 0.9)
-    assert found.word is Robustness.UNDECIDED
+    assert found.word is None and word_of(found) is None
+    assert replace(found, redrawn=Holding(0, 72, 0.0)).word is None
     nine = Holding(9, 10, 0.0, 1.2, "x")
     asked = Holds(nine, Holding(72, 72, 0.95), NONE, NONE, 0.95, 0.9, wanted_of_given=0.9)
     assert asked.word is Robustness.ROBUST
