@@ -54,7 +54,9 @@ def gate_command(
     check_gate_folder(project.out)
     gate = Gate(project.out, (), len(project.runs))
     for name, settings in project.runs.items():
-        with progress(quiet=quiet, verbose=verbose, budget=settings.budget) as observer:
+        with progress(
+            quiet=quiet, verbose=verbose, budget=settings.budget, subject=name
+        ) as observer:
             entry = _entry(name, settings, observer)
         gate = Gate(project.out, (*gate.entries, entry), gate.planned)
         write_gate(gate)  # whoever interrupts has the table so far

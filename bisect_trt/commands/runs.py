@@ -42,7 +42,8 @@ def report_command(run: Path, quiet: bool) -> int:
 @guarded
 def diff_command(run_a: Path, run_b: Path, out: Path | None, as_json: bool, quiet: bool) -> int:
     """What changed from one run's folder to another: requirements, what the plans hold on, pins and
-    layers. Exit code 1 if the second misses what the first met.
+    layers. Exit code 1 if the second misses what the first met, or was not asked what the first
+    was; 2 if no layer is in both.
     """
     found = diff_runs(read_run(run_a), read_run(run_b))
     if out is not None:
@@ -52,4 +53,4 @@ def diff_command(run_a: Path, run_b: Path, out: Path | None, as_json: bool, quie
             click.echo(to_json(as_record(found)))
         elif not quiet:
             print_page(screen(), as_page(found))
-    return EXIT_NOT_MET if found.worse else EXIT_OK
+    return EXIT_NOT_MET if found.worse or found.untold else EXIT_OK

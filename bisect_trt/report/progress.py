@@ -22,7 +22,7 @@ EVERY_S = 5.0
 
 
 def progress(
-    *, quiet: bool = False, verbose: bool = False, budget: float | None = None
+    *, quiet: bool = False, verbose: bool = False, budget: float | None = None, subject: str = ""
 ) -> ProgressObserver:
     """Signs of life on standard error, also where JSON goes to standard output.
 
@@ -30,9 +30,12 @@ def progress(
         quiet: say nothing.
         verbose: tell every step.
         budget: minutes that the command may take, if that was said.
+        subject: which of several things the lines are about, if there are several.
     """
     console = plain(stderr=True)
-    return ProgressObserver(console, quiet=quiet, verbose=verbose, every_s=EVERY_S, budget=budget)
+    return ProgressObserver(
+        console, quiet=quiet, verbose=verbose, every_s=EVERY_S, budget=budget, subject=subject
+    )
 
 
 class ProgressObserver(Observer):
@@ -49,6 +52,7 @@ class ProgressObserver(Observer):
         verbose: tell every step.
         every_s: seconds between two lines in a log.
         budget: minutes that the command may take, if that was said.
+        subject: which of several things the lines are about, if there are several.
     """
 
     def __init__(
@@ -59,12 +63,14 @@ class ProgressObserver(Observer):
         verbose: bool = False,
         every_s: float = EVERY_S,
         budget: float | None = None,
+        subject: str = "",
     ) -> None:
         self._console = console
         self._quiet = quiet
         self._verbose = verbose
         self._every_s = every_s
         self._budget = budget
+        self._subject = f"{subject}: " if subject else ""
         self._station, self._note, self._started = "starting", "", time.perf_counter()
         self._best: int | None = None
         self._told = self._started
@@ -80,7 +86,7 @@ class ProgressObserver(Observer):
             disable=quiet or not console.is_terminal,
             transient=True,
         )
-        self._task = self._bar.add_task("starting", total=None, note="")
+        self._task = self._bar.add_task(f"{self._subject}starting", total=None, note="")
         self._began = time.perf_counter()
 
     def __enter__(self) -> ProgressObserver:
@@ -104,7 +110,7 @@ class ProgressObserver(Observer):
     def station(self, name: str) -> None:
         self._began = time.perf_counter()
         self._station, self._note = name, ""
-        self._bar.reset(self._task, total=None, description=name, note="")
+        self._bar.reset(self._task, total=None, description=f"{self._subject}{name}", note="")
 
     def progress(self, done: int, expected: int, note: str) -> None:
         left = ""
@@ -121,14 +127,14 @@ class ProgressObserver(Observer):
         )
         if self._verbose and not self._quiet:
             self._told = time.perf_counter()
-            self._console.print(printable(f"{of}: {note}"))
+            self._console.print(printable(f"{self._subject}{of}: {note}"))
 
     def best(self, pins: int) -> None:
         self._best = pins
 
     def finding(self, message: str) -> None:
         if self._verbose and not self._quiet:
-            self._console.print(printable(f"note: {message}"), style="yellow")
+            self._console.print(printable(f"{self._subject}note: {message}"), style="yellow")
 
     def _write_lines(self) -> None:
         """In a thread of its own: a station may be silent for long."""
@@ -149,4 +155,6 @@ class ProgressObserver(Observer):
         if self._budget is not None:
             left = max(0.0, 60.0 * self._budget - elapsed)
             parts.append(f"{left:.0f} s of the budget left")
-        return f"[{elapsed:.0f} s, {in_words(peak_bytes())} at most] {'; '.join(parts)}"
+        return (
+            f"[{elapsed:.0f} s, {in_words(peak_bytes())} at most] {self._subject}{'; '.join(parts)}"
+        )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.holds import Holding, Robustness
 from bisect_trt.core.names import printable
 from bisect_trt.report.result import KINDS, Result
@@ -19,12 +20,16 @@ engine where both runs have that."""
 _APART = 1.5
 """Errors that differ by less are the same: other inputs of a kind move them by as much."""
 
+_NOT_ASKED = "not asked"
+
 _RANKS = (None, Robustness.LUCKY, Robustness.UNDECIDED, Robustness.ROBUST)
 
 
 @dataclass(frozen=True)
 class RunDiff:
     """``worse`` are the sentences that make the second run one that must not be released, if any.
+    ``unasked`` says which requirement only one run has; ``untold`` is true where that leaves open
+    whether the second is worse.
 
     ``layers`` has a row for each layer whose error differs by more than half, the worst first,
     ``measure`` is the column compared, of ``matched`` layers with one name in both. Of the pins and
@@ -34,6 +39,8 @@ class RunDiff:
     before: Result
     after: Result
     worse: tuple[str, ...]
+    unasked: tuple[str, ...]
+    untold: bool
     requirements: pd.DataFrame
     holds: pd.DataFrame
     pins: pd.DataFrame
@@ -56,14 +63,25 @@ class RunDiff:
 
 
 def diff_runs(before: Result, after: Result) -> RunDiff:
-    """What changed from one run to the other."""
+    """What changed from one run to the other.
+
+    Raises:
+        BadInputError: no layer is in both, so that they are not of one model.
+    """
     first, second = (dict.fromkeys(map(str, r.layers["layer"])) for r in (before, after))
+    if not first.keys() & second.keys():
+        raise BadInputError(
+            f"cannot be compared: no layer is in both {before.folder} and {after.folder}; give two "
+            "runs of one model"
+        )
     measure = next((m for m in _MEASURES if m in before.layers and m in after.layers), "")
     requirements = _requirements(before, after)
     return RunDiff(
         before,
         after,
         tuple(_worse(before, after, requirements)),
+        tuple(_unasked(before, after, requirements)),
+        _untold(requirements),
         requirements,
         _holds(before, after),
         _pins(before, after),
@@ -98,10 +116,23 @@ def _requirements(before: Result, after: Result) -> pd.DataFrame:
 
 def _told(text: str, scores: dict[str, float], result: Result) -> str:
     if text not in scores:
-        return "not asked"
+        return _NOT_ASKED
     if math.isnan(scores[text]):
         return "met" if result.passed else "not known"
     return "met" if scores[text] <= 1.0 else "missed"
+
+
+def _unasked(before: Result, after: Result, requirements: pd.DataFrame) -> Iterator[str]:
+    for row in requirements.to_dict(orient="records"):
+        for here, there, run in (("before", "after", after), ("after", "before", before)):
+            if row[there] == _NOT_ASKED:
+                yield f"{row['requirement']} is {row[here]} {here}, and not asked in {run.folder}"
+
+
+def _untold(requirements: pd.DataFrame) -> bool:
+    """Whether the first asked what the second did not, or the second misses what is new in it."""
+    new = (requirements["before"] == _NOT_ASKED) & (requirements["after"] != "met")
+    return bool(((requirements["after"] == _NOT_ASKED) | new).any())
 
 
 def _worse(before: Result, after: Result, requirements: pd.DataFrame) -> Iterator[str]:

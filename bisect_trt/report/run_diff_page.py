@@ -28,13 +28,16 @@ def as_page(found: RunDiff) -> Page:
     ]
     shown = [s for s in sections if len(s.table) or s.lines]
     title = f"bisect-trt: {found.before.folder} and {found.after.folder}"
-    return Page(title, headline(found), not found.worse, shown, found.worse[1:])
+    return Page(title, headline(found), not (found.worse or found.unasked), shown, found.worse[1:])
 
 
 def headline(found: RunDiff) -> str:
     """Whether the second run is worse, and why, in one sentence."""
+    unasked = f"cannot be compared: {'; '.join(found.unasked)}." if found.unasked else ""
     if found.worse:
-        return f"Worse: {found.worse[0]}"
+        return f"Worse: {found.worse[0]}" + (f" The rest {unasked}" if unasked else "")
+    if unasked:
+        return unasked
     if found.after.passed and not found.before.passed:
         return "Better: no plan met the requirements, and now one does."
     return "Not worse: every requirement that was met still is."
@@ -47,6 +50,7 @@ def as_record(found: RunDiff) -> dict[str, Any]:
         "before": str(found.before.folder),
         "after": str(found.after.folder),
         "worse": list(found.worse),
+        "not_compared": list(found.unasked),
         "requirements": found.requirements.to_dict(orient="records"),
         "holds": found.holds.to_dict(orient="records"),
         "pins_gained": found.gained,

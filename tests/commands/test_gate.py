@@ -40,7 +40,8 @@ def test_a_gate_is_closed_by_one_and_goes_on_where_it_was(
     text = DEFAULTS.replace("max_abs<=1e-2", "overridden") + entry("good", "healthy")
     (tmp_path / "bisect.toml").write_text(text + entry("bad", "unsavable"))
     asked = ["--requirement", "max_abs<=1e-2"]
-    ended = gate(tmp_path, *asked)
+    ended = gate(tmp_path, *asked, "--verbose")
+    assert "good: 1 of " in ended.stderr and "bad: 1 of " in ended.stderr
     assert ended.exit_code == 1, ended.output
     assert "Closed: bad missed the requirements." in ended.output
     out = tmp_path / "reports" / "gate"

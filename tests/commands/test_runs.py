@@ -86,11 +86,33 @@ def test_a_model_with_other_nodes_is_matched_by_name(
 def test_what_is_worse_is_said_and_exits_1(folders: dict[str, Path]) -> None:
     ended = call("diff", folders["fused"], folders["missed"])
     assert ended.exit_code == 1 and "Worse: A plan met the requirements" in ended.output
-    assert call("diff", folders["missed"], folders["fused"]).exit_code == 0
     back = diff_runs(read_run(folders["fused"]), read_run(folders["pins"]))
     changes = set(back.layers["change"])
     assert changes == {"worse"} and back.gained == read_run(folders["pins"]).pinned
     assert list(back.layers["ratio"]) == sorted(back.layers["ratio"], reverse=True)
+
+
+def test_what_was_not_asked_of_both_is_not_compared(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    ended = call("diff", folders["missed"], folders["fused"])
+    first = ended.output.splitlines()[0]
+    assert ended.exit_code == 1 and first.startswith("cannot be compared: ")
+    assert "max_abs<=1e-12 is missed before, and not asked in" in first
+    both = tmp_path / "both"
+    run(encoder_layernorm(), both, require=[encoder_layernorm().require, "max_abs<=1e9"])
+    for pair, code in (((folders["fused"], both), 0), ((both, folders["fused"]), 1)):
+        ended = call("diff", *pair)
+        first = ended.output.splitlines()[0]
+        assert ended.exit_code == code and "Not worse" not in ended.output
+        assert first.startswith("cannot be compared: max_abs<=1e9 is met") and "not asked" in first
+
+
+def test_two_models_are_not_compared(folders: dict[str, Path], tmp_path: Path) -> None:
+    run(residual(), tmp_path / "other")
+    ended = call("diff", folders["pins"], tmp_path / "other")
+    assert ended.exit_code == 2 and len(ended.output.splitlines()) == 1
+    assert "cannot be compared: no layer is in both" in ended.output
 
 
 def test_what_is_no_run_is_told_in_one_line(folders: dict[str, Path], tmp_path: Path) -> None:
