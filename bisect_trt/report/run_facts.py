@@ -56,15 +56,15 @@ def search_facts(known: Known, ledger: Ledger, plan: PrecisionPlan) -> SearchFac
     bisection: Bisection | None = judged.bisection if judged is not None else known.bisection
     alone = dict(known.triage.sensitivity.scores) if known.triage is not None else {}
     pinned = [name for name in case.names if name in plan.pinned]
-    regime, spread = regime_of(pinned, alone)
+    regime = regime_of(len(pinned), len(case.names))
     suspicion = suspicion_of(known.baselines.layers, alone) if known.baselines is not None else {}
     first = ledger.emulators[0]
     searched = [p for p in ledger.log if p.plan.base is plan.base and p.runner == first]
     # On a panel a probe ends early, and is held to a share of the tolerance: no two compare.
     alike = [(p.plan.pinned, p.verdict.passed) for p in searched if p.on == GIVEN]
     return SearchFacts(
-        regime=regime.value,
-        spread_over=spread,
+        regime=regime.value if regime is not None else "",
+        spread_over=len(pinned),
         blocks=in_words(pinned, find_patterns(case.graph), case.layers),
         suspicion_auc=ranking_auc(suspicion, pinned),
         emulated_probes=len({p.plan for p in searched}),

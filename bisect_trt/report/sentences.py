@@ -184,7 +184,8 @@ def search_sentences(result: Result) -> list[str]:
         return []
     diffuse = facts.regime == Regime.DIFFUSE.value
     spread = f" over {facts.spread_over} layers" if diffuse else ""
-    lines = [f"{facts.regime}{spread}; the pins are {'; '.join(facts.blocks)}."]
+    kind = f"{facts.regime}{spread}; the" if facts.regime else "The"
+    lines = [f"{kind} pins are {'; '.join(facts.blocks)}."]
     auc = ""
     if not math.isnan(facts.suspicion_auc):
         auc = f" Suspicion ranked the pins with an AUC of {facts.suspicion_auc:.3f}."

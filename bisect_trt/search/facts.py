@@ -8,7 +8,8 @@ from enum import Enum
 
 import numpy as np
 
-_BULK = 0.9
+_FEW, _MANY = 0.15, 1.0 / 3.0
+"""Of the layers: a transformer whose LayerNorms are to blame has up to 0.15 of them pinned."""
 
 
 class Regime(str, Enum):
@@ -21,31 +22,13 @@ class Regime(str, Enum):
         return self.value
 
 
-def regime_of(pinned: Sequence[str], alone: Mapping[str, float]) -> tuple[Regime, int]:
-    """The regime, and over how many layers the error spreads.
-
-    ``alone`` maps layers to their scores when only they are lowered. Few culprits: at least half of
-    the pins miss the requirement alone, or of the layers that do not, the pins make up nine tenths
-    of the squared effects, or it was not measured. Else the error is spread over the fewest layers
-    that make up nine tenths.
+def regime_of(pins: int, layers: int) -> Regime | None:
+    """The regime by the share of ``layers`` that is pinned: what a set needs is what it shows. None
+    where it is neither few nor many.
     """
-    guilty = sum(not alone[name] <= 1.0 for name in pinned if name in alone)
-    rest = {name: score**2 for name, score in alone.items() if score <= 1.0}
-    if not pinned or not alone or 2 * guilty >= len(pinned) or not rest:
-        return Regime.FEW_CULPRITS, len(pinned)
-    squares = np.sort(np.asarray(list(rest.values()), np.float64))[::-1]
-    total = float(squares.sum())
-    spread = (
-        int(np.searchsorted(np.cumsum(squares), _BULK * total * (1.0 - 1e-9))) + 1
-        if total > 0.0
-        else len(pinned)
-    )
-    theirs = sum(rest.get(name, 0.0) for name in pinned)
-    return (
-        (Regime.FEW_CULPRITS, len(pinned))
-        if theirs >= _BULK * total
-        else (Regime.DIFFUSE, spread + guilty)
-    )
+    if pins <= _FEW * layers:
+        return Regime.FEW_CULPRITS
+    return Regime.DIFFUSE if pins >= _MANY * layers else None
 
 
 def ranking_auc(suspicion: Mapping[str, float], pinned: Sequence[str]) -> float:
