@@ -237,6 +237,15 @@ def test_junit_tells_which_requirement_is_missed(tmp_path: Path) -> None:
     assert lowered[1] < 1e-6 and lowered.max() == pytest.approx(result.base_score)
 
 
+def test_junit_does_not_blame_what_fp32_meets(tmp_path: Path) -> None:
+    fixture = encoder_decomposed()
+    run(fixture, tmp_path, require=["max_abs<=2e-3", "rmse<=1e-9"])
+    root = ElementTree.parse(tmp_path / "junit.xml").getroot()
+    failed = {c.get("name"): c.find("failure") is not None for c in root.iter("testcase")}
+    assert failed["requirement max_abs<=2e-3"] is False
+    assert failed["requirement rmse<=1e-9"] is True
+
+
 def test_the_annotated_model_says_what_layers_do(runs: dict[str, Result]) -> None:
     made, fixture = runs["pins"], hostile()
     model = onnx.load(made.folder / "model.annotated.onnx")
