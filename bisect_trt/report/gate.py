@@ -14,9 +14,11 @@ from bisect_trt.core.errors import BadInputError, MachineError, is_disk_full
 from bisect_trt.core.files import write_whole
 from bisect_trt.core.holds import word_of
 from bisect_trt.core.names import xml_text
+from bisect_trt.numerics.requirements import times
 from bisect_trt.report.junit import as_junit
 from bisect_trt.report.owned_folder import OwnedFolder
 from bisect_trt.report.pages import Page, Section, page_as_html, page_as_markdown
+from bisect_trt.report.requirement_scores import judged_scores
 from bisect_trt.report.result import Result
 from bisect_trt.report.sentences import headline
 from bisect_trt.report.write import to_json
@@ -38,8 +40,16 @@ class Entry:
 
     @property
     def said(self) -> str:
-        """The answer in one sentence."""
-        return headline(self.result) if self.result is not None else self.error
+        """The answer in one sentence; where the requirements are missed, which, and why."""
+        found = self.result
+        if found is None:
+            return self.error
+        if self.exit_code == 0:
+            return headline(found)
+        scores = judged_scores(found.by_requirement)
+        missed = [f"{r} ({times(score)})" for r, score in scores.items() if not score <= 1.0]
+        which = f" Missed: {', '.join(missed)}." if missed else ""
+        return f"{headline(found)}{which} {found.sentence}"
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from xml.etree import ElementTree
 
-import pandas as pd
-
 from bisect_trt.core.holds import Holding, Holds, at_least
 from bisect_trt.core.names import xml_text
 from bisect_trt.numerics.requirements import times
+from bisect_trt.report.requirement_scores import judged_scores
 from bisect_trt.report.result import Result
 
 Case = tuple[str, str]
@@ -46,26 +45,12 @@ def _cases(result: Result) -> Iterator[Case]:
 
 def _requirements(result: Result) -> Iterator[Case]:
     """Which requirement is missed; all of them where that cannot be told apart."""
-    table = result.by_requirement
-    scores = {}
-    if len(table) and "plan_score" in table:
-        shown = table["plan_score"].fillna(_without_plan(table))
-        scores = dict(zip(table["requirement"], shown, strict=True))
+    scores = judged_scores(result.by_requirement)
     missed = [r for r, score in scores.items() if score > 1.0] or list(result.requirements)
     for text in result.requirements:
         score = scores.get(text, result.score)
         failure = "" if result.passed or text not in missed else result.sentence
         yield f"requirement {text}", f"{failure} Score: {times(score)}" if failure else ""
-
-
-def _without_plan(table: pd.DataFrame) -> pd.Series[float]:
-    """Each requirement's score where no plan was written: FP32's where that misses one, and the
-    others are not to blame, else everything lowered's.
-    """
-    fp32 = table["baselines"].map(
-        lambda scores: max((s for label, s in scores.items() if label.endswith("fp32")), default=0)
-    )
-    return fp32.astype(float) if fp32.max() > 1.0 else table["lowered_score"]
 
 
 def _holds(holds: Holds) -> Iterator[Case]:

@@ -63,6 +63,22 @@ def requirements_table(
     return pd.DataFrame(rows)
 
 
+def judged_scores(table: pd.DataFrame) -> dict[str, float]:
+    """The score that decides each requirement: the plan's. Where none was written FP32's, if that
+    misses one, for then the others are not to blame, else that of everything lowered.
+
+    Args:
+        table: as :func:`requirements_table` makes it.
+    """
+    if not len(table):
+        return {}
+    fp32 = table["baselines"].map(
+        lambda scores: max((s for label, s in scores.items() if label.endswith("fp32")), default=0)
+    )
+    other = fp32.astype(float) if fp32.max() > 1.0 else table["lowered_score"]
+    return dict(zip(table["requirement"], table["plan_score"].fillna(other), strict=True))
+
+
 def requirement_scores(table: pd.DataFrame, outputs: pd.DataFrame) -> list[Row]:
     """A row for each requirement and output that it is on, a cell a baseline.
 

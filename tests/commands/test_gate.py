@@ -120,6 +120,16 @@ def test_paths_are_beside_the_file(tmp_path: Path) -> None:
     assert other.out == Path("o/a") and other.holdout == ("y",)
 
 
+def test_the_table_says_which_requirement_is_missed_and_why(tmp_path: Path) -> None:
+    both = "requirement = ['max_abs<=2e-3', 'rmse<=1e-9']"
+    text = DEFAULTS + entry("a", "encoder_decomposed", both)
+    (tmp_path / "bisect.toml").write_text(text)
+    assert gate(tmp_path, "--quiet").exit_code == 1
+    (model,) = json.loads((tmp_path / "reports/gate/gate.json").read_text())["models"]
+    assert "Missed: rmse<=1e-9 (" in model["said"] and "Missed: max_abs" not in model["said"]
+    assert "Strict FP32 already misses" in model["said"]
+
+
 def test_a_folder_of_another_kind_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "bisect.toml").write_text(DEFAULTS + entry("a", "healthy"))
     (tmp_path / "index.html").write_text("mine")
