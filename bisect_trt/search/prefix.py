@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 _PARTS = 1000
-"""A set of fewer layers is found exactly."""
+"""A set of fewer than twice as many layers is found exactly."""
 
 
 def shortest_prefix(length: int, passes: Callable[[int], bool], *, first: int = 0) -> int | None:
