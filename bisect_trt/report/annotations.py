@@ -10,8 +10,9 @@ from bisect_trt.core.names import printable
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.passes.annotated import annotated
 from bisect_trt.report.columns import FLAG, LAYERS
+from bisect_trt.report.headline import headline
 from bisect_trt.report.result import Result
-from bisect_trt.report.sentences import headline, number
+from bisect_trt.report.sentences import number
 
 _SHOWN = (
     "alone_score",

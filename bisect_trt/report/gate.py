@@ -15,12 +15,12 @@ from bisect_trt.core.files import write_whole
 from bisect_trt.core.holds import word_of
 from bisect_trt.core.names import xml_text
 from bisect_trt.numerics.requirements import times
+from bisect_trt.report.headline import headline
 from bisect_trt.report.junit import as_junit
 from bisect_trt.report.owned_folder import OwnedFolder
 from bisect_trt.report.pages import Page, Section, page_as_html, page_as_markdown
 from bisect_trt.report.requirement_scores import judged_scores
 from bisect_trt.report.result import Result
-from bisect_trt.report.sentences import headline
 from bisect_trt.report.write import to_json
 
 INDEX, MARKDOWN, RECORD, JUNIT = "index.html", "gate.md", "gate.json", "junit.xml"

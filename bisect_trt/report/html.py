@@ -11,11 +11,13 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from bisect_trt.core.holds import Robustness, word_of
+from bisect_trt.core.holds import word_of
 from bisect_trt.core.names import printable
 from bisect_trt.numerics.requirements import times
+from bisect_trt.report.headline import headline, next_step, tone
+from bisect_trt.report.held_on import holds_sentences, meaning_of
 from bisect_trt.report.result import Result
-from bisect_trt.report.sentences import headline, holds_sentences, judged_by, meaning_of, number
+from bisect_trt.report.sentences import judged_by, number
 from bisect_trt.report.tiles import held_kinds, tiles
 
 
@@ -23,26 +25,17 @@ def answer(result: Result) -> dict[str, Any]:
     """What ``answer.html.j2``, the first screen, is given."""
     return {
         "result": result,
-        "tone": _tone(result),
+        "tone": tone(result),
         "headline": headline(result),
         # The first sentence is the table's caption and rows.
         "holds": holds_sentences(result.holds)[1:],
         "word": word_of(result.holds) or "",
         "meaning": meaning_of(result.holds),
+        "next_step": next_step(result),
         "held": held_kinds(result.holds),
         "tiles": tiles(result),
         "judged_by": judged_by(result),
     }
-
-
-def _tone(result: Result) -> str:
-    """What the first glance says: a plan that nothing speaks for but the given inputs is not yet
-    good.
-    """
-    if not result.passed:
-        return "bad"
-    known = result.holds is None or result.holds.word is Robustness.ROBUST
-    return "ok" if known else "unsure"
 
 
 @cache

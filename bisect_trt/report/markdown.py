@@ -9,14 +9,10 @@ import pandas as pd
 
 from bisect_trt.core.names import markdown
 from bisect_trt.numerics.requirements import times
+from bisect_trt.report.headline import headline, next_step
+from bisect_trt.report.held_on import holds_sentences
 from bisect_trt.report.result import KINDS, Result
-from bisect_trt.report.sentences import (
-    engine_sentences,
-    headline,
-    holds_sentences,
-    number,
-    search_sentences,
-)
+from bisect_trt.report.sentences import engine_sentences, number, search_sentences
 from bisect_trt.report.tables import COST_COLUMNS, OUTPUT_COLUMNS, shown_pins
 
 _MOST_ROWS = 100
@@ -49,8 +45,8 @@ def answer_lines(result: Result) -> Iterator[str]:
     """The answer in one sentence, the cause, before and after, and what the plan holds on."""
     yield f"# bisect-trt: {markdown(result.model)} at {result.precision.value.upper()}"
     yield from ("", f"**{markdown(headline(result))}**", "")
-    for sentence in (*holds_sentences(result.holds), result.sentence):
-        yield from (markdown(sentence), "")
+    for sentence in (*holds_sentences(result.holds), next_step(result), result.sentence):
+        yield from (markdown(sentence), "") if sentence else ()
     yield f"- cause: {result.cause.value}"
     yield f"- requirement: {', '.join(markdown(r) for r in result.requirements)}"
     yield f"- before: {times(result.base_score)}; after: {times(result.score)}"

@@ -7,10 +7,11 @@ not run them.
 from __future__ import annotations
 
 from bisect_trt.core.names import printable
+from bisect_trt.report.headline import answer_lines, files_line
 from bisect_trt.report.html import answer, asset, environment
 from bisect_trt.report.markdown import answer_lines as markdown_lines
 from bisect_trt.report.result import Result
-from bisect_trt.report.sentences import answer_lines, files_line, judged_by
+from bisect_trt.report.sentences import judged_by
 
 
 def as_fragment(result: Result) -> str:

@@ -14,8 +14,8 @@ _SHOWN = 6
 def in_words(
     pinned: Sequence[str], patterns: Sequence[Pattern], layers: Sequence[Layer]
 ) -> list[str]:
-    """The pins by block: "5 of the 5 LayerNorms: Pow, ReduceMean of each", then what is left by
-    module, then singly.
+    """The pins by block, the largest first: "5 of the 5 LayerNorms: Pow, ReduceMean of each"; what
+    is in no pattern, by module.
 
     Args:
         pinned: layer ids in network order.
@@ -23,7 +23,8 @@ def in_words(
         layers: all of the model's.
     """
     wanted, known = set(pinned), {layer.name: layer for layer in layers}
-    lines, told = [], set[str]()
+    lines: list[tuple[int, str]] = []
+    told = set[str]()
     groups: dict[tuple[str, tuple[str, ...]], list[Pattern]] = {}
     for pattern in patterns:
         ops = tuple(known[n].op for n in pattern.layers if n in wanted and n in known)
@@ -33,21 +34,23 @@ def in_words(
     totals = Counter(p.kind for p in patterns)
     for (kind, ops), members in groups.items():
         counted = ", ".join(f"{n} {op}" if n > 1 else op for op, n in Counter(ops).items())
-        plural = "" if totals[kind] == 1 else "s"
         one = "" if len(members) == 1 else " of each"
-        lines.append(f"{len(members)} of the {totals[kind]} {kind}{plural}: {counted}{one}")
+        which = f"{len(members)} of the {totals[kind]} {kind}s" if totals[kind] > 1 else kind
+        inside = "" if ops == (kind,) else f": {counted}{one}"
+        lines.append((len(members) * len(ops), which + inside))
     scopes: dict[str, list[str]] = {}
     for name in pinned:
         if name not in told and name in known:
             scopes.setdefault(_module(known[name].scope), []).append(known[name].op)
     for scope, left in scopes.items():
         counted = ", ".join(f"{n} {op}" if n > 1 else op for op, n in Counter(left).most_common())
-        lines.append(f"{scope or 'the main graph'}: {counted}")
-    return (
-        lines
-        if len(lines) <= _SHOWN
-        else [*lines[:_SHOWN], f"and {len(lines) - _SHOWN} more blocks, in pins.csv"]
-    )
+        lines.append((len(left), f"{scope or 'the main graph'}: {counted}"))
+    lines.sort(key=lambda line: -line[0])
+    shown = [words for _, words in lines[:_SHOWN]]
+    if len(lines) > _SHOWN:
+        unsaid = sum(pins for pins, _ in lines[_SHOWN:])
+        shown.append(f"and {unsaid} more in {len(lines) - _SHOWN} blocks, in pins.csv")
+    return shown
 
 
 def _module(scope: str) -> str:

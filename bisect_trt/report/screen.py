@@ -13,19 +13,13 @@ from bisect_trt.core.names import printable
 from bisect_trt.graph.inspection import Inspection
 from bisect_trt.numerics.requirements import times
 from bisect_trt.report.cured import headline_of_cures, lines_of_cures
+from bisect_trt.report.headline import answer_lines, files_line, tone
+from bisect_trt.report.held_on import holds_sentences
 from bisect_trt.report.pages import Page
 from bisect_trt.report.reduced import figures, nothing_bad, reduced_how
 from bisect_trt.report.reduced import headline as headline_of_piece
 from bisect_trt.report.result import Result
-from bisect_trt.report.sentences import (
-    answer_lines,
-    files_line,
-    holds_sentences,
-    judged_by,
-    number,
-    search_sentences,
-    unproved,
-)
+from bisect_trt.report.sentences import judged_by, number, search_sentences, unproved
 from bisect_trt.report.tables import worst_layers
 from bisect_trt.stations.cures import Cures
 from bisect_trt.stations.reduce import Reduced
@@ -33,13 +27,13 @@ from bisect_trt.stations.seen import Seen
 from bisect_trt.stations.verify import Verification
 
 _SHOWN_PINS = 20
+_COLOURS = {"ok": "green", "unsure": "yellow", "bad": "red"}
 
 
 def print_verdict(console: Console, result: Result) -> None:
     """The answer, the pins with their proof, the outputs, where the files are."""
-    colour = "green" if result.passed else "red"
     said, *lines = answer_lines(result)
-    console.print(printable(said), style=f"bold {colour}")
+    console.print(printable(said), style=f"bold {_COLOURS[tone(result)]}")
     for line in lines:
         console.print(printable(line))
     if len(result.pins):

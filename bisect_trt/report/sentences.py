@@ -7,24 +7,13 @@ from typing import Any
 
 import pandas as pd
 
-from bisect_trt.core.diagnosis import Cause
-from bisect_trt.core.holds import Holds, Robustness
 from bisect_trt.core.names import printable
 from bisect_trt.core.steadiness import Steadiness
 from bisect_trt.numerics.confidence import lower_bound
-from bisect_trt.numerics.requirements import times
 from bisect_trt.report.result import Result
 from bisect_trt.search.facts import Regime
-from bisect_trt.stations.case import FEW_INPUTS
 
 _NAMED = 3
-_BROKEN = ("build-failed", "crashed", "timed-out")
-
-
-_ENGINE_TO_BLAME = {
-    Cause.UNSTEADY: "The engine does not make up its mind: no plan can be trusted on it.",
-    Cause.ENGINE_FAILED: "TensorRT does not build or run the model, in FP32 either.",
-}
 
 
 def number(value: Any) -> str:
@@ -34,105 +23,6 @@ def number(value: Any) -> str:
     if isinstance(value, float) and math.isnan(value):
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def headline(result: Result) -> str:
-    """The answer in one sentence, and what it would mislead without."""
-    said = [f.message.partition(": ")[0] for f in result.findings if f.weighty]
-    return " ".join([_answer(result), *(f"But {words}." for words in said)])
-
-
-def _answer(result: Result) -> str:
-    name = result.precision.value.upper()
-    if result.cause is Cause.GOLDEN_MISMATCH:
-        return "The reference itself differs from the golden outputs: nothing was searched."
-    if result.cause in _ENGINE_TO_BLAME:
-        return _ENGINE_TO_BLAME[result.cause]
-    if not result.passed:
-        return "No plan found meets the requirement."
-    if result.cause is Cause.NONE:
-        held = len(result.plan.held)
-        if held:
-            return f"{name} meets the requirement with what --pin holds in FP32 (layers: {held})."
-        return f"{name} meets the requirement as it is: nothing to pin."
-    if result.cause is Cause.TF32:
-        return "Strict FP32 meets the requirement: turn TF32 off."
-    each = "each of the others" if result.plan.held else "each"
-    proof = f"{each} proved to be needed" if result.complete else "not yet proved to be minimal"
-    share = result.pins["tolerance_share"].min() if len(result.pins) else math.nan
-    if result.complete and share < 1.0:
-        proof = f"{each} proved to be needed within {share:.2g} of the tolerance"
-    broken = result.pins["verdict_without"].isin(_BROKEN).sum() if len(result.pins) else 0
-    if broken:
-        # A run that breaks is no wrong number: the reader has to know which of the two it was.
-        proof += f" ({broken} because the run breaks without it)"
-    if result.ranked:
-        proof = "ranked by what each does, not proved one by one"
-    kept = f"Keep {len(result.pinned)} of {result.layer_count} layers in FP32"
-    if result.plan.held:
-        kept += f" ({len(result.plan.held)} of them held by --pin)"
-    return f"{kept} and the requirement is met; {proof}."
-
-
-def answer_lines(result: Result) -> list[str]:
-    """The answer's first lines: the sentence, on what it holds, the cause, before and after."""
-    lines = [headline(result), *holds_sentences(result.holds)[:2], result.sentence]
-    if not math.isnan(result.base_score):
-        after = f"   after: {times(result.score)}" if result.passed else ""
-        wanted = ", ".join(result.requirements)
-        lines.append(f"before: {times(result.base_score)}{after}   requirement: {wanted}")
-    return lines
-
-
-def files_line(result: Result) -> str:
-    """Where the report is, and the model to ship."""
-    shipped = f"   model to ship: {result.folder}/model.typed.onnx" if result.passed else ""
-    return f"report: {result.folder}/report.html{shipped}"
-
-
-def holds_sentences(holds: Holds | None) -> list[str]:
-    """On what the plan was tested, and with what confidence: what is claimed is what was tested."""
-    if holds is None:
-        return []
-    given, size = holds.given, holds.set_size
-    what = "inputs" if size == 1 else f"sets of {size} inputs"
-    told = [f"given {given.passed} of {given.tested} {what}"]
-    for kind, words in (
-        (holds.redrawn, "redrawn {} of {} roundings"),
-        (holds.variants, "variants {} of {}"),
-        (holds.holdout, "held out {} of {} inputs"),
-    ):
-        if kind.tested:
-            counted = words.format(kind.passed, kind.tested)
-            counted += f" (sets of {size})" if size > 1 and kind is not holds.holdout else ""
-            told.append(f"{counted}, at least {100.0 * kind.lower_bound:.1f} %")
-    said = "With one input: holds" if given.tested == size == 1 else "Holds"
-    sure = {1: "", 2: " with 95 % confidence"}.get(len(told), ", each with 95 % confidence")
-    word = f"{holds.word.value.capitalize()}. " if holds.word is not None else ""
-    lines = [f"{word}{said} on {'; '.join(told)}{sure}."]
-    if holds.fitted:
-        lines.append("Searched on the given inputs only (--robust 0): the set is fitted to them.")
-    if holds.variants.tested:
-        advice = ": give 20 inputs or more, and a fifth is kept apart to test on"
-        few = given.tested * size + holds.holdout.tested < FEW_INPUTS
-        lines.append(
-            "Variants of the given inputs (shifted, scaled, mixed) are no substitute for real "
-            f"ones{advice if few else ''}."
-        )
-    return lines
-
-
-def meaning_of(holds: Holds | None) -> str:
-    """What the word for a plan's tests means, where it is not plain."""
-    if holds is None or holds.word in (None, Robustness.ROBUST):
-        return ""
-    wanted = f"{100.0 * holds.wanted:.3g} %"
-    if holds.word is Robustness.LUCKY:
-        return f"Lucky: some kind of input misses the {wanted} asked for by more than chance."
-    return (
-        f"Undecided: the tests neither show the {wanted} asked for of every kind of input, nor "
-        "refute it."
-    )
 
 
 def sources(layers: pd.DataFrame) -> str:

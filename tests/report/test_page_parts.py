@@ -15,9 +15,7 @@ from rich.console import Console
 
 from bisect_trt.core.diagnosis import Cause
 from bisect_trt.core.finding import Finding
-from bisect_trt.core.holds import Holding
 from bisect_trt.core.precision import Precision
-from bisect_trt.numerics.confidence import lower_bound
 from bisect_trt.report.figures.errors import errors_figure
 from bisect_trt.report.figures.figure import label
 from bisect_trt.report.figures.frontier import frontier_figure
@@ -27,7 +25,7 @@ from bisect_trt.report.page import as_html
 from bisect_trt.report.page_tables import layer_data, pin_rows
 from bisect_trt.report.requirement_scores import requirement_scores
 from bisect_trt.report.screen import print_verdict
-from bisect_trt.report.sentences import meaning_of, misses_alone, sources, unproved
+from bisect_trt.report.sentences import misses_alone, sources, unproved
 from tests.report.synthetic import synthetic_result
 
 RESULT = synthetic_result(80)
@@ -237,38 +235,7 @@ def test_sources_are_named() -> None:
     assert sources(RESULT.layers) in as_html(RESULT)
 
 
-def test_the_word_for_the_tests_is_explained() -> None:
-    holds = RESULT.holds
-    assert holds is not None
-    undecided = replace(holds, holdout=Holding(11, 12, 0.66, 1.2, "/pages/page_034.npz"))
-    lucky = replace(holds, redrawn=Holding(40, 72, 0.4, 3.0, "x"))
-    assert meaning_of(holds) == "" and meaning_of(None) == ""
-    assert meaning_of(undecided).startswith("Undecided: the tests neither show the 95 %")
-    assert meaning_of(lucky).startswith("Lucky: ")
-    page = as_html(replace(RESULT, holds=undecided))
-    assert meaning_of(undecided) in page and "<bdi>page_034.npz</bdi>" in page
-
-
 def test_constants_that_partly_vanish_come_last() -> None:
     findings = [Finding("weight-underflow", "a", "vanishing"), Finding("tf32", "", "turn it off")]
     page = as_html(replace(RESULT, findings=findings))
     assert page.index("turn it off") < page.index("vanishing")
-
-
-@pytest.mark.parametrize(
-    ("passed", "word", "tone"),
-    [(64, "robust", "ok"), (63, "undecided", "unsure"), (20, "lucky", "unsure")],
-)
-def test_only_what_holds_on_more_than_the_given_inputs_is_green(
-    passed: int, word: str, tone: str
-) -> None:
-    result = synthetic_result(4)
-    assert result.holds is not None
-    bound = lower_bound(passed, 64, 0.95)
-    redrawn = replace(result.holds.redrawn, passed=passed, tested=64, lower_bound=bound)
-    held = replace(result, holds=replace(result.holds, redrawn=redrawn))
-    assert held.holds is not None and held.holds.word.value == word
-    assert f'id="answer" class="answer {tone}"' in as_html(held)
-    assert f'answer {tone}"' in held._repr_html_()
-    failed = replace(held, passed=False)
-    assert 'id="answer" class="answer bad"' in as_html(failed)

@@ -9,7 +9,8 @@ import pytest
 
 import bisect_trt
 from bisect_trt.graph import list_layers
-from bisect_trt.graph.patterns import find_patterns
+from bisect_trt.graph.layers import Layer
+from bisect_trt.graph.patterns import Pattern, find_patterns
 from bisect_trt.report.pin_words import in_words
 from bisect_trt.search.facts import (
     Regime,
@@ -34,6 +35,15 @@ def test_layernorms_are_told_as_such() -> None:
         "/head/MatMul",
     ]
     assert in_words(more, patterns, layers)[1:] == ["encoder/layers.0: 2 MatMul", "head: MatMul"]
+
+
+def test_the_largest_blocks_come_first_and_the_rest_is_counted() -> None:
+    layers = [Layer(f"m{i % 9}/x/l{i}", "Add", i, (), (), frozenset()) for i in range(60)]
+    soft = Layer("s", "Softmax", 60, (), (), frozenset())
+    pinned = [*(layer.name for layer in layers[:45]), *(layer.name for layer in layers[45::9]), "s"]
+    words = in_words(pinned, [Pattern("Softmax", ("s",), False)], [*layers, soft])
+    assert words[0] == "m0/x: 7 Add" and words[-1] == "and 16 more in 4 blocks, in pins.csv"
+    assert in_words(["s"], [Pattern("Softmax", ("s",), False)], [soft]) == ["Softmax"]
 
 
 def test_regimes() -> None:

@@ -17,7 +17,7 @@ import bisect_trt
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.pipeline import compare
-from bisect_trt.report.sentences import headline
+from bisect_trt.report.headline import headline
 from bisect_trt.stations.settings import Settings
 from fixtures.models import Fixture, encoder_layernorm, waves
 from tests.conftest import forbid_inferences

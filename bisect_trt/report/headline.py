@@ -1,0 +1,122 @@
+"""The answer's first words: the verdict in a sentence, its colour, and what to do next."""
+
+from __future__ import annotations
+
+import math
+
+from bisect_trt.core.diagnosis import Cause
+from bisect_trt.core.holds import Robustness
+from bisect_trt.numerics.requirements import times
+from bisect_trt.report.held_on import holds_sentences
+from bisect_trt.report.result import Result
+
+_BROKEN = ("build-failed", "crashed", "timed-out")
+
+_NEARLY_ALL = 0.9
+"""Of the layers: a plan with so many pins is FP32 with casts around it."""
+
+_ENGINE_TO_BLAME = {
+    Cause.UNSTEADY: "The engine does not make up its mind: no plan can be trusted on it.",
+    Cause.ENGINE_FAILED: "TensorRT does not build or run the model, in FP32 either.",
+}
+
+
+def headline(result: Result) -> str:
+    """The answer in one sentence, and what it would mislead without."""
+    said = [f.message.partition(": ")[0] for f in result.findings if f.weighty]
+    return " ".join([_answer(result), *(f"But {words}." for words in said)])
+
+
+def _answer(result: Result) -> str:
+    name = result.precision.value.upper()
+    if result.cause is Cause.GOLDEN_MISMATCH:
+        return "The reference itself differs from the golden outputs: nothing was searched."
+    if result.cause in _ENGINE_TO_BLAME:
+        return _ENGINE_TO_BLAME[result.cause]
+    if not result.passed:
+        return "No plan found meets the requirement."
+    if result.cause is Cause.NONE:
+        held = len(result.plan.held)
+        if held:
+            return f"{name} meets the requirement with what --pin holds in FP32 (layers: {held})."
+        return f"{name} meets the requirement as it is: nothing to pin."
+    if result.cause is Cause.TF32:
+        return "Strict FP32 meets the requirement: turn TF32 off."
+    each = "each of the others" if result.plan.held else "each"
+    proof = f"{each} proved to be needed" if result.complete else "not yet proved to be minimal"
+    share = result.pins["tolerance_share"].min() if len(result.pins) else math.nan
+    if result.complete and share < 1.0:
+        proof = f"{each} proved to be needed within {share:.2g} of the tolerance"
+    broken = result.pins["verdict_without"].isin(_BROKEN).sum() if len(result.pins) else 0
+    if broken:
+        # A run that breaks is no wrong number: the reader has to know which of the two it was.
+        proof += f" ({broken} because the run breaks without it)"
+    if result.ranked:
+        proof = "ranked by what each does, not proved one by one"
+    pins, layers = len(result.pinned), result.layer_count
+    kept = f"Keep {pins} of {layers} layers in FP32"
+    if _nearly_all(result):
+        kept = f"Hardly any layer can leave FP32: keep {pins} of {layers} there"
+    if result.plan.held:
+        kept += f" ({len(result.plan.held)} of them held by --pin)"
+    return f"{kept} and the requirement is met; {proof}."
+
+
+def _nearly_all(result: Result) -> bool:
+    """Whether the plan is hardly another thing than FP32."""
+    return result.passed and len(result.pinned) >= max(2.0, _NEARLY_ALL * result.layer_count)
+
+
+def tone(result: Result) -> str:
+    """What the first glance says: ``bad`` where no plan passes, ``unsure`` where nothing but the
+    given inputs speaks for it or it leaves hardly a layer to lower, else ``ok``.
+    """
+    if not result.passed:
+        return "bad"
+    known = result.holds is None or result.holds.word is Robustness.ROBUST
+    return "ok" if known and not _nearly_all(result) else "unsure"
+
+
+def next_step(result: Result) -> str:
+    """What to do where the answer is not yet good, blank where it is."""
+    if tone(result) != "unsure":
+        return ""
+    steps = []
+    if _nearly_all(result):
+        met = [n.upper() for n in ("tf32", "bf16") if _meets(result, n)]
+        if met:
+            everything = f"everything in {' or '.join(met)}"
+            steps.append(f"meet it on the given inputs with {everything}")
+        steps.append("take fewer pins, which hold on some inputs (frontier.csv, --pick SHARE)")
+    if result.holds is not None and result.holds.word is not Robustness.ROBUST:
+        if result.holds.fitted:
+            steps.append("search without --robust 0")
+        more = "give more inputs of the kind that it will meet"
+        on = f" and search on with --start-from {result.folder}/plan.json"
+        steps.append(more + (on if result.pinned else ""))
+    return f"What next: {'; '.join(steps)}."
+
+
+def _meets(result: Result, precision: str) -> bool:
+    """Whether everything in ``precision`` was run and met the requirement."""
+    if result.outputs.empty:
+        return False
+    rows = result.outputs[result.outputs["baseline"].str.split().str[-1] == precision]
+    return len(rows) > 0 and bool((rows["verdict"] == "pass").all())
+
+
+def answer_lines(result: Result) -> list[str]:
+    """The answer's first lines: the sentence, on what it holds, the cause, before and after."""
+    lines = [headline(result), *holds_sentences(result.holds)[:2]]
+    lines += [line for line in (next_step(result), result.sentence) if line]
+    if not math.isnan(result.base_score):
+        after = f"   after: {times(result.score)}" if result.passed else ""
+        wanted = ", ".join(result.requirements)
+        lines.append(f"before: {times(result.base_score)}{after}   requirement: {wanted}")
+    return lines
+
+
+def files_line(result: Result) -> str:
+    """Where the report is, and the model to ship."""
+    shipped = f"   model to ship: {result.folder}/model.typed.onnx" if result.passed else ""
+    return f"report: {result.folder}/report.html{shipped}"

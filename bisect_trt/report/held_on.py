@@ -1,0 +1,51 @@
+"""On what a plan was tested and with what confidence, in sentences."""
+
+from __future__ import annotations
+
+from bisect_trt.core.holds import Holds, Robustness
+from bisect_trt.stations.case import FEW_INPUTS
+
+
+def holds_sentences(holds: Holds | None) -> list[str]:
+    """On what the plan was tested, and with what confidence: what is claimed is what was tested."""
+    if holds is None:
+        return []
+    given, size = holds.given, holds.set_size
+    what = "inputs" if size == 1 else f"sets of {size} inputs"
+    told = [f"given {given.passed} of {given.tested} {what}"]
+    for kind, words in (
+        (holds.redrawn, "redrawn {} of {} roundings"),
+        (holds.variants, "variants {} of {}"),
+        (holds.holdout, "held out {} of {} inputs"),
+    ):
+        if kind.tested:
+            counted = words.format(kind.passed, kind.tested)
+            counted += f" (sets of {size})" if size > 1 and kind is not holds.holdout else ""
+            told.append(f"{counted}, at least {100.0 * kind.lower_bound:.1f} %")
+    said = "With one input: holds" if given.tested == size == 1 else "Holds"
+    sure = {1: "", 2: " with 95 % confidence"}.get(len(told), ", each with 95 % confidence")
+    word = f"{holds.word.value.capitalize()}. " if holds.word is not None else ""
+    lines = [f"{word}{said} on {'; '.join(told)}{sure}."]
+    if holds.fitted:
+        lines.append("Searched on the given inputs only (--robust 0): the set is fitted to them.")
+    if holds.variants.tested:
+        advice = ": give 20 inputs or more, and a fifth is kept apart to test on"
+        few = given.tested * size + holds.holdout.tested < FEW_INPUTS
+        lines.append(
+            "Variants of the given inputs (shifted, scaled, mixed) are no substitute for real "
+            f"ones{advice if few else ''}."
+        )
+    return lines
+
+
+def meaning_of(holds: Holds | None) -> str:
+    """What the word for a plan's tests means, where it is not plain."""
+    if holds is None or holds.word in (None, Robustness.ROBUST):
+        return ""
+    wanted = f"{100.0 * holds.wanted:.3g} %"
+    if holds.word is Robustness.LUCKY:
+        return f"Lucky: some kind of input misses the {wanted} asked for by more than chance."
+    return (
+        f"Undecided: the tests neither show the {wanted} asked for of every kind of input, nor "
+        "refute it."
+    )

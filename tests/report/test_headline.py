@@ -1,0 +1,103 @@
+"""The answer's first words, their colour and what they send the reader to do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from io import StringIO
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from bisect_trt.core.holds import Holding
+from bisect_trt.numerics.confidence import lower_bound
+from bisect_trt.report.headline import headline, next_step
+from bisect_trt.report.held_on import meaning_of
+from bisect_trt.report.markdown import as_markdown
+from bisect_trt.report.page import as_html
+from bisect_trt.report.result import Result
+from bisect_trt.report.screen import print_verdict
+from tests.report.synthetic import synthetic_result
+
+RESULT = synthetic_result(200)
+
+
+def pinning(share: float) -> Result:
+    """A robust plan that pins so many of 20 layers."""
+    result = synthetic_result(20)
+    pins = pd.concat([result.pins] * round(20 * share), ignore_index=True)
+    return replace(result, pins=pins)
+
+
+def test_the_word_for_the_tests_is_explained() -> None:
+    holds = RESULT.holds
+    assert holds is not None
+    undecided = replace(holds, holdout=Holding(11, 12, 0.66, 1.2, "/pages/page_034.npz"))
+    lucky = replace(holds, redrawn=Holding(40, 72, 0.4, 3.0, "x"))
+    assert meaning_of(holds) == "" and meaning_of(None) == ""
+    assert meaning_of(undecided).startswith("Undecided: the tests neither show the 95 %")
+    assert meaning_of(lucky).startswith("Lucky: ")
+    page = as_html(replace(RESULT, holds=undecided))
+    assert meaning_of(undecided) in page and "<bdi>page_034.npz</bdi>" in page
+
+
+@pytest.mark.parametrize(
+    ("passed", "word", "tone"),
+    [(64, "robust", "ok"), (63, "undecided", "unsure"), (20, "lucky", "unsure")],
+)
+def test_only_what_holds_on_more_than_the_given_inputs_is_green(
+    passed: int, word: str, tone: str
+) -> None:
+    result = synthetic_result(4)
+    assert result.holds is not None
+    bound = lower_bound(passed, 64, 0.95)
+    redrawn = replace(result.holds.redrawn, passed=passed, tested=64, lower_bound=bound)
+    held = replace(result, holds=replace(result.holds, redrawn=redrawn))
+    assert held.holds is not None and held.holds.word.value == word
+    assert f'id="answer" class="answer {tone}"' in as_html(held)
+    assert f'answer {tone}"' in held._repr_html_()
+    failed = replace(held, passed=False)
+    assert 'id="answer" class="answer bad"' in as_html(failed)
+
+
+def test_a_plan_that_leaves_hardly_a_layer_is_no_plain_success() -> None:
+    most, half = pinning(0.95), pinning(0.5)
+    assert headline(most).startswith("Hardly any layer can leave FP32: keep 19 of 20 there")
+    assert headline(half).startswith("Keep 10 of 20 layers in FP32") and next_step(half) == ""
+    assert 'id="answer" class="answer unsure"' in as_html(most)
+    assert next_step(most) == (
+        "What next: meet it on the given inputs with everything in TF32; take fewer pins, which "
+        "hold on some inputs (frontier.csv, --pick SHARE)."
+    )
+    assert next_step(most) in as_html(most) and "What next: meet it" in as_markdown(most)
+    missed = replace(most, outputs=most.outputs.assign(verdict="fail"))
+    assert next_step(missed) == (
+        "What next: take fewer pins, which hold on some inputs (frontier.csv, --pick SHARE)."
+    )
+
+
+def test_what_is_not_shown_to_hold_says_what_to_do_next() -> None:
+    holds = RESULT.holds
+    assert holds is not None
+    undecided = replace(RESULT, holds=replace(holds, holdout=Holding(11, 12, 0.66, 1.2, "x")))
+    plan = f"--start-from {RESULT.folder}/plan.json"
+    assert next_step(undecided) == (
+        f"What next: give more inputs of the kind that it will meet and search on with {plan}."
+    )
+    assert undecided.holds is not None
+    fitted = replace(undecided, holds=replace(undecided.holds, fitted=True), pins=pd.DataFrame())
+    assert next_step(fitted) == (
+        "What next: search without --robust 0; give more inputs of the kind that it will meet."
+    )
+    assert next_step(RESULT) == next_step(replace(undecided, passed=False)) == ""
+
+
+def test_the_terminal_s_colours_are_the_page_s() -> None:
+    for result, colour in (
+        (RESULT, "\x1b[1;32m"),
+        (pinning(0.95), "\x1b[1;33m"),
+        (replace(RESULT, passed=False), "\x1b[1;31m"),
+    ):
+        written = StringIO()
+        print_verdict(Console(file=written, force_terminal=True, width=200), result)
+        assert written.getvalue().startswith(colour)
