@@ -136,14 +136,16 @@ def print_inspection(console: Console, inspection: Inspection) -> None:
     console.print(
         f"{printable(inspection.model)}: opset {inspection.opset}, {len(inspection.layers)} layers",
     )
-    table = _table(["layer", "op", "scope", "suspect because"])
-    for layer in inspection.layers:
-        table.add_row(
-            printable(layer.name),
-            layer.op,
-            printable(layer.scope),
-            printable(inspection.suspects.get(layer.name, "")),
-        )
+    rows = [
+        (layer.name, layer.op, layer.scope, inspection.suspects.get(layer.name, ""))
+        for layer in inspection.layers
+    ]
+    # A column that nothing stands in is left out.
+    heads = ("layer", "op", "scope", "suspect because")
+    shown = [i for i, _ in enumerate(heads) if any(row[i] for row in rows)]
+    table = _table([heads[i] for i in shown])
+    for row in rows:
+        table.add_row(*(printable(row[i]) for i in shown))
     console.print(table)
     for pattern in inspection.patterns:
         how = "written out" if pattern.decomposed else "one operator"

@@ -11,6 +11,9 @@ import numpy as np
 _FEW, _MANY = 0.15, 1.0 / 3.0
 """Of the layers: a transformer whose LayerNorms are to blame has up to 0.15 of them pinned."""
 
+_SPREAD = 8
+"""Fewer pins are named one by one, however small the model."""
+
 
 class Regime(str, Enum):
     """What kind of problem the search met."""
@@ -28,7 +31,7 @@ def regime_of(pins: int, layers: int) -> Regime | None:
     """
     if pins <= _FEW * layers:
         return Regime.FEW_CULPRITS
-    return Regime.DIFFUSE if pins >= _MANY * layers else None
+    return Regime.DIFFUSE if pins >= max(_SPREAD, _MANY * layers) else None
 
 
 def ranking_auc(suspicion: Mapping[str, float], pinned: Sequence[str]) -> float:

@@ -213,7 +213,11 @@ class Bench:
         if result.on == GIVEN and result.verdict.passed and not self._case.settings.robust:
             self._best = min(pins, self._best if self._best is not None else pins)
             self.observer.best(self._best)
-        self.observer.progress(len(self.log), 0, note)
+        self.tell(note)
+
+    def tell(self, note: str) -> None:
+        """What was done last, beside the number of plans that were probed until now."""
+        self.observer.progress(sum(len(p.plans) for p in self.probers), 0, note)
 
     def prober_of(
         self, runner: Runner, workers: int = 1, given: Sequence[Sample] | None = None

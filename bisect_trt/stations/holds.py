@@ -193,7 +193,7 @@ def judge_all(
                 missed += panel[place * size : (place + 1) * size]
         done, failed = len(results), len(missed) // size
         with _in_time(limit):
-            bench.observer.progress(done, 0, f"{done} inputs or draws, {failed} violate")
+            bench.tell(f"{done} inputs or draws, {failed} violate")
         if math.isfinite(limit) and len(missed) > misses * size:
             break
     return PanelResult(plan, tuple(names), tuple(results)), tuple(missed)

@@ -120,11 +120,13 @@ def _in_rounds(
         for candidate in _candidates(case, bench, panel, ranking[:length], limit):
             plan = base.with_pins(candidate.pinned)
             test = planned_test(case, number, probe_seconds, last=False)
-            bench.observer.progress(len(bench.log), 0, f"{len(candidate.pinned)} pins, fresh draws")
+            pins = f"{len(candidate.pinned)} pins"
+            bench.tell(f"{pins}, fresh draws")
             number += 1
             against, holds = _last_word(case, bench, plan, test, limit)
             if against is None:
                 return replace(candidate, holds=holds)
+            bench.tell(f"{pins} refused by fresh draws ({against.kind}): the search goes on")
             refused.append(against)
         for refusal in refused:
             panel.add(refusal)

@@ -58,6 +58,9 @@ class Triage:
     unseen: Unseen | None
 
 
+_WORST = " on the worst of the inputs and their copies"
+
+
 def find_cause(
     case: Case,
     bench: Bench,
@@ -115,6 +118,7 @@ def find_cause(
         lambda pins: bench.prober.probe(base.with_pins(pins)).under(limit),
         precision,
         heavy,
+        _WORST if unseen is not None else "",
     )
     if emulated.lowered.verdict.passed and engine is None:
         luck = f"{diagnosis.sentence} The given inputs pass by luck: others like them do not."
@@ -185,6 +189,7 @@ def diagnose_reduced(
     probe: Callable[[frozenset[str]], ProbeResult],
     precision: Precision,
     overflowing_weights: frozenset[str] = frozenset(),
+    where: str = "",
 ) -> Diagnosis:
     """Overflow, rounding in a few layers, or accumulation over many: told apart by measured
     effects.
@@ -200,6 +205,7 @@ def diagnose_reduced(
         probe: the result of a set of pins.
         precision: for the sentence.
         overflowing_weights: layers with a constant that does not fit.
+        where: what the scores are the worst of, where these are not the given inputs alone.
     """
     name = precision.value.upper()
     overflows = ~table["introduced_finite"].astype(bool) | table["layer"].isin(overflowing_weights)
@@ -217,7 +223,7 @@ def diagnose_reduced(
         return Diagnosis(
             Cause.ROUNDING,
             f"{name} rounding in {_named(guilty)} alone misses the requirement "
-            f"({times(sensitivity.scores[guilty[0]])}).",
+            f"({times(sensitivity.scores[guilty[0]])}{where}).",
             True,
             tuple(guilty),
         )
@@ -225,7 +231,7 @@ def diagnose_reduced(
     why = f"none of the {count} measured layers misses" if count else "no time to see which misses"
     return Diagnosis(
         Cause.ACCUMULATION,
-        f"The {name} error accumulates over many layers ({times(base.score)}): {why} the "
+        f"The {name} error accumulates over many layers ({times(base.score)}{where}): {why} the "
         "requirement alone.",
         True,
     )

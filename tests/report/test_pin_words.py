@@ -49,7 +49,7 @@ def test_the_largest_blocks_come_first_and_the_rest_is_counted() -> None:
 def test_regimes() -> None:
     assert regime_of(3, 252) is regime_of(10, 75) is Regime.FEW_CULPRITS
     assert regime_of(91, 252) is regime_of(248, 252) is regime_of(252, 252) is Regime.DIFFUSE
-    assert regime_of(2, 10) is None
+    assert regime_of(2, 10) is regime_of(1, 2) is None
 
 
 def test_auc_bound_and_violations() -> None:

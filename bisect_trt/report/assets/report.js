@@ -32,7 +32,7 @@
       font: { family: "system-ui, sans-serif", size: 12, color: text },
       hoverlabel: { bgcolor: card, bordercolor: line, font: { color: text }, align: "left" },
       margin: { l: 60, r: 16, t: 24, b: 48, ...own.margin },
-      legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
+      legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, ...own.legend },
       hovermode: "closest",
       xaxis: { ...axis, ...own.xaxis },
       yaxis: { ...axis, ...own.yaxis },

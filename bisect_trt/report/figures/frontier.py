@@ -89,5 +89,6 @@ def _picked(frontier: pd.DataFrame, places: list[float], pins: list[int]) -> dic
             return {
                 "shapes": [{**line, "line": {"color": MUTED, "dash": "dot", "width": 2}}],
                 "annotations": [{**words, "showarrow": False, "yanchor": "bottom"}],
+                "legend": {"y": 1.1},  # above the words
             }
     return {}
