@@ -1,5 +1,5 @@
 """What is told of two large tensors, from one walk over their blocks: a copy of either in float64
-would take twice its memory.
+would take twice its memory, and as long again.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from bisect_trt.numerics.blocks import flat, slices
 
-MANY = 1 << 22
-"""Elements from which on tensors are walked over; below, all at once is faster."""
+MANY = 1 << 16
+"""Elements from which on tensors are walked over, and elements of a block: what fits the
+processor's cache takes half the time, of other sizes 1 << 14 to 1 << 20 none took less."""
 
 
 @dataclass
@@ -52,7 +53,7 @@ def block_sums(reference: NDArray[Any], candidate: NDArray[Any]) -> BlockSums:
     """The sums over two tensors of one shape, of any numeric or boolean types."""
     sums = BlockSums(np.empty(reference.size, np.float32))
     exact, given, used = flat(reference), flat(candidate), 0
-    for part in slices(exact.size):
+    for part in slices(exact.size, MANY):
         ref, got = exact[part].astype(np.float64), given[part].astype(np.float64)
         finite = np.isfinite(ref)
         broken = ref.size - int(np.count_nonzero(finite))

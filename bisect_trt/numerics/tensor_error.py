@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.numerics.block_sums import BlockSums, applies_to, block_sums, value_range
+from bisect_trt.numerics.medians import median
 
 NAN = float("nan")
 SHAPE_CHANGED = -1
@@ -87,7 +88,7 @@ def tensor_error(reference: NDArray[Any], candidate: NDArray[Any]) -> TensorErro
     return TensorError(
         max_abs=worst,
         mean_abs=float(error.mean()),
-        median_abs=_median(error),
+        median_abs=median(error),
         rmse=rmse,
         rel_range=_ratio(worst, spread),
         cosine=_cosine(ref, got),
@@ -134,7 +135,7 @@ def _of_sums(sums: BlockSums, elements: int) -> TensorError:
     return TensorError(
         max_abs=sums.worst,
         mean_abs=sums.error / count,
-        median_abs=_median(sums.errors),
+        median_abs=median(sums.errors),
         rmse=rmse,
         rel_range=_ratio(sums.worst, spread),
         cosine=float(np.clip(sums.product / norms, -1.0, 1.0)) if norms else alike,
@@ -178,18 +179,6 @@ def _combine(errors: Sequence[TensorError], up: Any, down: Any) -> TensorError:
         else:
             values[item.name] = float((down if item.name in _LARGER_IS_BETTER else up)(column))
     return TensorError(**values)
-
-
-def _median(values: NDArray[Any]) -> float:
-    """As ``np.median``, which sorts out two places at once and so takes ten times as long; puts
-    ``values`` into another order.
-    """
-    half = values.size // 2
-    values.partition(half)
-    parted = values
-    if values.size % 2:
-        return float(parted[half])
-    return (float(parted[:half].max()) + float(parted[half])) / 2.0
 
 
 def _as_float64(array: NDArray[Any]) -> NDArray[np.float64]:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from bisect_trt.core.cores import thread_count
 from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import evenly
+from bisect_trt.numerics.block_sums import MANY
 from bisect_trt.numerics.blocks import all_finite
 from bisect_trt.numerics.channel_peaks import channel_peaks, quartiles
 from bisect_trt.numerics.tensor_error import TensorError, mean_of, tensor_error, worst_of
@@ -62,8 +66,12 @@ def trace_layers(case: Case, bench: Bench) -> pd.DataFrame:
     digests = [sample.digest for sample in evenly(case.samples, MOST_TRACED)]
     key = bench.prober.key("layers", precision.value, how, *digests)
     found = bench.journal.recall(key)
-    rows: dict[str, dict[str, Any]] = found[0] if found is not None else _traced(case, bench)
-    if found is None:
+    rows: dict[str, dict[str, Any]]
+    if found is not None:
+        rows = found[0]
+    else:
+        with ThreadPoolExecutor(min(2, thread_count())) as pool:
+            rows = _traced(case, bench, pool)
         bench.journal.record([Row(key, "layers", rows)])
     records = [
         {"layer": x.name, "op": x.op, "scope": x.scope, **_UNKNOWN, **rows.get(x.name, {})}
@@ -72,7 +80,7 @@ def trace_layers(case: Case, bench: Bench) -> pd.DataFrame:
     return pd.DataFrame(records)
 
 
-def _traced(case: Case, bench: Bench) -> dict[str, dict[str, Any]]:
+def _traced(case: Case, bench: Bench, pool: Executor) -> dict[str, dict[str, Any]]:
     plan = PrecisionPlan(case.settings.precision)
     samples = evenly(case.samples, MOST_TRACED)
     accumulated: dict[str, list[list[TensorError]]] = {}
@@ -85,10 +93,9 @@ def _traced(case: Case, bench: Bench) -> dict[str, dict[str, Any]]:
         traced = bench.emulator.trace(sample, plan, rtx_sums=bench.rtx_sums)
         done = number * len(case.layers)
         for values in _until_failure(traced):
-            pairs = ((accumulated, values.accumulated), (introduced, values.introduced))
-            for table, candidate in pairs:
-                per_sample = table.setdefault(values.layer, [[] for _ in samples])
-                per_sample[number].append(tensor_error(values.reference, candidate))
+            errors = _errors(pool, values)
+            for table, error in zip((accumulated, introduced), errors, strict=True):
+                table.setdefault(values.layer, [[] for _ in samples])[number].append(error)
             found = channel_peaks(values.reference, _channel_axis(ops, values))
             seen = peaks.setdefault(values.layer, found)
             if seen.shape == found.shape:
@@ -98,13 +105,20 @@ def _traced(case: Case, bench: Bench) -> dict[str, dict[str, Any]]:
                 underflows[values.layer] = before and values.in_range
             done += 1
             bench.observer.progress(done, expected, values.layer)
-            del values, pairs, candidate  # large, and the next layer's are made meanwhile
+            del values  # large, and the next layer's are made meanwhile
     return {
         name: _row(accumulated[name], introduced[name])
         | {"underflows": underflows.get(name, False)}
         | vars(quartiles(peaks[name]))
         for name in accumulated
     }
+
+
+def _errors(pool: Executor, values: LayerValues) -> list[TensorError]:
+    """The accumulated and the introduced error, of a large tensor at the same time."""
+    candidates = (values.accumulated, values.introduced)
+    apply = pool.map if values.reference.size >= MANY else map
+    return list(apply(partial(tensor_error, values.reference), candidates))
 
 
 def _channel_axis(ops: dict[str, str], values: LayerValues) -> int:
