@@ -87,13 +87,15 @@ def next_step(result: Result) -> str:
         if met:
             everything = f"everything in {' or '.join(met)}"
             steps.append(f"meet it on the given inputs with {everything}")
-        steps.append("take fewer pins, which hold on some inputs (frontier.csv, --pick SHARE)")
+        if len(result.frontier):
+            steps.append("take fewer pins, which hold on some inputs (frontier.csv, --pick SHARE)")
     if result.holds is not None and result.holds.word is not Robustness.ROBUST:
         if result.holds.fitted:
             steps.append("search without --robust 0")
-        more = "give more inputs of the kind that it will meet"
-        on = f" and search on with --start-from {result.folder}/plan.json"
-        steps.append(more + (on if result.pinned else ""))
+        else:
+            more = "give more inputs of the kind that it will meet"
+            on = f" and search on with --start-from {result.folder}/plan.json"
+            steps.append(more + (on if result.pinned else ""))
     return f"What next: {'; '.join(steps)}."
 
 

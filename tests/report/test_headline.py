@@ -85,10 +85,10 @@ def test_what_is_not_shown_to_hold_says_what_to_do_next() -> None:
         f"What next: give more inputs of the kind that it will meet and search on with {plan}."
     )
     assert undecided.holds is not None
-    fitted = replace(undecided, holds=replace(undecided.holds, fitted=True), pins=pd.DataFrame())
-    assert next_step(fitted) == (
-        "What next: search without --robust 0; give more inputs of the kind that it will meet."
-    )
+    unpinned = replace(undecided, pins=pd.DataFrame())
+    assert next_step(unpinned) == "What next: give more inputs of the kind that it will meet."
+    fitted = replace(undecided, holds=replace(undecided.holds, fitted=True))
+    assert next_step(fitted) == "What next: search without --robust 0."
     assert next_step(RESULT) == next_step(replace(undecided, passed=False)) == ""
 
 
