@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -21,6 +22,9 @@ _APART = 1.5
 """Errors that differ by less are the same: other inputs of a kind move them by as much."""
 
 _NOT_ASKED = "not asked"
+
+_BOUND = re.compile(r"=([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)(?=,|@|$)")
+"""Of a requirement: the numbers, not those in an output's name."""
 
 _RANKS = (None, Robustness.LUCKY, Robustness.UNDECIDED, Robustness.ROBUST)
 
@@ -105,6 +109,10 @@ def _scores(result: Result) -> dict[str, float]:
 
 def _requirements(before: Result, after: Result) -> pd.DataFrame:
     old, new = _scores(before), _scores(after)
+    # 2e-3 asks what 0.002 does: as the second run writes it.
+    written = {_plain(text): text for text in (*old, *new)}
+    old = {written[_plain(text)]: score for text, score in old.items()}
+    new = {written[_plain(text)]: score for text, score in new.items()}
     rows = []
     for text in dict.fromkeys((*old, *new)):
         told = [_told(text, scores, r) for scores, r in ((old, before), (new, after))]
@@ -112,6 +120,11 @@ def _requirements(before: Result, after: Result) -> pd.DataFrame:
         row: dict[str, object] = {"requirement": text, "before": told[0], "after": told[1]}
         rows.append({**row, "score before": a, "score after": b})
     return pd.DataFrame(rows)
+
+
+def _plain(text: str) -> str:
+    """A requirement with its bounds in one way of writing numbers, and no blanks."""
+    return _BOUND.sub(lambda bound: f"={float(bound[1])!r}", "".join(text.split()))
 
 
 def _told(text: str, scores: dict[str, float], result: Result) -> str:

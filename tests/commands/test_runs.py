@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 from click.testing import Result as Ended
@@ -19,6 +21,7 @@ from bisect_trt.report.read_run import read_run
 from bisect_trt.report.run_diff import diff_runs
 from fixtures.models import Fixture, branch, encoder_decomposed, encoder_layernorm, residual
 from tests.conftest import forbid_inferences
+from tests.report.synthetic import synthetic_result
 
 
 def run(fixture: Fixture, out: Path, **options: object) -> bisect_trt.Result:
@@ -106,6 +109,32 @@ def test_what_was_not_asked_of_both_is_not_compared(
         first = ended.output.splitlines()[0]
         assert ended.exit_code == code and "Not worse" not in ended.output
         assert first.startswith("cannot be compared: max_abs<=1e9 is met") and "not asked" in first
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("max_abs<=2e-3", "max_abs<=0.002", True),
+        ("atol=1e-3,rtol=1e-2@p95", "atol=.001, rtol=0.01@p95", True),
+        ("out=1:cosine@mean>=.99", "out=1:cosine@mean>=0.990", True),
+        ("out=1:cosine>=0.99", "out=1.0:cosine>=0.99", False),
+        ("max_abs<=2e-3", "max_abs<=2.1e-3", False),
+    ],
+)
+def test_a_bound_is_the_same_however_it_is_written(one: str, other: str, same: bool) -> None:
+    before, after = (
+        replace(
+            synthetic_result(4),
+            requirements=[text],
+            by_requirement=pd.DataFrame(
+                {"requirement": [text], "plan_score": [0.5], "lowered_score": [3.0]}
+            ),
+        )
+        for text in (one, other)
+    )
+    found = diff_runs(before, after).requirements
+    assert list(found["requirement"]) == ([other] if same else [one, other])
+    assert (set(found["before"]) | set(found["after"]) == {"met"}) is same
 
 
 def test_two_models_are_not_compared(folders: dict[str, Path], tmp_path: Path) -> None:
