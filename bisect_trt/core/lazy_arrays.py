@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from threading import RLock
 from typing import Any
 
-_MOST_BYTES = 64 << 20
+_MOST_BYTES = 16 << 20
 
 
 class _Recent:
-    """What was loaded last, up to 64 MB in all."""
+    """What was loaded last, up to 16 MB in all."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[int, Mapping[str, Any]] = OrderedDict()

@@ -38,7 +38,8 @@ _KEPT = 20
 their references, if neither is full before."""
 
 _DRAWS = 128 << 20
-"""Bytes of draws and references in memory: a panel, a few samples of a test, 64 MB of outputs."""
+"""Bytes of draws and references in memory, and of what the sessions of a few plans hold beside:
+fitted to the peaks of benchmarks/results/memory.md."""
 
 _NODE = 75_000
 """Bytes of a node in the sessions that hold it: 5,000 nodes without weights took 0.53 GB."""
