@@ -89,6 +89,8 @@ def next_step(result: Result) -> str:
             steps.append(f"meet it on the given inputs with {everything}")
         if len(result.frontier):
             steps.append("take fewer pins, which hold on some inputs (frontier.csv, --pick SHARE)")
+        if not steps:
+            steps.append("ship it in FP32, or loosen the requirement")
     if result.holds is not None and result.holds.word is not Robustness.ROBUST:
         if result.holds.fitted:
             steps.append("search without --robust 0")

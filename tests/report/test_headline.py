@@ -74,6 +74,8 @@ def test_a_plan_that_leaves_hardly_a_layer_is_no_plain_success() -> None:
     assert next_step(missed) == (
         "What next: take fewer pins, which hold on some inputs (frontier.csv, --pick SHARE)."
     )
+    unmeasured = replace(missed, frontier=pd.DataFrame())
+    assert next_step(unmeasured) == "What next: ship it in FP32, or loosen the requirement."
 
 
 def test_what_is_not_shown_to_hold_says_what_to_do_next() -> None:
