@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 _FEW, _SAMPLED = 1 << 15, 1 << 12
 _ASIDE = 20
-"""The bracket holds the sample's middle tenth: its ends are ten standard deviations of a random
+"""The bracket holds the sample's middle tenth: its ends are six standard deviations of a random
 sample's median away."""
 
 

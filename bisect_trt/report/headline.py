@@ -6,6 +6,7 @@ import math
 
 from bisect_trt.core.diagnosis import Cause
 from bisect_trt.core.holds import Robustness
+from bisect_trt.core.precision import Precision
 from bisect_trt.numerics.requirements import times
 from bisect_trt.report.held_on import holds_sentences
 from bisect_trt.report.result import Result
@@ -63,8 +64,11 @@ def _answer(result: Result) -> str:
 
 
 def _nearly_all(result: Result) -> bool:
-    """Whether the plan is hardly another thing than FP32."""
-    return result.passed and len(result.pinned) >= max(2.0, _NEARLY_ALL * result.layer_count)
+    """Whether a search that came to its end found hardly another thing than FP32."""
+    free = result.layer_count - len(result.plan.held)
+    searched = (result.complete or result.ranked) and not result.out_of_time
+    found = len(result.plan.chosen)
+    return result.passed and searched and found >= max(2.0, _NEARLY_ALL * free)
 
 
 def tone(result: Result) -> str:
@@ -81,13 +85,13 @@ def next_step(result: Result) -> str:
     """What to do where the answer is not yet good, blank where it is."""
     if tone(result) != "unsure":
         return ""
+    if result.out_of_time:
+        return "What next: run the same command again, or with a larger --budget: it goes on."
     steps = []
     if _nearly_all(result):
-        met = [n.upper() for n in ("tf32", "bf16") if _meets(result, n)]
-        if met:
-            everything = f"everything in {' or '.join(met)}"
-            steps.append(f"meet it on the given inputs with {everything}")
-        if len(result.frontier):
+        if _meets_in_tf32(result):
+            steps.append("meet it on the given inputs with everything in TF32")
+        if _holds_with_fewer(result):
             steps.append("take fewer pins, which hold on some inputs (frontier.csv, --pick SHARE)")
         if not steps:
             steps.append("ship it in FP32, or loosen the requirement")
@@ -101,12 +105,21 @@ def next_step(result: Result) -> str:
     return f"What next: {'; '.join(steps)}."
 
 
-def _meets(result: Result, precision: str) -> bool:
-    """Whether everything in ``precision`` was run and met the requirement."""
-    if result.outputs.empty:
+def _meets_in_tf32(result: Result) -> bool:
+    """Whether everything in TF32 was run, as a baseline, and met the requirement."""
+    if result.outputs.empty or result.precision is Precision.TF32:
         return False
-    rows = result.outputs[result.outputs["baseline"].str.split().str[-1] == precision]
-    return len(rows) > 0 and bool((rows["verdict"] == "pass").all())
+    ran = result.outputs["baseline"].str.removesuffix(", second emulator").str.split().str[-1]
+    verdicts = result.outputs.loc[ran == Precision.TF32.value, "verdict"]
+    return len(verdicts) > 0 and bool((verdicts == "pass").all())
+
+
+def _holds_with_fewer(result: Result) -> bool:
+    """Whether some set on the frontier with fewer pins held on a given input."""
+    if result.frontier.empty:
+        return False
+    fewer = result.frontier["pins"] < len(result.plan.pinned)
+    return bool((fewer & (result.frontier["given_passed"] > 0)).any())
 
 
 def answer_lines(result: Result) -> list[str]:

@@ -49,7 +49,8 @@ def in_words(
     shown = [words for _, words in lines[:_SHOWN]]
     if len(lines) > _SHOWN:
         unsaid = sum(pins for pins, _ in lines[_SHOWN:])
-        shown.append(f"and {unsaid} more in {len(lines) - _SHOWN} blocks, in pins.csv")
+        blocks = "1 block" if len(lines) == _SHOWN + 1 else f"{len(lines) - _SHOWN} blocks"
+        shown.append(f"and {unsaid} more in {blocks}, in pins.csv")
     return shown
 
 

@@ -123,8 +123,9 @@ def _requirements(before: Result, after: Result) -> pd.DataFrame:
 
 
 def _plain(text: str) -> str:
-    """A requirement with its bounds in one way of writing numbers, and no blanks."""
-    return _BOUND.sub(lambda bound: f"={float(bound[1])!r}", "".join(text.split()))
+    """A requirement with its bounds in one way of writing numbers, and no blanks around them."""
+    close = re.sub(r"\s*([<>=,]+)\s*", r"\1", text.strip())
+    return _BOUND.sub(lambda bound: f"={float(bound[1])!r}", close)
 
 
 def _told(text: str, scores: dict[str, float], result: Result) -> str:

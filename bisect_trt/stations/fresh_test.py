@@ -27,7 +27,7 @@ _OF_REST = 0.6
 _FEWEST, _MOST, _SECONDS, _LONGEST = 8, 300, 25.0, 150.0
 """A test is made of as many draws as take 25 s, so that a plan which holds on a little more than
 is asked for may pass it; of as many as it needs at least, up to 150 s; of fewer for slow models,
-whose bound is then what it is."""
+whose bound is then what it is. With ``--robust 0`` of as many as it needs."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def planned_test(case: Case, number: int, probe_seconds: float, *, last: bool) -
     if draws * seconds > _LONGEST:
         draws = max(_FEWEST, int(_LONGEST / seconds))
     most = max(_MOST, 2 * draws)
-    # A set that is fitted to its inputs rarely holds on more: no draws beyond what shows whether.
+    # Where no share is asked for the word is a courtesy: no draws beyond the fewest that tell.
     allowed = _SECONDS if case.settings.robust else 0.0
     while True:
         more = draws_needed(share, 1.0 - risk, misses + 1)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from bisect_trt.core.cores import thread_count
 from bisect_trt.core.errors import RunnerFailedError
+from bisect_trt.core.memory import LARGE
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import evenly
 from bisect_trt.numerics.block_sums import MANY
@@ -115,10 +116,14 @@ def _traced(case: Case, bench: Bench, pool: Executor) -> dict[str, dict[str, Any
 
 
 def _errors(pool: Executor, values: LayerValues) -> list[TensorError]:
-    """The accumulated and the introduced error, of a large tensor at the same time."""
+    """The accumulated and the introduced error, at the same time where that is worth it and memory
+    allows it.
+    """
     candidates = (values.accumulated, values.introduced)
-    apply = pool.map if values.reference.size >= MANY else map
-    return list(apply(partial(tensor_error, values.reference), candidates))
+    together = values.reference.size >= MANY and values.reference.nbytes < LARGE
+    return list(
+        (pool.map if together else map)(partial(tensor_error, values.reference), candidates)
+    )
 
 
 def _channel_axis(ops: dict[str, str], values: LayerValues) -> int:

@@ -58,7 +58,7 @@ class Triage:
     unseen: Unseen | None
 
 
-_WORST = " on the worst of the inputs and their copies"
+_WORST = " on the worst of the inputs and draws measured"
 
 
 def find_cause(

@@ -40,7 +40,7 @@ def pairs() -> list[tuple[np.ndarray, np.ndarray]]:
         (lost, lost),
         (zero, zero),
         (zero, near),
-        (whole.astype(np.int32), (whole + 1).astype(np.int32)),
+        (whole.astype(np.int16), (whole + 1).astype(np.int16)),
         (whole > 0, whole > 1),
         (exact.astype(np.float16), near.astype(np.float16)),
         (exact[::2], near[::2]),
@@ -60,6 +60,14 @@ def test_errors(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_float64_cannot_square_is_not_walked_over() -> None:
     wide = np.full(block_sums.MANY, 1e200)
     assert not block_sums.applies_to(wide, wide)
+    whole = np.full(block_sums.MANY, 2**31 - 1, np.int32)
+    assert not block_sums.applies_to(whole, whole)
+
+
+def test_errors_beyond_float32_stay_finite() -> None:
+    far = np.full(block_sums.MANY, 3e38, np.float32)
+    error = tensor_error(far, -far)
+    assert error.max_abs == 2.0 * float(far[0]) and np.isfinite(error.median_abs)
 
 
 def test_the_worst_elements(monkeypatch: pytest.MonkeyPatch) -> None:

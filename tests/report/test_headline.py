@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from bisect_trt.core.holds import Holding
+from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.numerics.confidence import lower_bound
 from bisect_trt.report.headline import headline, next_step
 from bisect_trt.report.held_on import meaning_of
@@ -25,8 +26,10 @@ RESULT = synthetic_result(200)
 def pinning(share: float) -> Result:
     """A robust plan that pins so many of 20 layers."""
     result = synthetic_result(20)
-    pins = pd.concat([result.pins] * round(20 * share), ignore_index=True)
-    return replace(result, pins=pins)
+    count = round(20 * share)
+    pins = pd.concat([result.pins] * count, ignore_index=True)
+    names = frozenset(map(str, result.layers["layer"][:count]))
+    return replace(result, pins=pins, plan=PrecisionPlan(Precision.FP16, names))
 
 
 def test_the_word_for_the_tests_is_explained() -> None:
@@ -74,6 +77,10 @@ def test_a_plan_that_leaves_hardly_a_layer_is_no_plain_success() -> None:
     assert next_step(missed) == (
         "What next: take fewer pins, which hold on some inputs (frontier.csv, --pick SHARE)."
     )
+    for unfinished in ({"out_of_time": True}, {"complete": False, "ranked": False}):
+        assert headline(replace(most, **unfinished)).startswith("Keep 19 of 20 layers")
+    none = missed.frontier.assign(given_passed=0)
+    assert next_step(replace(missed, frontier=none)).endswith("or loosen the requirement.")
     unmeasured = replace(missed, frontier=pd.DataFrame())
     assert next_step(unmeasured) == "What next: ship it in FP32, or loosen the requirement."
 
@@ -91,6 +98,7 @@ def test_what_is_not_shown_to_hold_says_what_to_do_next() -> None:
     assert next_step(unpinned) == "What next: give more inputs of the kind that it will meet."
     fitted = replace(undecided, holds=replace(undecided.holds, fitted=True))
     assert next_step(fitted) == "What next: search without --robust 0."
+    assert next_step(replace(undecided, out_of_time=True)).startswith("What next: run the same")
     assert next_step(RESULT) == next_step(replace(undecided, passed=False)) == ""
 
 
