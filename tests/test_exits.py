@@ -145,8 +145,9 @@ def test_ctrl_c_during_the_imports_is_one_line() -> None:
         time.sleep(delay)
         process.send_signal(signal.SIGINT)
         _, words = process.communicate(timeout=HANG_S)
-        # Before the interpreter has come to our first line it answers by itself.
-        ours = "in entry" in words or "bisect-trt" in words
+        # Before the interpreter has come to our first line it answers by itself; a machine that
+        # stood still may be done before the signal comes.
+        ours = process.returncode != 0 and ("in entry" in words or "bisect-trt" in words)
         if ours:
             assert process.returncode == 130 and words.startswith("bisect-trt: interrupted"), words
             assert len(words.splitlines()) == 1, words
@@ -209,15 +210,16 @@ def test_a_run_that_ends_early_leaves_no_file_of_an_earlier_one(tmp_path: Path) 
         CliRunner().invoke(main, ["run", *arguments, "--out", str(out), "-q"][:-1]).exit_code == 0
     )
     assert {"run.json", "model.typed.onnx", "report.html"} <= {p.name for p in out.iterdir()}
-    process = subprocess.Popen(
-        [*COMMAND, "run", *arguments[:-2], "--precision", "bf16", "--out", str(out)],
-        stderr=subprocess.PIPE,
-    )
-    while (out / "run.json").exists():
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.kill()
-    process.communicate()
+    again = [*COMMAND, "run", *arguments[:-2], "--precision", "bf16", "--out", str(out)]
+    for _ in range(5):
+        process = subprocess.Popen(again, stderr=subprocess.PIPE)
+        while (out / "run.json").exists() and process.poll() is None:
+            time.sleep(0.01)
+        process.kill()
+        process.communicate()
+        # Where this test stood still meanwhile, the run has come to its end: once more.
+        if process.returncode == -signal.SIGKILL:
+            break
     left = {p.name for p in out.iterdir()}
     assert not left & set(RESULT_FILES), left
 
