@@ -79,8 +79,7 @@ def bisect(
 def _robust(
     case: Case, bench: Bench, emulated: Baselines, triage: Triage, unseen: Unseen, limit: float
 ) -> Bisection | None:
-    seconds = emulated.probe_seconds(len(case.samples))
-    found = search_robustly(case, bench, triage.base, triage.ranking, unseen, limit, seconds)
+    found = search_robustly(case, bench, triage.base, triage.ranking, unseen, limit)
     if found is None:
         return None
     for judge in (bench.prober, bench.second):  # the tables show it on the given inputs

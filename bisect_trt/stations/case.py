@@ -37,6 +37,7 @@ from bisect_trt.stations.need import check_need, need_of
 from bisect_trt.stations.samples import load_samples, suspicious_inputs
 from bisect_trt.stations.saved_plan import begun_at
 from bisect_trt.stations.settings import Settings
+from bisect_trt.stations.usual_time import usual_seconds
 from bisect_trt.version import __version__
 
 FEW_INPUTS = 20
@@ -57,6 +58,7 @@ class Case:
     opened FP32 model, ``metrics`` the user's own. ``held_pins`` and ``held_low`` are layers that
     stay in FP32, or reduced, whatever the search would say; ``begin`` the pins of an older plan
     that it begins with; ``marked`` the layers that the tables show, None for all.
+    ``usual_seconds`` is about what an emulated inference takes, counted from the model.
     """
 
     settings: Settings
@@ -70,6 +72,7 @@ class Case:
     rewritten: Mapping[str, tuple[str, ...]]
     findings: tuple[Finding, ...]
     reference: Reference
+    usual_seconds: float
     metrics: tuple[UserMetric, ...] = ()
     held_pins: frozenset[str] = frozenset()
     held_low: frozenset[str] = frozenset()
@@ -173,6 +176,7 @@ def load(settings: Settings, observer: Observer) -> Case:
         replaced,
         findings,
         reference,
+        usual_seconds(graph, samples),
         (*metrics.values(), *collective.values()),
         held_pins,
         held_low,

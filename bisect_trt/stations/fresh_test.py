@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 from bisect_trt.core.holds import at_least
@@ -25,9 +24,9 @@ _OF_REST = 0.6
 """The part of a run's last minutes that redrawn copies and variants get; the report comes after."""
 
 _FEWEST, _MOST, _SECONDS, _LONGEST = 8, 300, 25.0, 150.0
-"""A test is made of as many draws as take 25 s, so that a plan which holds on a little more than
-is asked for may pass it; of as many as it needs at least, up to 150 s; of fewer for slow models,
-whose bound is then what it is. With ``--robust 0`` of as many as it needs."""
+"""A test is made of as many draws as usually take 25 s, so that a plan which holds on a little more
+than is asked for may pass it; of as many as it needs at least, up to 150 s; of fewer for slow
+models, whose bound is then what it is. With ``--robust 0`` of as many as it needs."""
 
 
 @dataclass(frozen=True)
@@ -42,28 +41,20 @@ class FreshTest:
     misses: int
 
 
-def steady(seconds: float) -> float:
-    """``seconds`` by powers of two, so that a machine's moods do not change what is planned by
-    them, and the answer with it.
-    """
-    return float(2.0 ** round(math.log2(max(seconds, 1e-6))))
-
-
-def planned_test(case: Case, number: int, probe_seconds: float, *, last: bool) -> FreshTest:
+def planned_test(case: Case, number: int, *, last: bool) -> FreshTest:
     """The test number ``number`` (from 0); ``last`` if it is the only one that will be made.
 
     Whoever tests until something passes is right more rarely than each test says: the first test
     gets half of what may go wrong, the next half of the rest, so that together they keep to 95 %.
 
     Args:
-        case: says what share is asked for.
+        case: says what share is asked for, and how much an inference computes.
         number: decides the draws, which no other test and no search sees; no two tests share one.
-        probe_seconds: about what one emulated inference takes.
         last: whether all of the risk may be spent.
     """
     risk = (1.0 - CONFIDENCE) / (1.0 if last else 2.0 ** (number + 1))
     share = case.settings.robust or WANTED
-    seconds = steady(_seconds_a_draw(case, probe_seconds))
+    seconds = _seconds_a_draw(case, case.usual_seconds)
     draws, misses = draws_needed(share, 1.0 - risk), 0
     if draws * seconds > _LONGEST:
         draws = max(_FEWEST, int(_LONGEST / seconds))

@@ -17,7 +17,7 @@ from bisect_trt.probe.journal import Row
 from bisect_trt.probe.result import GIVEN, PanelResult
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.drawn import HOLDOUT, REDRAWN, VARIANTS, redraws, variants
-from bisect_trt.stations.fresh_test import CONFIDENCE, MAX_TESTS, set_size, steady
+from bisect_trt.stations.fresh_test import CONFIDENCE, MAX_TESTS, set_size
 from bisect_trt.stations.known import Known
 from bisect_trt.stations.traffic import relative_bytes
 from bisect_trt.stations.triage import Triage
@@ -82,21 +82,21 @@ def _cut_short(count: int, rows: int) -> Finding:
     return Finding("frontier", "", message)
 
 
-def frontier_size(layers: int, probe_seconds: float) -> tuple[int, int]:
+def frontier_size(layers: int, usual_seconds: float) -> tuple[int, int]:
     """About how many rows the frontier of so many layers has, and on how many samples each is
     judged where one input was given.
 
     Args:
         layers: that are searched.
-        probe_seconds: about what one emulated inference takes.
+        usual_seconds: about what one emulated inference takes on any machine.
     """
     rows = sum(steps < layers for steps in STEPS) + 2
-    return rows, 1 + sum(_copies(rows, probe_seconds))
+    return rows, 1 + sum(_copies(rows, usual_seconds))
 
 
-def _copies(rows: int, probe_seconds: float) -> tuple[int, int]:
+def _copies(rows: int, usual_seconds: float) -> tuple[int, int]:
     """How many redrawn copies and variants each of ``rows`` rows is judged on."""
-    wanted = (_REDRAWN + _VARIANTS) * rows * steady(probe_seconds) / TIME_BUDGET_S
+    wanted = (_REDRAWN + _VARIANTS) * rows * usual_seconds / TIME_BUDGET_S
     fewer = max(1.0, wanted)
     return max(_FEWEST, int(_REDRAWN / fewer)), max(_FEWEST, int(_VARIANTS / fewer))
 
@@ -104,8 +104,7 @@ def _copies(rows: int, probe_seconds: float) -> tuple[int, int]:
 def _samples(known: Known, bench: Bench, rows: int) -> dict[str, Sequence[Sample]]:
     """What each of ``rows`` rows is judged on."""
     case, size = known.case, set_size(known.case)
-    seconds = known.baselines.probe_seconds(len(case.samples)) if known.baselines else 0.0
-    redrawn, varied = _copies(rows, seconds)
+    redrawn, varied = _copies(rows, case.usual_seconds)
     sets = max(1, redrawn // size), max(1, varied // size)
     return {
         GIVEN: case.samples if size > 1 else evenly(case.samples, _GIVEN),

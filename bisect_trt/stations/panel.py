@@ -20,15 +20,15 @@ from bisect_trt.stations.drawn import (
     redraws,
     variants,
 )
-from bisect_trt.stations.fresh_test import set_size, spared, steady
+from bisect_trt.stations.fresh_test import set_size, spared
 from bisect_trt.stations.holds import Refusal
 
 PANEL_DRAWS = 20
 _PANEL_SETS = 3
 
 PANEL_S, _FEWEST = 32.0, 4
-"""Of a slow model the panel has as many copies of each kind as are made and run once in so many
-seconds, and a few at least: what it lets through is for fresh draws to refuse."""
+"""Of a slow model the panel has as many copies of each kind as are made and run once in so
+many seconds as a rule, and a few at least: what it lets through is for fresh draws to refuse."""
 
 
 @dataclass(frozen=True)
@@ -44,29 +44,27 @@ class PanelSamples:
         return {GIVEN: self.given, REDRAWN: self.redrawn, VARIANTS: self.variants}
 
 
-def panel_draws(case: Case, probe_seconds: float) -> int:
+def panel_draws(case: Case) -> int:
     """How many copies of a kind the panel begins with.
 
     Args:
-        case: says how many make a set.
-        probe_seconds: about what one emulated inference takes.
+        case: says how many make a set, and how much an inference computes.
     """
     size = set_size(case)
     sets = PANEL_DRAWS if size == 1 else _PANEL_SETS
     # There are two kinds, each run by the reference and by the emulator.
-    fitting = int(PANEL_S / (4.0 * steady(probe_seconds) * size))
+    fitting = int(PANEL_S / (4.0 * case.usual_seconds * size))
     return size * min(sets, max(_FEWEST if size == 1 else 1, fitting))
 
 
-def panel_samples(case: Case, bench: Bench, probe_seconds: float) -> PanelSamples:
+def panel_samples(case: Case, bench: Bench) -> PanelSamples:
     """The given inputs, redrawn copies, and variants where inputs are few.
 
     Args:
         case: gives the inputs.
         bench: where the copies' references are.
-        probe_seconds: about what one emulated inference takes.
     """
-    count = panel_draws(case, probe_seconds)
+    count = panel_draws(case)
     return PanelSamples(
         case.samples,
         tuple(redraws(case, bench, SEARCH_STREAM, count, emulated=True)),

@@ -72,7 +72,6 @@ def search_robustly(
     ranking: Sequence[str],
     unseen: Unseen,
     limit: float,
-    probe_seconds: float,
 ) -> RobustSet | None:
     """The set, tested; None where even all pins miss the requirement within ``limit``.
 
@@ -83,13 +82,12 @@ def search_robustly(
         ranking: the layers, most harmful first.
         unseen: what to search with, and what is known of everything lowered.
         limit: the share of the tolerance that the emulators are held to.
-        probe_seconds: about what one emulated inference takes.
     """
     panel = Panel(case, bench, base, unseen.samples)
     if unseen.refused is not None:
         panel.add(unseen.refused)
     try:
-        return _in_rounds(case, bench, panel, ranking, limit, unseen.tests, probe_seconds)
+        return _in_rounds(case, bench, panel, ranking, limit, unseen.tests)
     except BudgetSpentError:
         # Of nested sets the smallest that passed is an answer at any time; its test comes at the
         # end of the run, as all pins' does where none has passed yet.
@@ -105,7 +103,6 @@ def _in_rounds(
     ranking: Sequence[str],
     limit: float,
     number: int,
-    probe_seconds: float,
 ) -> RobustSet | None:
     """The set after rounds of search and test, of which the first is test ``number``."""
     # An older plan's layers first, in their order, and no fewer: what they do not need is shrunk.
@@ -119,7 +116,7 @@ def _in_rounds(
         refused: list[Refusal] = []
         for candidate in _candidates(case, bench, panel, ranking[:length], limit):
             plan = base.with_pins(candidate.pinned)
-            test = planned_test(case, number, probe_seconds, last=False)
+            test = planned_test(case, number, last=False)
             pins = f"{len(candidate.pinned)} pins"
             bench.tell(f"{pins}, fresh draws")
             number += 1

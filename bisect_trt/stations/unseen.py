@@ -42,8 +42,7 @@ def look_beyond(case: Case, bench: Bench, emulated: Baselines) -> Unseen:
     """
     bench.observer.station("unseen inputs")
     plan = case.base
-    seconds = emulated.probe_seconds(len(case.samples))
-    samples = panel_samples(case, bench, seconds)
+    samples = panel_samples(case, bench)
     results: list[SampleResult] = []
     score = 0.0
     for kind, those in samples.by_kind().items():
@@ -57,7 +56,7 @@ def look_beyond(case: Case, bench: Bench, emulated: Baselines) -> Unseen:
         return Unseen(samples, lowered, None, None, 0)
     judges = [bench.prober, bench.second]
     picked = case.settings.pick is not None
-    test = planned_test(case, 0, seconds, last=picked)
+    test = planned_test(case, 0, last=picked)
     if picked:
         holds = measure_holds(case, bench, judges, plan, test)
         return Unseen(samples, lowered, None, holds, 1)
