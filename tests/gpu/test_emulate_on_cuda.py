@@ -21,7 +21,11 @@ from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph import list_layers
 from bisect_trt.graph.graph import Graph
+from bisect_trt.graph.passes.branchless import without_branches
+from bisect_trt.graph.passes.capable import with_roundings
 from bisect_trt.graph.passes.emulated import rounding_model
+from bisect_trt.graph.passes.segmented import cut
+from bisect_trt.graph.passes.switched import to_switched
 from bisect_trt.numerics.requirement_text import parse_requirements
 from bisect_trt.numerics.rounding import rounded
 from bisect_trt.runners.device_check import (
@@ -31,10 +35,14 @@ from bisect_trt.runners.device_check import (
     wrong_roundings,
 )
 from bisect_trt.runners.doctor import examine
+from bisect_trt.runners.emulator.captured_session import CapturedSession
+from bisect_trt.runners.emulator.device_constants import DeviceConstants
 from bisect_trt.runners.emulator.runner import EmulatedRunner
+from bisect_trt.runners.emulator.segment_session import SegmentSession
 from bisect_trt.runners.ort_devices import cuda_device
 from bisect_trt.runners.ort_reference import Reference
 from bisect_trt.runners.ort_sessions import run_all, session_as_written
+from bisect_trt.runners.ort_values import owned, value_of, viewed
 from fixtures.models import ALL, Fixture, encoder_decomposed, residual, unsavable
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
@@ -166,6 +174,31 @@ def test_the_same_plan_gets_the_same_answer() -> None:
     answers = [next(r.outputs(plan, [sample])) for r in (there, there, again)]
     for other in answers[1:]:
         assert all(np.array_equal(answers[0][n], other[n], equal_nan=True) for n in other)
+
+
+@pytest.mark.parametrize("make", [residual, encoder_decomposed], ids=lambda f: f.__name__)
+def test_a_replay_gives_what_kernel_by_kernel_gives(make: Callable[[], Fixture]) -> None:
+    """Bit for bit, of every setting and input after the one that was captured."""
+    fixture = make()
+    graph = with_roundings(Graph(fixture.model), Precision.FP16)
+    (segment,) = cut(to_switched(graph, Precision.FP16, Precision.FP32), graph, 1)
+    fed = SegmentSession(segment, DeviceConstants(graph, CUDA), 0, CUDA)
+    fed._captures = False
+    replayed = CapturedSession(without_branches(segment), DeviceConstants(graph, CUDA), 0, CUDA)
+    random = np.random.default_rng(0)
+    for share in (0.0, 1.0, 0.3, 0.5, 0.9):
+        setting = random.random(len(segment.flags) + len(segment.weights)) < share
+        scale = np.float32(random.uniform(0.5, 1.5))
+        owners = {
+            name: owned(a * scale if a.dtype == np.float32 else a)
+            for name, a in fixture.inputs.items()
+        }
+        tensors = {name: value_of(owner) for name, owner in owners.items()}
+        wanted = fed.run(tensors, setting)
+        got = replayed.run(tensors, setting)
+        assert got is not None
+        for name, one in wanted.items():
+            np.testing.assert_array_equal(viewed(got[name]), viewed(one), strict=True)
 
 
 def test_layers_without_a_kernel_are_named() -> None:
