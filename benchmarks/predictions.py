@@ -72,7 +72,7 @@ def measure(case: PlanCase, given_inputs: int) -> list[Row]:
             )
             loaded = load(settings, Observer())
             with open_bench(loaded, Observer()) as bench:
-                ranking = rank(loaded, bench, panel_samples(loaded, bench, 0.0)).ranking
+                ranking = rank(loaded, bench, panel_samples(loaded, bench)).ranking
                 kinds = {REDRAWN: list(redraws(loaded, bench, 1, REDRAWS, emulated=True))}
             unseen = unseen or [Sample("", case.make(UNSEEN_FROM + n)) for n in range(UNSEEN)]
             for kind in kinds_for(given):

@@ -50,7 +50,7 @@ def main() -> None:
     )
     case = load(settings, Observer())
     with open_bench(case, Observer()) as bench:
-        samples = replace(panel_samples(case, bench, 0.0), variants=())
+        samples = replace(panel_samples(case, bench), variants=())
         triage = rank(case, bench, samples)
         panel = Panel(case, bench, case.base, samples)
 

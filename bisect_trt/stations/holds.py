@@ -102,7 +102,9 @@ def first_refusal(
         return against
     size = set_size(case)
     may = test.misses
-    for kind, samples in zip((REDRAWN, VARIANTS), _draws(case, bench, judges, test), strict=True):
+    # Variants refuse more often, and what is refused need not be tested to its end.
+    redrawn, varied = _draws(case, bench, judges, test)
+    for kind, samples in ((VARIANTS, varied), (REDRAWN, redrawn)):
         found, missed = judge_all(bench, judges, plan, samples, limit=limit, misses=may, size=size)
         if found.missed(limit) > may:
             return Refusal(kind, missed, len(found.results))
