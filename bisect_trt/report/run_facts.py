@@ -13,9 +13,9 @@ from bisect_trt.search.facts import (
     ranking_auc,
     regime_of,
 )
-from bisect_trt.stations.bench import Ledger
 from bisect_trt.stations.bisect import Bisection
 from bisect_trt.stations.known import Known
+from bisect_trt.stations.ledger import Ledger
 from bisect_trt.stations.sensitivity import suspicion_of
 
 

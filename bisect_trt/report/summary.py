@@ -26,10 +26,10 @@ from bisect_trt.report.tables import (
     pins_table,
     search_table,
 )
-from bisect_trt.stations.bench import Ledger
 from bisect_trt.stations.command_text import as_command
 from bisect_trt.stations.cut_short import best_so_far
 from bisect_trt.stations.known import Known
+from bisect_trt.stations.ledger import Ledger
 from bisect_trt.version import __version__
 
 

@@ -34,7 +34,7 @@ def holds_of_answer(known: Known, bench: Bench) -> Holds | None:
     settings = known.case.settings
     untested = known.judgement is None and (bench.engine is not None or known.bisection is None)
     only = untested or not settings.robust or settings.pick is not None
-    test = planned_test(known.case, MAX_TESTS, last=only)
+    test = planned_test(known.case, MAX_TESTS, bench.usual_seconds, last=only)
     test = fitted(test, known.case, seconds, bench.time.left_s)
     return measure_holds(known.case, bench, bench.judges, plan, test)
 

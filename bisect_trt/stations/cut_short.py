@@ -7,8 +7,9 @@ from contextlib import suppress
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.stop import BudgetSpentError
 from bisect_trt.probe.result import GIVEN, ProbeResult
-from bisect_trt.stations.bench import Bench, Ledger
+from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.known import Known
+from bisect_trt.stations.ledger import Ledger
 
 _MOST_CONFIRMED = 3
 

@@ -114,7 +114,7 @@ def _redrawn(
     for number in range(2**31):
         source = sources[number % len(sources)]
         name = f"{source.name}, redrawn {stream}.{number}"
-        yield Sample(name, LazyArrays(partial(redraw, source, [stream, number, 1])))
+        yield Sample(name, LazyArrays(partial(redraw, source, [stream, number, 1])), True)
 
 
 def _redraw(source: Sample, seed: list[int]) -> Arrays:
@@ -137,7 +137,7 @@ def _variants(
         name = f"{source.name}, {kind} {stream}.{number}"
         made = partial(_vary, source, kind, sources, [stream, number, 2])
         # A function of the user's may give something else the second time.
-        yield Sample(name, made() if is_own_kind(kind) else LazyArrays(made))
+        yield Sample(name, made() if is_own_kind(kind) else LazyArrays(made), True)
 
 
 def _vary(source: Sample, kind: str, sources: list[Sample], seed: list[int]) -> Arrays:

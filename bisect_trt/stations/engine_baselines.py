@@ -157,7 +157,7 @@ def passes_by_luck(
     """
     if case.settings.pick is not None:
         return False
-    test = planned_test(case, 0, last=False)
+    test = planned_test(case, 0, bench.usual_seconds, last=False)
     return first_refusal(case, bench, [engine], plan, test, 1.0) is not None
 
 

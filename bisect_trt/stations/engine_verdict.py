@@ -64,7 +64,7 @@ def decide_on_engine(
         number = next(numbers, None)
         if number is None:  # no confidence is left to spend
             return None
-        test = planned_test(case, number, last=False)
+        test = planned_test(case, number, bench.usual_seconds, last=False)
         plan = triage.base.with_pins(pins)
         refused = first_refusal(case, bench, [engine], plan, test, 1.0)
         return measure_holds(case, bench, [engine], plan, test) if refused is None else None

@@ -104,7 +104,9 @@ def estimate(settings: Settings, observer: Observer) -> Estimate:
     loaded, case = _seconds(lambda: load(settings, observer))
     observer.station("timed inferences")
     timed = _timed(case, observer)
-    work = expected_work(case, passes=timed.passes, probe_seconds=timed.inference)
+    work = expected_work(
+        case, passes=timed.passes, probe_seconds=timed.inference, usual_seconds=timed.usual
+    )
     count = len(case.names)
     usual, large = (
         min(count, max(2, round(share * count))) for share in (_USUAL_SHARE, _LARGE_SHARE)
@@ -144,7 +146,8 @@ def estimate(settings: Settings, observer: Observer) -> Estimate:
 class _Timed:
     """Seconds: of opening the sessions, of an ``inference``, and with all that belongs to it of a
     sample ``made`` (with its reference), ``emulated`` and judged, judged by the ``second``
-    emulator, gone through node by node (``trace``). ``passes`` if everything lowered does.
+    emulator, gone through node by node (``trace``). ``usual`` is the bench's. ``passes`` if
+    everything lowered does.
     """
 
     opened: float
@@ -153,6 +156,7 @@ class _Timed:
     emulated: float
     second: float
     trace: float
+    usual: float
     passes: bool
 
 
@@ -175,7 +179,7 @@ def _timed(case: Case, observer: Observer) -> _Timed:
         bench.references.close()
     one, first, second = (seconds / len(draws) for seconds in (spent, *judged))
     passes = all(result.verdict.passed for result in results)
-    return _Timed(opened, inference, one, first, second, trace, passes)
+    return _Timed(opened, inference, one, first, second, trace, bench.usual_seconds, passes)
 
 
 def _seconds(job: Callable[[], Done]) -> tuple[float, Done]:

@@ -41,20 +41,21 @@ class FreshTest:
     misses: int
 
 
-def planned_test(case: Case, number: int, *, last: bool) -> FreshTest:
+def planned_test(case: Case, number: int, usual_seconds: float, *, last: bool) -> FreshTest:
     """The test number ``number`` (from 0); ``last`` if it is the only one that will be made.
 
     Whoever tests until something passes is right more rarely than each test says: the first test
     gets half of what may go wrong, the next half of the rest, so that together they keep to 95 %.
 
     Args:
-        case: says what share is asked for, and how much an inference computes.
+        case: says what share is asked for.
         number: decides the draws, which no other test and no search sees; no two tests share one.
+        usual_seconds: what an inference usually takes: no clock says it.
         last: whether all of the risk may be spent.
     """
     risk = (1.0 - CONFIDENCE) / (1.0 if last else 2.0 ** (number + 1))
     share = case.settings.robust or WANTED
-    seconds = _seconds_a_draw(case, case.usual_seconds)
+    seconds = _seconds_a_draw(case, usual_seconds)
     draws, misses = draws_needed(share, 1.0 - risk), 0
     if draws * seconds > _LONGEST:
         draws = max(_FEWEST, int(_LONGEST / seconds))

@@ -104,7 +104,7 @@ def _copies(rows: int, usual_seconds: float) -> tuple[int, int]:
 def _samples(known: Known, bench: Bench, rows: int) -> dict[str, Sequence[Sample]]:
     """What each of ``rows`` rows is judged on."""
     case, size = known.case, set_size(known.case)
-    redrawn, varied = _copies(rows, case.usual_seconds)
+    redrawn, varied = _copies(rows, bench.usual_seconds)
     sets = max(1, redrawn // size), max(1, varied // size)
     return {
         GIVEN: case.samples if size > 1 else evenly(case.samples, _GIVEN),

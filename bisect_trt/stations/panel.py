@@ -44,16 +44,17 @@ class PanelSamples:
         return {GIVEN: self.given, REDRAWN: self.redrawn, VARIANTS: self.variants}
 
 
-def panel_draws(case: Case) -> int:
+def panel_draws(case: Case, usual_seconds: float) -> int:
     """How many copies of a kind the panel begins with.
 
     Args:
-        case: says how many make a set, and how much an inference computes.
+        case: says how many make a set.
+        usual_seconds: what an inference usually takes.
     """
     size = set_size(case)
     sets = PANEL_DRAWS if size == 1 else _PANEL_SETS
     # There are two kinds, each run by the reference and by the emulator.
-    fitting = int(PANEL_S / (4.0 * case.usual_seconds * size))
+    fitting = int(PANEL_S / (4.0 * usual_seconds * size))
     return size * min(sets, max(_FEWEST if size == 1 else 1, fitting))
 
 
@@ -64,7 +65,7 @@ def panel_samples(case: Case, bench: Bench) -> PanelSamples:
         case: gives the inputs.
         bench: where the copies' references are.
     """
-    count = panel_draws(case)
+    count = panel_draws(case, bench.usual_seconds)
     return PanelSamples(
         case.samples,
         tuple(redraws(case, bench, SEARCH_STREAM, count, emulated=True)),

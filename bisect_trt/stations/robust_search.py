@@ -116,7 +116,7 @@ def _in_rounds(
         refused: list[Refusal] = []
         for candidate in _candidates(case, bench, panel, ranking[:length], limit):
             plan = base.with_pins(candidate.pinned)
-            test = planned_test(case, number, last=False)
+            test = planned_test(case, number, bench.usual_seconds, last=False)
             pins = f"{len(candidate.pinned)} pins"
             bench.tell(f"{pins}, fresh draws")
             number += 1

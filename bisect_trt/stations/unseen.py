@@ -56,7 +56,7 @@ def look_beyond(case: Case, bench: Bench, emulated: Baselines) -> Unseen:
         return Unseen(samples, lowered, None, None, 0)
     judges = [bench.prober, bench.second]
     picked = case.settings.pick is not None
-    test = planned_test(case, 0, last=picked)
+    test = planned_test(case, 0, bench.usual_seconds, last=picked)
     if picked:
         holds = measure_holds(case, bench, judges, plan, test)
         return Unseen(samples, lowered, None, holds, 1)

@@ -52,16 +52,17 @@ def expected_probes(pins: int) -> int:
     return 2 * _BASELINES + _PROBES_A_PIN * pins
 
 
-def expected_work(case: Case, *, passes: bool, probe_seconds: float) -> Work:
+def expected_work(case: Case, *, passes: bool, probe_seconds: float, usual_seconds: float) -> Work:
     """What a run of ``case`` is expected to execute.
 
     Args:
         case: the layers, the inputs and what is asked for.
         passes: whether everything lowered passes the given inputs: then little is searched.
         probe_seconds: what one emulated inference takes; it decides how many layers are measured.
+        usual_seconds: what one usually takes; it decides the number of draws.
     """
     given, size, layers = len(case.samples), set_size(case), len(case.names)
-    test = planned_test(case, 0, last=not case.settings.robust)
+    test = planned_test(case, 0, usual_seconds, last=not case.settings.robust)
     kinds = movable(case, emulated=True) + wants_variants(case)
     draws = kinds * test.draws * size
     held_out = len(case.holdout)
@@ -72,13 +73,13 @@ def expected_work(case: Case, *, passes: bool, probe_seconds: float) -> Work:
         rows = affordable(layers, probe_seconds * given) * given
         probes = expected_probes(max(2, round(_FITTED_SHARE * layers)))
         return Work(traces, emulations + probes * given, draws, draws + 2 * given, rows, probes)
-    made = kinds * panel_draws(case)
+    made = kinds * panel_draws(case, usual_seconds)
     if passes:
         return Work(traces, emulations, made + draws, draws + 2 * given, 0, _BASELINES)
     panel, steps = given + made, math.log2(max(2.0, _USUAL * layers))
     prefix = panel * (1.0 + steps / 2.0) + _FAILING * panel * 1.5 * steps
     shrinking = SHRINK_PROBES * panel * (_PASSING + (1.0 - _PASSING) * _FAILING)
-    frontier_rows, seen = frontier_size(layers, case.usual_seconds)
+    frontier_rows, seen = frontier_size(layers, usual_seconds)
     emulations += round(prefix + shrinking) + frontier_rows * (seen + held_out)
     ranked = ranked_count(len(case.layers))
     rows = ranked * affordable(layers, probe_seconds * ranked)

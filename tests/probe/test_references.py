@@ -45,3 +45,19 @@ def test_each_is_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert all(np.array_equal(found.of(sample)[n], one[n]) for n in one)
     found.close()
     assert not folder.exists()
+
+
+def test_what_is_drawn_may_come_from_elsewhere(tmp_path: Path) -> None:
+    fixture = healthy()
+    name, array = next(iter(fixture.inputs.items()))
+    asked: list[str] = []
+
+    def quick(sample: Sample) -> dict[str, np.ndarray]:
+        asked.append(sample.name)
+        return {"quick": np.zeros(1, np.float32)}
+
+    found = References(Reference(Graph(fixture.model)), tmp_path, quick)
+    given, drawn = Sample("given", {name: array}), Sample("drawn", {name: array + 1}, True)
+    assert "quick" not in found.of(given) and "quick" in found.of(drawn)
+    assert "quick" in found.of(drawn) and asked == ["drawn"]
+    assert found.at_once(drawn) == 1

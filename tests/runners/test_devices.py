@@ -42,6 +42,7 @@ from bisect_trt.runners.emulator.server import EmulationServer, server_arguments
 from bisect_trt.runners.ort_devices import CPU, CUDA_PROVIDER, Device, cuda_device
 from bisect_trt.runners.ort_sessions import failure_of_session, session_as_written
 from bisect_trt.stations import emulator_choice, emulator_workers
+from bisect_trt.stations.bench import open_bench
 from bisect_trt.stations.case import Case, load
 from bisect_trt.stations.emulator_choice import (
     emulator_device,
@@ -382,6 +383,26 @@ def test_a_whole_run_on_a_device(bed: Bed, tmp_path: Path, monkeypatch: pytest.M
     assert any(f.kind == "cpu-fallback" for f in there.findings)
     assert run("cuda", "cuda").new_probes == 0
     assert run("cuda", "cpu").new_probes > 0
+
+
+def test_draws_are_referred_to_fp32_on_the_device(bed: Bed, tmp_path: Path) -> None:
+    """The given inputs to ONNX Runtime on the CPU, as always; more draws fit into the same time."""
+    fixture = healthy()
+    (name,) = fixture.inputs
+    drawn = Sample("drawn", {name: 1.5 * fixture.inputs[name]}, True)
+    usual = []
+    for emulate_on in ("cpu", "cuda"):
+        case = case_of(fixture, tmp_path / emulate_on, emulate_on=emulate_on)
+        with open_bench(case, Observer()) as bench:
+            usual.append(bench.usual_seconds)
+            on_device = bench.emulator.device == PLANTED
+            asked = []
+            bench.emulator.outputs = lambda plan, samples: asked.append(plan) or iter([{}])
+            exact = bench.references.of(case.samples[0])
+            other = bench.references.of(drawn)
+        assert exact and not bool(other) is on_device
+        assert [p.base for p in asked] == ([Precision.FP32] if on_device else [])
+    assert usual[1] < usual[0]
 
 
 def test_the_driver_s_tool_is_asked_for_the_gpu(

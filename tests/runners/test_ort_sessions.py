@@ -40,6 +40,13 @@ def test_sessions() -> None:
                     assert options.get_session_config_entry(entry) == "0"
 
 
+def test_sessions_that_run_in_turn_share_an_arena() -> None:
+    for session in (node_session(MODEL), reference_session(MODEL), switched_session(MODEL)):
+        options = session.get_session_options()
+        assert options.get_session_config_entry("session.use_env_allocators") == "1"
+        assert not options.enable_mem_pattern  # a pattern is laid out in an arena of its own
+
+
 @pytest.mark.parametrize(
     ("workers", "threads", "shares"),
     [(1, 6, (1, 6)), (2, 6, (2, 3)), (4, 6, (4, 1)), (8, 6, (6, 1)), (3, 1, (1, 1))],

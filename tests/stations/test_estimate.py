@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,31 +11,35 @@ from bisect_trt.core.observer import Observer
 from bisect_trt.stations.case import Case, load
 from bisect_trt.stations.estimate import estimate
 from bisect_trt.stations.settings import Settings
-from bisect_trt.stations.work import expected_work
+from bisect_trt.stations.work import Work, expected_work
 from fixtures.models import encoder_decomposed, healthy
 
 FIXTURE = encoder_decomposed()
 
 
-def case_of(seconds: float = 1e-3, **options: object) -> Case:
+def case_of(**options: object) -> Case:
     made = Settings(FIXTURE.model, [FIXTURE.inputs], require=FIXTURE.require, **options)
-    return replace(load(made, Observer()), usual_seconds=seconds)
+    return load(made, Observer())
+
+
+def work_of(case: Case, *, passes: bool, seconds: float = 1e-3) -> Work:
+    return expected_work(case, passes=passes, probe_seconds=seconds, usual_seconds=seconds)
 
 
 def test_what_passes_is_hardly_searched() -> None:
-    fails, passes = (expected_work(case_of(), passes=p, probe_seconds=1e-3) for p in (False, True))
+    fails, passes = (work_of(case_of(), passes=p) for p in (False, True))
     assert passes.rows == 0 and passes.emulations < 10 and passes.probes == 3
     assert fails.rows >= 2 * len(case_of().names) and fails.emulations > 200
     assert passes.drawn >= 20 + 12 + 59 and passes.second_asked < passes.drawn
 
 
 def test_a_slow_model_is_tested_on_fewer_draws() -> None:
-    quick, slow = (expected_work(case_of(s), passes=True, probe_seconds=s) for s in (1e-3, 3.0))
+    quick, slow = (work_of(case_of(), passes=True, seconds=s) for s in (1e-3, 3.0))
     assert slow.drawn < quick.drawn and slow.second_asked >= 8
 
 
 def test_a_fitted_search_is_priced_by_its_pins() -> None:
-    work = expected_work(case_of(robust=0), passes=False, probe_seconds=1e-3)
+    work = work_of(case_of(robust=0), passes=False)
     assert work.rows == len(case_of().names) and work.probes == 6 + 8 * 2
 
 
@@ -45,7 +48,7 @@ def test_the_counts_are_those_of_the_run(tmp_path: Path) -> None:
     result = bisect_trt.bisect(
         FIXTURE.model, FIXTURE.inputs, require=FIXTURE.require, runner="emulated", out=tmp_path
     )
-    work = expected_work(case_of(), passes=False, probe_seconds=1e-3)
+    work = work_of(case_of(), passes=False)
     assert 0.5 <= work.rows / result.effect_runs <= 2.0
     assert result.holds is not None
     drawn = 20 + 12 + result.holds.redrawn.tested + result.holds.variants.tested

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,11 +14,11 @@ from bisect_trt.stations.settings import Settings
 from fixtures.models import healthy
 
 
-def case_of(tmp_path: Path, share: float, seconds: float, require: str = "max_abs<=1") -> Case:
+def case_of(tmp_path: Path, share: float, require: str = "max_abs<=1") -> Case:
     fixture = healthy()
     inputs = [fixture.inputs] * 3
     settings = Settings(fixture.model, inputs, robust=share, require=require, out=tmp_path)
-    return replace(load(settings, Observer()), usual_seconds=seconds)
+    return load(settings, Observer())
 
 
 def chance(draws: int, misses: int, share: float) -> float:
@@ -34,8 +33,8 @@ def chance(draws: int, misses: int, share: float) -> float:
 def test_a_plan_below_the_share_is_called_robust_in_five_of_a_hundred_runs_at_most(
     tmp_path: Path, share: float, seconds: float
 ) -> None:
-    case = case_of(tmp_path, share, seconds)
-    tests = [planned_test(case, number, last=False) for number in range(MAX_TESTS)]
+    case = case_of(tmp_path, share)
+    tests = [planned_test(case, number, seconds, last=False) for number in range(MAX_TESTS)]
     assert len({test.stream for test in tests}) == MAX_TESTS, "no two tests share their draws"
     bounding = [t for t in tests if chance(t.draws, t.misses, share) < 1.0 - t.confidence + 1e-9]
     # A slow model's test is made of fewer draws than bound the share: it is never called robust.
@@ -51,6 +50,6 @@ def test_a_plan_below_the_share_is_called_robust_in_five_of_a_hundred_runs_at_mo
 
 
 def test_sets_are_drawn_as_sets(tmp_path: Path) -> None:
-    alone = planned_test(case_of(tmp_path, 0.95, 0.02), 0, last=True)
-    sets = planned_test(case_of(tmp_path, 0.95, 0.02, "max_abs@mean<=1"), 0, last=True)
+    alone = planned_test(case_of(tmp_path, 0.95), 0, 0.02, last=True)
+    sets = planned_test(case_of(tmp_path, 0.95, "max_abs@mean<=1"), 0, 0.02, last=True)
     assert sets.draws < alone.draws and sets.draws >= 59
