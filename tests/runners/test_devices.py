@@ -390,17 +390,17 @@ def test_draws_are_referred_to_fp32_on_the_device(bed: Bed, tmp_path: Path) -> N
     fixture = healthy()
     (name,) = fixture.inputs
     drawn = Sample("drawn", {name: 1.5 * fixture.inputs[name]}, True)
-    usual = []
+    usual, asked = [], []
     for emulate_on in ("cpu", "cuda"):
         case = case_of(fixture, tmp_path / emulate_on, emulate_on=emulate_on)
         with open_bench(case, Observer()) as bench:
             usual.append(bench.usual_seconds)
             on_device = bench.emulator.device == PLANTED
-            asked = []
+            asked.clear()
             bench.emulator.outputs = lambda plan, samples: asked.append(plan) or iter([{}])
             exact = bench.references.of(case.samples[0])
             other = bench.references.of(drawn)
-        assert exact and not bool(other) is on_device
+        assert exact and bool(other) is not on_device
         assert [p.base for p in asked] == ([Precision.FP32] if on_device else [])
     assert usual[1] < usual[0]
 
