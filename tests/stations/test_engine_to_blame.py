@@ -79,6 +79,13 @@ def test_max_builds_bounds_it(run: Any, builds: int) -> None:
         assert found["builds"] <= builds and not found["complete"]
 
 
+def test_the_time_bounds_it(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bisect_trt.stations.engine_to_blame.SECONDS", 1e-9)
+    result = run([3])
+    assert result.cause.value == "not-precision"
+    assert not (Path(result.folder) / "reproducer").exists()
+
+
 def test_an_engine_that_is_right_afterwards_is_said_to_be(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
