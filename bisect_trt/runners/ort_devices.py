@@ -74,7 +74,10 @@ def why_no_provider() -> str | None:
 
 @cache
 def load_cuda_libraries() -> None:
-    """Find CUDA's libraries in NVIDIA's own packages, where the system has none; once."""
+    """Find CUDA's libraries in NVIDIA's own packages, where the system has none; once. From here on
+    ONNX Runtime tells errors alone: it warns of each provider that is no plugin.
+    """
+    ort.set_default_logger_severity(3)
     if hasattr(ort, "preload_dlls"):
         # What it does not find it prints; the session then says that CUDA does not start.
         with contextlib.redirect_stdout(io.StringIO()):

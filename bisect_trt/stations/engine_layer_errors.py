@@ -87,7 +87,9 @@ def trace_engine(
         return EngineTable(**found[0])
     outputs_of = {layer.name: layer.outputs for layer in case.layers}
     errors: dict[str, list[TensorError]] = {}
-    how, marked_score, count, note = "debug tensors", math.nan, 0, ""
+    # TensorRT for RTX takes the marks and reports nothing: an engine would be built for it.
+    how = "marked outputs" if "tensorrt_rtx" in runner.versions else "debug tensors"
+    marked_score, count, note = math.nan, 0, ""
     deadline = time.monotonic() + TIME_BUDGET_S
     for batch in _batches(layers, outputs_of, len(samples)):
         if count and time.monotonic() > deadline:

@@ -24,7 +24,7 @@ from bisect_trt.runners.emulator.device_constants import DeviceConstants
 from bisect_trt.runners.emulator.kept_activations import MOST_BYTES, KeptActivations
 from bisect_trt.runners.emulator.node_by_node import Arrays, LayerValues, NodeByNode
 from bisect_trt.runners.emulator.switched_session import SwitchedSession
-from bisect_trt.runners.ort_devices import CPU, Device
+from bisect_trt.runners.ort_devices import CPU, Device, load_cuda_libraries
 from bisect_trt.runners.side_by_side import side_by_side
 
 _KEPT_SESSIONS = 2
@@ -67,6 +67,7 @@ class EmulatedRunner:
         self.device = device
         self._placed: ConstantStore | DeviceConstants = self.constants
         if device != CPU:
+            load_cuda_libraries()
             self._placed = DeviceConstants(self._capable, device)
         self._base = base
         self._threads = threads
