@@ -25,6 +25,8 @@ from bisect_trt.graph.save import (
     held_size,
     moved,
     spill,
+    take_in,
+    types_inside,
     weights_size,
     write_model,
 )
@@ -116,8 +118,12 @@ def file_form(model: onnx.ModelProto) -> Iterator[FileForm]:
     with ExitStack() as opened:
         spills = _Spill(opened, model)
         links: dict[str, str] = {}
+        inside = types_inside(model)
 
         def put(tensor: TensorProto) -> None:
+            if tensor.data_type in inside:
+                take_in(tensor)
+                return
             place = place_of(tensor)
             if place is None or place.rounding is not None:
                 spills.move(tensor, wanted=place is not None)

@@ -59,11 +59,11 @@ def save_model(model: onnx.ModelProto, path: Path) -> None:
                 with draft.open("wb") as stream:
                     write_model(model, stream)
                 return
-            side = f"{path.name}.data"
+            side, inside = f"{path.name}.data", types_inside(model)
             with (draft.parent / side).open("wb") as stream:
 
                 def put(tensor: TensorProto) -> None:
-                    if size_of(tensor) < _APART:
+                    if size_of(tensor) < _APART or tensor.data_type in inside:
                         take_in(tensor)
                     else:
                         spill(tensor, stream, side)
@@ -135,6 +135,16 @@ def moved(model: onnx.ModelProto, move: Callable[[TensorProto], None]) -> onnx.M
     for tensor in all_tensors(copy.graph):
         move(tensor)
     return copy
+
+
+def types_inside(model: onnx.ModelProto) -> frozenset[int]:
+    """The types of values that have to stay in the model itself: float64, of which TensorRT's
+    parser makes FP32, but not of what lies in a file ("Unexpected size for the external weights",
+    TensorRT for RTX 1.6.1.120). None where a message has no room for them.
+    """
+    doubles = (t for t in all_tensors(model.graph) if t.data_type == TensorProto.DOUBLE)
+    fits = 2 * sum(map(size_of, doubles)) < PROTOBUF_LIMIT
+    return frozenset({TensorProto.DOUBLE} if fits else ())
 
 
 def take_in(tensor: TensorProto) -> None:

@@ -5,18 +5,23 @@ models parse, type and build.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.core.errors import BadInputError, RunnerFailedError, RunnerUnavailableError
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.graph import list_layers, to_typed
+from bisect_trt.graph.load import load_model
 from bisect_trt.graph.passes.marked import mark_outputs
+from bisect_trt.graph.runtime_forms import file_form
+from bisect_trt.graph.save import save_model
 from bisect_trt.runners.tensorrt.build import build_engine
 from bisect_trt.runners.tensorrt.module import import_tensorrt
 from bisect_trt.runners.tensorrt.readback import dishonoured_after_parsing
@@ -160,3 +165,41 @@ def test_without_a_gpu_the_runner_says_so() -> None:
         assert "GPU" in str(error) or "cuda-python" in str(error)
     else:
         runner.close()
+
+
+def test_float64_constants_parse_however_the_model_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parser reads none from a file; a model of transformers' RT-DETR has them."""
+    table = np.linspace(0.0, 1.0, 160 * 64).reshape(160, 64)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"], "product"),
+        helper.make_node("Cast", ["table"], ["small"], "cast", to=TensorProto.FLOAT),
+        helper.make_node("MatMul", ["a", "small"], ["y"], "second"),
+    ]
+    weights = [
+        numpy_helper.from_array(np.ones((2048, 160), np.float32), "w"),
+        numpy_helper.from_array(table, "table"),
+    ]
+    values = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("x", [1, 2048]), ("y", [1, 64]))
+    ]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], weights)
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(made, str(tmp_path / "m.onnx"))
+    loaded = load_model(tmp_path / "m.onnx").proto
+    monkeypatch.setattr("bisect_trt.graph.runtime_forms.MOST_SENT", 0)
+    monkeypatch.setattr("bisect_trt.graph.save.PROTOBUF_LIMIT", 1_300_000)
+    for plan in (PrecisionPlan("fp32"), PrecisionPlan("fp16")):
+        typed = to_typed(loaded, plan)
+        save_model(typed, tmp_path / "typed.onnx")
+        assert (tmp_path / "typed.onnx.data").exists()
+        with file_form(typed) as form:
+            for source in (form.source, str(tmp_path / "typed.onnx")):
+                logger = TRT.Logger(TRT.Logger.ERROR)
+                builder = TRT.Builder(logger)
+                network = builder.create_network(
+                    1 << int(TRT.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+                )
+                assert TRT.OnnxParser(network, logger).parse_from_file(source), source
