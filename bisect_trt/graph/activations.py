@@ -10,7 +10,7 @@ import onnx
 from onnx import helper
 
 from bisect_trt.graph.graph import Graph
-from bisect_trt.graph.shapes import shapes_of, with_shapes
+from bisect_trt.graph.shapes import shapes_from
 from bisect_trt.graph.tensor_types import captured_names
 
 _SAME_PLACE = frozenset(
@@ -53,8 +53,8 @@ def inference_bytes(graph: Graph, inputs: Mapping[str, tuple[int, ...]]) -> int 
 
 
 def _sizes(graph: Graph, inputs: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    told = with_shapes(graph, inputs)
-    return {name: _bytes(graph, name, shape) for name, shape in shapes_of(told).items()}
+    told = shapes_from(graph, inputs)
+    return {name: _bytes(graph, name, shape) for name, shape in told.items()}
 
 
 def _most_live(

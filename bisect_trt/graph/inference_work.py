@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import onnx
 
 from bisect_trt.graph.graph import Graph
-from bisect_trt.graph.shapes import Shape, shapes_of, with_shapes
+from bisect_trt.graph.shapes import Shape, shapes_from
 
 _OF_WEIGHT = frozenset({"Conv", "ConvTranspose"})
 _OF_OPERANDS = frozenset({"MatMul", "Gemm"})
@@ -35,7 +35,7 @@ def inference_work(graph: Graph, inputs: Mapping[str, tuple[int, ...]]) -> Infer
         graph: the model.
         inputs: the shapes of its inputs.
     """
-    shapes = shapes_of(with_shapes(graph, inputs))
+    shapes = shapes_from(graph, inputs)
     constants = graph.constants
     values = products = told = 0
     nodes = [n for n in graph.proto.graph.node if any(o and o not in constants for o in n.output)]

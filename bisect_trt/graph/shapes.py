@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from weakref import WeakKeyDictionary
 
 import onnx
 from onnx import TensorProto, helper, numpy_helper
@@ -17,6 +18,23 @@ _TOLD_BY = ("i8", "i4", "f4")
 """Types of such constants: sizes, axes, scales."""
 
 Shape = tuple[int | None, ...]
+
+_LAST: WeakKeyDictionary[Graph, tuple[object, dict[str, Shape]]] = WeakKeyDictionary()
+
+
+def shapes_from(graph: Graph, inputs: Mapping[str, tuple[int, ...]]) -> dict[str, Shape]:
+    """The shapes of the tensors of ``graph``, by name, where its inputs have those of ``inputs``;
+    remembered until other inputs are asked about. Read only.
+
+    Args:
+        graph: the model.
+        inputs: the shapes of its inputs.
+    """
+    key = tuple(sorted(inputs.items()))
+    known = _LAST.get(graph)
+    if known is None or known[0] != key:
+        known = _LAST[graph] = (key, shapes_of(with_shapes(graph, inputs)))
+    return known[1]
 
 
 def with_shapes(
