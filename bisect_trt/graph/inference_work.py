@@ -59,16 +59,28 @@ def _depth(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> int:
         weight = _known(shapes.get(node.input[1]))
         if not weight:
             return 0
-        # Of a transposed convolution each value of the input meets a whole kernel; the share of it
-        # that ends in one value of the result is about the stride's.
-        return math.prod(weight[1:]) if node.op_type == "Conv" else weight[0]
+        # Of a transposed convolution each value of the result has at most a group's channels.
+        group = next((a.i for a in node.attribute if a.name == "group"), 1)
+        return math.prod(weight[1:]) if node.op_type == "Conv" else weight[0] // max(1, group)
     if node.op_type in _OF_OPERANDS:
         left = _known(shapes.get(node.input[0]))
         if not left:
             return 0
         transposed = any(a.name == "transA" and a.i for a in node.attribute)
         return left[0] if transposed else left[-1]
+    if node.op_type == "Einsum":
+        return _summed(node, shapes)
     return 0
+
+
+def _summed(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> int:
+    """The sizes of the indices of an Einsum that its result lacks, multiplied."""
+    text = next((a.s.decode() for a in node.attribute if a.name == "equation"), "")
+    terms, arrow, result = text.replace(" ", "").partition("->")
+    sizes: dict[str, int] = {}
+    for term, name in zip(terms.split(","), node.input, strict=False):
+        sizes.update(zip(term, _known(shapes.get(name)) or (), strict=False))
+    return math.prod(size for index, size in sizes.items() if arrow and index not in result)
 
 
 def _known(shape: Shape | None) -> tuple[int, ...] | None:

@@ -118,7 +118,7 @@ def file_form(model: onnx.ModelProto) -> Iterator[FileForm]:
     with ExitStack() as opened:
         spills = _Spill(opened, model)
         links: dict[str, str] = {}
-        inside = types_inside(model)
+        inside = types_inside(model, held_size(model))
 
         def put(tensor: TensorProto) -> None:
             if tensor.data_type in inside:

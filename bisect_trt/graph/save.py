@@ -137,13 +137,17 @@ def moved(model: onnx.ModelProto, move: Callable[[TensorProto], None]) -> onnx.M
     return copy
 
 
-def types_inside(model: onnx.ModelProto) -> frozenset[int]:
+def types_inside(model: onnx.ModelProto, held: int = 0) -> frozenset[int]:
     """The types of values that have to stay in the model itself: float64, of which TensorRT's
     parser makes FP32, but not of what lies in a file ("Unexpected size for the external weights",
     TensorRT for RTX 1.6.1.120). None where a message has no room for them.
+
+    Args:
+        model: with values in files.
+        held: bytes that stay in it anyway.
     """
     doubles = (t for t in all_tensors(model.graph) if t.data_type == TensorProto.DOUBLE)
-    fits = 2 * sum(map(size_of, doubles)) < PROTOBUF_LIMIT
+    fits = 2 * (held + sum(map(size_of, doubles))) < PROTOBUF_LIMIT
     return frozenset({TensorProto.DOUBLE} if fits else ())
 
 

@@ -41,7 +41,7 @@ def headline(reduced: Reduced) -> str:
     """The answer: how small the piece is, and whether it could be smaller."""
     left, names = len(reduced.nodes), [f"{n} ({op})" for n, op in reduced.nodes]
     more = f" and {left - _NAMED} more" if left > _NAMED else ""
-    proof = "--max-builds ended the search"
+    proof = "the builds or the time that it may take ended the search"
     if reduced.complete:
         proof = "nothing can be left out"
     elif reduced.interrupted:
@@ -64,6 +64,12 @@ def nothing_bad(whole: Seen) -> str:
     """Why nothing was reduced."""
     if whole.by_command:
         return "The whole model passes the check (exit code 0): there is nothing to reduce."
+    if whole.processes < PROCESSES:
+        seen = _counted(whole.processes, "fresh process")
+        return (
+            f"The whole model was right in {seen}, which says little: `bisect-trt reduce` looks "
+            "longer."
+        )
     return (
         f"The whole model is right: {whole.runs} runs in "
         f"{_counted(whole.processes, 'fresh process')}, error at most {whole.worst:.2g} times what "

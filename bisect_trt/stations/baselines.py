@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pandas as pd
@@ -43,8 +44,7 @@ class Baselines:
         """About what one emulated inference takes, where ``samples`` were given: that of the
         quickest baseline. A single one may have waited for a busy machine, or a lost worker.
         """
-        quickest = min(found.seconds for found in (self.fp32, self.tf32, self.reduced))
-        return quickest / max(1, samples)
+        return _quickest_s((self.fp32, self.tf32, self.reduced), samples)
 
     @property
     def lowered(self) -> ProbeResult:
@@ -61,12 +61,17 @@ class Baselines:
         return rows
 
 
+def _quickest_s(found: Sequence[ProbeResult], samples: int) -> float:
+    return min(result.seconds for result in found) / max(1, samples)
+
+
 def measure_baselines(case: Case, bench: Bench) -> Baselines:
     """Run the whole network at each precision, then trace the layers."""
     bench.observer.station("baselines")
     precision = case.settings.precision
     plans = [PrecisionPlan(Precision.FP32), PrecisionPlan(Precision.TF32), case.base]
     fp32, tf32, reduced = (bench.prober.probe(plan) for plan in plans)
+    bench.took(_quickest_s((fp32, tf32, reduced), len(case.samples)))
     if not fp32.verdict.passed:
         _check_metrics(case, bench)
     _check_reference(fp32, case.requirements)

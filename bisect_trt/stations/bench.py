@@ -5,9 +5,11 @@ It is the one mutable thing that the stations share; what they find travels in f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from threading import Lock
 
 from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.finding import Finding
@@ -40,6 +42,10 @@ _SECOND_SEES = 4
 
 _ON_GPU, _OF_THREE = 0.05, 0.4
 """Beside two cores; a third of a draw's inferences are the second emulator's."""
+
+_FAR, _NOTICED_S = 16.0, 0.05
+"""An inference that takes so many times what was counted, and at least so many seconds, was not
+counted right."""
 
 _ONLY_EMULATED = (
     "no input can be moved a little, only what the token ids look up, and an engine holds its "
@@ -78,6 +84,8 @@ class Bench:
         on_gpu = self._on_gpu if emulator.device != CPU else None
         self.references = References(case.reference, folder / "references.tmp", on_gpu)
         self.log: list[ProbeResult] = []
+        self._took_s = 0.0
+        self._gpu_lock = Lock()
         self.rtx_sums = has_rtx_sums(opened, case.settings.precision)
         self._case = case
         self._key = MetricReads(case.metrics, case.key, journal).key
@@ -101,16 +109,27 @@ class Bench:
         """The FP32 outputs of what was drawn, where strict FP32 on the GPU emulates: ViT-L's take
         11 ms there and 330 ms on 6 cores.
         """
-        return next(iter(self.emulator.outputs(PrecisionPlan(Precision.FP32), [sample])))
+        with self._gpu_lock:
+            return next(iter(self.emulator.outputs(PrecisionPlan(Precision.FP32), [sample])))
 
     @property
     def usual_seconds(self) -> float:
         """About what one of a draw's inferences takes in the mean, counted from the model: on a GPU
         a small part of it, but for those of a second emulator, which is on the CPU.
         """
-        if self.emulator.device == CPU:
-            return self._case.usual_seconds
-        return self._case.usual_seconds * (_ON_GPU if self.engine is not None else _OF_THREE)
+        usual = self._case.usual_seconds
+        if self.emulator.device != CPU:
+            usual *= _ON_GPU if self.engine is not None else _OF_THREE
+        if self._took_s < max(_FAR * usual, _NOTICED_S):
+            return usual
+        return float(_FAR ** round(math.log(self._took_s, _FAR)))
+
+    def took(self, seconds: float) -> None:
+        """Hear that an emulated inference took so long. Loops, and what stands behind shapes that
+        follow from values, are not counted; only where that is far from what was counted does a
+        clock decide, and by powers of 16.
+        """
+        self._took_s = seconds
 
     @property
     def probers(self) -> list[Prober]:

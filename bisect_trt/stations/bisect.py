@@ -69,7 +69,7 @@ def bisect(
     if not triage.pinned.under(limit).verdict.passed:
         return None
     if triage.unseen is not None:
-        return _robust(case, bench, emulated, triage, triage.unseen, limit)
+        return _robust(case, bench, triage, triage.unseen, limit)
     sensitivity = triage.sensitivity.under(limit)
     suspicion = suspicion_of(emulated.layers, sensitivity.scores)
     search = _Search(bench.prober, bench.second, triage.base, case.names, limit, case.begin)
@@ -77,7 +77,7 @@ def bisect(
 
 
 def _robust(
-    case: Case, bench: Bench, emulated: Baselines, triage: Triage, unseen: Unseen, limit: float
+    case: Case, bench: Bench, triage: Triage, unseen: Unseen, limit: float
 ) -> Bisection | None:
     found = search_robustly(case, bench, triage.base, triage.ranking, unseen, limit)
     if found is None:

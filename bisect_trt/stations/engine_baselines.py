@@ -112,7 +112,7 @@ def measure_engine(case: Case, bench: Bench, emulated: Baselines) -> EngineBasel
 
     # TF32 is a switch of the whole engine: no pin could make up for its luck.
     luck_matters = base.verdict.passed and case.settings.robust and precision.is_storage
-    lucky = bool(luck_matters) and passes_by_luck(case, bench, engine, base.plan, emulated)
+    lucky = bool(luck_matters) and passes_by_luck(case, bench, engine, base.plan)
     steadiness = steadiness_of_failure(bench, fp32, base)
     if steadiness is not None and steadiness.decides:
         blamed = base if fp32.verdict.passed else fp32
@@ -143,9 +143,7 @@ def measure_engine(case: Case, bench: Bench, emulated: Baselines) -> EngineBasel
     )
 
 
-def passes_by_luck(
-    case: Case, bench: Bench, engine: Prober, plan: PrecisionPlan, emulated: Baselines
-) -> bool:
+def passes_by_luck(case: Case, bench: Bench, engine: Prober, plan: PrecisionPlan) -> bool:
     """Whether the engine of ``plan``, which passes the given inputs, is refused by fresh draws.
 
     Args:
@@ -153,7 +151,6 @@ def passes_by_luck(
         bench: where the draws' references are.
         engine: what runs the draws.
         plan: what it is built from.
-        emulated: tells how long an inference takes.
     """
     if case.settings.pick is not None:
         return False

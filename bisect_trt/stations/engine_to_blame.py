@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bisect_trt.core.diagnosis import Cause
+from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.precision import Precision
 from bisect_trt.core.sample import Sample
 from bisect_trt.core.time_budget import TimeBudget
@@ -49,7 +50,10 @@ def piece_to_blame(known: Known, bench: Bench) -> Reduced | Seen | None:
     seen = known.steadiness or engine.steadiness
     sample = _named(known.case.samples, seen.sample if seen is not None else "")
     trials = engine_trials(settings, precision, known.case.graph, [sample], budget)
-    return reduce_piece(known.case.graph, sample, trials, bench.observer)
+    try:
+        return reduce_piece(known.case.graph, sample, trials, bench.observer)
+    except BadInputError:  # the answer stands, also where there was no time to try the whole
+        return None
 
 
 def _time_for_it(bench: Bench) -> TimeBudget:

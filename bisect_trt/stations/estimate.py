@@ -177,6 +177,7 @@ def _timed(case: Case, observer: Observer) -> _Timed:
         judged = [_seconds(partial(judge.judge, plan, draws))[0] for judge in judges]
         trace, _ = _seconds(lambda: _gone_through(emulator, plan, sample))
         bench.references.close()
+        bench.took(inference)
     one, first, second = (seconds / len(draws) for seconds in (spent, *judged))
     passes = all(result.verdict.passed for result in results)
     return _Timed(opened, inference, one, first, second, trace, bench.usual_seconds, passes)

@@ -50,7 +50,7 @@ def planned_test(case: Case, number: int, usual_seconds: float, *, last: bool) -
     Args:
         case: says what share is asked for.
         number: decides the draws, which no other test and no search sees; no two tests share one.
-        usual_seconds: what an inference usually takes: no clock says it.
+        usual_seconds: about what an inference takes, as the bench counts it.
         last: whether all of the risk may be spent.
     """
     risk = (1.0 - CONFIDENCE) / (1.0 if last else 2.0 ** (number + 1))

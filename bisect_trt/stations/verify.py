@@ -122,6 +122,7 @@ def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verifica
         checks = _judgements(bench, saved.plan)
         checks += [_typed(case.graph, saved.plan), _parsed(case, saved.plan)]
         checks += _written(case.graph, saved.plan)
+        bench.took(bench.prober.probe(saved.plan).seconds / len(case.samples))
         test = planned_test(case, VERIFYING, bench.usual_seconds, last=True)
         holds = measure_holds(case, bench, bench.judges, saved.plan, test)
         return Verification(saved.plan, checks, case.requirements.texts, holds)

@@ -46,6 +46,22 @@ def test_products_of_a_convolution() -> None:
     assert found.values == 2 * 6 * 6 * 8 and found.products == 6 * 6 * 8 * 2 * 3 * 3
 
 
+@pytest.mark.parametrize(("group", "products"), [(1, 4), (4, 1)])
+def test_products_of_a_transposed_convolution(group: int, products: int) -> None:
+    node = helper.make_node(
+        "ConvTranspose", ["x", "w"], ["y"], "n", group=group, kernel_shape=[1, 1]
+    )
+    graph = model(node, np.ones((4, 4 // group, 1, 1), np.float32), [1, 4, 3, 3])
+    assert inference_work(graph, {"x": (1, 4, 3, 3)}).products == 4 * 9 * products
+
+
+def test_products_of_an_einsum() -> None:
+    node = helper.make_node("Einsum", ["x", "w"], ["y"], "n", equation="ij,jk->ik")
+    found = inference_work(model(node, np.ones((6, 5), np.float32), [4, 6]), {"x": (4, 6)})
+    # ONNX may not tell an Einsum's shape; then the result counts as the others do, or not at all.
+    assert found.products in (4 * 5 * 6, 30)
+
+
 def test_what_is_not_told_counts_as_the_rest() -> None:
     graph = model(
         helper.make_node("Compress", ["x", "w"], ["y"], "n"), np.ones(8, np.bool_), [2, 4]

@@ -405,6 +405,15 @@ def test_draws_are_referred_to_fp32_on_the_device(bed: Bed, tmp_path: Path) -> N
     assert usual[1] < usual[0]
 
 
+def test_a_version_that_someone_holds_is_placed_once() -> None:
+    graph = Graph(residual().model)
+    name = next(iter(graph.float_constants))
+    constants = DeviceConstants(graph, PLANTED)
+    half = constants.owner(name, Precision.FP16)
+    other = constants.owner(name, Precision.TF32)
+    assert other is not half and constants.owner(name, Precision.FP16) is half
+
+
 def test_the_driver_s_tool_is_asked_for_the_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,6 +86,17 @@ def test_the_time_bounds_it(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not (Path(result.folder) / "reproducer").exists()
 
 
+def test_no_time_for_the_whole_leaves_the_answer(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(settings: Any, precision: Any, graph: Any, samples: Any, budget: Any) -> EngineTrials:
+        budget.spent = 10_000
+        return trials(settings, precision, graph, samples, budget)
+
+    monkeypatch.setattr("bisect_trt.stations.engine_to_blame.engine_trials", slow)
+    result = run([3])
+    assert result.cause.value == "not-precision"
+    assert not (Path(result.folder) / "reproducer").exists()
+
+
 def test_an_engine_that_is_right_afterwards_is_said_to_be(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

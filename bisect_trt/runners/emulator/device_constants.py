@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import WeakValueDictionary
+
 import numpy as np
 import onnxruntime as ort
 
@@ -15,14 +17,18 @@ from bisect_trt.runners.ort_values import Value, owned, value_of
 
 
 class DeviceConstants:
-    """The float constants of ``graph`` on ``device``; of each, the exact and one rounded version,
-    placed when they are first read. Rounded by NumPy, as they are for the CPU.
+    """The float constants of ``graph`` on ``device``; of each, the exact and one rounded version
+    are kept, placed when they are first read, and others as long as someone holds them. Rounded by
+    NumPy, as they are for the CPU.
     """
 
     def __init__(self, graph: Graph, device: Device) -> None:
         self._arrays = graph.float_constants
         self._device = device
         self._placed: dict[tuple[str, bool], tuple[Precision, ort.OrtValue]] = {}
+        self._alive: WeakValueDictionary[tuple[str, Precision], ort.OrtValue] = (
+            WeakValueDictionary()
+        )
         self.lent = Lent()
 
     def value(self, name: str, precision: Precision = Precision.FP32) -> Value:
@@ -38,6 +44,10 @@ class DeviceConstants:
                 held = None
                 del self._placed[key]  # not both rounded versions in the device's memory
                 self.lent.by.clear()
+            alive = self._alive.get((name, precision))
+            if alive is not None:  # a captured session has it
+                self._placed[key] = (precision, alive)
+                return alive
             exact = self._arrays[name]
             array = exact
             if precision is not Precision.FP32:
@@ -45,4 +55,5 @@ class DeviceConstants:
             held = (precision, owned(array, self._device.memory, self._device.number))
             let_go(exact)
             self._placed[key] = held
+            self._alive[name, precision] = held[1]
         return held[1]

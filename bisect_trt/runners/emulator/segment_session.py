@@ -110,7 +110,7 @@ class SegmentSession:
 
     def _replayed(self, tensors: Mapping[str, Value], setting: Setting) -> dict[str, Value] | None:
         """As :meth:`run`, by a CUDA graph; None where this segment or shape has none: it is a
-        shorter way, no condition. Nothing of a graph runs on the CPU.
+        shorter way, no condition. Nothing of a graph that depends on values runs on the CPU.
         """
         try:
             with self._lent.lock:
@@ -118,10 +118,13 @@ class SegmentSession:
                     self._captured = CapturedSession(
                         self._segment, self._constants, self._threads, self._device
                     )
-            return self._captured.run(tensors, setting)
+            found = self._captured.run(tensors, setting)
         except Exception:  # of ONNX Runtime there are many kinds
+            found = None
+        if found is None:
+            # Not both: the other way has sessions of its own, with the device's memory.
             self._captures, self._captured = False, None
-            return None
+        return found
 
     def _session_for(self, setting: Setting) -> _Ready:
         """The session without switches where this setting came often enough, else with them."""

@@ -1,0 +1,49 @@
+"""How much is tested follows the model; a clock is heard only where the count is far off."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import bisect_trt
+from bisect_trt.core.observer import Observer
+from bisect_trt.stations import holds
+from bisect_trt.stations.bench import open_bench
+from bisect_trt.stations.case import load
+from bisect_trt.stations.settings import Settings
+from fixtures.models import encoder_decomposed
+
+FIXTURE = encoder_decomposed()
+
+
+def test_a_slow_machine_changes_nothing_but_a_wrong_count_does(tmp_path: Path) -> None:
+    settings = Settings(FIXTURE.model, [FIXTURE.inputs], require=FIXTURE.require, out=tmp_path)
+    case = load(settings, Observer())
+    with open_bench(case, Observer()) as bench:
+        assert bench.usual_seconds == case.usual_seconds < 1e-3
+        for seconds in (1e-6, 15.0 * case.usual_seconds, 0.04):
+            bench.took(seconds)
+            assert bench.usual_seconds == case.usual_seconds
+        found = []
+        for seconds in (0.5, 1.0, 3.0, 5.0):
+            bench.took(seconds)
+            found.append(bench.usual_seconds)
+        assert found == [1.0, 1.0, 1.0, 16.0]
+
+
+def test_variants_are_asked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    judge_all = holds.judge_all
+
+    def told(*positional: object, **options: object) -> object:
+        samples = list(positional[3])  # type: ignore[call-overload]
+        if samples and samples[0].drawn and "limit" in options:
+            asked.append("redrawn" if "redrawn" in samples[0].name else "variant")
+        return judge_all(*positional[:3], samples, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(holds, "judge_all", told)
+    result = bisect_trt.bisect(
+        FIXTURE.model, FIXTURE.inputs, require=FIXTURE.require, runner="emulated", out=tmp_path
+    )
+    assert result.passed and asked[0] == "variant" and "redrawn" in asked
