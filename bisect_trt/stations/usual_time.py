@@ -4,7 +4,8 @@ follow the clock, or the answer would change with the machine and its moods.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from bisect_trt.core.sample import Sample, evenly
 from bisect_trt.graph.graph import Graph
@@ -25,10 +26,13 @@ def usual_seconds(graph: Graph, samples: Sequence[Sample]) -> float:
         graph: the model.
         samples: those it is run on.
     """
-    chosen = evenly(samples, _COUNTED)
-    return sum(_seconds(graph, sample) for sample in chosen) / max(1, len(chosen))
+    chosen = [sample.shapes for sample in evenly(samples, _COUNTED)]
+    # Mostly all are of one size: a graph of thousands of nodes takes a while to count.
+    counts = Counter(tuple(sorted(shapes.items())) for shapes in chosen)
+    seconds = sum(count * _seconds(graph, dict(shapes)) for shapes, count in counts.items())
+    return seconds / max(1, len(chosen))
 
 
-def _seconds(graph: Graph, sample: Sample) -> float:
-    work = inference_work(graph, sample.shapes)
+def _seconds(graph: Graph, shapes: Mapping[str, tuple[int, ...]]) -> float:
+    work = inference_work(graph, shapes)
     return _A_VALUE * work.values + _A_PRODUCT * work.products + _A_NODE * work.nodes

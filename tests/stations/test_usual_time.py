@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import bisect_trt
 from bisect_trt.core.observer import Observer
+from bisect_trt.core.sample import Sample
+from bisect_trt.graph.graph import Graph
 from bisect_trt.stations import holds
 from bisect_trt.stations.bench import open_bench
 from bisect_trt.stations.case import load
 from bisect_trt.stations.settings import Settings
-from fixtures.models import encoder_decomposed
+from bisect_trt.stations.usual_time import usual_seconds
+from fixtures.models import encoder_decomposed, healthy
 
 FIXTURE = encoder_decomposed()
 
@@ -30,6 +34,17 @@ def test_a_slow_machine_changes_nothing_but_a_wrong_count_does(tmp_path: Path) -
             bench.took(seconds)
             found.append(bench.usual_seconds)
         assert found == [1.0, 1.0, 1.0, 16.0]
+
+
+def test_inputs_of_several_sizes_stand_for_all() -> None:
+    graph = Graph(healthy().model)
+    ((name, array),) = healthy().inputs.items()
+    small, large = (Sample(str(n), {name: np.concatenate([array] * n)}) for n in (1, 1000))
+    one, other = usual_seconds(graph, [small]), usual_seconds(graph, [large])
+    assert one < other
+    assert usual_seconds(graph, [small, large, large, large]) == pytest.approx(
+        (one + 3.0 * other) / 4.0
+    )
 
 
 def test_variants_are_asked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
