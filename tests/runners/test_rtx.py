@@ -19,7 +19,7 @@ from onnx import TensorProto, helper
 import bisect_trt
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
-from bisect_trt.runners.emulator import rtx_arithmetic, rtx_operators
+from bisect_trt.runners.emulator import rounded_sums, rtx_arithmetic, rtx_operators
 from bisect_trt.runners.emulator.rtx_runner import RtxRunner
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from fixtures.layers import layers_side_by_side
@@ -244,3 +244,31 @@ def test_forms_that_were_not_measured_are_left_to_the_emulator() -> None:
     )
     scaled = onnx.helper.make_node("Gemm", ["a", "b"], ["y"], alpha=0.5)
     assert rtx_operators.run_operator(scaled, [small(1, 2, 8), small(2, 8, 3)]) is None
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(0, 2**31),
+    st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(1, 9), st.integers(1, 300)),
+    st.booleans(),
+    st.booleans(),
+    st.integers(1, 16),
+)
+def test_parts_of_a_product_are_the_bits_of_the_whole(
+    seed: int, shape: tuple[int, int, int, int], one_a: bool, one_b: bool, threads: int
+) -> None:
+    pieces, batch, rows, columns = shape
+    random = np.random.default_rng(seed)
+    a = rtx_arithmetic.half(
+        random.standard_normal((pieces, 1 if one_a else batch, rows, 16)).astype(np.float32)
+    )
+    b = rtx_arithmetic.half(
+        random.standard_normal((pieces, 1 if one_b else batch, 16, columns)).astype(np.float32)
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rounded_sums, "thread_count", lambda: 1)
+        whole = rounded_sums.rounded_sums(a, b)
+        patch.setattr(rounded_sums, "thread_count", lambda: threads)
+        parts = rounded_sums.rounded_sums(a, b)
+    assert whole.shape == (1 if one_a and one_b else batch, rows, columns)
+    assert np.array_equal(whole, parts)
