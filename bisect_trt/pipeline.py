@@ -30,6 +30,7 @@ from bisect_trt.stations.case import Case, load
 from bisect_trt.stations.cure_model import cure_model
 from bisect_trt.stations.cures import Cures
 from bisect_trt.stations.cut_short import end_search
+from bisect_trt.stations.engine_ahead import begin_baselines
 from bisect_trt.stations.engine_baselines import measure_engine
 from bisect_trt.stations.engine_to_blame import REPRODUCER, piece_to_blame
 from bisect_trt.stations.engine_verdict import decide_on_engine
@@ -140,6 +141,7 @@ def _measure(case: Case, bench: Bench) -> Iterator[Known]:
     if settled is not None:
         yield known.with_(settled=settled)
         return
+    begin_baselines(case, bench)
     baselines = measure_baselines(case, bench)
     known = known.with_(baselines=baselines, settled=baselines.diagnosis)
     yield known

@@ -92,6 +92,13 @@ class Prober:
         """What ``plan`` showed on ``sample``; None if it was not run."""
         return self._answers.of(plan, sample)
 
+    def knows(self, plan: PrecisionPlan) -> bool:
+        """Whether ``plan`` was run on all given samples."""
+        with self._lock:
+            return plan in self.done or len(self._recall(plan)) == len(
+                {s.digest for s in self._given}
+            )
+
     def probe(self, plan: PrecisionPlan) -> ProbeResult:
         """The result of ``plan`` on the given samples, from this run, the journal, or a new
         execution.

@@ -14,7 +14,6 @@ from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.graph.layers import Layer
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.report.result import Result
-from bisect_trt.runners.tensorrt.runner import own_share
 
 _SHOWN_LAYERS, _SHOWN_INPUTS = 40, 12
 _LAYER_COLUMNS = [
@@ -176,7 +175,7 @@ def cost_table(results: Mapping[str, ProbeResult]) -> pd.DataFrame:
                     "engine_mb": facts["engine_bytes"] / 1e6,
                     **{f"{step}_s": seconds.get(step, math.nan) for step in _STEPS},
                     "probe_s": result.seconds,
-                    "own_share": own_share(result.seconds, facts),
+                    "own_share": _own_share(result.seconds, facts),
                 }
             )
     return pd.DataFrame(rows)
@@ -221,3 +220,14 @@ def shown_pins(result: Result) -> pd.DataFrame:
     if "alone_score" not in result.layers:
         return pins
     return pins.merge(result.layers[["layer", "alone_score"]], on="layer", how="left")
+
+
+def _own_share(seconds: float, facts: Mapping[str, Any]) -> float:
+    """The part of a probe's ``seconds`` that is not TensorRT's: typed model, transport,
+    comparison.
+    """
+    theirs = sum(
+        facts.get("seconds", {}).get(step, 0.0)
+        for step in ("parse", "build", "load", "context", "run", "latency")
+    )
+    return (seconds - theirs) / seconds if seconds else math.nan

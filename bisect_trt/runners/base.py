@@ -71,6 +71,27 @@ class Runner(Protocol):
 
 
 @runtime_checkable
+class Anticipating(Runner, Protocol):
+    """A runner that can begin what will be asked of it."""
+
+    def build_ahead(
+        self, plan: PrecisionPlan, tensors: Sequence[str] = (), copies: int = 1
+    ) -> None:
+        """Begin to build what will be asked for soon, where that disturbs nothing.
+
+        Args:
+            plan: what will be executed.
+            tensors: what is wanted beside the outputs.
+            copies: how many shall be there in all, each for another process.
+        """
+        ...
+
+    def give_up(self) -> None:
+        """Nothing that was begun and is not in use will be asked for."""
+        ...
+
+
+@runtime_checkable
 class Restartable(Runner, Protocol):
     """A runner whose work is done in a process that can be replaced by a new one."""
 

@@ -15,6 +15,7 @@ from bisect_trt.probe.result import ProbeResult
 from bisect_trt.stations.baselines import Baselines
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
+from bisect_trt.stations.engine_ahead import baseline_plans
 from bisect_trt.stations.engine_checks import check_engine
 from bisect_trt.stations.engine_diagnosis import (
     Fp32,
@@ -25,6 +26,7 @@ from bisect_trt.stations.engine_diagnosis import (
 )
 from bisect_trt.stations.engine_layer_errors import (
     EngineTable,
+    begin_tracing,
     probe_effect_matters,
     trace_engine,
 )
@@ -83,7 +85,11 @@ def measure_engine(case: Case, bench: Bench, emulated: Baselines) -> EngineBasel
     if engine is None:
         return None
     bench.observer.station("engine baselines")
-    plans = (PrecisionPlan(Precision.FP32), PrecisionPlan(Precision.TF32), case.base)
+    plans = baseline_plans(case)
+    shown = emulated.layers
+    if case.marked is not None:
+        shown = shown[shown["layer"].isin(case.marked)]
+    begin_tracing(case, bench, engine, PrecisionPlan(precision), shown)
     fp32 = engine.probe(plans[0])
     identity = what_fp32_is(fp32, emulated.fp32, emulated.tf32)
     findings = list(bench.found(_findings(identity, fp32, emulated)))
@@ -99,9 +105,6 @@ def measure_engine(case: Case, bench: Bench, emulated: Baselines) -> EngineBasel
     table = None
     if base.worst:
         bench.observer.station("engine layers")
-        shown = emulated.layers
-        if case.marked is not None:
-            shown = shown[shown["layer"].isin(case.marked)]
         table = trace_engine(case, bench, engine, PrecisionPlan(precision), shown)
     if table is not None:
         findings += bench.found(_findings_of_marking(table))

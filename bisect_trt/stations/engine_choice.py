@@ -11,9 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bisect_trt.core.cores import thread_count
 from bisect_trt.core.errors import RunnerFailedError, RunnerUnavailableError
+from bisect_trt.core.memory import free_bytes
 from bisect_trt.core.precision import Precision
 from bisect_trt.core.verdict import Verdict
+from bisect_trt.graph.save import weights_size
 from bisect_trt.runners.onnxruntime_cuda import OrtCudaRunner
 from bisect_trt.runners.ort_devices import visible_gpus
 from bisect_trt.runners.tensorrt.module import installed_module
@@ -26,6 +29,11 @@ from bisect_trt.stations.settings import Settings
 
 _REPEATED = (Verdict.CRASHED,)
 """A crash is an engine's answer only if it repeats; a hang, which costs a time-out, at once."""
+
+_MOST_BUILDERS, _CORES_OF_ONE = 2, 4
+_A_BUILD, _LEAST_FREE = 4, 1 << 30
+"""Memory that a build takes: so many times the weights, and bytes (ViT-L: 1.2 GB of weights, 4.1 GB
+held at most)."""
 
 EngineRunner = TensorRTRunner | OrtCudaRunner
 
@@ -54,6 +62,7 @@ def open_engine(case: Case, caches: Path) -> EngineRunner | None:
             timeout_s=settings.probe_timeout_s,
             weak=settings.typing == "weak",
             hire=partial(_engine_crew, settings),
+            builders=_builders(case),
         )
     except (RunnerUnavailableError, RunnerFailedError) as error:
         if settings.runner == "auto":
@@ -67,6 +76,17 @@ def has_rtx_sums(engine: EngineRunner | None, precision: Precision) -> bool:
     """
     rtx = isinstance(engine, TensorRTRunner) and "tensorrt_rtx" in engine.versions
     return rtx and precision is Precision.FP16
+
+
+def _builders(case: Case) -> int:
+    """How many engines may be built beside the emulation: where cores and memory are left for it,
+    and one process on this machine runs them.
+    """
+    settings, free = case.settings, free_bytes()
+    if settings.ray is not None or settings.workers > 1 or free is None:
+        return 0
+    room = int(free // (_A_BUILD * weights_size(case.graph.proto) + _LEAST_FREE))
+    return max(0, min(_MOST_BUILDERS, thread_count() // _CORES_OF_ONE, room - 1))
 
 
 def _engine_likely(module: str | None) -> bool:

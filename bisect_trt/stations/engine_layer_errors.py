@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import pandas as pd
@@ -25,12 +26,16 @@ from bisect_trt.probe.prober import Prober
 from bisect_trt.runners.tensorrt.runner import TensorRTRunner
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
+from bisect_trt.stations.engine_ahead import begin
+from bisect_trt.stations.engine_choice import EngineRunner
 from bisect_trt.stations.layer_errors import MOST_TRACED
 
 BATCH_BYTES = 1 << 30
-TIME_BUDGET_S = 20.0
-"""No further batch is begun after it: each needs an engine, and every value of the model from the
-emulator (ViT-L, 944 layers, on 6 cores: over a minute for all)."""
+TIME_BUDGET_S = 8.0
+"""No further batch is begun after it: each needs an engine, and every value of the model (ViT-L's
+first has 812 of its 944 layers, and is built ahead)."""
+
+_MARKED, _DEBUGGED = "marked outputs", "debug tensors"
 
 OUT_OF_LINE = 1e-2
 """An error of a hundredth of a layer's range is none that FP32 or TF32 arithmetic makes."""
@@ -59,6 +64,26 @@ class EngineTable:
         return table.merge(own, on="layer", how="left") if len(own) else table
 
 
+def begin_tracing(
+    case: Case, bench: Bench, engine: Prober, plan: PrecisionPlan, layers: pd.DataFrame
+) -> None:
+    """Begin the first engine that :func:`trace_engine` will ask for.
+
+    Args:
+        case: the model and the inputs.
+        bench: keeps the journal.
+        engine: what builds.
+        plan: what to build.
+        layers: the table of those layers that are wanted, a row each.
+    """
+    samples = evenly(case.samples, MOST_TRACED)
+    unknown = bench.journal.recall(_key(case, engine, plan, layers, samples)) is None
+    if unknown and _how(bench.opened) == _MARKED:
+        outputs_of = {layer.name: layer.outputs for layer in case.layers}
+        for batch in islice(_batches(layers, outputs_of, len(samples)), 1):
+            begin(bench, plan, [t for layer in batch for t in outputs_of[layer]])
+
+
 def trace_engine(
     case: Case, bench: Bench, engine: Prober, plan: PrecisionPlan, layers: pd.DataFrame
 ) -> EngineTable | None:
@@ -78,17 +103,13 @@ def trace_engine(
     if not isinstance(runner, TensorRTRunner):
         return None
     samples = evenly(case.samples, MOST_TRACED)
-    digests = [sample.digest for sample in samples]
-    if len(layers) < len(case.layers):
-        digests.append(content_key(layers["layer"].to_list()))
-    key = engine.key("engine-layers", plan.digest, *digests)
+    key = _key(case, engine, plan, layers, samples)
     found = bench.journal.recall(key)
     if found is not None:
         return EngineTable(**found[0])
     outputs_of = {layer.name: layer.outputs for layer in case.layers}
     errors: dict[str, list[TensorError]] = {}
-    # TensorRT for RTX takes the marks and reports nothing: an engine would be built for it.
-    how = "marked outputs" if "tensorrt_rtx" in runner.versions else "debug tensors"
+    how = _how(runner)
     marked_score, count, note = math.nan, 0, ""
     deadline = time.monotonic() + TIME_BUDGET_S
     for batch in _batches(layers, outputs_of, len(samples)):
@@ -100,10 +121,10 @@ def trace_engine(
             break
         tensors = [t for layer in batch for t in outputs_of[layer]]
         try:
-            debug = how == "debug tensors"
+            debug = how == _DEBUGGED
             values = runner.debugged(plan, samples, tensors) if debug else []
             if not values or any(t not in sample for sample in values for t in tensors):
-                how = "marked outputs"
+                how = _MARKED
                 values = runner.marked(plan, samples, tensors)
                 marked_score = marked_score if count else _worst_score(case, bench, samples, values)
         except RunnerFailedError as failure:
@@ -119,6 +140,27 @@ def trace_engine(
     result = EngineTable(rows, how, marked_score, count, note, unmarked)
     bench.journal.record([Row(key, "layers", vars(result))])
     return result
+
+
+def _key(
+    case: Case,
+    engine: Prober,
+    plan: PrecisionPlan,
+    layers: pd.DataFrame,
+    samples: Sequence[Sample],
+) -> str:
+    digests = [sample.digest for sample in samples]
+    if len(layers) < len(case.layers):
+        digests.append(content_key(layers["layer"].to_list()))
+    return engine.key("engine-layers", plan.digest, *digests)
+
+
+def _how(runner: EngineRunner | None) -> str:
+    """TensorRT for RTX takes the marks of debug tensors and reports nothing: an engine would be
+    built for it.
+    """
+    rtx = runner is not None and "tensorrt_rtx" in runner.versions
+    return _MARKED if rtx else _DEBUGGED
 
 
 def _worst_score(
@@ -162,10 +204,9 @@ def probe_effect_matters(unmarked: float, marked: float) -> bool:
 def _compared(
     case: Case, bench: Bench, sample: Sample, values: Mapping[str, NDArray[Any]]
 ) -> Iterator[tuple[str, TensorError]]:
-    base = PrecisionPlan(case.settings.precision)  # which of its layers are traced, no more
-    for layer in bench.emulator.trace(sample, base):
-        if layer.tensor in values:
-            yield layer.layer, tensor_error(layer.reference, values[layer.tensor])
+    for layer, tensor, reference in bench.emulator.exact(sample, case.settings.precision):
+        if tensor in values:
+            yield layer, tensor_error(reference, values[tensor])
 
 
 def _batches(

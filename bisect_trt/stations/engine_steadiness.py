@@ -17,9 +17,11 @@ from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.core.steadiness import Steadiness
 from bisect_trt.numerics.requirements import times
+from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.runners.base import Restartable
 from bisect_trt.stations.bench import Bench
+from bisect_trt.stations.engine_ahead import begin
 
 FURTHER_PROCESSES = 2
 
@@ -57,12 +59,26 @@ def over_processes(bench: Bench, result: ProbeResult) -> Steadiness:
     results, runner = [result], bench.opened
     if not isinstance(runner, Restartable):
         return runs_of(results)
-    for number in range(2, 2 + FURTHER_PROCESSES):
-        further = bench.prober_of(_InFurtherProcess(runner, number))
-        results.append(further.probe(result.plan))
+    begin_further(bench, result.plan)
+    for prober in _further(bench, runner):
+        results.append(prober.probe(result.plan))
         if runs_of(results).decides:
             break
     return runs_of(results)
+
+
+def begin_further(bench: Bench, plan: PrecisionPlan) -> None:
+    """Begin the engines that :func:`over_processes` will ask for, where they are not known; nothing
+    in a run that has built none yet: it repeats another.
+    """
+    if isinstance(bench.opened, Restartable) and bench.engine and bench.engine.new_probes:
+        unknown = [not prober.knows(plan) for prober in _further(bench, bench.opened)]
+        begin(bench, plan, copies=sum(unknown))
+
+
+def _further(bench: Bench, runner: Restartable) -> list[Prober]:
+    numbers = range(2, 2 + FURTHER_PROCESSES)
+    return [bench.prober_of(_InFurtherProcess(runner, number)) for number in numbers]
 
 
 def unsteady(what: str, seen: Steadiness) -> Diagnosis:

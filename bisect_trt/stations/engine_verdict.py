@@ -10,8 +10,10 @@ from bisect_trt.stations.baselines import Baselines
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.bisect import Bisection, bisect
 from bisect_trt.stations.case import Case
+from bisect_trt.stations.engine_ahead import give_up
 from bisect_trt.stations.engine_baselines import EngineBaselines
 from bisect_trt.stations.engine_judge import EngineJudge, Judgement
+from bisect_trt.stations.engine_steadiness import begin_further
 from bisect_trt.stations.fresh_test import MAX_TESTS, planned_test, set_size
 from bisect_trt.stations.holds import first_refusal, measure_holds
 from bisect_trt.stations.sensitivity import suspicion_of
@@ -66,8 +68,11 @@ def decide_on_engine(
             return None
         test = planned_test(case, number, bench.usual_seconds, last=False)
         plan = triage.base.with_pins(pins)
-        refused = first_refusal(case, bench, [engine], plan, test, 1.0)
-        return measure_holds(case, bench, [engine], plan, test) if refused is None else None
+        begin_further(bench, bench.plan_for(engine, plan))  # an answer is run in more processes
+        if first_refusal(case, bench, [engine], plan, test, 1.0) is not None:
+            give_up(bench)
+            return None
+        return measure_holds(case, bench, [engine], plan, test)
 
     robust = triage.unseen is not None and case.settings.pick is None
     judge = EngineJudge(

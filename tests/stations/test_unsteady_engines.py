@@ -5,6 +5,7 @@ process to process, get a cause of their own and never a plan.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,38 @@ def test_fp32_that_is_wrong_in_all_processes_is_not_precision(judged: Judged) ->
     result, engine = judged(fixture, Unsteady(fixture, only(Precision.FP32, 6)))
     assert result.cause.value == "not-precision" and engine.process == 3
     assert result.engine.steadiness.processes == 3 and result.engine.steadiness.passed == 0
+
+
+class Anticipated(Unsteady):
+    """Steady, and told what it will be asked."""
+
+    def __init__(self, fixture: Any) -> None:
+        super().__init__(fixture, lambda *_: 0)
+        self.begun: list[tuple[PrecisionPlan, int]] = []
+
+    def build_ahead(
+        self, plan: PrecisionPlan, tensors: Sequence[str] = (), copies: int = 1
+    ) -> None:
+        assert plan not in self.built or copies > 1, "what is there need not be begun"
+        if copies:
+            self.begun.append((plan, copies))
+
+    def give_up(self) -> None:
+        self.begun.append((PrecisionPlan("fp16"), 0))
+
+
+def test_an_engine_is_told_what_it_will_be_asked_and_not_again(judged: Judged) -> None:
+    fixture, engine = residual(), Anticipated(residual())
+    result, _ = judged(fixture, engine, robust=0.9)
+    assert result.passed and result.engine.steadiness.processes == 3
+    bases = [Precision.FP32, Precision.TF32, Precision.FP16]
+    assert [(plan.base, copies) for plan, copies in engine.begun[:3]] == [(b, 1) for b in bases]
+    answers = [(plan, copies) for plan, copies in engine.begun if plan.pinned]
+    assert answers[-1] == (PrecisionPlan(Precision.FP16, result.pinned), 2)
+    again = Anticipated(residual())
+    repeated, _ = judged(fixture, again, robust=0.9)
+    assert repeated.pinned == result.pinned and not again.built
+    assert not [plan for plan, copies in again.begun if copies], "all of it is known"
 
 
 def test_an_answer_that_fails_in_a_further_process_is_taken_back(judged: Judged) -> None:

@@ -95,6 +95,28 @@ class NodeByNode:
             yield from self._traced(step, plan.precision_of(step.name), exact, low, rtx_sums)
             exact.free(step.frees)
 
+    def exact(
+        self, sample: Sample, precision: Precision
+    ) -> Iterator[tuple[str, str, NDArray[np.float32]]]:
+        """Each float output of the layers that ``precision`` lowers, in FP32 and network order.
+
+        Args:
+            sample: the inputs.
+            precision: which layers are shown, no more.
+
+        Returns:
+            (layer, tensor, values), as :meth:`trace` has them.
+        """
+        chain = self._start(sample)
+        for step in self._steps:
+            found = self._execute(step, Precision.FP32, chain)
+            if step.lowers(precision):
+                for tensor, value in zip(step.outputs, found, strict=True):
+                    if value.data_type() == "tensor(float)":
+                        yield step.name, tensor, viewed(value)
+            self._keep(step, Precision.FP32, found, chain)
+            chain.free(step.frees)
+
     def _traced(
         self, step: Step, precision: Precision, exact: Chain, low: Chain, rtx_sums: bool
     ) -> Iterator[LayerValues]:

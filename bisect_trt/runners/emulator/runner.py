@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
@@ -99,6 +100,13 @@ class EmulatedRunner:
         runner = self._taking(sample)
         plan = runner._of_capable(plan)
         return runner._node_by_node.trace(sample, plan, rtx_sums=rtx_sums)
+
+    def exact(
+        self, sample: Sample, precision: Precision
+    ) -> Iterator[tuple[str, str, NDArray[np.float32]]]:
+        """As :meth:`NodeByNode.exact`."""
+        runner = self._taking(sample)
+        return runner._node_by_node.exact(sample, precision)
 
     def effects(
         self, sample: Sample, precision: Precision, wanted: Sequence[str]

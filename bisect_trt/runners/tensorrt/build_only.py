@@ -5,6 +5,8 @@ builder needs none (TensorRT for RTX).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
@@ -18,7 +20,7 @@ from bisect_trt.graph.runtime_forms import file_form
 from bisect_trt.runners.tensorrt.build import build_engine
 from bisect_trt.runners.tensorrt.module import import_tensorrt
 from bisect_trt.runners.tensorrt.profile import profile_of, values_of
-from bisect_trt.runners.tensorrt.records import EngineRequest
+from bisect_trt.runners.tensorrt.records import Built, EngineRequest
 from bisect_trt.runners.workers.process import IsolatedWorker
 
 WORKER = "bisect_trt.runners.tensorrt.build_only:BuildWorker"
@@ -107,3 +109,16 @@ class BuildWorker:
             RunnerFailedError: BUILD_FAILED.
         """
         return len(build_engine(self._trt, request).engine)
+
+    def build_into(self, request: EngineRequest, path: str) -> Built:
+        """Write the engine to ``path``.
+
+        Returns:
+            What building it showed, without the engine.
+
+        Raises:
+            RunnerFailedError: BUILD_FAILED.
+        """
+        built = build_engine(self._trt, request)
+        Path(path).write_bytes(built.engine)
+        return replace(built, engine=b"")

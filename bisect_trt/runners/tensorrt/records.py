@@ -40,6 +40,26 @@ AS_USUAL = EngineOptions()
 
 
 @dataclass(frozen=True)
+class Built:
+    """A serialised engine and what building it showed. ``types`` maps an ONNX node to its output
+    types after parsing.
+    """
+
+    engine: bytes
+    seconds: Mapping[str, float]
+    types: Mapping[str, Sequence[str]]
+    messages: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Prebuilt:
+    """An engine that another process built: the file it lies in, and what building it showed."""
+
+    path: str
+    built: Built
+
+
+@dataclass(frozen=True)
 class EngineRequest:
     """One engine to build: ``model`` is the ONNX file, its bytes or its path, which ``key`` tells
     from others by its content.
@@ -47,7 +67,7 @@ class EngineRequest:
     ``profile`` gives every input's shapes, ``values`` those of the small integer inputs, which may
     turn out to be shapes. ``weak`` is None for strong typing. ``debug`` names tensors whose values
     are wanted without marking them as outputs; ``producers`` maps the layers' output tensors to the
-    layers.
+    layers. ``prebuilt`` is the engine, where it was built ahead; nobody needs the model then.
     """
 
     model: bytes | str
@@ -60,6 +80,7 @@ class EngineRequest:
     values: Profile = field(default_factory=dict)
     options: EngineOptions = AS_USUAL
     key: str = ""
+    prebuilt: Prebuilt | None = None
 
 
 @dataclass(frozen=True)
@@ -72,18 +93,6 @@ class EngineLayer:
     nodes: tuple[str, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Built:
-    """A serialised engine and what building it showed. ``types`` maps an ONNX node to its output
-    types after parsing.
-    """
-
-    engine: bytes
-    seconds: Mapping[str, float]
-    types: Mapping[str, Sequence[str]]
-    messages: Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ the profile and the read-back.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from bisect_trt.graph.passes.marked import mark_outputs
 from bisect_trt.graph.passes.typed import to_typed
 from bisect_trt.graph.runtime_forms import file_form
 from bisect_trt.runners.base import Repeated
+from bisect_trt.runners.tensorrt.ahead import TIMES_NOTHING, EnginesAhead
 from bisect_trt.runners.tensorrt.profile import profile_of, values_of
 from bisect_trt.runners.tensorrt.readback import (
     dishonoured_after_parsing,
@@ -62,6 +64,8 @@ class TensorRTRunner:
         repeats: how often each sample is run at least.
         hire: makes what serves the engines from the worker's name and arguments: a child process,
             or a crew of them.
+        builders: how many processes may build ahead, beside what the caller does; only where
+            building times no kernels (TensorRT for RTX).
 
     Raises:
         RunnerUnavailableError: TensorRT, cuda-python or a GPU is missing.
@@ -82,6 +86,7 @@ class TensorRTRunner:
         options: EngineOptions = AS_USUAL,
         repeats: int = REPEATS,
         hire: Callable[[str, Mapping[str, Any]], Remote] = IsolatedWorker,
+        builders: int = 0,
     ) -> None:
         self._graph = as_graph(model)
         self._layers = self._graph.layers
@@ -93,6 +98,8 @@ class TensorRTRunner:
         self._options = options
         self._repeats = repeats
         self._facts: dict[PrecisionPlan, Mapping[str, Any]] = {}
+        self._last: tuple[object, EngineRequest] | None = None
+        self._ahead: EnginesAhead | None = None
         arguments = {
             "module": module,
             "caches": str(caches) if caches else None,
@@ -110,19 +117,37 @@ class TensorRTRunner:
             "profile": str(sorted(self._profile.items())),
             "runs": f"{repeats} to {max(repeats, ENOUGH)} in 2 contexts",
         }
+        if builders and TIMES_NOTHING in described and not weak:
+            self._ahead = EnginesAhead(TIMES_NOTHING, timeout_s, builders)
 
     def outputs(
         self, plan: PrecisionPlan, samples: Sequence[Sample]
     ) -> Iterator[Mapping[str, NDArray[Any]]]:
-        began = time.perf_counter()
-        model = self._written(plan)
-        written = time.perf_counter() - began
-        answer = self._ask(model, plan, samples, measure_latency=True, repeats=self._repeats)
+        answer, written = self._ask(plan, samples, measure_latency=True, repeats=self._repeats)
         self._facts[plan] = self._summary(plan, answer, written)
         for counted in answer.answers:
             named = [({n: found[n] for n in self._graph.outputs}, c) for found, c in counted]
             runs = sum(count for _, count in named)
             yield Repeated(named[0][0], runs, named[1:])
+
+    def build_ahead(
+        self, plan: PrecisionPlan, tensors: Sequence[str] = (), copies: int = 1
+    ) -> None:
+        """Begin to build what will be asked for soon, where that disturbs nothing.
+
+        Args:
+            plan: of the engine.
+            tensors: as for :meth:`marked`; none for :meth:`outputs`.
+            copies: how many shall be there in all, each for another process.
+        """
+        if self._ahead is not None:
+            asked = partial(self._request, plan, tuple(tensors), (), not tensors)
+            self._ahead.begin((plan, tuple(tensors)), asked, copies)
+
+    def give_up(self) -> None:
+        """Build no further what was begun and is not in use."""
+        if self._ahead is not None:
+            self._ahead.give_up()
 
     def start_afresh(self) -> None:
         """End the child process and start another: the next engine is built and run there."""
@@ -148,8 +173,7 @@ class TensorRTRunner:
         Returns:
             A mapping of name to float32 array for each sample.
         """
-        marked = mark_outputs(self._written(plan), tensors)
-        answer = self._ask(marked, plan, samples, measure_latency=False)
+        answer, _ = self._ask(plan, samples, tensors, measure_latency=False)
         return [
             {name: _as_float32(array) for name, array in counted[0][0].items()}
             for counted in answer.answers
@@ -161,14 +185,15 @@ class TensorRTRunner:
         """The values of ``tensors`` of each sample from TensorRT's debug tensors; empty mappings
         where it never reports them. Arguments as :meth:`marked`.
         """
-        written = self._written(plan)
-        answer = self._ask(written, plan, samples, measure_latency=False, debug=tensors)
+        answer, _ = self._ask(plan, samples, measure_latency=False, debug=tensors)
         return [
             {name: _as_float32(array) for name, array in values.items()} for values in answer.debug
         ]
 
     def close(self) -> None:
-        """End the child process."""
+        """End the child processes."""
+        if self._ahead is not None:
+            self._ahead.close()
         self._worker.close()
 
     def _written(self, plan: PrecisionPlan) -> onnx.ModelProto:
@@ -176,19 +201,55 @@ class TensorRTRunner:
 
     def _ask(
         self,
-        model: onnx.ModelProto,
         plan: PrecisionPlan,
         samples: Sequence[Sample],
+        tensors: Sequence[str] = (),
         *,
         measure_latency: bool,
         debug: Sequence[str] = (),
         repeats: int = 1,
-    ) -> EngineAnswer:
+    ) -> tuple[EngineAnswer, float]:
+        """The engine's answer, and the seconds that writing its model took: none where it is the
+        last one again, or was built ahead.
+        """
+        what = (plan, tuple(tensors), tuple(debug))
+        arrays = [dict(s.arrays) for s in samples]
+        ask = partial(self._worker.call, timeout_s=self._timeout_s)
+        if self._last is not None and self._last[0] == what:
+            again: EngineAnswer | None = ask("again", self._last[1], arrays, repeats)
+            if again is not None:
+                return again, 0.0
+        ahead = None
+        if self._ahead is not None and not debug:
+            ahead = self._ahead.take(what[:2])
+        answer: EngineAnswer
+        if ahead is not None and ahead.prebuilt is not None:
+            request, written = ahead, 0.0
+            answer = ask("probe", ahead, arrays, repeats)
+            Path(ahead.prebuilt.path).unlink(missing_ok=True)
+        else:
+            began = time.perf_counter()
+            with self._request(*what, measure_latency) as request:
+                written = time.perf_counter() - began
+                answer = ask("probe", request, arrays, repeats)
+        self._last = what, replace(request, model=b"", prebuilt=None)
+        return answer, written
+
+    @contextmanager
+    def _request(
+        self,
+        plan: PrecisionPlan,
+        tensors: Sequence[str],
+        debug: Sequence[str],
+        measure_latency: bool,
+    ) -> Iterator[EngineRequest]:
+        """What to build, with the model's file as long as the block lasts."""
         weak = WeakTyping(plan.base.value, plan.pinned) if self._weak else None
+        model = self._written(plan)
         # A pin means FP32: the engine's TF32 switch stays off unless TF32 itself is asked for.
         tf32 = plan.base is Precision.TF32
-        with file_form(model) as form:
-            request = EngineRequest(
+        with file_form(mark_outputs(model, tensors) if tensors else model) as form:
+            yield EngineRequest(
                 form.source,
                 self._profile,
                 tf32,
@@ -200,11 +261,6 @@ class TensorRTRunner:
                 self._options,
                 form.key,
             )
-            arrays = [dict(s.arrays) for s in samples]
-            answer: EngineAnswer = self._worker.call(
-                "probe", request, arrays, repeats, timeout_s=self._timeout_s
-            )
-        return answer
 
     def _summary(self, plan: PrecisionPlan, answer: EngineAnswer, written: float) -> dict[str, Any]:
         findings = [
@@ -233,14 +289,3 @@ def _as_float32(array: NDArray[Any]) -> NDArray[Any]:
         if array.dtype.kind in "fV" and array.dtype.itemsize == 2
         else array
     )
-
-
-def own_share(seconds: float, facts: Mapping[str, Any]) -> float:
-    """The part of a probe's ``seconds`` that is not TensorRT's: typed model, transport,
-    comparison.
-    """
-    theirs = sum(
-        facts.get("seconds", {}).get(step, 0.0)
-        for step in ("parse", "build", "load", "context", "run", "latency")
-    )
-    return (seconds - theirs) / seconds if seconds else math.nan

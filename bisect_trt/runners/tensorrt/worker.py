@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +17,27 @@ from bisect_trt.runners.tensorrt.cuda import Cuda, import_cuda
 from bisect_trt.runners.tensorrt.execute import LoadedEngine
 from bisect_trt.runners.tensorrt.module import import_tensorrt
 from bisect_trt.runners.tensorrt.readback import engine_layers
-from bisect_trt.runners.tensorrt.records import AS_USUAL, Built, EngineAnswer, EngineRequest
+from bisect_trt.runners.tensorrt.records import (
+    AS_USUAL,
+    Built,
+    EngineAnswer,
+    EngineLayer,
+    EngineRequest,
+)
 from bisect_trt.runners.tensorrt.repeats import run_repeatedly
 
 
 @dataclass(frozen=True)
 class _Engine:
-    """An engine that is loaded, and what building it showed."""
+    """An engine that is loaded, and what building it showed, the ``size`` bytes of it apart."""
 
     key: str
     built: Built
     loaded: LoadedEngine
     messages: Sequence[tuple[str, str]]
     latency_ms: float
+    layers: Sequence[EngineLayer]
+    size: int
 
 
 class EngineWorker:
@@ -65,7 +73,28 @@ class EngineWorker:
             RunnerFailedError: with a verdict of its own.
         """
         began = time.perf_counter()
-        engine = self._engine(request, samples[0])
+        return self._run(self._engine(request, samples[0]), request, samples, repeats, began)
+
+    def again(
+        self,
+        request: EngineRequest,
+        samples: Sequence[Mapping[str, NDArray[Any]]],
+        repeats: int = 1,
+    ) -> EngineAnswer | None:
+        """As :meth:`probe` of the engine kept; None where that is another one."""
+        if self._kept is None or self._kept.key != _key(request):
+            return None
+        return self._run(self._kept, request, samples, repeats, time.perf_counter())
+
+    def _run(
+        self,
+        engine: _Engine,
+        request: EngineRequest,
+        samples: Sequence[Mapping[str, NDArray[Any]]],
+        repeats: int,
+        began: float,
+    ) -> EngineAnswer:
+        """Every sample, ``repeats`` times at least; ``began`` is when the work for it did."""
         ready = time.perf_counter()
         loaded = engine.loaded
         contexts = [loaded.first.run, loaded.second.run] if repeats > 1 else [loaded.first.run]
@@ -74,15 +103,14 @@ class EngineWorker:
         debug = [loaded.first.debug_values(arrays) for arrays in samples] if request.debug else []
         seconds = {**engine.built.seconds, **loaded.seconds, "run": ran - ready}
         seconds |= {"latency": 0.0, "child": time.perf_counter() - began}
-        layers = engine_layers(json.loads(loaded.inspect()))
         built = engine.built
         return EngineAnswer(
             answers,
             seconds,
-            len(built.engine),
+            engine.size,
             engine.latency_ms,
             built.types,
-            layers,
+            engine.layers,
             engine.messages,
             debug,
         )
@@ -92,7 +120,7 @@ class EngineWorker:
         if self._kept is not None and self._kept.key == key:
             return self._kept
         self._kept = None  # two engines would be on the GPU for a moment
-        built = build_engine(self._trt, request, self._cache(request, "timing"))
+        built = self._built(request)
         logger = make_logger(self._trt)
         kernels = self._cache(request, "kernels")
         loaded = LoadedEngine(self._trt, self._cuda, logger, built.engine, kernels, request.options)
@@ -100,8 +128,16 @@ class EngineWorker:
         if kernels is not None:
             loaded.keep_kernels(kernels)
         messages = [*built.messages, *(m for m in logger.messages if m not in built.messages)]
-        self._kept = _Engine(key, built, loaded, messages, latency)
+        layers = engine_layers(json.loads(loaded.inspect()))
+        size, known = len(built.engine), replace(built, engine=b"")
+        self._kept = _Engine(key, known, loaded, messages, latency, layers, size)
         return self._kept
+
+    def _built(self, request: EngineRequest) -> Built:
+        ahead = request.prebuilt
+        if ahead is None:
+            return build_engine(self._trt, request, self._cache(request, "timing"))
+        return replace(ahead.built, engine=Path(ahead.path).read_bytes())
 
     def _cache(self, request: EngineRequest, kind: str) -> Path | None:
         """One cache for each configuration: timing caches depend on the flags. None for an engine

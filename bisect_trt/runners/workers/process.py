@@ -111,6 +111,12 @@ class IsolatedWorker:
         """The child's process id, None while there is no child."""
         return self._child.pid if self._child is not None else None
 
+    def kill(self) -> None:
+        """End the child while another thread waits for its answer, which hears of it."""
+        child = self._child
+        if child is not None:
+            child.kill()
+
     def close(self) -> None:
         """End the child, if there is one."""
         if self._child is not None:
