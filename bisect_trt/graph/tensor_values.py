@@ -20,6 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.external_data_helper import uses_external_data
 
 from bisect_trt.core.precision import Precision
+from bisect_trt.core.threads import in_order
 from bisect_trt.graph.mapped_files import let_go, mapped
 from bisect_trt.graph.tensor_types import subgraphs
 from bisect_trt.numerics.blocks import BLOCK, flat, slices
@@ -110,7 +111,7 @@ def element_type(tensor: TensorProto) -> np.dtype[Any]:
 def rounded_values(
     exact: NDArray[np.float32], precision: Precision, dtype: np.dtype[Any]
 ) -> NDArray[Any]:
-    """``exact`` rounded, block by block: beside the result nothing of its size is made.
+    """``exact`` rounded, block by block and on several threads: nothing else of its size is made.
 
     Args:
         exact: of any shape.
@@ -122,8 +123,12 @@ def rounded_values(
     """
     found = np.empty(exact.shape, dtype)
     source, target = flat(exact), flat(found)
-    for part in slices(source.size):
+
+    def fill(part: slice) -> None:
         target[part] = _rounded(source[part], precision, dtype)
+
+    for _ in in_order(fill, slices(source.size)):
+        pass
     return found
 
 
@@ -172,13 +177,19 @@ def pieces_of(tensor: TensorProto) -> Iterator[bytes]:
     plain = place.rounding is None
     source: np.dtype[Any] = np.dtype(np.uint8 if plain else np.float32)
     values = mapped(place.path, source, place.offset, (place.length // source.itemsize,))
-    for part in slices(values.size, 4 * BLOCK):
-        block = values[part]
-        if place.rounding is None:
-            yield block.tobytes()
-        else:
-            yield _rounded(block, place.rounding, element_type(tensor)).tobytes()
-        let_go(block)
+    if place.rounding is None:
+        for part in slices(values.size, 4 * BLOCK):
+            yield values[part].tobytes()
+            let_go(values[part])
+        return
+    precision, dtype = place.rounding, element_type(tensor)
+
+    def piece(part: slice) -> bytes:
+        found = _rounded(values[part], precision, dtype).tobytes()
+        let_go(values[part])
+        return found
+
+    yield from in_order(piece, slices(values.size, 4 * BLOCK))
 
 
 def size_of(tensor: TensorProto) -> int:

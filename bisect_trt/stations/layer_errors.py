@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
-from functools import partial
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.memory import LARGE
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import evenly
-from bisect_trt.numerics.block_sums import MANY
 from bisect_trt.numerics.blocks import all_finite
 from bisect_trt.numerics.channel_peaks import channel_peaks, quartiles
 from bisect_trt.numerics.tensor_error import TensorError, mean_of, tensor_error, worst_of
@@ -28,6 +27,9 @@ from bisect_trt.stations.case import Case
 
 MOST_TRACED = 2
 """Each costs two inferences node by node: the table is made from so many inputs at most."""
+
+_WAITING, _HELD = 32, 32 << 20
+"""Layers, and bytes of their values, that are compared while the network goes on."""
 
 _UNKNOWN: dict[str, Any] = {
     **dict.fromkeys(("max_abs", "mean_abs", "rmse", "cosine", "snr_db"), math.nan),
@@ -71,7 +73,7 @@ def trace_layers(case: Case, bench: Bench) -> pd.DataFrame:
     if found is not None:
         rows = found[0]
     else:
-        with ThreadPoolExecutor(min(2, thread_count())) as pool:
+        with ThreadPoolExecutor(thread_count()) as pool:
             rows = _traced(case, bench, pool)
         bench.journal.record([Row(key, "layers", rows)])
     records = [
@@ -84,46 +86,78 @@ def trace_layers(case: Case, bench: Bench) -> pd.DataFrame:
 def _traced(case: Case, bench: Bench, pool: Executor) -> dict[str, dict[str, Any]]:
     plan = PrecisionPlan(case.settings.precision)
     samples = evenly(case.samples, MOST_TRACED)
-    accumulated: dict[str, list[list[TensorError]]] = {}
-    introduced: dict[str, list[list[TensorError]]] = {}
-    underflows: dict[str, bool] = {}
-    peaks: dict[str, NDArray[np.float64]] = {}
+    found = _Found(len(samples))
     ops = {layer.name: layer.op for layer in case.layers}
     expected = len(samples) * len(case.layers)
     for number, sample in enumerate(samples):
         traced = bench.emulator.trace(sample, plan, rtx_sums=bench.rtx_sums)
         done = number * len(case.layers)
+        waiting: deque[_Measured] = deque()
         for values in _until_failure(traced):
-            errors = _errors(pool, values)
-            for table, error in zip((accumulated, introduced), errors, strict=True):
-                table.setdefault(values.layer, [[] for _ in samples])[number].append(error)
-            found = channel_peaks(values.reference, _channel_axis(ops, values))
-            seen = peaks.setdefault(values.layer, found)
-            if seen.shape == found.shape:
-                np.maximum(seen, found, out=seen)
-            if not all_finite(values.introduced):
-                before = underflows.get(values.layer, True)
-                underflows[values.layer] = before and values.in_range
-            done += 1
-            bench.observer.progress(done, expected, values.layer)
+            waiting.append(_Measured(pool, values, _channel_axis(ops, values)))
             del values  # large, and the next layer's are made meanwhile
-    return {
-        name: _row(accumulated[name], introduced[name])
-        | {"underflows": underflows.get(name, False)}
-        | vars(quartiles(peaks[name]))
-        for name in accumulated
-    }
+            while sum(layer.held for layer in waiting) > _HELD or len(waiting) > _WAITING:
+                found.add(number, waiting.popleft())
+            done += 1
+            bench.observer.progress(done, expected, waiting[-1].layer if waiting else "")
+        for layer in waiting:
+            found.add(number, layer)
+    return found.rows()
 
 
-def _errors(pool: Executor, values: LayerValues) -> list[TensorError]:
-    """The accumulated and the introduced error, at the same time where that is worth it and memory
-    allows it.
+class _Measured:
+    """A layer's errors while they are computed; ``held`` bytes of its values are in memory until
+    then.
     """
-    candidates = (values.accumulated, values.introduced)
-    together = values.reference.size >= MANY and values.reference.nbytes < LARGE
-    return list(
-        (pool.map if together else map)(partial(tensor_error, values.reference), candidates)
-    )
+
+    def __init__(self, pool: Executor, values: LayerValues, axis: int) -> None:
+        self.layer, self.in_range = values.layer, values.in_range
+        self.held = 3 * values.reference.nbytes
+        histories = (values.accumulated, values.introduced)
+        # Of values that large no two are gone through at a time: that would double what is held.
+        submit = pool.submit if values.reference.nbytes < LARGE else _at_once
+        self.errors = [submit(tensor_error, values.reference, h) for h in histories]
+        self.peaks = submit(channel_peaks, values.reference, axis)
+        self.finite = submit(all_finite, values.introduced)
+
+
+def _at_once(work: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    done: Future[Any] = Future()
+    done.set_result(work(*arguments))
+    return done
+
+
+class _Found:
+    """What became of each layer over the samples."""
+
+    def __init__(self, samples: int) -> None:
+        self._samples = samples
+        self._accumulated: dict[str, list[list[TensorError]]] = {}
+        self._introduced: dict[str, list[list[TensorError]]] = {}
+        self._underflows: dict[str, bool] = {}
+        self._peaks: dict[str, NDArray[np.float64]] = {}
+
+    def add(self, number: int, layer: _Measured) -> None:
+        """One more tensor of a layer, of the sample with that number; waits for its errors."""
+        for table, error in zip((self._accumulated, self._introduced), layer.errors, strict=True):
+            rows = table.setdefault(layer.layer, [[] for _ in range(self._samples)])
+            rows[number].append(error.result())
+        found = layer.peaks.result()
+        seen = self._peaks.setdefault(layer.layer, found)
+        if seen.shape == found.shape:
+            np.maximum(seen, found, out=seen)
+        if not layer.finite.result():
+            before = self._underflows.get(layer.layer, True)
+            self._underflows[layer.layer] = before and layer.in_range
+
+    def rows(self) -> dict[str, dict[str, Any]]:
+        """The numbers of each layer."""
+        return {
+            name: _row(self._accumulated[name], self._introduced[name])
+            | {"underflows": self._underflows.get(name, False)}
+            | vars(quartiles(self._peaks[name]))
+            for name in self._accumulated
+        }
 
 
 def _channel_axis(ops: dict[str, str], values: LayerValues) -> int:
