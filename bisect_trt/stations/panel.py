@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from threading import Lock
 
 from bisect_trt.core.precision import PrecisionPlan
@@ -58,18 +59,20 @@ def panel_draws(case: Case, usual_seconds: float) -> int:
     return size * min(sets, max(_FEWEST if size == 1 else 1, fitting))
 
 
-def panel_samples(case: Case, bench: Bench) -> PanelSamples:
+def panel_samples(case: Case, bench: Bench, first: int | None = None) -> PanelSamples:
     """The given inputs, redrawn copies, and variants where inputs are few.
 
     Args:
         case: gives the inputs.
         bench: where the copies' references are.
+        first: how many sets of each kind of copies, if not all.
     """
     count = panel_draws(case, bench.usual_seconds)
+    some = count if first is None else min(count, first * set_size(case))
     return PanelSamples(
         case.samples,
-        tuple(redraws(case, bench, SEARCH_STREAM, count, emulated=True)),
-        tuple(variants(case, bench, SEARCH_STREAM, count)),
+        tuple(islice(redraws(case, bench, SEARCH_STREAM, count, emulated=True), some)),
+        tuple(islice(variants(case, bench, SEARCH_STREAM, count), some)),
     )
 
 

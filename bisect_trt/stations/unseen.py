@@ -32,8 +32,14 @@ class Unseen:
     tests: int
 
 
+_GLANCE = 4
+"""Copies of each kind that everything lowered passes before it is tested; the rest of the panel is
+for the search, which there may be none of."""
+
+
 def look_beyond(case: Case, bench: Bench, emulated: Baselines) -> Unseen:
-    """Run everything lowered on the panel; where it passes that, on fresh draws too.
+    """Run everything lowered on some of the panel; where it passes those, on fresh draws; where
+    these refuse it, on the rest of the panel.
 
     Args:
         case: the inputs, and what is asked for.
@@ -41,26 +47,42 @@ def look_beyond(case: Case, bench: Bench, emulated: Baselines) -> Unseen:
         emulated: the emulators' baselines.
     """
     bench.observer.station("unseen inputs")
-    plan = case.base
+    # An engine has a word of its own: its emulators need not be asked for the last one.
+    decides = bench.engine is None and emulated.lowered.verdict.passed
+    if decides:
+        few = panel_samples(case, bench, _GLANCE)
+        found = _on(case, bench, few)
+        if found.verdict.passed:
+            against, holds = _tested(case, bench)
+            if holds is not None:
+                return Unseen(few, found, None, holds, 1)
+            samples = panel_samples(case, bench)
+            return Unseen(samples, _on(case, bench, samples), against, None, 1)
     samples = panel_samples(case, bench)
+    lowered = _on(case, bench, samples)
+    if not decides or not lowered.verdict.passed:
+        return Unseen(samples, lowered, None, None, 0)
+    against, holds = _tested(case, bench)
+    return Unseen(samples, lowered, against, holds, 1)
+
+
+def _on(case: Case, bench: Bench, samples: PanelSamples) -> ProbeResult:
+    """What everything lowered shows on ``samples``: the worst that is not spared."""
     results: list[SampleResult] = []
     score = 0.0
     for kind, those in samples.by_kind().items():
-        found = bench.prober.judge(plan, those, size=set_size(case))
+        found = bench.prober.judge(case.base, those, size=set_size(case))
         results += found.results
         score = max(score, found.score(spared(case, kind, len(those))))
-    lowered = ProbeResult.over(plan, bench.prober.runner.name, results, {}, score=score)
-    # An engine has a word of its own: its emulators need not be asked for the last one.
-    decides = bench.engine is None and emulated.lowered.verdict.passed
-    if not decides or not lowered.verdict.passed:
-        return Unseen(samples, lowered, None, None, 0)
+    return ProbeResult.over(case.base, bench.prober.runner.name, results, {}, score=score)
+
+
+def _tested(case: Case, bench: Bench) -> tuple[Refusal | None, Holds | None]:
+    """What on fresh draws refuses everything lowered, or on what it holds."""
     judges = [bench.prober, bench.second]
     picked = case.settings.pick is not None
     test = planned_test(case, 0, bench.usual_seconds, last=picked)
-    if picked:
-        holds = measure_holds(case, bench, judges, plan, test)
-        return Unseen(samples, lowered, None, holds, 1)
-    against = first_refusal(case, bench, judges, plan, test, 1.0)
+    against = None if picked else first_refusal(case, bench, judges, case.base, test, 1.0)
     if against is not None:
-        return Unseen(samples, lowered, against, None, 1)
-    return Unseen(samples, lowered, None, measure_holds(case, bench, judges, plan, test), 1)
+        return against, None
+    return None, measure_holds(case, bench, judges, case.base, test)
