@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from itertools import islice
 from typing import TypeVar
 
@@ -18,7 +20,8 @@ def in_order(work: Callable[[Item], Answer], items: Iterable[Item]) -> Iterator[
     """The answer of each of ``items`` in order, as many of them in work as there may be threads.
 
     Args:
-        work: called from several threads; it pays where it leaves Python for long.
+        work: called from several threads; it pays where it leaves Python for long. It asks for no
+            such work itself, which would wait for the threads that it holds.
         items: read as they are needed. A single one is worked on in the caller's thread.
     """
     stream = iter(items)
@@ -29,7 +32,8 @@ def in_order(work: Callable[[Item], Answer], items: Iterable[Item]) -> Iterator[
         yield from map(work, stream)
         return
     waiting: deque[Future[Answer]] = deque()
-    with ThreadPoolExecutor(most) as pool:
+    pool = _pool(most, os.getpid())
+    try:
         for several in (first, stream):
             for item in several:
                 waiting.append(pool.submit(work, item))
@@ -37,3 +41,14 @@ def in_order(work: Callable[[Item], Answer], items: Iterable[Item]) -> Iterator[
                     yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()
+
+
+@cache
+def _pool(threads: int, process: int) -> ThreadPoolExecutor:
+    """Kept: starting sixteen threads takes as long as many a piece of work. Of a process each, for
+    one that forks takes none along.
+    """
+    return ThreadPoolExecutor(threads, "bisect-trt")

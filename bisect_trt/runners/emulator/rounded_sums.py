@@ -9,7 +9,6 @@ steps of them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 import numpy as np
@@ -20,6 +19,7 @@ from onnx import helper
 
 from bisect_trt.core.cores import thread_count
 from bisect_trt.core.precision import Precision
+from bisect_trt.core.threads import in_order
 from bisect_trt.graph.operator_rules import FLOAT, STORAGE_TYPE
 from bisect_trt.runners.ort_sessions import node_session
 
@@ -52,12 +52,8 @@ def rounded_sums(a: Array, b: Array) -> Array:
         feed |= {"a": np.ascontiguousarray(left), "b": np.ascontiguousarray(right)}
         place[...] = session.run(["total"], feed)[0]
 
-    parts = list(_parts(batch, b.shape[3], thread_count()))
-    if len(parts) == 1:
-        fill(parts[0])
-        return total
-    with ThreadPoolExecutor(len(parts)) as pool:
-        list(pool.map(fill, parts))
+    for _ in in_order(fill, _parts(batch, b.shape[3], thread_count())):
+        pass
     return total
 
 

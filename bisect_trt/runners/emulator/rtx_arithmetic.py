@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from bisect_trt.core.threads import in_order
 from bisect_trt.runners.emulator.rounded_sums import rounded_sums
 
 Array = NDArray[np.float32]
@@ -33,6 +34,9 @@ instead.
 
 _WINDOWS = 1 << 24
 """So many floats, 64 MB, of what a convolution's windows meet are in memory at a time."""
+
+_AT_ONCE = 1 << 16
+"""Values that a thread goes through at a time."""
 
 _SMALLEST_NORMAL, _LARGEST = np.float32(2.0**-14), np.float32(65504.0)
 _TINY = np.float32(0.75)
@@ -88,6 +92,8 @@ def matrix_product(a: Array, b: Array) -> Array:
 
 def _padded(values: Array, axis: int, size: int) -> Array:
     """Zeros behind ``values`` up to ``size`` along ``axis``: they add nothing."""
+    if values.shape[axis] == size:
+        return values
     widths = [(0, 0)] * values.ndim
     widths[axis] = (0, size - values.shape[axis])
     return np.pad(values, widths)
@@ -217,5 +223,26 @@ def softmax(x: Array, axis: int) -> Array:
     """The difference from the largest, its exponential and their sum each rounded, then the
     quotient.
     """
-    powers = half(np.exp(half(x - x.max(axis=axis, keepdims=True))))
-    return half(powers / half(powers.sum(axis=axis, keepdims=True)))
+    found = np.empty_like(x)
+
+    def fill(part: tuple[slice, ...]) -> None:
+        some = x[part]
+        powers = half(np.exp(half(some - some.max(axis=axis, keepdims=True))))
+        found[part] = half(powers / half(powers.sum(axis=axis, keepdims=True)))
+
+    for _ in in_order(fill, _rows(x, axis)):
+        pass
+    return found
+
+
+def _rows(x: Array, axis: int) -> Iterator[tuple[slice, ...]]:
+    """Parts along the longest other axis, of so many values that a thread is worth it."""
+    axis %= x.ndim
+    others = [a for a in range(x.ndim) if a != axis]
+    if not others:
+        yield (slice(None),)
+        return
+    longest = max(others, key=lambda a: x.shape[a])
+    step = max(1, _AT_ONCE * x.shape[longest] // max(1, x.size))
+    for start in range(0, x.shape[longest], step):
+        yield (*(slice(None),) * longest, slice(start, start + step))
