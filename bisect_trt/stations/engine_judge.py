@@ -203,8 +203,8 @@ class EngineJudge:
         for _ in range(MAX_SEARCHES):
             emulated = self._emulated_score(pins)
             wider = matching_limit(self._tried[pins].score, emulated, self._floors)
-            # Without pins the engine is known to fail.
-            wider = min(wider, MARGIN * self._emulated_score(frozenset()))
+            if wider > WORTHWHILE * limit:  # without pins the engine is known to fail
+                wider = min(wider, MARGIN * self._emulated_score(frozenset()))
             worthwhile = wider > WORTHWHILE * limit and len(self._tried) < self._max_builds
             found = self._search(wider) if worthwhile else None
             if found is None or len(found.pinned) >= len(pins):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
@@ -29,7 +29,8 @@ MOST_TRACED = 2
 """Each costs two inferences node by node: the table is made from so many inputs at most."""
 
 _WAITING, _HELD = 32, 32 << 20
-"""Layers, and bytes of their values, that are compared while the network goes on."""
+"""Layers, and bytes of their values, that are compared while the network goes on; one in any
+case."""
 
 _UNKNOWN: dict[str, Any] = {
     **dict.fromkeys(("max_abs", "mean_abs", "rmse", "cosine", "snr_db"), math.nan),
@@ -96,13 +97,17 @@ def _traced(case: Case, bench: Bench, pool: Executor) -> dict[str, dict[str, Any
         for values in _until_failure(traced):
             waiting.append(_Measured(pool, values, _channel_axis(ops, values)))
             del values  # large, and the next layer's are made meanwhile
-            while sum(layer.held for layer in waiting) > _HELD or len(waiting) > _WAITING:
+            while len(waiting) > 1 and _too_many(waiting):
                 found.add(number, waiting.popleft())
             done += 1
-            bench.observer.progress(done, expected, waiting[-1].layer if waiting else "")
+            bench.observer.progress(done, expected, waiting[-1].layer)
         for layer in waiting:
             found.add(number, layer)
     return found.rows()
+
+
+def _too_many(waiting: Collection[_Measured]) -> bool:
+    return len(waiting) > _WAITING or sum(layer.held for layer in waiting) > _HELD
 
 
 class _Measured:

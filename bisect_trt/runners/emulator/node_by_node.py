@@ -7,7 +7,9 @@ last use, so that memory does not grow with the number of layers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,9 +27,13 @@ from bisect_trt.runners.emulator.node_sessions import NodeSession, NodeSessions
 from bisect_trt.runners.emulator.rtx_operators import OPERATORS, run_operator
 from bisect_trt.runners.emulator.steps import Chain, Step, compile_steps
 from bisect_trt.runners.ort_sessions import failure_of_session
-from bisect_trt.runners.ort_values import Value, owned, value_of, viewed
+from bisect_trt.runners.ort_values import Value, bytes_of, owned, value_of, viewed
 
 Arrays = Mapping[str, NDArray[Any]]
+
+_SMALL = 32 << 20
+"""Bytes that a node reads, below which two histories run it beside each other: most operators leave
+cores idle for a part of their time."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,7 @@ class NodeByNode:
         self._graph = graph
         self._constants = constants
         self._sessions = NodeSessions(graph.proto, threads)
+        self._beside = ThreadPoolExecutor(1, "bisect-trt")
         self._ready: dict[tuple[int, Precision], NodeSession] = {}
         self._steps = compile_steps(graph, constants)
 
@@ -121,12 +128,18 @@ class NodeByNode:
         self, step: Step, precision: Precision, exact: Chain, low: Chain, rtx_sums: bool
     ) -> Iterator[LayerValues]:
         """Run ``step`` on both histories, and where it is lowered show what became of it."""
+        lowered = partial(self._execute, step, precision, low, rtx_sums)
+        read = sum(bytes_of(low.values[name]) for name in step.inputs if name in low.values)
+        begun = self._beside.submit(lowered) if read < _SMALL else None
         reference = self._execute(step, Precision.FP32, exact)
-        accumulated = self._execute(step, precision, low, rtx_sums)
+        introduced: list[Value] = []
+        if begun is not None and step.lowers(precision):
+            introduced = self._execute(step, precision, exact, rtx_sums)
+        accumulated = lowered() if begun is None else begun.result()
         self._keep(step, precision, accumulated, low)
         low.free(step.frees)
         if step.lowers(precision):
-            introduced = self._execute(step, precision, exact, rtx_sums)
+            introduced = introduced or self._execute(step, precision, exact, rtx_sums)
             exact.versions.clear()  # nobody else reads the exact history rounded
             rows = zip(step.outputs, reference, accumulated, introduced, strict=True)
             for tensor, *values in rows:

@@ -31,10 +31,17 @@ class EnginesAhead:
         module: ``tensorrt_rtx``.
         timeout_s: the seconds that one build may take.
         most: processes at a time.
+        kernels: the file with the kernels that were compiled for such an engine before.
     """
 
-    def __init__(self, module: str, timeout_s: float | None, most: int) -> None:
-        self._timeout_s = timeout_s
+    def __init__(
+        self,
+        module: str,
+        timeout_s: float | None,
+        most: int,
+        kernels: Callable[[EngineRequest], Path | None] = lambda _: None,
+    ) -> None:
+        self._timeout_s, self._kernels = timeout_s, kernels
         self._workers = [IsolatedWorker(_WORKER, {"module": module}) for _ in range(most)]
         self._free: SimpleQueue[IsolatedWorker] = SimpleQueue()
         for worker in self._workers:
@@ -103,8 +110,12 @@ class EnginesAhead:
             with asked() as request:
                 if self._closed:
                     raise CancelledError
-                built = worker.call("build_into", request, str(path), timeout_s=self._timeout_s)
-            return replace(request, model=b"", prebuilt=Prebuilt(str(path), built))
+                known = self._kernels(request)
+                arguments = request, str(path), str(known) if known else None
+                prebuilt: Prebuilt = worker.call(
+                    "build_into", *arguments, timeout_s=self._timeout_s
+                )
+            return replace(request, model=b"", prebuilt=prebuilt)
         finally:
             self._free.put(worker)
 
@@ -112,4 +123,4 @@ class EnginesAhead:
 def _removed(done: Future[EngineRequest]) -> None:
     """Remove the engine of a build that nobody waits for."""
     if done.exception() is None and (ahead := done.result().prebuilt) is not None:
-        Path(ahead.path).unlink(missing_ok=True)
+        ahead.remove()

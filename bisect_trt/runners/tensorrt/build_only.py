@@ -17,11 +17,16 @@ from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.passes.typed import to_typed
 from bisect_trt.graph.runtime_forms import file_form
-from bisect_trt.runners.tensorrt.build import build_engine
+from bisect_trt.runners.tensorrt.build import build_engine, make_logger
+from bisect_trt.runners.tensorrt.cuda import Cuda, import_cuda
+from bisect_trt.runners.tensorrt.execute import LoadedEngine
 from bisect_trt.runners.tensorrt.module import import_tensorrt
 from bisect_trt.runners.tensorrt.profile import profile_of, values_of
-from bisect_trt.runners.tensorrt.records import Built, EngineRequest
+from bisect_trt.runners.tensorrt.records import EngineRequest, Prebuilt
 from bisect_trt.runners.workers.process import IsolatedWorker
+
+_ROOM_TIMES, _ROOM_BYTES = 3, 4 << 30
+"""Of the GPU's memory, of which the engine in use and an emulator take their parts meanwhile."""
 
 WORKER = "bisect_trt.runners.tensorrt.build_only:BuildWorker"
 
@@ -110,15 +115,33 @@ class BuildWorker:
         """
         return len(build_engine(self._trt, request).engine)
 
-    def build_into(self, request: EngineRequest, path: str) -> Built:
-        """Write the engine to ``path``.
+    def build_into(self, request: EngineRequest, path: str, known: str | None = None) -> Prebuilt:
+        """Write the engine to ``path``, and its kernels beside it where a GPU has room.
 
-        Returns:
-            What building it showed, without the engine.
+        Args:
+            request: what to build.
+            path: of the engine.
+            known: kernels that were compiled before, if there is such a file.
 
         Raises:
             RunnerFailedError: BUILD_FAILED.
         """
         built = build_engine(self._trt, request)
         Path(path).write_bytes(built.engine)
-        return replace(built, engine=b"")
+        kernels = Path(f"{path}.kernels")
+        try:
+            self._compile(built.engine, request, kernels, Path(known) if known else None)
+        except Exception:  # whoever runs the engine compiles them, or says why it cannot
+            kernels.unlink(missing_ok=True)
+        compiled = str(kernels) if kernels.exists() else ""
+        return Prebuilt(path, replace(built, engine=b""), compiled)
+
+    def _compile(
+        self, engine: bytes, request: EngineRequest, kernels: Path, known: Path | None
+    ) -> None:
+        """Making a context is what compiles them: 2 to 10 s of an engine that is new."""
+        cuda = Cuda(import_cuda())
+        if cuda.free_bytes() > _ROOM_TIMES * len(engine) + _ROOM_BYTES:
+            logger = make_logger(self._trt)
+            loaded = LoadedEngine(self._trt, cuda, logger, engine, known, request.options)
+            loaded.keep_kernels(kernels)

@@ -47,6 +47,10 @@ class Cuda:
             raise RunnerFailedError(f"CUDA failed: {code.name}", Verdict.CRASHED)
         return values[0] if len(values) == 1 else values
 
+    def free_bytes(self) -> int:
+        """What of the device's memory nobody has taken."""
+        return int(self._checked(self._runtime.cudaMemGetInfo())[0])
+
     def allocate(self, size: int) -> int:
         """A device pointer to ``size`` bytes (at least one)."""
         return int(self._checked(self._runtime.cudaMalloc(max(1, size))))

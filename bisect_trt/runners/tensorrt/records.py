@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
@@ -53,10 +54,18 @@ class Built:
 
 @dataclass(frozen=True)
 class Prebuilt:
-    """An engine that another process built: the file it lies in, and what building it showed."""
+    """An engine that another process built: the file it lies in, what building it showed, and the
+    file of its kernels where that process could compile them ("" where it could not).
+    """
 
     path: str
     built: Built
+    kernels: str = ""
+
+    def remove(self) -> None:
+        """Remove the files."""
+        for path in filter(None, (self.path, self.kernels)):
+            Path(path).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)

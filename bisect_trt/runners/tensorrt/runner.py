@@ -28,6 +28,7 @@ from bisect_trt.graph.passes.typed import to_typed
 from bisect_trt.graph.runtime_forms import file_form
 from bisect_trt.runners.base import Repeated
 from bisect_trt.runners.tensorrt.ahead import TIMES_NOTHING, EnginesAhead
+from bisect_trt.runners.tensorrt.caches import cache_file
 from bisect_trt.runners.tensorrt.profile import profile_of, values_of
 from bisect_trt.runners.tensorrt.readback import (
     dishonoured_after_parsing,
@@ -118,7 +119,9 @@ class TensorRTRunner:
             "runs": f"{repeats} to {max(repeats, ENOUGH)} in 2 contexts",
         }
         if builders and TIMES_NOTHING in described and not weak:
-            self._ahead = EnginesAhead(TIMES_NOTHING, timeout_s, builders)
+            version = described[TIMES_NOTHING]
+            kernels = partial(_kernels, caches, version)
+            self._ahead = EnginesAhead(TIMES_NOTHING, timeout_s, builders, kernels)
 
     def outputs(
         self, plan: PrecisionPlan, samples: Sequence[Sample]
@@ -226,7 +229,7 @@ class TensorRTRunner:
         if ahead is not None and ahead.prebuilt is not None:
             request, written = ahead, 0.0
             answer = ask("probe", ahead, arrays, repeats)
-            Path(ahead.prebuilt.path).unlink(missing_ok=True)
+            ahead.prebuilt.remove()
         else:
             began = time.perf_counter()
             with self._request(*what, measure_latency) as request:
@@ -280,6 +283,10 @@ class TensorRTRunner:
             "read_back": sum(layer.name in answer.types for layer in self._layers),
             "findings": [vars(f) for f in findings],
         }
+
+
+def _kernels(caches: Path | None, version: str, request: EngineRequest) -> Path | None:
+    return cache_file(caches, TIMES_NOTHING, version, request, "kernels")
 
 
 def _as_float32(array: NDArray[Any]) -> NDArray[Any]:

@@ -13,12 +13,12 @@ from typing import Any
 from numpy.typing import NDArray
 
 from bisect_trt.runners.tensorrt.build import build_engine, make_logger
+from bisect_trt.runners.tensorrt.caches import cache_file
 from bisect_trt.runners.tensorrt.cuda import Cuda, import_cuda
 from bisect_trt.runners.tensorrt.execute import LoadedEngine
 from bisect_trt.runners.tensorrt.module import import_tensorrt
 from bisect_trt.runners.tensorrt.readback import engine_layers
 from bisect_trt.runners.tensorrt.records import (
-    AS_USUAL,
     Built,
     EngineAnswer,
     EngineLayer,
@@ -123,7 +123,11 @@ class EngineWorker:
         built = self._built(request)
         logger = make_logger(self._trt)
         kernels = self._cache(request, "kernels")
-        loaded = LoadedEngine(self._trt, self._cuda, logger, built.engine, kernels, request.options)
+        ahead = request.prebuilt.kernels if request.prebuilt is not None else ""
+        compiled = Path(ahead) if ahead else kernels
+        loaded = LoadedEngine(
+            self._trt, self._cuda, logger, built.engine, compiled, request.options
+        )
         latency = loaded.first.latency_ms(sample) if request.measure_latency else float("nan")
         if kernels is not None:
             loaded.keep_kernels(kernels)
@@ -140,15 +144,10 @@ class EngineWorker:
         return replace(ahead.built, engine=Path(ahead.path).read_bytes())
 
     def _cache(self, request: EngineRequest, kind: str) -> Path | None:
-        """One cache for each configuration: timing caches depend on the flags. None for an engine
-        that is built otherwise than usual.
-        """
-        if self._caches is None or request.options != AS_USUAL:
-            return None
-        self._caches.mkdir(parents=True, exist_ok=True)
-        typing = request.weak.base if request.weak else "strong"
-        flags = f"{'tf32' if request.tf32 else 'strict'}-{typing}"
-        return self._caches / f"{self._trt.__name__}-{self._trt.__version__}-{flags}.{kind}"
+        if self._caches is not None:
+            self._caches.mkdir(parents=True, exist_ok=True)
+        module = self._trt
+        return cache_file(self._caches, module.__name__, str(module.__version__), request, kind)
 
 
 def _key(request: EngineRequest) -> str:
