@@ -8,7 +8,7 @@ from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.cut_short import best_so_far
 from bisect_trt.stations.engine_steadiness import over_processes, runs_of, unsteady
-from bisect_trt.stations.fresh_test import MAX_TESTS, fitted, planned_test
+from bisect_trt.stations.fresh_test import MAX_TESTS, fitted, planned_test, shortened
 from bisect_trt.stations.holds import measure_holds
 from bisect_trt.stations.known import Known
 
@@ -35,6 +35,8 @@ def holds_of_answer(known: Known, bench: Bench) -> Holds | None:
     untested = known.judgement is None and (bench.engine is not None or known.bisection is None)
     only = untested or not settings.robust or settings.pick is not None
     test = planned_test(known.case, MAX_TESTS, bench.usual_seconds, last=only)
+    if not only and not known.out_of_time:  # its tests have refused it
+        test = shortened(test, known.case, bench.usual_seconds)
     test = fitted(test, known.case, seconds, bench.time.left_s)
     return measure_holds(known.case, bench, bench.judges, plan, test)
 

@@ -30,7 +30,7 @@ from bisect_trt.stations.settings import Settings
 _REPEATED = (Verdict.CRASHED,)
 """A crash is an engine's answer only if it repeats; a hang, which costs a time-out, at once."""
 
-_MOST_BUILDERS, _CORES_OF_ONE = 2, 4
+_MOST_BUILDERS, _CORES_OF_ONE = 4, 4
 _A_BUILD, _LEAST_FREE = 4, 1 << 30
 """Memory that a build takes: so many times the weights, and bytes (ViT-L: 1.2 GB of weights, 4.1 GB
 held at most)."""

@@ -23,6 +23,9 @@ VERIFYING = 100
 _OF_REST = 0.6
 """The part of a run's last minutes that redrawn copies and variants get; the report comes after."""
 
+_TELLING = 32
+"""Draws that tell a share to within a few per cent of it."""
+
 _FEWEST, _MOST, _SECONDS, _LONGEST = 8, 300, 25.0, 150.0
 """A test is made of as many draws as usually take 25 s, so that a plan which holds on a little more
 than is asked for may pass it; of as many as it needs at least, up to 150 s; of fewer for slow
@@ -67,6 +70,19 @@ def planned_test(case: Case, number: int, usual_seconds: float, *, last: bool) -
         if more > most or more * seconds > allowed:
             return FreshTest(number + 1, 1.0 - risk, draws, misses)
         draws, misses = more, misses + 1
+
+
+def shortened(test: FreshTest, case: Case, usual_seconds: float) -> FreshTest:
+    """``test`` of at most as many draws as usually take 25 s, and of a few at least: of a plan that
+    other tests have refused, it tells how badly.
+
+    Args:
+        test: as it was planned.
+        case: says how many inputs make a draw.
+        usual_seconds: about what an inference takes, as the bench counts it.
+    """
+    fitting = int(_SECONDS / _seconds_a_draw(case, usual_seconds))
+    return replace(test, draws=min(test.draws, max(_TELLING, fitting)))
 
 
 def fitted(test: FreshTest, case: Case, probe_seconds: float, left_s: float) -> FreshTest:

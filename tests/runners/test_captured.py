@@ -87,3 +87,32 @@ def test_the_names_of_the_choices_are_no_tensor_s() -> None:
     segment.model.graph.node[0].output[0] = f"{weight}__pinned"
     _, choices = with_weights_chosen(without_branches(segment))
     assert choices[weight].pinned == f"{weight}__pinned_"
+
+
+def test_segments_one_after_the_other_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: what crosses a cut goes through the host."""
+    monkeypatch.setattr("bisect_trt.graph.passes.segmented._FEWEST_NODES", 2)
+    switched = to_switched(network(), *PAIRS[0])
+    (whole,), parts = cut(switched, network(), 1), cut(switched, network(), 3)
+    assert len(parts) > 1
+    kept = [CapturedSession(without_branches(p), ConstantStore(network()), 0, CPU) for p in parts]
+    all_at_once = CapturedSession(without_branches(whole), ConstantStore(network()), 0, CPU)
+    names = (*whole.flags, *whole.weights)
+    random = np.random.default_rng(0)
+    for _ in range(20):
+        state = {name: bool(random.integers(2)) for name in names}
+        owners = {
+            "x": owned(random.standard_normal((3, 4)).astype(np.float32)),
+            "empty": owned(np.zeros((0, 4), np.float32)),
+            "flag": owned(np.array(bool(random.integers(2)))),
+        }
+        tensors = {name: value_of(owner) for name, owner in owners.items()}
+        wanted = all_at_once.run(tensors, np.array([state[name] for name in names]))
+        assert wanted is not None
+        for part, session in zip(parts, kept, strict=True):
+            setting = np.array([state[n] for n in (*part.flags, *part.weights)], np.bool_)
+            found = session.run(tensors, setting)
+            assert found is not None
+            tensors |= found
+        for name, one in wanted.items():
+            np.testing.assert_array_equal(viewed(tensors[name]), viewed(one))
