@@ -30,8 +30,7 @@ from bisect_trt.stations.case import Case, load
 from bisect_trt.stations.cure_model import cure_model
 from bisect_trt.stations.cures import Cures
 from bisect_trt.stations.cut_short import end_search
-from bisect_trt.stations.engine_ahead import begin_baselines
-from bisect_trt.stations.engine_baselines import measure_engine
+from bisect_trt.stations.engine_baselines import begin_engine, measure_engine
 from bisect_trt.stations.engine_to_blame import REPRODUCER, piece_to_blame
 from bisect_trt.stations.engine_verdict import decide_on_engine
 from bisect_trt.stations.frontier import measure_frontier
@@ -141,7 +140,7 @@ def _measure(case: Case, bench: Bench) -> Iterator[Known]:
     if settled is not None:
         yield known.with_(settled=settled)
         return
-    begin_baselines(case, bench)
+    begin_engine(case, bench)
     baselines = measure_baselines(case, bench)
     known = known.with_(baselines=baselines, settled=baselines.diagnosis)
     yield known

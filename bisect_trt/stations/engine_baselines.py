@@ -15,7 +15,7 @@ from bisect_trt.probe.result import ProbeResult
 from bisect_trt.stations.baselines import Baselines
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
-from bisect_trt.stations.engine_ahead import baseline_plans
+from bisect_trt.stations.engine_ahead import baseline_plans, begin_baselines
 from bisect_trt.stations.engine_checks import check_engine
 from bisect_trt.stations.engine_diagnosis import (
     Fp32,
@@ -68,6 +68,15 @@ class EngineBaselines:
         return {f"{self.runner} {r.plan.base.value}": r for r in (self.fp32, self.tf32, self.base)}
 
 
+def begin_engine(case: Case, bench: Bench) -> None:
+    """Begin what :func:`measure_engine` will ask of the engine, beside what the emulators do."""
+    begin_baselines(case, bench)
+    if bench.engine is not None:
+        named = [x.name for x in case.layers if case.marked is None or x.name in case.marked]
+        plan = PrecisionPlan(case.settings.precision)
+        begin_tracing(case, bench, bench.engine, plan, named)
+
+
 def measure_engine(case: Case, bench: Bench, emulated: Baselines) -> EngineBaselines | None:
     """Three builds: FP32 with TF32 cleared, TF32 allowed, all layers lowered; then the layers.
 
@@ -89,7 +98,6 @@ def measure_engine(case: Case, bench: Bench, emulated: Baselines) -> EngineBasel
     shown = emulated.layers
     if case.marked is not None:
         shown = shown[shown["layer"].isin(case.marked)]
-    begin_tracing(case, bench, engine, PrecisionPlan(precision), shown)
     fp32 = engine.probe(plans[0])
     identity = what_fp32_is(fp32, emulated.fp32, emulated.tf32)
     findings = list(bench.found(_findings(identity, fp32, emulated)))

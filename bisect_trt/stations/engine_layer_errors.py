@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from bisect_trt.core.errors import RunnerFailedError, one_line
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample, evenly
+from bisect_trt.graph.shapes import shapes_from
 from bisect_trt.numerics.tensor_error import TensorError, mean_of, tensor_error, worst_of
 from bisect_trt.probe.journal import Row, content_key
 from bisect_trt.probe.prober import Prober
@@ -65,23 +66,43 @@ class EngineTable:
 
 
 def begin_tracing(
-    case: Case, bench: Bench, engine: Prober, plan: PrecisionPlan, layers: pd.DataFrame
+    case: Case, bench: Bench, engine: Prober, plan: PrecisionPlan, names: Sequence[str]
 ) -> None:
-    """Begin the first engine that :func:`trace_engine` will ask for.
+    """Begin the first engine that :func:`trace_engine` will ask for, where it can be told before
+    anything was run.
 
     Args:
         case: the model and the inputs.
         bench: keeps the journal.
         engine: what builds.
         plan: what to build.
-        layers: the table of those layers that are wanted, a row each.
+        names: of the layers that are wanted, in network order.
     """
     samples = evenly(case.samples, MOST_TRACED)
-    unknown = bench.journal.recall(_key(case, engine, plan, layers, samples)) is None
+    unknown = bench.journal.recall(_key(case, engine, plan, names, samples)) is None
     if unknown and _how(bench.opened) == _MARKED:
         outputs_of = {layer.name: layer.outputs for layer in case.layers}
-        for batch in islice(_batches(layers, outputs_of, len(samples)), 1):
-            begin(bench, plan, [t for layer in batch for t in outputs_of[layer]])
+        sizes = _told_sizes(case, samples)
+        if all(name in sizes for name in names):
+            for batch in islice(_batches(names, sizes), 1):
+                begin(bench, plan, [t for layer in batch for t in outputs_of[layer]])
+
+
+def _told_sizes(case: Case, samples: Sequence[Sample]) -> dict[str, int]:
+    """The bytes of each layer's outputs over ``samples``, where they follow from the inputs'
+    shapes.
+    """
+    sizes = dict.fromkeys((layer.name for layer in case.layers), 0)
+    for sample in samples:
+        shapes = shapes_from(case.graph, sample.shapes)
+        for layer in case.layers:
+            for tensor in layer.outputs:
+                counts = [c for c in shapes.get(tensor, (None,)) if c is not None]
+                if len(counts) < len(shapes.get(tensor, (None,))):
+                    sizes.pop(layer.name, None)
+                elif layer.name in sizes:
+                    sizes[layer.name] += 4 * math.prod(counts)
+    return sizes
 
 
 def trace_engine(
@@ -103,7 +124,8 @@ def trace_engine(
     if not isinstance(runner, TensorRTRunner):
         return None
     samples = evenly(case.samples, MOST_TRACED)
-    key = _key(case, engine, plan, layers, samples)
+    names = layers["layer"].to_list()
+    key = _key(case, engine, plan, names, samples)
     found = bench.journal.recall(key)
     if found is not None:
         return EngineTable(**found[0])
@@ -112,7 +134,8 @@ def trace_engine(
     how = _how(runner)
     marked_score, count, note = math.nan, 0, ""
     deadline = time.monotonic() + TIME_BUDGET_S
-    for batch in _batches(layers, outputs_of, len(samples)):
+    measured = dict(zip(names, layers["elements"] * 4 * len(samples), strict=True))
+    for batch in _batches(names, measured | _told_sizes(case, samples)):
         if count and time.monotonic() > deadline:
             note = (
                 f"{len(errors):,} of {len(layers):,} layers, those up to {batch[0]!r}, were "
@@ -146,12 +169,12 @@ def _key(
     case: Case,
     engine: Prober,
     plan: PrecisionPlan,
-    layers: pd.DataFrame,
+    names: Sequence[str],
     samples: Sequence[Sample],
 ) -> str:
     digests = [sample.digest for sample in samples]
-    if len(layers) < len(case.layers):
-        digests.append(content_key(layers["layer"].to_list()))
+    if len(names) < len(case.layers):
+        digests.append(content_key(list(names)))
     return engine.key("engine-layers", plan.digest, *digests)
 
 
@@ -209,17 +232,15 @@ def _compared(
             yield layer, tensor_error(reference, values[tensor])
 
 
-def _batches(
-    table: pd.DataFrame, outputs_of: Mapping[str, Sequence[str]], samples: int
-) -> Iterator[list[str]]:
+def _batches(names: Sequence[str], sizes: Mapping[str, float]) -> Iterator[list[str]]:
     batch: list[str] = []
-    size = 0
-    for row in table.to_dict(orient="records"):
-        needed = 4 * int(row["elements"]) * samples
+    size = 0.0
+    for name in names:
+        needed = sizes[name]
         if batch and size + needed > BATCH_BYTES:
             yield batch
-            batch, size = [], 0
-        batch.append(str(row["layer"]))
+            batch, size = [], 0.0
+        batch.append(name)
         size += needed
     if batch:
         yield batch

@@ -48,7 +48,11 @@ def decide_on_engine(
     def search(limit: float) -> Bisection | None:
         if limit not in known:
             known[limit] = bisect(case, bench, emulated, triage, limit)
-        return known[limit]
+        found = known[limit]
+        if found is not None:  # if it is the answer, it is run in more processes
+            give_up(bench)
+            begin_further(bench, bench.plan_for(engine, triage.base.with_pins(found.pinned)))
+        return found
 
     def emulated_score(pins: frozenset[str]) -> float:
         plan = triage.base.with_pins(pins)
@@ -68,11 +72,8 @@ def decide_on_engine(
             return None
         test = planned_test(case, number, bench.usual_seconds, last=False)
         plan = triage.base.with_pins(pins)
-        begin_further(bench, bench.plan_for(engine, plan))  # an answer is run in more processes
-        if first_refusal(case, bench, [engine], plan, test, 1.0) is not None:
-            give_up(bench)
-            return None
-        return measure_holds(case, bench, [engine], plan, test)
+        refused = first_refusal(case, bench, [engine], plan, test, 1.0)
+        return measure_holds(case, bench, [engine], plan, test) if refused is None else None
 
     robust = triage.unseen is not None and case.settings.pick is None
     judge = EngineJudge(

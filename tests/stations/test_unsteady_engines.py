@@ -74,8 +74,7 @@ class Anticipated(Unsteady):
         self, plan: PrecisionPlan, tensors: Sequence[str] = (), copies: int = 1
     ) -> None:
         assert plan not in self.built or copies > 1, "what is there need not be begun"
-        if copies:
-            self.begun.append((plan, copies))
+        self.begun.append((plan, copies) if not tensors else (plan, -len(tensors)))
 
     def give_up(self) -> None:
         self.begun.append((PrecisionPlan("fp16"), 0))
@@ -87,12 +86,22 @@ def test_an_engine_is_told_what_it_will_be_asked_and_not_again(judged: Judged) -
     assert result.passed and result.engine.steadiness.processes == 3
     bases = [Precision.FP32, Precision.TF32, Precision.FP16]
     assert [(plan.base, copies) for plan, copies in engine.begun[:3]] == [(b, 1) for b in bases]
-    answers = [(plan, copies) for plan, copies in engine.begun if plan.pinned]
+    answers = [(plan, copies) for plan, copies in engine.begun if plan.pinned and copies]
     assert answers[-1] == (PrecisionPlan(Precision.FP16, result.pinned), 2)
     again = Anticipated(residual())
     repeated, _ = judged(fixture, again, robust=0.9)
     assert repeated.pinned == result.pinned and not again.built
-    assert not [plan for plan, copies in again.begun if copies], "all of it is known"
+    assert not [plan for plan, copies in again.begun if copies > 0], "all of it is known"
+
+
+def test_marks_are_begun_before_anything_is_run(judged: Judged) -> None:
+    """Of TensorRT for RTX, where the shapes tell how many layers one engine can show."""
+    fixture, engine = residual(), Anticipated(residual())
+    engine.versions = {"tensorrt_rtx": "1"}
+    judged(fixture, engine)
+    (plan, count), *later = [(plan, -n) for plan, n in engine.begun if n < 0]
+    assert plan == PrecisionPlan(Precision.FP16) and not later
+    assert count == sum(len(node.output) for node in fixture.model.graph.node)
 
 
 def test_an_answer_that_fails_in_a_further_process_is_taken_back(judged: Judged) -> None:
