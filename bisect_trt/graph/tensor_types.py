@@ -64,6 +64,8 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
 
 def captured_names(node: onnx.NodeProto) -> tuple[str, ...]:
     """The outer tensors that the bodies of ``node`` read, in order of first use."""
+    if not node.attribute:  # most nodes of a large model
+        return ()
     found: dict[str, None] = {}
 
     def visit(graph: onnx.GraphProto, known: frozenset[str]) -> None:

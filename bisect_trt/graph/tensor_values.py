@@ -75,6 +75,8 @@ def all_tensors(graph: onnx.GraphProto) -> list[TensorProto]:
     """Initialisers and attributes, those of bodies too."""
     tensors = list(graph.initializer)
     for node in graph.node:
+        if not node.attribute:
+            continue
         tensors += [a.t for a in node.attribute if a.HasField("t")]
         for _, body in subgraphs(node):
             tensors += all_tensors(body)

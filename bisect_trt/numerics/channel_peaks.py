@@ -45,5 +45,15 @@ def quartiles(peaks: NDArray[np.float64]) -> ChannelPeaks:
     """What :func:`channel_peaks` gave, (channels,), in five numbers."""
     if not peaks.size:
         return ChannelPeaks()
-    low, first, middle, third, high = np.quantile(peaks, (0.0, 0.25, 0.5, 0.75, 1.0)).tolist()
+    ordered = np.sort(peaks).tolist()
+    low, first, middle, third, high = (_quantile(ordered, q) for q in (0.0, 0.25, 0.5, 0.75, 1.0))
     return ChannelPeaks(peaks.size, low, first, middle, third, high, int(peaks.argmax()))
+
+
+def _quantile(ordered: list[float], share: float) -> float:
+    """As NumPy's, linear between neighbours, in a tenth of its time: its cost is that of a call."""
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    one, other = ordered[below], ordered[min(below + 1, len(ordered) - 1)]
+    part = place - below
+    return other - (other - one) * (1.0 - part) if part >= 0.5 else one + (other - one) * part

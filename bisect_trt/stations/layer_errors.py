@@ -32,6 +32,9 @@ _WAITING, _HELD = 32, 32 << 20
 """Layers, and bytes of their values, that are compared while the network goes on; one in any
 case."""
 
+_SMALL = 1 << 17
+"""Bytes of a layer's values."""
+
 _UNKNOWN: dict[str, Any] = {
     **dict.fromkeys(("max_abs", "mean_abs", "rmse", "cosine", "snr_db"), math.nan),
     "finite": False,
@@ -120,7 +123,9 @@ class _Measured:
         self.held = 3 * values.reference.nbytes
         histories = (values.accumulated, values.introduced)
         # Of values that large no two are gone through at a time: that would double what is held.
-        submit = pool.submit if values.reference.nbytes < LARGE else _at_once
+        # Of small ones a thread costs more than it spares.
+        worth = _SMALL <= values.reference.nbytes < LARGE
+        submit = pool.submit if worth else _at_once
         self.errors = [submit(tensor_error, values.reference, h) for h in histories]
         self.peaks = submit(channel_peaks, values.reference, axis)
         self.finite = submit(all_finite, values.introduced)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bisect_trt.numerics.channel_peaks import ChannelPeaks, channel_peaks, quartiles
 
@@ -25,3 +27,13 @@ def test_values_that_are_not_finite_are_left_out() -> None:
 def test_a_tensor_without_channels_has_no_peaks() -> None:
     for array in (np.float32(3.0), np.ones(4, np.float32), np.ones((2, 0), np.float32)):
         assert quartiles(channel_peaks(np.asarray(array), -1)).channels == 0
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.floats(0.0, 1e30), min_size=1, max_size=40))
+def test_quartiles_are_numpys(values: list[float]) -> None:
+    found = quartiles(np.asarray(values))
+    five = (found.channel_peak_min, found.channel_peak_p25, found.channel_peak_p50)
+    five += (found.channel_peak_p75, found.channel_peak_max)
+    assert five == tuple(np.quantile(values, (0.0, 0.25, 0.5, 0.75, 1.0)))
+    assert values[found.worst_channel] == max(values)

@@ -31,9 +31,9 @@ from bisect_trt.runners.ort_values import Value, bytes_of, owned, value_of, view
 
 Arrays = Mapping[str, NDArray[Any]]
 
-_SMALL = 32 << 20
-"""Bytes that a node reads, below which two histories run it beside each other: most operators leave
-cores idle for a part of their time."""
+_SMALL, _LARGE = 1 << 17, 32 << 20
+"""Bytes that a node reads, between which two histories run it beside each other: most operators
+leave cores idle for a part of their time. Below, the thread costs more; above, memory counts."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class NodeByNode:
         """Run ``step`` on both histories, and where it is lowered show what became of it."""
         lowered = partial(self._execute, step, precision, low, rtx_sums)
         read = sum(bytes_of(low.values[name]) for name in step.inputs if name in low.values)
-        begun = self._beside.submit(lowered) if read < _SMALL else None
+        begun = self._beside.submit(lowered) if _SMALL < read < _LARGE else None
         reference = self._execute(step, Precision.FP32, exact)
         introduced: list[Value] = []
         if begun is not None and step.lowers(precision):
