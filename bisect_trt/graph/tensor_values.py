@@ -33,6 +33,9 @@ PACKED = frozenset(
 
 _ROUNDED, _SOURCE = "rounded", "source"
 
+_A_PIECE = BLOCK // 4
+"""Elements that a thread rounds at a time: of sixteen threads each has some copies of them."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -129,7 +132,7 @@ def rounded_values(
     def fill(part: slice) -> None:
         target[part] = _rounded(source[part], precision, dtype)
 
-    for _ in in_order(fill, slices(source.size)):
+    for _ in in_order(fill, slices(source.size, _A_PIECE)):
         pass
     return found
 
@@ -191,7 +194,7 @@ def pieces_of(tensor: TensorProto) -> Iterator[bytes]:
         let_go(values[part])
         return found
 
-    yield from in_order(piece, slices(values.size, 4 * BLOCK))
+    yield from in_order(piece, slices(values.size, _A_PIECE))
 
 
 def size_of(tensor: TensorProto) -> int:

@@ -35,7 +35,9 @@ def holds_of_answer(known: Known, bench: Bench) -> Holds | None:
     untested = known.judgement is None and (bench.engine is not None or known.bisection is None)
     only = untested or not settings.robust or settings.pick is not None
     test = planned_test(known.case, MAX_TESTS, bench.usual_seconds, last=only)
-    if not only and not known.out_of_time:  # its tests have refused it
+    judged = known.judgement
+    refused = judged.refused if judged is not None else not known.out_of_time
+    if refused and not only:
         test = shortened(test, known.case, bench.usual_seconds)
     test = fitted(test, known.case, seconds, bench.time.left_s)
     return measure_holds(known.case, bench, bench.judges, plan, test)

@@ -69,9 +69,14 @@ class EngineBaselines:
 
 
 def begin_engine(case: Case, bench: Bench) -> None:
-    """Begin what :func:`measure_engine` will ask of the engine, beside what the emulators do."""
+    """Begin what :func:`measure_engine` will ask of the engine, beside what the emulators do;
+    nothing where a run before this one was settled by the emulators' FP32.
+    """
+    strict = PrecisionPlan(Precision.FP32)
+    if bench.prober.knows(strict) and not bench.prober.probe(strict).verdict.passed:
+        return
     begin_baselines(case, bench)
-    if bench.engine is not None:
+    if bench.engine is not None and not bench.engine.knows(case.base):
         named = [x.name for x in case.layers if case.marked is None or x.name in case.marked]
         plan = PrecisionPlan(case.settings.precision)
         begin_tracing(case, bench, bench.engine, plan, named)

@@ -34,7 +34,8 @@ class Judgement:
 
     ``builds`` counts those beyond the baselines. ``proof`` maps a pin to the engine's probe that
     failed without it, where ``--certify engine`` asked for that. ``holds`` is the test on fresh
-    draws that the plan passed on the engine, if there was one.
+    draws that the plan passed on the engine, if there was one, and ``refused`` says that it did
+    not pass it.
     """
 
     plan: PrecisionPlan
@@ -45,6 +46,7 @@ class Judgement:
     proof: dict[str, ProbeResult]
     out_of_budget: bool
     holds: Holds | None = None
+    refused: bool = False
 
     @property
     def passed(self) -> bool:
@@ -150,7 +152,8 @@ class EngineJudge:
         added = answer - found.pinned if found is not None else answer
         plan, builds = self._base.with_pins(answer), len(self._tried)
         holds = self._holds.get(answer)
-        return Judgement(plan, result, found, builds, added, {}, out_of_budget, holds)
+        refused = answer in self._holds and holds is None
+        return Judgement(plan, result, found, builds, added, {}, out_of_budget, holds, refused)
 
     def _is_no_luck(self, pins: frozenset[str]) -> bool:
         """Whether fresh draws on the engine do not refuse ``pins``, which pass the given inputs."""

@@ -32,9 +32,9 @@ from bisect_trt.stations.engine_choice import EngineRunner
 from bisect_trt.stations.layer_errors import MOST_TRACED
 
 BATCH_BYTES = 1 << 30
-TIME_BUDGET_S = 8.0
-"""No further batch is begun after it: each needs an engine, and every value of the model (ViT-L's
-first has 812 of its 944 layers, and is built ahead)."""
+TIME_BUDGET_S, _AHEAD_S = 20.0, 8.0
+"""No further batch is begun after it: each needs an engine, and every value of the model. Less
+where the first is built ahead (ViT-L's has 811 of its 944 layers)."""
 
 _MARKED, _DEBUGGED = "marked outputs", "debug tensors"
 
@@ -133,7 +133,7 @@ def trace_engine(
     errors: dict[str, list[TensorError]] = {}
     how = _how(runner)
     marked_score, count, note = math.nan, 0, ""
-    deadline = time.monotonic() + TIME_BUDGET_S
+    deadline = time.monotonic() + (_AHEAD_S if runner.builds_ahead else TIME_BUDGET_S)
     measured = dict(zip(names, layers["elements"] * 4 * len(samples), strict=True))
     for batch in _batches(names, measured | _told_sizes(case, samples)):
         if count and time.monotonic() > deadline:

@@ -4,6 +4,7 @@ values, and what an engine gave.
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from onnx import TensorProto, helper
 import bisect_trt
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
-from bisect_trt.runners.emulator import rounded_sums, rtx_arithmetic, rtx_operators
+from bisect_trt.runners.emulator import node_by_node, rounded_sums, rtx_arithmetic, rtx_operators
 from bisect_trt.runners.emulator.rtx_runner import RtxRunner
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from fixtures.layers import layers_side_by_side
@@ -272,3 +273,50 @@ def test_parts_of_a_product_are_the_bits_of_the_whole(
         parts = rounded_sums.rounded_sums(a, b)
     assert whole.shape == (1 if one_a and one_b else batch, rows, columns)
     assert np.array_equal(whole, parts)
+
+
+@pytest.mark.parametrize("rtx_sums", [False, True])
+def test_histories_beside_each_other_are_those_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch, rtx_sums: bool
+) -> None:
+    fixture = residual()
+    sample = Sample("s", fixture.inputs)
+    shown = []
+    for small, large in ((0, 1 << 40), (1 << 40, 1 << 41)):  # all on two threads, none
+        monkeypatch.setattr(node_by_node, "_SMALL", small)
+        monkeypatch.setattr(node_by_node, "_LARGE", large)
+        runner = EmulatedRunner(fixture.model)
+        traced = runner.trace(sample, FP16, rtx_sums=rtx_sums)
+        shown.append([(v.tensor, *map(np.array, _histories(v)), v.in_range) for v in traced])
+    for one, other in zip(*shown, strict=True):
+        assert one[0] == other[0] and one[-1] == other[-1]
+        assert all(np.array_equal(a, b) for a, b in zip(one[1:-1], other[1:-1], strict=True))
+    exact = {
+        tensor: np.array(values)
+        for _, tensor, values in EmulatedRunner(fixture.model).exact(sample, Precision.FP16)
+    }
+    assert list(exact) == [row[0] for row in shown[0]]
+    assert all(np.array_equal(exact[row[0]], row[1]) for row in shown[0])
+
+
+def _histories(values: node_by_node.LayerValues) -> tuple[NDArray[np.float32], ...]:
+    return values.reference, values.accumulated, values.introduced
+
+
+def test_overflowing_attention_warns_nobody_from_any_thread() -> None:
+    scores = np.full((4, 400, 300), np.inf, np.float32)
+    node = helper.make_node("Softmax", ["x"], ["y"], axis=-1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = rtx_operators.run_operator(node, [scores])
+    assert found is not None and np.isnan(found).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**31), st.sampled_from([(7,), (3, 5), (300, 400), (2, 3, 50, 60)]))
+def test_a_softmax_in_parts_is_the_whole(seed: int, shape: tuple[int, ...]) -> None:
+    x = rtx_arithmetic.half(np.random.default_rng(seed).standard_normal(shape).astype(np.float32))
+    half = rtx_arithmetic.half
+    powers = half(np.exp(half(x - x.max(axis=-1, keepdims=True))))
+    whole = half(powers / half(powers.sum(axis=-1, keepdims=True)))
+    assert np.array_equal(rtx_arithmetic.softmax(x, -1), whole)

@@ -18,7 +18,7 @@ from bisect_trt.graph.graph import Graph
 from bisect_trt.runners.emulator.constant_store import ConstantStore
 from bisect_trt.runners.emulator.kept_activations import KeptActivations
 from bisect_trt.runners.emulator.segment_session import _WORTH_SETTLING, SegmentSession
-from bisect_trt.runners.emulator.switched_session import SwitchedSession
+from bisect_trt.runners.emulator.switched_session import SwitchedSession, segments_on_gpu
 
 BLOCKS, WIDTH = 24, 16
 PAIRS = [
@@ -183,3 +183,13 @@ def test_effects_are_runs_with_one_layer_lowered() -> None:
     for name, outputs in found.items():
         assert outputs is not None
         assert same(outputs, plain.run(sample(4), frozenset({name})))
+
+
+def test_only_small_activations_of_fixed_shapes_are_cut_on_a_gpu() -> None:
+    def graph(rows: int | str) -> Graph:
+        x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [rows, 1024]) for n in "xy")
+        node = helper.make_node("Relu", ["x"], ["y"])
+        return Graph(helper.make_model(helper.make_graph([node], "g", [x], [y])))
+
+    assert segments_on_gpu(graph(10)) > 1
+    assert segments_on_gpu(graph("N")) == segments_on_gpu(graph(100_000)) == 1

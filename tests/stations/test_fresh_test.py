@@ -9,7 +9,7 @@ import pytest
 
 from bisect_trt.core.observer import Observer
 from bisect_trt.stations.case import Case, load
-from bisect_trt.stations.fresh_test import MAX_TESTS, planned_test
+from bisect_trt.stations.fresh_test import MAX_TESTS, planned_test, shortened
 from bisect_trt.stations.settings import Settings
 from fixtures.models import healthy
 
@@ -53,3 +53,12 @@ def test_sets_are_drawn_as_sets(tmp_path: Path) -> None:
     alone = planned_test(case_of(tmp_path, 0.95), 0, 0.02, last=True)
     sets = planned_test(case_of(tmp_path, 0.95, "max_abs@mean<=1"), 0, 0.02, last=True)
     assert sets.draws < alone.draws and sets.draws >= 59
+
+
+def test_a_plan_that_was_refused_is_told_of_in_fewer_draws(tmp_path: Path) -> None:
+    case = case_of(tmp_path, 0.95)
+    for seconds, draws in ((1e-3, None), (0.05, 83), (0.1, 41), (10.0, 32)):
+        test = planned_test(case, MAX_TESTS, seconds, last=False)
+        less = shortened(test, case, seconds)
+        assert less.draws == (test.draws if draws is None else min(draws, test.draws))
+        assert (less.stream, less.confidence) == (test.stream, test.confidence)

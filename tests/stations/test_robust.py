@@ -19,6 +19,7 @@ from bisect_trt.core.sample import Sample
 from bisect_trt.numerics.draws import redrawn, variant
 from bisect_trt.numerics.requirement_text import parse_requirements
 from bisect_trt.runners.emulator.runner import EmulatedRunner
+from bisect_trt.stations import unseen
 from bisect_trt.stations.bench import open_bench
 from bisect_trt.stations.case import load
 from bisect_trt.stations.drawn import redraws
@@ -99,6 +100,25 @@ def test_what_is_robust_without_pins_is_said_so(tmp_path: Path) -> None:
         assert set(kind) == {"passed", "tested", "lower_bound", "worst_score", "worst"}
     assert saved["holds"]["redrawn"]["passed"] == saved["holds"]["redrawn"]["tested"] >= 59
     assert "Robust. With one input: holds on given 1 of 1" in (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.parametrize(("room", "firsts"), [(10.0, [4]), (1.001, [4, None]), (0.9, [None])])
+def test_the_panel_is_drawn_where_there_is_a_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: float, firsts: list[int | None]
+) -> None:
+    """Everything lowered is good enough, passes the given inputs by luck, or misses them."""
+    fixture, drawn = residual(), []
+    lowered = max(scores(fixture, PrecisionPlan("fp16"), [fixture.inputs], fixture.require))
+    panel_samples = unseen.panel_samples
+
+    def counted(case: Any, bench: Any, first: int | None = None) -> Any:
+        drawn.append(first)
+        return panel_samples(case, bench, first)
+
+    monkeypatch.setattr(unseen, "panel_samples", counted)
+    metric, _, tolerance = fixture.require.partition("<=")
+    run(fixture, tmp_path, require=f"{metric}<={room * lowered * float(tolerance)}")
+    assert drawn == firsts
 
 
 def test_clear_culprits_are_found_and_proved_as_ever(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ last use, so that memory does not grow with the number of layers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -129,12 +129,16 @@ class NodeByNode:
     ) -> Iterator[LayerValues]:
         """Run ``step`` on both histories, and where it is lowered show what became of it."""
         lowered = partial(self._execute, step, precision, low, rtx_sums)
-        read = sum(bytes_of(low.values[name]) for name in step.inputs if name in low.values)
+        read = sum(bytes_of(self._value(name, low)) for name in step.inputs)
         begun = self._beside.submit(lowered) if _SMALL < read < _LARGE else None
-        reference = self._execute(step, Precision.FP32, exact)
         introduced: list[Value] = []
-        if begun is not None and step.lowers(precision):
-            introduced = self._execute(step, precision, exact, rtx_sums)
+        try:
+            reference = self._execute(step, Precision.FP32, exact)
+            if begun is not None and step.lowers(precision):
+                introduced = self._execute(step, precision, exact, rtx_sums)
+        finally:
+            if begun is not None:  # it reads constants that the next who asks may replace
+                wait([begun])
         accumulated = lowered() if begun is None else begun.result()
         self._keep(step, precision, accumulated, low)
         low.free(step.frees)

@@ -6,22 +6,25 @@ beside it changes nothing of what it builds.
 
 from __future__ import annotations
 
+import tempfile
 from collections import deque
 from collections.abc import Callable, Hashable
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 
+from bisect_trt.core.errors import RunnerFailedError, RunnerUnavailableError
 from bisect_trt.core.scratch import scratch
-from bisect_trt.runners.tensorrt.records import EngineRequest, Prebuilt
+from bisect_trt.runners.tensorrt.build_only import WORKER
+from bisect_trt.runners.tensorrt.records import Built, EngineRequest, Prebuilt
 from bisect_trt.runners.workers.process import IsolatedWorker
 
 TIMES_NOTHING = "tensorrt_rtx"
 """The module whose builder times nothing."""
 
-_WORKER = "bisect_trt.runners.tensorrt.build_only:BuildWorker"
+_AGAIN_S = 0.1
 
 
 class EnginesAhead:
@@ -42,14 +45,14 @@ class EnginesAhead:
         kernels: Callable[[EngineRequest], Path | None] = lambda _: None,
     ) -> None:
         self._timeout_s, self._kernels = timeout_s, kernels
-        self._workers = [IsolatedWorker(_WORKER, {"module": module}) for _ in range(most)]
+        self._workers = [IsolatedWorker(WORKER, {"module": module}) for _ in range(most)]
         self._free: SimpleQueue[IsolatedWorker] = SimpleQueue()
         for worker in self._workers:
             self._free.put(worker)
         self._pool = ThreadPoolExecutor(most)
-        self._folder = scratch("engines")
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._begun: dict[Hashable, deque[Future[EngineRequest]]] = {}
-        self._count = 0
+        self._all: list[Future[EngineRequest]] = []
         self._closed = False
 
     def begin(
@@ -65,11 +68,13 @@ class EnginesAhead:
             asked: gives the request; called in another thread.
             copies: how many shall be there, or in work, until they are taken.
         """
+        if self._folder is None:  # not before there is a run's folder to make it in
+            self._folder = scratch("engines")
         begun = self._begun.setdefault(what, deque())
         while len(begun) < copies:
-            path = Path(self._folder.name) / f"{self._count}.engine"
-            self._count += 1
+            path = Path(self._folder.name) / f"{len(self._all)}.engine"
             begun.append(self._pool.submit(self._build, asked, path))
+            self._all.append(begun[-1])
 
     def take(self, what: Hashable) -> EngineRequest | None:
         """The request for ``what``, with the engine; waits for it. None where none was begun, or
@@ -95,12 +100,15 @@ class EnginesAhead:
         """End the processes, and remove what nobody took."""
         self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
-        for worker in self._workers:
-            worker.kill()
+        while not all(future.done() for future in self._all):
+            for worker in self._workers:  # one may have been started after the last time
+                worker.kill()
+            wait(self._all, timeout=_AGAIN_S)
         self._pool.shutdown()
         for worker in self._workers:
             worker.close()
-        self._folder.cleanup()
+        if self._folder is not None:
+            self._folder.cleanup()
 
     def _build(
         self, asked: Callable[[], AbstractContextManager[EngineRequest]], path: Path
@@ -110,14 +118,31 @@ class EnginesAhead:
             with asked() as request:
                 if self._closed:
                     raise CancelledError
-                known = self._kernels(request)
-                arguments = request, str(path), str(known) if known else None
-                prebuilt: Prebuilt = worker.call(
-                    "build_into", *arguments, timeout_s=self._timeout_s
+                built: Built = worker.call(
+                    "build_into", request, str(path), timeout_s=self._timeout_s
                 )
-            return replace(request, model=b"", prebuilt=prebuilt)
+            request = replace(request, model=b"")
+            kernels = self._compiled(worker, request, path)
+            return replace(request, prebuilt=Prebuilt(str(path), built, kernels))
         finally:
             self._free.put(worker)
+
+    def _compiled(self, worker: IsolatedWorker, request: EngineRequest, path: Path) -> str:
+        """The file of the engine's kernels; "" where they could not be compiled: whoever runs the
+        engine does it then, or says why it cannot.
+        """
+        known = self._kernels(request)
+        before, beside = str(known) if known else None, len(self._workers)
+        arguments = str(path), request.options, before, beside
+        if self._closed:
+            raise CancelledError
+        try:
+            found: str = worker.call("compile", *arguments, timeout_s=self._timeout_s)
+        except (RunnerFailedError, RunnerUnavailableError):
+            return ""
+        finally:
+            worker.close()  # with the memory of the GPU that it keeps
+        return found
 
 
 def _removed(done: Future[EngineRequest]) -> None:

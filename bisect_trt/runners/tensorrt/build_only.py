@@ -1,5 +1,5 @@
 """Engines built and not run: what does not build can be looked into without a GPU, where the
-builder needs none (TensorRT for RTX).
+builder needs none (TensorRT for RTX), and what will be run can be built beside it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bisect_trt.runners.tensorrt.cuda import Cuda, import_cuda
 from bisect_trt.runners.tensorrt.execute import LoadedEngine
 from bisect_trt.runners.tensorrt.module import import_tensorrt
 from bisect_trt.runners.tensorrt.profile import profile_of, values_of
-from bisect_trt.runners.tensorrt.records import EngineRequest, Prebuilt
+from bisect_trt.runners.tensorrt.records import Built, EngineOptions, EngineRequest
 from bisect_trt.runners.workers.process import IsolatedWorker
 
 _ROOM_TIMES, _ROOM_BYTES = 3, 4 << 30
@@ -98,7 +98,7 @@ class BuildOnlyRunner:
 
 
 class BuildWorker:
-    """The child's side: TensorRT without a GPU."""
+    """The child's side: TensorRT, which needs a GPU to compile kernels alone."""
 
     def __init__(self, module: str | None) -> None:
         self._trt = import_tensorrt(module)
@@ -115,33 +115,42 @@ class BuildWorker:
         """
         return len(build_engine(self._trt, request).engine)
 
-    def build_into(self, request: EngineRequest, path: str, known: str | None = None) -> Prebuilt:
-        """Write the engine to ``path``, and its kernels beside it where a GPU has room.
+    def build_into(self, request: EngineRequest, path: str) -> Built:
+        """Write the engine to ``path``.
 
-        Args:
-            request: what to build.
-            path: of the engine.
-            known: kernels that were compiled before, if there is such a file.
+        Returns:
+            What building it showed, without the engine.
 
         Raises:
             RunnerFailedError: BUILD_FAILED.
         """
         built = build_engine(self._trt, request)
         Path(path).write_bytes(built.engine)
-        kernels = Path(f"{path}.kernels")
-        try:
-            self._compile(built.engine, request, kernels, Path(known) if known else None)
-        except Exception:  # whoever runs the engine compiles them, or says why it cannot
-            kernels.unlink(missing_ok=True)
-        compiled = str(kernels) if kernels.exists() else ""
-        return Prebuilt(path, replace(built, engine=b""), compiled)
+        return replace(built, engine=b"")
 
-    def _compile(
-        self, engine: bytes, request: EngineRequest, kernels: Path, known: Path | None
-    ) -> None:
-        """Making a context is what compiles them: 2 to 10 s of an engine that is new."""
-        cuda = Cuda(import_cuda())
-        if cuda.free_bytes() > _ROOM_TIMES * len(engine) + _ROOM_BYTES:
-            logger = make_logger(self._trt)
-            loaded = LoadedEngine(self._trt, cuda, logger, engine, known, request.options)
-            loaded.keep_kernels(kernels)
+    def compile(self, path: str, options: EngineOptions, known: str | None, beside: int) -> str:
+        """Compile the kernels of the engine in ``path`` where a GPU has room: making a context does
+        it, in 2 to 10 s for an engine that is new.
+
+        Args:
+            path: of the engine.
+            options: how it shall be run.
+            known: kernels that were compiled before, if there is such a file.
+            beside: how many processes may do so at a time.
+
+        Returns:
+            The file that holds them; "" where the GPU has no room.
+
+        Raises:
+            RunnerFailedError: the engine cannot be loaded.
+            RunnerUnavailableError: there is no GPU.
+        """
+        cuda, size = Cuda(import_cuda()), Path(path).stat().st_size
+        if cuda.free_bytes() <= beside * _ROOM_TIMES * size + _ROOM_BYTES:
+            return ""
+        logger, before = make_logger(self._trt), Path(known) if known else None
+        engine = Path(path).read_bytes()
+        loaded = LoadedEngine(self._trt, cuda, logger, engine, before, options)
+        kernels = Path(f"{path}.kernels")
+        loaded.keep_kernels(kernels)
+        return str(kernels) if kernels.exists() else ""

@@ -82,13 +82,9 @@ class LoadedEngine:
         return text
 
     def keep_kernels(self, cache: Path) -> None:
-        """Write the kernels that TensorRT for RTX compiled, for the next context; none where more
-        are kept: those of an engine built ahead may lack what another compiled meanwhile.
-        """
+        """Write the kernels that TensorRT for RTX compiled, for the next context."""
         if self._kernels is not None:
-            found = bytes(self._kernels.serialize())
-            if not cache.exists() or cache.stat().st_size < len(found):
-                write_whole(cache, found)
+            write_whole(cache, bytes(self._kernels.serialize()))
 
     def _runtime_config(self, cache: Path | None, options: EngineOptions) -> Any:
         """None where this TensorRT has no such thing."""

@@ -120,7 +120,7 @@ class TensorRTRunner:
         }
         if builders and TIMES_NOTHING in described and not weak:
             version = described[TIMES_NOTHING]
-            kernels = partial(_kernels, caches, version)
+            kernels = partial(cache_file, caches, TIMES_NOTHING, version, kind="kernels")
             self._ahead = EnginesAhead(TIMES_NOTHING, timeout_s, builders, kernels)
 
     def outputs(
@@ -147,6 +147,11 @@ class TensorRTRunner:
             asked = partial(self._request, plan, tuple(tensors), (), not tensors)
             self._ahead.begin((plan, tuple(tensors)), asked, copies)
 
+    @property
+    def builds_ahead(self) -> bool:
+        """Whether :meth:`build_ahead` does anything."""
+        return self._ahead is not None
+
     def give_up(self) -> None:
         """Build no further what was begun and is not in use."""
         if self._ahead is not None:
@@ -164,9 +169,7 @@ class TensorRTRunner:
         self, plan: PrecisionPlan, samples: Sequence[Sample], tensors: Sequence[str]
     ) -> list[dict[str, NDArray[Any]]]:
         """The outputs and ``tensors`` of each sample, from an engine in which ``tensors`` are
-        outputs too.
-
-        Marks break fusions, so the numbers are not those of the unmarked engine.
+        outputs too. Marks break fusions, so the numbers are not those of the unmarked engine.
 
         Args:
             plan: what to build.
@@ -218,8 +221,9 @@ class TensorRTRunner:
         what = (plan, tuple(tensors), tuple(debug))
         arrays = [dict(s.arrays) for s in samples]
         ask = partial(self._worker.call, timeout_s=self._timeout_s)
-        if self._last is not None and self._last[0] == what:
-            again: EngineAnswer | None = ask("again", self._last[1], arrays, repeats)
+        last = self._last  # another thread may ask of another plan meanwhile
+        if last is not None and last[0] == what:
+            again: EngineAnswer | None = ask("again", last[1], arrays, repeats)
             if again is not None:
                 return again, 0.0
         ahead = None
@@ -228,8 +232,10 @@ class TensorRTRunner:
         answer: EngineAnswer
         if ahead is not None and ahead.prebuilt is not None:
             request, written = ahead, 0.0
-            answer = ask("probe", ahead, arrays, repeats)
-            ahead.prebuilt.remove()
+            try:
+                answer = ask("probe", ahead, arrays, repeats)
+            finally:
+                ahead.prebuilt.remove()
         else:
             began = time.perf_counter()
             with self._request(*what, measure_latency) as request:
@@ -283,10 +289,6 @@ class TensorRTRunner:
             "read_back": sum(layer.name in answer.types for layer in self._layers),
             "findings": [vars(f) for f in findings],
         }
-
-
-def _kernels(caches: Path | None, version: str, request: EngineRequest) -> Path | None:
-    return cache_file(caches, TIMES_NOTHING, version, request, "kernels")
 
 
 def _as_float32(array: NDArray[Any]) -> NDArray[Any]:

@@ -51,6 +51,7 @@ class EngineWorker:
         self._cuda = Cuda(import_cuda())
         self._caches = Path(caches) if caches is not None else None
         self._kept: _Engine | None = None
+        self._began = time.time()
 
     def describe(self) -> dict[str, str]:
         """Versions and the GPU."""
@@ -129,7 +130,7 @@ class EngineWorker:
             self._trt, self._cuda, logger, built.engine, compiled, request.options
         )
         latency = loaded.first.latency_ms(sample) if request.measure_latency else float("nan")
-        if kernels is not None:
+        if kernels is not None and not (ahead and self._holds_more(kernels, Path(ahead))):
             loaded.keep_kernels(kernels)
         messages = [*built.messages, *(m for m in logger.messages if m not in built.messages)]
         layers = engine_layers(json.loads(loaded.inspect()))
@@ -137,11 +138,19 @@ class EngineWorker:
         self._kept = _Engine(key, known, loaded, messages, latency, layers, size)
         return self._kept
 
+    def _holds_more(self, kernels: Path, ahead: Path) -> bool:
+        """Whether another engine of this run compiled more than was compiled ahead for this one."""
+        if not kernels.exists():
+            return False
+        known = kernels.stat()
+        return known.st_mtime > self._began and known.st_size > ahead.stat().st_size
+
     def _built(self, request: EngineRequest) -> Built:
         ahead = request.prebuilt
         if ahead is None:
             return build_engine(self._trt, request, self._cache(request, "timing"))
-        return replace(ahead.built, engine=Path(ahead.path).read_bytes())
+        # Its seconds were another process', beside others'.
+        return replace(ahead.built, engine=Path(ahead.path).read_bytes(), seconds={})
 
     def _cache(self, request: EngineRequest, kind: str) -> Path | None:
         if self._caches is not None:
