@@ -99,7 +99,7 @@ def test_draws_and_roundings(monkeypatch: pytest.MonkeyPatch) -> None:
 
     at_once = made()
     for module in ("bisect_trt.numerics.draws", "bisect_trt.graph.tensor_values"):
-        monkeypatch.setattr(f"{module}.slices", lambda size: blocks.slices(size, 100))
+        monkeypatch.setattr(f"{module}.slices", lambda size, *_: blocks.slices(size, 100))
     for one, other in zip(made(), at_once, strict=True):
         np.testing.assert_array_equal(one, other)
     np.testing.assert_array_equal(at_once[2], rounded(arrays["x"], tf32))
