@@ -28,9 +28,8 @@ from bisect_trt.stations.case import Case
 MOST_TRACED = 2
 """Each costs two inferences node by node: the table is made from so many inputs at most."""
 
-_WAITING, _HELD = 32, 32 << 20
-"""Layers, and bytes of their values, that are compared while the network goes on; one in any
-case."""
+_WAITING, _HELD, _HELD_BY_ONE = 32, 32 << 20, 96 << 20
+"""Layers, and bytes of their values, that are compared while the network goes on."""
 
 _SMALL = 1 << 17
 """Bytes of a layer's values."""
@@ -99,18 +98,20 @@ def _traced(case: Case, bench: Bench, pool: Executor) -> dict[str, dict[str, Any
         waiting: deque[_Measured] = deque()
         for values in _until_failure(traced):
             waiting.append(_Measured(pool, values, _channel_axis(ops, values)))
+            last = values.layer
             del values  # large, and the next layer's are made meanwhile
-            while len(waiting) > 1 and _too_many(waiting):
+            while _too_many(waiting):
                 found.add(number, waiting.popleft())
             done += 1
-            bench.observer.progress(done, expected, waiting[-1].layer)
+            bench.observer.progress(done, expected, last)
         for layer in waiting:
             found.add(number, layer)
     return found.rows()
 
 
 def _too_many(waiting: Collection[_Measured]) -> bool:
-    return len(waiting) > _WAITING or sum(layer.held for layer in waiting) > _HELD
+    most = _HELD if len(waiting) > 1 else _HELD_BY_ONE
+    return len(waiting) > _WAITING or sum(layer.held for layer in waiting) > most
 
 
 class _Measured:
