@@ -24,9 +24,18 @@ def entry() -> None:
             _end(error.exit_code, error.show)
         except OSError:  # of the help text: a command answers for its own
             _end(_MACHINE)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, ImportError) as error:
+        if not _was_interrupted(error):
+            raise
         # Python itself would end by the signal where an extension's import was interrupted.
         _end(_INTERRUPTED, lambda: sys.stderr.write("bisect-trt: interrupted\n"))
+
+
+def _was_interrupted(error: BaseException | None) -> bool:
+    """Whether Ctrl-C is behind ``error``: some extensions make an ImportError of it."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _end(code: int, say: Callable[[], object] = lambda: None) -> None:

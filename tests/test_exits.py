@@ -153,6 +153,27 @@ def test_ctrl_c_during_the_imports_is_one_line() -> None:
             assert len(words.splitlines()) == 1, words
 
 
+@pytest.mark.parametrize(("raised", "code"), [("from KeyboardInterrupt()", 130), ("", 1)])
+def test_ctrl_c_that_an_extension_made_an_import_error_of(raised: str, code: int) -> None:
+    """ONNX Runtime's does, where the signal comes while it is being loaded."""
+    script = (
+        "import sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'bisect_trt.cli':\n"
+        f"            raise ImportError('initialization failed') {raised}\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "from bisect_trt.__main__ import entry\n"
+        "entry()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=plain_environment()
+    )
+    assert done.returncode == code
+    assert (done.stderr == "bisect-trt: interrupted\n") is (code == 130)
+    assert ("initialization failed" in done.stderr) is (code == 1)
+
+
 def _limited(kind: int, size: int) -> Any:
     return lambda: resource.setrlimit(kind, (size, size))
 
