@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from threading import Lock
@@ -261,12 +262,15 @@ def open_bench(
         MachineError: the disk is full.
         RunnerUnavailableError: the runner or cluster asked for is not there.
     """
-    device, findings = emulator_device(case.settings)
     with ExitStack() as opened:
         folder = folder_of(case, suffix)
-        engine = open_engine(case, folder / "caches")
+        # Each waits a second or two for a child process.
+        with ThreadPoolExecutor(1) as beside:
+            asked = beside.submit(emulator_device, case.settings)
+            engine = open_engine(case, folder / "caches")
         if engine is not None:
             opened.enter_context(closing(engine))
+        device, findings = asked.result()
         journal = opened.enter_context(claimed_folder(case, folder))
         emulator, noted = open_emulator(case, device, journal)
         fleet = open_fleet(case, emulator, device)

@@ -32,9 +32,9 @@ from bisect_trt.stations.engine_choice import EngineRunner
 from bisect_trt.stations.layer_errors import MOST_TRACED
 
 BATCH_BYTES = 1 << 30
-TIME_BUDGET_S, _AHEAD_S = 20.0, 8.0
-"""No further batch is begun after it: each needs an engine, and every value of the model. Less
-where the first is built ahead (ViT-L's has 811 of its 944 layers)."""
+TIME_BUDGET_S, _AHEAD_S, _AHEAD = 20.0, 12.0, 2
+"""No further batch is begun that would end after it: each needs an engine, and every value of the
+model. Less where the first two are built ahead (ViT-L's first has 811 of its 944 layers)."""
 
 _MARKED, _DEBUGGED = "marked outputs", "debug tensors"
 
@@ -68,7 +68,7 @@ class EngineTable:
 def begin_tracing(
     case: Case, bench: Bench, engine: Prober, plan: PrecisionPlan, names: Sequence[str]
 ) -> None:
-    """Begin the first engine that :func:`trace_engine` will ask for, where it can be told before
+    """Begin the first engines that :func:`trace_engine` will ask for, where they can be told before
     anything was run.
 
     Args:
@@ -84,7 +84,7 @@ def begin_tracing(
         outputs_of = {layer.name: layer.outputs for layer in case.layers}
         sizes = _told_sizes(case, samples)
         if all(name in sizes for name in names):
-            for batch in islice(_batches(names, sizes), 1):
+            for batch in islice(_batches(names, sizes), _AHEAD):
                 begin(bench, plan, [t for layer in batch for t in outputs_of[layer]])
 
 
@@ -133,10 +133,11 @@ def trace_engine(
     errors: dict[str, list[TensorError]] = {}
     how = _how(runner)
     marked_score, count, note = math.nan, 0, ""
-    deadline = time.monotonic() + (_AHEAD_S if runner.builds_ahead else TIME_BUDGET_S)
+    began = time.monotonic()
+    deadline, took = began + (_AHEAD_S if runner.builds_ahead else TIME_BUDGET_S), 0.0
     measured = dict(zip(names, layers["elements"] * 4 * len(samples), strict=True))
     for batch in _batches(names, measured | _told_sizes(case, samples)):
-        if count and time.monotonic() > deadline:
+        if count and began + took > deadline:
             note = (
                 f"{len(errors):,} of {len(layers):,} layers, those up to {batch[0]!r}, were "
                 "compared on the engine in the time that this may take"
@@ -157,6 +158,7 @@ def trace_engine(
         for sample, found_values in zip(samples, values, strict=True):
             for layer, error in _compared(case, bench, sample, found_values):
                 errors.setdefault(layer, []).append(error)
+        took, began = time.monotonic() - began, time.monotonic()
     rows = {name: _row(found_errors) for name, found_errors in errors.items()}
     known = [engine.known(plan, sample) for sample in samples]
     unmarked = max((k.score for k in known if k is not None), default=math.nan)

@@ -68,12 +68,12 @@ def over_processes(bench: Bench, result: ProbeResult) -> Steadiness:
 
 
 def begin_further(bench: Bench, plan: PrecisionPlan) -> None:
-    """Begin the engines that :func:`over_processes` will ask for, where they are not known; nothing
-    in a run that has built none yet: it repeats another.
+    """Begin the engine of ``plan`` and those that :func:`over_processes` will ask for, where they
+    are not known; nothing in a run that has built none yet: it repeats another.
     """
     if isinstance(bench.opened, Restartable) and bench.engine and bench.engine.new_probes:
-        unknown = [not prober.knows(plan) for prober in _further(bench, bench.opened)]
-        begin(bench, plan, copies=sum(unknown))
+        asked = bench.engine, *_further(bench, bench.opened)
+        begin(bench, plan, copies=sum(not prober.knows(plan) for prober in asked))
 
 
 def _further(bench: Bench, runner: Restartable) -> list[Prober]:
