@@ -79,6 +79,18 @@ class SegmentSession:
         self._captured: CapturedSession | None = None
         self._captures = device.provider == CUDA_PROVIDER
 
+    def open(self) -> None:
+        """Make the session that most runs need, where there is none; several segments' are made
+        side by side.
+
+        Raises:
+            RunnerFailedError: with ONNX Runtime's words.
+        """
+        if self._switched is None and not self._captures:
+            ready = self._opened(self._segment)
+            with self._lent.lock:
+                self._switched = self._switched or ready
+
     def run(self, tensors: Mapping[str, Value], setting: Setting) -> dict[str, Value]:
         """What the segment gives; several threads may ask.
 

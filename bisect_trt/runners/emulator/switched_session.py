@@ -8,6 +8,7 @@ that was run on the same sample. The numbers are those of a run from the start, 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from functools import partial
 from hashlib import blake2b
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.precision import Precision
 from bisect_trt.core.sample import Sample
+from bisect_trt.core.threads import in_order
 from bisect_trt.graph.activations import inference_bytes
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.inputs import fixed_shape, input_specs
@@ -77,6 +79,7 @@ class SwitchedSession:
         self._segments = [SegmentSession(part, constants, threads, device) for part in parts]
         self._room, self._device = Room(graph, threads), device
         self._outputs = graph.outputs
+        self._open = False
         # A tensor is let go behind the last segment that takes it.
         last = {name: place for place, part in enumerate(parts) for name in part.takes}
         last |= dict.fromkeys(graph.outputs, len(parts))
@@ -101,6 +104,9 @@ class SwitchedSession:
         Raises:
             RunnerFailedError: with ONNX Runtime's words.
         """
+        if not self._open:
+            self._open = True
+            deque(in_order(SegmentSession.open, self._segments), maxlen=0)
         settings, prefixes = self._set(lowered)
         given, owners = _given(sample.arrays)
         count = len(self._segments)
