@@ -38,6 +38,7 @@ from bisect_trt.stations.golden import check_golden
 from bisect_trt.stations.held import note_held
 from bisect_trt.stations.inputs_table import inputs_table
 from bisect_trt.stations.known import Known
+from bisect_trt.stations.let_go import let_go
 from bisect_trt.stations.out_of_range import note_left_overflowing
 from bisect_trt.stations.reduce import Reduced
 from bisect_trt.stations.reduce_model import files_read, reduce_model, result_folder
@@ -80,6 +81,7 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
             if partial is not None:
                 write_report(partial, case)
             raise
+        let_go(case, bench)
         result = summarise(latest, bench.ledger(), time.perf_counter() - began)
         write_report(result, case)
         # Its search may take long: whoever interrupts it has the report already.

@@ -101,6 +101,12 @@ def keep_large_blocks_apart() -> None:
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _APART)
 
 
+def give_back() -> None:
+    """Let what was freed go back to the system, of blocks of any size: some milliseconds."""
+    with contextlib.suppress(OSError, AttributeError):  # another library than GNU's
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def in_words(count: int) -> str:
     """A number of bytes for a person."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from bisect_trt.core.memory import LARGE, MANY
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.save import weights_size
 
 
+@runtime_checkable
 class Holder(Protocol):
     """Who opens sessions that hold a copy of the weights, in the order that kernels like."""
 

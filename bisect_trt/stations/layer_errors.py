@@ -28,8 +28,9 @@ from bisect_trt.stations.case import Case
 MOST_TRACED = 2
 """Each costs two inferences node by node: the table is made from so many inputs at most."""
 
-_WAITING, _HELD, _HELD_BY_ONE = 32, 32 << 20, 96 << 20
-"""Layers, and bytes of their values, that are compared while the network goes on."""
+_WAITING, _HELD, _HELD_BY_CORE, _HELD_BY_ONE = 32, 32 << 20, 4 << 20, 96 << 20
+"""Layers, and bytes of their values, that are compared while the network goes on: ONNX Runtime's
+arena never gives back what it held at once."""
 
 _SMALL = 1 << 17
 """Bytes of a layer's values."""
@@ -110,7 +111,8 @@ def _traced(case: Case, bench: Bench, pool: Executor) -> dict[str, dict[str, Any
 
 
 def _too_many(waiting: Collection[_Measured]) -> bool:
-    most = _HELD if len(waiting) > 1 else _HELD_BY_ONE
+    several = min(_HELD, _HELD_BY_CORE * thread_count())
+    most = several if len(waiting) > 1 else _HELD_BY_ONE
     return len(waiting) > _WAITING or sum(layer.held for layer in waiting) > most
 
 

@@ -63,10 +63,16 @@ class NodeByNode:
     def __init__(self, graph: Graph, constants: ConstantStore, threads: int) -> None:
         self._graph = graph
         self._constants = constants
+        self._threads = threads
         self._sessions = NodeSessions(graph.proto, threads)
         self._beside = ThreadPoolExecutor(1, "bisect-trt")
         self._ready: dict[tuple[int, Precision], NodeSession] = {}
         self._steps = compile_steps(graph, constants)
+
+    def release(self) -> None:
+        """Let the nodes' sessions go."""
+        self._ready.clear()
+        self._sessions = NodeSessions(self._graph.proto, self._threads)
 
     def outputs(self, sample: Sample, plan: PrecisionPlan, *, rtx_sums: bool) -> Arrays:
         """The model's outputs on ``sample`` under ``plan``.

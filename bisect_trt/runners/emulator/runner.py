@@ -125,6 +125,14 @@ class EmulatedRunner:
         runner = self._taking(sample)
         return runner._session_for(PrecisionPlan(precision))[0].effects(sample, wanted)
 
+    def release(self) -> None:
+        """Let all sessions and kept activations go; the next plan opens its own."""
+        self._switched.clear()
+        self._kept.clear()
+        self._node_by_node.release()
+        if self._after_lookups is not None:
+            self._after_lookups.release()
+
     @property
     def layers_on_cpu(self) -> list[str]:
         """The layers that the CPU ran in place of the device, as far as anything was run."""

@@ -15,6 +15,7 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from bisect_trt.core.memory import give_back
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph, as_graph
@@ -69,7 +70,9 @@ class WholeModelRunner:
 
     def release(self) -> None:
         """Let the session and its memory go."""
-        self._kept = None
+        if self._kept is not None:
+            self._kept = None
+            give_back()
 
     def _session_of(self, plan: PrecisionPlan, graph: Graph) -> ort.InferenceSession:
         kept = self._kept  # whoever takes the turn may let it go at any time

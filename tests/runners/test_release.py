@@ -1,0 +1,31 @@
+"""What an emulator lets go is opened again where it is asked for, and answers the same."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.core.sample import Sample
+from bisect_trt.graph.graph import Graph
+from bisect_trt.runners.emulator.runner import EmulatedRunner
+from bisect_trt.runners.emulator.whole_model import WholeModelRunner
+from bisect_trt.runners.turns import Holder
+from fixtures.models import residual
+
+
+def test_released_emulators_answer_as_before() -> None:
+    fixture = residual()
+    graph = Graph(fixture.model)
+    sample = Sample("s", fixture.inputs)
+    plan = PrecisionPlan(Precision.FP16)
+    emulated = EmulatedRunner(graph)
+    for runner in (emulated, WholeModelRunner(graph, emulated.constants.owner)):
+        assert isinstance(runner, Holder)
+        (before,) = runner.outputs(plan, [sample])
+        traced = [v.accumulated for v in emulated.trace(sample, plan)]
+        runner.release()
+        (after,) = runner.outputs(plan, [sample])
+        assert all(np.array_equal(before[name], after[name]) for name in before)
+        again = [v.accumulated for v in emulated.trace(sample, plan)]
+        assert len(again) == len(traced) > 10
+        assert all(map(np.array_equal, traced, again))
