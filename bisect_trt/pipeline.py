@@ -30,6 +30,7 @@ from bisect_trt.stations.case import Case, load
 from bisect_trt.stations.cure_model import cure_model
 from bisect_trt.stations.cures import Cures
 from bisect_trt.stations.cut_short import end_search
+from bisect_trt.stations.engine_ahead import baseline_plans
 from bisect_trt.stations.engine_baselines import begin_engine, measure_engine
 from bisect_trt.stations.engine_to_blame import REPRODUCER, piece_to_blame
 from bisect_trt.stations.engine_verdict import decide_on_engine
@@ -62,7 +63,8 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
     began, time_budget = time.perf_counter(), TimeBudget(settings.budget)
     observer = observer or Observer()
     case = load(settings, observer)
-    with open_bench(case, observer, time_budget=time_budget) as bench:
+    plans = baseline_plans(case)
+    with open_bench(case, observer, time_budget=time_budget, begin=plans) as bench:
         discard(bench.folder)
         reproducer.FOLDER.remove(bench.folder / REPRODUCER)
         latest = Known(case)
@@ -111,7 +113,7 @@ def compare(settings: Settings, observer: Observer | None = None) -> Result:
     began = time.perf_counter()
     observer = observer or Observer()
     case = load(settings, observer)
-    with open_bench(case, observer, "-compare") as bench:
+    with open_bench(case, observer, "-compare", begin=baseline_plans(case)) as bench:
         discard(bench.folder)
         latest = Known(case)
         for known in _measure(case, bench):

@@ -54,8 +54,8 @@ class Journal:
 
     Journals of earlier versions are opened too: their answers are simply other keys. One whose
     pages are damaged is set aside, with what can still be read of it in a new one; ``note`` then
-    says so, and is empty otherwise. ``beside`` gives rows to write with every answer, in the same
-    transaction.
+    says so, and is empty otherwise. ``is_new`` where there was none. ``beside`` gives rows to write
+    with every answer, in the same transaction.
 
     Raises:
         BadInputError: the file is no journal, or one of a later version of the tool, or cannot be
@@ -80,6 +80,7 @@ class Journal:
         except _FAILURES as error:
             self.close()
             raise self._told(error) from error
+        self.is_new = form == 0
         if form > _FORM:
             self.close()
             raise BadInputError(

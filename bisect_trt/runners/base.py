@@ -86,8 +86,10 @@ class Anticipating(Runner, Protocol):
         """
         ...
 
-    def give_up(self) -> None:
-        """Nothing that was begun and is not in use will be asked for."""
+    def give_up(self, but: PrecisionPlan) -> None:
+        """Nothing that was begun and is not in use will be asked for, ``but`` one plan's
+        outputs.
+        """
         ...
 
 

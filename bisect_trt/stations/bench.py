@@ -34,6 +34,7 @@ from bisect_trt.runners.ort_devices import CPU
 from bisect_trt.stations.case import Case
 from bisect_trt.stations.emulator_choice import emulator_device, open_emulator
 from bisect_trt.stations.emulator_workers import fewer_hired, open_fleet
+from bisect_trt.stations.engine_ahead import begin as begin_engine
 from bisect_trt.stations.engine_choice import EngineRunner, has_rtx_sums, open_engine
 from bisect_trt.stations.ledger import Ledger
 from bisect_trt.stations.metric_reads import MetricReads
@@ -247,7 +248,11 @@ class Bench:
 
 @contextmanager
 def open_bench(
-    case: Case, observer: Observer, suffix: str = "", time_budget: TimeBudget | None = None
+    case: Case,
+    observer: Observer,
+    suffix: str = "",
+    time_budget: TimeBudget | None = None,
+    begin: Sequence[PrecisionPlan] = (),
 ) -> Iterator[Bench]:
     """Open what the run needs.
 
@@ -256,6 +261,7 @@ def open_bench(
         observer: hears of the progress.
         suffix: ends the default folder's name.
         time_budget: of the whole run; None where it may take as long as it needs.
+        begin: whose engines a run that knows nothing yet will ask for.
 
     Raises:
         BadInputError: the folder cannot be used (see ``claimed_folder``).
@@ -272,6 +278,8 @@ def open_bench(
             opened.enter_context(closing(engine))
         device, findings = asked.result()
         journal = opened.enter_context(claimed_folder(case, folder))
+        for plan in begin if journal.is_new else ():
+            begin_engine(engine, plan)
         emulator, noted = open_emulator(case, device, journal)
         fleet = open_fleet(case, emulator, device)
         if fleet is not None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.runners.base import Anticipating
-from bisect_trt.stations.bench import Bench
+from bisect_trt.runners.base import Anticipating, Runner
 from bisect_trt.stations.case import Case
 
 
@@ -15,27 +14,22 @@ def baseline_plans(case: Case) -> tuple[PrecisionPlan, ...]:
     return PrecisionPlan(Precision.FP32), PrecisionPlan(Precision.TF32), case.base
 
 
-def begin_baselines(case: Case, bench: Bench) -> None:
-    """Begin the engines of the baselines that the journal does not know."""
-    for plan in dict.fromkeys(baseline_plans(case)):
-        if bench.engine is not None and not bench.engine.knows(plan):
-            begin(bench, plan)
-
-
-def begin(bench: Bench, plan: PrecisionPlan, tensors: Sequence[str] = (), copies: int = 1) -> None:
-    """Begin what the engine will be asked; nothing where the runner cannot.
+def begin(
+    engine: Runner | None, plan: PrecisionPlan, tensors: Sequence[str] = (), copies: int = 1
+) -> None:
+    """Begin what the engine will be asked; nothing where the runner cannot, or there is none.
 
     Args:
-        bench: whose engine.
+        engine: the runner that builds.
         plan: what it is built from.
         tensors: what is wanted beside the outputs.
         copies: how many shall be there in all, each for another process.
     """
-    if isinstance(bench.opened, Anticipating):
-        bench.opened.build_ahead(plan, tensors, copies)
+    if isinstance(engine, Anticipating):
+        engine.build_ahead(plan, tensors, copies)
 
 
-def give_up(bench: Bench) -> None:
-    """Nothing that was begun and is not in use will be asked for."""
-    if isinstance(bench.opened, Anticipating):
-        bench.opened.give_up()
+def give_up(engine: Runner | None, but: PrecisionPlan) -> None:
+    """Nothing that was begun and is not in use will be asked for, ``but`` one plan's engines."""
+    if isinstance(engine, Anticipating):
+        engine.give_up(but)

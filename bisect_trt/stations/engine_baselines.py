@@ -15,7 +15,7 @@ from bisect_trt.probe.result import ProbeResult
 from bisect_trt.stations.baselines import Baselines
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
-from bisect_trt.stations.engine_ahead import baseline_plans, begin_baselines
+from bisect_trt.stations.engine_ahead import baseline_plans, begin
 from bisect_trt.stations.engine_checks import check_engine
 from bisect_trt.stations.engine_diagnosis import (
     Fp32,
@@ -75,8 +75,12 @@ def begin_engine(case: Case, bench: Bench) -> None:
     strict = PrecisionPlan(Precision.FP32)
     if bench.prober.knows(strict) and not bench.prober.probe(strict).verdict.passed:
         return
-    begin_baselines(case, bench)
-    if bench.engine is not None and not bench.engine.knows(case.base):
+    if bench.engine is None:
+        return
+    for wanted in dict.fromkeys(baseline_plans(case)):
+        if not bench.engine.knows(wanted):
+            begin(bench.opened, wanted)
+    if not bench.engine.knows(case.base):
         named = [x.name for x in case.layers if case.marked is None or x.name in case.marked]
         plan = PrecisionPlan(case.settings.precision)
         begin_tracing(case, bench, bench.engine, plan, named)

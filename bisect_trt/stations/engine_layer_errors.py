@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from bisect_trt.core.errors import RunnerFailedError, one_line
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample, evenly
+from bisect_trt.core.threads import in_order
 from bisect_trt.graph.shapes import shapes_from
 from bisect_trt.numerics.tensor_error import TensorError, mean_of, tensor_error, worst_of
 from bisect_trt.probe.journal import Row, content_key
@@ -85,7 +87,7 @@ def begin_tracing(
         sizes = _told_sizes(case, samples)
         if all(name in sizes for name in names):
             for batch in islice(_batches(names, sizes), _AHEAD):
-                begin(bench, plan, [t for layer in batch for t in outputs_of[layer]])
+                begin(bench.opened, plan, [t for layer in batch for t in outputs_of[layer]])
 
 
 def _told_sizes(case: Case, samples: Sequence[Sample]) -> dict[str, int]:
@@ -229,9 +231,12 @@ def probe_effect_matters(unmarked: float, marked: float) -> bool:
 def _compared(
     case: Case, bench: Bench, sample: Sample, values: Mapping[str, NDArray[Any]]
 ) -> Iterator[tuple[str, TensorError]]:
-    for layer, tensor, reference in bench.emulator.exact(sample, case.settings.precision):
-        if tensor in values:
-            yield layer, tensor_error(reference, values[tensor])
+    def compared(found: tuple[str, str, NDArray[np.float32]]) -> tuple[str, TensorError]:
+        layer, tensor, reference = found
+        return layer, tensor_error(reference, values[tensor])
+
+    exact = bench.emulator.exact(sample, case.settings.precision)
+    return in_order(compared, (found for found in exact if found[1] in values))
 
 
 def _batches(names: Sequence[str], sizes: Mapping[str, float]) -> Iterator[list[str]]:

@@ -73,7 +73,7 @@ def begin_further(bench: Bench, plan: PrecisionPlan) -> None:
     """
     if isinstance(bench.opened, Restartable) and bench.engine and bench.engine.new_probes:
         asked = bench.engine, *_further(bench, bench.opened)
-        begin(bench, plan, copies=sum(not prober.knows(plan) for prober in asked))
+        begin(bench.opened, plan, copies=sum(not prober.knows(plan) for prober in asked))
 
 
 def _further(bench: Bench, runner: Restartable) -> list[Prober]:

@@ -50,8 +50,9 @@ def decide_on_engine(
             known[limit] = bisect(case, bench, emulated, triage, limit)
         found = known[limit]
         if found is not None:  # if it is the answer, it is run in more processes
-            give_up(bench)
-            begin_further(bench, bench.plan_for(engine, triage.base.with_pins(found.pinned)))
+            answer = bench.plan_for(engine, triage.base.with_pins(found.pinned))
+            give_up(bench.opened, answer)
+            begin_further(bench, answer)
         return found
 
     def emulated_score(pins: frozenset[str]) -> float:

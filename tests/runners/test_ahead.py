@@ -70,13 +70,21 @@ def test_what_does_not_build_is_left_to_whoever_asks(ahead: EnginesAhead) -> Non
 def test_what_is_given_up_leaves_no_engine(ahead: EnginesAhead) -> None:
     ahead.begin("refused", asked(FP16), copies=5)
     ahead.begin("other", asked(FP32))
-    ahead.give_up()
+    ahead.give_up("nothing of it")
     assert ahead.take("refused") is None and ahead.take("other") is None
     ahead.begin("other", asked(FP32))
     request = ahead.take("other")
     assert request is not None and request.prebuilt is not None
     engine = Path(request.prebuilt.path)
     assert list(engine.parent.iterdir()) == [engine], "builds in work were removed when they ended"
+
+
+def test_what_is_wanted_again_is_not_given_up(ahead: EnginesAhead) -> None:
+    ahead.begin("refused", asked(FP16))
+    ahead.begin("wanted", asked(FP32), copies=2)
+    ahead.give_up("wanted")
+    assert ahead.take("refused") is None
+    assert ahead.take("wanted") is not None and ahead.take("wanted") is not None
 
 
 def test_the_end_does_not_wait_for_builds_and_leaves_nothing() -> None:

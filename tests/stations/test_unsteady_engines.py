@@ -13,7 +13,7 @@ import pytest
 
 import bisect_trt
 from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.stations import engine_layer_errors
+from bisect_trt.stations import bench, engine_layer_errors
 from fixtures.models import residual
 from tests.engines import Engine, Judged, Unsteady
 
@@ -77,8 +77,8 @@ class Anticipated(Unsteady):
         assert plan not in self.built or copies > 1, "what is there need not be begun"
         self.begun.append((plan, copies) if not tensors else (plan, -len(tensors)))
 
-    def give_up(self) -> None:
-        self.begun.append((PrecisionPlan("fp16"), 0))
+    def give_up(self, but: PrecisionPlan) -> None:
+        self.begun.append((but, 0))
 
 
 def test_an_engine_is_told_what_it_will_be_asked_and_not_again(judged: Judged) -> None:
@@ -94,6 +94,24 @@ def test_an_engine_is_told_what_it_will_be_asked_and_not_again(judged: Judged) -
     repeated, _ = judged(fixture, again, robust=0.9)
     assert repeated.pinned == result.pinned and not again.built
     assert not [plan for plan, copies in again.begun if copies > 0], "all of it is known"
+
+
+def test_a_new_run_begins_its_baselines_before_its_emulator_is_open(
+    judged: Judged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one that goes on does not: what it asks for may be known."""
+    seen, engine = [], Anticipated(residual())
+    opened = bench.open_emulator
+
+    def noted(*arguments: Any) -> Any:
+        seen.append([plan.base for plan, _ in engine.begun])
+        return opened(*arguments)
+
+    monkeypatch.setattr(bench, "open_emulator", noted)
+    judged(residual(), engine)
+    engine = Anticipated(residual())
+    judged(residual(), engine)
+    assert seen == [[Precision.FP32, Precision.TF32, Precision.FP16], []]
 
 
 def test_marks_are_begun_before_anything_is_run(judged: Judged) -> None:

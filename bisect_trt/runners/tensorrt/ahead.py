@@ -73,7 +73,7 @@ class EnginesAhead:
         begun = self._begun.setdefault(what, deque())
         while len(begun) < copies:
             path = Path(self._folder.name) / f"{len(self._all)}.engine"
-            begun.append(self._pool.submit(self._build, asked, path))
+            begun.append(self._pool.submit(self._build, asked, path, bool(begun)))
             self._all.append(begun[-1])
 
     def take(self, what: Hashable) -> EngineRequest | None:
@@ -88,9 +88,11 @@ class EnginesAhead:
         except (Exception, CancelledError):
             return None
 
-    def give_up(self) -> None:
-        """Drop what was begun and not taken; a build in work goes on to its end."""
-        for futures in self._begun.values():
+    def give_up(self, but: Hashable) -> None:
+        """Drop what was begun and not taken, ``but`` one; a build in work goes on to its end."""
+        for what, futures in self._begun.items():
+            if what == but:
+                continue
             for future in futures:
                 if not future.cancel():
                     future.add_done_callback(_removed)
@@ -111,10 +113,13 @@ class EnginesAhead:
             self._folder.cleanup()
 
     def _build(
-        self, asked: Callable[[], AbstractContextManager[EngineRequest]], path: Path
+        self, asked: Callable[[], AbstractContextManager[EngineRequest]], path: Path, spare: bool
     ) -> EngineRequest:
+        """``spare`` if it will be asked for after another one of its kind."""
         worker = self._free.get()
         try:
+            if spare:
+                worker.call("give_way", timeout_s=self._timeout_s)
             with asked() as request:
                 if self._closed:
                     raise CancelledError
@@ -125,6 +130,7 @@ class EnginesAhead:
             kernels = self._compiled(worker, request, path)
             return replace(request, prebuilt=Prebuilt(str(path), built, kernels))
         finally:
+            worker.close()  # with the memory of the GPU that it keeps
             self._free.put(worker)
 
     def _compiled(self, worker: IsolatedWorker, request: EngineRequest, path: Path) -> str:
@@ -140,8 +146,6 @@ class EnginesAhead:
             found: str = worker.call("compile", *arguments, timeout_s=self._timeout_s)
         except (RunnerFailedError, RunnerUnavailableError):
             return ""
-        finally:
-            worker.close()  # with the memory of the GPU that it keeps
         return found
 
 

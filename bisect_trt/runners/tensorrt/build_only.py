@@ -4,7 +4,9 @@ builder needs none (TensorRT for RTX), and what will be run can be built beside 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,9 @@ from bisect_trt.runners.workers.process import IsolatedWorker
 
 _ROOM_TIMES, _ROOM_BYTES = 3, 4 << 30
 """Of the GPU's memory, of which the engine in use and an emulator take their parts meanwhile."""
+
+_MILDER = 10
+"""Steps of 19."""
 
 WORKER = "bisect_trt.runners.tensorrt.build_only:BuildWorker"
 
@@ -127,6 +132,11 @@ class BuildWorker:
         built = build_engine(self._trt, request)
         Path(path).write_bytes(built.engine)
         return replace(built, engine=b"")
+
+    def give_way(self) -> None:
+        """Let other processes have the cores first, from here on."""
+        with suppress(AttributeError):  # no POSIX
+            os.nice(_MILDER)
 
     def compile(self, path: str, options: EngineOptions, known: str | None, beside: int) -> str:
         """Compile the kernels of the engine in ``path`` where a GPU has room: making a context does

@@ -152,10 +152,10 @@ class TensorRTRunner:
         """Whether :meth:`build_ahead` does anything."""
         return self._ahead is not None
 
-    def give_up(self) -> None:
-        """Build no further what was begun and is not in use."""
+    def give_up(self, but: PrecisionPlan) -> None:
+        """Build no further what was begun and is not in use, ``but`` one plan's engines."""
         if self._ahead is not None:
-            self._ahead.give_up()
+            self._ahead.give_up((but, ()))
 
     def start_afresh(self) -> None:
         """End the child process and start another: the next engine is built and run there."""
