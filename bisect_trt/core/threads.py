@@ -21,7 +21,8 @@ def in_order(work: Callable[[Item], Answer], items: Iterable[Item]) -> Iterator[
 
     Args:
         work: called from several threads; it pays where it leaves Python for long. It asks for no
-            such work itself, which would wait for the threads that it holds.
+            such work itself, which would wait for the threads that it holds, and waits for no lock
+            whose holder may ask for some.
         items: read as they are needed. A single one is worked on in the caller's thread.
     """
     stream = iter(items)

@@ -274,11 +274,12 @@ def open_bench(
         with ThreadPoolExecutor(1) as beside:
             asked = beside.submit(emulator_device, case.settings)
             engine = open_engine(case, folder / "caches")
-        if engine is not None:
-            opened.enter_context(closing(engine))
+            if engine is not None:
+                opened.enter_context(closing(engine))
         device, findings = asked.result()
         journal = opened.enter_context(claimed_folder(case, folder))
-        for plan in begin if journal.is_new else ():
+        timed = device != CPU and case.settings.emulate_on == "auto"
+        for plan in begin if journal.is_new and not timed else ():
             begin_engine(engine, plan)
         emulator, noted = open_emulator(case, device, journal)
         fleet = open_fleet(case, emulator, device)

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
 from typing import Any
 
 import numpy as np
@@ -34,9 +34,12 @@ from bisect_trt.stations.engine_choice import EngineRunner
 from bisect_trt.stations.layer_errors import MOST_TRACED
 
 BATCH_BYTES = 1 << 30
-TIME_BUDGET_S, _AHEAD_S, _AHEAD = 20.0, 12.0, 2
+TIME_BUDGET_S, _AHEAD_S = 20.0, 8.0
 """No further batch is begun that would end after it: each needs an engine, and every value of the
-model. Less where the first two are built ahead (ViT-L's first has 811 of its 944 layers)."""
+model. Less where the first is built ahead (ViT-L's has 811 of its 944 layers)."""
+
+_APART = 16 << 20
+"""Bytes of a tensor from which on no two are compared at a time."""
 
 _MARKED, _DEBUGGED = "marked outputs", "debug tensors"
 
@@ -70,7 +73,7 @@ class EngineTable:
 def begin_tracing(
     case: Case, bench: Bench, engine: Prober, plan: PrecisionPlan, names: Sequence[str]
 ) -> None:
-    """Begin the first engines that :func:`trace_engine` will ask for, where they can be told before
+    """Begin the first engine that :func:`trace_engine` will ask for, where it can be told before
     anything was run.
 
     Args:
@@ -86,7 +89,7 @@ def begin_tracing(
         outputs_of = {layer.name: layer.outputs for layer in case.layers}
         sizes = _told_sizes(case, samples)
         if all(name in sizes for name in names):
-            for batch in islice(_batches(names, sizes), _AHEAD):
+            for batch in islice(_batches(names, sizes), 1):
                 begin(bench.opened, plan, [t for layer in batch for t in outputs_of[layer]])
 
 
@@ -136,10 +139,12 @@ def trace_engine(
     how = _how(runner)
     marked_score, count, note = math.nan, 0, ""
     began = time.monotonic()
-    deadline, took = began + (_AHEAD_S if runner.builds_ahead else TIME_BUDGET_S), 0.0
+    deadline = began + (_AHEAD_S if runner.builds_ahead else TIME_BUDGET_S)
     measured = dict(zip(names, layers["elements"] * 4 * len(samples), strict=True))
-    for batch in _batches(names, measured | _told_sizes(case, samples)):
-        if count and began + took > deadline:
+    sizes, per_byte = measured | _told_sizes(case, samples), 0.0
+    for batch in _batches(names, sizes):
+        size = sum(sizes[name] for name in batch)
+        if count and began + per_byte * size > deadline:
             note = (
                 f"{len(errors):,} of {len(layers):,} layers, those up to {batch[0]!r}, were "
                 "compared on the engine in the time that this may take"
@@ -160,7 +165,8 @@ def trace_engine(
         for sample, found_values in zip(samples, values, strict=True):
             for layer, error in _compared(case, bench, sample, found_values):
                 errors.setdefault(layer, []).append(error)
-        took, began = time.monotonic() - began, time.monotonic()
+        now = time.monotonic()
+        began, per_byte = now, (now - began) / max(1.0, size)
     rows = {name: _row(found_errors) for name, found_errors in errors.items()}
     known = [engine.known(plan, sample) for sample in samples]
     unmarked = max((k.score for k in known if k is not None), default=math.nan)
@@ -236,7 +242,10 @@ def _compared(
         return layer, tensor_error(reference, values[tensor])
 
     exact = bench.emulator.exact(sample, case.settings.precision)
-    return in_order(compared, (found for found in exact if found[1] in values))
+    wanted = (found for found in exact if found[1] in values)
+    for large, several in groupby(wanted, lambda found: found[2].nbytes > _APART):
+        each = map if large else in_order
+        yield from each(compared, several)
 
 
 def _batches(names: Sequence[str], sizes: Mapping[str, float]) -> Iterator[list[str]]:

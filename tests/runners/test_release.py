@@ -19,11 +19,14 @@ def test_released_emulators_answer_as_before() -> None:
     sample = Sample("s", fixture.inputs)
     plan = PrecisionPlan(Precision.FP16)
     emulated = EmulatedRunner(graph)
-    for runner in (emulated, WholeModelRunner(graph, emulated.constants.owner)):
+    whole = WholeModelRunner(graph, emulated.constants.owner)
+    for runner in (emulated, whole):
         assert isinstance(runner, Holder)
         (before,) = runner.outputs(plan, [sample])
         traced = [v.accumulated for v in emulated.trace(sample, plan)]
         runner.release()
+        let_go = whole._kept is None, not emulated._switched, not emulated._node_by_node._ready
+        assert let_go[0] if runner is whole else all(let_go[1:])
         (after,) = runner.outputs(plan, [sample])
         assert all(np.array_equal(before[name], after[name]) for name in before)
         again = [v.accumulated for v in emulated.trace(sample, plan)]

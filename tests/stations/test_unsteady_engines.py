@@ -13,7 +13,7 @@ import pytest
 
 import bisect_trt
 from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.stations import bench, engine_layer_errors
+from bisect_trt.stations import bench
 from fixtures.models import residual
 from tests.engines import Engine, Judged, Unsteady
 
@@ -122,17 +122,6 @@ def test_marks_are_begun_before_anything_is_run(judged: Judged) -> None:
     (plan, count), *later = [(plan, -n) for plan, n in engine.begun if n < 0]
     assert plan == PrecisionPlan(Precision.FP16) and not later
     assert count == sum(len(node.output) for node in fixture.model.graph.node)
-
-
-def test_the_marks_of_two_engines_are_begun(
-    judged: Judged, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of as many as it takes: what comes third may find no time."""
-    monkeypatch.setattr(engine_layer_errors, "BATCH_BYTES", 1)
-    engine = Anticipated(residual())
-    engine.versions = {"tensorrt_rtx": "1"}
-    judged(residual(), engine)
-    assert len([plan for plan, n in engine.begun if n < 0]) == 2
 
 
 def test_an_answer_that_fails_in_a_further_process_is_taken_back(judged: Judged) -> None:

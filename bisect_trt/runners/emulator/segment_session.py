@@ -49,7 +49,7 @@ class SegmentSession:
     Args:
         segment: a part of a switched model.
         constants: of the model, in the memory of ``device``; their lock is held while sessions are
-            made.
+            made, but by :meth:`open`.
         threads: what one call may use; 0 leaves it to the machine.
         device: what computes.
     """
@@ -81,15 +81,14 @@ class SegmentSession:
 
     def open(self) -> None:
         """Make the session that most runs need, where there is none; several segments' are made
-        side by side.
+        side by side. No lock is taken: whoever holds it may wait for the threads that open. Two who
+        open at a time make one session in vain.
 
         Raises:
             RunnerFailedError: with ONNX Runtime's words.
         """
         if self._switched is None and not self._captures:
-            ready = self._opened(self._segment)
-            with self._lent.lock:
-                self._switched = self._switched or ready
+            self._switched = self._opened(self._segment)
 
     def run(self, tensors: Mapping[str, Value], setting: Setting) -> dict[str, Value]:
         """What the segment gives; several threads may ask.
@@ -154,7 +153,9 @@ class SegmentSession:
         if len(self._uses) > 4 * _SETTLED:
             del self._uses[next(iter(self._uses))]
         if self._switched is None:
-            self._switched = self._opened(self._segment)
+            ready = self._opened(self._segment)
+            with self._lent.lock:
+                self._switched = ready
         return self._switched
 
     def _opened(self, segment: Segment) -> _Ready:

@@ -137,6 +137,9 @@ class BuildWorker:
         """Let other processes have the cores first, from here on."""
         with suppress(AttributeError):  # no POSIX
             os.nice(_MILDER)
+        # Of a session of its own, as this process has, Linux may weigh the session in its place.
+        with suppress(OSError):
+            Path("/proc/self/autogroup").write_text(str(_MILDER), encoding="ascii")
 
     def compile(self, path: str, options: EngineOptions, known: str | None, beside: int) -> str:
         """Compile the kernels of the engine in ``path`` where a GPU has room: making a context does
