@@ -206,8 +206,8 @@ class EngineJudge:
         for _ in range(MAX_SEARCHES):
             emulated = self._emulated_score(pins)
             wider = matching_limit(self._tried[pins].score, emulated, self._floors)
-            if wider > WORTHWHILE * limit:  # without pins the engine is known to fail
-                wider = min(wider, MARGIN * self._emulated_score(frozenset()))
+            if wider > WORTHWHILE * limit:  # what is built is known to fail from somewhere on
+                wider = min(wider, *(MARGIN * self._emulated_score(p) for p in self._refused()))
             worthwhile = wider > WORTHWHILE * limit and len(self._tried) < self._max_builds
             found = self._search(wider) if worthwhile else None
             if found is None or len(found.pinned) >= len(pins):
@@ -218,6 +218,15 @@ class EngineJudge:
                 break
             self._bisection, pins, limit = found, found.pinned, wider
         return pins
+
+    def _refused(self) -> list[frozenset[str]]:
+        """The sets that the engine, or its fresh draws, refused; no pins among them: these fail
+        wherever there is something to search.
+        """
+        tried = self._tried.items()
+        failed = [pins for pins, result in tried if not result.verdict.passed]
+        by_luck = [pins for pins, holds in self._holds.items() if holds is None]
+        return [frozenset(), *failed, *by_luck]
 
     def _certified(self, pins: frozenset[str]) -> tuple[frozenset[str], dict[str, ProbeResult]]:
         """Each removal built: superfluous pins go, until a whole round finds none."""
