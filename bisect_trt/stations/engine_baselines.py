@@ -72,10 +72,10 @@ def begin_engine(case: Case, bench: Bench) -> None:
     """Begin what :func:`measure_engine` will ask of the engine, beside what the emulators do;
     nothing where a run before this one was settled by the emulators' FP32.
     """
+    if bench.engine is None:
+        return
     strict = PrecisionPlan(Precision.FP32)
     if bench.prober.knows(strict) and not bench.prober.probe(strict).verdict.passed:
-        return
-    if bench.engine is None:
         return
     for wanted in dict.fromkeys(baseline_plans(case)):
         if not bench.engine.knows(wanted):

@@ -153,9 +153,7 @@ class SegmentSession:
         if len(self._uses) > 4 * _SETTLED:
             del self._uses[next(iter(self._uses))]
         if self._switched is None:
-            ready = self._opened(self._segment)
-            with self._lent.lock:
-                self._switched = ready
+            self._switched = self._opened(self._segment)
         return self._switched
 
     def _opened(self, segment: Segment) -> _Ready:
