@@ -224,7 +224,7 @@ class Result:
             },
             "engine": self._engine_json(),
             "search": asdict(self.search_facts) if self.search_facts is not None else {},
-            "seconds": round(self.seconds, 3),
+            "seconds": self.seconds,
             "budget": self._budget_json(),
             "command": self.command,
             "model_sha256": self.model_digest,

@@ -191,7 +191,7 @@ def _result(
         probes=ledger.probes,
         new_probes=ledger.new_probes,
         effect_runs=known.triage.sensitivity.runs if known.triage is not None else 0,
-        seconds=seconds,
+        seconds=round(seconds, 3),  # as run.json has it: what is read again is the same
         folder=ledger.folder,
         versions={**versions(), **ledger.versions},
         cost=cost,

@@ -14,12 +14,20 @@ from click.testing import Result as Ended
 from markdown_it import MarkdownIt
 
 import bisect_trt
+from bisect_trt import pipeline
 from bisect_trt.cli import main
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.graph import list_layers
 from bisect_trt.report.read_run import read_run
 from bisect_trt.report.run_diff import diff_runs
-from fixtures.models import Fixture, branch, encoder_decomposed, encoder_layernorm, residual
+from fixtures.models import (
+    Fixture,
+    branch,
+    encoder_decomposed,
+    encoder_layernorm,
+    healthy,
+    residual,
+)
 from tests.conftest import forbid_inferences
 from tests.report.synthetic import synthetic_result
 
@@ -57,6 +65,16 @@ def test_report_is_written_again_from_the_folder(
     assert {n: (copy / n).read_text() for n in before} == before
     assert {p.name: p.read_bytes() for p in copy.iterdir() if p.name not in before} == kept
     assert call("report", tmp_path).exit_code == 2
+
+
+def test_the_time_of_a_run_is_rounded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2.94996 s are 2.9, and 3.0 where the 2.950 of run.json are rounded again."""
+    summarise = pipeline.summarise
+    monkeypatch.setattr(pipeline, "summarise", lambda k, ledger, _: summarise(k, ledger, 2.94996))
+    run(healthy(), tmp_path / "run")
+    before = (tmp_path / "run" / "report.html").read_text()
+    assert call("report", tmp_path / "run").exit_code == 0
+    assert (tmp_path / "run" / "report.html").read_text() == before
 
 
 def test_a_run_beside_itself_shows_no_change(folders: dict[str, Path]) -> None:
