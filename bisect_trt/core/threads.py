@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
-from itertools import islice
+from itertools import chain, islice
 from typing import TypeVar
 
 from bisect_trt.core.cores import thread_count
@@ -29,17 +29,39 @@ def in_order(work: Callable[[Item], Answer], items: Iterable[Item]) -> Iterator[
     first = list(islice(stream, 2))
     most = thread_count()
     if len(first) < 2 or most == 1:
-        yield from map(work, first)
-        yield from map(work, stream)
-        return
+        yield from map(work, chain(first, stream))
+    else:
+        pool = _pool(most, os.getpid())
+        yield from on_pool(pool, most, work, chain(first, stream), lambda _: most)
+
+
+def on_pool(
+    pool: ThreadPoolExecutor,
+    most: int,
+    work: Callable[[Item], Answer],
+    items: Iterable[Item],
+    at_once: Callable[[Item], int],
+) -> Iterator[Answer]:
+    """The answer of each of ``items`` in order; what is not asked for any more is not begun.
+
+    Args:
+        pool: does the work.
+        most: its threads.
+        work: called from them.
+        items: read as they are needed, in the caller's thread.
+        at_once: how many of an item's kind may be in work; the least that was said counts from
+            there on.
+    """
     waiting: deque[Future[Answer]] = deque()
-    pool = _pool(most, os.getpid())
+    fit = most
     try:
-        for several in (first, stream):
-            for item in several:
-                waiting.append(pool.submit(work, item))
-                if len(waiting) > most:
-                    yield waiting.popleft().result()
+        for item in items:
+            fit = min(fit, at_once(item))
+            while fit < most and len(waiting) >= fit:
+                yield waiting.popleft().result()
+            waiting.append(pool.submit(work, item))
+            if len(waiting) > most:
+                yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
     finally:

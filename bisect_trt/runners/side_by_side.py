@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import TypeVar
 
 from bisect_trt.core.cores import thread_count
 from bisect_trt.core.memory import frees_activations
 from bisect_trt.core.sample import Sample
+from bisect_trt.core.threads import on_pool
 from bisect_trt.graph.activations import inference_bytes
 from bisect_trt.graph.graph import Graph
 
@@ -71,24 +71,15 @@ def side_by_side(
     """
     failed: list[Exception] = []
     stream = _until_failed(items, failed)
-    waiting: deque[Future[Answer]] = deque()
     for first in stream:
         most = at_once(first)
         if most == 1:
             yield work(first)
             yield from map(work, stream)
             break
+        # Threads of its own: what is in work may ask for the shared ones.
         with ThreadPoolExecutor(most) as pool:
-            fit = most
-            for item in chain([first], stream):
-                fit = min(fit, at_once(item))
-                while waiting and min(most, len(waiting) + 1) > fit:
-                    yield waiting.popleft().result()
-                waiting.append(pool.submit(work, item))
-                if len(waiting) > most:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
+            yield from on_pool(pool, most, work, chain([first], stream), at_once)
     if failed:
         raise failed[0]
 
