@@ -102,7 +102,7 @@ def fewest_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test on fresh draws makes as many as it needs at least, none of which may miss: enough
     where nothing is searched by it.
     """
-    monkeypatch.setattr("bisect_trt.stations.fresh_test._SECONDS", 0.0)
+    monkeypatch.setattr("bisect_trt.stations.fresh_test._FURTHER", 0.0)
 
 
 @pytest.fixture

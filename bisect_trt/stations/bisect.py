@@ -79,7 +79,9 @@ def bisect(
 def _robust(
     case: Case, bench: Bench, triage: Triage, unseen: Unseen, limit: float
 ) -> Bisection | None:
-    found = search_robustly(case, bench, triage.base, triage.ranking, unseen, limit)
+    found = search_robustly(
+        case, bench, triage.base, triage.ranking, triage.sensitivity.strength, unseen, limit
+    )
     if found is None:
         return None
     for judge in (bench.prober, bench.second):  # the tables show it on the given inputs

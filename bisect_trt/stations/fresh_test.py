@@ -26,22 +26,41 @@ _OF_REST = 0.6
 _TELLING = 32
 """So many at least: of a share of 0.9 they see one of 0.78 to 0.97 in nineteen cases of twenty."""
 
-_FEWEST, _MOST, _SECONDS, _LONGEST = 8, 300, 25.0, 150.0
-"""A test is made of as many draws as usually take 25 s, so that a plan which holds on a little more
-than is asked for may pass it; of as many as it needs at least, up to 150 s; of fewer for slow
-models, whose bound is then what it is. With ``--robust 0`` of as many as it needs."""
+_TOLD = 25.0
+"""Seconds that telling on how little a refused plan holds may take."""
+
+_FEWEST, _MOST, _FURTHER, _LONGEST = 8, 300, 40.0, 150.0
+"""A test is made of as many draws as it needs at least, up to 150 s; of fewer for slow models,
+whose bound is then what it is. Where some miss it goes on to as many as usually take 40 s, so that
+a plan which holds on a little more than is asked for may pass; not with ``--robust 0``."""
 
 
 @dataclass(frozen=True)
 class FreshTest:
-    """One test on ``draws`` fresh draws of stream ``stream``, of each kind that is tested, at
-    ``confidence``: passed if at most ``misses`` of a kind fail.
+    """One test on fresh draws of stream ``stream``, of each kind that is tested: passed if none of
+    the first ``enough`` of a kind fails, or at most ``misses`` of its ``draws``.
+
+    Each of the two looks bounds the share with ``confidence``, and where there are two the risk of
+    a test is split over them, so that whichever of them passes, a plan below the share does so as
+    rarely as the test says. Most plans that pass do at the first look, of a third of the draws.
     """
 
     stream: int
     confidence: float
     draws: int
     misses: int
+    enough: int
+
+    @property
+    def may_miss_first(self) -> int:
+        """How many of the first ``enough`` may miss for it to go on: of more, their part of
+        ``misses``, few plans pass, and whoever gives up early is wrong no more often.
+        """
+        return round(self.misses * self.enough / self.draws)
+
+    def may_miss(self, tested: int) -> int:
+        """How many of so many may miss."""
+        return self.misses if tested > self.enough else self.may_miss_first
 
 
 def planned_test(case: Case, number: int, usual_seconds: float, *, last: bool) -> FreshTest:
@@ -59,17 +78,19 @@ def planned_test(case: Case, number: int, usual_seconds: float, *, last: bool) -
     risk = (1.0 - CONFIDENCE) / (1.0 if last else 2.0 ** (number + 1))
     share = case.settings.robust or WANTED
     seconds = _seconds_a_draw(case, usual_seconds)
-    draws, misses = draws_needed(share, 1.0 - risk), 0
-    if draws * seconds > _LONGEST:
-        draws = max(_FEWEST, int(_LONGEST / seconds))
-    most = max(_MOST, 2 * draws)
+    enough = draws_needed(share, 1.0 - risk)
+    if enough * seconds > _LONGEST:
+        enough = max(_FEWEST, int(_LONGEST / seconds))
+    once = FreshTest(number + 1, 1.0 - risk, enough, 0, enough)
     # Where no share is asked for the word is a courtesy: no draws beyond the fewest that tell.
-    allowed = _SECONDS if case.settings.robust else 0.0
-    while True:
-        more = draws_needed(share, 1.0 - risk, misses + 1)
-        if more > most or more * seconds > allowed:
-            return FreshTest(number + 1, 1.0 - risk, draws, misses)
-        draws, misses = more, misses + 1
+    allowed = _FURTHER if case.settings.robust else 0.0
+    each = 1.0 - risk / 2.0
+    enough = draws_needed(share, each)
+    most = min(max(_MOST, 2 * enough), int(allowed / seconds))
+    misses, draws = 0, enough
+    while (more := draws_needed(share, each, misses + 1)) <= most:
+        misses, draws = misses + 1, more
+    return FreshTest(number + 1, each, draws, misses, enough) if misses else once
 
 
 def shortened(test: FreshTest, case: Case, usual_seconds: float) -> FreshTest:
@@ -81,8 +102,8 @@ def shortened(test: FreshTest, case: Case, usual_seconds: float) -> FreshTest:
         case: says how many inputs make a draw.
         usual_seconds: about what an inference takes, as the bench counts it.
     """
-    fitting = int(_SECONDS / _seconds_a_draw(case, usual_seconds))
-    return replace(test, draws=min(test.draws, max(_TELLING, fitting)))
+    fitting = int(_TOLD / _seconds_a_draw(case, usual_seconds))
+    return _within(test, max(_TELLING, fitting))
 
 
 def fitted(test: FreshTest, case: Case, probe_seconds: float, left_s: float) -> FreshTest:
@@ -98,7 +119,12 @@ def fitted(test: FreshTest, case: Case, probe_seconds: float, left_s: float) -> 
     seconds = _seconds_a_draw(case, probe_seconds)
     if test.draws * seconds <= _OF_REST * left_s:
         return test
-    return replace(test, draws=max(_FEWEST, int(_OF_REST * left_s / seconds)))
+    return _within(test, max(_FEWEST, int(_OF_REST * left_s / seconds)))
+
+
+def _within(test: FreshTest, most: int) -> FreshTest:
+    """``test`` of at most so many draws."""
+    return replace(test, draws=min(test.draws, most), enough=min(test.enough, most))
 
 
 def _seconds_a_draw(case: Case, probe_seconds: float) -> float:

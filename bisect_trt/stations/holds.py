@@ -39,11 +39,14 @@ _CHUNK_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Refusal:
-    """What spoke against a plan: samples of one ``kind`` that missed, of so many ``tested``."""
+    """What spoke against a plan: samples of one ``kind`` that missed, of so many ``tested``, the
+    worst of them with ``score`` times the tolerance.
+    """
 
     kind: str
     samples: tuple[Sample, ...]
     tested: int
+    score: float
 
 
 def measure_holds(
@@ -61,7 +64,7 @@ def measure_holds(
     size = set_size(case)
     given = judge_all(bench, judges, plan, case.samples, size=size)[0]
     drawn = [
-        judge_all(bench, judges, plan, draws, size=size)[0]
+        _tested(bench, judges, plan, draws, test, size=size)[0]
         for draws in _draws(case, bench, judges, test)
     ]
     apart = size if size == 1 else max(1, len(case.holdout))
@@ -101,13 +104,12 @@ def first_refusal(
     if against is not None:
         return against
     size = set_size(case)
-    may = test.misses
     # Variants refuse more often, and what is refused need not be tested to its end.
     redrawn, varied = _draws(case, bench, judges, test)
     for kind, samples in ((VARIANTS, varied), (REDRAWN, redrawn)):
-        found, missed = judge_all(bench, judges, plan, samples, limit=limit, misses=may, size=size)
-        if found.missed(limit) > may:
-            return Refusal(kind, missed, len(found.results))
+        found, missed = _tested(bench, judges, plan, samples, test, limit=limit, size=size)
+        if found.missed(limit) > test.may_miss(len(found.results)):
+            return Refusal(kind, missed, len(found.results), found.score())
     return None
 
 
@@ -133,7 +135,9 @@ def refused_by(
     size = min(set_size(case), len(given))
     may = spared(case, GIVEN, len(given)) if size == 1 else 0
     found, missed = judge_all(bench, judges, plan, given, limit=limit, misses=may, size=size)
-    return Refusal(GIVEN, missed, len(found.results)) if found.missed(limit) > may else None
+    if found.missed(limit) <= may:
+        return None
+    return Refusal(GIVEN, missed, len(found.results), found.score())
 
 
 def _draws(
@@ -145,6 +149,33 @@ def _draws(
         redraws(case, bench, test.stream, count, emulated=bench.engine not in judges),
         variants(case, bench, test.stream, count),
     )
+
+
+def _tested(
+    bench: Bench,
+    judges: Sequence[Prober],
+    plan: PrecisionPlan,
+    samples: Iterable[Sample],
+    test: FreshTest,
+    *,
+    limit: float = math.inf,
+    size: int,
+) -> tuple[PanelResult, tuple[Sample, ...]]:
+    """What :func:`judge_all` finds on a kind's draws: on ``enough`` of them where none missed, else
+    on all. Where ``limit`` makes it a test, until so many did that it is refused.
+    """
+    stream = iter(samples)
+    first = islice(stream, test.enough * size)
+    found, missed = judge_all(
+        bench, judges, plan, first, limit=limit, misses=test.may_miss_first, size=size
+    )
+    seen = found.missed(min(1.0, limit))
+    if seen == 0 or (math.isfinite(limit) and seen > test.may_miss_first):
+        return found, missed
+    left = test.misses - seen
+    more, others = judge_all(bench, judges, plan, stream, limit=limit, misses=left, size=size)
+    together = PanelResult(plan, found.names + more.names, found.results + more.results)
+    return together, missed + others
 
 
 def judge_all(

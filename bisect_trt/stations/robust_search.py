@@ -14,6 +14,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from bisect_trt.core.holds import Holds
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.stop import BudgetSpentError
@@ -43,8 +45,12 @@ _WORTHWHILE = 0.9
 """How much smaller an unproved set must be to be worth a test of its own."""
 
 MAX_ROUNDS = 6
-"""Each ends with a test, or two; a round that was refused makes the next set larger by a tenth, and
+"""Each ends with a test, or two; a round that was refused makes the next set larger, by a tenth and
 by at least 1, 2, 4 ... layers: by one layer a round a small set would not get anywhere."""
+
+_MOST_GROWN = 2.0
+"""A set that was refused grows to so many times its size at most: what the layers do alone tells
+what they leave together only about."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,7 @@ def search_robustly(
     bench: Bench,
     base: PrecisionPlan,
     ranking: Sequence[str],
+    strength: Mapping[str, float],
     unseen: Unseen,
     limit: float,
 ) -> RobustSet | None:
@@ -80,6 +87,7 @@ def search_robustly(
         bench: what runs the plans; both emulators judge, also where an engine has the last word.
         base: the plan without pins.
         ranking: the layers, most harmful first.
+        strength: the mean square of what each does to the outputs, where it was measured.
         unseen: what to search with, and what is known of everything lowered.
         limit: the share of the tolerance that the emulators are held to.
     """
@@ -87,7 +95,7 @@ def search_robustly(
     if unseen.refused is not None:
         panel.add(unseen.refused)
     try:
-        return _in_rounds(case, bench, panel, ranking, limit, unseen.tests)
+        return _in_rounds(case, bench, panel, ranking, strength, limit, unseen.tests)
     except BudgetSpentError:
         # Of nested sets the smallest that passed is an answer at any time; its test comes at the
         # end of the run, as all pins' does where none has passed yet.
@@ -101,6 +109,7 @@ def _in_rounds(
     bench: Bench,
     panel: Panel,
     ranking: Sequence[str],
+    strength: Mapping[str, float],
     limit: float,
     number: int,
 ) -> RobustSet | None:
@@ -114,7 +123,7 @@ def _in_rounds(
         if length is None:
             break
         refused: list[Refusal] = []
-        for candidate in _candidates(case, bench, panel, ranking[:length], limit):
+        for candidate in _candidates(case, bench, panel, ranking[:length], limit, tried > 0):
             plan = base.with_pins(candidate.pinned)
             test = planned_test(case, number, bench.usual_seconds, last=False)
             pins = f"{len(candidate.pinned)} pins"
@@ -131,18 +140,43 @@ def _in_rounds(
         if length == len(ranking):
             break
         # A panel that has learnt may still know too little.
-        shortest = min(len(ranking), max(math.ceil(1.1 * length), length + 2**tried))
+        shortest = max(math.ceil(1.1 * length), length + 2**tried)
+        left = [strength.get(name, 0.0) for name in ranking]
+        enough = grown(left, length, limit * MARGIN / refused[-1].score)
+        shortest = min(len(ranking), max(shortest, min(enough, int(_MOST_GROWN * length))))
     return best
 
 
+def grown(strength: Sequence[float], length: int, share: float) -> int:
+    """How many of the ranking leave ``share`` of what its first ``length`` leave, if what the rest
+    do adds up as what is independent does: by squares. ``length`` where that cannot be told.
+
+    Args:
+        strength: the mean square of each layer's effect, in the order of the ranking.
+        length: of the prefix that was refused.
+        share: of its score that may be left.
+    """
+    left = np.cumsum(np.asarray(strength, np.float64)[::-1])[::-1]
+    if length >= left.size or not math.isfinite(left[length]) or not share > 0.0:
+        return length
+    return int(np.count_nonzero(left > share * share * left[length]))
+
+
 def _candidates(
-    case: Case, bench: Bench, panel: Panel, ranked: Sequence[str], limit: float
+    case: Case,
+    bench: Bench,
+    panel: Panel,
+    ranked: Sequence[str],
+    limit: float,
+    refused_before: bool,
 ) -> Iterator[RobustSet]:
     """What is worth a test: a smaller set, then the prefix ``ranked`` itself. The prefix alone
-    where a point of the frontier was asked for.
+    where a point of the frontier was asked for, and where a shorter one was refused and this is too
+    long to prove: of six smaller sets that were tested then none held.
     """
     prefix = RobustSet(frozenset(ranked), {}, limit * MARGIN, None, len(ranked), True)
-    if case.settings.pick is None and len(ranked) <= _MOST_SHRUNK:
+    smaller_may_hold = not refused_before or len(ranked) <= SHRINK_PROBES
+    if case.settings.pick is None and len(ranked) <= _MOST_SHRUNK and smaller_may_hold:
         smaller, proof = _shrunk(panel, ranked, limit, bench.prober.workers, SHRINK_PROBES)
         proved = set(proof) == set(smaller)
         if proved or len(smaller) <= _WORTHWHILE * len(ranked):

@@ -64,7 +64,7 @@ def expected_work(case: Case, *, passes: bool, probe_seconds: float, usual_secon
     given, size, layers = len(case.samples), set_size(case), len(case.names)
     test = planned_test(case, 0, usual_seconds, last=not case.settings.robust)
     kinds = movable(case, emulated=True) + wants_variants(case)
-    draws = kinds * test.draws * size
+    draws = kinds * test.enough * size
     held_out = len(case.holdout)
     emulations, traces = _BASELINES * given + held_out, min(given, MOST_TRACED)
     if not case.settings.robust:
