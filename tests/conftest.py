@@ -103,6 +103,7 @@ def fewest_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     where nothing is searched by it.
     """
     monkeypatch.setattr("bisect_trt.stations.fresh_test._FURTHER", 0.0)
+    monkeypatch.setattr("bisect_trt.stations.fresh_test._TOLD", 0.0)
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ def on_pool(
     try:
         for item in items:
             fit = min(fit, at_once(item))
-            while fit < most and len(waiting) >= fit:
+            while waiting and fit < most and len(waiting) >= fit:
                 yield waiting.popleft().result()
             waiting.append(pool.submit(work, item))
             if len(waiting) > most:

@@ -119,6 +119,13 @@ class Requirements:
         """Whether some condition is on all inputs together, so that no input passes alone."""
         return any(i.aggregate != WORST or i.metric in self.collective for i in self.items)
 
+    @property
+    def proportional(self) -> bool:
+        """Whether every score is in proportion to the error, as far as is known: a cosine's goes
+        with its square, a decision's by jumps, and nobody knows how a user's metric does.
+        """
+        return not any(i.own or i.metric == "cosine" or is_decision(i.metric) for i in self.items)
+
     def score(self, reference: Arrays, candidate: Arrays) -> float:
         """The score alone of :meth:`judge`."""
         return self.judge(reference, candidate).score

@@ -186,22 +186,23 @@ class Prober:
         with self._lock:
             known = {s.digest: self._answers.of(plan, s) for s in samples}
             told = [self._answers.of_all(plan, of) if collective else [] for of in sets]
-        wanted = [
-            s
-            for of, values in zip(sets, told, strict=True)
-            for s in of
-            if values is None or known[s.digest] is None
-        ]
-        new = {id(s) for s in wanted}
+        # Draws may be equal, as two flips of an input are: such are run once.
+        new: dict[str, Sample] = {}
+        for of, values in zip(sets, told, strict=True):
+            for s in of:
+                if values is None or known[s.digest] is None:
+                    new.setdefault(s.digest, s)
         kept: dict[str, Arrays] | None = {} if collective else None
-        executed = self._execution.run(plan, wanted, None, kept)
+        executed = self._execution.run(plan, list(new.values()), None, kept)
         for of, values in zip(sets, told, strict=True):
             found = []
             for sample in of:
-                result = next(executed) if id(sample) in new else known[sample.digest]
-                assert result is not None
-                if id(sample) in new:
+                result = known[sample.digest]
+                asked = values is None or result is None
+                if asked and new.pop(sample.digest, None) is not None:
+                    known[sample.digest] = result = next(executed)
                     rows.append(self._answers.row(plan, sample, result))
+                assert result is not None
                 found.append(result)
             if size == 1 and not collective:
                 yield of[0].name, found[0]

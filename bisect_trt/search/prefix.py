@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 _PARTS = 1000
 """A set of fewer than twice as many layers is found exactly."""
+
+_MOST_GROWN = 2.0
+"""A set that was refused grows to so many times its size at most: what the layers do alone tells
+what they leave together only about."""
 
 
 def shortest_prefix(length: int, passes: Callable[[int], bool], *, first: int = 0) -> int | None:
@@ -36,3 +43,32 @@ def shortest_prefix(length: int, passes: Callable[[int], bool], *, first: int = 
         else:
             low = middle
     return high
+
+
+def longer(strength: Sequence[float], length: int, share: float, more: int = 1) -> int:
+    """How many of the ranking to go on with after the first ``length`` were refused: as
+    :func:`grown` says, within limits.
+
+    Args:
+        strength: the mean square of each layer's effect, in the order of the ranking.
+        length: of the prefix, or the size of a set that was made of it.
+        share: of its score that may be left.
+        more: so many at least.
+    """
+    enough = min(grown(strength, length, share), int(_MOST_GROWN * length))
+    return min(len(strength), max(math.ceil(1.1 * length), length + more, enough))
+
+
+def grown(strength: Sequence[float], length: int, share: float) -> int:
+    """How many of the ranking leave ``share`` of what its first ``length`` leave, if what the rest
+    do adds up as what is independent does: by squares. ``length`` where that cannot be told.
+
+    Args:
+        strength: the mean square of each layer's effect, in the order of the ranking.
+        length: of the prefix that was refused.
+        share: of its score that may be left.
+    """
+    left = np.cumsum(np.asarray(strength, np.float64)[::-1])[::-1]
+    if length >= left.size or not math.isfinite(left[length]) or not share > 0.0:
+        return length
+    return max(length, int(np.count_nonzero(left > share * share * left[length])))

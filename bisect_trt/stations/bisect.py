@@ -55,7 +55,12 @@ class Bisection:
 
 
 def bisect(
-    case: Case, bench: Bench, emulated: Baselines, triage: Triage, limit: float
+    case: Case,
+    bench: Bench,
+    emulated: Baselines,
+    triage: Triage,
+    limit: float,
+    fewest: int = 0,
 ) -> Bisection | None:
     """A set that both emulators pass; None where even all pins miss ``limit``.
 
@@ -65,22 +70,31 @@ def bisect(
         emulated: the baselines; all layers lowered are known to fail.
         triage: the base plan, the measured effects, and what a robust search is made with.
         limit: the share of the tolerance to keep to.
+        fewest: pins that a robust search begins with: an engine refused fewer.
     """
     if not triage.pinned.under(limit).verdict.passed:
         return None
     if triage.unseen is not None:
-        return _robust(case, bench, triage, triage.unseen, limit)
+        return _robust(case, bench, triage, triage.unseen, limit, fewest)
     sensitivity = triage.sensitivity.under(limit)
     suspicion = suspicion_of(emulated.layers, sensitivity.scores)
     search = _Search(bench.prober, bench.second, triage.base, case.names, limit, case.begin)
     return search.run(suspicion, sensitivity)
 
 
+def known_strength(case: Case, triage: Triage) -> Mapping[str, float]:
+    """What each layer does to the outputs, as a mean square, where that says what it does to the
+    score; empty otherwise.
+    """
+    return triage.sensitivity.strength if case.requirements.proportional else {}
+
+
 def _robust(
-    case: Case, bench: Bench, triage: Triage, unseen: Unseen, limit: float
+    case: Case, bench: Bench, triage: Triage, unseen: Unseen, limit: float, fewest: int
 ) -> Bisection | None:
+    strength = known_strength(case, triage)
     found = search_robustly(
-        case, bench, triage.base, triage.ranking, triage.sensitivity.strength, unseen, limit
+        case, bench, triage.base, triage.ranking, strength, unseen, limit, fewest
     )
     if found is None:
         return None

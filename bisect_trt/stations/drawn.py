@@ -4,15 +4,16 @@ on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
+from typing import TypeVar
 
 import numpy as np
 
 from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.lazy_arrays import LazyArrays
-from bisect_trt.core.sample import Sample, evenly
+from bisect_trt.core.sample import Sample
 from bisect_trt.numerics.draws import (
     Arrays,
     can_be_redrawn,
@@ -30,6 +31,8 @@ from bisect_trt.runners.side_by_side import side_by_side
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import FEW_INPUTS, Case
 
+Item = TypeVar("Item")
+
 REDRAWN, VARIANTS, HOLDOUT = "redrawn", "variants", "holdout"
 
 SEARCH_STREAM = 0
@@ -39,8 +42,8 @@ SEARCH_STREAM = 0
 def redraws(
     case: Case, bench: Bench, stream: int, count: int, *, emulated: bool
 ) -> Iterator[Sample]:
-    """``count`` copies of the given samples in turn, moved so little that only roundings change;
-    none where nothing can be moved.
+    """``count`` copies of the given samples, moved so little that only roundings change; none where
+    nothing can be moved. However few of them are looked at, they are copies of any of the samples.
 
     Args:
         case: the given samples.
@@ -51,13 +54,14 @@ def redraws(
             takes no copy of which what it looks up was moved.
     """
     # Of many inputs no more are looked at than there will be copies: each may have to be read.
-    few = evenly(case.samples, count)
+    few = _some(case.samples, count, stream)
+    shuffled = not case.requirements.of_sets
     if case.moves_inputs:
         sources = [s for s in few if can_be_redrawn(s.arrays)]
-        made = _redrawn(sources, stream, _redraw)
+        made = _redrawn(sources, stream, _redraw, shuffled)
     elif emulated and case.moves_lookups:
         sources = [s for s in few if can_redraw_lookups(case.lookups.of(s))]
-        made = _redrawn(sources, stream, partial(_redraw_lookups, case.lookups))
+        made = _redrawn(sources, stream, partial(_redraw_lookups, case.lookups), shuffled)
     else:
         return iter(())
     return usable(bench, made, count if sources else 0)
@@ -74,8 +78,8 @@ def movable(case: Case, *, emulated: bool) -> bool:
 
 
 def variants(case: Case, bench: Bench, stream: int, count: int) -> Iterator[Sample]:
-    """``count`` variants of the given samples in turn, each kind in turn; none where there are
-    inputs enough, or no kind fits.
+    """``count`` variants of the given samples; none where there are inputs enough, or no kind fits.
+    However few of them are looked at, they are of any sample and any kind.
 
     Args:
         case: the given samples.
@@ -85,11 +89,13 @@ def variants(case: Case, bench: Bench, stream: int, count: int) -> Iterator[Samp
     """
     if not wants_variants(case):
         return iter(())
-    kinds = {s.digest: _kinds(case, s) for s in evenly(case.samples, count)}
-    sources = [s for s in evenly(case.samples, count) if kinds[s.digest]]
+    few = _some(case.samples, count, stream)
+    kinds = {s.digest: _kinds(case, s) for s in few}
+    sources = [s for s in few if kinds[s.digest]]
     if not sources:
         return iter(())
-    return usable(bench, _variants(sources, kinds, stream), count)
+    made = _variants(sources, kinds, stream, not case.requirements.of_sets)
+    return usable(bench, made, count)
 
 
 def wants_variants(case: Case) -> bool:
@@ -108,11 +114,34 @@ def _kinds(case: Case, sample: Sample) -> tuple[str, ...]:
     return tuple(k for k in asked.split(",") if k in fitting or is_own_kind(k))
 
 
+def _some(samples: Sequence[Sample], most: int, stream: int) -> list[Sample]:
+    """At most ``most`` of them, in their order, chosen by lot."""
+    if len(samples) <= most:
+        return list(samples)
+    chosen = np.random.default_rng([stream, 3]).choice(len(samples), most, replace=False)
+    return [samples[i] for i in sorted(chosen)]
+
+
+def _in_turn(items: Sequence[Item], stream: int, shuffled: bool) -> Iterator[tuple[int, Item]]:
+    """Numbers from 0 on with one of ``items`` each, of which all have their turn before one has
+    its next. A test may end after any number of draws, and bounds the share of all of them: what
+    comes first has to be drawn by lot, for inputs that are sorted would be judged by the first.
+    """
+    for turn in range(2**31):
+        order = np.arange(len(items))
+        if shuffled:
+            order = np.random.default_rng([stream, turn, 4]).permutation(order)
+        for place, item in enumerate(order.tolist()):
+            yield turn * len(items) + place, items[item]
+
+
 def _redrawn(
-    sources: list[Sample], stream: int, redraw: Callable[[Sample, list[int]], Arrays]
+    sources: list[Sample],
+    stream: int,
+    redraw: Callable[[Sample, list[int]], Arrays],
+    shuffled: bool,
 ) -> Iterator[Sample]:
-    for number in range(2**31):
-        source = sources[number % len(sources)]
+    for number, source in _in_turn(sources, stream, shuffled):
         name = f"{source.name}, redrawn {stream}.{number}"
         yield Sample(name, LazyArrays(partial(redraw, source, [stream, number, 1])), True)
 
@@ -127,13 +156,17 @@ def _redraw_lookups(lookups: Lookups, source: Sample, seed: list[int]) -> Arrays
 
 
 def _variants(
-    sources: list[Sample], kinds: dict[str, tuple[str, ...]], stream: int
+    sources: list[Sample], kinds: dict[str, tuple[str, ...]], stream: int, shuffled: bool
 ) -> Iterator[Sample]:
-    for number in range(2**31):
-        source = sources[number % len(sources)]
-        fitting = kinds[source.digest]
-        # Each source goes through its kinds; sources and kinds may be as many, so not by one count.
-        kind = fitting[(number // len(sources)) % len(fitting)]
+    most = max(len(fitting) for fitting in kinds.values())
+    # A set is one variant of each source, all of one kind where it fits.
+    pairs = [
+        (source, kinds[source.digest][number % len(kinds[source.digest])])
+        for number in range(most)
+        for source in sources
+        if not shuffled or number < len(kinds[source.digest])
+    ]
+    for number, (source, kind) in _in_turn(pairs, stream, shuffled):
         name = f"{source.name}, {kind} {stream}.{number}"
         made = partial(_vary, source, kind, sources, [stream, number, 2])
         # A function of the user's may give something else the second time.

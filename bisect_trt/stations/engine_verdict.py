@@ -6,9 +6,10 @@ import math
 
 from bisect_trt.core.holds import Holds
 from bisect_trt.probe.prober import Prober
+from bisect_trt.search.prefix import longer
 from bisect_trt.stations.baselines import Baselines
 from bisect_trt.stations.bench import Bench
-from bisect_trt.stations.bisect import Bisection, bisect
+from bisect_trt.stations.bisect import Bisection, bisect, known_strength
 from bisect_trt.stations.case import Case
 from bisect_trt.stations.engine_ahead import give_up
 from bisect_trt.stations.engine_baselines import EngineBaselines
@@ -16,6 +17,7 @@ from bisect_trt.stations.engine_judge import EngineJudge, Judgement
 from bisect_trt.stations.engine_steadiness import begin_further
 from bisect_trt.stations.fresh_test import MAX_TESTS, planned_test, set_size
 from bisect_trt.stations.holds import first_refusal, measure_holds
+from bisect_trt.stations.robust_search import MARGIN
 from bisect_trt.stations.sensitivity import suspicion_of
 from bisect_trt.stations.triage import Triage
 
@@ -43,17 +45,7 @@ def decide_on_engine(
         first: what was searched within that limit; None if even all pins miss it.
     """
     suspicion = suspicion_of(emulated.layers, triage.sensitivity.scores)
-    known = {triage.limit: first}
-
-    def search(limit: float) -> Bisection | None:
-        if limit not in known:
-            known[limit] = bisect(case, bench, emulated, triage, limit)
-        found = known[limit]
-        if found is not None:  # if it is the answer, it is run in more processes
-            answer = bench.plan_for(engine, triage.base.with_pins(found.pinned))
-            give_up(bench.opened, answer)
-            begin_further(bench, answer)
-        return found
+    searches = _Searches(case, bench, emulated, triage, first)
 
     def emulated_score(pins: frozenset[str]) -> float:
         plan = triage.base.with_pins(pins)
@@ -74,14 +66,17 @@ def decide_on_engine(
         test = planned_test(case, number, bench.usual_seconds, last=False)
         plan = triage.base.with_pins(pins)
         refused = first_refusal(case, bench, [engine], plan, test, 1.0)
-        return measure_holds(case, bench, [engine], plan, test) if refused is None else None
+        if refused is not None:
+            searches.refused(pins, refused.score)
+            return None
+        return measure_holds(case, bench, [engine], plan, test)
 
     robust = triage.unseen is not None and case.settings.pick is None
     judge = EngineJudge(
         engine,
         triage.base,
         sorted(case.names, key=lambda n: -suspicion.get(n, -math.inf)),
-        search,
+        searches.within,
         emulated_score,
         case.settings.max_builds,
         case.settings.certify == "engine",
@@ -92,3 +87,43 @@ def decide_on_engine(
     judgement = judge.decide(triage.limit)
     emulated_score(judgement.plan.pinned)
     return judgement
+
+
+class _Searches:
+    """The emulators' answers within shares of the tolerance, of which each is built next, and has
+    as many pins as what fresh draws on the engine refused asks for.
+    """
+
+    def __init__(
+        self,
+        case: Case,
+        bench: Bench,
+        emulated: Baselines,
+        triage: Triage,
+        first: Bisection | None,
+    ) -> None:
+        self._case, self._bench = case, bench
+        self._emulated, self._triage = emulated, triage
+        self._fewest = 0
+        self._known = {(triage.limit, 0): first}
+
+    def within(self, limit: float) -> Bisection | None:
+        """The answer within ``limit``; None where even all pins miss it."""
+        bench, triage, asked = self._bench, self._triage, (limit, self._fewest)
+        if asked not in self._known:
+            self._known[asked] = bisect(self._case, bench, self._emulated, triage, *asked)
+        found = self._known[asked]
+        if found is not None and bench.engine is not None:
+            # If it is the answer, it is run in more processes.
+            answer = bench.plan_for(bench.engine, triage.base.with_pins(found.pinned))
+            give_up(bench.opened, answer)
+            begin_further(bench, answer)
+        return found
+
+    def refused(self, pins: frozenset[str], score: float) -> None:
+        """Hear that a fresh draw scored so on the engine of ``pins``: a set of no more pins would
+        cost another build and be refused as well.
+        """
+        known = known_strength(self._case, self._triage)
+        strength = [known.get(name, 0.0) for name in self._triage.ranking]
+        self._fewest = max(self._fewest, longer(strength, len(pins), MARGIN / score))

@@ -10,11 +10,8 @@ goes on; the confidence is split over the tests.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-
-import numpy as np
 
 from bisect_trt.core.holds import Holds
 from bisect_trt.core.precision import PrecisionPlan
@@ -22,7 +19,7 @@ from bisect_trt.core.stop import BudgetSpentError
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.search import find_pins
 from bisect_trt.search.one_minimal import one_minimal
-from bisect_trt.search.prefix import shortest_prefix
+from bisect_trt.search.prefix import longer, shortest_prefix
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
 from bisect_trt.stations.fresh_test import FreshTest, planned_test
@@ -45,12 +42,8 @@ _WORTHWHILE = 0.9
 """How much smaller an unproved set must be to be worth a test of its own."""
 
 MAX_ROUNDS = 6
-"""Each ends with a test, or two; a round that was refused makes the next set larger, by a tenth and
+"""Each ends with a test, or two; a round that was refused makes the next set larger (``longer``),
 by at least 1, 2, 4 ... layers: by one layer a round a small set would not get anywhere."""
-
-_MOST_GROWN = 2.0
-"""A set that was refused grows to so many times its size at most: what the layers do alone tells
-what they leave together only about."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +72,7 @@ def search_robustly(
     strength: Mapping[str, float],
     unseen: Unseen,
     limit: float,
+    fewest: int = 0,
 ) -> RobustSet | None:
     """The set, tested; None where even all pins miss the requirement within ``limit``.
 
@@ -90,12 +84,13 @@ def search_robustly(
         strength: the mean square of what each does to the outputs, where it was measured.
         unseen: what to search with, and what is known of everything lowered.
         limit: the share of the tolerance that the emulators are held to.
+        fewest: of the ranking are pinned before a set is tested: an engine refused fewer.
     """
     panel = Panel(case, bench, base, unseen.samples)
     if unseen.refused is not None:
         panel.add(unseen.refused)
     try:
-        return _in_rounds(case, bench, panel, ranking, strength, limit, unseen.tests)
+        return _in_rounds(case, bench, panel, ranking, strength, limit, unseen.tests, fewest)
     except BudgetSpentError:
         # Of nested sets the smallest that passed is an answer at any time; its test comes at the
         # end of the run, as all pins' does where none has passed yet.
@@ -112,18 +107,20 @@ def _in_rounds(
     strength: Mapping[str, float],
     limit: float,
     number: int,
+    fewest: int,
 ) -> RobustSet | None:
     """The set after rounds of search and test, of which the first is test ``number``."""
     # An older plan's layers first, in their order, and no fewer: what they do not need is shrunk.
     ranking = sorted(ranking, key=lambda name: name not in case.begin)
-    base, shortest = panel.base, len(case.begin)
+    base, shortest = panel.base, max(len(case.begin), fewest)
+    refused_before = fewest > 0
     best: RobustSet | None = None
     for tried in range(MAX_ROUNDS):
         length = _prefix(panel, ranking, limit, shortest)
         if length is None:
             break
         refused: list[Refusal] = []
-        for candidate in _candidates(case, bench, panel, ranking[:length], limit, tried > 0):
+        for candidate in _candidates(case, bench, panel, ranking[:length], limit, refused_before):
             plan = base.with_pins(candidate.pinned)
             test = planned_test(case, number, bench.usual_seconds, last=False)
             pins = f"{len(candidate.pinned)} pins"
@@ -140,26 +137,10 @@ def _in_rounds(
         if length == len(ranking):
             break
         # A panel that has learnt may still know too little.
-        shortest = max(math.ceil(1.1 * length), length + 2**tried)
         left = [strength.get(name, 0.0) for name in ranking]
-        enough = grown(left, length, limit * MARGIN / refused[-1].score)
-        shortest = min(len(ranking), max(shortest, min(enough, int(_MOST_GROWN * length))))
+        shortest = longer(left, length, limit * MARGIN / refused[-1].score, 2**tried)
+        refused_before = True
     return best
-
-
-def grown(strength: Sequence[float], length: int, share: float) -> int:
-    """How many of the ranking leave ``share`` of what its first ``length`` leave, if what the rest
-    do adds up as what is independent does: by squares. ``length`` where that cannot be told.
-
-    Args:
-        strength: the mean square of each layer's effect, in the order of the ranking.
-        length: of the prefix that was refused.
-        share: of its score that may be left.
-    """
-    left = np.cumsum(np.asarray(strength, np.float64)[::-1])[::-1]
-    if length >= left.size or not math.isfinite(left[length]) or not share > 0.0:
-        return length
-    return int(np.count_nonzero(left > share * share * left[length]))
 
 
 def _candidates(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisect_trt.search.prefix import shortest_prefix
+from bisect_trt.search.prefix import grown, shortest_prefix
 
 
 @given(st.integers(0, 1999), st.data())
@@ -50,3 +50,38 @@ def test_of_thousands_a_thousandth_is_near_enough(needed: int) -> None:
     found = shortest_prefix(300_000, passes)
     assert found is not None and needed <= found <= needed + found // 1000
     assert len(asked) <= math.log2(needed) + 2 + 10
+
+
+@given(
+    st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=60),
+    st.integers(0, 59),
+    st.floats(0.05, 1.0),
+)
+def test_what_is_left_is_the_share_asked_for_and_no_shorter_prefix_leaves_it(
+    strengths: list[float], length: int, share: float
+) -> None:
+    ranked = sorted(strengths, reverse=True)
+    length = min(length, len(ranked) - 1)
+    found = grown(ranked, length, share)
+
+    def left(count: int) -> float:
+        return math.sqrt(math.fsum(ranked[count:]))
+
+    assert length <= found <= len(ranked)
+    assert left(found) <= share * left(length) * (1 + 1e-9)
+    assert found == length or left(found - 1) > share * left(length) * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("strengths", "length", "share"),
+    [
+        ([4.0, 1.0], 2, 0.5),  # nothing is left
+        ([math.inf, math.inf, 1.0], 1, 0.5),  # what overflows has no size
+        ([4.0, 1.0, 1.0], 1, 0.0),  # so does what it was refused by
+        ([4.0, 0.0, 0.0], 1, 0.9),  # nothing of the rest was measured
+    ],
+)
+def test_what_cannot_be_told_grows_by_nothing(
+    strengths: list[float], length: int, share: float
+) -> None:
+    assert grown(strengths, length, share) == length

@@ -1,4 +1,4 @@
-"""How far a refused prefix of the ranking grows, where the truth about the rest is known."""
+"""How a robust search goes on after a refusal, where the truth about the layers is known."""
 
 from __future__ import annotations
 
@@ -8,48 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.search import prefix
 from bisect_trt.stations import robust_search
 from bisect_trt.stations.holds import Refusal
-from bisect_trt.stations.robust_search import grown
-
-
-@given(
-    st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=60),
-    st.integers(0, 59),
-    st.floats(0.05, 1.0),
-)
-def test_what_is_left_is_the_share_asked_for_and_no_shorter_prefix_leaves_it(
-    strengths: list[float], length: int, share: float
-) -> None:
-    ranked = sorted(strengths, reverse=True)
-    length = min(length, len(ranked) - 1)
-    found = grown(ranked, length, share)
-
-    def left(count: int) -> float:
-        return math.sqrt(math.fsum(ranked[count:]))
-
-    assert length <= found <= len(ranked)
-    assert left(found) <= share * left(length) * (1 + 1e-9)
-    assert found == length or left(found - 1) > share * left(length) * (1 - 1e-9)
-
-
-@pytest.mark.parametrize(
-    ("strengths", "length", "share"),
-    [
-        ([4.0, 1.0], 2, 0.5),  # nothing is left
-        ([math.inf, math.inf, 1.0], 1, 0.5),  # what overflows has no size
-        ([4.0, 1.0, 1.0], 1, 0.0),  # so does what it was refused by
-        ([4.0, 0.0, 0.0], 1, 0.9),  # nothing of the rest was measured
-    ],
-)
-def test_what_cannot_be_told_grows_by_nothing(
-    strengths: list[float], length: int, share: float
-) -> None:
-    assert grown(strengths, length, share) == length
 
 
 @pytest.mark.parametrize(
@@ -80,13 +43,13 @@ def test_a_refused_prefix_grows_to_what_should_pass(
     monkeypatch.setattr(robust_search, "_prefix", lambda *asked: max(62, asked[3]))
     monkeypatch.setattr(robust_search, "planned_test", lambda *_, **__: None)
     if not grow:
-        monkeypatch.setattr(robust_search, "grown", lambda _, length, __: length)
+        monkeypatch.setattr(prefix, "grown", lambda _, length, __: length)
     case = SimpleNamespace(begin=(), settings=SimpleNamespace(pick=None))
     bench = SimpleNamespace(
         usual_seconds=1.0, tell=lambda _: None, prober=SimpleNamespace(workers=1)
     )
     panel = SimpleNamespace(base=PrecisionPlan("fp16"), add=lambda _: None)
-    found = robust_search._in_rounds(case, bench, panel, names, strength, 1.0, 0)  # type: ignore[arg-type]
+    found = robust_search._in_rounds(case, bench, panel, names, strength, 1.0, 0, 0)  # type: ignore[arg-type]
     assert asked == tested and found is not None
     assert (found.holds is not None) is grow
     assert shrunk == [62], "what follows a refusal is not shrunk"

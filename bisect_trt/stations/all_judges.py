@@ -1,0 +1,103 @@
+"""Samples judged by every judge, the worst of them for each, a few samples in memory at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+
+from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.sample import Sample
+from bisect_trt.core.stop import BudgetSpentError
+from bisect_trt.probe.prober import Prober
+from bisect_trt.probe.result import PanelResult, SampleResult, meets
+from bisect_trt.stations.bench import Bench
+
+_CHUNK, _LARGE_CHUNK = 16, 64
+"""So many samples go to one judge after the other; more where a judge's turn costs something, as an
+engine's workers and the opening of sessions do."""
+
+_CHUNK_BYTES = 16 << 20
+"""Of a large chunk's samples."""
+
+
+def judge_all(
+    bench: Bench,
+    judges: Sequence[Prober],
+    plan: PrecisionPlan,
+    samples: Iterable[Sample],
+    *,
+    limit: float = math.inf,
+    misses: int = 0,
+    size: int = 1,
+) -> tuple[PanelResult, tuple[Sample, ...]]:
+    """``plan`` on ``samples`` by every judge, the worst of them for each sample.
+
+    Args:
+        bench: knows which judge builds engines.
+        judges: who runs the plan.
+        plan: with the precision that a pin really runs in.
+        samples: may be a generator, of which a few are in memory at a time.
+        limit: how many tolerances each may use; if it is finite, the run ends once more than
+            ``misses`` of them use more.
+        misses: how many may.
+        size: how many samples make a set that is judged together.
+
+    Returns:
+        The results, and the samples that missed ``limit``.
+    """
+    names: list[str] = []
+    results: list[SampleResult] = []
+    missed: list[Sample] = []
+    # A few samples are in memory at a time.
+    for panel in _chunks(bench, judges, samples, size):
+        left = misses - len(missed) // size
+        found: list[PanelResult] = []
+        with _in_time(limit):
+            found = [
+                j.judge(bench.plan_for(j, plan), panel, limit=limit, misses=left, size=size)
+                for j in judges
+            ]
+        if not found:
+            break
+        shortest = min(len(f.results) for f in found)
+        names += found[0].names[:shortest]
+        together = zip(*(f.results[:shortest] for f in found), strict=True)
+        for place, each in enumerate(together):
+            results.append(max(each, key=lambda r: (not meets(r, limit), r.score)))
+            if not meets(results[-1], limit):
+                missed += panel[place * size : (place + 1) * size]
+        done, failed = len(results), len(missed) // size
+        with _in_time(limit):
+            bench.tell(f"{done} inputs or draws, {failed} violate")
+        if math.isfinite(limit) and len(missed) > misses * size:
+            break
+    return PanelResult(plan, tuple(names), tuple(results)), tuple(missed)
+
+
+def _chunks(
+    bench: Bench, judges: Sequence[Prober], samples: Iterable[Sample], size: int
+) -> Iterator[list[Sample]]:
+    """``samples`` in whole sets of ``size``, so many at once as the judges like."""
+    stream = iter(samples)
+    for first in stream:
+        at_once = _CHUNK
+        if bench.engine in judges:
+            at_once = _LARGE_CHUNK
+        elif bench.in_turn:
+            each = sum(array.nbytes for array in first.arrays.values())
+            at_once = min(_LARGE_CHUNK, max(_CHUNK, _CHUNK_BYTES // max(1, each)))
+        yield [first, *islice(stream, -(-at_once // size) * size - 1)]
+
+
+@contextmanager
+def _in_time(limit: float) -> Iterator[None]:
+    """Where the time ends a measurement, what it has tested counts: the clock knows no outcome.
+    Half a test, which ``limit`` makes it, is none.
+    """
+    try:
+        yield
+    except BudgetSpentError:
+        if math.isfinite(limit):
+            raise

@@ -1,0 +1,81 @@
+"""Equal samples of a panel are run once, whoever is asked first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from bisect_trt.core.observer import Observer
+from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.sample import Sample
+from bisect_trt.runners.emulator.runner import EmulatedRunner
+from bisect_trt.stations.bench import open_bench
+from bisect_trt.stations.case import load
+from bisect_trt.stations.settings import Settings
+from fixtures.models import residual
+
+Outputs = Mapping[str, NDArray[Any]]
+
+
+def largest(references: Sequence[Outputs], candidates: Sequence[Outputs]) -> float:
+    """Of all inputs together."""
+    return max(
+        float(np.abs(r[name] - c[name]).max())
+        for r, c in zip(references, candidates, strict=True)
+        for name in r
+    )
+
+
+@pytest.mark.parametrize(("size", "runs"), [(1, [["b"], ["a", "c"], []]), (2, [])])
+def test_equal_samples_are_run_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, runs: list[list[str]]
+) -> None:
+    fixture = residual()
+    asked: list[list[str]] = []
+    outputs = EmulatedRunner.outputs
+
+    def counted(
+        self: EmulatedRunner, plan: PrecisionPlan, samples: Sequence[Sample]
+    ) -> Iterator[Outputs]:
+        asked.append([s.name for s in samples])
+        return outputs(self, plan, samples)
+
+    def sample(name: str, scale: float) -> Sample:
+        arrays = {n: np.float32(a * scale) for n, a in fixture.inputs.items()}
+        return Sample(name, arrays, True)
+
+    a, b, c = sample("a", 1.0), sample("b", 0.7), sample("c", 0.3)
+    same = sample("a too", 1.0)
+    collective = {"metrics": [f"{__name__}:largest@all"], "require": "largest<=1"}
+    settings = Settings(
+        fixture.model,
+        [fixture.inputs] * size,
+        out=tmp_path,
+        **(collective if size > 1 else {"require": fixture.require}),  # type: ignore[arg-type]
+    )
+    case = load(settings, Observer())
+    with open_bench(case, Observer()) as bench:
+        alone = [bench.prober.judge(case.base, [s] * size, size=size) for s in (a, b, c)]
+    with open_bench(case, Observer()) as bench:
+        monkeypatch.setattr(EmulatedRunner, "outputs", counted)
+        plan = case.base.with_pins(case.names[:1])
+        if size == 1:
+            bench.prober.judge(plan, [b])
+            found = bench.prober.judge(plan, [a, b, same, c, a])
+            again = bench.prober.judge(plan, [same, c])
+            assert [n for n in asked if n] == [n for n in runs if n]
+            scores = [r.score for r in found.results]
+            assert scores[0] == scores[2] == scores[4] == again.results[0].score
+            assert len({scores[0], scores[1], scores[3]}) == 3
+            assert found.names == ("a", "b", "a too", "c", "a")
+        else:  # of a set that is known nothing is run, and the order is that of those that are
+            bench.prober.judge(case.base, [a, b], size=2)
+            found = bench.prober.judge(case.base, [a, b, c, same], size=2)
+            each = [r.results[0].score for r in alone]
+            assert [r.score for r in found.results] == [max(each[:2]), max(each[0], each[2])]
+            assert asked[-1] == ["c", "a too"]
