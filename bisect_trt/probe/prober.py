@@ -186,7 +186,7 @@ class Prober:
         with self._lock:
             known = {s.digest: self._answers.of(plan, s) for s in samples}
             told = [self._answers.of_all(plan, of) if collective else [] for of in sets]
-        # Draws may be equal, as two flips of an input are: such are run once.
+        # Draws may be equal, as rotations of a few token ids are: such are run once.
         new: dict[str, Sample] = {}
         for of, values in zip(sets, told, strict=True):
             for s in of:

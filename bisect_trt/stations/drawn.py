@@ -127,7 +127,7 @@ def _in_turn(items: Sequence[Item], stream: int, shuffled: bool) -> Iterator[tup
     its next. A test may end after any number of draws, and bounds the share of all of them: what
     comes first has to be drawn by lot, for inputs that are sorted would be judged by the first.
     """
-    for turn in range(2**31):
+    for turn in range(2**31 if items else 0):
         order = np.arange(len(items))
         if shuffled:
             order = np.random.default_rng([stream, turn, 4]).permutation(order)
@@ -159,10 +159,11 @@ def _variants(
     sources: list[Sample], kinds: dict[str, tuple[str, ...]], stream: int, shuffled: bool
 ) -> Iterator[Sample]:
     most = max(len(fitting) for fitting in kinds.values())
-    # A set is one variant of each source, all of one kind where it fits.
+    # A set is one variant of each source, all of one kind where it fits: the kinds go by lot.
+    order = np.random.default_rng([stream, 5]).permutation(most).tolist()
     pairs = [
         (source, kinds[source.digest][number % len(kinds[source.digest])])
-        for number in range(most)
+        for number in order
         for source in sources
         if not shuffled or number < len(kinds[source.digest])
     ]

@@ -17,7 +17,7 @@ from bisect_trt.stations.engine_judge import EngineJudge, Judgement
 from bisect_trt.stations.engine_steadiness import begin_further
 from bisect_trt.stations.fresh_test import MAX_TESTS, planned_test, set_size
 from bisect_trt.stations.holds import first_refusal, measure_holds
-from bisect_trt.stations.robust_search import MARGIN
+from bisect_trt.stations.robust_search import MARGIN, as_searched
 from bisect_trt.stations.sensitivity import suspicion_of
 from bisect_trt.stations.triage import Triage
 
@@ -104,7 +104,7 @@ class _Searches:
     ) -> None:
         self._case, self._bench = case, bench
         self._emulated, self._triage = emulated, triage
-        self._fewest = 0
+        self._fewest = self._refusals = 0
         self._known = {(triage.limit, 0): first}
 
     def within(self, limit: float) -> Bisection | None:
@@ -125,5 +125,8 @@ class _Searches:
         cost another build and be refused as well.
         """
         known = known_strength(self._case, self._triage)
-        strength = [known.get(name, 0.0) for name in self._triage.ranking]
-        self._fewest = max(self._fewest, longer(strength, len(pins), MARGIN / score))
+        ranking = as_searched(self._case, self._triage.ranking)
+        strength = [known.get(name, 0.0) for name in ranking]
+        more = 2**self._refusals
+        self._fewest = max(self._fewest, longer(strength, len(pins), MARGIN / score, more))
+        self._refusals += 1

@@ -32,7 +32,7 @@ from bisect_trt.stations.fresh_test import (
 @dataclass(frozen=True)
 class Refusal:
     """What spoke against a plan: samples of one ``kind`` that missed, of so many ``tested``;
-    ``score`` is the worst that is not spared, in tolerances.
+    ``score`` is the worst draw's, or of given inputs the worst that is not spared, in tolerances.
     """
 
     kind: str
@@ -101,8 +101,8 @@ def first_refusal(
     redrawn, varied = _draws(case, bench, judges, test)
     for kind, samples in ((VARIANTS, varied), (REDRAWN, redrawn)):
         found, missed = _tested(bench, judges, plan, samples, test, limit=limit, size=size)
-        # Without a miss the first look is enough; what ended before it has none to spare.
-        may = test.misses if len(found.results) > test.enough else 0
+        # Without a miss the first look is enough; what ended before the second has none to spare.
+        may = test.misses if len(found.results) >= test.draws else 0
         if found.missed(limit) > may:
             return Refusal(kind, missed, len(found.results), found.score())
     return None

@@ -84,7 +84,7 @@ def search_robustly(
         strength: the mean square of what each does to the outputs, where it was measured.
         unseen: what to search with, and what is known of everything lowered.
         limit: the share of the tolerance that the emulators are held to.
-        fewest: of the ranking are pinned before a set is tested: an engine refused fewer.
+        fewest: a set of fewer pins is not given: an engine refused one.
     """
     panel = Panel(case, bench, base, unseen.samples)
     if unseen.refused is not None:
@@ -95,7 +95,9 @@ def search_robustly(
         # Of nested sets the smallest that passed is an answer at any time; its test comes at the
         # end of the run, as all pins' does where none has passed yet.
         bench.time.search_ended()
-        found = frozenset(ranking) if panel.smallest is None else panel.smallest
+        found = panel.smallest
+        if found is None or len(found) < fewest:
+            found = frozenset(ranking)
         return RobustSet(found, {}, limit * MARGIN, None, len(found), True)
 
 
@@ -110,8 +112,8 @@ def _in_rounds(
     fewest: int,
 ) -> RobustSet | None:
     """The set after rounds of search and test, of which the first is test ``number``."""
-    # An older plan's layers first, in their order, and no fewer: what they do not need is shrunk.
-    ranking = sorted(ranking, key=lambda name: name not in case.begin)
+    # No fewer than those of an older plan: what they do not need is shrunk.
+    ranking = as_searched(case, ranking)
     base, shortest = panel.base, max(len(case.begin), fewest)
     refused_before = fewest > 0
     best: RobustSet | None = None
@@ -120,7 +122,10 @@ def _in_rounds(
         if length is None:
             break
         refused: list[Refusal] = []
-        for candidate in _candidates(case, bench, panel, ranking[:length], limit, refused_before):
+        ranked = ranking[:length]
+        for candidate in _candidates(case, bench, panel, ranked, limit, refused_before):
+            if len(candidate.pinned) < fewest:
+                continue
             plan = base.with_pins(candidate.pinned)
             test = planned_test(case, number, bench.usual_seconds, last=False)
             pins = f"{len(candidate.pinned)} pins"
@@ -141,6 +146,16 @@ def _in_rounds(
         shortest = longer(left, length, limit * MARGIN / refused[-1].score, 2**tried)
         refused_before = True
     return best
+
+
+def as_searched(case: Case, ranking: Sequence[str]) -> list[str]:
+    """``ranking`` with the layers of an older plan first, in their order.
+
+    Args:
+        case: says which plan to begin at, if any.
+        ranking: most harmful first.
+    """
+    return sorted(ranking, key=lambda name: name not in case.begin)
 
 
 def _candidates(

@@ -160,23 +160,24 @@ def test_inputs_and_kinds_that_are_sorted_are_not_judged_by_the_first(
 
 
 @pytest.mark.parametrize(("bad", "refuses"), [(0, False), (1, True)])
-def test_what_ends_before_the_first_look_has_no_miss_to_spare(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: int, refuses: bool
+@pytest.mark.parametrize("count", [40, 100])
+def test_what_ends_before_its_look_does_has_no_miss_to_spare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, bad: int, refuses: bool
 ) -> None:
     case = case_of(tmp_path, 0.95, "max_abs<=1e-2")
     arrays = case.samples[0].arrays
     few = [
         Sample(str(i), {n: np.float32(a * (1 + i / 1e3)) for n, a in arrays.items()}, True)
-        for i in range(40 - bad)
+        for i in range(count - bad)
     ]
-    few += [Sample("bad", {n: np.float32(a * 1e9) for n, a in arrays.items()}, True)] * bad
+    few[3:3] = [Sample("bad", {n: np.float32(a * 1e9) for n, a in arrays.items()}, True)] * bad
     monkeypatch.setattr("bisect_trt.stations.holds.variants", lambda *_: iter(few))
     with open_bench(case, Observer()) as bench:
         test = planned_test(case, 0, 1e-4, last=False)
         judges = [bench.prober, bench.second]
         refused = first_refusal(case, bench, judges, case.base, test, 1.0)
         holds = measure_holds(case, bench, judges, case.base, test)
-    assert (refused is not None) == refuses and holds.variants.tested == 40
+    assert (refused is not None) == refuses and holds.variants.tested in (count, test.enough)
 
 
 @pytest.mark.parametrize("draws", [8, 59, 65, 71, 72, 73, 200])

@@ -53,3 +53,32 @@ def test_a_refused_prefix_grows_to_what_should_pass(
     assert asked == tested and found is not None
     assert (found.holds is not None) is grow
     assert shrunk == [62], "what follows a refusal is not shrunk"
+
+
+@pytest.mark.parametrize("fewest", [0, 20])
+def test_a_set_of_fewer_pins_than_an_engine_refused_is_not_given(
+    monkeypatch: pytest.MonkeyPatch, fewest: int
+) -> None:
+    """Of 24 pins, each of which can be tried, 10 would do on the panel."""
+    names = [f"layer{k}" for k in range(40)]
+    smaller = frozenset(names[:10])
+    monkeypatch.setattr(robust_search, "_prefix", lambda *_: 24)
+    monkeypatch.setattr(robust_search, "_shrunk", lambda *_: (smaller, dict.fromkeys(smaller)))
+    monkeypatch.setattr(robust_search, "_last_word", lambda *_: (None, "holds"))
+    monkeypatch.setattr(robust_search, "planned_test", lambda *_, **__: None)
+    case = SimpleNamespace(begin=(), settings=SimpleNamespace(pick=None))
+    bench = SimpleNamespace(
+        usual_seconds=1.0, tell=lambda _: None, prober=SimpleNamespace(workers=1)
+    )
+    panel = SimpleNamespace(base=PrecisionPlan("fp16"), add=lambda _: None)
+    found = robust_search._in_rounds(
+        case,  # type: ignore[arg-type]
+        bench,  # type: ignore[arg-type]
+        panel,  # type: ignore[arg-type]
+        names,
+        {},
+        1.0,
+        0,
+        fewest,
+    )
+    assert found is not None and len(found.pinned) == (24 if fewest else 10)
