@@ -70,7 +70,7 @@ def bisect(
         emulated: the baselines; all layers lowered are known to fail.
         triage: the base plan, the measured effects, and what a robust search is made with.
         limit: the share of the tolerance to keep to.
-        fewest: pins that a robust search begins with: an engine refused fewer.
+        fewest: a robust search gives no set of fewer pins: an engine refused one.
     """
     if not triage.pinned.under(limit).verdict.passed:
         return None

@@ -45,18 +45,7 @@ def decide_on_engine(
         first: what was searched within that limit; None if even all pins miss it.
     """
     suspicion = suspicion_of(emulated.layers, triage.sensitivity.scores)
-    searches = _Searches(case, bench, emulated, triage, first)
-
-    def emulated_score(pins: frozenset[str]) -> float:
-        plan = triage.base.with_pins(pins)
-        return max(prober.probe(plan).score for prober in (bench.prober, bench.second))
-
-    def drawn_score(pins: frozenset[str]) -> float:
-        assert triage.unseen is not None
-        samples = (*triage.unseen.samples.given, *triage.unseen.samples.redrawn)
-        found = bench.prober.judge(triage.base.with_pins(pins), samples, size=set_size(case))
-        return found.worst[1]
-
+    emulators = _Emulators(case, bench, engine, emulated, triage, first)
     numbers = iter(range(1, MAX_TESTS))  # the first was made of everything lowered
 
     def tested(pins: frozenset[str]) -> Holds | None:
@@ -67,7 +56,7 @@ def decide_on_engine(
         plan = triage.base.with_pins(pins)
         refused = first_refusal(case, bench, [engine], plan, test, 1.0)
         if refused is not None:
-            searches.refused(pins, refused.score)
+            emulators.hear_refused(pins, refused.score)
             return None
         return measure_holds(case, bench, [engine], plan, test)
 
@@ -76,51 +65,64 @@ def decide_on_engine(
         engine,
         triage.base,
         sorted(case.names, key=lambda n: -suspicion.get(n, -math.inf)),
-        searches.within,
-        emulated_score,
+        emulators.search,
+        emulators.score,
         case.settings.max_builds,
         case.settings.certify == "engine",
         (triage.pinned.score, baselines.pinned.score),
-        drawn_score if robust else None,
+        emulators.score_on_draws if robust else None,
         tested if robust else None,
     )
     judgement = judge.decide(triage.limit)
-    emulated_score(judgement.plan.pinned)
+    emulators.score(judgement.plan.pinned)
     return judgement
 
 
-class _Searches:
-    """The emulators' answers within shares of the tolerance, of which each is built next, and has
-    as many pins as what fresh draws on the engine refused asks for.
+class _Emulators:
+    """What the emulators say of sets, and their answers within shares of the tolerance: each is
+    built next, and has as many pins as what fresh draws on the engine refused asks for.
     """
 
     def __init__(
         self,
         case: Case,
         bench: Bench,
+        engine: Prober,
         emulated: Baselines,
         triage: Triage,
         first: Bisection | None,
     ) -> None:
-        self._case, self._bench = case, bench
+        self._case, self._bench, self._engine = case, bench, engine
         self._emulated, self._triage = emulated, triage
         self._fewest = self._refusals = 0
         self._known = {(triage.limit, 0): first}
 
-    def within(self, limit: float) -> Bisection | None:
+    def score(self, pins: frozenset[str]) -> float:
+        """The worse score on the given inputs."""
+        plan = self._triage.base.with_pins(pins)
+        return max(p.probe(plan).score for p in (self._bench.prober, self._bench.second))
+
+    def score_on_draws(self, pins: frozenset[str]) -> float:
+        """The largest score over the given inputs and the draws that were searched with."""
+        assert self._triage.unseen is not None
+        known = self._triage.unseen.samples
+        plan, size = self._triage.base.with_pins(pins), set_size(self._case)
+        found = self._bench.prober.judge(plan, (*known.given, *known.redrawn), size=size)
+        return found.worst[1]
+
+    def search(self, limit: float) -> Bisection | None:
         """The answer within ``limit``; None where even all pins miss it."""
         bench, triage, asked = self._bench, self._triage, (limit, self._fewest)
         if asked not in self._known:
             self._known[asked] = bisect(self._case, bench, self._emulated, triage, *asked)
         found = self._known[asked]
-        if found is not None and bench.engine is not None:
-            # If it is the answer, it is run in more processes.
-            answer = bench.plan_for(bench.engine, triage.base.with_pins(found.pinned))
+        if found is not None:  # if it is the answer, it is run in more processes
+            answer = bench.plan_for(self._engine, triage.base.with_pins(found.pinned))
             give_up(bench.opened, answer)
             begin_further(bench, answer)
         return found
 
-    def refused(self, pins: frozenset[str], score: float) -> None:
+    def hear_refused(self, pins: frozenset[str], score: float) -> None:
         """Hear that a fresh draw scored so on the engine of ``pins``: a set of no more pins would
         cost another build and be refused as well.
         """

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bisect_trt.core.holds import Holds
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.sample import Sample
 from bisect_trt.numerics.confidence import lower_bound
@@ -23,9 +24,9 @@ from bisect_trt.stations.fresh_test import (
     planned_test,
     shortened,
 )
-from bisect_trt.stations.holds import first_refusal, measure_holds
+from bisect_trt.stations.holds import Refusal, first_refusal, measure_holds
 from bisect_trt.stations.settings import Settings
-from fixtures.models import healthy
+from fixtures.models import Fixture, healthy
 
 
 def case_of(tmp_path: Path, share: float, require: str = "max_abs<=1") -> Case:
@@ -78,6 +79,31 @@ def test_a_plan_below_the_share_is_called_robust_in_five_of_a_hundred_runs_at_mo
         assert passing(first, room) > 1.25 * chance(first.enough, 0, room)
 
 
+def first_test_of(case: Case) -> tuple[FreshTest, Refusal | None, Holds]:
+    """The first test of everything lowered, of a fast model, and what it ends with."""
+    with open_bench(case, Observer()) as bench:
+        test = planned_test(case, 0, 1e-4, last=False)
+        judges = [bench.prober, bench.second]
+        refused = first_refusal(case, bench, judges, case.base, test, 1.0)
+        return test, refused, measure_holds(case, bench, judges, case.base, test)
+
+
+def varied_case(
+    fixture: Fixture, inputs: list[dict[str, Any]], kinds: list[str], tmp_path: Path
+) -> Case:
+    """``fixture`` with variants by functions of this module."""
+    settings = Settings(
+        fixture.model,
+        inputs,
+        require=fixture.require,
+        variants=",".join(f"{__name__}:{kind}" for kind in kinds),
+        holdout="none",
+        runner="emulated",
+        out=tmp_path,
+    )
+    return load(settings, Observer())
+
+
 def seldom_too_large(inputs: Mapping[str, Any], generator: np.random.Generator) -> dict[str, Any]:
     """A variant that overflows FP16 three times in a hundred."""
     scale = 1e9 if generator.random() > 0.97 else 1.0
@@ -91,20 +117,8 @@ def test_a_test_goes_on_where_a_few_of_the_first_draws_miss(
     """Redrawn copies all pass, and are as few as tell; of the variants a few miss."""
     monkeypatch.setattr(fresh_test, "_FURTHER", seconds)
     fixture = healthy()
-    settings = Settings(
-        fixture.model,
-        [fixture.inputs],
-        require=fixture.require,
-        variants=f"{__name__}:seldom_too_large",
-        runner="emulated",
-        out=tmp_path,
-    )
-    case = load(settings, Observer())
-    with open_bench(case, Observer()) as bench:
-        test = planned_test(case, 0, 1e-4, last=False)
-        judges = [bench.prober, bench.second]
-        refused = first_refusal(case, bench, judges, case.base, test, 1.0)
-        holds = measure_holds(case, bench, judges, case.base, test)
+    case = varied_case(fixture, [dict(fixture.inputs)], ["seldom_too_large"], tmp_path)
+    test, refused, holds = first_test_of(case)
     assert holds.redrawn.passed == holds.redrawn.tested == test.enough
     assert holds.variants.tested == test.draws and 0.95 < holds.variants.share < 1.0
     assert (refused is None) == (holds.word is not None and holds.word.value == word)
@@ -139,21 +153,8 @@ def test_inputs_and_kinds_that_are_sorted_are_not_judged_by_the_first(
     inputs = [
         {n: np.float32(a * (1 + i / 1e3)) for n, a in x.items()} for i, x in enumerate(inputs)
     ]
-    settings = Settings(
-        fixture.model,
-        inputs,
-        require=fixture.require,
-        variants=",".join(f"{__name__}:{kind}" for kind in kinds),
-        holdout="none",
-        runner="emulated",
-        out=tmp_path,
-    )
-    case = load(settings, Observer())
-    with open_bench(case, Observer()) as bench:
-        test = planned_test(case, 0, 1e-4, last=False)
-        judges = [bench.prober, bench.second]
-        holds = measure_holds(case, bench, judges, case.base, test)
-        refused = first_refusal(case, bench, judges, case.base, test, 1.0)
+    case = varied_case(fixture, inputs, kinds, tmp_path)
+    _, refused, holds = first_test_of(case)
     assert holds.given.passed == holds.given.tested == 100
     assert refused is not None and refused.kind == "variants"
     assert holds.variants.passed < holds.variants.tested and holds.word.value != "robust"
@@ -172,11 +173,7 @@ def test_what_ends_before_its_look_does_has_no_miss_to_spare(
     ]
     few[3:3] = [Sample("bad", {n: np.float32(a * 1e9) for n, a in arrays.items()}, True)] * bad
     monkeypatch.setattr("bisect_trt.stations.holds.variants", lambda *_: iter(few))
-    with open_bench(case, Observer()) as bench:
-        test = planned_test(case, 0, 1e-4, last=False)
-        judges = [bench.prober, bench.second]
-        refused = first_refusal(case, bench, judges, case.base, test, 1.0)
-        holds = measure_holds(case, bench, judges, case.base, test)
+    test, refused, holds = first_test_of(case)
     assert (refused is not None) == refuses and holds.variants.tested in (count, test.enough)
 
 

@@ -13,6 +13,23 @@ from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.search import prefix
 from bisect_trt.stations import robust_search
 from bisect_trt.stations.holds import Refusal
+from bisect_trt.stations.robust_search import RobustSet
+
+
+@pytest.fixture(autouse=True)
+def no_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What tests would be made of is no matter here."""
+    monkeypatch.setattr(robust_search, "planned_test", lambda *_, **__: None)
+
+
+def searched(names: list[str], strength: dict[str, float], fewest: int = 0) -> RobustSet | None:
+    """What the rounds end with, where the panel and the tests are made of numbers."""
+    case: Any = SimpleNamespace(begin=(), settings=SimpleNamespace(pick=None))
+    bench: Any = SimpleNamespace(
+        usual_seconds=1.0, tell=lambda _: None, prober=SimpleNamespace(workers=1)
+    )
+    panel: Any = SimpleNamespace(base=PrecisionPlan("fp16"), add=lambda _: None)
+    return robust_search._in_rounds(case, bench, panel, names, strength, 1.0, 0, fewest)
 
 
 @pytest.mark.parametrize(
@@ -41,15 +58,9 @@ def test_a_refused_prefix_grows_to_what_should_pass(
     monkeypatch.setattr(robust_search, "_last_word", last_word)
     monkeypatch.setattr(robust_search, "_shrunk", not_smaller)
     monkeypatch.setattr(robust_search, "_prefix", lambda *asked: max(62, asked[3]))
-    monkeypatch.setattr(robust_search, "planned_test", lambda *_, **__: None)
     if not grow:
         monkeypatch.setattr(prefix, "grown", lambda _, length, __: length)
-    case = SimpleNamespace(begin=(), settings=SimpleNamespace(pick=None))
-    bench = SimpleNamespace(
-        usual_seconds=1.0, tell=lambda _: None, prober=SimpleNamespace(workers=1)
-    )
-    panel = SimpleNamespace(base=PrecisionPlan("fp16"), add=lambda _: None)
-    found = robust_search._in_rounds(case, bench, panel, names, strength, 1.0, 0, 0)  # type: ignore[arg-type]
+    found = searched(names, strength)
     assert asked == tested and found is not None
     assert (found.holds is not None) is grow
     assert shrunk == [62], "what follows a refusal is not shrunk"
@@ -65,20 +76,5 @@ def test_a_set_of_fewer_pins_than_an_engine_refused_is_not_given(
     monkeypatch.setattr(robust_search, "_prefix", lambda *_: 24)
     monkeypatch.setattr(robust_search, "_shrunk", lambda *_: (smaller, dict.fromkeys(smaller)))
     monkeypatch.setattr(robust_search, "_last_word", lambda *_: (None, "holds"))
-    monkeypatch.setattr(robust_search, "planned_test", lambda *_, **__: None)
-    case = SimpleNamespace(begin=(), settings=SimpleNamespace(pick=None))
-    bench = SimpleNamespace(
-        usual_seconds=1.0, tell=lambda _: None, prober=SimpleNamespace(workers=1)
-    )
-    panel = SimpleNamespace(base=PrecisionPlan("fp16"), add=lambda _: None)
-    found = robust_search._in_rounds(
-        case,  # type: ignore[arg-type]
-        bench,  # type: ignore[arg-type]
-        panel,  # type: ignore[arg-type]
-        names,
-        {},
-        1.0,
-        0,
-        fewest,
-    )
+    found = searched(names, {}, fewest)
     assert found is not None and len(found.pinned) == (24 if fewest else 10)
