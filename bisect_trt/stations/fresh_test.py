@@ -29,6 +29,10 @@ _TELLING = 32
 _TOLD = 25.0
 """Seconds that telling on how little a refused plan holds may take."""
 
+_FIRST_TEST, _FIRST_LOOK = 2.0 / 3.0, 0.8
+"""The parts of a run's risk and of a test's that its first test and the test's first look get: most
+runs end there, and most tests, so that more risk there makes them shorter and the others longer."""
+
 _FEWEST, _MOST, _FURTHER, _LONGEST = 8, 300, 40.0, 150.0
 """A test is made of as many draws as it needs at least, up to 150 s; of fewer for slow models,
 whose bound is then what it is. Where some miss it goes on to as many as usually take 40 s, so that
@@ -41,17 +45,23 @@ class FreshTest:
     the first ``enough`` of a kind fails, or a few do (:attr:`may_miss_first`) and at most
     ``misses`` of its ``draws``.
 
-    Each of the two looks bounds the share with ``confidence``, and where there are two the risk of
-    a test is split over them, so that whichever of them passes, a plan below the share does so as
-    rarely as the test says. What holds on all that it meets passes at the first look; of what holds
-    on 99 % of it two in five do, where 95 % are asked for, and most others at the second.
+    A plan below the share passes it with the probability ``risk`` at most, which is split over the
+    two looks where there are two. What holds on all that it meets passes at the first; of what
+    holds on 99 % of it half does, where 95 % are asked for, and most others at the second.
     """
 
     stream: int
-    confidence: float
+    risk: float
     draws: int
     misses: int
     enough: int
+
+    def confidence(self, tested: int) -> float:
+        """That of a bound which was found at the look after so many draws."""
+        if self.draws == self.enough:
+            return 1.0 - self.risk
+        part = _FIRST_LOOK if tested <= self.enough else 1.0 - _FIRST_LOOK
+        return 1.0 - part * self.risk
 
     @property
     def may_miss_first(self) -> int:
@@ -67,7 +77,8 @@ def planned_test(case: Case, number: int, usual_seconds: float, *, last: bool) -
     """The test number ``number`` (from 0); ``last`` if it is the only one that will be made.
 
     Whoever tests until something passes is right more rarely than each test says: the first test
-    gets half of what may go wrong, the next half of the rest, so that together they keep to 95 %.
+    gets two thirds of what may go wrong, each other half of the rest, so that together they keep to
+    95 %.
 
     Args:
         case: says what share is asked for.
@@ -75,22 +86,23 @@ def planned_test(case: Case, number: int, usual_seconds: float, *, last: bool) -
         usual_seconds: about what an inference takes, as the bench counts it.
         last: whether all of the risk may be spent.
     """
-    risk = (1.0 - CONFIDENCE) / (1.0 if last else 2.0 ** (number + 1))
+    risk = 1.0 - CONFIDENCE
+    if not last:
+        risk *= _FIRST_TEST if number == 0 else (1.0 - _FIRST_TEST) / 2.0**number
     share = case.settings.robust or WANTED
     seconds = _seconds_a_draw(case, usual_seconds)
     enough = draws_needed(share, 1.0 - risk)
     if enough * seconds > _LONGEST:
         enough = max(_FEWEST, int(_LONGEST / seconds))
-    once = FreshTest(number + 1, 1.0 - risk, enough, 0, enough)
+    once = FreshTest(number + 1, risk, enough, 0, enough)
     # Where no share is asked for the word is a courtesy: no draws beyond the fewest that tell.
     allowed = _FURTHER if case.settings.robust else 0.0
-    each = 1.0 - risk / 2.0
-    enough = draws_needed(share, each)
+    enough = draws_needed(share, 1.0 - risk * _FIRST_LOOK)
     most = min(max(_MOST, 2 * enough), int(allowed / seconds))
-    misses, draws = 0, enough
-    while (more := draws_needed(share, each, misses + 1)) <= most:
+    misses, draws, last_look = 0, enough, 1.0 - risk * (1.0 - _FIRST_LOOK)
+    while (more := draws_needed(share, last_look, misses + 1)) <= most:
         misses, draws = misses + 1, more
-    return FreshTest(number + 1, each, draws, misses, enough) if misses else once
+    return FreshTest(number + 1, risk, draws, misses, enough) if draws > enough else once
 
 
 def shortened(test: FreshTest, case: Case, usual_seconds: float) -> FreshTest:
@@ -123,13 +135,10 @@ def fitted(test: FreshTest, case: Case, probe_seconds: float, left_s: float) -> 
 
 
 def _within(test: FreshTest, most: int) -> FreshTest:
-    """``test`` of at most so many draws: of one look, which has all of the risk, where there is no
-    room for a second.
-    """
+    """``test`` of at most so many draws: of one look where there is no room for a second."""
     if most > test.enough:
         return replace(test, draws=min(test.draws, most))
-    confidence = 1.0 - 2.0 * (1.0 - test.confidence) if test.misses else test.confidence
-    return FreshTest(test.stream, confidence, most, 0, most)
+    return replace(test, draws=most, misses=0, enough=most)
 
 
 def _seconds_a_draw(case: Case, probe_seconds: float) -> float:

@@ -55,16 +55,16 @@ def measure_holds(
     """
     size = set_size(case)
     given = judge_all(bench, judges, plan, case.samples, size=size)[0]
-    drawn = [
+    redrawn, varied = (
         _tested(bench, judges, plan, draws, test, size=size)[0]
         for draws in _draws(case, bench, judges, test)
-    ]
+    )
     apart = size if size == 1 else max(1, len(case.holdout))
     held_out = judge_all(bench, judges, plan, case.holdout, size=apart)[0]
     return Holds(
         _holding(given, None),
-        _holding(drawn[0], test.confidence),
-        _holding(drawn[1], test.confidence),
+        _holding(redrawn, test.confidence(len(redrawn.results))),
+        _holding(varied, test.confidence(len(varied.results))),
         _holding(held_out, CONFIDENCE),
         case.settings.robust or WANTED,
         wanted_of_variants(case),

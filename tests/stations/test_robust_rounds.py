@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.verdict import Verdict
 from bisect_trt.search import prefix
 from bisect_trt.stations import robust_search
 from bisect_trt.stations.holds import Refusal
@@ -78,3 +79,23 @@ def test_a_set_of_fewer_pins_than_an_engine_refused_is_not_given(
     monkeypatch.setattr(robust_search, "_last_word", lambda *_: (None, "holds"))
     found = searched(names, {}, fewest)
     assert found is not None and len(found.pinned) == (24 if fewest else 10)
+
+
+@pytest.mark.parametrize(("needless", "asked", "left"), [(2, 12, 98), (60, 32, 40)])
+def test_what_cannot_be_proved_is_shrunk_while_that_gets_somewhere(
+    needless: int, asked: int, left: int
+) -> None:
+    """Of 100 pins the last so many are needless."""
+    names = [f"layer{k}" for k in range(100)]
+    needed = frozenset(names[:-needless])
+    seen: set[frozenset[str]] = set()
+
+    def ask(pins: frozenset[str], _: float) -> Any:
+        seen.add(pins)
+        verdict = Verdict.PASS if pins >= needed else Verdict.FAIL
+        return SimpleNamespace(verdict=verdict)
+
+    panel: Any = SimpleNamespace(ask=ask)
+    pins, proof = robust_search._shrunk(panel, names, 1.0, 1, robust_search.SHRINK_PROBES)
+    assert len(seen) == asked and pins >= needed and not proof
+    assert left <= len(pins) <= left + 10
