@@ -19,7 +19,7 @@ from bisect_trt.stations.triage import ranked_count
 
 _BASELINES = 3
 _USUAL = 0.25
-"""The share of a ranking that a prefix usually needs; only its logarithm counts."""
+"""The share of a ranking that a prefix usually needs."""
 
 _FAILING, _PASSING = 0.1, 0.25
 """The part of a panel that a failing probe sees, and of the shrinking probes those that pass."""
@@ -78,10 +78,11 @@ def expected_work(case: Case, *, passes: bool, probe_seconds: float, usual_secon
         return Work(traces, emulations, made + draws, draws + 2 * given, 0, _BASELINES)
     panel, steps = given + made, math.log2(max(2.0, _USUAL * layers))
     prefix = panel * (1.0 + steps / 2.0) + _FAILING * panel * 1.5 * steps
-    shrinking = SHRINK_PROBES * panel * (_PASSING + (1.0 - _PASSING) * _FAILING)
+    shrunk = SHRINK_PROBES if _USUAL * layers <= SHRINK_PROBES else 0
+    shrinking = shrunk * panel * (_PASSING + (1.0 - _PASSING) * _FAILING)
     frontier_rows, seen = frontier_size(layers, usual_seconds)
     emulations += round(prefix + shrinking) + frontier_rows * (seen + held_out)
     ranked = ranked_count(len(case.layers))
     rows = ranked * affordable(layers, probe_seconds * ranked)
-    probes = 2 * _BASELINES + round(2 * steps) + SHRINK_PROBES + frontier_rows
+    probes = 2 * _BASELINES + round(2 * steps) + shrunk + frontier_rows
     return Work(traces, emulations, made + draws + seen, draws + 2 * given, rows, probes)

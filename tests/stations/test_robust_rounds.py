@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.core.verdict import Verdict
 from bisect_trt.search import prefix
 from bisect_trt.stations import robust_search
 from bisect_trt.stations.holds import Refusal
@@ -45,26 +44,20 @@ def test_a_refused_prefix_grows_to_what_should_pass(
     names = [f"layer{k}" for k in range(300)]
     strength = {name: 1.0 / (k + 10.0) ** 2 for k, name in enumerate(names)}
     left = np.cumsum(list(strength.values())[::-1])[::-1]
-    asked, shrunk = [], []
+    asked = []
 
     def last_word(_: Any, __: Any, plan: PrecisionPlan, *___: Any) -> tuple[Any, Any]:
         asked.append(len(plan.pinned))
         score = math.sqrt(left[len(plan.pinned)] / left[120])
         return (None, "holds") if score <= 1.0 else (Refusal("variants", (), 9, score), None)
 
-    def not_smaller(_: Any, ranked: list[str], *__: Any) -> tuple[frozenset[str], dict[str, Any]]:
-        shrunk.append(len(ranked))
-        return frozenset(ranked), {}
-
     monkeypatch.setattr(robust_search, "_last_word", last_word)
-    monkeypatch.setattr(robust_search, "_shrunk", not_smaller)
     monkeypatch.setattr(robust_search, "_prefix", lambda *asked: max(62, asked[3]))
     if not grow:
         monkeypatch.setattr(prefix, "grown", lambda _, length, __: length)
     found = searched(names, strength)
     assert asked == tested and found is not None
     assert (found.holds is not None) is grow
-    assert shrunk == [62], "what follows a refusal is not shrunk"
 
 
 @pytest.mark.parametrize("fewest", [0, 20])
@@ -81,21 +74,17 @@ def test_a_set_of_fewer_pins_than_an_engine_refused_is_not_given(
     assert found is not None and len(found.pinned) == (24 if fewest else 10)
 
 
-@pytest.mark.parametrize(("needless", "asked", "left"), [(2, 12, 98), (60, 32, 40)])
-def test_what_cannot_be_proved_is_shrunk_while_that_gets_somewhere(
-    needless: int, asked: int, left: int
+@pytest.mark.parametrize(("length", "proved"), [(32, True), (32, False), (33, True)])
+def test_only_what_can_be_proved_is_shrunk(
+    monkeypatch: pytest.MonkeyPatch, length: int, proved: bool
 ) -> None:
-    """Of 100 pins the last so many are needless."""
-    names = [f"layer{k}" for k in range(100)]
-    needed = frozenset(names[:-needless])
-    seen: set[frozenset[str]] = set()
-
-    def ask(pins: frozenset[str], _: float) -> Any:
-        seen.add(pins)
-        verdict = Verdict.PASS if pins >= needed else Verdict.FAIL
-        return SimpleNamespace(verdict=verdict)
-
-    panel: Any = SimpleNamespace(ask=ask)
-    pins, proof = robust_search._shrunk(panel, names, 1.0, 1, robust_search.SHRINK_PROBES)
-    assert len(seen) == asked and pins >= needed and not proof
-    assert left <= len(pins) <= left + 10
+    """Of so many pins 10 would do on the panel; of more than can be proved nobody asks that."""
+    names = [f"layer{k}" for k in range(40)]
+    smaller = frozenset(names[:10])
+    proof = dict.fromkeys(smaller if proved else ())
+    monkeypatch.setattr(robust_search, "_prefix", lambda *_: length)
+    monkeypatch.setattr(robust_search, "_shrunk", lambda *_: (smaller, proof))
+    monkeypatch.setattr(robust_search, "_last_word", lambda *_: (None, "holds"))
+    found = searched(names, {})
+    assert found is not None and found.ranked is (len(found.pinned) == length)
+    assert found.ranked is (length == 33 or not proved)
