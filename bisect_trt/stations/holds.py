@@ -63,8 +63,8 @@ def measure_holds(
     held_out = judge_all(bench, judges, plan, case.holdout, size=apart)[0]
     return Holds(
         _holding(given, None),
-        _holding(redrawn, test.confidence(len(redrawn.results))),
-        _holding(varied, test.confidence(len(varied.results))),
+        _holding(redrawn, test.confidence),
+        _holding(varied, test.confidence),
         _holding(held_out, CONFIDENCE),
         case.settings.robust or WANTED,
         wanted_of_variants(case),
