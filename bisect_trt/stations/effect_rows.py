@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,13 @@ class EffectRows:
         self.rows: dict[str, list[EffectRow]] = {}
         self.runs = 0
 
-    def take_while(self, order: Sequence[str], budget_s: float, probe_seconds: float) -> None:
+    def take_while(
+        self,
+        order: Sequence[str],
+        budget_s: float,
+        probe_seconds: float,
+        worth: Callable[[int], bool] = lambda _: True,
+    ) -> None:
         """Measure layers in rounds of growing size for ``budget_s`` seconds; a round is no longer
         than what is left, by the last one's pace.
 
@@ -50,6 +56,7 @@ class EffectRows:
             order: the layers, the first ones first.
             budget_s: in seconds.
             probe_seconds: about what one inference takes.
+            worth: asked after each round: whether to go on where so many can be measured in all.
         """
         deadline = time.monotonic() + budget_s
         a_layer = max(len(self._samples) * probe_seconds, 1e-6)
@@ -61,8 +68,11 @@ class EffectRows:
             asked = order[done : done + max(0, min(size, fitting))]
             if not asked or not self.take(asked, deadline):
                 return
-            a_layer = max((time.monotonic() - began) / len(asked), 1e-6)
+            now = time.monotonic()
+            a_layer = max((now - began) / len(asked), 1e-6)
             done, size = done + len(asked), 2 * size
+            if not worth(done + int((deadline - now) / a_layer)):
+                return
 
     def take(self, layers: Sequence[str], deadline: float) -> bool:
         """Measure ``layers``; false where ``deadline``, by the monotonic clock, came before the

@@ -24,12 +24,17 @@ from bisect_trt.numerics.error_sample import prediction_order
 from bisect_trt.probe.journal import Row
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
-from bisect_trt.stations.effect_rows import EffectRows
+from bisect_trt.stations.effect_rows import EffectRow, EffectRows
 
 _DISTURBED = 64
 TIME_BUDGET_S, _PATIENCE = 20.0, 4.0
 """Where one row for each layer would take longer, only the most suspicious layers get one. What
 should fit may take four times as long: a busy machine is no reason for another answer."""
+
+_FEW, _OUTSTANDING = 0.1, 10.0
+"""Where the time is enough for less than this part of the layers it is not used up once the most
+suspicious of them are seen to do no more than ten times what their number's part of the error is:
+an error spread over thousands of layers is ranked no better by a few hundred of them."""
 
 
 @dataclass(frozen=True)
@@ -95,17 +100,19 @@ def measure_sensitivity(
     if before is not None:
         measured.take(before[0], math.inf)
     else:
-        measured.take_while(order, budget_s, probe_seconds)
+
+        def worth(reachable: int) -> bool:
+            return reachable >= _FEW * len(order) or not _is_spread(measured, base, len(order))
+
+        measured.take_while(order, budget_s, probe_seconds, worth)
         if len(measured.rows) < len(order):
             bench.journal.record([Row(key, "measured", list(measured.rows))])
     if len(measured.rows) < len(order):
-        bench.note(_cut_short(len(measured.rows), len(order)))
+        spread = _is_spread(measured, base, len(order))
+        bench.note(_cut_short(len(measured.rows), len(order), spread))
     names = [name for name in case.names if name in measured.rows]
     found = {name: measured.rows[name] for name in names}
-    strength = {
-        name: float(np.mean([_mean_square(row, b) for (_, row), b in zip(rows, base, strict=True)]))
-        for name, rows in found.items()
-    }
+    strength = _strength(found, base)
     return Sensitivity(
         {name: np.concatenate([row for _, row in rows]) for name, rows in found.items()},
         {name: max(0.0, *(score for score, _ in rows)) for name, rows in found.items()},
@@ -121,13 +128,35 @@ def time_allowed(expected_s: float) -> float:
     return TIME_BUDGET_S if expected_s > TIME_BUDGET_S else _PATIENCE * TIME_BUDGET_S
 
 
-def _cut_short(count: int, layers: int) -> Finding:
+def _is_spread(measured: EffectRows, base: Sequence[NDArray[np.float32]], layers: int) -> bool:
+    """Whether the layers measured are few of all, and none of them do much more than others."""
+    count = len(measured.rows)
+    whole = np.mean([_mean_square(b, b) for b in base])
+    if not 0 < count < _FEW * layers or not np.isfinite(whole):
+        return False
+    explained = sum(_strength(measured.rows, base).values())
+    return bool(explained <= _OUTSTANDING * count / layers * whole)
+
+
+def _cut_short(count: int, layers: int, spread: bool) -> Finding:
+    why = "as many as there is time for"
+    if spread:
+        why = "few of so many, and what they do is no large part of the error"
     message = (
-        f"{count:,} of {layers:,} layers were measured alone, the most suspicious first, in the "
-        "time that this may take; the others are ranked behind them by the error that they "
-        "introduce"
+        f"{count:,} of {layers:,} layers were measured alone, the most suspicious first: {why}; "
+        "the others are ranked behind them by the error that they introduce"
     )
     return Finding("measured", "", message)
+
+
+def _strength(
+    rows: Mapping[str, Sequence[EffectRow]], base: Sequence[NDArray[np.float32]]
+) -> dict[str, float]:
+    """The mean square of each layer's effect over the samples."""
+    return {
+        name: float(np.mean([_mean_square(row, b) for (_, row), b in zip(its, base, strict=True)]))
+        for name, its in rows.items()
+    }
 
 
 def _mean_square(effect: NDArray[np.float32], base: NDArray[np.float32]) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -16,7 +17,8 @@ from bisect_trt.stations.bench import open_bench
 from bisect_trt.stations.case import load
 from bisect_trt.stations.sensitivity import Sensitivity, measure_sensitivity
 from bisect_trt.stations.settings import Settings
-from fixtures.models import residual
+from fixtures.build import GraphBuilder
+from fixtures.models import Fixture, residual, waves
 from tests.conftest import forbid_inferences
 
 BUDGET_S = 30.0
@@ -33,14 +35,19 @@ class Ticking:
         return self.now
 
 
-def measured(folder: Path, suspicion: dict[str, float]) -> tuple[Sensitivity, list[str]]:
+def measured(
+    folder: Path,
+    suspicion: dict[str, float],
+    fixture: Fixture | None = None,
+    budget_s: float = BUDGET_S,
+) -> tuple[Sensitivity, list[str]]:
     """What the station gives, and what it says."""
-    fixture = residual()
+    fixture = fixture or residual()
     settings = Settings(fixture.model, [fixture.inputs], require=[fixture.require], out=folder)
     case = load(settings, Observer())
     with open_bench(case, Observer()) as bench:
         samples = list(case.samples)
-        found = measure_sensitivity(case, bench, suspicion, samples, case.base, BUDGET_S, 0.1)
+        found = measure_sensitivity(case, bench, suspicion, samples, case.base, budget_s, 0.1)
         return found, [f.message for f in bench.ledger().findings if f.kind == "measured"]
 
 
@@ -65,6 +72,38 @@ def test_the_most_suspicious_layers_are_measured_first(
     forbid_inferences(monkeypatch)
     again, said_again = measured(tmp_path / "part", suspicion)
     assert again.scores == part.scores and again.runs == 0 and said_again == said
+
+
+def sums(layers: int, step: float) -> Fixture:
+    """So many layers that add a little each; three in the middle go up and down by ``step``, so
+    that what lies between is rounded more coarsely.
+    """
+    b, x = GraphBuilder(5), "x"
+    steps = {layers // 2: step, layers // 2 + 3: -step}
+    for number in range(layers):
+        b.scope = f"/steps.{number}"
+        added = np.full((1, 16), steps.get(number, 0.0), np.float32)
+        x = b.op("Add", x, b.weight(added) if number in steps else b.normal(1, 16, scale=0.02))
+    b.rename_output(x, "y")
+    model = b.model({"x": [1, 16]}, {"y": [1, 16]})
+    inputs = {"x": waves(4, 1, 16)}
+    return Fixture("sums", model, inputs, "fp16", "max_abs<=1e-3", "accumulation", 0, None, 60)
+
+
+@pytest.mark.parametrize(("step", "goes_on"), [(0.0, False), (500.0, True)])
+def test_time_that_would_tell_nothing_is_not_spent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: float, goes_on: bool
+) -> None:
+    """Of 800 layers the time is enough for 60; the first round of 32 shows whether some stand out,
+    which are among the most suspicious."""
+    fixture = sums(800, step)
+    suspicion = {layer.name: 0.0 for layer in bisect_trt.graph.list_layers(fixture.model)}
+    names = list(suspicion)
+    suspicion |= dict.fromkeys(names[398:406], 1.0)
+    monkeypatch.setattr(effect_rows, "time", Ticking())
+    found, said = measured(tmp_path, suspicion, fixture, 2.0 * BUDGET_S)
+    assert (len(found.scores) > 32) is goes_on and len(found.scores) >= 32
+    assert ("few of so many" in said[0]) is not goes_on
 
 
 def run(folder: Path, **options: Any) -> Result:
