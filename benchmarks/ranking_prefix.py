@@ -35,7 +35,7 @@ def rank(case: Case, bench: Bench, samples: PanelSamples) -> Triage:
         SystemExit: pinning cannot help.
     """
     baselines = measure_baselines(case, bench)
-    unseen = Unseen(samples, baselines.lowered, None, None, 0)
+    unseen = Unseen(samples, baselines.lowered, None, None)
     triage = find_cause(case, bench, baselines, None, unseen)
     if not isinstance(triage, Triage):
         raise SystemExit(triage.sentence)

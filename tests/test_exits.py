@@ -232,17 +232,20 @@ def test_a_run_that_ends_early_leaves_no_file_of_an_earlier_one(tmp_path: Path) 
     )
     assert {"run.json", "model.typed.onnx", "report.html"} <= {p.name for p in out.iterdir()}
     again = [*COMMAND, "run", *arguments[:-2], "--precision", "bf16", "--out", str(out)]
+
+    def left() -> set[str]:
+        return {p.name for p in out.iterdir()} & set(RESULT_FILES)
+
     for _ in range(5):
         process = subprocess.Popen(again, stderr=subprocess.PIPE)
-        while (out / "run.json").exists() and process.poll() is None:
+        while left() and process.poll() is None:
             time.sleep(0.01)
         process.kill()
         process.communicate()
         # Where this test stood still meanwhile, the run has come to its end: once more.
         if process.returncode == -signal.SIGKILL:
             break
-    left = {p.name for p in out.iterdir()}
-    assert not left & set(RESULT_FILES), left
+    assert not left()
 
 
 @pytest.mark.parametrize("name", ["model.typed.onnx", "journal.sqlite", "model.rewritten.onnx"])

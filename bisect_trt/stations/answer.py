@@ -8,7 +8,13 @@ from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.cut_short import best_so_far
 from bisect_trt.stations.engine_steadiness import over_processes, runs_of, unsteady
-from bisect_trt.stations.fresh_test import MAX_TESTS, fitted, planned_test, shortened
+from bisect_trt.stations.fresh_test import (
+    MAX_TESTS,
+    fitted,
+    next_test,
+    planned_test,
+    shortened,
+)
 from bisect_trt.stations.holds import measure_holds
 from bisect_trt.stations.known import Known
 
@@ -30,14 +36,14 @@ def holds_of_answer(known: Known, bench: Bench) -> Holds | None:
         return None
     bench.observer.station("what it holds on")
     seconds = known.baselines.probe_seconds(len(known.case.samples))
-    # A search that was refused has spent its tests; others have made none.
-    settings = known.case.settings
-    untested = known.judgement is None and (bench.engine is not None or known.bisection is None)
-    only = untested or not settings.robust or settings.pick is not None
-    test = planned_test(known.case, MAX_TESTS, bench.usual_seconds, last=only)
-    judged = known.judgement
-    refused = judged.refused if judged is not None else not known.out_of_time
-    if refused and not only:
+    settings, judged = known.case.settings, known.judgement
+    # Tests that were made have refused something, and have spent their part of the risk.
+    if bench.tests == 0 or not settings.robust or settings.pick is not None:
+        test = planned_test(known.case, MAX_TESTS, bench.usual_seconds, last=True)
+    else:
+        test = next_test(known.case, bench)
+    refused = known.bisection is not None and bench.tests > 0 and not known.out_of_time
+    if judged.refused if judged is not None else refused:
         test = shortened(test, known.case, bench.usual_seconds)
     test = fitted(test, known.case, seconds, bench.time.left_s)
     return measure_holds(known.case, bench, bench.judges, plan, test)

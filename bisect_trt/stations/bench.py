@@ -56,12 +56,12 @@ _ONLY_EMULATED = (
 
 
 class Bench:
-    """``prober`` emulates, ``second`` emulates in another arithmetic, ``engine`` builds; it is None
-    where the emulator judges.
+    """``prober`` and ``second`` emulate, in two arithmetics; ``engine`` builds, None without one.
 
     ``emulator`` runs in this process, ``fleet`` on workers where there are some; ``rtx_sums`` is
     true where layer tables follow the measured sums of TensorRT for RTX. ``time`` ends probes whose
     time is spent. ``in_turn`` if the second emulator and the reference make room for each other.
+    ``tests`` counts those on fresh draws.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Bench:
         on_gpu = self._on_gpu if emulator.device != CPU else None
         self.references = References(case.reference, folder / "references.tmp", on_gpu)
         self.log: list[ProbeResult] = []
-        self._took_s = 0.0
+        self.tests, self._took_s = 0, 0.0
         self._gpu_lock = Lock()
         self.rtx_sums = has_rtx_sums(opened, case.settings.precision)
         self._case = case

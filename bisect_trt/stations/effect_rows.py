@@ -56,7 +56,8 @@ class EffectRows:
             order: the layers, the first ones first.
             budget_s: in seconds.
             probe_seconds: about what one inference takes.
-            worth: asked after each round: whether to go on where so many can be measured in all.
+            worth: asked after each round but the first, which has to open sessions: whether to go
+                on where so many can be measured in all.
         """
         deadline = time.monotonic() + budget_s
         a_layer = max(len(self._samples) * probe_seconds, 1e-6)
@@ -71,7 +72,7 @@ class EffectRows:
             now = time.monotonic()
             a_layer = max((now - began) / len(asked), 1e-6)
             done, size = done + len(asked), 2 * size
-            if not worth(done + int((deadline - now) / a_layer)):
+            if done > len(asked) and not worth(done + int((deadline - now) / a_layer)):
                 return
 
     def take(self, layers: Sequence[str], deadline: float) -> bool:

@@ -31,7 +31,7 @@ from bisect_trt.stations.engine_layer_errors import (
     trace_engine,
 )
 from bisect_trt.stations.engine_steadiness import note_unsteadiness, unsteady
-from bisect_trt.stations.fresh_test import planned_test
+from bisect_trt.stations.fresh_test import next_test
 from bisect_trt.stations.holds import first_refusal
 from bisect_trt.stations.missed_inputs import missed_on
 
@@ -174,7 +174,7 @@ def passes_by_luck(case: Case, bench: Bench, engine: Prober, plan: PrecisionPlan
     """
     if case.settings.pick is not None:
         return False
-    test = planned_test(case, 0, bench.usual_seconds, last=False)
+    test = next_test(case, bench)
     return first_refusal(case, bench, [engine], plan, test, 1.0) is not None
 
 

@@ -15,7 +15,7 @@ from bisect_trt.stations.engine_ahead import give_up
 from bisect_trt.stations.engine_baselines import EngineBaselines
 from bisect_trt.stations.engine_judge import EngineJudge, Judgement
 from bisect_trt.stations.engine_steadiness import begin_further
-from bisect_trt.stations.fresh_test import MAX_TESTS, planned_test, set_size
+from bisect_trt.stations.fresh_test import MAX_TESTS, next_test, set_size
 from bisect_trt.stations.holds import first_refusal, measure_holds
 from bisect_trt.stations.robust_search import MARGIN, as_searched
 from bisect_trt.stations.sensitivity import suspicion_of
@@ -46,13 +46,11 @@ def decide_on_engine(
     """
     suspicion = suspicion_of(emulated.layers, triage.sensitivity.scores)
     emulators = _Emulators(case, bench, engine, emulated, triage, first)
-    numbers = iter(range(1, MAX_TESTS))  # the first was made of everything lowered
 
     def tested(pins: frozenset[str]) -> Holds | None:
-        number = next(numbers, None)
-        if number is None:  # no confidence is left to spend
+        if bench.tests >= MAX_TESTS:  # no confidence is left to spend
             return None
-        test = planned_test(case, number, bench.usual_seconds, last=False)
+        test = next_test(case, bench)
         plan = triage.base.with_pins(pins)
         refused = first_refusal(case, bench, [engine], plan, test, 1.0)
         if refused is not None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from bisect_trt.core.holds import at_least
 from bisect_trt.numerics.confidence import draws_needed
 from bisect_trt.probe.result import GIVEN
+from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
 from bisect_trt.stations.drawn import VARIANTS, wants_variants
 
@@ -30,9 +31,8 @@ _TOLD = 25.0
 """Seconds that telling on how little a refused plan holds may take."""
 
 _FIRST_TEST = 2.0 / 3.0
-"""The part of a run's risk that its first test gets: many runs end there, and of more risk it asks
-fewer draws. Of the looks of a test the first gets no more than the second: on a model whose second
-look was short for it PP-OCRv4's detector needed 156 pins instead of 112."""
+"""The part of a run's risk that its first test gets: many runs end there, and with more risk it
+asks for fewer draws."""
 
 _FEWEST, _MOST, _FURTHER, _LONGEST = 8, 300, 40.0, 150.0
 """A test is made of as many draws as it needs at least, up to 150 s; of fewer for slow models,
@@ -46,9 +46,10 @@ class FreshTest:
     the first ``enough`` of a kind fails, or a few do (:attr:`may_miss_first`) and at most
     ``misses`` of its ``draws``.
 
-    A plan below the share passes it with the probability ``risk`` at most, which is split over the
-    two looks where there are two. What holds on all that it meets passes at the first; of what
-    holds on 99 % of it nearly half does, where 95 % are asked for, and most others at the second.
+    A plan below the share passes it with the probability ``risk`` at most, of which each look has
+    half where there are two. What holds on all that it meets passes at the first; of what holds on
+    99 % of it a third to a half does, where 95 % are asked for, and most others at the second. (A
+    second look with a fifth of the risk left the demo's detector 156 pins instead of 112.)
     """
 
     stream: int
@@ -103,6 +104,17 @@ def planned_test(case: Case, number: int, usual_seconds: float, *, last: bool) -
     while (more := draws_needed(share, each, misses + 1)) <= most:
         misses, draws = misses + 1, more
     return FreshTest(number + 1, risk, draws, misses, enough) if misses else once
+
+
+def next_test(case: Case, bench: Bench) -> FreshTest:
+    """The next test of a run, which counts it: whichever station makes it, no two get one risk.
+
+    Args:
+        case: says what share is asked for.
+        bench: of the run.
+    """
+    bench.tests += 1
+    return planned_test(case, bench.tests - 1, bench.usual_seconds, last=False)
 
 
 def shortened(test: FreshTest, case: Case, usual_seconds: float) -> FreshTest:

@@ -79,7 +79,7 @@ def panel_samples(case: Case, bench: Bench, first: int | None = None) -> PanelSa
 class Panel:
     """Judges plans on all samples, those first that did worst before: a failing plan is mostly
     told by a few runs. Of each kind so many may miss as :func:`spared` says. ``smallest`` is the
-    smallest set that passed since something was added.
+    smallest set that was kept since something was added.
 
     Args:
         case: says how many may miss.
@@ -119,12 +119,11 @@ class Panel:
             if found.missed(limit) > may:
                 self._learn(kind, samples, found, size)
                 break
-        else:
-            self._passed(pins)
         runner = self._prober.runner.name
         return ProbeResult.over(plan, runner, results, {}, score=score).under(limit)
 
-    def _passed(self, pins: frozenset[str]) -> None:
+    def keep(self, pins: frozenset[str]) -> None:
+        """Let ``pins``, which passed, be the answer if nothing better is found in time."""
         with self._lock:
             if self.smallest is None or len(pins) < len(self.smallest):
                 self.smallest = pins

@@ -22,7 +22,7 @@ from bisect_trt.search.one_minimal import one_minimal
 from bisect_trt.search.prefix import longer, shortest_prefix
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
-from bisect_trt.stations.fresh_test import FreshTest, planned_test
+from bisect_trt.stations.fresh_test import next_test
 from bisect_trt.stations.holds import Refusal, first_refusal, measure_holds, refused_by
 from bisect_trt.stations.panel import Panel
 from bisect_trt.stations.unseen import Unseen
@@ -32,10 +32,13 @@ MARGIN, SHRINK_MARGIN = 0.95, 0.8
 panel, by trial on two text models: the freer the choice, the more of it is luck."""
 
 SHRINK_PROBES = 32
-"""Shrinking takes so many probes at most (a count, and not the clock, so that the same command
-gives the same answer), and a prefix of more layers, which they could not prove, is not shrunk: of
-two such sets that fresh draws passed, one of 295 pins shrunk to 248 and one of 50 to 32, neither
-held on 95 % of inputs that nothing had seen."""
+"""Shrinking takes so many probes, and then one a pin to prove it: a count, and not the clock, so
+that the same command gives the same answer. What they cannot bring to an end is not given, and a
+prefix of so many pins that they could not is not shrunk: of two such sets that fresh draws passed,
+one of 295 pins shrunk to 248 and one of 50 to 32, neither held on 95 % of unseen inputs."""
+
+_MOST_SHRUNK = SHRINK_PROBES - 2
+"""Two of the probes are of all pins and of none."""
 
 MAX_ROUNDS = 6
 """Each ends with a test, or two; a round that was refused makes the next set larger (``longer``),
@@ -86,10 +89,10 @@ def search_robustly(
     if unseen.refused is not None:
         panel.add(unseen.refused)
     try:
-        return _in_rounds(case, bench, panel, ranking, strength, limit, unseen.tests, fewest)
+        return _in_rounds(case, bench, panel, ranking, strength, limit, fewest)
     except BudgetSpentError:
-        # Of nested sets the smallest that passed is an answer at any time; its test comes at the
-        # end of the run, as all pins' does where none has passed yet.
+        # The smallest prefix that passed is an answer at any time; its test comes at the end of the
+        # run, as all pins' does where none has passed yet.
         bench.time.search_ended()
         found = panel.smallest
         if found is None or len(found) < fewest:
@@ -104,10 +107,9 @@ def _in_rounds(
     ranking: Sequence[str],
     strength: Mapping[str, float],
     limit: float,
-    number: int,
     fewest: int,
 ) -> RobustSet | None:
-    """The set after rounds of search and test, of which the first is test ``number``."""
+    """The set after rounds of search and test."""
     # No fewer than those of an older plan: of a few, what is not needed is shrunk.
     ranking = as_searched(case, ranking)
     base, shortest = panel.base, max(len(case.begin), fewest)
@@ -122,11 +124,9 @@ def _in_rounds(
             if len(candidate.pinned) < fewest:
                 continue
             plan = base.with_pins(candidate.pinned)
-            test = planned_test(case, number, bench.usual_seconds, last=False)
             pins = f"{len(candidate.pinned)} pins"
             bench.tell(f"{pins}, fresh draws")
-            number += 1
-            against, holds = _last_word(case, bench, plan, test, limit)
+            against, holds = _last_word(case, bench, plan, limit)
             if against is None:
                 return replace(candidate, holds=holds)
             bench.tell(f"{pins} refused by fresh draws ({against.kind}): the search goes on")
@@ -163,17 +163,18 @@ def _candidates(
     itself; the prefix alone where it is too long for that, or where a point of the frontier was
     asked for.
     """
-    if case.settings.pick is None and len(ranked) <= SHRINK_PROBES:
-        smaller, proof = _shrunk(panel, ranked, limit, bench.prober.workers)
-        if set(proof) == smaller:
-            yield RobustSet(smaller, proof, limit * SHRINK_MARGIN, None, len(ranked), False)
-            if len(smaller) == len(ranked):
+    if case.settings.pick is None and len(ranked) <= _MOST_SHRUNK:
+        proof = _shrunk(panel, ranked, limit, bench.prober.workers)
+        if proof is not None:
+            pins = frozenset(proof)
+            yield RobustSet(pins, proof, limit * SHRINK_MARGIN, None, len(ranked), False)
+            if len(pins) == len(ranked):
                 return
     yield RobustSet(frozenset(ranked), {}, limit * MARGIN, None, len(ranked), True)
 
 
 def _last_word(
-    case: Case, bench: Bench, plan: PrecisionPlan, test: FreshTest, limit: float
+    case: Case, bench: Bench, plan: PrecisionPlan, limit: float
 ) -> tuple[Refusal | None, Holds | None]:
     """What refuses ``plan``, or else what it holds on by both emulators.
 
@@ -183,7 +184,7 @@ def _last_word(
     if bench.engine is not None or case.settings.pick is not None:
         judges, given = [bench.second], bench.second_sees
         return refused_by(case, bench, judges, plan, limit, given), None
-    judges = [bench.prober, bench.second]
+    judges, test = [bench.prober, bench.second], next_test(case, bench)
     against = first_refusal(case, bench, judges, plan, test, limit)
     holds = measure_holds(case, bench, judges, plan, test) if against is None else None
     return against, holds
@@ -196,21 +197,27 @@ def _prefix(panel: Panel, ranking: Sequence[str], limit: float, shortest: int) -
 
     def passes(count: int) -> bool:
         within = limit if count == len(ranking) else limit * MARGIN
-        return panel.ask(frozenset(ranking[:count]), within).verdict.passed
+        pins = frozenset(ranking[:count])
+        passed = panel.ask(pins, within).verdict.passed
+        if passed:
+            panel.keep(pins)
+        return passed
 
     return shortest_prefix(len(ranking), passes, first=shortest)
 
 
 def _shrunk(
     panel: Panel, ranked: Sequence[str], limit: float, workers: int
-) -> tuple[frozenset[str], dict[str, ProbeResult]]:
-    """A part of ``ranked`` of which no single pin can be left out on the panel, and the proof; all
-    of it, without one, where a freely chosen set would have to keep to more than it can.
+) -> Mapping[str, ProbeResult] | None:
+    """A part of ``ranked`` of which no single pin can be left out on the panel, each with the probe
+    that shows it; None where a freely chosen set would have to keep to more than it can, or nothing
+    was proved in so many probes.
     """
     within = limit * SHRINK_MARGIN
-    everything = frozenset(ranked)
-    if not ranked or not panel.ask(everything, within).verdict.passed:
-        return everything, {}
+    if not ranked:
+        return {}
+    if not panel.ask(frozenset(ranked), within).verdict.passed:
+        return None
     suspicion = {name: float(len(ranked) - place) for place, name in enumerate(ranked)}
     found = find_pins(
         list(reversed(ranked)),
@@ -220,7 +227,7 @@ def _shrunk(
         max_probes=SHRINK_PROBES,
     )
     if not found.complete:
-        return found.pinned, {}
+        return None
     left = [name for name in reversed(ranked) if name in found.pinned]
     minimal = one_minimal(left, lambda p: panel.ask(p, within), lambda r: r.verdict.passed)
-    return minimal.pinned, minimal.proof
+    return minimal.proof if set(minimal.proof) == minimal.pinned else None

@@ -31,10 +31,12 @@ TIME_BUDGET_S, _PATIENCE = 20.0, 4.0
 """Where one row for each layer would take longer, only the most suspicious layers get one. What
 should fit may take four times as long: a busy machine is no reason for another answer."""
 
-_FEW, _OUTSTANDING = 0.1, 10.0
+_FEW, _EVEN = 0.1, 10.0
 """Where the time is enough for less than this part of the layers it is not used up once the most
-suspicious of them are seen to do no more than ten times what their number's part of the error is:
-an error spread over thousands of layers is ranked no better by a few hundred of them."""
+suspicious of them are seen to do no more than a tenth of the error, and no more than ten times what
+is their number's part of it: an error spread over thousands of layers is ranked no better by a few
+hundred of them. (Two to three times is even: alone a layer rounds what it reads and what it
+gives.)"""
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,8 @@ def measure_sensitivity(
     else:
 
         def worth(reachable: int) -> bool:
-            return reachable >= _FEW * len(order) or not _is_spread(measured, base, len(order))
+            few = case.settings.robust and reachable < _FEW * len(order)
+            return not few or not _is_spread(measured, base, len(order))
 
         measured.take_while(order, budget_s, probe_seconds, worth)
         if len(measured.rows) < len(order):
@@ -129,19 +132,21 @@ def time_allowed(expected_s: float) -> float:
 
 
 def _is_spread(measured: EffectRows, base: Sequence[NDArray[np.float32]], layers: int) -> bool:
-    """Whether the layers measured are few of all, and none of them do much more than others."""
-    count = len(measured.rows)
-    whole = np.mean([_mean_square(b, b) for b in base])
-    if not 0 < count < _FEW * layers or not np.isfinite(whole):
+    """Whether the layers measured are few of all, none of them misses the requirement alone, and
+    together they do a small part of the error.
+    """
+    count, whole = len(measured.rows), np.mean([_mean_square(b, b) for b in base])
+    scores = [score for rows in measured.rows.values() for score, _ in rows]
+    if not 0 < count < _FEW * layers or not np.isfinite(whole) or not max(scores) <= 1.0:
         return False
-    explained = sum(_strength(measured.rows, base).values())
-    return bool(explained <= _OUTSTANDING * count / layers * whole)
+    done = sum(_strength(measured.rows, base).values())
+    return bool(done <= min(_EVEN * count / layers, _FEW) * whole)
 
 
 def _cut_short(count: int, layers: int, spread: bool) -> Finding:
     why = "as many as there is time for"
     if spread:
-        why = "few of so many, and what they do is no large part of the error"
+        why = "they do no large part of the error, and there is time for few more"
     message = (
         f"{count:,} of {layers:,} layers were measured alone, the most suspicious first: {why}; "
         "the others are ranked behind them by the error that they introduce"

@@ -11,7 +11,7 @@ from bisect_trt.probe.result import ProbeResult, SampleResult
 from bisect_trt.stations.baselines import Baselines
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
-from bisect_trt.stations.fresh_test import planned_test, set_size, spared
+from bisect_trt.stations.fresh_test import next_test, planned_test, set_size, spared
 from bisect_trt.stations.holds import Refusal, first_refusal, measure_holds
 from bisect_trt.stations.panel import PanelSamples, panel_samples
 
@@ -21,15 +21,13 @@ class Unseen:
     """What a robust search begins with: its ``samples``, what everything lowered shows on them
     (``lowered``), and what else ``refused`` it.
 
-    ``holds`` is there if everything lowered is robust as it is; ``tests`` counts the tests on fresh
-    draws that were made of it.
+    ``holds`` is there if everything lowered is robust as it is.
     """
 
     samples: PanelSamples
     lowered: ProbeResult
     refused: Refusal | None
     holds: Holds | None
-    tests: int
 
 
 _GLANCE = 4
@@ -55,15 +53,15 @@ def look_beyond(case: Case, bench: Bench, emulated: Baselines) -> Unseen:
         if found.verdict.passed:
             against, holds = _tested(case, bench)
             if holds is not None:
-                return Unseen(few, found, None, holds, 1)
+                return Unseen(few, found, None, holds)
             samples = panel_samples(case, bench)
-            return Unseen(samples, _on(case, bench, samples), against, None, 1)
+            return Unseen(samples, _on(case, bench, samples), against, None)
     samples = panel_samples(case, bench)
     lowered = _on(case, bench, samples)
     if not decides or not lowered.verdict.passed:
-        return Unseen(samples, lowered, None, None, 0)
+        return Unseen(samples, lowered, None, None)
     against, holds = _tested(case, bench)
-    return Unseen(samples, lowered, against, holds, 1)
+    return Unseen(samples, lowered, against, holds)
 
 
 def _on(case: Case, bench: Bench, samples: PanelSamples) -> ProbeResult:
@@ -80,9 +78,11 @@ def _on(case: Case, bench: Bench, samples: PanelSamples) -> ProbeResult:
 def _tested(case: Case, bench: Bench) -> tuple[Refusal | None, Holds | None]:
     """What on fresh draws refuses everything lowered, or on what it holds."""
     judges = [bench.prober, bench.second]
-    picked = case.settings.pick is not None
-    test = planned_test(case, 0, bench.usual_seconds, last=picked)
-    against = None if picked else first_refusal(case, bench, judges, case.base, test, 1.0)
+    if case.settings.pick is not None:  # it is measured, whatever it holds on
+        test = planned_test(case, 0, bench.usual_seconds, last=True)
+        return None, measure_holds(case, bench, judges, case.base, test)
+    test = next_test(case, bench)
+    against = first_refusal(case, bench, judges, case.base, test, 1.0)
     if against is not None:
         return against, None
     return None, measure_holds(case, bench, judges, case.base, test)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ import pytest
 
 from bisect_trt.core.holds import Holds
 from bisect_trt.core.observer import Observer
+from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.numerics.confidence import lower_bound
-from bisect_trt.stations import fresh_test
+from bisect_trt.stations import answer, fresh_test
 from bisect_trt.stations.bench import open_bench
 from bisect_trt.stations.case import Case, load
 from bisect_trt.stations.fresh_test import (
@@ -61,8 +63,10 @@ def test_a_plan_below_the_share_is_called_robust_in_five_of_a_hundred_runs_at_mo
     tmp_path: Path, share: float, seconds: float
 ) -> None:
     case = case_of(tmp_path, share)
-    tests = [planned_test(case, number, seconds, last=False) for number in range(MAX_TESTS)]
-    assert len({test.stream for test in tests}) == MAX_TESTS, "no two tests share their draws"
+    # One more is of the answer that a refused search ends with.
+    tests = [planned_test(case, number, seconds, last=False) for number in range(MAX_TESTS + 1)]
+    assert len({test.stream for test in tests}) == len(tests), "no two tests share their draws"
+    assert math.fsum(test.risk for test in tests) <= 0.05
     bounding = [t for t in tests if chance(t.enough, 0, share) < 1.0 - t.confidence + 1e-9]
     # A slow model's test is made of fewer draws than bound the share: it is never called robust.
     assert math.fsum(passing(t, share) for t in bounding) <= 0.05
@@ -73,6 +77,7 @@ def test_a_plan_below_the_share_is_called_robust_in_five_of_a_hundred_runs_at_mo
         assert bounding == tests
     if seconds == 1e-3:
         first = tests[0]
+        assert first.risk == max(test.risk for test in tests) == pytest.approx(0.05 * 2.0 / 3.0)
         assert first.misses > 0 and first.draws > 1.5 * first.enough
         # A plan with some room passes; asked for no miss at all it would be refused here.
         room = 1.0 - (1.0 - share) / 5.0
@@ -105,7 +110,8 @@ def varied_case(
 
 
 def seldom_too_large(inputs: Mapping[str, Any], generator: np.random.Generator) -> dict[str, Any]:
-    """A variant that overflows FP16 twice in a hundred times."""
+    """A variant that overflows FP16 twice in a hundred times: where, so that some of those which
+    are looked at first do."""
     scale = 1e9 if 0.5 < generator.random() < 0.52 else 1.0
     return {name: np.float32(array * scale) for name, array in inputs.items()}
 
@@ -205,4 +211,35 @@ def test_a_plan_that_was_refused_is_told_of_in_fewer_draws(tmp_path: Path) -> No
         test = planned_test(case, MAX_TESTS, seconds, last=False)
         less = shortened(test, case, seconds)
         assert less.draws == (test.draws if draws is None else min(draws, test.draws))
-        assert less.stream == test.stream and less.risk == test.risk
+        looks = 2 if less.draws > less.enough else 1
+        assert less.stream == test.stream
+        assert less.confidence == pytest.approx(1.0 - test.risk / looks, abs=1e-12)
+
+
+@pytest.mark.parametrize(("made", "risk"), [(0, 0.05), (1, 0.05 / 6.0), (3, 0.05 / 24.0)])
+def test_risk_that_was_spent_is_not_spent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: int, risk: float
+) -> None:
+    """The FP32 plan that a run with TF32 ends with is tested too, after everything lowered was."""
+    used: list[FreshTest] = []
+    monkeypatch.setattr(answer, "plan_of_answer", lambda *_: PrecisionPlan("fp32"))
+    monkeypatch.setattr(answer, "measure_holds", lambda *asked: used.append(asked[-1]))
+    case = case_of(tmp_path, 0.95)
+    known: Any = SimpleNamespace(
+        unsteady=None,
+        holds=None,
+        judgement=None,
+        bisection=None,
+        out_of_time=False,
+        case=case,
+        baselines=SimpleNamespace(probe_seconds=lambda _: 1e-4),
+    )
+    bench: Any = SimpleNamespace(
+        observer=Observer(),
+        tests=made,
+        usual_seconds=1e-4,
+        time=SimpleNamespace(left_s=math.inf),
+        judges=(),
+    )
+    answer.holds_of_answer(known, bench)
+    assert [test.risk for test in used] == [pytest.approx(risk)]

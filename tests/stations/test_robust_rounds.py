@@ -10,26 +10,20 @@ import numpy as np
 import pytest
 
 from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.stop import BudgetSpentError
+from bisect_trt.core.verdict import Verdict
 from bisect_trt.search import prefix
 from bisect_trt.stations import robust_search
 from bisect_trt.stations.holds import Refusal
 from bisect_trt.stations.robust_search import RobustSet
 
 
-@pytest.fixture(autouse=True)
-def no_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What tests would be made of is no matter here."""
-    monkeypatch.setattr(robust_search, "planned_test", lambda *_, **__: None)
-
-
 def searched(names: list[str], strength: dict[str, float], fewest: int = 0) -> RobustSet | None:
     """What the rounds end with, where the panel and the tests are made of numbers."""
     case: Any = SimpleNamespace(begin=(), settings=SimpleNamespace(pick=None))
-    bench: Any = SimpleNamespace(
-        usual_seconds=1.0, tell=lambda _: None, prober=SimpleNamespace(workers=1)
-    )
+    bench: Any = SimpleNamespace(tell=lambda _: None, prober=SimpleNamespace(workers=1))
     panel: Any = SimpleNamespace(base=PrecisionPlan("fp16"), add=lambda _: None)
-    return robust_search._in_rounds(case, bench, panel, names, strength, 1.0, 0, fewest)
+    return robust_search._in_rounds(case, bench, panel, names, strength, 1.0, fewest)
 
 
 @pytest.mark.parametrize(
@@ -68,23 +62,65 @@ def test_a_set_of_fewer_pins_than_an_engine_refused_is_not_given(
     names = [f"layer{k}" for k in range(40)]
     smaller = frozenset(names[:10])
     monkeypatch.setattr(robust_search, "_prefix", lambda *_: 24)
-    monkeypatch.setattr(robust_search, "_shrunk", lambda *_: (smaller, dict.fromkeys(smaller)))
+    monkeypatch.setattr(robust_search, "_shrunk", lambda *_: dict.fromkeys(smaller))
     monkeypatch.setattr(robust_search, "_last_word", lambda *_: (None, "holds"))
     found = searched(names, {}, fewest)
     assert found is not None and len(found.pinned) == (24 if fewest else 10)
 
 
-@pytest.mark.parametrize(("length", "proved"), [(32, True), (32, False), (33, True)])
+@pytest.mark.parametrize(("length", "proved"), [(30, True), (30, False), (31, True)])
 def test_only_what_can_be_proved_is_shrunk(
     monkeypatch: pytest.MonkeyPatch, length: int, proved: bool
 ) -> None:
     """Of so many pins 10 would do on the panel; of more than can be proved nobody asks that."""
     names = [f"layer{k}" for k in range(40)]
-    smaller = frozenset(names[:10])
-    proof = dict.fromkeys(smaller if proved else ())
+    proof = dict.fromkeys(names[:10]) if proved else None
     monkeypatch.setattr(robust_search, "_prefix", lambda *_: length)
-    monkeypatch.setattr(robust_search, "_shrunk", lambda *_: (smaller, proof))
+    monkeypatch.setattr(robust_search, "_shrunk", lambda *_: proof)
     monkeypatch.setattr(robust_search, "_last_word", lambda *_: (None, "holds"))
     found = searched(names, {})
     assert found is not None and found.ranked is (len(found.pinned) == length)
-    assert found.ranked is (length == 33 or not proved)
+    assert found.ranked is (length == 31 or not proved)
+
+
+class Panel:
+    """Passes what holds the first ``needed`` layers; the time ends after so many questions."""
+
+    base = PrecisionPlan("fp16")
+
+    def __init__(self, needed: int, asks: int) -> None:
+        self.needed, self.asks = {f"layer{k}" for k in range(needed)}, asks
+        self.smallest: frozenset[str] | None = None
+
+    def ask(self, pins: frozenset[str], _: float) -> Any:
+        self.asks -= 1
+        if self.asks < 0:
+            raise BudgetSpentError
+        return SimpleNamespace(verdict=Verdict.PASS if pins >= self.needed else Verdict.FAIL)
+
+    def keep(self, pins: frozenset[str]) -> None:
+        self.smallest = pins
+
+
+@pytest.mark.parametrize("asks", range(9, 19))
+def test_what_shrinking_tried_is_no_answer_when_the_time_ends(
+    monkeypatch: pytest.MonkeyPatch, asks: int
+) -> None:
+    """The prefix ends with the last of the layers that are needed, of which it holds others too."""
+    names = [f"layer{k}" for k in (*range(10, 20), *range(10))]
+    panel = Panel(10, asks)
+
+    def too_late(*_: Any) -> Any:
+        raise BudgetSpentError
+
+    monkeypatch.setattr(robust_search, "Panel", lambda *_: panel)
+    monkeypatch.setattr(robust_search, "_last_word", too_late)
+    case: Any = SimpleNamespace(begin=(), settings=SimpleNamespace(pick=None))
+    bench: Any = SimpleNamespace(
+        tell=lambda _: None,
+        prober=SimpleNamespace(workers=1),
+        time=SimpleNamespace(search_ended=lambda: None),
+    )
+    unseen: Any = SimpleNamespace(samples=(), refused=None)
+    found = robust_search.search_robustly(case, bench, panel.base, names, {}, unseen, 1.0)
+    assert found is not None and found.pinned == frozenset(names) and found.ranked

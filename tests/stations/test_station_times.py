@@ -75,8 +75,8 @@ def test_the_most_suspicious_layers_are_measured_first(
 
 
 def sums(layers: int, step: float) -> Fixture:
-    """So many layers that add a little each; three in the middle go up and down by ``step``, so
-    that what lies between is rounded more coarsely.
+    """So many layers that add a little each; two in the middle go up and down by ``step``, so that
+    the three tensors between them are rounded more coarsely.
     """
     b, x = GraphBuilder(5), "x"
     steps = {layers // 2: step, layers // 2 + 3: -step}
@@ -87,23 +87,24 @@ def sums(layers: int, step: float) -> Fixture:
     b.rename_output(x, "y")
     model = b.model({"x": [1, 16]}, {"y": [1, 16]})
     inputs = {"x": waves(4, 1, 16)}
-    return Fixture("sums", model, inputs, "fp16", "max_abs<=1e-3", "accumulation", 0, None, 60)
+    return Fixture("sums", model, inputs, "fp16", "max_abs<=1e-1", "accumulation", 0, None, 60)
 
 
 @pytest.mark.parametrize(("step", "goes_on"), [(0.0, False), (500.0, True)])
 def test_time_that_would_tell_nothing_is_not_spent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: float, goes_on: bool
 ) -> None:
-    """Of 800 layers the time is enough for 60; the first round of 32 shows whether some stand out,
-    which are among the most suspicious."""
-    fixture = sums(800, step)
+    """Of 4,000 layers the time is enough for 150; two rounds show whether some stand out, which are
+    among the most suspicious.
+    """
+    fixture = sums(4000, step)
     suspicion = {layer.name: 0.0 for layer in bisect_trt.graph.list_layers(fixture.model)}
     names = list(suspicion)
-    suspicion |= dict.fromkeys(names[398:406], 1.0)
+    suspicion |= dict.fromkeys(names[1998:2006], 1.0)
     monkeypatch.setattr(effect_rows, "time", Ticking())
-    found, said = measured(tmp_path, suspicion, fixture, 2.0 * BUDGET_S)
-    assert (len(found.scores) > 32) is goes_on and len(found.scores) >= 32
-    assert ("few of so many" in said[0]) is not goes_on
+    found, said = measured(tmp_path, suspicion, fixture, 5.0 * BUDGET_S)
+    assert (len(found.scores) > 96) is goes_on and len(found.scores) >= 96
+    assert ("as many as there is time for" in said[0]) is goes_on
 
 
 def run(folder: Path, **options: Any) -> Result:
