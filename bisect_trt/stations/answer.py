@@ -42,9 +42,11 @@ def holds_of_answer(known: Known, bench: Bench) -> Holds | None:
         test = planned_test(known.case, MAX_TESTS, bench.usual_seconds, last=True)
     else:
         test = next_test(known.case, bench)
-    refused = known.bisection is not None and bench.tests > 0 and not known.out_of_time
-    if judged.refused if judged is not None else refused:
-        test = shortened(test, known.case, bench.usual_seconds)
+        refused = known.bisection is not None and not known.out_of_time
+        if judged is not None:
+            refused = judged.refused
+        if refused:
+            test = shortened(test, known.case, bench.usual_seconds)
     test = fitted(test, known.case, seconds, bench.time.left_s)
     return measure_holds(known.case, bench, bench.judges, plan, test)
 
