@@ -22,6 +22,7 @@ from bisect_trt.search.one_minimal import one_minimal
 from bisect_trt.search.prefix import longer, shortest_prefix
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
+from bisect_trt.stations.engine_ahead import begin
 from bisect_trt.stations.fresh_test import next_test
 from bisect_trt.stations.holds import Refusal, first_refusal, measure_holds, refused_by
 from bisect_trt.stations.panel import Panel
@@ -179,8 +180,13 @@ def _last_word(
     """What refuses ``plan``, or else what it holds on by both emulators.
 
     What an engine decides is tested there, and what was picked is only measured: of these the
-    second emulator is asked whether the given inputs hold.
+    second emulator is asked whether the given inputs hold, while the engine is built: of ViT-L
+    both take some ten seconds, and it seldom refuses.
     """
+    if bench.engine is not None:
+        built = bench.plan_for(bench.engine, plan)
+        if not bench.engine.knows(built):
+            begin(bench.opened, built)
     if bench.engine is not None or case.settings.pick is not None:
         judges, given = [bench.second], bench.second_sees
         return refused_by(case, bench, judges, plan, limit, given), None

@@ -89,7 +89,7 @@ def test_an_engine_is_told_what_it_will_be_asked_and_not_again(judged: Judged) -
     assert [(plan.base, copies) for plan, copies in engine.begun[:3]] == [(b, 1) for b in bases]
     answer = PrecisionPlan(Precision.FP16, result.pinned)
     copies = [copies for plan, copies in engine.begun if plan == answer and copies]
-    assert copies == [3, 2], "one for each process; that of the first is taken when the others are"
+    assert copies == [1, 3, 2], "before the second emulator is asked; then one for each process"
     again = Anticipated(residual())
     repeated, _ = judged(fixture, again, robust=0.9)
     assert repeated.pinned == result.pinned and not again.built
