@@ -75,7 +75,12 @@ class Anticipating(Runner, Protocol):
     """A runner that can begin what will be asked of it."""
 
     def build_ahead(
-        self, plan: PrecisionPlan, tensors: Sequence[str] = (), copies: int = 1
+        self,
+        plan: PrecisionPlan,
+        tensors: Sequence[str] = (),
+        copies: int = 1,
+        *,
+        spare: bool = False,
     ) -> None:
         """Begin to build what will be asked for soon, where that disturbs nothing.
 
@@ -83,6 +88,7 @@ class Anticipating(Runner, Protocol):
             plan: what will be executed.
             tensors: what is wanted beside the outputs.
             copies: how many shall be there in all, each for another process.
+            spare: whether it only may be asked for, and others are to be done first.
         """
         ...
 

@@ -15,7 +15,12 @@ def baseline_plans(case: Case) -> tuple[PrecisionPlan, ...]:
 
 
 def begin(
-    engine: Runner | None, plan: PrecisionPlan, tensors: Sequence[str] = (), copies: int = 1
+    engine: Runner | None,
+    plan: PrecisionPlan,
+    tensors: Sequence[str] = (),
+    copies: int = 1,
+    *,
+    spare: bool = False,
 ) -> None:
     """Begin what the engine will be asked; nothing where the runner cannot, or there is none.
 
@@ -24,9 +29,10 @@ def begin(
         plan: what it is built from.
         tensors: what is wanted beside the outputs.
         copies: how many shall be there in all, each for another process.
+        spare: whether it only may be asked for, and others are to be done first.
     """
     if isinstance(engine, Anticipating):
-        engine.build_ahead(plan, tensors, copies)
+        engine.build_ahead(plan, tensors, copies, spare=spare)
 
 
 def give_up(engine: Runner | None, but: PrecisionPlan) -> None:

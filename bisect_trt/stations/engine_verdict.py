@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 
 from bisect_trt.core.holds import Holds
+from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.probe.prober import Prober
 from bisect_trt.search.prefix import longer
 from bisect_trt.stations.baselines import Baselines
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.bisect import Bisection, bisect, known_strength
 from bisect_trt.stations.case import Case
-from bisect_trt.stations.engine_ahead import give_up
+from bisect_trt.stations.engine_ahead import begin, give_up
 from bisect_trt.stations.engine_baselines import EngineBaselines
 from bisect_trt.stations.engine_judge import EngineJudge, Judgement
 from bisect_trt.stations.engine_steadiness import begin_further
@@ -118,15 +119,34 @@ class _Emulators:
             answer = bench.plan_for(self._engine, triage.base.with_pins(found.pinned))
             give_up(bench.opened, answer)
             begin_further(bench, answer)
+            if found.ranked:
+                self._begin_next(found.pinned)
         return found
+
+    def _begin_next(self, pins: frozenset[str]) -> None:
+        """Begin the engine of the set that follows if fresh draws refuse ``pins``, as it mostly is:
+        ViT-L's are refused twice, and waiting for each of its engines takes ten seconds.
+        """
+        plan = self._first(self._longer(pins, 1.0))
+        if self._engine.new_probes and not self._engine.knows(plan):
+            begin(self._bench.opened, plan, spare=True)
+
+    def _longer(self, pins: frozenset[str], share: float) -> int:
+        """How many of the ranking to go on with if ``pins`` are refused and may leave ``share``."""
+        known = known_strength(self._case, self._triage)
+        ranking = as_searched(self._case, self._triage.ranking)
+        strength = [known.get(name, 0.0) for name in ranking]
+        return longer(strength, len(pins), share, 2**self._refusals)
+
+    def _first(self, count: int) -> PrecisionPlan:
+        """The first so many of the ranking pinned, as the engine takes it."""
+        pins = frozenset(as_searched(self._case, self._triage.ranking)[:count])
+        return self._bench.plan_for(self._engine, self._triage.base.with_pins(pins))
 
     def hear_refused(self, pins: frozenset[str], score: float) -> None:
         """Hear that a fresh draw scored so on the engine of ``pins``: a set of no more pins would
         cost another build and be refused as well.
         """
-        known = known_strength(self._case, self._triage)
-        ranking = as_searched(self._case, self._triage.ranking)
-        strength = [known.get(name, 0.0) for name in ranking]
-        more = 2**self._refusals
-        self._fewest = max(self._fewest, longer(strength, len(pins), MARGIN / score, more))
+        self._fewest = max(self._fewest, self._longer(pins, MARGIN / score))
         self._refusals += 1
+        give_up(self._bench.opened, self._first(self._fewest))

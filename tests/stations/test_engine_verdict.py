@@ -20,6 +20,7 @@ from bisect_trt.core.verdict import Verdict
 from bisect_trt.numerics.tensor_error import tensor_error
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.search.tolerance_share import tightened
+from bisect_trt.stations import robust_search
 from bisect_trt.stations.engine_diagnosis import Fp32, what_fp32_is
 from bisect_trt.stations.engine_layer_errors import probe_effect_matters
 from fixtures.models import encoder_decomposed, residual, tf32_victim
@@ -221,3 +222,45 @@ def test_no_set_is_built_that_is_no_larger_than_one_that_fresh_draws_refused(
     assert len(asked) >= 2 and len(result.pinned) == asked[-1], "the first set was refused"
     for before, after in pairwise(asked):
         assert after >= 1.1 * before
+
+
+class Foreseen(WorseOnDraws):
+    """One that is told what it may be asked."""
+
+    def __init__(self, fixture: Any) -> None:
+        super().__init__(fixture)
+        self.spare: list[tuple[PrecisionPlan, int]] = []
+        self.kept: list[tuple[PrecisionPlan, int]] = []
+
+    def build_ahead(
+        self,
+        plan: PrecisionPlan,
+        tensors: Sequence[str] = (),
+        copies: int = 1,
+        *,
+        spare: bool = False,
+    ) -> None:
+        if spare:
+            self.spare.append((plan, len(self.built)))
+
+    def give_up(self, but: PrecisionPlan) -> None:
+        self.kept.append((but, len(self.built)))
+
+
+def test_what_follows_a_refusal_is_begun_before_it(
+    judged: Judged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next prefix is built beside the engine that is asked now, and kept when that is
+    refused.
+    """
+    monkeypatch.setattr(robust_search, "_MOST_SHRUNK", 0)
+    engine = Foreseen(residual())
+    result, _ = judged(residual(), engine, robust=0.95)
+    asked = [p for p in engine.built if p.base is Precision.FP16 and p.pinned]
+    assert result.passed and len(asked) >= 2, "the first set was refused"
+    foreseen = [plan for plan, _ in engine.spare]
+    assert len(foreseen) == len(asked)
+    for before, after, (plan, built) in zip(asked, asked[1:], engine.spare, strict=False):
+        assert before.pinned < plan.pinned <= after.pinned
+        assert built == engine.built.index(before), "before the engine that may be refused is asked"
+        assert (after, engine.built.index(after)) in engine.kept

@@ -70,11 +70,20 @@ class Anticipated(Unsteady):
     def __init__(self, fixture: Any) -> None:
         super().__init__(fixture, lambda *_: 0)
         self.begun: list[tuple[PrecisionPlan, int]] = []
+        self.spare: list[PrecisionPlan] = []
 
     def build_ahead(
-        self, plan: PrecisionPlan, tensors: Sequence[str] = (), copies: int = 1
+        self,
+        plan: PrecisionPlan,
+        tensors: Sequence[str] = (),
+        copies: int = 1,
+        *,
+        spare: bool = False,
     ) -> None:
         assert plan not in self.built or copies > 1, "what is there need not be begun"
+        if spare:
+            self.spare.append(plan)
+            return
         self.begun.append((plan, copies) if not tensors else (plan, -len(tensors)))
 
     def give_up(self, but: PrecisionPlan) -> None:

@@ -60,6 +60,8 @@ class EnginesAhead:
         what: Hashable,
         asked: Callable[[], AbstractContextManager[EngineRequest]],
         copies: int = 1,
+        *,
+        spare: bool = False,
     ) -> None:
         """Build an engine as soon as a process is free.
 
@@ -67,13 +69,14 @@ class EnginesAhead:
             what: tells it from others.
             asked: gives the request; called in another thread.
             copies: how many shall be there, or in work, until they are taken.
+            spare: whether it gives way to others, as all copies but the first do.
         """
         if self._folder is None:  # not before there is a run's folder to make it in
             self._folder = scratch("engines")
         begun = self._begun.setdefault(what, deque())
         while len(begun) < copies:
             path = Path(self._folder.name) / f"{len(self._all)}.engine"
-            begun.append(self._pool.submit(self._build, asked, path, bool(begun)))
+            begun.append(self._pool.submit(self._build, asked, path, spare or bool(begun)))
             self._all.append(begun[-1])
 
     def take(self, what: Hashable) -> EngineRequest | None:
@@ -115,7 +118,7 @@ class EnginesAhead:
     def _build(
         self, asked: Callable[[], AbstractContextManager[EngineRequest]], path: Path, spare: bool
     ) -> EngineRequest:
-        """``spare`` if it will be asked for after another one of its kind."""
+        """``spare`` if it will be asked for after another one, or not at all."""
         worker = self._free.get()
         try:
             if spare:

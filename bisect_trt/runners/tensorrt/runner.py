@@ -134,7 +134,12 @@ class TensorRTRunner:
             yield Repeated(named[0][0], runs, named[1:])
 
     def build_ahead(
-        self, plan: PrecisionPlan, tensors: Sequence[str] = (), copies: int = 1
+        self,
+        plan: PrecisionPlan,
+        tensors: Sequence[str] = (),
+        copies: int = 1,
+        *,
+        spare: bool = False,
     ) -> None:
         """Begin to build what will be asked for soon, where that disturbs nothing.
 
@@ -142,10 +147,11 @@ class TensorRTRunner:
             plan: of the engine.
             tensors: as for :meth:`marked`; none for :meth:`outputs`.
             copies: how many shall be there in all, each for another process.
+            spare: whether it only may be asked for, and others are to be done first.
         """
         if self._ahead is not None:
             asked = partial(self._request, plan, tuple(tensors), (), not tensors)
-            self._ahead.begin((plan, tuple(tensors)), asked, copies)
+            self._ahead.begin((plan, tuple(tensors)), asked, copies, spare=spare)
 
     @property
     def builds_ahead(self) -> bool:
