@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
+from bisect_trt.core.beside import Beside
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision
@@ -31,7 +32,7 @@ from bisect_trt.stations.cure_model import cure_model
 from bisect_trt.stations.cures import Cures
 from bisect_trt.stations.cut_short import end_search
 from bisect_trt.stations.engine_ahead import baseline_plans
-from bisect_trt.stations.engine_baselines import begin_engine, measure_engine
+from bisect_trt.stations.engine_baselines import begin_engine, measure_engine, with_table
 from bisect_trt.stations.engine_to_blame import REPRODUCER, piece_to_blame
 from bisect_trt.stations.engine_verdict import decide_on_engine
 from bisect_trt.stations.frontier import measure_frontier
@@ -64,18 +65,22 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
     observer = observer or Observer()
     case = load(settings, observer)
     plans = baseline_plans(case)
-    with open_bench(case, observer, time_budget=time_budget, begin=plans) as bench:
+    with (
+        open_bench(case, observer, time_budget=time_budget, begin=plans) as bench,
+        closing(Beside()) as beside,
+    ):
         discard(bench.folder)
         reproducer.FOLDER.remove(bench.folder / REPRODUCER)
         latest = Known(case)
         try:
             try:
-                for known in _search(case, bench):
+                for known in _search(case, bench, beside):
                     latest = known
                 latest = latest.with_(out_of_time=time_budget.cut_short)
             except BudgetSpentError:
                 latest = end_search(latest, bench)
             time_budget.search_ended()
+            latest = _with_engine_table(latest, bench)
             latest = with_steadiness(latest, bench)
             latest = _looked_at_again(latest.with_(holds=holds_of_answer(latest, bench)), bench)
         except KeyboardInterrupt:
@@ -137,7 +142,13 @@ def _looked_at_again(known: Known, bench: Bench) -> Known:
     return known.with_(inputs=inputs_table(known, bench, answer), frontier=frontier)
 
 
-def _measure(case: Case, bench: Bench) -> Iterator[Known]:
+def _with_engine_table(known: Known, bench: Bench) -> Known:
+    """With the engine's table of layers, which may have been made beside the search."""
+    engine = known.engine
+    return known if engine is None else known.with_(engine=with_table(engine, bench))
+
+
+def _measure(case: Case, bench: Bench, beside: Beside | None = None) -> Iterator[Known]:
     """The whole network at each precision, on the emulator and on the engine."""
     known = Known(case)
     settled = check_golden(case, bench)
@@ -150,15 +161,15 @@ def _measure(case: Case, bench: Bench) -> Iterator[Known]:
     yield known
     if known.settled is not None:
         return
-    engine = measure_engine(case, bench, baselines)
+    engine = measure_engine(case, bench, baselines, beside)
     if engine is not None:
         yield known.with_(engine=engine, settled=engine.diagnosis)
 
 
-def _search(case: Case, bench: Bench) -> Iterator[Known]:
+def _search(case: Case, bench: Bench, beside: Beside) -> Iterator[Known]:
     """Every station in turn, what is known after each; ends early where one settles the case."""
     known = Known(case)
-    for known in _measure(case, bench):
+    for known in _measure(case, bench, beside):
         yield known
     if known.settled is not None or known.baselines is None:
         return
@@ -184,6 +195,8 @@ def _search(case: Case, bench: Bench) -> Iterator[Known]:
     known = known.with_(bisection=bisection)
     yield known
     if bench.engine is not None and engine is not None:
+        known = _with_engine_table(known, bench)
+        yield known
         judgement = decide_on_engine(
             case, bench, bench.engine, baselines, engine, triage, bisection
         )

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
 
+from bisect_trt.core.beside import Beside
 from bisect_trt.core.diagnosis import Diagnosis
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import Precision, PrecisionPlan
@@ -12,6 +15,7 @@ from bisect_trt.core.steadiness import Steadiness
 from bisect_trt.numerics.requirements import times
 from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.result import ProbeResult
+from bisect_trt.runners.ort_devices import CPU
 from bisect_trt.stations.baselines import Baselines
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
@@ -41,9 +45,10 @@ class EngineBaselines:
     """The engine's whole-network runs and what they say of its FP32.
 
     ``fingerprint`` is the cosine between the engine's FP32 errors and emulated TF32's; ``table``
-    the layers' errors on the engine, where they could be had. ``pinned`` is all pins: ``fp32``
-    where no layer is held reduced. ``diagnosis`` is there if the engine settles the case,
-    ``steadiness`` where an engine had to be looked at in further processes for it.
+    the layers' errors on the engine, where they could be had, and ``tracing`` what will give it
+    while it is still made (see :func:`with_table`). ``pinned`` is all pins: ``fp32`` where no layer
+    is held reduced. ``diagnosis`` is there if the engine settles the case, ``steadiness`` where an
+    engine had to be looked at in further processes for it.
     """
 
     runner: str
@@ -57,6 +62,7 @@ class EngineBaselines:
     pinned: ProbeResult
     diagnosis: Diagnosis | None
     steadiness: Steadiness | None = None
+    tracing: Future[EngineTable | None] | None = None
 
     @property
     def pin_precision(self) -> Precision:
@@ -86,7 +92,9 @@ def begin_engine(case: Case, bench: Bench) -> None:
         begin_tracing(case, bench, bench.engine, plan, named)
 
 
-def measure_engine(case: Case, bench: Bench, emulated: Baselines) -> EngineBaselines | None:
+def measure_engine(
+    case: Case, bench: Bench, emulated: Baselines, beside: Beside | None = None
+) -> EngineBaselines | None:
     """Three builds: FP32 with TF32 cleared, TF32 allowed, all layers lowered; then the layers.
 
     None where the emulator judges.
@@ -95,6 +103,8 @@ def measure_engine(case: Case, bench: Bench, emulated: Baselines) -> EngineBasel
         case: the model, the inputs and the requirements.
         bench: what builds.
         emulated: the emulators' baselines.
+        beside: makes the table of layers beside what follows, where that needs no engine and a GPU
+            emulates: comparing ViT-L's takes 10 s of the processor's.
 
     Returns:
         None where the emulator judges.
@@ -119,12 +129,15 @@ def measure_engine(case: Case, bench: Bench, emulated: Baselines) -> EngineBasel
     for result in dict.fromkeys((fp32.plan, tf32.plan, base.plan)):
         seen = engine.done[result].steadiness
         findings += bench.found(note_unsteadiness(result.base.value.upper(), seen))
-    table = None
-    if base.worst:
+    table, tracing = None, None
+    trace = partial(trace_engine, case, bench, engine, PrecisionPlan(precision), shown)
+    searches = fp32.verdict.passed and not base.verdict.passed and not case.held_low
+    if base.worst and beside is not None and searches and bench.emulator.device != CPU:
+        tracing = beside.begin(trace)
+    elif base.worst:
         bench.observer.station("engine layers")
-        table = trace_engine(case, bench, engine, PrecisionPlan(precision), shown)
-    if table is not None:
-        findings += bench.found(_findings_of_marking(table))
+        table = trace()
+        findings += _findings_of_marking(bench, table)
 
     def marked_fp32() -> EngineTable | None:
         plan = PrecisionPlan(Precision.FP32)
@@ -160,7 +173,25 @@ def measure_engine(case: Case, bench: Bench, emulated: Baselines) -> EngineBasel
         engine.probe(case.base.with_pins(case.names)) if case.held_low else fp32,
         diagnosis,
         steadiness,
+        tracing,
     )
+
+
+def with_table(engine: EngineBaselines, bench: Bench) -> EngineBaselines:
+    """``engine`` with the table of layers; waits for it where it is still made. Before anything
+    else is asked of the engine, which is one process.
+
+    Args:
+        engine: the baselines.
+        bench: hears of what the table shows.
+    """
+    if engine.tracing is None:
+        return engine
+    if not engine.tracing.done():
+        bench.observer.station("engine layers")
+    table = engine.tracing.result()
+    findings = (*engine.findings, *_findings_of_marking(bench, table))
+    return replace(engine, table=table, tracing=None, findings=findings)
 
 
 def passes_by_luck(case: Case, bench: Bench, engine: Prober, plan: PrecisionPlan) -> bool:
@@ -198,7 +229,9 @@ def _findings(identity: Fp32, fp32: ProbeResult, emulated: Baselines) -> list[Fi
     return found
 
 
-def _findings_of_marking(table: EngineTable) -> list[Finding]:
+def _findings_of_marking(bench: Bench, table: EngineTable | None) -> tuple[Finding, ...]:
+    if table is None:
+        return ()
     found = [Finding("engine-layers", "", table.note)] if table.note else []
     if probe_effect_matters(table.unmarked_score, table.marked_score):
         message = (
@@ -208,4 +241,4 @@ def _findings_of_marking(table: EngineTable) -> list[Finding]:
             "decides"
         )
         found.append(Finding("probe-effect", "", message))
-    return found
+    return bench.found(found)

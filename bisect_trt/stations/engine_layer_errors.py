@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from typing import Any
@@ -112,7 +112,12 @@ def _told_sizes(case: Case, samples: Sequence[Sample]) -> dict[str, int]:
 
 
 def trace_engine(
-    case: Case, bench: Bench, engine: Prober, plan: PrecisionPlan, layers: pd.DataFrame
+    case: Case,
+    bench: Bench,
+    engine: Prober,
+    plan: PrecisionPlan,
+    layers: pd.DataFrame,
+    ended: Callable[[], bool] | None = None,
 ) -> EngineTable | None:
     """The error of every layer in engines; recalled from the journal where it is there.
 
@@ -122,9 +127,11 @@ def trace_engine(
         engine: what builds.
         plan: what to build.
         layers: the table of those layers that are wanted, a row each.
+        ended: whether nobody wants it any more, where it is made beside other work; None where
+            everybody waits for it.
 
     Returns:
-        None where no TensorRT judges.
+        None where no TensorRT judges, or nobody wants it any more.
     """
     runner = bench.opened
     if not isinstance(runner, TensorRTRunner):
@@ -140,7 +147,8 @@ def trace_engine(
     how = _how(runner)
     marked_score, count, note = math.nan, 0, ""
     began = time.monotonic()
-    deadline = began + (_AHEAD_S if runner.builds_ahead else TIME_BUDGET_S)
+    waited_for = ended is None
+    deadline = began + (_AHEAD_S if runner.builds_ahead and waited_for else TIME_BUDGET_S)
     measured = dict(zip(names, layers["elements"] * 4 * len(samples), strict=True))
     sizes, per_byte = measured | _told_sizes(case, samples), 0.0
     for batch in _batches(names, sizes):
@@ -165,6 +173,8 @@ def trace_engine(
         count += 1
         for sample, found_values in zip(samples, values, strict=True):
             for layer, error in _compared(case, bench, sample, found_values):
+                if ended is not None and ended():
+                    return None
                 errors.setdefault(layer, []).append(error)
         now = time.monotonic()
         began, per_byte = now, (now - began) / max(1.0, size)
