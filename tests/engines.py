@@ -125,6 +125,17 @@ class Unsteady(Engine):
             yield Repeated(most, self._runs, others)
 
 
+class WorseOnDraws(Engine):
+    """An engine that errs like the emulator on what was given, and 1.5 times as much on draws."""
+
+    def outputs(
+        self, plan: PrecisionPlan, samples: Sequence[Sample]
+    ) -> Iterator[Mapping[str, NDArray[Any]]]:
+        for sample in samples:
+            self._gain = 1.5 if sample.drawn else 1.0
+            yield from super().outputs(plan, [sample])
+
+
 @pytest.fixture
 def judged(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path

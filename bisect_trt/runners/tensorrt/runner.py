@@ -141,13 +141,8 @@ class TensorRTRunner:
         *,
         spare: bool = False,
     ) -> None:
-        """Begin to build what will be asked for soon, where that disturbs nothing.
-
-        Args:
-            plan: of the engine.
-            tensors: as for :meth:`marked`; none for :meth:`outputs`.
-            copies: how many shall be there in all, each for another process.
-            spare: whether it only may be asked for, and others are to be done first.
+        """As :meth:`Anticipating.build_ahead` says; ``tensors`` as for :meth:`marked`, none for
+        :meth:`outputs`.
         """
         if self._ahead is not None:
             asked = partial(self._request, plan, tuple(tensors), (), not tensors)

@@ -1,0 +1,111 @@
+"""What is done beside the search where an engine decides: engines built before they are asked for,
+and the table of their layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from threading import Event
+from typing import Any
+
+import pytest
+from numpy.typing import NDArray
+
+from bisect_trt import pipeline
+from bisect_trt.core.observer import Observer
+from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.core.sample import Sample
+from bisect_trt.stations import engine_baselines, robust_search
+from bisect_trt.stations.engine_layer_errors import EngineTable
+from fixtures.models import residual
+from tests.engines import Engine, Judged, WorseOnDraws
+
+pytestmark = pytest.mark.usefixtures("few_draws")
+
+
+class Foreseen(WorseOnDraws):
+    """One that is told what it may be asked."""
+
+    def __init__(self, fixture: Any) -> None:
+        super().__init__(fixture)
+        self.spare: list[tuple[PrecisionPlan, int]] = []
+        self.kept: list[tuple[PrecisionPlan, int]] = []
+
+    def build_ahead(
+        self,
+        plan: PrecisionPlan,
+        tensors: Sequence[str] = (),
+        copies: int = 1,
+        *,
+        spare: bool = False,
+    ) -> None:
+        if spare:
+            self.spare.append((plan, len(self.built)))
+
+    def give_up(self, but: PrecisionPlan) -> None:
+        self.kept.append((but, len(self.built)))
+
+
+def test_what_follows_a_refusal_is_begun_before_it(
+    judged: Judged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next prefix is built beside the engine that is asked now, and kept when that is
+    refused.
+    """
+    monkeypatch.setattr(robust_search, "_MOST_SHRUNK", 0)
+    engine = Foreseen(residual())
+    result, _ = judged(residual(), engine, robust=0.95)
+    asked = [p for p in engine.built if p.base is Precision.FP16 and p.pinned]
+    assert result.passed and len(asked) >= 2, "the first set was refused"
+    foreseen = [plan for plan, _ in engine.spare]
+    assert len(foreseen) == len(asked)
+    for before, after, (plan, built) in zip(asked, asked[1:], engine.spare, strict=False):
+        assert before.pinned < plan.pinned <= after.pinned
+        assert built == engine.built.index(before), "before the engine that may be refused is asked"
+        assert (after, engine.built.index(after)) in engine.kept
+
+
+class Traced(Engine):
+    """One process: it must not be asked while its layers are looked at."""
+
+    busy = False
+
+    def outputs(
+        self, plan: PrecisionPlan, samples: Sequence[Sample]
+    ) -> Iterator[Mapping[str, NDArray[Any]]]:
+        assert not self.busy
+        return super().outputs(plan, samples)
+
+
+@pytest.mark.parametrize("emulated_on", ["gpu", "cpu"])
+def test_the_table_of_layers_is_made_beside_the_search(
+    judged: Judged, monkeypatch: pytest.MonkeyPatch, emulated_on: str
+) -> None:
+    """Where a GPU emulates; it is in the tables, and the engine is asked when it is done."""
+    fixture, engine, begun, told = residual(), Traced(residual()), Event(), []
+    name = "marking all outputs changes this engine's result"
+
+    def trace(case: Any, bench: Any, _: Any, plan: Any, layers: Any, ended: Any = None) -> Any:
+        engine.busy = ended is not None
+        beside = ended is not None and begun.wait(60.0)
+        assert beside == (emulated_on == "gpu")
+        rows = {layer: {"engine_max_abs": 0.5} for layer in layers["layer"]}
+        engine.busy = False
+        return EngineTable(rows, "marked outputs", 3.0, 1, "", 1.0)
+
+    searched = pipeline.find_cause
+
+    def find_cause(*arguments: Any) -> Any:
+        begun.set()
+        return searched(*arguments)
+
+    monkeypatch.setattr(engine_baselines, "trace_engine", trace)
+    monkeypatch.setattr(pipeline, "find_cause", find_cause)
+    monkeypatch.setattr(Observer, "finding", lambda _, message: told.append(message))
+    if emulated_on == "gpu":
+        monkeypatch.setattr(engine_baselines, "CPU", object())
+    result, _ = judged(fixture, engine, robust=0.95)
+    assert result.passed and result.engine.layer_errors_from == "marked outputs"
+    assert set(result.layers["engine_max_abs"]) == {0.5}
+    assert sum(name in message for message in told) == 1
+    assert sum(name in found.message for found in result.findings) == 1
