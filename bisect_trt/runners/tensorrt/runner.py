@@ -141,9 +141,7 @@ class TensorRTRunner:
         *,
         spare: bool = False,
     ) -> None:
-        """As :meth:`Anticipating.build_ahead` says; ``tensors`` as for :meth:`marked`, none for
-        :meth:`outputs`.
-        """
+        """As :class:`Anticipating` says; ``tensors`` as for :meth:`marked`."""
         if self._ahead is not None:
             asked = partial(self._request, plan, tuple(tensors), (), not tensors)
             self._ahead.begin((plan, tuple(tensors)), asked, copies, spare=spare)
