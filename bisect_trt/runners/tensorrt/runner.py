@@ -141,7 +141,7 @@ class TensorRTRunner:
         *,
         spare: bool = False,
     ) -> None:
-        """As :class:`Anticipating` says; ``tensors`` as for :meth:`marked`."""
+        """As :meth:`Anticipating.build_ahead`; ``tensors`` as for :meth:`marked`."""
         if self._ahead is not None:
             asked = partial(self._request, plan, tuple(tensors), (), not tensors)
             self._ahead.begin((plan, tuple(tensors)), asked, copies, spare=spare)
