@@ -81,10 +81,10 @@ class Bench:
         self.journal = journal
         self.opened = opened
         self.in_turn = case.reference.turns.one_at_a_time
-        self.emulator = emulator
-        self.fleet = fleet
+        self.emulator, self.fleet = emulator, fleet
         on_gpu = self._on_gpu if emulator.device != CPU else None
-        self.references = References(case.reference, folder / "references.tmp", on_gpu)
+        kept, draws = folder / "references.tmp", bool(case.settings.robust)
+        self.references = References(case.reference, kept, on_gpu, lasting=draws)
         self.log: list[ProbeResult] = []
         self.tests, self._took_s = 0, 0.0
         self._gpu_lock = Lock()

@@ -61,3 +61,23 @@ def test_what_is_drawn_may_come_from_elsewhere(tmp_path: Path) -> None:
     assert "quick" not in found.of(given) and "quick" in found.of(drawn)
     assert "quick" in found.of(drawn) and asked == ["drawn"]
     assert found.at_once(drawn) == 1
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+def test_a_session_that_will_be_asked_again_stays_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lasting: bool
+) -> None:
+    """Draws follow the given inputs in a robust search; what ends with these gives it back."""
+    fixture = healthy()
+    reference, released = Reference(Graph(fixture.model)), []
+    monkeypatch.setattr(reference, "release", lambda: released.append(True))
+    found = References(reference, tmp_path, lasting=lasting)
+    found.prepare([Sample("given", fixture.inputs)])
+    assert len(released) == (not lasting)
+    elsewhere = References(reference, tmp_path, lambda _: {}, lasting=lasting)
+    elsewhere.prepare([Sample("given", fixture.inputs)])
+    assert len(released) == 1 + (not lasting), "draws come from elsewhere"
+    monkeypatch.setattr(reference.turns, "one_at_a_time", True)
+    in_turn = References(reference, tmp_path, lasting=lasting)
+    in_turn.prepare([Sample("given", fixture.inputs)])
+    assert len(released) == 2 + (not lasting), "another needs the room"
