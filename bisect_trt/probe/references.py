@@ -30,8 +30,8 @@ class References:
         folder: for what is not kept in memory.
         for_drawn: gives the FP32 outputs of samples that are drawn, one call at a time, where that
             is quicker; None for ``reference``.
-        lasting: whether it is known that draws will be asked for: a session of 60,000 nodes is
-            opened in ten seconds, and not given back in between.
+        lasting: whether draws are asked for as a rule: a session of 60,000 nodes is opened in ten
+            seconds, and not given back in between.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class References:
         return self._reference.at_once(sample)
 
     def prepare(self, samples: Sequence[Sample]) -> None:
-        """Compute all of ``samples`` once, then let the session and its memory go, unless it is
-        known that it will be asked again and its weights are few.
+        """Compute all of ``samples`` once, then let the session and its memory go, unless it will
+        be asked again as a rule and its weights are few.
         """
         missing = [s for s in samples if s.digest not in self._prepared]
         for sample in missing:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, replace
 from functools import partial
 
 from bisect_trt.core.beside import Beside
 from bisect_trt.core.diagnosis import Diagnosis
+from bisect_trt.core.errors import RunnerFailedError, one_line
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.steadiness import Steadiness
@@ -179,19 +182,27 @@ def measure_engine(
 
 def with_table(engine: EngineBaselines, bench: Bench) -> EngineBaselines:
     """``engine`` with the table of layers; waits for it where it is still made. Before anything
-    else is asked of the engine, which is one process.
+    else is asked of the engine, which is one process. Without it where it could not be made, or
+    not in the time that is left: it explains, and decides nothing.
 
     Args:
         engine: the baselines.
-        bench: hears of what the table shows.
+        bench: hears of what the table shows, and knows the time.
     """
     if engine.tracing is None:
         return engine
-    if not engine.tracing.done():
-        bench.observer.station("engine layers")
-    table = engine.tracing.result()
-    findings = (*engine.findings, *_findings_of_marking(bench, table))
-    return replace(engine, table=table, tracing=None, findings=findings)
+    left, table, why = bench.time.left_s, None, ""
+    try:
+        table = engine.tracing.result(left if math.isfinite(left) else None)
+    except RunnerFailedError as error:
+        why = one_line(error)
+    except FutureTimeout:
+        why = "the time is over"
+    found = _findings_of_marking(bench, table)
+    if why:
+        message = f"the layers were not compared on the engine: {why}"
+        found = bench.found([Finding("engine-layers", "", message)])
+    return replace(engine, table=table, tracing=None, findings=(*engine.findings, *found))
 
 
 def passes_by_luck(case: Case, bench: Bench, engine: Prober, plan: PrecisionPlan) -> bool:

@@ -37,7 +37,8 @@ BATCH_BYTES = 1 << 30
 TIME_BUDGET_S, _AHEAD_S = 20.0, 8.0
 """No further batch is begun that would end after it, by what the last one took for its size: each
 needs an engine, and every value of the model. Less where the first is built ahead, whose time has
-no build in it (ViT-L's has 811 of its 944 layers; with a second one they take 12 s)."""
+no build in it, and everybody waits for the table (ViT-L's has 811 of its 944 layers then; with a
+second one they take 12 s)."""
 
 _APART = 16 << 20
 """Bytes of a tensor from which on no two are compared at a time."""
@@ -152,6 +153,8 @@ def trace_engine(
     measured = dict(zip(names, layers["elements"] * 4 * len(samples), strict=True))
     sizes, per_byte = measured | _told_sizes(case, samples), 0.0
     for batch in _batches(names, sizes):
+        if ended is not None and ended():
+            return None
         size = sum(sizes[name] for name in batch)
         if count and began + per_byte * size > deadline:
             note = (

@@ -85,13 +85,34 @@ def first_refusal(
     """What speaks against ``plan``; None where nothing does, and :func:`measure_holds` says on what
     it holds. A plan that would just pass may be refused: a test that is going badly ends early.
 
+    What the first judge refuses the others are not asked about. It is the same test: what misses by
+    one of them misses.
+
     Args:
         case: the given inputs, and what is asked for.
         bench: where the draws' references are.
-        judges: who must pass each sample.
+        judges: who must pass each sample; the first is the one that is asked most cheaply.
         plan: with the precision that a pin really runs in, for the emulators.
         test: which draws.
         limit: how many tolerances each may use.
+    """
+    for asked in dict.fromkeys((1, len(judges))):
+        against = _refused(case, bench, judges[:asked], plan, test, limit)
+        if against is not None:
+            return against
+    return None
+
+
+def _refused(
+    case: Case,
+    bench: Bench,
+    judges: Sequence[Prober],
+    plan: PrecisionPlan,
+    test: FreshTest,
+    limit: float,
+) -> Refusal | None:
+    """As :func:`first_refusal`, by all of ``judges`` at a time; what one of them was asked before
+    it knows.
     """
     against = refused_by(case, bench, judges, plan, limit)
     if against is not None:

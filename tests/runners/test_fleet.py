@@ -343,3 +343,22 @@ def test_sigterm_ends_a_run_as_ctrl_c_does(tmp_path: Path) -> None:
     process.terminate()
     _, words = process.communicate(timeout=HANG_S)
     assert process.returncode == 130 and "run the same command again" in words
+
+
+def test_a_closed_crew_starts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that lost its process while the run ended would start one that nobody ends."""
+    called: list[str] = []
+
+    class Lost:
+        def call(self, method: str, *_: object, timeout_s: float | None = None) -> None:
+            called.append(method)
+            crew.close()
+            raise RunnerFailedError("gone", Verdict.CRASHED, lost=True)
+
+        def close(self) -> None:
+            pass
+
+    crew = Crew([Lost()])
+    with pytest.raises(RunnerFailedError, match="closed"):
+        crew.call("probe")
+    assert called == ["probe"]

@@ -4,18 +4,25 @@ and the table of their layers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import fields
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from numpy.typing import NDArray
 
 from bisect_trt import pipeline
+from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
+from bisect_trt.core.verdict import Verdict
 from bisect_trt.stations import engine_baselines, robust_search
+from bisect_trt.stations.engine_baselines import EngineBaselines, with_table
 from bisect_trt.stations.engine_layer_errors import EngineTable
 from fixtures.models import residual
 from tests.engines import Engine, Judged, WorseOnDraws
@@ -89,6 +96,7 @@ def test_the_table_of_layers_is_made_beside_the_search(
         engine.busy = ended is not None
         beside = ended is not None and begun.wait(60.0)
         assert beside == (emulated_on == "gpu")
+        assert not beside or wanted.wait(60.0), "until the engine is asked next"
         rows = {layer: {"engine_max_abs": 0.5} for layer in layers["layer"]}
         engine.busy = False
         return EngineTable(rows, "marked outputs", 3.0, 1, "", 1.0)
@@ -99,6 +107,13 @@ def test_the_table_of_layers_is_made_beside_the_search(
         begun.set()
         return searched(*arguments)
 
+    joined, wanted = pipeline.with_table, Event()
+
+    def with_table(*arguments: Any) -> Any:
+        wanted.set()
+        return joined(*arguments)
+
+    monkeypatch.setattr(pipeline, "with_table", with_table)
     monkeypatch.setattr(engine_baselines, "trace_engine", trace)
     monkeypatch.setattr(pipeline, "find_cause", find_cause)
     monkeypatch.setattr(Observer, "finding", lambda _, message: told.append(message))
@@ -109,3 +124,20 @@ def test_the_table_of_layers_is_made_beside_the_search(
     assert set(result.layers["engine_max_abs"]) == {0.5}
     assert sum(name in message for message in told) == 1
     assert sum(name in found.message for found in result.findings) == 1
+
+
+@pytest.mark.parametrize("why", ["it broke", "the time is over"])
+def test_a_search_is_not_lost_with_the_table(why: str) -> None:
+    """It explains, and decides nothing."""
+    tracing: Future[EngineTable | None] = Future()
+    if why == "it broke":
+        tracing.set_exception(RunnerFailedError(why, Verdict.CRASHED))
+    bench: Any = SimpleNamespace(
+        time=SimpleNamespace(left_s=0.01 if why == "the time is over" else math.inf),
+        found=lambda findings: tuple(findings),
+    )
+    few: Any = dict.fromkeys(f.name for f in fields(EngineBaselines))
+    known = EngineBaselines(**{**few, "findings": (), "tracing": tracing})
+    ended = with_table(known, bench)
+    assert ended.table is None and ended.tracing is None
+    assert why in ended.findings[0].message and with_table(ended, bench) is ended

@@ -166,6 +166,24 @@ def test_inputs_and_kinds_that_are_sorted_are_not_judged_by_the_first(
     assert holds.variants.passed < holds.variants.tested and holds.word.value != "robust"
 
 
+@pytest.mark.parametrize("negative", [0, 100])
+def test_what_the_first_judge_refuses_the_second_is_not_asked(
+    tmp_path: Path, negative: int
+) -> None:
+    """Its session takes eighteen seconds to open where there are 60,000 nodes."""
+    fixture = healthy()
+    sign = -1.0 if negative else 1.0
+    inputs = [{n: np.float32(sign * np.abs(a)) for n, a in fixture.inputs.items()}]
+    case = varied_case(fixture, inputs, ["too_large_where_negative"], tmp_path)
+    with open_bench(case, Observer()) as bench:
+        test = planned_test(case, 0, 1e-4, last=False)
+        judges = [bench.prober, bench.second]
+        refused = first_refusal(case, bench, judges, case.base, test, 1.0)
+        assert (refused is not None) == (negative > 0) == (not bench.second.plans)
+        missed = len(refused.samples) if refused is not None else 0
+        assert missed == (test.may_miss_first + 1 if negative else 0)
+
+
 @pytest.mark.parametrize(("bad", "refuses"), [(0, False), (1, True)])
 @pytest.mark.parametrize("count", [40, 100])
 def test_what_ends_before_its_look_does_has_no_miss_to_spare(

@@ -103,6 +103,21 @@ def test_an_engine_is_told_what_it_will_be_asked_and_not_again(judged: Judged) -
     repeated, _ = judged(fixture, again, robust=0.9)
     assert repeated.pinned == result.pinned and not again.built
     assert not [plan for plan, copies in again.begun if copies > 0], "all of it is known"
+    assert not again.spare
+
+
+def test_a_set_that_was_searched_and_not_built_is_not_begun_when_a_run_is_repeated(
+    judged: Judged,
+) -> None:
+    fixture = residual()
+    for repeated in (False, True):
+        engine = Anticipated(residual())
+        engine._gain = 3.0
+        result, _ = judged(fixture, engine, robust=0.9, max_builds=1)
+        begun = {plan.pinned for plan, copies in engine.begun if copies > 0}
+        assert result.engine.out_of_builds and bool(engine.built) != repeated
+        assert repeated or begun - {p.pinned for p in engine.built}, "one was not built"
+        assert not repeated or not begun
 
 
 def test_a_new_run_begins_its_baselines_before_its_emulator_is_open(

@@ -197,9 +197,9 @@ class TensorRTRunner:
 
     def close(self) -> None:
         """End the child processes."""
+        self._worker.close()  # first: who waits for an engine built ahead would build it there
         if self._ahead is not None:
             self._ahead.close()
-        self._worker.close()
 
     def _written(self, plan: PrecisionPlan) -> onnx.ModelProto:
         return with_unique_names(self._graph.proto) if self._weak else to_typed(self._graph, plan)

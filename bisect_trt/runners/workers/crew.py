@@ -31,6 +31,7 @@ class Crew:
         self._members = list(members)
         self._attempts = attempts
         self._ends = frozenset(ends)
+        self._closed = False
         self._free: SimpleQueue[Remote] = SimpleQueue()
         for member in members:
             self._free.put(member)
@@ -39,10 +40,22 @@ class Crew:
         return len(self._members)
 
     def call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
-        """The answer of a free member; waits while there is none."""
+        """The answer of a free member; waits while there is none.
+
+        Args:
+            method: its name.
+            arguments: anything that pickles.
+            timeout_s: seconds that each attempt may take; None for ever.
+
+        Raises:
+            RunnerFailedError: the member's, or the crew was closed: a thread that is still at work
+                must not start a process that nobody ends.
+        """
         for attempt in range(1, self._attempts + 1):
             member = self._free.get()
             try:
+                if self._closed:
+                    raise RunnerFailedError("the runner was closed", Verdict.CRASHED)
                 return member.call(method, *arguments, timeout_s=timeout_s)
             except RunnerFailedError as error:
                 if not error.lost or error.verdict not in self._ends or attempt == self._attempts:
@@ -52,6 +65,7 @@ class Crew:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def close(self) -> None:
-        """End all members."""
+        """End all members, for good."""
+        self._closed = True
         for member in self._members:
             member.close()
