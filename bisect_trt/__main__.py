@@ -22,6 +22,9 @@ def entry() -> None:
     try:
         import click
 
+        from bisect_trt.core.memory import share_arenas
+
+        share_arenas()  # before any thread has its own
         from bisect_trt.cli import main
 
         try:

@@ -14,6 +14,7 @@ from bisect_trt.core.memory import (
     free_activations_at_once,
     frees_activations,
     keep_large_blocks_apart,
+    share_arenas,
 )
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
@@ -80,6 +81,7 @@ class EmulationServer:
     ) -> None:
         if device != CPU:  # it may be on another machine than whoever hired it
             DeviceChecker(device).check()
+        share_arenas()
         if large:
             free_activations_at_once()
             keep_large_blocks_apart()
