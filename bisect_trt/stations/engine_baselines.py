@@ -31,13 +31,9 @@ from bisect_trt.stations.engine_diagnosis import (
     steadiness_of_failure,
     what_fp32_is,
 )
-from bisect_trt.stations.engine_layer_errors import (
-    EngineTable,
-    begin_tracing,
-    probe_effect_matters,
-    trace_engine,
-)
+from bisect_trt.stations.engine_layer_errors import begin_tracing, trace_engine
 from bisect_trt.stations.engine_steadiness import note_unsteadiness, unsteady
+from bisect_trt.stations.engine_table import EngineTable, findings_of
 from bisect_trt.stations.fresh_test import next_test
 from bisect_trt.stations.holds import first_refusal
 from bisect_trt.stations.missed_inputs import missed_on
@@ -129,9 +125,9 @@ def measure_engine(
     tf32, base = engine.probe(plans[1]), engine.probe(plans[2])
     if base.worst:
         findings += check_engine(case, bench, base.plan, emulated.reduced)
-    for result in dict.fromkeys((fp32.plan, tf32.plan, base.plan)):
-        seen = engine.done[result].steadiness
-        findings += bench.found(note_unsteadiness(result.base.value.upper(), seen))
+    for plan in dict.fromkeys((fp32.plan, tf32.plan, base.plan)):
+        seen = engine.done[plan].steadiness
+        findings += bench.found(note_unsteadiness(plan.base.value.upper(), seen))
     table, tracing = None, None
     trace = partial(trace_engine, case, bench, engine, PrecisionPlan(precision), shown)
     searches = fp32.verdict.passed and not base.verdict.passed and not case.held_low
@@ -140,7 +136,28 @@ def measure_engine(
     elif base.worst:
         bench.observer.station("engine layers")
         table = trace()
-        findings += _findings_of_marking(bench, table)
+        findings += _told_by(table, bench)
+    measured = EngineBaselines(
+        engine.runner.name,
+        fp32,
+        tf32,
+        base,
+        identity,
+        agreement(fp32, emulated.tf32),
+        table,
+        tuple(findings),
+        fp32,
+        None,
+        tracing=tracing,
+    )
+    return _diagnosed(case, bench, engine, measured, emulated)
+
+
+def _diagnosed(
+    case: Case, bench: Bench, engine: Prober, found: EngineBaselines, emulated: Baselines
+) -> EngineBaselines:
+    """``found`` with what it shows, as far as that settles the case, and all pins beside it."""
+    fp32, base, precision = found.fp32, found.base, case.settings.precision
 
     def marked_fp32() -> EngineTable | None:
         plan = PrecisionPlan(Precision.FP32)
@@ -156,28 +173,16 @@ def measure_engine(
     else:
         diagnosis = diagnose(
             fp32,
-            tf32,
+            found.tf32,
             base,
-            identity,
+            found.identity,
             precision,
             marked_fp32,
             lucky=lucky,
             on_which=missed_on(case, engine, fp32.plan),
         )
-    return EngineBaselines(
-        engine.runner.name,
-        fp32,
-        tf32,
-        base,
-        identity,
-        agreement(fp32, emulated.tf32),
-        table,
-        tuple(findings),
-        engine.probe(case.base.with_pins(case.names)) if case.held_low else fp32,
-        diagnosis,
-        steadiness,
-        tracing,
-    )
+    pinned = engine.probe(case.base.with_pins(case.names)) if case.held_low else fp32
+    return replace(found, diagnosis=diagnosis, steadiness=steadiness, pinned=pinned)
 
 
 def with_table(engine: EngineBaselines, bench: Bench) -> EngineBaselines:
@@ -198,11 +203,15 @@ def with_table(engine: EngineBaselines, bench: Bench) -> EngineBaselines:
         why = one_line(error)
     except FutureTimeout:
         why = "the time is over"
-    found = _findings_of_marking(bench, table)
+    found = _told_by(table, bench)
     if why:
         message = f"the layers were not compared on the engine: {why}"
         found = bench.found([Finding("engine-layers", "", message)])
     return replace(engine, table=table, tracing=None, findings=(*engine.findings, *found))
+
+
+def _told_by(table: EngineTable | None, bench: Bench) -> tuple[Finding, ...]:
+    return () if table is None else bench.found(findings_of(table))
 
 
 def passes_by_luck(case: Case, bench: Bench, engine: Prober, plan: PrecisionPlan) -> bool:
@@ -238,18 +247,3 @@ def _findings(identity: Fp32, fp32: ProbeResult, emulated: Baselines) -> list[Fi
         )
         found.append(Finding("tf32", "", message))
     return found
-
-
-def _findings_of_marking(bench: Bench, table: EngineTable | None) -> tuple[Finding, ...]:
-    if table is None:
-        return ()
-    found = [Finding("engine-layers", "", table.note)] if table.note else []
-    if probe_effect_matters(table.unmarked_score, table.marked_score):
-        message = (
-            "marking all outputs changes this engine's result from "
-            f"{times(table.unmarked_score)} to "
-            f"{times(table.marked_score)}: the tables of layers explain, the unmarked engine "
-            "decides"
-        )
-        found.append(Finding("probe-effect", "", message))
-    return bench.found(found)

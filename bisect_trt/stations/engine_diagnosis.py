@@ -14,8 +14,8 @@ from bisect_trt.core.steadiness import Steadiness
 from bisect_trt.numerics.requirements import times
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.stations.bench import Bench
-from bisect_trt.stations.engine_layer_errors import EngineTable, first_out_of_line
 from bisect_trt.stations.engine_steadiness import over_processes, runs_of
+from bisect_trt.stations.engine_table import EngineTable, first_out_of_line
 
 
 class Fp32(str, Enum):

@@ -1,8 +1,5 @@
 """Each layer's error on the engine, from debug tensors where they work, else from engines with
 outputs marked in batches.
-
-Marks break fusions and so change the numbers: these tables explain, the unmarked engine decides,
-and how far marking moved the final outputs is reported beside them.
 """
 
 from __future__ import annotations
@@ -10,7 +7,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby, islice
 from typing import Any
 
@@ -31,6 +27,7 @@ from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
 from bisect_trt.stations.engine_ahead import begin
 from bisect_trt.stations.engine_choice import EngineRunner
+from bisect_trt.stations.engine_table import EngineTable
 from bisect_trt.stations.layer_errors import MOST_TRACED
 
 BATCH_BYTES = 1 << 30
@@ -44,32 +41,6 @@ _APART = 16 << 20
 """Bytes of a tensor from which on no two are compared at a time."""
 
 _MARKED, _DEBUGGED = "marked outputs", "debug tensors"
-
-OUT_OF_LINE = 1e-2
-"""An error of a hundredth of a layer's range is none that FP32 or TF32 arithmetic makes."""
-
-
-@dataclass(frozen=True)
-class EngineTable:
-    """``rows`` by layer: ``engine_max_abs``, ``engine_rmse``, ``engine_rel_range``,
-    ``engine_finite``, ``engine_nonfinite``, ``engine_mean_over_samples_rmse``.
-
-    ``how`` says where they come from. ``marked_score`` is the final score of the (first) marked
-    engine, to be held against ``unmarked_score``, on the same samples; NaN where nothing was
-    marked. ``note`` says why rows are missing, if they are.
-    """
-
-    rows: Mapping[str, Mapping[str, Any]]
-    how: str
-    marked_score: float
-    batches: int
-    note: str = ""
-    unmarked_score: float = math.nan
-
-    def joined(self, table: pd.DataFrame) -> pd.DataFrame:
-        """``table`` with the engine's columns."""
-        own = pd.DataFrame([{"layer": name, **row} for name, row in self.rows.items()])
-        return table.merge(own, on="layer", how="left") if len(own) else table
 
 
 def begin_tracing(
@@ -164,12 +135,9 @@ def trace_engine(
             break
         tensors = [t for layer in batch for t in outputs_of[layer]]
         try:
-            debug = how == _DEBUGGED
-            values = runner.debugged(plan, samples, tensors) if debug else []
-            if not values or any(t not in sample for sample in values for t in tensors):
-                how = _MARKED
-                values = runner.marked(plan, samples, tensors)
-                marked_score = marked_score if count else _worst_score(case, bench, samples, values)
+            how, values = _values(runner, plan, samples, tensors, how)
+            if how == _MARKED and not count:
+                marked_score = _worst_score(case, bench, samples, values)
         except RunnerFailedError as failure:
             note = f"layers from {batch[0]!r} on could not be marked: {one_line(failure)}"
             break
@@ -187,6 +155,23 @@ def trace_engine(
     result = EngineTable(rows, how, marked_score, count, note, unmarked)
     bench.journal.record([Row(key, "layers", vars(result))])
     return result
+
+
+def _values(
+    runner: TensorRTRunner,
+    plan: PrecisionPlan,
+    samples: Sequence[Sample],
+    tensors: Sequence[str],
+    how: str,
+) -> tuple[str, Sequence[Mapping[str, NDArray[Any]]]]:
+    """How ``tensors`` were told of, which is not ``how`` where that told too little, and their
+    values on each of ``samples``.
+    """
+    if how == _DEBUGGED:
+        values = runner.debugged(plan, samples, tensors)
+        if values and all(t in sample for sample in values for t in tensors):
+            return how, values
+    return _MARKED, runner.marked(plan, samples, tensors)
 
 
 def _key(
@@ -220,31 +205,6 @@ def _worst_score(
     names = case.graph.outputs  # a task metric is not shown the marked tensors
     return max(
         case.requirements.score(bench.references.of(s), {n: v[n] for n in names}) for s, v in pairs
-    )
-
-
-def first_out_of_line(table: EngineTable) -> str | None:
-    """The first layer in network order whose error is none that rounding explains; None if there is
-    none.
-    """
-    return next(
-        (name for name, row in table.rows.items() if not row["engine_rel_range"] <= OUT_OF_LINE),
-        None,
-    )
-
-
-def probe_effect_matters(unmarked: float, marked: float) -> bool:
-    """True if marking turned the verdict, or moved the score by more than half; NaN where nothing
-    was marked never does.
-    """
-    if math.isnan(marked) or math.isnan(unmarked):
-        return False
-    if (unmarked <= 1.0) is not (marked <= 1.0) or math.isinf(unmarked) is not math.isinf(marked):
-        return True
-    return (
-        math.isfinite(marked)
-        and max(marked, unmarked) > 1.5 * max(min(marked, unmarked), 1e-9)
-        and max(marked, unmarked) > 0.1
     )
 
 

@@ -23,7 +23,7 @@ from bisect_trt.core.sample import Sample
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.stations import engine_baselines, robust_search
 from bisect_trt.stations.engine_baselines import EngineBaselines, with_table
-from bisect_trt.stations.engine_layer_errors import EngineTable
+from bisect_trt.stations.engine_table import EngineTable
 from fixtures.models import residual
 from tests.engines import Engine, Judged, WorseOnDraws
 

@@ -18,7 +18,7 @@ from bisect_trt.numerics.tensor_error import tensor_error
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.search.tolerance_share import tightened
 from bisect_trt.stations.engine_diagnosis import Fp32, what_fp32_is
-from bisect_trt.stations.engine_layer_errors import probe_effect_matters
+from bisect_trt.stations.engine_table import probe_effect_matters
 from fixtures.models import encoder_decomposed, residual, tf32_victim
 from tests.engines import Engine, Judged, WorseOnDraws
 
