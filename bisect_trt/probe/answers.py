@@ -13,7 +13,7 @@ from bisect_trt.core.steadiness import Steadiness
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.numerics.tensor_error import TensorError
 from bisect_trt.probe.journal import Journal, Row, content_key
-from bisect_trt.probe.result import SampleResult
+from bisect_trt.probe.result import SampleResult, Vector
 
 
 class Answers:
@@ -43,6 +43,20 @@ class Answers:
             np.frombuffer(payload, np.float32) if payload else None,
             Steadiness(**meta["steadiness"]) if meta.get("steadiness") else None,
         )
+
+    def vector(self, plan: PrecisionPlan, samples: Sequence[Sample]) -> Vector | None:
+        """The signed errors of ``plan`` at the sampled elements of ``samples``, one sample after
+        the other, in tolerances; None where it was not run, could not be, or nobody needs them.
+
+        They are read when they are asked for: those of a thousand plans are 16 MB a sample.
+
+        Args:
+            plan: what was run.
+            samples: on which samples.
+        """
+        found = [self.of(plan, sample) for sample in samples]
+        vectors = [r.vector for r in found if r is not None and r.vector is not None]
+        return np.concatenate(vectors) if len(vectors) == len(found) else None
 
     def row(self, plan: PrecisionPlan, sample: Sample, result: SampleResult) -> Row:
         """The row that :meth:`of` reads.

@@ -22,7 +22,7 @@ from bisect_trt.probe.answers import Answers
 from bisect_trt.probe.execution import Arrays, Execution
 from bisect_trt.probe.journal import Journal, Row, content_key
 from bisect_trt.probe.references import References
-from bisect_trt.probe.result import PanelResult, ProbeResult, SampleResult, meets
+from bisect_trt.probe.result import PanelResult, ProbeResult, SampleResult, Vector, meets
 from bisect_trt.runners.base import Runner
 
 PANEL = "panel"
@@ -127,6 +127,10 @@ class Prober:
                 self.new_probes += 1
                 self._note(self._together(plan, known))
         return [self.done[plan] for plan in plans]
+
+    def vector(self, plan: PrecisionPlan) -> Vector | None:
+        """As :meth:`Answers.vector`, on the given samples."""
+        return self._answers.vector(plan, self._given)
 
     def judge(
         self,

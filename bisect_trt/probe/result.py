@@ -91,7 +91,8 @@ class ProbeResult:
     worst of them.
 
     ``worst`` and ``mean`` give each output's errors over the samples, empty where the plan could
-    not be run; ``vector`` the samples' vectors one after the other; ``facts`` what the runner adds.
+    not be run; ``facts`` what the runner adds. The samples' vectors are not kept with it
+    (:meth:`~bisect_trt.probe.prober.Prober.vector`).
     ``on`` says on which samples: the given ones, or a panel. ``steadiness`` is that of all of them,
     None from a runner that runs each once. ``by_condition`` has the score of each condition on the
     given samples, empty on others.
@@ -105,7 +106,6 @@ class ProbeResult:
     mean: Mapping[str, TensorError]
     seconds: float
     note: str = ""
-    vector: Vector | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     on: str = GIVEN
     steadiness: Steadiness | None = None
@@ -149,7 +149,6 @@ class ProbeResult:
             )
         # Values that are not finite are worse than any finite error, whatever came first.
         worst = max(samples, key=lambda s: (s.score, s.verdict is Verdict.NON_FINITE))
-        vectors = [s.vector for s in samples if s.vector is not None]
         names = list(samples[0].errors)
         return ProbeResult(
             plan,
@@ -160,7 +159,6 @@ class ProbeResult:
             {name: mean_of([s.errors[name] for s in samples]) for name in names},
             seconds,
             worst.note,
-            np.concatenate(vectors) if len(vectors) == len(samples) else None,
             facts,
             on,
             steadiness_of(samples),
@@ -174,8 +172,7 @@ class ProbeResult:
         verdict = self.verdict
         if verdict in (Verdict.PASS, Verdict.FAIL):
             verdict = Verdict.PASS if score <= 1.0 else Verdict.FAIL
-        vector = None if self.vector is None else self.vector / np.float32(limit)
-        return replace(self, score=score, verdict=verdict, vector=vector)
+        return replace(self, score=score, verdict=verdict)
 
 
 @dataclass(frozen=True)

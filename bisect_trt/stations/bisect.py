@@ -13,11 +13,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from bisect_trt.core.holds import Holds
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.probe.prober import Prober
-from bisect_trt.probe.result import ProbeResult
+from bisect_trt.probe.result import ProbeResult, Vector
 from bisect_trt.search import find_pins
 from bisect_trt.search.grow import Trial, grow
 from bisect_trt.search.one_minimal import one_minimal
@@ -167,7 +169,7 @@ class _Search:
         def evaluate(sets: Sequence[frozenset[str]]) -> list[Trial]:
             results = ask(sets)
             return [
-                Trial(s, r.verdict.passed, r.score, r.vector)
+                Trial(s, r.verdict.passed, r.score, self._vector(r))
                 for s, r in zip(sets, results, strict=True)
             ]
 
@@ -184,6 +186,12 @@ class _Search:
             max_trials=MAX_GROWTH_PROBES,
         )
         return grown.pinned if grown.passed else None
+
+    def _vector(self, result: ProbeResult) -> Vector | None:
+        """The signed errors behind ``result``, in units of what a set may use."""
+        prober = self._second if result.runner == self._second.runner.name else self._prober
+        found = prober.vector(result.plan)
+        return None if found is None else found / np.float32(self._limit)
 
     def _made_finite(self, suspicion: Mapping[str, float]) -> frozenset[str]:
         """The pins that are needed for finite outputs alone, whatever their error."""

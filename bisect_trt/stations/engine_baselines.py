@@ -143,7 +143,7 @@ def measure_engine(
         tf32,
         base,
         identity,
-        agreement(fp32, emulated.tf32),
+        agreement(engine.vector(fp32.plan), bench.prober.vector(emulated.tf32.plan)),
         table,
         tuple(findings),
         fp32,

@@ -12,7 +12,7 @@ from bisect_trt.core.diagnosis import Cause, Diagnosis
 from bisect_trt.core.precision import Precision
 from bisect_trt.core.steadiness import Steadiness
 from bisect_trt.numerics.requirements import times
-from bisect_trt.probe.result import ProbeResult
+from bisect_trt.probe.result import ProbeResult, Vector
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.engine_steadiness import over_processes, runs_of
 from bisect_trt.stations.engine_table import EngineTable, first_out_of_line
@@ -48,14 +48,18 @@ def what_fp32_is(engine: ProbeResult, strict: ProbeResult, tf32: ProbeResult) ->
     return Fp32.STRICT if found <= max(30.0 * exact, 1e-6) else Fp32.OTHER
 
 
-def agreement(one: ProbeResult, other: ProbeResult) -> float:
+def agreement(one: Vector | None, other: Vector | None) -> float:
     """The cosine between two probes' sampled signed errors: near 1 if they make the same roundings;
     NaN if unknown.
+
+    Args:
+        one: signed errors of a plan, (elements,) float32; None where there are none.
+        other: those of another, or of another runner, at the same elements.
     """
-    if one.vector is None or other.vector is None or len(one.vector) != len(other.vector):
+    if one is None or other is None or len(one) != len(other):
         return math.nan
-    both = np.isfinite(one.vector) & np.isfinite(other.vector)
-    a, b = one.vector[both].astype(np.float64), other.vector[both].astype(np.float64)
+    both = np.isfinite(one) & np.isfinite(other)
+    a, b = one[both].astype(np.float64), other[both].astype(np.float64)
     size = float(np.linalg.norm(a) * np.linalg.norm(b))
     return float(a @ b) / size if size > 0 else math.nan
 

@@ -1,0 +1,36 @@
+"""The signed errors of a probe: read from the journal, not kept with every result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from bisect_trt.core.observer import Observer
+from bisect_trt.stations.bench import open_bench
+from bisect_trt.stations.case import load
+from bisect_trt.stations.settings import Settings
+from fixtures.models import residual
+
+
+def test_errors_are_those_of_each_given_input_and_are_not_kept(tmp_path: Path) -> None:
+    fixture = residual()
+    inputs = [{n: np.float32(a * s) for n, a in fixture.inputs.items()} for s in (1.0, 0.5)]
+    settings = Settings(fixture.model, inputs, require=fixture.require, robust=0.0, out=tmp_path)
+    case = load(settings, Observer())
+    plans = [case.base.with_pins(case.names[:count]) for count in (0, 1, 2)]
+    with open_bench(case, Observer()) as bench:
+        bench.prober.probe_many(plans[:2])
+        for plan in plans[:2]:
+            outputs = bench.emulator.outputs(plan, case.samples)
+            expected = [
+                bench.error_sample(s).errors(o) for s, o in zip(case.samples, outputs, strict=True)
+            ]
+            found = bench.prober.vector(plan)
+            assert found is not None
+            np.testing.assert_array_equal(found, np.concatenate(expected))
+            assert np.abs(found).max() > 0
+        assert bench.prober.vector(plans[2]) is None
+        kept = [*bench.prober.done.values(), *bench.log]
+        assert len(kept) == 4
+        assert not [p for p in kept if any(isinstance(v, np.ndarray) for v in vars(p).values())]
