@@ -17,7 +17,7 @@ from bisect_trt.stations.engine_baselines import EngineBaselines
 from bisect_trt.stations.engine_judge import EngineJudge, Judgement
 from bisect_trt.stations.engine_steadiness import begin_further
 from bisect_trt.stations.fresh_test import MAX_TESTS, next_test, set_size
-from bisect_trt.stations.holds import first_refusal, measure_holds
+from bisect_trt.stations.holds import put_to_test
 from bisect_trt.stations.robust_search import MARGIN, as_searched
 from bisect_trt.stations.sensitivity import suspicion_of
 from bisect_trt.stations.triage import Triage
@@ -53,11 +53,10 @@ def decide_on_engine(
             return None
         test = next_test(case, bench)
         plan = triage.base.with_pins(pins)
-        refused = first_refusal(case, bench, [engine], plan, test, 1.0)
+        refused, holds = put_to_test(case, bench, [engine], plan, test, 1.0)
         if refused is not None:
             emulators.hear_refused(pins, refused.score)
-            return None
-        return measure_holds(case, bench, [engine], plan, test)
+        return holds
 
     robust = triage.unseen is not None and case.settings.pick is None
     judge = EngineJudge(

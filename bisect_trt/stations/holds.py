@@ -5,7 +5,7 @@ apart.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -18,7 +18,8 @@ from bisect_trt.probe.result import GIVEN, PanelResult
 from bisect_trt.stations.all_judges import judge_all
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
-from bisect_trt.stations.drawn import REDRAWN, VARIANTS, redraws, variants
+from bisect_trt.stations.drawn import REDRAWN, VARIANTS
+from bisect_trt.stations.fresh_draws import Draws
 from bisect_trt.stations.fresh_test import (
     CONFIDENCE,
     WANTED,
@@ -31,14 +32,32 @@ from bisect_trt.stations.fresh_test import (
 
 @dataclass(frozen=True)
 class Refusal:
-    """What spoke against a plan: samples of one ``kind`` that missed, of so many ``tested``;
-    ``score`` is the worst draw's, or of given inputs the worst that is not spared, in tolerances.
+    """What spoke against a plan: samples of one ``kind`` that missed, of so many ``tested`` by some
+    judge; ``score`` is the worst draw's, or of given inputs the worst that is not spared, in
+    tolerances.
     """
 
     kind: str
     samples: tuple[Sample, ...]
     tested: int
     score: float
+
+
+def put_to_test(
+    case: Case,
+    bench: Bench,
+    judges: Sequence[Prober],
+    plan: PrecisionPlan,
+    test: FreshTest,
+    limit: float,
+) -> tuple[Refusal | None, Holds | None]:
+    """What speaks against ``plan``, or else on what it holds; arguments as of
+    :func:`first_refusal`.
+    """
+    draws = Draws(case, bench, judges, test)
+    against = _first_refusal(case, bench, judges, plan, draws, limit)
+    holds = _measured(case, bench, judges, plan, draws) if against is None else None
+    return against, holds
 
 
 def measure_holds(
@@ -53,11 +72,18 @@ def measure_holds(
         plan: with the precision that a pin really runs in, for the emulators.
         test: which draws, and the confidence of their bounds.
     """
-    size = set_size(case)
+    return _measured(case, bench, judges, plan, Draws(case, bench, judges, test))
+
+
+def _measured(
+    case: Case, bench: Bench, judges: Sequence[Prober], plan: PrecisionPlan, draws: Draws
+) -> Holds:
+    """As :func:`measure_holds`."""
+    size, test = set_size(case), draws.test
     given = judge_all(bench, judges, plan, case.samples, size=size)[0]
     redrawn, varied = (
-        _tested(bench, judges, plan, draws, test, size=size)[0]
-        for draws in _draws(case, bench, judges, test)
+        _tested(bench, judges, plan, draws.of(kind), test, size=size)[0]
+        for kind in (REDRAWN, VARIANTS)
     )
     apart = size if size == 1 else max(1, len(case.holdout))
     held_out = judge_all(bench, judges, plan, case.holdout, size=apart)[0]
@@ -96,8 +122,21 @@ def first_refusal(
         test: which draws.
         limit: how many tolerances each may use.
     """
+    draws = Draws(case, bench, judges, test)
+    return _first_refusal(case, bench, judges, plan, draws, limit)
+
+
+def _first_refusal(
+    case: Case,
+    bench: Bench,
+    judges: Sequence[Prober],
+    plan: PrecisionPlan,
+    draws: Draws,
+    limit: float,
+) -> Refusal | None:
+    """As :func:`first_refusal`."""
     for asked in dict.fromkeys((1, len(judges))):
-        against = _refused(case, bench, judges[:asked], plan, test, limit)
+        against = _refused(case, bench, judges[:asked], plan, draws, limit)
         if against is not None:
             return against
     return None
@@ -108,7 +147,7 @@ def _refused(
     bench: Bench,
     judges: Sequence[Prober],
     plan: PrecisionPlan,
-    test: FreshTest,
+    draws: Draws,
     limit: float,
 ) -> Refusal | None:
     """As :func:`first_refusal`, by all of ``judges`` at a time; what one of them was asked before
@@ -117,15 +156,15 @@ def _refused(
     against = refused_by(case, bench, judges, plan, limit)
     if against is not None:
         return against
-    size = set_size(case)
-    # Variants refuse more often, and what is refused need not be tested to its end.
-    redrawn, varied = _draws(case, bench, judges, test)
-    for kind, samples in ((VARIANTS, varied), (REDRAWN, redrawn)):
-        found, missed = _tested(bench, judges, plan, samples, test, limit=limit, size=size)
+    size, test = set_size(case), draws.test
+    for kind in tuple(draws.kinds):
+        found, missed = _tested(bench, judges, plan, draws.of(kind), test, limit=limit, size=size)
         # Without a miss the first look is enough; what ended before the second has none to spare.
         may = test.misses if len(found.results) >= test.draws else 0
         if found.missed(limit) > may:
-            return Refusal(kind, missed, len(found.results), found.score())
+            tested = max(len(found.results), draws.seen(kind))
+            return Refusal(kind, missed, tested, found.score())
+        draws.hear(kind, found)
     return None
 
 
@@ -155,17 +194,6 @@ def refused_by(
         return None
     # What must come down is the worst of those that are not spared.
     return Refusal(GIVEN, missed, len(found.results), found.score(may))
-
-
-def _draws(
-    case: Case, bench: Bench, judges: Sequence[Prober], test: FreshTest
-) -> tuple[Iterator[Sample], Iterator[Sample]]:
-    """The test's redrawn copies, and variants."""
-    count = test.draws * set_size(case)
-    return (
-        redraws(case, bench, test.stream, count, emulated=bench.engine not in judges),
-        variants(case, bench, test.stream, count),
-    )
 
 
 def _tested(

@@ -24,7 +24,7 @@ from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
 from bisect_trt.stations.engine_ahead import begin
 from bisect_trt.stations.fresh_test import next_test
-from bisect_trt.stations.holds import Refusal, first_refusal, measure_holds, refused_by
+from bisect_trt.stations.holds import Refusal, put_to_test, refused_by
 from bisect_trt.stations.panel import Panel
 from bisect_trt.stations.unseen import Unseen
 
@@ -191,9 +191,7 @@ def _last_word(
         judges, given = [bench.second], bench.second_sees
         return refused_by(case, bench, judges, plan, limit, given), None
     judges, test = [bench.prober, bench.second], next_test(case, bench)
-    against = first_refusal(case, bench, judges, plan, test, limit)
-    holds = measure_holds(case, bench, judges, plan, test) if against is None else None
-    return against, holds
+    return put_to_test(case, bench, judges, plan, test, limit)
 
 
 def _prefix(panel: Panel, ranking: Sequence[str], limit: float, shortest: int) -> int | None:

@@ -12,7 +12,7 @@ from bisect_trt.stations.baselines import Baselines
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
 from bisect_trt.stations.fresh_test import next_test, planned_test, set_size, spared
-from bisect_trt.stations.holds import Refusal, first_refusal, measure_holds
+from bisect_trt.stations.holds import Refusal, measure_holds, put_to_test
 from bisect_trt.stations.panel import PanelSamples, panel_samples
 
 
@@ -81,8 +81,4 @@ def _tested(case: Case, bench: Bench) -> tuple[Refusal | None, Holds | None]:
     if case.settings.pick is not None:  # it is measured, whatever it holds on
         test = planned_test(case, 0, bench.usual_seconds, last=True)
         return None, measure_holds(case, bench, judges, case.base, test)
-    test = next_test(case, bench)
-    against = first_refusal(case, bench, judges, case.base, test, 1.0)
-    if against is not None:
-        return against, None
-    return None, measure_holds(case, bench, judges, case.base, test)
+    return put_to_test(case, bench, judges, case.base, next_test(case, bench), 1.0)

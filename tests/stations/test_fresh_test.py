@@ -196,7 +196,7 @@ def test_what_ends_before_its_look_does_has_no_miss_to_spare(
         for i in range(count - bad)
     ]
     few[3:3] = [Sample("bad", {n: np.float32(a * 1e9) for n, a in arrays.items()}, True)] * bad
-    monkeypatch.setattr("bisect_trt.stations.holds.variants", lambda *_: iter(few))
+    monkeypatch.setattr("bisect_trt.stations.fresh_draws.variants", lambda *_: iter(few))
     test, refused, holds = first_test_of(case)
     assert (refused is not None) == refuses and holds.variants.tested in (count, test.enough)
 

@@ -1,0 +1,96 @@
+"""A test's draws are made once; those that did worst by one judge are asked of the next first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bisect_trt.core.observer import Observer
+from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.verdict import Verdict
+from bisect_trt.probe.result import PanelResult, SampleResult
+from bisect_trt.stations import fresh_draws
+from bisect_trt.stations.bench import open_bench
+from bisect_trt.stations.case import Case, load
+from bisect_trt.stations.drawn import REDRAWN, VARIANTS
+from bisect_trt.stations.fresh_draws import Draws
+from bisect_trt.stations.fresh_test import FreshTest, planned_test
+from bisect_trt.stations.holds import put_to_test
+from bisect_trt.stations.settings import Settings
+from fixtures.models import healthy
+
+MADE: list[int] = []
+
+
+def counted(inputs: Mapping[str, Any], generator: np.random.Generator) -> dict[str, Any]:
+    """A variant; how many were made is counted."""
+    MADE.append(1)
+    return {n: np.float32(a * generator.uniform(0.9, 1.1)) for n, a in inputs.items()}
+
+
+def case_of(tmp_path: Path, scales: Sequence[float] = (1.0,), **more: Any) -> Case:
+    fixture = healthy()
+    settings = Settings(
+        fixture.model,
+        [{n: np.float32(a * s) for n, a in fixture.inputs.items()} for s in scales],
+        require=more.pop("require", fixture.require),
+        variants=f"{__name__}:counted",
+        runner="emulated",
+        out=tmp_path,
+        **more,
+    )
+    return load(settings, Observer())
+
+
+def results(scores: list[float]) -> PanelResult:
+    found = [SampleResult(Verdict.PASS, s, (s,), {}, 0.0) for s in scores]
+    names = tuple(str(i) for i in range(len(scores)))
+    return PanelResult(PrecisionPlan("fp16"), names, tuple(found))
+
+
+@pytest.mark.parametrize(("most", "times"), [(2048, 1), (1, 3)])
+def test_both_judges_and_the_bounds_are_of_draws_made_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, times: int
+) -> None:
+    monkeypatch.setattr(fresh_draws, "_MOST", most)
+    case = case_of(tmp_path)
+    MADE.clear()
+    with open_bench(case, Observer()) as bench:
+        test = planned_test(case, 0, 1e-4, last=False)
+        judges = [bench.prober, bench.second]
+        refused, holds = put_to_test(case, bench, judges, case.base, test, 1.0)
+    assert refused is None and holds is not None
+    assert holds.variants.tested == holds.redrawn.tested == test.enough
+    # A few more are in work when the last one that is wanted is there.
+    assert times * test.enough <= len(MADE) <= times * (test.enough + 8)
+
+
+def test_what_did_worst_comes_first_within_each_look(tmp_path: Path) -> None:
+    case = case_of(tmp_path)
+    with open_bench(case, Observer()) as bench:
+        draws = Draws(case, bench, [bench.prober, bench.second], FreshTest(1, 0.03, 12, 2, 4))
+        assert draws.kinds == [VARIANTS, REDRAWN]
+        made = {kind: list(islice(draws.of(kind), 7)) for kind in (VARIANTS, REDRAWN)}
+        draws.hear(VARIANTS, results([0.1, 0.4, 0.3, 0.2]))
+        draws.hear(REDRAWN, results([0.1, 0.2, 0.9, 0.3, 0.5, 0.7]))
+        assert draws.kinds == [REDRAWN, VARIANTS]
+        expected = {VARIANTS: [1, 2, 3, 0, 4, 5, 6], REDRAWN: [2, 3, 1, 0, 5, 4, 6]}
+        for kind, order in expected.items():
+            again = list(draws.of(kind))
+            assert again[:7] == [made[kind][i] for i in order]
+            assert len(again) == 12 == len({s.digest for s in again})
+        assert (draws.seen(VARIANTS), draws.seen(REDRAWN)) == (4, 6)
+
+
+def test_sets_keep_their_order(tmp_path: Path) -> None:
+    case = case_of(tmp_path, (1.0, 0.5), require="max_abs@mean<=1")
+    with open_bench(case, Observer()) as bench:
+        draws = Draws(case, bench, [bench.prober], FreshTest(1, 0.03, 6, 0, 6))
+        made = list(draws.of(REDRAWN))
+        draws.hear(REDRAWN, results([0.1, 0.9]))
+        assert list(draws.of(REDRAWN)) == made
