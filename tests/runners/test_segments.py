@@ -17,6 +17,7 @@ from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph
 from bisect_trt.runners.emulator.constant_store import ConstantStore
 from bisect_trt.runners.emulator.kept_activations import KeptActivations
+from bisect_trt.runners.emulator.plan_session import _WORTH_IT
 from bisect_trt.runners.emulator.segment_session import _WORTH_SETTLING, SegmentSession
 from bisect_trt.runners.emulator.switched_session import SwitchedSession, segments_on_gpu
 
@@ -166,14 +167,44 @@ def test_what_is_kept_stays_within_its_budget(run_segments: list[int]) -> None:
 
 
 def test_a_session_without_switches_changes_no_bit() -> None:
-    """Asked again and again with one plan, a segment's switches are written out."""
+    """Behind each single layer that is lowered, nothing is, again and again."""
     for low, pin in PAIRS:
         late, plain = pair(low, pin)
-        for lowered in (frozenset(layers()[::2]), frozenset(layers())):
-            for seed in range(100, 101 + _WORTH_SETTLING):
-                late.run(sample(seed), lowered)
-            assert all(part._settled for part in late._segments)
-            assert same(late.run(sample(3), lowered), plain.run(sample(3), lowered))
+        names = layers()[: _WORTH_SETTLING + 10]
+        found = dict(late.effects(sample(3), names))
+        assert late._segments[-1]._settled
+        for name in names:
+            outputs = found[name]
+            assert outputs is not None
+            assert same(outputs, plain.run(sample(3), frozenset({name})))
+
+
+@pytest.mark.parametrize(("low", "pin"), PAIRS)
+def test_a_plan_that_runs_on_many_samples_is_run_in_one_piece(
+    monkeypatch: pytest.MonkeyPatch, low: Precision, pin: Precision, run_segments: list[int]
+) -> None:
+    opened: list[int] = []
+    plain_open = SegmentSession.open
+    monkeypatch.setattr(
+        SegmentSession, "open", lambda self: (opened.append(id(self)), plain_open(self))[1]
+    )
+    late, plain = session(low, pin, 16, 20_000), session(low, pin, 1, 0)
+    count = len(late._segments)
+    every, some = frozenset(layers()), frozenset(layers()[::2])
+    for lowered in (some, every, frozenset[str]()):
+        opened.clear()
+        for seed in range(100, 100 + _WORTH_IT + 4):
+            run_segments.clear()
+            found = late.run(sample(seed), lowered)
+            assert len(run_segments) == (count if seed < 100 + _WORTH_IT else 1)
+            assert same(found, plain.run(sample(seed), lowered))
+        assert len(set(opened) - {id(part) for part in late._segments}) <= 2  # plain's is one
+    # Plans that are asked for in turn do not open sessions in turn.
+    opened.clear()
+    for seed in range(200, 200 + _WORTH_IT - 1):
+        for lowered in (some, every):
+            assert same(late.run(sample(seed), lowered), plain.run(sample(seed), lowered))
+    assert not opened
 
 
 def test_effects_are_runs_with_one_layer_lowered() -> None:

@@ -52,6 +52,7 @@ class SegmentSession:
             made, but by :meth:`open`.
         threads: what one call may use; 0 leaves it to the machine.
         device: what computes.
+        settles: whether a setting that comes often gets a session without switches.
     """
 
     def __init__(
@@ -60,10 +61,13 @@ class SegmentSession:
         constants: ConstantStore | DeviceConstants,
         threads: int,
         device: Device,
+        *,
+        settles: bool = True,
     ) -> None:
         self._segment = segment if device == CPU else without_branches(segment)
         self._constants, self._threads = constants, threads
         self._device = device
+        self._settles = settles and device == CPU
         self.on_cpu: tuple[str, ...] = ()
         self._lent = constants.lent
         self._flags = list(segment.flags)
@@ -89,6 +93,18 @@ class SegmentSession:
         """
         if self._switched is None and not self._captures:
             self._switched = self._opened(self._segment)
+
+    def as_set(self, setting: Setting) -> Segment:
+        """The segment with its switches written out as ``setting`` has them."""
+        on = {name for name, state in zip(self._flags, setting, strict=False) if state}
+        return settled(self._segment, on)
+
+    def states(self, setting: Setting) -> dict[str, bool]:
+        """What ``setting`` says of each flag, and of each weight: whether it is rounded as for a
+        lowered layer.
+        """
+        names = [*self._flags, *self._segment.weights]
+        return dict(zip(names, setting.tolist(), strict=True))
 
     def run(self, tensors: Mapping[str, Value], setting: Setting) -> dict[str, Value]:
         """What the segment gives; several threads may ask.
@@ -143,12 +159,11 @@ class SegmentSession:
         if key in self._settled:
             return self._settled[key]
         uses = self._uses[key] = self._uses.pop(key, 0) + 1
-        if uses > _WORTH_SETTLING and self._device == CPU:
+        if uses > _WORTH_SETTLING and self._settles:
             del self._uses[key]
             if len(self._settled) == _SETTLED:
                 del self._settled[next(iter(self._settled))]
-            on = {name for name, state in zip(self._flags, setting, strict=False) if state}
-            self._settled[key] = self._opened(settled(self._segment, on))
+            self._settled[key] = self._opened(self.as_set(setting))
             return self._settled[key]
         if len(self._uses) > 4 * _SETTLED:
             del self._uses[next(iter(self._uses))]

@@ -3,7 +3,8 @@ is fed.
 
 The model is cut into segments (see :mod:`bisect_trt.graph.passes.segmented`), and what is alive at
 the cuts is kept for a while: a probe starts at the segment in which its plan first differs from one
-that was run on the same sample. The numbers are those of a run from the start, bit for bit.
+that was run on the same sample. A plan that is run on many samples gets a session of its own (see
+``plan_session``). The numbers are those of a run from the start, bit for bit.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from bisect_trt.graph.passes.switched import to_switched
 from bisect_trt.runners.emulator.constant_store import ConstantStore
 from bisect_trt.runners.emulator.device_constants import DeviceConstants
 from bisect_trt.runners.emulator.kept_activations import KeptActivations
+from bisect_trt.runners.emulator.plan_session import PlanSession
 from bisect_trt.runners.emulator.segment_session import SegmentSession
 from bisect_trt.runners.emulator.switches import Setting, Switches
 from bisect_trt.runners.ort_devices import CPU, Device
@@ -88,6 +90,9 @@ class SwitchedSession:
         # Another session may share the store; an id could come again.
         self._own = object()
         self._settings: tuple[frozenset[str], list[Setting], list[bytes]] | None = None
+        self._whole: PlanSession | None = None
+        if len(parts) > 1 and isinstance(constants, ConstantStore):
+            self._whole = PlanSession(self._segments, graph.outputs, constants, threads)
 
     @property
     def on_cpu(self) -> tuple[str, ...]:
@@ -117,6 +122,11 @@ class SwitchedSession:
             else []
         )
         found = self._kept.first_of(keys)
+        if found is None and self._whole is not None:
+            results = self._whole.run(given, lowered, settings)
+            if results is not None:
+                del owners
+                return self._fetched(results)
         start = 0 if found is None else count - 1 - found[0]
         tensors = given if found is None else {**given, **found[1]}
         for place in range(start, count):
