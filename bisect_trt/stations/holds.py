@@ -51,8 +51,15 @@ def put_to_test(
     test: FreshTest,
     limit: float,
 ) -> tuple[Refusal | None, Holds | None]:
-    """What speaks against ``plan``, or else on what it holds; arguments as of
-    :func:`first_refusal`.
+    """What speaks against ``plan`` (:func:`first_refusal`), or else on what it holds.
+
+    Args:
+        case: the given inputs, those kept apart, and what is asked for.
+        bench: where the draws' references are.
+        judges: who must pass each sample; the first is the one that is asked most cheaply.
+        plan: with the precision that a pin really runs in, for the emulators.
+        test: which draws, and the confidence of their bounds.
+        limit: how many tolerances each may use, so as not to be refused.
     """
     draws = Draws(case, bench, judges, test)
     against = _first_refusal(case, bench, judges, plan, draws, limit)

@@ -11,6 +11,7 @@ from threading import Lock
 
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
+from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.result import GIVEN, PanelResult, ProbeResult, SampleResult
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
@@ -83,7 +84,7 @@ class Panel:
 
     Args:
         case: says how many may miss.
-        bench: whose first emulator judges.
+        bench: whose emulators judge.
         base: the plan without pins.
         samples: of each kind.
     """
@@ -93,6 +94,9 @@ class Panel:
     ) -> None:
         self._case = case
         self._prober = bench.prober
+        # Where an engine has the last word, or nobody has, it need not hold by both arithmetics.
+        decides = bench.engine is None and case.settings.pick is None
+        self._second = bench.second if decides else None
         self.base = base
         self._samples = {kind: list(those) for kind, those in samples.by_kind().items() if those}
         self._elsewhere = dict.fromkeys(self._samples, 0)
@@ -100,11 +104,26 @@ class Panel:
         self.smallest: frozenset[str] | None = None
         self._lock = Lock()
 
-    def ask(self, pins: frozenset[str], limit: float) -> ProbeResult:
-        """The verdict on ``pins`` within ``limit`` times the tolerance.
+    def ask(self, pins: frozenset[str], limit: float, few: int | None = None) -> ProbeResult:
+        """The first emulator's verdict on ``pins`` within ``limit`` times the tolerance.
 
         Its score is the worst one that is not spared, in units of ``limit``.
+
+        Args:
+            pins: the layers.
+            limit: how many tolerances each sample may use.
+            few: so many of each kind, those that did worst before, beside those that may miss; None
+                for all.
         """
+        return self._asked(self._prober, pins, limit, few)
+
+    def ask_second(self, pins: frozenset[str], limit: float) -> ProbeResult | None:
+        """As :meth:`ask` on all samples, by the second emulator; None where it has no say."""
+        return self._asked(self._second, pins, limit, None) if self._second is not None else None
+
+    def _asked(
+        self, prober: Prober, pins: frozenset[str], limit: float, few: int | None
+    ) -> ProbeResult:
         plan = self.base.with_pins(pins)
         size = set_size(self._case)
         with self._lock:
@@ -113,13 +132,14 @@ class Panel:
         score = 0.0
         for kind, samples in kinds.items():
             may = spared(self._case, kind, len(samples) + self._elsewhere[kind])
-            found = self._prober.judge(plan, samples, limit=limit, misses=may, size=size)
+            asked = samples if few is None else samples[: (may + few) * size]
+            found = prober.judge(plan, asked, limit=limit, misses=may, size=size)
             results += found.results
             score = max(score, found.score(may))
             if found.missed(limit) > may:
                 self._learn(kind, samples, found, size)
                 break
-        runner = self._prober.runner.name
+        runner = prober.runner.name
         return ProbeResult.over(plan, runner, results, {}, score=score).under(limit)
 
     def keep(self, pins: frozenset[str]) -> None:
@@ -129,11 +149,15 @@ class Panel:
                 self.smallest = pins
         self._observer.best(len(self.smallest))
 
+    def forget(self) -> None:
+        """What was kept is no answer: something refused a set of its kind."""
+        self.smallest = None
+
     def add(self, refusal: Refusal) -> None:
         """Let the samples that refused a plan join; the others of that test count as passed, as
         they do with more pins.
         """
-        self.smallest = None
+        self.forget()
         known = {s.digest for s in self._samples.get(refusal.kind, ())}
         size = set_size(self._case)
         sets = [refusal.samples[i : i + size] for i in range(0, len(refusal.samples), size)]

@@ -32,6 +32,9 @@ MARGIN, SHRINK_MARGIN = 0.95, 0.8
 """Shares of the tolerance that a prefix, and a set that was chosen freely, must keep to on the
 panel, by trial on two text models: the freer the choice, the more of it is luck."""
 
+_GLANCE = 4
+"""Samples of each kind by which a prefix is told to be too short, or passed for now."""
+
 SHRINK_PROBES = 32
 """Shrinking takes so many probes, and then one a pin to prove it: a count, and not the clock, so
 that the same command gives the same answer. What they cannot bring to an end is not given, and a
@@ -114,9 +117,10 @@ def _in_rounds(
     # No fewer than those of an older plan: of a few, what is not needed is shrunk.
     ranking = as_searched(case, ranking)
     base, shortest = panel.base, max(len(case.begin), fewest)
+    left = [strength.get(name, 0.0) for name in ranking]
     best: RobustSet | None = None
     for tried in range(MAX_ROUNDS):
-        length = _prefix(panel, ranking, limit, shortest)
+        length = _prefix(panel, ranking, limit, shortest, left)
         if length is None:
             break
         refused: list[Refusal] = []
@@ -138,7 +142,6 @@ def _in_rounds(
         if length == len(ranking):
             break
         # A panel that has learnt may still know too little.
-        left = [strength.get(name, 0.0) for name in ranking]
         shortest = longer(left, length, limit * MARGIN / refused[-1].score, 2**tried)
     return best
 
@@ -194,20 +197,49 @@ def _last_word(
     return put_to_test(case, bench, judges, plan, test, limit)
 
 
-def _prefix(panel: Panel, ranking: Sequence[str], limit: float, shortest: int) -> int | None:
-    """How many of the ranking pass the panel with a margin; all of it where only that passes, and
-    without one, since what all pins leave is no rounding of a layer's.
+def _prefix(
+    panel: Panel,
+    ranking: Sequence[str],
+    limit: float,
+    shortest: int,
+    strength: Sequence[float],
+) -> int | None:
+    """How many of the ranking, ``shortest`` at least, pass the panel with a margin by both
+    emulators; all of it where only that passes, and without one, since what all pins leave is no
+    rounding of a layer's.
+
+    Most prefixes are told by the samples that did worst; what they pass all others must pass too.
+    The second emulator, which opens a session for each plan, is asked about what is left.
     """
 
-    def passes(count: int) -> bool:
-        within = limit if count == len(ranking) else limit * MARGIN
+    def within(count: int) -> float:
+        return limit if count == len(ranking) else limit * MARGIN
+
+    def whole(count: int) -> bool:
         pins = frozenset(ranking[:count])
-        passed = panel.ask(pins, within).verdict.passed
+        passed = panel.ask(pins, within(count)).verdict.passed
         if passed:
             panel.keep(pins)
         return passed
 
-    return shortest_prefix(len(ranking), passes, first=shortest)
+    def passes(count: int) -> bool:
+        if panel.smallest is None:  # the first that passes is an answer at any time
+            return whole(count)
+        return panel.ask(frozenset(ranking[:count]), within(count), _GLANCE).verdict.passed
+
+    while (length := shortest_prefix(len(ranking), passes, first=shortest)) is not None:
+        every = length == len(ranking)
+        if not whole(length):
+            if every:
+                return None
+            shortest = length + 1
+            continue
+        second = panel.ask_second(frozenset(ranking[:length]), within(length))
+        if second is None or second.verdict.passed or every:
+            return length
+        panel.forget()
+        shortest = longer(strength, length, 1.0 / second.score)
+    return None
 
 
 def _shrunk(
@@ -234,4 +266,7 @@ def _shrunk(
         return None
     left = [name for name in reversed(ranked) if name in found.pinned]
     minimal = one_minimal(left, lambda p: panel.ask(p, within), lambda r: r.verdict.passed)
+    second = panel.ask_second(minimal.pinned, within)
+    if second is not None and not second.verdict.passed:
+        return None
     return minimal.proof if set(minimal.proof) == minimal.pinned else None
