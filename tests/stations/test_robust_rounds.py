@@ -84,22 +84,65 @@ def test_only_what_can_be_proved_is_shrunk(
 
 
 class Panel:
-    """Passes what holds the first ``needed`` layers; the time ends after so many questions."""
+    """Passes what holds the first ``needed`` layers; the time ends after so many questions. A few
+    samples pass what lacks ``unseen`` of them, and the second emulator asks for ``more`` of what it
+    is told in ``strength``.
+    """
 
     base = PrecisionPlan("fp16")
 
-    def __init__(self, needed: int, asks: int) -> None:
-        self.needed, self.asks = {f"layer{k}" for k in range(needed)}, asks
+    def __init__(self, needed: int, asks: int, unseen: int = 0, more: int = 0) -> None:
+        self.needed, self.asks = [f"layer{k}" for k in range(needed)], asks
+        self.unseen, self.more = unseen, more
         self.smallest: frozenset[str] | None = None
+        self.asked: list[tuple[int, int | None]] = []
+        self.asked_second: list[int] = []
 
-    def ask(self, pins: frozenset[str], _: float) -> Any:
+    def ask(self, pins: frozenset[str], _: float, few: int | None = None) -> Any:
         self.asks -= 1
         if self.asks < 0:
             raise BudgetSpentError
-        return SimpleNamespace(verdict=Verdict.PASS if pins >= self.needed else Verdict.FAIL)
+        self.asked.append((len(pins), few))
+        needed = self.needed[: len(self.needed) - self.unseen] if few else self.needed
+        return SimpleNamespace(verdict=Verdict.PASS if pins >= set(needed) else Verdict.FAIL)
+
+    def ask_second(self, pins: frozenset[str], _: float) -> Any:
+        self.asked_second.append(len(pins))
+        needed = len(self.needed) + self.more
+        verdict = Verdict.PASS if len(pins) >= needed else Verdict.FAIL
+        return SimpleNamespace(verdict=verdict, score=1.1)
 
     def keep(self, pins: frozenset[str]) -> None:
         self.smallest = pins
+
+    def forget(self) -> None:
+        self.smallest = None
+
+
+@pytest.mark.parametrize("unseen", [0, 3])
+@pytest.mark.parametrize(("more", "second"), [(0, [40]), (10, [40, 44, 49, 54]), (999, None)])
+def test_a_prefix_is_what_all_samples_and_both_emulators_pass(
+    unseen: int, more: int, second: list[int] | None
+) -> None:
+    """Of 200 layers the first 40 are needed on the panel, 37 on the few samples that are asked."""
+    panel: Any = Panel(40, 1000, unseen, more)
+    names = [f"layer{k}" for k in range(200)]
+    # What the layers do is not known: each refusal adds a tenth.
+    found = robust_search._prefix(panel, names, 1.0, 0, [math.inf] * 200)
+    assert found == (second[-1] if second else 200)
+    assert panel.asked_second[: len(second or [])] == (second or [])
+    assert panel.asked_second[-1] == found, "the last word is the second emulator's"
+    assert (found, None) in panel.asked and panel.smallest == frozenset(names[:found])
+    if more == 0:
+        # The first that passes, the shortest, and those that the few wrongly passed.
+        whole = [length for length, few in panel.asked if few is None]
+        assert [n for n in whole if n > 31] == ([63, 40] if not unseen else [63, 37, 38, 39, 40])
+
+
+def test_all_pins_that_miss_the_panel_are_no_prefix() -> None:
+    panel: Any = Panel(30, 1000)
+    names = [f"layer{k}" for k in range(29)]
+    assert robust_search._prefix(panel, names, 1.0, 0, [1.0] * 29) is None
 
 
 @pytest.mark.parametrize("asks", range(9, 19))
