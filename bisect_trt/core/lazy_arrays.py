@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from threading import RLock
 from typing import Any
 
-_MOST_BYTES = 16 << 20
+MOST_BYTES = 16 << 20
+"""Who reads the same arrays several times reads so many at a time, or has them made again."""
 
 
 class _Recent:
@@ -31,7 +32,7 @@ class _Recent:
             if key not in self._known:
                 self._known[key] = found
                 self._bytes += _size(found)
-            while self._bytes > _MOST_BYTES and len(self._known) > 1:
+            while self._bytes > MOST_BYTES and len(self._known) > 1:
                 self._bytes -= _size(self._known.popitem(last=False)[1])
         return found
 

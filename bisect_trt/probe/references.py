@@ -16,13 +16,13 @@ from bisect_trt.core.sample import Sample
 from bisect_trt.runners.ort_reference import Reference
 
 Arrays = Mapping[str, NDArray[Any]]
-_MOST_BYTES = 16 << 20
+_MOST_BYTES = 8 << 20
 
 
 class References:
     """Remembers the outputs that ``reference`` gives, by the samples' content.
 
-    Those used last are kept, up to 16 MB, so that memory does not grow with the number of samples;
+    Those used last are kept, up to 8 MB, so that memory does not grow with the number of samples;
     others, and larger ones, lie in ``folder`` until :meth:`close`.
 
     Args:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 
+from bisect_trt.core.lazy_arrays import MOST_BYTES
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.core.stop import BudgetSpentError
@@ -20,6 +21,9 @@ engine's workers and the opening of sessions do."""
 
 _CHUNK_BYTES = 16 << 20
 """Of a large chunk's samples."""
+
+_AHEAD = 2
+"""Samples are made while those before them are in work."""
 
 
 def judge_all(
@@ -82,12 +86,14 @@ def _chunks(
     """``samples`` in whole sets of ``size``, so many at once as the judges like."""
     stream = iter(samples)
     for first in stream:
-        at_once = _CHUNK
+        each = max(1, sum(array.nbytes for array in first.arrays.values()))
         if bench.engine in judges:
             at_once = _LARGE_CHUNK
         elif bench.in_turn:
-            each = sum(array.nbytes for array in first.arrays.values())
-            at_once = min(_LARGE_CHUNK, max(_CHUNK, _CHUNK_BYTES // max(1, each)))
+            at_once = min(_LARGE_CHUNK, max(_CHUNK, _CHUNK_BYTES // each))
+        else:
+            # What is made for the reference is still there for the last judge.
+            at_once = min(_CHUNK, max(_AHEAD, MOST_BYTES // each - _AHEAD))
         yield [first, *islice(stream, -(-at_once // size) * size - 1)]
 
 

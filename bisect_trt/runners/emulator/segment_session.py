@@ -19,7 +19,7 @@ from bisect_trt.runners.emulator.device_constants import DeviceConstants
 from bisect_trt.runners.emulator.switches import Setting
 from bisect_trt.runners.ort_devices import CPU, CUDA_PROVIDER, Device
 from bisect_trt.runners.ort_profiles import cpu_nodes
-from bisect_trt.runners.ort_sessions import failure_of_session, switched_session
+from bisect_trt.runners.ort_sessions import failure_of_session, giving_back, switched_session
 from bisect_trt.runners.ort_values import Value, caller, owned, value_of
 
 _WORTH_SETTLING = 48
@@ -68,6 +68,8 @@ class SegmentSession:
         self._constants, self._threads = constants, threads
         self._device = device
         self._settles = settles and device == CPU
+        # A session that comes for many runs begins with the memory that others leave.
+        self._options = None if settles else giving_back()
         self.on_cpu: tuple[str, ...] = ()
         self._lent = constants.lent
         self._flags = list(segment.flags)
@@ -123,10 +125,11 @@ class SegmentSession:
             ready = self._session_for(setting)
             feed = dict(self._switches(ready, setting))
             owners = self._lent.by[self]
+            options, self._options = self._options, None
         for name in self._segment.takes:
             feed[name] = tensors[name]
         try:
-            results = ready.call(feed, self._segment.gives, None)
+            results = ready.call(feed, self._segment.gives, options)
         except Exception as error:
             raise failure_of_session("the emulated model", error) from error
         del owners  # until here another thread may have had their place
