@@ -102,7 +102,7 @@ def test_a_large_input_is_what_can_be_made_smaller(
         (20e6, 0, 4.5, 0),  # two sessions hold them beside each other
         (113e6, 0, 3, 0),  # in turn
         (1e9, 0, 2, 0),  # none beside the emulator
-        (113e6, 1e6, 3, 40e6),
+        (113e6, 5e5, 3, 20e6),
         (113e6, 40e6, 3, MOST_BYTES + (128 << 20)),  # what is kept has a limit,
         (113e6, 1e9, 3, 0),  # and nothing is where activations are large
     ],
