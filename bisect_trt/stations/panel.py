@@ -80,7 +80,7 @@ def panel_samples(case: Case, bench: Bench, first: int | None = None) -> PanelSa
 class Panel:
     """Judges plans on all samples, those first that did worst before: a failing plan is mostly
     told by a few runs. Of each kind so many may miss as :func:`spared` says. ``smallest`` is the
-    smallest set that was kept since something was added.
+    smallest set that was kept and not forgotten.
 
     Args:
         case: says how many may miss.
@@ -101,7 +101,7 @@ class Panel:
         self._samples = {kind: list(those) for kind, those in samples.by_kind().items() if those}
         self._elsewhere = dict.fromkeys(self._samples, 0)
         self._observer = bench.observer
-        self.smallest: frozenset[str] | None = None
+        self._kept: list[frozenset[str]] = []
         self._lock = Lock()
 
     def ask(self, pins: frozenset[str], limit: float, few: int | None = None) -> ProbeResult:
@@ -142,22 +142,28 @@ class Panel:
         runner = prober.runner.name
         return ProbeResult.over(plan, runner, results, {}, score=score).under(limit)
 
+    @property
+    def smallest(self) -> frozenset[str] | None:
+        """The answer if nothing better is found in time; None where nothing was kept."""
+        with self._lock:
+            return min(self._kept, key=len, default=None)
+
     def keep(self, pins: frozenset[str]) -> None:
         """Let ``pins``, which passed, be the answer if nothing better is found in time."""
         with self._lock:
-            if self.smallest is None or len(pins) < len(self.smallest):
-                self.smallest = pins
-        self._observer.best(len(self.smallest))
+            self._kept.append(pins)
+            best = min(len(kept) for kept in self._kept)
+        self._observer.best(best)
 
-    def forget(self) -> None:
-        """What was kept is no answer: something refused a set of its kind."""
-        self.smallest = None
+    def forget(self, below: int) -> None:
+        """What was kept is no answer if it has fewer pins than the search goes on with."""
+        with self._lock:
+            self._kept = [pins for pins in self._kept if len(pins) >= below]
 
     def add(self, refusal: Refusal) -> None:
         """Let the samples that refused a plan join; the others of that test count as passed, as
         they do with more pins.
         """
-        self.forget()
         known = {s.digest for s in self._samples.get(refusal.kind, ())}
         size = set_size(self._case)
         sets = [refusal.samples[i : i + size] for i in range(0, len(refusal.samples), size)]

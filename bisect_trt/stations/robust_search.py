@@ -143,6 +143,7 @@ def _in_rounds(
             break
         # A panel that has learnt may still know too little.
         shortest = longer(left, length, limit * MARGIN / refused[-1].score, 2**tried)
+        panel.forget(below=shortest)
     return best
 
 
@@ -222,9 +223,13 @@ def _prefix(
             panel.keep(pins)
         return passed
 
+    passed_whole = False
+
     def passes(count: int) -> bool:
-        if panel.smallest is None:  # the first that passes is an answer at any time
-            return whole(count)
+        nonlocal passed_whole
+        if not passed_whole:  # the first that passes is an answer at any time
+            passed_whole = whole(count)
+            return passed_whole
         return panel.ask(frozenset(ranking[:count]), within(count), _GLANCE).verdict.passed
 
     while (length := shortest_prefix(len(ranking), passes, first=shortest)) is not None:
@@ -237,8 +242,9 @@ def _prefix(
         second = panel.ask_second(frozenset(ranking[:length]), within(length))
         if second is None or second.verdict.passed or every:
             return length
-        panel.forget()
         shortest = longer(strength, length, 1.0 / second.score)
+        panel.forget(below=shortest)
+        passed_whole = False
     return None
 
 
