@@ -200,7 +200,8 @@ FRONTIER = _columns(
     "worst_score number the largest",
     "latency_ms number of the engine of these pins, where one was built",
     "relative_bytes number bytes read and written, over those of everything lowered",
-    sometimes=("relative_bytes",),
+    "given_missed text the given inputs that miss, worst first: three, and how many more",
+    sometimes=("relative_bytes", "given_missed"),
 )
 
 REQUIREMENTS = _columns(

@@ -16,6 +16,9 @@ _BROKEN = ("build-failed", "crashed", "timed-out")
 _NEARLY_ALL = 0.9
 """Of the layers: a plan with so many pins is FP32 with casts around it."""
 
+_FEW = 0.25
+"""Of the given inputs: where no more ask for nearly all pins, they may be what is unusual."""
+
 _ENGINE_TO_BLAME = {
     Cause.UNSTEADY: "The engine does not make up its mind: no plan can be trusted on it.",
     Cause.ENGINE_FAILED: "TensorRT does not build or run the model, in FP32 either.",
@@ -91,8 +94,8 @@ def next_step(result: Result) -> str:
     if _nearly_all(result):
         if _meets_in_tf32(result):
             steps.append("meet it on the given inputs with everything in TF32")
-        if _holds_with_fewer(result):
-            steps.append("take fewer pins, which hold on some inputs (frontier.csv, --pick SHARE)")
+        if fewer := _with_fewer(result):
+            steps.append(fewer)
         if not steps:
             steps.append("ship it in FP32, or loosen the requirement")
     if result.holds is not None and result.holds.word is not Robustness.ROBUST:
@@ -114,12 +117,26 @@ def _meets_in_tf32(result: Result) -> bool:
     return len(verdicts) > 0 and bool((verdicts == "pass").all())
 
 
-def _holds_with_fewer(result: Result) -> bool:
-    """Whether some set on the frontier with fewer pins held on a given input."""
+def _with_fewer(result: Result) -> str:
+    """What to do where some set on the frontier with fewer pins held on a given input, blank where
+    none did: where it missed on a few, look at those.
+    """
     if result.frontier.empty:
-        return False
-    fewer = result.frontier["pins"] < len(result.plan.pinned)
-    return bool((fewer & (result.frontier["given_passed"] > 0)).any())
+        return ""
+    fewer = result.frontier[result.frontier["pins"] < len(result.plan.pinned)]
+    some = fewer[fewer["given_passed"] > 0]
+    if some.empty:
+        return ""
+    best = some.sort_values(["given_passed", "pins"], ascending=[False, True]).iloc[0]
+    tested, names = best["given_tested"], best.get("given_missed")
+    missed = tested - best["given_passed"]
+    if isinstance(names, str) and 0 < missed <= _FEW * tested:
+        near = "is a near tie, run without it" if missed == 1 else "are near ties, run without them"
+        return (
+            f"look at {names}: with {best['pins']} pins no other of {tested} given inputs misses "
+            f"(if {'it' if missed == 1 else 'they'} {near})"
+        )
+    return "take fewer pins, which hold on some inputs (frontier.csv, --pick SHARE)"
 
 
 def answer_lines(result: Result) -> list[str]:

@@ -14,7 +14,7 @@ from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample, evenly
 from bisect_trt.numerics.confidence import lower_bound
 from bisect_trt.probe.journal import Row
-from bisect_trt.probe.result import GIVEN, PanelResult
+from bisect_trt.probe.result import GIVEN, PanelResult, meets
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.drawn import HOLDOUT, REDRAWN, VARIANTS, redraws, variants
 from bisect_trt.stations.fresh_test import CONFIDENCE, MAX_TESTS, set_size
@@ -26,6 +26,7 @@ STEPS = (0, 2, 8, 32, 128, 512, 2048)
 """How many of the ranked layers are pinned; the answer and all layers are shown beside them."""
 
 _GIVEN, _REDRAWN, _VARIANTS = 24, 16, 8
+_NAMED = 3
 _QUANTILES = {"p50_score": 0.5, "p95_score": 0.95, "worst_score": 1.0}
 STREAM = MAX_TESTS + 2
 """Draws of its own: what a row says was not tuned on them."""
@@ -131,6 +132,8 @@ def _row(
             size = max(1, len(samples))
         found = bench.prober.judge(plan, samples, size=size)
         row |= _shares(kind, found)
+        if kind == GIVEN and size == 1:
+            row["given_missed"] = _missed(found)
         scores += [r.score for r in found.results]
     for name, share in _QUANTILES.items():
         ordered = sorted(scores)
@@ -139,6 +142,14 @@ def _row(
     if known.baselines is not None:
         row["relative_bytes"] = relative_bytes(known.case, known.baselines.layers, plan)
     return row
+
+
+def _missed(found: PanelResult) -> str:
+    """The names of the samples that missed, the worst first: a few, and how many more."""
+    results = zip(found.names, found.results, strict=True)
+    worst = sorted((-r.score, name) for name, r in results if not meets(r, 1.0))
+    more = [f"{len(worst) - _NAMED} more"] if len(worst) > _NAMED else []
+    return ", ".join([*(name for _, name in worst[:_NAMED]), *more])
 
 
 def _shares(kind: str, found: PanelResult) -> dict[str, object]:

@@ -79,6 +79,19 @@ def test_a_plan_that_leaves_hardly_a_layer_is_no_plain_success() -> None:
     )
     for unfinished in ({"out_of_time": True}, {"complete": False, "ranked": False}):
         assert headline(replace(most, **unfinished)).startswith("Keep 19 of 20 layers")
+    one = missed.frontier.assign(given_missed="odd.npz")
+    one.loc[one["pins"] < 19, "given_passed"] = 24 - 6  # of which the fewest pins are shown
+    assert next_step(replace(missed, frontier=one)) == (
+        "What next: look at odd.npz: with 0 pins no other of 24 given inputs misses (if they are "
+        "near ties, run without them)."
+    )
+    one.loc[one["pins"] == 8, "given_passed"] = 23
+    assert next_step(replace(missed, frontier=one)) == (
+        "What next: look at odd.npz: with 8 pins no other of 24 given inputs misses (if it is a "
+        "near tie, run without it)."
+    )
+    many = one.assign(given_passed=24 - 7)
+    assert next_step(replace(missed, frontier=many)) == next_step(missed)
     none = missed.frontier.assign(given_passed=0)
     assert next_step(replace(missed, frontier=none)).endswith("or loosen the requirement.")
     unmeasured = replace(missed, frontier=pd.DataFrame())

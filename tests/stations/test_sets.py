@@ -83,6 +83,11 @@ def test_the_frontier_shows_what_each_number_of_pins_holds_on(tmp_path: Path) ->
     assert table["relative_bytes"].is_monotonic_increasing and table["relative_bytes"].min() == 1.0
     assert list(table["pins"]) == sorted(table["pins"]) and table["pins"].iloc[0] == 0
     assert table["pins"].iloc[-1] == result.layer_count
+    for _, row in table.iterrows():
+        missed = row["given_tested"] - row["given_passed"]
+        named = [] if pd.isna(row["given_missed"]) else row["given_missed"].split(", ")
+        assert len(named) == min(missed, 4) and all("more" not in n for n in named[:3])
+    assert table["given_missed"].notna().any() and table["given_missed"].isna().any()
     answer = table[table["set"] == "answer"].iloc[0]
     assert answer["pins"] == len(result.pinned) and answer["given_share"] == 1.0
     everything = table.iloc[-1]
