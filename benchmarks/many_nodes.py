@@ -19,7 +19,8 @@ import numpy as np
 import onnx
 
 from benchmarks.common import machine
-from benchmarks.large_models import MAKERS, Inputs
+from benchmarks.large_models import MAKERS
+from benchmarks.model_builder import Inputs
 from bisect_trt.core.precision import Precision
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph

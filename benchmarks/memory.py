@@ -21,7 +21,8 @@ import onnx
 
 from benchmarks.common import CLASSIFIER, DETECTOR, MODELS, RECOGNISER, RESULTS, machine
 from benchmarks.large import PLAIN, measured, of_weights
-from benchmarks.large_models import Made, vit_small
+from benchmarks.large_models import vit_small
+from benchmarks.model_builder import Made
 
 _NEED = """
 import sys
