@@ -55,15 +55,16 @@ def run_command(dry_run: bool, verbose: bool, as_json: bool, quiet: bool, **chos
 @click.command("compare")
 @settings_options("compare")
 @JSON
+@QUIET
 @guarded
-def compare_command(as_json: bool, **chosen: Any) -> int:
+def compare_command(as_json: bool, quiet: bool, **chosen: Any) -> int:
     """Error tables only: every baseline's outputs and every layer, without a search."""
-    with progress() as observer:
+    with progress(quiet=quiet) as observer:
         result = compare(Settings(**chosen), observer)
     with output():
         if as_json:
             click.echo(to_json(result.as_json()))
-        else:
+        elif not quiet:
             print_comparison(screen(), result)
     return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,16 @@ def test_compare_shows_what_was_asked_and_the_same_numbers(
         same = everything[everything["layer"].isin(table["layer"])].reset_index(drop=True)
         pd.testing.assert_frame_equal(table, same)
         assert ("/head/Softmax" in ended.output) is False
+
+
+def test_a_quiet_compare_writes_its_tables_and_prints_nothing(
+    given: list[str], tmp_path: Path
+) -> None:
+    told, quiet = (call("compare", *given, "--out", tmp_path / "o", *q) for q in ([], ["--quiet"]))
+    assert "max_abs" in told.output and (quiet.exit_code, quiet.output) == (0, "")
+    assert len(pd.read_csv(tmp_path / "o" / "layers.csv")) == 75
+    wanted = call("compare", *given, "--out", tmp_path / "o", "--quiet", "--json")
+    assert json.loads(wanted.stdout)["cause"] is not None, "what was asked for is no noise"
 
 
 def test_a_run_finds_the_same_pins_whatever_is_shown(tmp_path: Path) -> None:
