@@ -223,13 +223,15 @@ def _prefix(
             panel.keep(pins)
         return passed
 
-    passed_whole = False
+    answered = False
 
     def passes(count: int) -> bool:
-        nonlocal passed_whole
-        if not passed_whole:  # the first that passes is an answer at any time
-            passed_whole = whole(count)
-            return passed_whole
+        nonlocal answered
+        # The first that passes is an answer at any time; all pins are one without being asked.
+        answered = answered or count == len(ranking)
+        if not answered:
+            answered = whole(count)
+            return answered
         return panel.ask(frozenset(ranking[:count]), within(count), _GLANCE).verdict.passed
 
     while (length := shortest_prefix(len(ranking), passes, first=shortest)) is not None:
@@ -244,7 +246,7 @@ def _prefix(
             return length
         shortest = longer(strength, length, 1.0 / second.score)
         panel.forget(below=shortest)
-        passed_whole = False
+        answered = False
     return None
 
 
