@@ -174,7 +174,7 @@ def _search(case: Case, bench: Bench, beside: Beside) -> Iterator[Known]:
     if known.settled is not None or known.baselines is None:
         return
     baselines, engine = known.baselines, known.engine
-    unseen = look_beyond(case, bench, baselines) if case.settings.robust else None
+    unseen = None if case.settings.fitted else look_beyond(case, bench, baselines)
     known = known.with_(unseen=unseen)
     if unseen is not None and unseen.holds is not None and engine is None:
         lowered = nothing_to_pin(baselines.lowered, case.settings.precision)

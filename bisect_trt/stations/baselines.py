@@ -82,7 +82,7 @@ def measure_baselines(case: Case, bench: Bench) -> Baselines:
     # An engine has a word of its own on everything that strict FP32 does not settle, and that the
     # given inputs pass does not mean that others would.
     settled = not fp32.verdict.passed or (
-        bench.engine is None and not (case.settings.robust and last.verdict.passed)
+        bench.engine is None and (case.settings.fitted or not last.verdict.passed)
     )
     where = missed_on(case, bench.prober, fp32.plan)
     diagnosis = _diagnose(fp32, tf32, last, precision, where) if settled else None

@@ -83,7 +83,7 @@ class Bench:
         self.in_turn = case.reference.turns.one_at_a_time
         self.emulator, self.fleet = emulator, fleet
         on_gpu = self._on_gpu if emulator.device != CPU else None
-        kept, draws = folder / "references.tmp", bool(case.settings.robust)
+        kept, draws = folder / "references.tmp", not case.settings.fitted
         self.references = References(case.reference, kept, on_gpu, lasting=draws)
         self.log: list[ProbeResult] = []
         self.tests, self._took_s = 0, 0.0
@@ -207,7 +207,7 @@ class Bench:
         pins = len(result.plan.pinned)
         note = f"{result.runner}, {pins} pins: {result.verdict.value}, {times(result.score)}"
         # Of a panel the search itself knows when it is passed.
-        if result.on == GIVEN and result.verdict.passed and not self._case.settings.robust:
+        if result.on == GIVEN and result.verdict.passed and self._case.settings.fitted:
             self._best = min(pins, self._best if self._best is not None else pins)
             self.observer.best(self._best)
         self.tell(note)
@@ -228,7 +228,7 @@ class Bench:
         """
         case = self._case
         # Only growing a set and telling an engine's FP32 need the signed errors of each probe.
-        vectors = not case.settings.robust or self.opened is not None
+        vectors = case.settings.fitted or self.opened is not None
         prober = Prober(
             runner,
             case.samples if given is None else given,

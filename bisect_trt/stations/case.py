@@ -200,7 +200,7 @@ def _load_inputs(
     asked = [source for source in settings.holdout if source != "none"]
     if asked:
         return samples, load(asked)
-    if settings.holdout or not settings.robust or len(samples) < FEW_INPUTS:
+    if settings.holdout or settings.fitted or len(samples) < FEW_INPUTS:
         return samples, []
     # Every fifth, so that inputs which lie in some order are kept apart evenly.
     return [s for i, s in enumerate(samples) if i % 5 != 4], samples[4::5]

@@ -164,7 +164,7 @@ def _diagnosed(
         return trace_engine(case, bench, engine, plan, emulated.layers)
 
     # TF32 is a switch of the whole engine: no pin could make up for its luck.
-    luck_matters = base.verdict.passed and case.settings.robust and precision.is_storage
+    luck_matters = base.verdict.passed and not case.settings.fitted and precision.is_storage
     lucky = bool(luck_matters) and passes_by_luck(case, bench, engine, base.plan)
     steadiness = steadiness_of_failure(bench, fp32, base)
     if steadiness is not None and steadiness.decides:

@@ -12,9 +12,6 @@ from bisect_trt.stations.case import Case
 from bisect_trt.stations.drawn import VARIANTS, wants_variants
 
 CONFIDENCE = 0.95
-WANTED = 0.95
-"""The share that is spoken of where ``--robust 0`` asks for none."""
-
 MAX_TESTS = 13
 """The most tests that a run makes before it decides: one of everything lowered, two a round."""
 
@@ -89,14 +86,14 @@ def planned_test(case: Case, number: int, usual_seconds: float, *, last: bool) -
     risk = 1.0 - CONFIDENCE
     if not last:
         risk *= _FIRST_TEST if number == 0 else (1.0 - _FIRST_TEST) / 2.0**number
-    share = case.settings.robust or WANTED
+    share = case.settings.share_of_unseen
     seconds = _seconds_a_draw(case, usual_seconds)
     enough = draws_needed(share, 1.0 - risk)
     if enough * seconds > _LONGEST:
         enough = max(_FEWEST, int(_LONGEST / seconds))
     once = FreshTest(number + 1, risk, enough, 0, enough)
     # Where no share is asked for the word is a courtesy: no draws beyond the fewest that tell.
-    allowed = _FURTHER if case.settings.robust else 0.0
+    allowed = 0.0 if case.settings.fitted else _FURTHER
     each = 1.0 - risk / 2.0
     enough = draws_needed(share, each)
     most = min(max(_MOST, 2 * enough), int(allowed / seconds))
@@ -174,7 +171,7 @@ def spared(case: Case, kind: str, count: int) -> int:
     if kind == GIVEN:
         share = case.settings.share_of_given if set_size(case) == 1 else 1.0
     else:
-        wanted = wanted_of_variants(case) if kind == VARIANTS else case.settings.robust or WANTED
+        wanted = wanted_of_variants(case) if kind == VARIANTS else case.settings.share_of_unseen
         # What bounds a share lets about half as many miss: what just keeps to the share on a
         # panel would be refused, and the panel would have learnt nothing.
         share = (1.0 + wanted) / 2.0
@@ -196,4 +193,4 @@ def wanted_of_variants(case: Case) -> float:
     UniMatch that passed 190 of 192 copies and 24 of 24 variants held on 89.5 % of 200 variants, and
     on 89.3 % of unseen inputs (benchmarks/results/plans.md).
     """
-    return (case.settings.robust or WANTED) if wants_variants(case) else 0.0
+    return case.settings.share_of_unseen if wants_variants(case) else 0.0

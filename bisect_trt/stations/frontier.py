@@ -47,7 +47,7 @@ def measure_frontier(known: Known, bench: Bench, answer: PrecisionPlan) -> pd.Da
         answer: the plan that is written; its row says so under ``set``.
     """
     triage = known.triage
-    if triage is None or not known.case.settings.robust:
+    if triage is None or known.case.settings.fitted:
         return None
     every = len(triage.ranking)
     lengths = sorted({n for n in STEPS if n < every} | {every})

@@ -22,7 +22,6 @@ from bisect_trt.stations.drawn import REDRAWN, VARIANTS
 from bisect_trt.stations.fresh_draws import Draws
 from bisect_trt.stations.fresh_test import (
     CONFIDENCE,
-    WANTED,
     FreshTest,
     set_size,
     spared,
@@ -99,9 +98,9 @@ def _measured(
         _holding(redrawn, test.confidence),
         _holding(varied, test.confidence),
         _holding(held_out, CONFIDENCE),
-        case.settings.robust or WANTED,
+        case.settings.share_of_unseen,
         wanted_of_variants(case),
-        not case.settings.robust,
+        case.settings.fitted,
         1.0 if size > 1 else case.settings.share_of_given,
         size,
     )

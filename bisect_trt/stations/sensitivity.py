@@ -104,7 +104,7 @@ def measure_sensitivity(
     else:
 
         def worth(reachable: int) -> bool:
-            few = case.settings.robust and reachable < _FEW * len(order)
+            few = not case.settings.fitted and reachable < _FEW * len(order)
             return not few or not _is_spread(measured, base, len(order))
 
         measured.take_while(order, budget_s, probe_seconds, worth)

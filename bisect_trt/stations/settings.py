@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from bisect_trt.core.precision import Precision
 from bisect_trt.stations.option import PLANNING, Option, checked, option
+from bisect_trt.stations.shares import Shares
 
 PROBE_TIMEOUT_S = 900.0
 Source = str | Path | Mapping[str, NDArray[Any]]
@@ -26,7 +27,7 @@ _JUDGED = frozenset({"run", "verify"})
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Shares):
     """Everything a run depends on.
 
     The strings and single values that a notebook would pass are accepted and normalised.
@@ -77,14 +78,15 @@ class Settings:
         help_of={"verify": "As for run. Default: those that the plan was found for."},
         repeatable=True,
     )
-    robust: float = option(
-        0.95,
+    robust: float | None = option(
+        None,
         "--robust",
         "The share of unseen inputs that the plan shall meet the requirement on, tested on redrawn "
-        "roundings and variants; 0 fits the given inputs only.",
+        "roundings and variants; 0 fits the given inputs only. Default: 0.95, or what --holds-on "
+        "asks for if that is less.",
         help_of={
             "verify": "The share of unseen inputs from which on the plan is called robust; the "
-            "exit code does not depend on it."
+            "exit code does not depend on it. Default: as for run."
         },
         kind=float,
         least=0.0,
@@ -284,11 +286,6 @@ class Settings:
         choices=("emulated", "engine"),
         commands=_RUN,
     )
-
-    @property
-    def share_of_given(self) -> float:
-        """The share of the given inputs that must meet the requirement."""
-        return self.holds_on if self.pick is None else self.pick
 
     def __post_init__(self) -> None:
         for name, its in options().items():

@@ -62,12 +62,12 @@ def expected_work(case: Case, *, passes: bool, probe_seconds: float, usual_secon
         usual_seconds: what one usually takes; it decides the number of draws.
     """
     given, size, layers = len(case.samples), set_size(case), len(case.names)
-    test = planned_test(case, 0, usual_seconds, last=not case.settings.robust)
+    test = planned_test(case, 0, usual_seconds, last=case.settings.fitted)
     kinds = movable(case, emulated=True) + wants_variants(case)
     draws = kinds * test.enough * size
     held_out = len(case.holdout)
     emulations, traces = _BASELINES * given + held_out, min(given, MOST_TRACED)
-    if not case.settings.robust:
+    if case.settings.fitted:
         if passes:
             return Work(traces, emulations, draws, draws + 2 * given, 0, _BASELINES)
         rows = affordable(layers, probe_seconds * given) * given
