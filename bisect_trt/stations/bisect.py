@@ -26,7 +26,7 @@ from bisect_trt.search.one_minimal import one_minimal
 from bisect_trt.stations.baselines import Baselines
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
-from bisect_trt.stations.robust_search import search_robustly
+from bisect_trt.stations.robust_search import Room, search_robustly
 from bisect_trt.stations.sensitivity import Sensitivity, suspicion_of
 from bisect_trt.stations.triage import Triage
 from bisect_trt.stations.unseen import Unseen
@@ -95,8 +95,9 @@ def _robust(
     case: Case, bench: Bench, triage: Triage, unseen: Unseen, limit: float, fewest: int
 ) -> Bisection | None:
     strength = known_strength(case, triage)
+    room = Room(limit, triage.pinned.score)
     found = search_robustly(
-        case, bench, triage.base, triage.ranking, strength, unseen, limit, fewest
+        case, bench, triage.base, triage.ranking, strength, unseen, room, fewest
     )
     if found is None:
         return None

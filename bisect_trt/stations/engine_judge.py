@@ -171,8 +171,12 @@ class EngineJudge:
         """
         one_of_them = self._drawn_score is not None and result.score <= self._drawn_score(pins)
         if result.verdict.passed or one_of_them:
-            return self._floors[0] + MARGIN * max(limit - self._floors[0], 0.0)
+            return self._below(limit)
         return tightened(limit, result.score, self._emulated_score(pins), self._floors)
+
+    def _below(self, limit: float) -> float:
+        """A tenth less of the room that is between what all pins leave and ``limit``."""
+        return self._floors[0] + MARGIN * max(limit - self._floors[0], 0.0)
 
     def _build(self, pins: frozenset[str]) -> ProbeResult:
         if pins not in self._tried:
@@ -207,7 +211,8 @@ class EngineJudge:
             emulated = self._emulated_score(pins)
             wider = matching_limit(self._tried[pins].score, emulated, self._floors)
             if wider > WORTHWHILE * limit:  # what is built is known to fail from somewhere on
-                wider = min(wider, *(MARGIN * self._emulated_score(p) for p in self._refused()))
+                failing = min(self._emulated_score(p) for p in self._refused())
+                wider = min(wider, self._below(failing))
             worthwhile = wider > WORTHWHILE * limit and len(self._tried) < self._max_builds
             found = self._search(wider) if worthwhile else None
             if found is None or len(found.pinned) >= len(pins):

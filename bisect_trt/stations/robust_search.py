@@ -29,8 +29,8 @@ from bisect_trt.stations.panel import Panel
 from bisect_trt.stations.unseen import Unseen
 
 MARGIN, SHRINK_MARGIN = 0.95, 0.8
-"""Shares of the tolerance that a prefix, and a set that was chosen freely, must keep to on the
-panel, by trial on two text models: the freer the choice, the more of it is luck."""
+"""Parts of their room that a prefix, and a set that was chosen freely, must keep to on the panel,
+by trial on two text models: the freer the choice, the more of it is luck."""
 
 _GLANCE = 4
 """Samples of each kind by which a prefix is told to be too short, or passed for now."""
@@ -47,6 +47,25 @@ _MOST_SHRUNK = SHRINK_PROBES - 2
 MAX_ROUNDS = 6
 """Each ends with a test, or two; a round that was refused makes the next set larger (``longer``),
 by at least 1, 2, 4 ... layers: by one layer a round a small set would not get anywhere."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """What pins decide of a score: between ``floor``, that of all pins, and ``limit``, the share of
+    the tolerance that the emulators are held to.
+
+    A margin is a part of that room, and not of the limit: a metric of the user's own may score 0.95
+    where nothing is wrong (an IoU of 1 where 0.95 is asked for), or 1 (the same text or not), and
+    to keep below that all layers were pinned.
+    """
+
+    limit: float
+    floor: float
+
+    def within(self, part: float) -> float:
+        """The share of the tolerance that leaves so much of the room used."""
+        floor = min(self.floor, self.limit)
+        return floor + part * (self.limit - floor)
 
 
 @dataclass(frozen=True)
@@ -74,10 +93,10 @@ def search_robustly(
     ranking: Sequence[str],
     strength: Mapping[str, float],
     unseen: Unseen,
-    limit: float,
+    room: Room,
     fewest: int = 0,
 ) -> RobustSet | None:
-    """The set, tested; None where even all pins miss the requirement within ``limit``.
+    """The set, tested; None where even all pins miss the requirement within ``room``.
 
     Args:
         case: gives the inputs, and the share that is asked for.
@@ -86,14 +105,14 @@ def search_robustly(
         ranking: the layers, most harmful first.
         strength: the mean square of what each does to the outputs, where it was measured.
         unseen: what to search with, and what is known of everything lowered.
-        limit: the share of the tolerance that the emulators are held to.
+        room: the share of the tolerance that the emulators are held to, and what all pins use.
         fewest: a set of fewer pins is not given: an engine refused one.
     """
     panel = Panel(case, bench, base, unseen.samples)
     if unseen.refused is not None:
         panel.add(unseen.refused)
     try:
-        return _in_rounds(case, bench, panel, ranking, strength, limit, fewest)
+        return _in_rounds(case, bench, panel, ranking, strength, room, fewest)
     except BudgetSpentError:
         # The smallest prefix that passed is an answer at any time; its test comes at the end of the
         # run, as all pins' does where none has passed yet.
@@ -101,7 +120,7 @@ def search_robustly(
         found = panel.smallest
         if found is None or len(found) < fewest:
             found = frozenset(ranking)
-        return RobustSet(found, {}, limit * MARGIN, None, len(found), True)
+        return RobustSet(found, {}, room.within(MARGIN), None, len(found), True)
 
 
 def _in_rounds(
@@ -110,7 +129,7 @@ def _in_rounds(
     panel: Panel,
     ranking: Sequence[str],
     strength: Mapping[str, float],
-    limit: float,
+    room: Room,
     fewest: int,
 ) -> RobustSet | None:
     """The set after rounds of search and test."""
@@ -120,29 +139,29 @@ def _in_rounds(
     left = [strength.get(name, 0.0) for name in ranking]
     best: RobustSet | None = None
     for tried in range(MAX_ROUNDS):
-        length = _prefix(panel, ranking, limit, shortest, left)
+        length = _prefix(panel, ranking, room, shortest, left)
         if length is None:
             break
         refused: list[Refusal] = []
         ranked = ranking[:length]
-        for candidate in _candidates(case, bench, panel, ranked, limit):
+        for candidate in _candidates(case, bench, panel, ranked, room):
             if len(candidate.pinned) < fewest:
                 continue
             plan = base.with_pins(candidate.pinned)
             pins = f"{len(candidate.pinned)} pins"
             bench.tell(f"{pins}, fresh draws")
-            against, holds = _last_word(case, bench, plan, limit)
+            against, holds = _last_word(case, bench, plan, room.limit)
             if against is None:
                 return replace(candidate, holds=holds)
             bench.tell(f"{pins} refused by fresh draws ({against.kind}): the search goes on")
             refused.append(against)
         for refusal in refused:
             panel.add(refusal)
-        best = RobustSet(frozenset(ranking[:length]), {}, limit * MARGIN, None, length, True)
+        best = RobustSet(frozenset(ranked), {}, room.within(MARGIN), None, length, True)
         if length == len(ranking):
             break
         # A panel that has learnt may still know too little.
-        shortest = longer(left, length, limit * MARGIN / refused[-1].score, 2**tried)
+        shortest = longer(left, length, room.within(MARGIN) / refused[-1].score, 2**tried)
         panel.forget(below=shortest)
     return best
 
@@ -162,20 +181,21 @@ def _candidates(
     bench: Bench,
     panel: Panel,
     ranked: Sequence[str],
-    limit: float,
+    room: Room,
 ) -> Iterator[RobustSet]:
     """What is worth a test: a smaller set of which every pin is proved, then the prefix ``ranked``
     itself; the prefix alone where it is too long for that, or where a point of the frontier was
     asked for.
     """
     if case.settings.pick is None and len(ranked) <= _MOST_SHRUNK:
-        proof = _shrunk(panel, ranked, limit, bench.prober.workers)
+        proof = _shrunk(panel, ranked, room.within(SHRINK_MARGIN), bench.prober.workers)
         if proof is not None:
             pins = frozenset(proof)
-            yield RobustSet(pins, proof, limit * SHRINK_MARGIN, None, len(ranked), False)
+            held_to = room.within(SHRINK_MARGIN)
+            yield RobustSet(pins, proof, held_to, None, len(ranked), False)
             if len(pins) == len(ranked):
                 return
-    yield RobustSet(frozenset(ranked), {}, limit * MARGIN, None, len(ranked), True)
+    yield RobustSet(frozenset(ranked), {}, room.within(MARGIN), None, len(ranked), True)
 
 
 def _last_word(
@@ -201,7 +221,7 @@ def _last_word(
 def _prefix(
     panel: Panel,
     ranking: Sequence[str],
-    limit: float,
+    room: Room,
     shortest: int,
     strength: Sequence[float],
 ) -> int | None:
@@ -214,7 +234,7 @@ def _prefix(
     """
 
     def within(count: int) -> float:
-        return limit if count == len(ranking) else limit * MARGIN
+        return room.limit if count == len(ranking) else room.within(MARGIN)
 
     def whole(count: int) -> bool:
         pins = frozenset(ranking[:count])
@@ -251,13 +271,12 @@ def _prefix(
 
 
 def _shrunk(
-    panel: Panel, ranked: Sequence[str], limit: float, workers: int
+    panel: Panel, ranked: Sequence[str], within: float, workers: int
 ) -> Mapping[str, ProbeResult] | None:
-    """A part of ``ranked`` of which no single pin can be left out on the panel, each with the probe
-    that shows it; None where a freely chosen set would have to keep to more than it can, or nothing
-    was proved in so many probes.
+    """A part of ``ranked`` of which no single pin can be left out on the panel ``within`` that
+    share of the tolerance, each with the probe that shows it; None where ``ranked`` does not keep
+    to it itself, or nothing was proved in so many probes.
     """
-    within = limit * SHRINK_MARGIN
     if not ranked:
         return {}
     if not panel.ask(frozenset(ranked), within).verdict.passed:

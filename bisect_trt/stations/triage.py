@@ -13,7 +13,7 @@ from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample, evenly
 from bisect_trt.numerics.requirements import times
 from bisect_trt.probe.result import ProbeResult
-from bisect_trt.search.tolerance_share import MARGIN
+from bisect_trt.search.tolerance_share import MARGIN, matching_limit
 from bisect_trt.stations.baselines import Baselines
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
@@ -175,7 +175,8 @@ def _first_limit(
         return 1.0
     if lowered.verdict.passed and math.isfinite(engine.base.score):
         # The engine misses what the emulator meets.
-        return MARGIN * lowered.score / engine.base.score
+        floors = (pinned.score, engine.pinned.score)
+        return matching_limit(engine.base.score, lowered.score, floors)
     if not pinned.verdict.passed and engine.pinned.score > 0.0:
         # The engine meets what the emulator misses.
         return max(1.0, MARGIN * pinned.score / engine.pinned.score)

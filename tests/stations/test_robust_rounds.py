@@ -15,7 +15,7 @@ from bisect_trt.core.verdict import Verdict
 from bisect_trt.search import prefix
 from bisect_trt.stations import robust_search
 from bisect_trt.stations.holds import Refusal
-from bisect_trt.stations.robust_search import RobustSet
+from bisect_trt.stations.robust_search import RobustSet, Room
 
 
 def searched(names: list[str], strength: dict[str, float], fewest: int = 0) -> RobustSet | None:
@@ -25,7 +25,7 @@ def searched(names: list[str], strength: dict[str, float], fewest: int = 0) -> R
     panel: Any = SimpleNamespace(
         base=PrecisionPlan("fp16"), add=lambda _: None, forget=lambda below: None
     )
-    return robust_search._in_rounds(case, bench, panel, names, strength, 1.0, fewest)
+    return robust_search._in_rounds(case, bench, panel, names, strength, Room(1.0, 0.0), fewest)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_prefix_is_what_all_samples_and_both_emulators_pass(
     panel: Any = Panel(40, 1000, unseen, more)
     names = [f"layer{k}" for k in range(200)]
     # What the layers do is not known: each refusal adds a tenth.
-    found = robust_search._prefix(panel, names, 1.0, 0, [math.inf] * 200)
+    found = robust_search._prefix(panel, names, Room(1.0, 0.0), 0, [math.inf] * 200)
     assert found == (second[-1] if second else 200)
     assert panel.asked_second[: len(second or [])] == (second or [])
     assert panel.asked_second[-1] == found, "the last word is the second emulator's"
@@ -151,7 +151,7 @@ def test_all_samples_are_not_asked_about_all_pins_on_the_way() -> None:
     """
     panel: Any = Panel(150, 1000)
     names = [f"layer{k}" for k in range(200)]
-    assert robust_search._prefix(panel, names, 1.0, 0, [math.inf] * 200) == 150
+    assert robust_search._prefix(panel, names, Room(1.0, 0.0), 0, [math.inf] * 200) == 150
     assert (200, 4) in panel.asked and (200, None) not in panel.asked
     assert panel.kept == [frozenset(names[:150])]
 
@@ -159,7 +159,7 @@ def test_all_samples_are_not_asked_about_all_pins_on_the_way() -> None:
 def test_all_pins_that_miss_the_panel_are_no_prefix() -> None:
     panel: Any = Panel(30, 1000)
     names = [f"layer{k}" for k in range(29)]
-    assert robust_search._prefix(panel, names, 1.0, 0, [1.0] * 29) is None
+    assert robust_search._prefix(panel, names, Room(1.0, 0.0), 0, [1.0] * 29) is None
 
 
 @pytest.mark.parametrize(
@@ -204,6 +204,8 @@ def cut_short(
         time=SimpleNamespace(search_ended=lambda: None),
     )
     unseen: Any = SimpleNamespace(samples=(), refused=None)
-    found = robust_search.search_robustly(case, bench, panel.base, names, {}, unseen, 1.0)
+    found = robust_search.search_robustly(
+        case, bench, panel.base, names, {}, unseen, Room(1.0, 0.0)
+    )
     assert found is not None
     return found

@@ -8,7 +8,7 @@ import functools
 import json
 import sqlite3
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ from click.testing import CliRunner
 import bisect_trt
 from bisect_trt.cli import main
 from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.holds import Robustness
 from fixtures.__main__ import input_bytes, model_bytes
-from fixtures.models import healthy
+from fixtures.models import healthy, residual
 
 pytestmark = pytest.mark.usefixtures("few_draws")
 
@@ -177,3 +178,30 @@ def test_what_a_metric_reads_is_in_the_journal(tmp_path: Path) -> None:
         (row,) = journal.execute("SELECT meta FROM answers WHERE kind = 'reads'").fetchall()
     # What modules of this process read before, while they were imported, may be there too.
     assert str(tmp_path / "labels.txt") in json.loads(row[0])
+
+
+@pytest.mark.parametrize(("require", "metric"), [("near>=0.95", "near"), ("same>=1", "same")])
+def test_a_metric_that_is_best_near_its_limit_pins_no_more_than_the_error_it_is_made_of(
+    tmp_path: Path, require: str, metric: str
+) -> None:
+    """An IoU of 1 uses 0.95 of a tolerance that asks for 0.95, a text that is the same all of one:
+    margins below that pinned every layer.
+    """
+    fixture = residual()
+    limit = float(fixture.require.removeprefix("rel_range<="))
+
+    def near(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> float:
+        moved = [np.abs(candidate[n] - a).max() / np.ptp(a) for n, a in reference.items()]
+        return 1.0 - 0.05 * float(max(moved)) / limit
+
+    def same(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> float:
+        return float(near(reference, candidate) >= 0.95)
+
+    def search(out: str, require: str, *metrics: Callable[..., float]) -> bisect_trt.Result:
+        given: dict[str, Any] = {"require": require, "metrics": metrics, "runner": "emulated"}
+        return bisect_trt.bisect(fixture.model, fixture.inputs, out=tmp_path / out, **given)
+
+    plain = search("plain", fixture.require)
+    own = search("own", require, near if metric == "near" else same)
+    assert own.passed and own.holds is not None and own.holds.word is Robustness.ROBUST
+    assert 0 < len(own.pinned) <= 1.2 * len(plain.pinned) < plain.layer_count / 1.5
