@@ -7,6 +7,7 @@ engine's excess is taken to be a multiple of the emulator's, and that multiple w
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 MARGIN = 0.9
 """A scaled search aims a tenth below what the observed ratio asks for: the ratio moves a little
@@ -52,3 +53,37 @@ def matching_limit(
     excess = max(engine_score - engine_floor, 1e-9)
     seen = max(emulated_score - emulated_floor, 1e-9)
     return emulated_floor + MARGIN * seen * allowed / excess
+
+
+@dataclass(frozen=True)
+class Room:
+    """What pins decide of a score: between ``floor``, that of all pins, and ``limit``, the share of
+    the tolerance that may be used.
+
+    A margin is a part of that room, and not of the limit: a metric of the user's own may score 0.95
+    where nothing is wrong (an IoU of 1 where 0.95 is asked for), or 1 (the same text or not), and
+    to keep below that all layers were pinned.
+    """
+
+    limit: float
+    floor: float
+
+    @staticmethod
+    def of(limit: float, pinned: float, proportional: bool, margin: float) -> Room:
+        """The room between all pins' score and ``limit``. Where scores are in proportion to errors,
+        and all pins leave so much of one that they keep no margin themselves, no other set shall
+        pass as if it did: there the room is all of the limit, and all layers are pinned.
+
+        Args:
+            limit: the share of the tolerance that may be used.
+            pinned: the score of all pins.
+            proportional: whether scores are in proportion to errors.
+            margin: the part of the room that sets will be held to, from 0 to 1.
+        """
+        hopeless = proportional and pinned > margin * limit
+        return Room(limit, 0.0 if hopeless else pinned)
+
+    def within(self, part: float) -> float:
+        """The share of the tolerance that leaves so much of the room used, from 0 to 1."""
+        floor = min(self.floor, self.limit)
+        return floor + part * (self.limit - floor)

@@ -20,6 +20,7 @@ from bisect_trt.probe.result import ProbeResult
 from bisect_trt.search import find_pins
 from bisect_trt.search.one_minimal import one_minimal
 from bisect_trt.search.prefix import longer, shortest_prefix
+from bisect_trt.search.tolerance_share import Room
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
 from bisect_trt.stations.engine_ahead import begin
@@ -47,25 +48,6 @@ _MOST_SHRUNK = SHRINK_PROBES - 2
 MAX_ROUNDS = 6
 """Each ends with a test, or two; a round that was refused makes the next set larger (``longer``),
 by at least 1, 2, 4 ... layers: by one layer a round a small set would not get anywhere."""
-
-
-@dataclass(frozen=True)
-class Room:
-    """What pins decide of a score: between ``floor``, that of all pins, and ``limit``, the share of
-    the tolerance that the emulators are held to.
-
-    A margin is a part of that room, and not of the limit: a metric of the user's own may score 0.95
-    where nothing is wrong (an IoU of 1 where 0.95 is asked for), or 1 (the same text or not), and
-    to keep below that all layers were pinned.
-    """
-
-    limit: float
-    floor: float
-
-    def within(self, part: float) -> float:
-        """The share of the tolerance that leaves so much of the room used."""
-        floor = min(self.floor, self.limit)
-        return floor + part * (self.limit - floor)
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.stop import BudgetSpentError
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.search import prefix
+from bisect_trt.search.tolerance_share import Room
 from bisect_trt.stations import robust_search
 from bisect_trt.stations.holds import Refusal
-from bisect_trt.stations.robust_search import RobustSet, Room
+from bisect_trt.stations.robust_search import RobustSet
 
 
 def searched(names: list[str], strength: dict[str, float], fewest: int = 0) -> RobustSet | None:
