@@ -58,7 +58,7 @@ def matching_limit(
 @dataclass(frozen=True)
 class Room:
     """What pins decide of a score: between ``floor``, that of all pins, and ``limit``, the share of
-    the tolerance that may be used.
+    the tolerance that may be used. ``margin`` is the part of it that sets are held to.
 
     A margin is a part of that room, and not of the limit: a metric of the user's own may score 0.95
     where nothing is wrong (an IoU of 1 where 0.95 is asked for), or 1 (the same text or not), and
@@ -67,6 +67,7 @@ class Room:
 
     limit: float
     floor: float
+    margin: float
 
     @staticmethod
     def of(limit: float, pinned: float, proportional: bool, margin: float) -> Room:
@@ -78,10 +79,15 @@ class Room:
             limit: the share of the tolerance that may be used.
             pinned: the score of all pins.
             proportional: whether scores are in proportion to errors.
-            margin: the part of the room that sets will be held to, from 0 to 1.
+            margin: the part of the room that sets are held to, from 0 to 1.
         """
         hopeless = proportional and pinned > margin * limit
-        return Room(limit, 0.0 if hopeless else pinned)
+        return Room(limit, 0.0 if hopeless else pinned, margin)
+
+    @property
+    def kept(self) -> float:
+        """The share of the tolerance that sets are held to."""
+        return self.within(self.margin)
 
     def within(self, part: float) -> float:
         """The share of the tolerance that leaves so much of the room used, from 0 to 1."""

@@ -27,7 +27,7 @@ from bisect_trt.search.tolerance_share import Room
 from bisect_trt.stations.baselines import Baselines
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
-from bisect_trt.stations.robust_search import MARGIN, search_robustly
+from bisect_trt.stations.robust_search import margin, search_robustly
 from bisect_trt.stations.sensitivity import Sensitivity, suspicion_of
 from bisect_trt.stations.triage import Triage
 from bisect_trt.stations.unseen import Unseen
@@ -96,7 +96,7 @@ def _robust(
     case: Case, bench: Bench, triage: Triage, unseen: Unseen, limit: float, fewest: int
 ) -> Bisection | None:
     strength = known_strength(case, triage)
-    room = Room.of(limit, triage.pinned.score, case.requirements.proportional, MARGIN)
+    room = Room.of(limit, triage.pinned.score, case.requirements.proportional, margin(case))
     found = search_robustly(
         case, bench, triage.base, triage.ranking, strength, unseen, room, fewest
     )

@@ -23,4 +23,4 @@ def test_a_margin_is_a_part_of_what_pins_decide(
     pinned: float, proportional: bool, within: float
 ) -> None:
     room = Room.of(1.0, pinned, proportional, 0.95)
-    assert room.within(1.0) == 1.0 and math.isclose(room.within(0.95), within)
+    assert room.within(1.0) == 1.0 and math.isclose(room.kept, within)

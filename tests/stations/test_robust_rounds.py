@@ -17,6 +17,7 @@ from bisect_trt.search.tolerance_share import Room
 from bisect_trt.stations import robust_search
 from bisect_trt.stations.holds import Refusal
 from bisect_trt.stations.robust_search import RobustSet
+from bisect_trt.stations.settings import Settings
 
 
 def searched(names: list[str], strength: dict[str, float], fewest: int = 0) -> RobustSet | None:
@@ -26,7 +27,9 @@ def searched(names: list[str], strength: dict[str, float], fewest: int = 0) -> R
     panel: Any = SimpleNamespace(
         base=PrecisionPlan("fp16"), add=lambda _: None, forget=lambda below: None
     )
-    return robust_search._in_rounds(case, bench, panel, names, strength, Room(1.0, 0.0), fewest)
+    return robust_search._in_rounds(
+        case, bench, panel, names, strength, Room(1.0, 0.0, 0.95), fewest
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,7 +138,7 @@ def test_a_prefix_is_what_all_samples_and_both_emulators_pass(
     panel: Any = Panel(40, 1000, unseen, more)
     names = [f"layer{k}" for k in range(200)]
     # What the layers do is not known: each refusal adds a tenth.
-    found = robust_search._prefix(panel, names, Room(1.0, 0.0), 0, [math.inf] * 200)
+    found = robust_search._prefix(panel, names, Room(1.0, 0.0, 0.95), 0, [math.inf] * 200)
     assert found == (second[-1] if second else 200)
     assert panel.asked_second[: len(second or [])] == (second or [])
     assert panel.asked_second[-1] == found, "the last word is the second emulator's"
@@ -152,15 +155,35 @@ def test_all_samples_are_not_asked_about_all_pins_on_the_way() -> None:
     """
     panel: Any = Panel(150, 1000)
     names = [f"layer{k}" for k in range(200)]
-    assert robust_search._prefix(panel, names, Room(1.0, 0.0), 0, [math.inf] * 200) == 150
+    assert robust_search._prefix(panel, names, Room(1.0, 0.0, 0.95), 0, [math.inf] * 200) == 150
     assert (200, 4) in panel.asked and (200, None) not in panel.asked
     assert panel.kept == [frozenset(names[:150])]
+
+
+@pytest.mark.parametrize(
+    ("given", "of_sets", "options", "margin"),
+    [
+        (58, False, {}, 0.95),
+        (59, False, {}, 1.0),  # 59 of 59 bound the share by 0.95
+        (59, False, {"robust": 0.99}, 0.95),
+        (59, True, {}, 0.95),  # judged together they are one
+        (59, False, {"holds_on": 0.9}, 0.95),  # 54 of 59 do not bound it by 0.9
+        (300, False, {"holds_on": 0.97, "robust": 0.94}, 1.0),
+    ],
+)
+def test_what_the_given_inputs_bound_by_themselves_keeps_no_margin(
+    given: int, of_sets: bool, options: dict[str, float], margin: float
+) -> None:
+    settings = Settings(model="m", inputs=[], **options)
+    asked = SimpleNamespace(of_sets=of_sets)
+    case: Any = SimpleNamespace(samples=[0] * given, settings=settings, requirements=asked)
+    assert robust_search.margin(case) == margin
 
 
 def test_all_pins_that_miss_the_panel_are_no_prefix() -> None:
     panel: Any = Panel(30, 1000)
     names = [f"layer{k}" for k in range(29)]
-    assert robust_search._prefix(panel, names, Room(1.0, 0.0), 0, [1.0] * 29) is None
+    assert robust_search._prefix(panel, names, Room(1.0, 0.0, 0.95), 0, [1.0] * 29) is None
 
 
 @pytest.mark.parametrize(
@@ -206,7 +229,7 @@ def cut_short(
     )
     unseen: Any = SimpleNamespace(samples=(), refused=None)
     found = robust_search.search_robustly(
-        case, bench, panel.base, names, {}, unseen, Room(1.0, 0.0)
+        case, bench, panel.base, names, {}, unseen, Room(1.0, 0.0, 0.95)
     )
     assert found is not None
     return found
