@@ -54,7 +54,8 @@ class PrecisionPlan:
     def __post_init__(self) -> None:
         object.__setattr__(self, "base", Precision(self.base))
         object.__setattr__(self, "held", frozenset(self.held))
-        object.__setattr__(self, "pinned", self.held.union(self.pinned))
+        pinned = frozenset(self.pinned)  # as it is, where it is one: a run may hold a thousand
+        object.__setattr__(self, "pinned", self.held | pinned if self.held else pinned)
         object.__setattr__(self, "pin_precision", Precision(self.pin_precision))
         if self.pin_precision.is_storage:
             raise ValueError(f"a pin runs in fp32 or tf32, not {self.pin_precision}")
@@ -70,7 +71,7 @@ class PrecisionPlan:
     @property
     def chosen(self) -> frozenset[str]:
         """The pins but for those that are held."""
-        return self.pinned - self.held
+        return self.pinned - self.held if self.held else self.pinned
 
     def with_pins_in(self, precision: Precision) -> PrecisionPlan:
         """The same plan with its pins in ``precision``."""
