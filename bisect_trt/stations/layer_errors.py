@@ -23,7 +23,6 @@ from bisect_trt.numerics.channel_peaks import channel_peaks, quartiles
 from bisect_trt.numerics.tensor_error import TensorError, mean_of, tensor_error, worst_of
 from bisect_trt.probe.journal import Row
 from bisect_trt.runners.emulator.node_by_node import LayerValues
-from bisect_trt.runners.ort_devices import CPU
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
 
@@ -33,10 +32,6 @@ MOST_TRACED = 2
 _WAITING, _HELD, _HELD_BY_CORE, _HELD_BY_ONE = 32, 32 << 20, 4 << 20, 96 << 20
 """Layers, and bytes of their values, that are compared while the network goes on: ONNX Runtime's
 arena never gives back what it held at once."""
-
-_HELD_BESIDE_GPU = 256 << 20
-"""Where a GPU holds what the emulator needs else there is room, and cores that wait: of a detector
-with layers of 25 MB one at a time kept four of sixteen busy."""
 
 _SMALL = 1 << 17
 """Bytes of a layer's values."""
@@ -107,7 +102,7 @@ def _traced(case: Case, bench: Bench, pool: Executor) -> dict[str, dict[str, Any
             waiting.append(_Measured(pool, values, _channel_axis(ops, values)))
             last = values.layer
             del values  # large, and the next layer's are made meanwhile
-            while _too_many(waiting, _held_at_once(bench)):
+            while _too_many(waiting):
                 found.add(number, waiting.popleft())
             done += 1
             bench.observer.progress(done, expected, last)
@@ -116,14 +111,8 @@ def _traced(case: Case, bench: Bench, pool: Executor) -> dict[str, dict[str, Any
     return found.rows()
 
 
-def _held_at_once(bench: Bench) -> int:
-    """Bytes of several layers' values that may be waiting."""
-    if bench.emulator.device != CPU:
-        return _HELD_BESIDE_GPU
-    return min(_HELD, _HELD_BY_CORE * thread_count())
-
-
-def _too_many(waiting: Collection[_Measured], several: int) -> bool:
+def _too_many(waiting: Collection[_Measured]) -> bool:
+    several = min(_HELD, _HELD_BY_CORE * thread_count())
     most = several if len(waiting) > 1 else _HELD_BY_ONE
     return len(waiting) > _WAITING or sum(layer.held for layer in waiting) > most
 
