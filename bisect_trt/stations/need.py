@@ -20,7 +20,7 @@ from bisect_trt.graph.activations import live_bytes
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.inputs import InputSpec
 from bisect_trt.graph.save import weights_size
-from bisect_trt.runners.emulator.kept_activations import MOST_BYTES
+from bisect_trt.runners.emulator.kept_activations import room_beside
 from bisect_trt.runners.side_by_side import ROOM_BYTES
 from bisect_trt.stations.array_files import headers_of
 from bisect_trt.stations.input_files import find_files, is_loader
@@ -64,7 +64,7 @@ class Need:
         """About the peak of all processes. A worker shares the weights as they are with the others
         and holds no reference.
         """
-        each = _PROCESS + _NODE * self.nodes + self._filled(MOST_BYTES)
+        each = _PROCESS + _NODE * self.nodes + self._filled(room_beside(self.weights))
         own = self._copies * self.weights + _NETWORKS * self.activations + self._filled(_DRAWS)
         worker = each + self.weights + (_NETWORKS - 1) * self.activations
         # The workers together make as many inferences at once as this process does.

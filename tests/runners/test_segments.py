@@ -16,7 +16,7 @@ from bisect_trt.core.precision import Precision
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph
 from bisect_trt.runners.emulator.constant_store import ConstantStore
-from bisect_trt.runners.emulator.kept_activations import KeptActivations
+from bisect_trt.runners.emulator.kept_activations import MOST_BYTES, KeptActivations, room_beside
 from bisect_trt.runners.emulator.plan_session import _WORTH_IT
 from bisect_trt.runners.emulator.segment_session import _WORTH_SETTLING, SegmentSession
 from bisect_trt.runners.emulator.switched_session import SwitchedSession, segments_on_gpu
@@ -224,3 +224,9 @@ def test_only_small_activations_of_fixed_shapes_are_cut_on_a_gpu() -> None:
 
     assert segments_on_gpu(graph(10)) > 1
     assert segments_on_gpu(graph("N")) == segments_on_gpu(graph(100_000)) == 1
+
+
+def test_what_is_kept_at_cuts_follows_the_weights() -> None:
+    assert room_beside(0) == 8 << 20
+    assert room_beside(16 << 20) == 10 << 20
+    assert room_beside(1 << 30) == MOST_BYTES == 16 << 20

@@ -8,11 +8,22 @@ from threading import Lock
 
 from bisect_trt.runners.ort_values import Value, bytes_of
 
-MOST_BYTES = 16 << 20
-"""Of a detector a sample at half of its dozen cuts, of which the last are where late pins begin;
-two and six times as much saved no time, on one page or eight, nor with ``--robust 0``."""
+_LEAST, MOST_BYTES = 8 << 20, 16 << 20
+"""Of an OCR detector 8 MB are a sample at a quarter of its dozen cuts, of which the last are where
+late pins begin: two, four and twelve times as much saved no time, on one page or eight, nor with
+``--robust 0``. Of larger models a cut alone may take as much."""
 
 Tensors = Mapping[str, Value]
+
+
+def room_beside(weights: int) -> int:
+    """The bytes to keep beside so many bytes of weights: the promise of memory leaves half of them
+    where they are held as they are and rounded.
+
+    Args:
+        weights: as the model has them.
+    """
+    return min(MOST_BYTES, _LEAST + weights // 8)
 
 
 class KeptActivations:

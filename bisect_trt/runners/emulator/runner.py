@@ -20,9 +20,10 @@ from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph, as_graph
 from bisect_trt.graph.passes.capable import with_new_nodes_pinned, with_roundings
+from bisect_trt.graph.save import weights_size
 from bisect_trt.runners.emulator.constant_store import ConstantStore
 from bisect_trt.runners.emulator.device_constants import DeviceConstants
-from bisect_trt.runners.emulator.kept_activations import MOST_BYTES, KeptActivations
+from bisect_trt.runners.emulator.kept_activations import KeptActivations, room_beside
 from bisect_trt.runners.emulator.node_by_node import Arrays, LayerValues, NodeByNode
 from bisect_trt.runners.emulator.switched_session import SwitchedSession
 from bisect_trt.runners.ort_devices import CPU, Device, load_cuda_libraries
@@ -73,8 +74,9 @@ class EmulatedRunner:
         self._base = base
         self._threads = threads
         self._switched: dict[tuple[Precision, Precision], SwitchedSession] = {}
+        weights = weights_size(self.graph.proto)
         self._node_by_node = NodeByNode(self._capable, self.constants, threads)
-        self._kept = KeptActivations(0 if frees_activations() else MOST_BYTES)
+        self._kept = KeptActivations(0 if frees_activations() else room_beside(weights))
         self._lowered: tuple[PrecisionPlan, frozenset[str]] | None = None
         self._after_lookups: EmulatedRunner | None = None
 
