@@ -2,10 +2,11 @@
 
 ``python -m benchmarks.plans [--cases "det;rec"] [--counts 1,8] [--ways robust,fitted,old,prefix]
 [--jobs N]`` prints a row for each as soon as it is there; ``old`` runs ``--old CHECKOUT``,
-``prefix`` is ``benchmarks.ranking_prefix``. With ``--repeats 20`` each search is made so often with
-other inputs, and it is counted how often a plan called robust holds on fewer inputs than it was
-said to. Every plan is judged on 200 inputs and 48 redrawn copies that no search saw, by both
-emulators. Whoever ends it keeps the rows that are printed, and no process goes on.
+``prefix`` is ``benchmarks.ranking_prefix``, ``prefix 60`` its first 60 layers. With ``--repeats
+20`` each search is made so often with other inputs, and it is counted how often a plan called
+robust holds on fewer inputs than it was said to. Every plan is judged on 200 inputs and 48 redrawn
+copies that no search saw, by both emulators. Whoever ends it keeps the rows that are printed, and
+no process goes on.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ WAYS = ("robust", "fitted", "old", "prefix")
 
 @dataclass(frozen=True)
 class Job:
-    """One search: ``way`` is one of :data:`WAYS`; inputs are those numbered from ``first`` on."""
+    """One search: ``way`` is one of :data:`WAYS`, or ``prefix N``; inputs are those numbered from
+    ``first`` on.
+    """
 
     case: str
     count: int
@@ -113,9 +116,10 @@ def search(job: Job) -> Outcome:
 def _arguments(job: Job, case: PlanCase, model: Path, folder: Path) -> list[str]:
     """The module that searches, and its arguments."""
     inputs, out = str(folder / "inputs"), f"{folder}/out"
-    if job.way == "prefix":
-        module = "benchmarks.ranking_prefix"
-        return [module, str(model), inputs, out, case.require, *case.metrics]
+    if job.way.startswith("prefix"):
+        found = ["benchmarks.ranking_prefix", str(model), inputs, out, case.require, *case.metrics]
+        pins = job.way.removeprefix("prefix").strip()
+        return [*found, "--pins", pins] if pins else found
     found = ["bisect_trt", "run", str(model), "--input", inputs, "--out", out]
     found += ["--requirement", case.require, "--quiet", "--runner", "emulated"]
     found += [part for metric in case.metrics for part in ("--metric", metric)]

@@ -1,14 +1,15 @@
 """The line to beat: the shortest prefix of the ranking that holds on the given inputs and on copies
 with redrawn roundings, neither shrunk nor tested.
 
-``python -m benchmarks.ranking_prefix MODEL INPUTS OUT REQUIREMENT [METRIC]`` writes ``run.json``
-into the folder OUT, with the keys of the command's that ``benchmarks.plans`` reads.
+``python -m benchmarks.ranking_prefix MODEL INPUTS OUT REQUIREMENT [METRIC] [--pins N]`` writes
+``run.json`` into the folder OUT, with the keys of the command's that ``benchmarks.plans`` reads.
+With ``--pins`` the prefix is the first N layers, whatever it holds on.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,9 +45,20 @@ def rank(case: Case, bench: Bench, samples: PanelSamples) -> Triage:
 
 def main() -> None:
     """Rank, cut, write."""
-    model, inputs, out, require, *metrics = sys.argv[1:]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name in ("model", "inputs", "out", "require"):
+        parser.add_argument(name)
+    parser.add_argument("metrics", nargs="*")
+    parser.add_argument("--pins", type=int)
+    asked = parser.parse_args()
+    out = Path(asked.out)
     settings = Settings(
-        model, [inputs], require=require, metrics=metrics, runner="emulated", out=Path(out)
+        asked.model,
+        [asked.inputs],
+        require=asked.require,
+        metrics=asked.metrics,
+        runner="emulated",
+        out=out,
     )
     case = load(settings, Observer())
     with open_bench(case, Observer()) as bench:
@@ -57,7 +69,9 @@ def main() -> None:
         def passes(count: int) -> bool:
             return panel.ask(frozenset(triage.ranking[:count]), 1.0).verdict.passed
 
-        length = shortest_prefix(len(triage.ranking), passes)
+        length = asked.pins
+        if length is None:
+            length = shortest_prefix(len(triage.ranking), passes)
         if length is None:
             raise SystemExit("not even all pins pass")
         found = {
@@ -65,7 +79,7 @@ def main() -> None:
             "probes": dict(bench.ledger().probes),
             "effect_runs": triage.sensitivity.runs,
         }
-    (Path(out) / "run.json").write_text(json.dumps(found))
+    (out / "run.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
