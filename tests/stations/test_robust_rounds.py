@@ -169,6 +169,7 @@ def test_all_samples_are_not_asked_about_all_pins_on_the_way() -> None:
         (59, True, {}, 0.95),  # judged together they are one
         (59, False, {"holds_on": 0.9}, 0.95),  # 54 of 59 do not bound it by 0.9
         (300, False, {"holds_on": 0.97, "robust": 0.94}, 1.0),
+        (1, False, {"pick": 0.9}, 1.0),  # the fewest that hold so, untested
     ],
 )
 def test_what_the_given_inputs_bound_by_themselves_keeps_no_margin(
