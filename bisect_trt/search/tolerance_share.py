@@ -69,21 +69,6 @@ class Room:
     floor: float
     margin: float
 
-    @staticmethod
-    def of(limit: float, pinned: float, proportional: bool, margin: float) -> Room:
-        """The room between all pins' score and ``limit``. Where scores are in proportion to errors,
-        and all pins leave so much of one that they keep no margin themselves, no other set shall
-        pass as if it did: there the room is all of the limit, and all layers are pinned.
-
-        Args:
-            limit: the share of the tolerance that may be used.
-            pinned: the score of all pins.
-            proportional: whether scores are in proportion to errors.
-            margin: the part of the room that sets are held to, from 0 to 1.
-        """
-        hopeless = proportional and pinned > margin * limit
-        return Room(limit, 0.0 if hopeless else pinned, margin)
-
     @property
     def kept(self) -> float:
         """The share of the tolerance that sets are held to."""

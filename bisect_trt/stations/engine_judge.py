@@ -26,6 +26,9 @@ MAX_SEARCHES = 4
 WORTHWHILE = 1.2
 """How much wider a limit must be to be worth another search and build."""
 
+_AS_GOOD = 1.01
+"""Builds of one plan differ by as much."""
+
 
 @dataclass(frozen=True)
 class Judgement:
@@ -69,9 +72,10 @@ class EngineJudge:
 
     ``search`` gives the emulator's answer within a share of the tolerance, None where even all pins
     miss it there; ``emulated_score`` scores a set of pins on the emulator; ``floors`` are the
-    all-pinned scores on (emulator, engine). ``drawn_score`` gives the largest score of a set over
-    the emulated draws that the search was made with; ``tested`` is what fresh draws say of a set on
-    the engine, None where they refuse it or nobody asks them.
+    all-pinned scores on (emulator, engine), and ``proportional`` says that scores are in proportion
+    to errors. ``drawn_score`` gives the largest score of a set over the emulated draws that the
+    search was made with; ``tested`` is what fresh draws say of a set on the engine, None where they
+    refuse it or nobody asks them.
     """
 
     def __init__(
@@ -84,10 +88,11 @@ class EngineJudge:
         max_builds: int | None,
         certify: bool,
         floors: tuple[float, float] = (0.0, 0.0),
+        proportional: bool = True,
         drawn_score: Callable[[frozenset[str]], float] | None = None,
         tested: Callable[[frozenset[str]], Holds | None] | None = None,
     ) -> None:
-        self._floors = floors
+        self._floors, self._proportional = floors, proportional
         self._drawn_score = drawn_score
         self._tested = tested
         self._holds: dict[frozenset[str], Holds | None] = {}
@@ -118,6 +123,8 @@ class EngineJudge:
                 result = self._build(pins)
                 if result.verdict.passed and self._is_no_luck(pins):
                     pins = self._shrunk(pins, limit)
+                    break
+                if result.verdict.passed and self._does_as_all_pins(result):
                     break
                 limit = self._next_limit(limit, pins, result)
             if pins not in self._tried or not self._tried[pins].verdict.passed:
@@ -162,6 +169,12 @@ class EngineJudge:
         if pins not in self._holds:
             self._holds[pins] = self._tested(pins)
         return self._holds[pins] is not None
+
+    def _does_as_all_pins(self, result: ProbeResult) -> bool:
+        """Whether the engine's error on the given inputs is that of all pins: what draws refuse of
+        such a set they refuse of more pins, of which each engine would be waited for in vain.
+        """
+        return self._proportional and result.score <= _AS_GOOD * self._floors[1]
 
     def _next_limit(self, limit: float, pins: frozenset[str], result: ProbeResult) -> float:
         """The share of the tolerance to search within after ``pins`` missed.

@@ -68,6 +68,7 @@ def decide_on_engine(
         case.settings.max_builds,
         case.settings.certify == "engine",
         (triage.pinned.score, baselines.pinned.score),
+        case.requirements.proportional,
         emulators.score_on_draws if robust else None,
         tested if robust else None,
     )
