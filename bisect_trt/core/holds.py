@@ -48,7 +48,7 @@ class Holds:
     """What a plan holds on: the ``given`` inputs, copies of them with roundings ``redrawn``,
     ``variants`` of them, and the inputs that were kept apart (``holdout``).
 
-    ``wanted`` is the share that ``--robust`` asks for, ``wanted_of_variants`` the share of
+    ``wanted`` is the share of unseen inputs that is asked for, ``wanted_of_variants`` the share of
     variants, which stand in for inputs that nobody has shown, ``wanted_of_given`` the share of the
     given inputs (``--holds-on``); ``fitted`` is true where nothing but these was searched with.
     ``set_size`` is how many inputs were judged together: one, or all that were given.

@@ -183,6 +183,8 @@ class Result:
         document |= {"requirements": list(self.requirements), "metrics": list(self.metrics)}
         if self.holds_on < 1.0:
             document["holds_on"] = self.holds_on
+        if self.holds is not None:
+            document["robust"] = self.holds.wanted
         if self.rewritten:
             document["rewritten"] = list(self.rewritten)
         return json.dumps(document, indent=2)

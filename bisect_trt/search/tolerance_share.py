@@ -49,7 +49,7 @@ def matching_limit(
         floors: the all-pinned scores on (emulator, engine).
     """
     emulated_floor, engine_floor = floors
-    allowed = max(1.0 - engine_floor, 0.0)
+    allowed = max(1.0 - engine_floor, 1e-9)  # a limit of nothing could not be kept by anybody
     excess = max(engine_score - engine_floor, 1e-9)
     seen = max(emulated_score - emulated_floor, 1e-9)
     return emulated_floor + MARGIN * seen * allowed / excess

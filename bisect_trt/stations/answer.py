@@ -6,7 +6,6 @@ from bisect_trt.core.diagnosis import Cause
 from bisect_trt.core.holds import Holds
 from bisect_trt.core.memory import give_back
 from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.runners.turns import Holder
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.cut_short import best_so_far
 from bisect_trt.stations.engine_steadiness import over_processes, runs_of, unsteady
@@ -37,11 +36,11 @@ def holds_of_answer(known: Known, bench: Bench) -> Holds | None:
     if plan is None or known.baselines is None:
         return None
     bench.observer.station("what it holds on")
-    if known.case.settings.fitted and isinstance(bench.emulator, Holder):
+    settings, judged = known.case.settings, known.judgement
+    if settings.fitted and known.bisection is not None and bench.engine is None:
         bench.emulator.release()  # hundreds of sets have filled it, and the test is of one
         give_back()
     seconds = known.baselines.probe_seconds(len(known.case.samples))
-    settings, judged = known.case.settings, known.judgement
     # Tests that were made have refused something, and have spent their part of the risk.
     if bench.tests == 0 or settings.fitted or settings.pick is not None:
         test = planned_test(known.case, MAX_TESTS, bench.usual_seconds, last=True)

@@ -96,7 +96,7 @@ def _robust(
     case: Case, bench: Bench, triage: Triage, unseen: Unseen, limit: float, fewest: int
 ) -> Bisection | None:
     strength = known_strength(case, triage)
-    room = Room(limit, triage.pinned.score, margin(case))
+    room = Room(limit, triage.pinned.score, margin(case, bench))
     found = search_robustly(
         case, bench, triage.base, triage.ranking, strength, unseen, room, fewest
     )

@@ -18,16 +18,13 @@ from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.search.one_minimal import one_minimal
-from bisect_trt.search.tolerance_share import MARGIN, matching_limit, tightened
+from bisect_trt.search.tolerance_share import MARGIN, Room, matching_limit, tightened
 from bisect_trt.stations.bisect import Bisection
 
 DEFAULT_MAX_BUILDS = 8
 MAX_SEARCHES = 4
 WORTHWHILE = 1.2
 """How much wider a limit must be to be worth another search and build."""
-
-_AS_GOOD = 1.01
-"""Builds of one plan differ by as much."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +69,9 @@ class EngineJudge:
 
     ``search`` gives the emulator's answer within a share of the tolerance, None where even all pins
     miss it there; ``emulated_score`` scores a set of pins on the emulator; ``floors`` are the
-    all-pinned scores on (emulator, engine), and ``proportional`` says that scores are in proportion
-    to errors. ``drawn_score`` gives the largest score of a set over the emulated draws that the
-    search was made with; ``tested`` is what fresh draws say of a set on the engine, None where they
-    refuse it or nobody asks them.
+    all-pinned scores on (emulator, engine). ``drawn_score`` gives the largest score of a set over
+    the emulated draws that the search was made with; ``tested`` is what fresh draws say of a set on
+    the engine, None where they refuse it or nobody asks them.
     """
 
     def __init__(
@@ -88,11 +84,10 @@ class EngineJudge:
         max_builds: int | None,
         certify: bool,
         floors: tuple[float, float] = (0.0, 0.0),
-        proportional: bool = True,
         drawn_score: Callable[[frozenset[str]], float] | None = None,
         tested: Callable[[frozenset[str]], Holds | None] | None = None,
     ) -> None:
-        self._floors, self._proportional = floors, proportional
+        self._floors = floors
         self._drawn_score = drawn_score
         self._tested = tested
         self._holds: dict[frozenset[str], Holds | None] = {}
@@ -123,8 +118,6 @@ class EngineJudge:
                 result = self._build(pins)
                 if result.verdict.passed and self._is_no_luck(pins):
                     pins = self._shrunk(pins, limit)
-                    break
-                if result.verdict.passed and self._does_as_all_pins(result):
                     break
                 limit = self._next_limit(limit, pins, result)
             if pins not in self._tried or not self._tried[pins].verdict.passed:
@@ -170,12 +163,6 @@ class EngineJudge:
             self._holds[pins] = self._tested(pins)
         return self._holds[pins] is not None
 
-    def _does_as_all_pins(self, result: ProbeResult) -> bool:
-        """Whether the engine's error on the given inputs is that of all pins: what draws refuse of
-        such a set they refuse of more pins, of which each engine would be waited for in vain.
-        """
-        return self._proportional and result.score <= _AS_GOOD * self._floors[1]
-
     def _next_limit(self, limit: float, pins: frozenset[str], result: ProbeResult) -> float:
         """The share of the tolerance to search within after ``pins`` missed.
 
@@ -184,12 +171,8 @@ class EngineJudge:
         """
         one_of_them = self._drawn_score is not None and result.score <= self._drawn_score(pins)
         if result.verdict.passed or one_of_them:
-            return self._below(limit)
+            return Room(limit, self._floors[0], MARGIN).kept
         return tightened(limit, result.score, self._emulated_score(pins), self._floors)
-
-    def _below(self, limit: float) -> float:
-        """A tenth less of the room that is between what all pins leave and ``limit``."""
-        return self._floors[0] + MARGIN * max(limit - self._floors[0], 0.0)
 
     def _build(self, pins: frozenset[str]) -> ProbeResult:
         if pins not in self._tried:
@@ -225,7 +208,7 @@ class EngineJudge:
             wider = matching_limit(self._tried[pins].score, emulated, self._floors)
             if wider > WORTHWHILE * limit:  # what is built is known to fail from somewhere on
                 failing = min(self._emulated_score(p) for p in self._refused())
-                wider = min(wider, self._below(failing))
+                wider = min(wider, Room(failing, self._floors[0], MARGIN).kept)
             worthwhile = wider > WORTHWHILE * limit and len(self._tried) < self._max_builds
             found = self._search(wider) if worthwhile else None
             if found is None or len(found.pinned) >= len(pins):

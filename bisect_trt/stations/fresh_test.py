@@ -12,6 +12,9 @@ from bisect_trt.stations.case import Case
 from bisect_trt.stations.drawn import VARIANTS, wants_variants
 
 CONFIDENCE = 0.95
+WANTED = 0.95
+"""The share of unseen inputs that a plan shall hold on, where nobody asks for another."""
+
 MAX_TESTS = 13
 """The most tests that a run makes before it decides: one of everything lowered, two a round."""
 
@@ -86,7 +89,7 @@ def planned_test(case: Case, number: int, usual_seconds: float, *, last: bool) -
     risk = 1.0 - CONFIDENCE
     if not last:
         risk *= _FIRST_TEST if number == 0 else (1.0 - _FIRST_TEST) / 2.0**number
-    share = case.settings.share_of_unseen
+    share = wanted_of_unseen(case)
     seconds = _seconds_a_draw(case, usual_seconds)
     enough = draws_needed(share, 1.0 - risk)
     if enough * seconds > _LONGEST:
@@ -171,7 +174,7 @@ def spared(case: Case, kind: str, count: int) -> int:
     if kind == GIVEN:
         share = case.settings.share_of_given if set_size(case) == 1 else 1.0
     else:
-        wanted = wanted_of_variants(case) if kind == VARIANTS else case.settings.share_of_unseen
+        wanted = wanted_of_variants(case) if kind == VARIANTS else wanted_of_unseen(case)
         # What bounds a share lets about half as many miss: what just keeps to the share on a
         # panel would be refused, and the panel would have learnt nothing.
         share = (1.0 + wanted) / 2.0
@@ -185,6 +188,17 @@ def set_size(case: Case) -> int:
     return len(case.samples) if case.requirements.of_sets else 1
 
 
+def wanted_of_unseen(case: Case) -> float:
+    """The share of unseen inputs that is asked for, or spoken of where a set is fitted.
+
+    Where some of the given inputs need not meet the requirement no more of the unseen ones need to
+    by themselves: a copy of an input that misses mostly misses too. Of inputs that are judged
+    together none is let miss.
+    """
+    held = case.settings.holds_on if set_size(case) == 1 else 1.0
+    return case.settings.robust or min(WANTED, held)
+
+
 def wanted_of_variants(case: Case) -> float:
     """The share that must be a bound of the variants too: all that is asked for, where they are
     tested at all.
@@ -193,4 +207,4 @@ def wanted_of_variants(case: Case) -> float:
     UniMatch that passed 190 of 192 copies and 24 of 24 variants held on 89.5 % of 200 variants, and
     on 89.3 % of unseen inputs (benchmarks/results/plans.md).
     """
-    return case.settings.share_of_unseen if wants_variants(case) else 0.0
+    return wanted_of_unseen(case) if wants_variants(case) else 0.0

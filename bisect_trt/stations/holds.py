@@ -25,6 +25,7 @@ from bisect_trt.stations.fresh_test import (
     FreshTest,
     set_size,
     spared,
+    wanted_of_unseen,
     wanted_of_variants,
 )
 
@@ -98,7 +99,7 @@ def _measured(
         _holding(redrawn, test.confidence),
         _holding(varied, test.confidence),
         _holding(held_out, CONFIDENCE),
-        case.settings.share_of_unseen,
+        wanted_of_unseen(case),
         wanted_of_variants(case),
         case.settings.fitted,
         1.0 if size > 1 else case.settings.share_of_given,

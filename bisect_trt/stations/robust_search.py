@@ -25,7 +25,7 @@ from bisect_trt.search.tolerance_share import Room
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
 from bisect_trt.stations.engine_ahead import begin
-from bisect_trt.stations.fresh_test import next_test, set_size
+from bisect_trt.stations.fresh_test import next_test, set_size, wanted_of_unseen
 from bisect_trt.stations.holds import Refusal, put_to_test, refused_by
 from bisect_trt.stations.panel import Panel
 from bisect_trt.stations.unseen import Unseen
@@ -149,20 +149,22 @@ def _in_rounds(
     return best
 
 
-def margin(case: Case) -> float:
-    """The part of its room that a prefix is held to: all of it where a point of the frontier is
-    picked, or the given inputs are so many that they bound the share that is asked for by
-    themselves. Prefixes are nested, so that little is left to luck then: of a detector with 200
-    pages 96 layers are pinned with it and 133 with a margin, which hold on 99 and 100 % of unseen
-    pages.
+def margin(case: Case, bench: Bench) -> float:
+    """The part of its room that a prefix is held to: all of it, which is no margin, where a point
+    of the frontier is picked, or the given inputs are so many that they bound the share asked for
+    by themselves. Prefixes are nested, so that little is left to luck then: a detector with 200
+    pages has 96 pins so and 133 with a margin, on 99 and 100 % of unseen pages. For an engine,
+    which errs a little otherwise, a margin is kept: what it refuses costs a build.
 
     Args:
         case: gives the inputs, and says how many must hold.
+        bench: knows whether an engine decides.
     """
+    if case.settings.pick is not None:
+        return 1.0
     sets = len(case.samples) // set_size(case)
-    held = at_least(case.settings.share_of_given, sets)
-    bounded = lower_bound(held, sets) >= case.settings.share_of_unseen
-    return 1.0 if bounded or case.settings.pick is not None else MARGIN
+    bounded = lower_bound(at_least(case.settings.holds_on, sets), sets) >= wanted_of_unseen(case)
+    return 1.0 if bounded and bench.engine is None else MARGIN
 
 
 def as_searched(case: Case, ranking: Sequence[str]) -> list[str]:
@@ -224,7 +226,7 @@ def _prefix(
     shortest: int,
     strength: Sequence[float],
 ) -> int | None:
-    """How many of the ranking, ``shortest`` at least, pass the panel with a margin by both
+    """How many of the ranking, ``shortest`` at least, pass the panel with the room's margin by both
     emulators; all of it where only that passes, and without one, since what all pins leave is no
     rounding of a layer's.
 

@@ -19,7 +19,8 @@ _LISTS = ("requirements", "metrics", "rewritten")
 @dataclass(frozen=True)
 class SavedPlan:
     """A plan.json: the plan, the requirements and metrics it was found for, on which share of the
-    inputs it has to meet them, and the layers that a rewrite made before.
+    given and of unseen inputs it has to meet them (None where an older version did not say), and
+    the layers that a rewrite made before.
     """
 
     plan: PrecisionPlan
@@ -28,6 +29,7 @@ class SavedPlan:
     metrics: tuple[str, ...] = ()
     rewritten: tuple[str, ...] = ()
     holds_on: float = 1.0
+    robust: float | None = None
 
     @property
     def searched(self) -> Precision:
@@ -65,13 +67,9 @@ def read_plan(path: Path) -> SavedPlan:
         raise BadInputError(f"{path}: cannot be read ({one_line(error, 80)})") from error
     plan, more = PrecisionPlan.from_json(text, str(path)), json.loads(text)
     requirements, metrics, rewritten = (_list_of_text(path, k, more.get(k)) for k in _LISTS)
-    share = more.get("holds_on", 1.0)
-    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0.0 < share <= 1.0:
-        raise BadInputError(
-            f"{path}: not a plan that bisect-trt wrote ('holds_on' must be a share); run "
-            "`bisect-trt run` to make one"
-        )
-    return SavedPlan(plan, path, requirements, metrics, rewritten, float(share))
+    held, robust = (_share(path, key, more.get(key)) for key in ("holds_on", "robust"))
+    share = 1.0 if held is None else held
+    return SavedPlan(plan, path, requirements, metrics, rewritten, share, robust)
 
 
 def begun_at(path: Path | None, names: Sequence[str]) -> tuple[frozenset[str], Finding | None]:
@@ -101,6 +99,17 @@ def begun_at(path: Path | None, names: Sequence[str]) -> tuple[frozenset[str], F
         f"{', '.join(absent[:4])}{' ...' if len(absent) > 4 else ''}"
     )
     return known, Finding("start-from", absent[0], words)
+
+
+def _share(path: Path, key: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 < value <= 1.0:
+        raise BadInputError(
+            f"{path}: not a plan that bisect-trt wrote ({key!r} must be a share); run "
+            "`bisect-trt run` to make one"
+        )
+    return float(value)
 
 
 def _list_of_text(path: Path, key: str, value: Any) -> tuple[str, ...]:

@@ -47,7 +47,7 @@ from bisect_trt.runners.tensorrt.records import EngineRequest
 from bisect_trt.runners.workers.process import IsolatedWorker
 from bisect_trt.stations.bench import Bench, open_bench
 from bisect_trt.stations.case import Case, load
-from bisect_trt.stations.fresh_test import VERIFYING, planned_test
+from bisect_trt.stations.fresh_test import VERIFYING, WANTED, planned_test
 from bisect_trt.stations.holds import measure_holds
 from bisect_trt.stations.saved_plan import SavedPlan
 from bisect_trt.stations.settings import Settings
@@ -109,6 +109,8 @@ def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verifica
     Raises:
         BadInputError: it is no plan of this model.
     """
+    if settings.robust is None and settings.holds_on == 1.0:
+        settings = replace(settings, robust=saved.robust or WANTED)
     if not settings.require and saved.requirements:
         metrics = settings.metrics or saved.metrics
         share = saved.holds_on if settings.holds_on == 1.0 else settings.holds_on

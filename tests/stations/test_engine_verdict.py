@@ -7,6 +7,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +19,10 @@ from bisect_trt.core.verdict import Verdict
 from bisect_trt.numerics.tensor_error import tensor_error
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.search.tolerance_share import tightened
+from bisect_trt.stations import engine_verdict
 from bisect_trt.stations.engine_diagnosis import Fp32, what_fp32_is
 from bisect_trt.stations.engine_table import probe_effect_matters
+from bisect_trt.stations.holds import Refusal
 from fixtures.models import encoder_decomposed, residual, tf32_victim
 from tests.engines import Engine, Judged, WorseOnDraws
 
@@ -207,3 +211,46 @@ def test_no_set_is_built_that_is_no_larger_than_one_that_fresh_draws_refused(
     assert len(asked) >= 2 and len(result.pinned) == asked[-1], "the first set was refused"
     for before, after in pairwise(asked):
         assert after >= 1.1 * before
+
+
+@pytest.mark.parametrize(
+    ("proportional", "some", "every", "in_vain"),
+    [
+        (True, (1e-5, 2e-5), (0.0, 0.0), True),
+        (True, (1e-5, 0.4), (0.0, 0.0), False),  # pins may still save one of them
+        (True, (1.02, 0.9), (1.015, 0.9), True),  # TF32 alone uses as much
+        (True, (math.inf, 0.9), (0.3, 0.9), False),
+        (False, (1.0, 1.0), (1.0, 1.0), False),  # the same text, on the emulator
+    ],
+)
+def test_what_draws_refuse_whatever_is_pinned_is_not_searched_on(
+    proportional: bool, some: tuple[float, ...], every: tuple[float, ...], in_vain: bool
+) -> None:
+    """RT-DETR's engines of 1,339 and 1,349 pins were built in vain: the draws that had refused it
+    with 1,217 are ties, on which no pin makes a difference.
+    """
+    names = [f"layer{k}" for k in range(9)]
+
+    def judge(plan: PrecisionPlan, _: Any, size: int) -> Any:
+        scores = every if len(plan.pinned) == len(names) else some
+        return SimpleNamespace(results=[SimpleNamespace(score=score) for score in scores])
+
+    asked = SimpleNamespace(proportional=proportional, of_sets=False)
+    case: Any = SimpleNamespace(
+        requirements=asked, names=names, samples=[0], begin=frozenset[str]()
+    )
+    triage: Any = SimpleNamespace(
+        base=PrecisionPlan("fp16"),
+        limit=1.0,
+        ranking=names,
+        sensitivity=SimpleNamespace(strength={}),
+    )
+    bench: Any = SimpleNamespace(
+        prober=SimpleNamespace(judge=judge), opened=None, plan_for=lambda _, plan: plan
+    )
+    emulators = engine_verdict._Emulators(case, bench, None, None, triage, None)  # type: ignore[arg-type]
+    emulators._known[(0.5, 0)] = None
+    emulators.hear_refused(frozenset(names[:4]), Refusal("variants", (None, None), 9, 1.1))  # type: ignore[arg-type]
+    assert emulators._in_vain is in_vain
+    if in_vain:
+        assert emulators.search(0.5) is None

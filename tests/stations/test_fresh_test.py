@@ -25,6 +25,7 @@ from bisect_trt.stations.fresh_test import (
     fitted,
     planned_test,
     shortened,
+    wanted_of_unseen,
 )
 from bisect_trt.stations.holds import Refusal, first_refusal, measure_holds
 from bisect_trt.stations.settings import Settings
@@ -36,6 +37,27 @@ def case_of(tmp_path: Path, share: float, require: str = "max_abs<=1") -> Case:
     inputs = [fixture.inputs] * 3
     settings = Settings(fixture.model, inputs, robust=share, require=require, out=tmp_path)
     return load(settings, Observer())
+
+
+@pytest.mark.parametrize(
+    ("options", "require", "wanted"),
+    [
+        ({}, "max_abs<=1", 0.95),
+        ({"holds_on": 0.9}, "max_abs<=1", 0.9),
+        ({"holds_on": 0.99}, "max_abs<=1", 0.95),
+        ({"holds_on": 0.9}, "max_abs@mean<=1", 0.95),  # of a set none is let miss
+        ({"holds_on": 0.9, "robust": 0.97}, "max_abs<=1", 0.97),
+        ({"holds_on": 0.9, "robust": 0.0}, "max_abs<=1", 0.9),
+        ({"pick": 0.5}, "max_abs<=1", 0.95),
+    ],
+)
+def test_no_more_of_unseen_inputs_are_asked_to_hold_than_of_the_given_ones(
+    options: dict[str, float], require: str, wanted: float
+) -> None:
+    settings = Settings(model="m", inputs=[], **options)
+    asked = SimpleNamespace(of_sets="@" in require)
+    case: Any = SimpleNamespace(samples=[0] * 3, settings=settings, requirements=asked)
+    assert wanted_of_unseen(case) == wanted
 
 
 def exactly(draws: int, misses: int, share: float) -> float:

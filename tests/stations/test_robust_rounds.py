@@ -178,7 +178,11 @@ def test_what_the_given_inputs_bound_by_themselves_keeps_no_margin(
     settings = Settings(model="m", inputs=[], **options)
     asked = SimpleNamespace(of_sets=of_sets)
     case: Any = SimpleNamespace(samples=[0] * given, settings=settings, requirements=asked)
-    assert robust_search.margin(case) == margin
+    emulated: Any = SimpleNamespace(engine=None)
+    assert robust_search.margin(case, emulated) == margin
+    on_engine: Any = SimpleNamespace(engine="an engine, whose refusals cost builds")
+    picked = settings.pick is not None
+    assert robust_search.margin(case, on_engine) == (1.0 if picked else 0.95)
 
 
 def test_all_pins_that_miss_the_panel_are_no_prefix() -> None:

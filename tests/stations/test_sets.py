@@ -115,6 +115,14 @@ def test_a_point_of_the_frontier_can_be_picked(tmp_path: Path) -> None:
     assert half.passed and most.passed and len(half.pinned) < len(most.pinned)
     assert half.holds is not None and half.holds.redrawn.tested >= 59
     assert half.ranked and half.holds.word.value != "robust"
+    # What was picked to hold on a half is not called robust for that by who looks at it later.
+    plan = tmp_path / "half" / "plan.json"
+    later = bisect_trt.verify(
+        FIXTURE.model, inputs(4), plan, runner="emulated", out=tmp_path / "later"
+    )
+    assert later.passed and later.holds is not None
+    assert later.holds.wanted == half.holds.wanted == 0.95
+    assert later.holds.word is not None and later.holds.word.value != "robust"
 
 
 def test_a_variant_may_be_a_function_of_the_users(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,13 +52,3 @@ def test_values_are_normalised_and_wrong_ones_refused() -> None:
 def test_an_unknown_option_of_the_notebook_gets_a_suggestion() -> None:
     with pytest.raises(TypeError, match="did you mean 'require'"):
         bisect_trt.bisect("m.onnx", "x.npz", requires="max_abs<=1")
-
-
-def test_no_more_of_unseen_inputs_are_asked_to_hold_than_of_the_given_ones() -> None:
-    made = Settings(model="m", inputs=[])
-    assert made.share_of_unseen == 0.95 and not made.fitted
-    assert replace(made, holds_on=0.9).share_of_unseen == 0.9
-    assert replace(made, holds_on=0.99).share_of_unseen == 0.95
-    assert replace(made, holds_on=0.9, robust=0.97).share_of_unseen == 0.97
-    fitted = replace(made, holds_on=0.9, robust=0)
-    assert fitted.share_of_unseen == 0.9 and fitted.fitted
