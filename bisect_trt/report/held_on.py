@@ -22,10 +22,11 @@ def holds_sentences(holds: Holds | None) -> list[str]:
             counted = words.format(kind.passed, kind.tested)
             counted += f" (sets of {size})" if size > 1 and kind is not holds.holdout else ""
             told.append(f"{counted}, at least {100.0 * kind.lower_bound:.1f} %")
-    said = "With one input: holds" if given.tested == size == 1 else "Holds"
     sure = {1: "", 2: " with 95 % confidence"}.get(len(told), ", each with 95 % confidence")
-    word = f"{holds.word.value.capitalize()}. " if holds.word is not None else ""
-    lines = [f"{word}{said} on {'; '.join(told)}{sure}."]
+    said = f"{holds.word.value}. Holds on" if holds.word is not None else "holds on"
+    # Before anything else: one input says little of others.
+    begun = f"With one input: {said}" if given.tested == size == 1 else said[0].upper() + said[1:]
+    lines = [f"{begun} {'; '.join(told)}{sure}."]
     if holds.fitted:
         lines.append("Searched on the given inputs only (--robust 0): the set is fitted to them.")
     if holds.variants.tested:

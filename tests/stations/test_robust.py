@@ -99,7 +99,7 @@ def test_what_is_robust_without_pins_is_said_so(tmp_path: Path) -> None:
     for kind in saved["holds"].values():
         assert set(kind) == {"passed", "tested", "lower_bound", "worst_score", "worst"}
     assert saved["holds"]["redrawn"]["passed"] == saved["holds"]["redrawn"]["tested"] >= 59
-    assert "Robust. With one input: holds on given 1 of 1" in (tmp_path / "report.md").read_text()
+    assert "With one input: robust. Holds on given 1 of 1" in (tmp_path / "report.md").read_text()
 
 
 @pytest.mark.parametrize(("room", "firsts"), [(10.0, [4]), (1.001, [4, None]), (0.9, [None])])
