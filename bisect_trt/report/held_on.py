@@ -24,9 +24,7 @@ def holds_sentences(holds: Holds | None) -> list[str]:
             told.append(f"{counted}, at least {100.0 * kind.lower_bound:.1f} %")
     sure = {1: "", 2: " with 95 % confidence"}.get(len(told), ", each with 95 % confidence")
     said = f"{holds.word.value}. Holds on" if holds.word is not None else "holds on"
-    # Before anything else: one input says little of others.
-    begun = f"With one input: {said}" if given.tested == size == 1 else said[0].upper() + said[1:]
-    lines = [f"{begun} {'; '.join(told)}{sure}."]
+    lines = [f"{_begun(holds, said)} {'; '.join(told)}{sure}."]
     if holds.fitted:
         lines.append("Searched on the given inputs only (--robust 0): the set is fitted to them.")
     if holds.variants.tested:
@@ -37,6 +35,22 @@ def holds_sentences(holds: Holds | None) -> list[str]:
             f"ones{advice if few else ''}."
         )
     return lines
+
+
+def caption_of(holds: Holds | None) -> str:
+    """What stands above a table of what the plan was tested on."""
+    word = holds.word if holds is not None else None
+    said = f"{word.value}: on what it holds" if word is not None else "on what it holds"
+    return said if holds is None else _begun(holds, said)
+
+
+def _begun(holds: Holds, said: str) -> str:
+    """``said`` as the beginning of a sentence. Before anything else: one input says little of
+    others.
+    """
+    if holds.given.tested == holds.set_size == 1:
+        return f"With one input: {said}"
+    return said[0].upper() + said[1:]
 
 
 def meaning_of(holds: Holds | None) -> str:

@@ -11,11 +11,10 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from bisect_trt.core.holds import word_of
 from bisect_trt.core.names import printable
 from bisect_trt.numerics.requirements import times
 from bisect_trt.report.headline import headline, next_step, tone
-from bisect_trt.report.held_on import holds_sentences, meaning_of
+from bisect_trt.report.held_on import caption_of, holds_sentences, meaning_of
 from bisect_trt.report.result import Result
 from bisect_trt.report.sentences import judged_by, number
 from bisect_trt.report.tiles import held_kinds, tiles
@@ -29,7 +28,7 @@ def answer(result: Result) -> dict[str, Any]:
         "headline": headline(result),
         # The first sentence is the table's caption and rows.
         "holds": holds_sentences(result.holds)[1:],
-        "word": word_of(result.holds) or "",
+        "caption": caption_of(result.holds),
         "meaning": meaning_of(result.holds),
         "next_step": next_step(result),
         "held": held_kinds(result.holds),

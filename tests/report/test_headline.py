@@ -13,7 +13,7 @@ from bisect_trt.core.holds import Holding
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.numerics.confidence import lower_bound
 from bisect_trt.report.headline import headline, next_step
-from bisect_trt.report.held_on import meaning_of
+from bisect_trt.report.held_on import caption_of, holds_sentences, meaning_of
 from bisect_trt.report.markdown import as_markdown
 from bisect_trt.report.page import as_html
 from bisect_trt.report.result import Result
@@ -42,6 +42,21 @@ def test_the_word_for_the_tests_is_explained() -> None:
     assert meaning_of(lucky).startswith("Lucky: ")
     page = as_html(replace(RESULT, holds=undecided))
     assert meaning_of(undecided) in page and "<bdi>page_034.npz</bdi>" in page
+
+
+def test_with_one_input_the_answer_says_so_before_anything_else() -> None:
+    result = synthetic_result(4)
+    assert result.holds is not None and result.holds.given.tested > 1
+    several, word = result.holds, result.holds.word
+    assert word is not None and caption_of(several).startswith(f"{word.value.capitalize()}: on")
+    assert holds_sentences(several)[0].startswith(f"{word.value.capitalize()}. Holds on given ")
+    for passed, said in ((1, f"{word.value}. Holds on"), (0, "holds on")):
+        one = replace(several, given=Holding(passed, 1), wanted_of_given=1.0)
+        assert holds_sentences(one)[0].startswith(f"With one input: {said} given {passed} of 1")
+        page = as_html(replace(result, holds=one))
+        assert caption_of(one).startswith("With one input: ") and caption_of(one) in page
+    together = replace(several, given=Holding(1, 1), set_size=4)
+    assert not holds_sentences(together)[0].startswith("With one input")
 
 
 @pytest.mark.parametrize(
