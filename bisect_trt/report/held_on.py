@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect_trt.core.holds import Holds, Robustness
+from bisect_trt.core.holds import Holds, Robustness, word_of
 from bisect_trt.stations.case import FEW_INPUTS
 
 
@@ -24,7 +24,9 @@ def holds_sentences(holds: Holds | None) -> list[str]:
             told.append(f"{counted}, at least {100.0 * kind.lower_bound:.1f} %")
     sure = {1: "", 2: " with 95 % confidence"}.get(len(told), ", each with 95 % confidence")
     said = f"{holds.word.value}. Holds on" if holds.word is not None else "holds on"
-    lines = [f"{_begun(holds, said)} {'; '.join(told)}{sure}."]
+    # Before anything else: one input says little of others.
+    begun = f"With one input: {said}" if _of_one(holds) else said[0].upper() + said[1:]
+    lines = [f"{begun} {'; '.join(told)}{sure}."]
     if holds.fitted:
         lines.append("Searched on the given inputs only (--robust 0): the set is fitted to them.")
     if holds.variants.tested:
@@ -39,18 +41,13 @@ def holds_sentences(holds: Holds | None) -> list[str]:
 
 def caption_of(holds: Holds | None) -> str:
     """What stands above a table of what the plan was tested on."""
-    word = holds.word if holds is not None else None
-    said = f"{word.value}: on what it holds" if word is not None else "on what it holds"
-    return said if holds is None else _begun(holds, said)
+    word = word_of(holds) or ""
+    said = f"with one input, {word}" if holds is not None and _of_one(holds) else word
+    return f"{said.rstrip(', ')}: on what it holds".removeprefix(": ").capitalize()
 
 
-def _begun(holds: Holds, said: str) -> str:
-    """``said`` as the beginning of a sentence. Before anything else: one input says little of
-    others.
-    """
-    if holds.given.tested == holds.set_size == 1:
-        return f"With one input: {said}"
-    return said[0].upper() + said[1:]
+def _of_one(holds: Holds) -> bool:
+    return holds.given.tested == holds.set_size == 1
 
 
 def meaning_of(holds: Holds | None) -> str:

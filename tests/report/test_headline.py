@@ -50,11 +50,14 @@ def test_with_one_input_the_answer_says_so_before_anything_else() -> None:
     several, word = result.holds, result.holds.word
     assert word is not None and caption_of(several).startswith(f"{word.value.capitalize()}: on")
     assert holds_sentences(several)[0].startswith(f"{word.value.capitalize()}. Holds on given ")
-    for passed, said in ((1, f"{word.value}. Holds on"), (0, "holds on")):
+    begun = ((1, f"{word.value}. Holds on", f", {word.value}"), (0, "holds on", ""))
+    for passed, said, above in begun:
         one = replace(several, given=Holding(passed, 1), wanted_of_given=1.0)
         assert holds_sentences(one)[0].startswith(f"With one input: {said} given {passed} of 1")
         page = as_html(replace(result, holds=one))
-        assert caption_of(one).startswith("With one input: ") and caption_of(one) in page
+        assert caption_of(one) == f"With one input{above}: on what it holds"
+        assert f"<caption>{caption_of(one)}</caption>" in page
+    assert caption_of(None) == "On what it holds"
     together = replace(several, given=Holding(1, 1), set_size=4)
     assert not holds_sentences(together)[0].startswith("With one input")
 
