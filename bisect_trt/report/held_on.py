@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from bisect_trt.core.holds import Holds, Robustness, word_of
+from bisect_trt.numerics.requirements import times
 from bisect_trt.stations.case import FEW_INPUTS
 
 
@@ -25,7 +28,7 @@ def holds_sentences(holds: Holds | None) -> list[str]:
     sure = {1: "", 2: " with 95 % confidence"}.get(len(told), ", each with 95 % confidence")
     said = f"{holds.word.value}. Holds on" if holds.word is not None else "holds on"
     # Before anything else: one input says little of others.
-    begun = f"With one input: {said}" if _of_one(holds) else said[0].upper() + said[1:]
+    begun = f"With one input: {said}" if holds.of_one else said[0].upper() + said[1:]
     lines = [f"{begun} {'; '.join(told)}{sure}."]
     if holds.fitted:
         lines.append("Searched on the given inputs only (--robust 0): the set is fitted to them.")
@@ -42,12 +45,8 @@ def holds_sentences(holds: Holds | None) -> list[str]:
 def caption_of(holds: Holds | None) -> str:
     """What stands above a table of what the plan was tested on."""
     word = word_of(holds) or ""
-    said = f"with one input, {word}" if holds is not None and _of_one(holds) else word
+    said = f"with one input, {word}" if holds is not None and holds.of_one else word
     return f"{said.rstrip(', ')}: on what it holds".removeprefix(": ").capitalize()
-
-
-def _of_one(holds: Holds) -> bool:
-    return holds.given.tested == holds.set_size == 1
 
 
 def meaning_of(holds: Holds | None) -> str:
@@ -57,6 +56,14 @@ def meaning_of(holds: Holds | None) -> str:
     wanted = f"{100.0 * holds.wanted:.3g} %"
     if holds.word is Robustness.LUCKY:
         return f"Lucky: some kind of input misses the {wanted} asked for by more than chance."
+    kinds = ((holds.redrawn, holds.wanted), (holds.variants, holds.wanted_of_variants))
+    bounded = all(kind.lower_bound >= share for kind, share in kinds if kind.tested)
+    if bounded and not holds.leaves_room:
+        reach = f", {times(holds.reach)}" if math.isfinite(holds.reach) else ""
+        return (
+            "Undecided: copies of the one input hold, but other inputs may do worse than they: by "
+            f"as much as the worst is beyond the usual copy{reach}."
+        )
     return (
         f"Undecided: the tests neither show the {wanted} asked for of every kind of input, nor "
         "refute it."

@@ -131,6 +131,9 @@ def _table(folder: Path, name: str) -> pd.DataFrame:
 
 def _holds(data: Json) -> Holds:
     found: dict[str, Any] = dict(data["asked"])
+    for measured in ("floor", "usual"):
+        if measured in found:
+            found[measured] = _number(found[measured])
     for kind in KINDS:
         worst = _number(data["holds"][kind]["worst_score"])
         found[kind] = Holding(**{**data["holds"][kind], "worst_score": worst})

@@ -5,16 +5,17 @@ apart.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from bisect_trt.core.holds import Holding, Holds
-from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.numerics.confidence import lower_bound
 from bisect_trt.probe.prober import Prober
-from bisect_trt.probe.result import GIVEN, PanelResult
+from bisect_trt.probe.result import GIVEN, PanelResult, SampleResult
 from bisect_trt.stations.all_judges import judge_all
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
@@ -104,7 +105,22 @@ def _measured(
         case.settings.fitted,
         1.0 if size > 1 else case.settings.share_of_given,
         size,
+        *_of_one(case, bench, judges[0], [*redrawn.results, *varied.results]),
     )
+
+
+def _of_one(
+    case: Case, bench: Bench, judge: Prober, copies: Sequence[SampleResult]
+) -> tuple[float, float]:
+    """What FP32 scores on a single given input (on an engine mostly TF32's error), 0 where an
+    engine would have to be built for it; and the median score of its copies, NaN of none.
+    """
+    if len(case.samples) > 1 or not copies:
+        return 0.0, math.nan
+    fp32 = PrecisionPlan(Precision.FP32)
+    known = judge is not bench.engine or judge.knows(fp32)
+    floor = judge.judge(fp32, case.samples, size=1).worst[1] if known else 0.0
+    return floor, statistics.median(copy.score for copy in copies)
 
 
 def first_refusal(

@@ -58,6 +58,13 @@ def test_with_one_input_the_answer_says_so_before_anything_else() -> None:
         assert caption_of(one) == f"With one input{above}: on what it holds"
         assert f"<caption>{caption_of(one)}</caption>" in page
     assert caption_of(None) == "On what it holds"
+    alone = replace(several, given=Holding(1, 1), usual=0.5)
+    assert holds_sentences(alone)[0].startswith("With one input: undecided. Holds on given 1 of 1")
+    assert meaning_of(alone) == (
+        "Undecided: copies of the one input hold, but other inputs may do worse than they: by as "
+        "much as the worst is beyond the usual copy, 2.16 times the tolerance."
+    )
+    assert meaning_of(replace(alone, usual=0.0)).endswith("beyond the usual copy.")
     together = replace(several, given=Holding(1, 1), set_size=4)
     assert not holds_sentences(together)[0].startswith("With one input")
 

@@ -61,8 +61,10 @@ def test_a_robust_plan_holds_on_fresh_draws_and_a_fitted_one_does_not(tmp_path: 
     fitted = run(fixture, tmp_path / "fitted", robust=0)
     robust = run(fixture, tmp_path / "robust")
     assert fitted.passed and robust.passed
-    assert robust.holds is not None and robust.holds.word.value == "robust"
-    assert robust.holds.redrawn.lower_bound >= 0.95 and robust.holds.given.passed == 1
+    assert robust.holds is not None and robust.holds.given.passed == 1
+    assert min(robust.holds.redrawn.lower_bound, robust.holds.variants.lower_bound) >= 0.95
+    # One input: whether others hold too cannot be told where the worst copy is far from the usual.
+    assert robust.holds.word.value == "undecided" and robust.holds.reach > 1.0
     assert fitted.holds is not None and fitted.holds.fitted
     draws = fresh(fixture, 60)
     shares = [
@@ -86,7 +88,8 @@ def test_nothing_to_pin_is_a_claim_like_any_other(tmp_path: Path) -> None:
     assert lucky.holds.word.value != "robust" and lucky.exit_code == 0
     robust = run(fixture, tmp_path / "robust", require=require)
     assert robust.cause.value == "accumulation" and "by luck" in robust.sentence
-    assert robust.pinned and robust.holds is not None and robust.holds.word.value == "robust"
+    assert robust.pinned and robust.holds is not None
+    assert min(robust.holds.redrawn.lower_bound, robust.holds.variants.lower_bound) >= 0.95
 
 
 def test_what_is_robust_without_pins_is_said_so(tmp_path: Path) -> None:

@@ -199,8 +199,9 @@ def test_a_metric_that_is_best_near_its_limit_pins_no_more_than_the_error_it_is_
 
     def search(out: str, require: str, *metrics: Callable[..., float]) -> bisect_trt.Result:
         given: dict[str, Any] = {"require": require, "metrics": metrics, "runner": "emulated"}
-        return bisect_trt.bisect(fixture.model, fixture.inputs, out=tmp_path / out, **given)
+        return bisect_trt.bisect(fixture.model, inputs, out=tmp_path / out, **given)
 
+    inputs = [{n: np.float32(a * by) for n, a in fixture.inputs.items()} for by in (1.0, 0.9)]
     plain = search("plain", fixture.require)
     own = search("own", require, near if metric == "near" else same)
     assert own.passed and own.holds is not None and own.holds.word is Robustness.ROBUST
