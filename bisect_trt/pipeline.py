@@ -81,8 +81,10 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
                 latest = end_search(latest, bench)
             time_budget.search_ended()
             latest = _with_engine_table(latest, bench)
+            # The draws run where the engine is, while it is built for the further processes.
+            latest = latest.with_(holds=holds_of_answer(latest, bench))
             latest = with_steadiness(latest, bench)
-            latest = _looked_at_again(latest.with_(holds=holds_of_answer(latest, bench)), bench)
+            latest = _looked_at_again(latest, bench)
         except KeyboardInterrupt:
             partial = summarise_interrupted(latest, bench.ledger(), time.perf_counter() - began)
             if partial is not None:

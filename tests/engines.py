@@ -96,6 +96,7 @@ class Changed(Engine):
 class Unsteady(Engine):
     """An engine that runs each input ``runs`` times, of which ``bad`` in a process give an answer
     that is ``off`` away: ``bad`` tells how many, from the plan and the number of the process.
+    ``drawn_in`` are the processes in which draws were run.
     """
 
     name = "engine"
@@ -110,6 +111,7 @@ class Unsteady(Engine):
         super().__init__(fixture)
         self._bad, self._off, self._runs = bad, off, runs
         self.process = 1
+        self.drawn_in: set[int] = set()
 
     def start_afresh(self) -> None:
         self.process += 1
@@ -118,6 +120,8 @@ class Unsteady(Engine):
         self, plan: PrecisionPlan, samples: Sequence[Sample]
     ) -> Iterator[Mapping[str, NDArray[Any]]]:
         bad = self._bad(plan, self.process)
+        if any(sample.drawn for sample in samples):
+            self.drawn_in.add(self.process)
         for outputs in super().outputs(plan, samples):
             wrong = {n: (a + self._off).astype(np.float32) for n, a in outputs.items()}
             counted = [(outputs, self._runs - bad), (wrong, bad)]

@@ -24,8 +24,6 @@ def holds_of_answer(known: Known, bench: Bench) -> Holds | None:
     """The test of the plan that will be written: the search's own where that ended with one, else a
     test on fresh draws; None where no plan meets the requirement.
     """
-    if known.unsteady is not None:
-        return None
     if known.holds is not None:
         return known.holds
     if known.judgement is not None and known.judgement.holds is not None:
@@ -57,7 +55,7 @@ def holds_of_answer(known: Known, bench: Bench) -> Holds | None:
 
 def with_steadiness(known: Known, bench: Bench) -> Known:
     """With the steadiness of the engine that the answer stands on, and the diagnosis that takes the
-    answer back where its runs decide differently.
+    answer back where its runs decide differently, with what it was said to hold on.
     """
     engine = known.engine
     if engine is None or (known.settled is not None and known.settled.cause is Cause.UNSTEADY):
@@ -73,7 +71,9 @@ def with_steadiness(known: Known, bench: Bench) -> Known:
     bench.observer.station("steadiness")
     seen = over_processes(bench, result) if result.verdict.passed else runs_of([result])
     what = "answer's" if known.judgement is not None else result.plan.base.value.upper()
-    return known.with_(steadiness=seen, unsteady=unsteady(what, seen) if seen.decides else None)
+    if not seen.decides:
+        return known.with_(steadiness=seen)
+    return known.with_(steadiness=seen, unsteady=unsteady(what, seen), holds=None)
 
 
 def _undecided(known: Known) -> bool:

@@ -226,7 +226,8 @@ def test_a_set_found_on_the_gpu_holds_on_the_cpu(tmp_path: Path) -> None:
 
     there = run("cuda")
     assert there.passed and there.versions["emulated on"]
-    assert there.holds is not None and there.holds.word is Robustness.ROBUST
+    assert there.holds is not None and there.holds.word is not Robustness.LUCKY
+    assert min(there.holds.redrawn.lower_bound, there.holds.variants.lower_bound) >= 0.95
     sample = Sample("given", fixture.inputs)
     outputs = next(EmulatedRunner(fixture.model).outputs(there.plan, [sample]))
     exact = Reference(Graph(fixture.model), None).outputs(sample)

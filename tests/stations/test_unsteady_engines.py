@@ -64,6 +64,24 @@ def test_fp32_that_is_wrong_in_all_processes_is_not_precision(judged: Judged) ->
     assert result.engine.steadiness.processes == 3 and result.engine.steadiness.passed == 0
 
 
+@pytest.mark.parametrize("bad", [0, 2])
+def test_what_the_answer_holds_on_is_tested_while_further_processes_build(
+    judged: Judged, bad: int
+) -> None:
+    """The draws run where the engine is; an answer that another process takes back holds on
+    nothing.
+    """
+    fixture = residual()
+
+    def told(plan: PrecisionPlan, number: int) -> int:
+        return bad if plan.base is Precision.FP16 and plan.pinned and number == 2 else 0
+
+    result, engine = judged(fixture, Unsteady(fixture, told))
+    assert engine.drawn_in == {1} and engine.process == (2 if bad else 3)
+    assert result.passed is (not bad) and (result.holds is None) is bool(bad)
+    assert (result.cause.value == "unsteady") is bool(bad)
+
+
 class Anticipated(Unsteady):
     """Steady, and told what it will be asked."""
 
