@@ -23,7 +23,12 @@ from bisect_trt.report.reproducer import write_reproducer
 from bisect_trt.report.result import Result
 from bisect_trt.report.summary import summarise, summarise_interrupted
 from bisect_trt.report.write import discard, write_report, write_tables
-from bisect_trt.stations.answer import holds_of_answer, plan_of_answer, with_steadiness
+from bisect_trt.stations.answer import (
+    begin_steadiness,
+    holds_of_answer,
+    plan_of_answer,
+    with_steadiness,
+)
 from bisect_trt.stations.baselines import measure_baselines, nothing_to_pin, tf32_to_blame
 from bisect_trt.stations.bench import Bench, open_bench
 from bisect_trt.stations.bisect import bisect
@@ -81,10 +86,13 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
                 latest = end_search(latest, bench)
             time_budget.search_ended()
             latest = _with_engine_table(latest, bench)
-            # The draws run where the engine is, while it is built for the further processes.
-            latest = latest.with_(holds=holds_of_answer(latest, bench))
+            # The draws run where the engine is, while it is built for the further processes; what
+            # these take back holds on nothing, nor what they were not asked about on Ctrl-C.
+            begin_steadiness(latest, bench)
+            holds = holds_of_answer(latest, bench)
             latest = with_steadiness(latest, bench)
-            latest = _looked_at_again(latest, bench)
+            held = holds if latest.unsteady is None else None
+            latest = _looked_at_again(latest.with_(holds=held), bench)
         except KeyboardInterrupt:
             partial = summarise_interrupted(latest, bench.ledger(), time.perf_counter() - began)
             if partial is not None:

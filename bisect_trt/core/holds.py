@@ -52,8 +52,8 @@ class Holds:
     variants, which stand in for inputs that nobody has shown, ``wanted_of_given`` the share of the
     given inputs (``--holds-on``); ``fitted`` is true where nothing but these was searched with.
     ``set_size`` is how many inputs were judged together: one, or all that were given. ``floor`` is
-    what FP32 scores on a single given input, and ``usual`` the median score of the copies of it,
-    NaN where nobody asked.
+    what scores where nothing is wrong, and ``usual`` the median score of the copies of a single
+    given input, NaN where nobody asked.
     """
 
     given: Holding
@@ -107,20 +107,24 @@ class Holds:
     @property
     def reach(self) -> float:
         """How far other inputs may reach than copies of a single one, in tolerances: beyond the
-        worst copy by as much as it is beyond the usual one, above what FP32 scores. NaN where
-        nobody asked.
+        worst copy by as much as that is beyond the usual one, above what scores where nothing is
+        wrong. NaN where nobody asked.
 
         Copies of one input are one text, or one scene. Of 89 plans from one input each, five
         models, all called robust by their copies alone, 7 held on 83.5 to 94 % of 200 other inputs:
         those reach to 1.18 to 3.6. The 17 that reach to 1 or less held on 99.5 % or more
         (benchmarks/results/plans.md).
         """
+        if math.isnan(self.usual):
+            return math.nan
         floor = min(self.floor, 1.0)
         copies = [kind.worst_score for kind in (self.redrawn, self.variants) if kind.tested]
-        worst, usual = max(copies, default=math.nan) - floor, self.usual - floor
-        if math.isnan(usual) or not worst > 0.0:
-            return math.nan if math.isnan(usual) else floor + worst
-        return floor + (worst * worst / usual if usual > 0.0 else math.inf)
+        worst, usual = max(copies) - floor, self.usual - floor
+        if not worst > 0.0:
+            return floor + worst
+        if usual <= 0.0 or math.isinf(worst):
+            return math.inf
+        return floor + worst * worst / usual
 
 
 def word_of(holds: Holds | None) -> str | None:

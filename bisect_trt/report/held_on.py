@@ -30,6 +30,8 @@ def holds_sentences(holds: Holds | None) -> list[str]:
     # Before anything else: one input says little of others.
     begun = f"With one input: {said}" if holds.of_one else said[0].upper() + said[1:]
     lines = [f"{begun} {'; '.join(told)}{sure}."]
+    if beyond := _beyond(holds):
+        lines.append(beyond)
     if holds.fitted:
         lines.append("Searched on the given inputs only (--robust 0): the set is fitted to them.")
     if holds.variants.tested:
@@ -56,15 +58,24 @@ def meaning_of(holds: Holds | None) -> str:
     wanted = f"{100.0 * holds.wanted:.3g} %"
     if holds.word is Robustness.LUCKY:
         return f"Lucky: some kind of input misses the {wanted} asked for by more than chance."
-    kinds = ((holds.redrawn, holds.wanted), (holds.variants, holds.wanted_of_variants))
-    bounded = all(kind.lower_bound >= share for kind, share in kinds if kind.tested)
-    if bounded and not holds.leaves_room:
-        reach = f", {times(holds.reach)}" if math.isfinite(holds.reach) else ""
-        return (
-            "Undecided: copies of the one input hold, but other inputs may do worse than they: by "
-            f"as much as the worst is beyond the usual copy{reach}."
-        )
+    if _beyond(holds):
+        return ""  # it is among the sentences
     return (
         f"Undecided: the tests neither show the {wanted} asked for of every kind of input, nor "
         "refute it."
+    )
+
+
+def _beyond(holds: Holds) -> str:
+    """Why a plan whose copies of a single input hold is not called robust; blank for others."""
+    kinds = ((holds.redrawn, holds.wanted), (holds.variants, holds.wanted_of_variants))
+    bounded = all(kind.lower_bound >= share for kind, share in kinds if kind.tested)
+    if not bounded or holds.leaves_room or holds.word is None:
+        return ""
+    copies = "Copies of the one input hold as often as was asked, but another input may use"
+    if math.isinf(holds.reach):  # the median copy has no error at all
+        return f"{copies} anything: most copies show nothing of what the worst one shows."
+    return (
+        f"{copies} up to {times(holds.reach)}: as much more than the worst copy as that uses more "
+        "than the median one."
     )

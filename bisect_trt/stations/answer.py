@@ -6,9 +6,15 @@ from bisect_trt.core.diagnosis import Cause
 from bisect_trt.core.holds import Holds
 from bisect_trt.core.memory import give_back
 from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.probe.result import ProbeResult
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.cut_short import best_so_far
-from bisect_trt.stations.engine_steadiness import over_processes, runs_of, unsteady
+from bisect_trt.stations.engine_steadiness import (
+    begin_further,
+    over_processes,
+    runs_of,
+    unsteady,
+)
 from bisect_trt.stations.fresh_test import (
     MAX_TESTS,
     fitted,
@@ -53,27 +59,43 @@ def holds_of_answer(known: Known, bench: Bench) -> Holds | None:
     return measure_holds(known.case, bench, bench.judges, plan, test)
 
 
+def begin_steadiness(known: Known, bench: Bench) -> None:
+    """Begin the engines that :func:`with_steadiness` will ask for.
+
+    Args:
+        known: what the stations found.
+        bench: what builds.
+    """
+    result = _stood_on(known)
+    if result is not None and result.verdict.passed:
+        begin_further(bench, result.plan)
+
+
 def with_steadiness(known: Known, bench: Bench) -> Known:
     """With the steadiness of the engine that the answer stands on, and the diagnosis that takes the
-    answer back where its runs decide differently, with what it was said to hold on.
+    answer back where its runs decide differently.
     """
-    engine = known.engine
-    if engine is None or (known.settled is not None and known.settled.cause is Cause.UNSTEADY):
-        return known
-    if known.judgement is not None:
-        result = known.judgement.result
-    elif known.settled is not None and known.settled.cause is Cause.NONE:
-        result = engine.base
-    elif known.settled is not None and known.settled.cause is Cause.TF32:
-        result = engine.fp32
-    else:
+    result = _stood_on(known)
+    if result is None:
         return known
     bench.observer.station("steadiness")
     seen = over_processes(bench, result) if result.verdict.passed else runs_of([result])
     what = "answer's" if known.judgement is not None else result.plan.base.value.upper()
-    if not seen.decides:
-        return known.with_(steadiness=seen)
-    return known.with_(steadiness=seen, unsteady=unsteady(what, seen), holds=None)
+    return known.with_(steadiness=seen, unsteady=unsteady(what, seen) if seen.decides else None)
+
+
+def _stood_on(known: Known) -> ProbeResult | None:
+    """The engine's word that the answer stands on, where it has one."""
+    engine = known.engine
+    if engine is None or (known.settled is not None and known.settled.cause is Cause.UNSTEADY):
+        return None
+    if known.judgement is not None:
+        return known.judgement.result
+    if known.settled is not None and known.settled.cause is Cause.NONE:
+        return engine.base
+    if known.settled is not None and known.settled.cause is Cause.TF32:
+        return engine.fp32
+    return None
 
 
 def _undecided(known: Known) -> bool:

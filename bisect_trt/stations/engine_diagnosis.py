@@ -14,7 +14,7 @@ from bisect_trt.core.steadiness import Steadiness
 from bisect_trt.numerics.requirements import times
 from bisect_trt.probe.result import ProbeResult, Vector
 from bisect_trt.stations.bench import Bench
-from bisect_trt.stations.engine_steadiness import over_processes, runs_of
+from bisect_trt.stations.engine_steadiness import begin_further, over_processes, runs_of
 from bisect_trt.stations.engine_table import EngineTable, first_out_of_line
 
 
@@ -87,7 +87,10 @@ def steadiness_of_failure(bench: Bench, fp32: ProbeResult, base: ProbeResult) ->
     """
     if not fp32.verdict.passed and fp32.worst:
         seen = runs_of([fp32])
-        return seen if seen.decides else over_processes(bench, fp32)
+        if seen.decides:
+            return seen
+        begin_further(bench, fp32.plan)
+        return over_processes(bench, fp32)
     if not base.verdict.passed and base.steadiness is not None and base.steadiness.decides:
         return base.steadiness
     return None

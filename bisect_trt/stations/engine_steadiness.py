@@ -7,6 +7,7 @@ some: one process is no observation either.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.core.steadiness import Steadiness
+from bisect_trt.core.stop import BudgetSpentError
 from bisect_trt.numerics.requirements import times
 from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.result import ProbeResult
@@ -50,7 +52,7 @@ class _InFurtherProcess:
 
 def over_processes(bench: Bench, result: ProbeResult) -> Steadiness:
     """The runs of ``result``'s engine, and those of it built again in further processes, where the
-    runner has some.
+    runner has some. :func:`begin_further` lets these be built beside something else before.
 
     Args:
         bench: what builds.
@@ -59,11 +61,12 @@ def over_processes(bench: Bench, result: ProbeResult) -> Steadiness:
     results, runner = [result], bench.opened
     if not isinstance(runner, Restartable):
         return runs_of(results)
-    begin_further(bench, result.plan)
-    for prober in _further(bench, runner):
-        results.append(prober.probe(result.plan))
-        if runs_of(results).decides:
-            break
+    # Where the budget ends it, what was seen until then counts, and the report says of how many.
+    with suppress(BudgetSpentError):
+        for prober in _further(bench, runner):
+            results.append(prober.probe(result.plan))
+            if runs_of(results).decides:
+                break
     return runs_of(results)
 
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from itertools import islice
 
 from bisect_trt.core.holds import Holding, Holds
-from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.numerics.confidence import lower_bound
+from bisect_trt.probe.journal import Row
 from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.result import GIVEN, PanelResult, SampleResult
 from bisect_trt.stations.all_judges import judge_all
@@ -105,22 +106,32 @@ def _measured(
         case.settings.fitted,
         1.0 if size > 1 else case.settings.share_of_given,
         size,
-        *_of_one(case, bench, judges[0], [*redrawn.results, *varied.results]),
+        *_of_one(case, bench, [*redrawn.results, *varied.results]),
     )
 
 
-def _of_one(
-    case: Case, bench: Bench, judge: Prober, copies: Sequence[SampleResult]
-) -> tuple[float, float]:
-    """What FP32 scores on a single given input (on an engine mostly TF32's error), 0 where an
-    engine would have to be built for it; and the median score of its copies, NaN of none.
+def _of_one(case: Case, bench: Bench, copies: Sequence[SampleResult]) -> tuple[float, float]:
+    """What a single given input scores where nothing is wrong, and the median score of its copies;
+    0 and NaN where several are given, or nothing was copied.
     """
     if len(case.samples) > 1 or not copies:
         return 0.0, math.nan
-    fp32 = PrecisionPlan(Precision.FP32)
-    known = judge is not bench.engine or judge.knows(fp32)
-    floor = judge.judge(fp32, case.samples, size=1).worst[1] if known else 0.0
-    return floor, statistics.median(copy.score for copy in copies)
+    return _floor(case, bench), statistics.median(copy.score for copy in copies)
+
+
+def _floor(case: Case, bench: Bench) -> float:
+    """What the reference scores beside itself: nothing, but by a metric of the user's."""
+    if not any(item.own for item in case.requirements.items):
+        return 0.0
+    sample = case.samples[0]
+    key = bench.prober.key("floor", sample.digest)
+    known = bench.journal.recall(key)
+    if known is not None:
+        return float(known[0])
+    exact = bench.references.of(sample)
+    floor = case.requirements.score(exact, exact)
+    bench.journal.record_later(Row(key, "floor", floor))
+    return floor
 
 
 def first_refusal(

@@ -60,11 +60,15 @@ def test_with_one_input_the_answer_says_so_before_anything_else() -> None:
     assert caption_of(None) == "On what it holds"
     alone = replace(several, given=Holding(1, 1), usual=0.5)
     assert holds_sentences(alone)[0].startswith("With one input: undecided. Holds on given 1 of 1")
-    assert meaning_of(alone) == (
-        "Undecided: copies of the one input hold, but other inputs may do worse than they: by as "
-        "much as the worst is beyond the usual copy, 2.16 times the tolerance."
+    assert holds_sentences(alone)[1] == (
+        "Copies of the one input hold as often as was asked, but another input may use up to 2.16 "
+        "times the tolerance: as much more than the worst copy as that uses more than the median "
+        "one."
     )
-    assert meaning_of(replace(alone, usual=0.0)).endswith("beyond the usual copy.")
+    assert "may use anything: most copies" in holds_sentences(replace(alone, usual=0.0))[1]
+    assert meaning_of(alone) == "" and holds_sentences(alone)[1] in as_html(
+        replace(result, holds=alone)
+    )
     together = replace(several, given=Holding(1, 1), set_size=4)
     assert not holds_sentences(together)[0].startswith("With one input")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,13 @@ import pytest
 import bisect_trt
 from bisect_trt import Result
 from bisect_trt.core.observer import Observer
+from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.sample import Sample
 from bisect_trt.core.stop import BudgetSpentError
 from bisect_trt.core.time_budget import TimeBudget, TimedObserver
 from bisect_trt.stations.seen import Budget
 from fixtures.models import healthy, residual
+from tests.engines import Judged, Unsteady
 
 pytestmark = pytest.mark.usefixtures("few_draws")
 FIXTURE = residual()
@@ -95,6 +99,29 @@ def test_a_robust_search_ends_with_the_smallest_set_that_passed(
     again = run(tmp_path, Observer(), budget=1000.0)
     assert not again.out_of_time and len(again.pinned) <= len(result.pinned)
     assert json.loads((tmp_path / "run.json").read_text())["budget"]["ended_the_search"] is False
+
+
+class SlowOnDraws(Unsteady):
+    """A steady engine on which a draw takes much longer than the emulator's time promises."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(FIXTURE, lambda *_: 0)
+        self._clock = clock
+
+    def outputs(self, plan: PrecisionPlan, samples: Sequence[Sample]) -> Iterator[Any]:
+        for sample in samples:
+            self._clock.now += 5.0 if sample.drawn else 0.0
+            yield from super().outputs(plan, [sample])
+
+
+def test_draws_that_spend_the_budget_leave_a_report_of_one_process(
+    clock: Clock, judged: Judged
+) -> None:
+    result, engine = judged(FIXTURE, SlowOnDraws(clock), budget=1.0)
+    assert engine.process == 1, "there was no time to build in another"
+    assert result.passed and result.engine.steadiness.processes == 1
+    assert result.holds is not None and result.holds.redrawn.tested < 59
+    assert (Path(result.folder) / "report.html").exists()
 
 
 @pytest.mark.parametrize("station", ["baselines", "triage", "bisect"])

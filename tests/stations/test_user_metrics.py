@@ -21,6 +21,7 @@ import bisect_trt
 from bisect_trt.cli import main
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.holds import Robustness
+from bisect_trt.report.read_run import read_run
 from fixtures.__main__ import input_bytes, model_bytes
 from fixtures.models import healthy, residual
 
@@ -197,12 +198,25 @@ def test_a_metric_that_is_best_near_its_limit_pins_no_more_than_the_error_it_is_
     def same(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> float:
         return float(near(reference, candidate) >= 0.95)
 
-    def search(out: str, require: str, *metrics: Callable[..., float]) -> bisect_trt.Result:
+    def search(
+        out: str, require: str, *metrics: Callable[..., float], of: Any = None
+    ) -> bisect_trt.Result:
         given: dict[str, Any] = {"require": require, "metrics": metrics, "runner": "emulated"}
-        return bisect_trt.bisect(fixture.model, inputs, out=tmp_path / out, **given)
+        return bisect_trt.bisect(fixture.model, of or inputs, out=tmp_path / out, **given)
 
     inputs = [{n: np.float32(a * by) for n, a in fixture.inputs.items()} for by in (1.0, 0.9)]
     plain = search("plain", fixture.require)
     own = search("own", require, near if metric == "near" else same)
     assert own.passed and own.holds is not None and own.holds.word is Robustness.ROBUST
+    # Of one input the room for others begins where nothing is wrong; a repeated run knows where.
+    for again in range(2):
+        alone = search(f"own-{metric}", require, near if metric == "near" else same, of=inputs[:1])
+        assert alone.holds is not None and alone.holds.floor == {"near": 0.95, "same": 1.0}[metric]
+        assert alone.holds.floor <= alone.holds.usual and (again == 0 or alone.new_probes == 0)
+        read = read_run(tmp_path / f"own-{metric}").holds
+        assert (read.floor, read.usual, read.word) == (
+            alone.holds.floor,
+            alone.holds.usual,
+            alone.holds.word,
+        )
     assert 0 < len(own.pinned) <= 1.2 * len(plain.pinned) < plain.layer_count / 1.5
