@@ -32,17 +32,24 @@ class Sample:
         """By graph input name."""
         return self._read[1]
 
+    @property
+    def nbytes(self) -> int:
+        """Of all arrays."""
+        return self._read[2]
+
     @cached_property
-    def _read(self) -> tuple[str, dict[str, tuple[int, ...]]]:
-        """Digest and shapes: arrays that come from files are read once for both."""
-        found, shapes = hashlib.sha256(), {}
+    def _read(self) -> tuple[str, dict[str, tuple[int, ...]], int]:
+        """Digest, shapes and bytes: arrays that come from files, or are made, are read once for
+        all three.
+        """
+        found, shapes, nbytes = hashlib.sha256(), {}, 0
         for name in sorted(self.arrays):
             array = self.arrays[name]
-            shapes[name] = tuple(array.shape)
+            shapes[name], nbytes = tuple(array.shape), nbytes + int(array.nbytes)
             found.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
             whole = array if array.flags.c_contiguous else array.copy()
             found.update(whole.view("u1").data if whole.ndim and whole.size else whole.tobytes())
-        return found.hexdigest(), shapes
+        return found.hexdigest(), shapes, nbytes
 
 
 def evenly(samples: Sequence[Sample], most: int) -> list[Sample]:

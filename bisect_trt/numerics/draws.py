@@ -7,6 +7,7 @@ Arrays are never changed in place, and keep their shapes and dtypes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.user_code import load_function, users_code
 from bisect_trt.numerics.blocks import flat, slices
+from bisect_trt.numerics.noise import LARGE, deviation, with_noise
 
 Arrays = Mapping[str, NDArray[Any]]
 Random = np.random.Generator
@@ -31,7 +33,7 @@ _MOST_SHIFT = 13
 
 
 def redrawn(arrays: Arrays, random: Random, amount: float = REDRAW) -> dict[str, NDArray[Any]]:
-    """Each float input plus normal noise of ``amount`` of its deviation; others as they are.
+    """Each float input plus noise of ``amount`` of its deviation; others as they are.
 
     Args:
         arrays: one sample's inputs by name, any shapes and dtypes.
@@ -49,8 +51,7 @@ def can_be_redrawn(arrays: Arrays) -> bool:
 def redrawn_lookups(
     arrays: Arrays, random: Random, amount: float = REDRAW
 ) -> dict[str, NDArray[Any]]:
-    """What integers look up, each value times 1 plus normal noise of ``amount``; others as they
-    are.
+    """What integers look up, each value times 1 plus noise of ``amount``; others as they are.
 
     Of a deviation of the whole, as inputs are moved, large values would fall as before, and where
     small ones were zero a padding would be none.
@@ -233,12 +234,21 @@ def _moves(array: NDArray[Any]) -> bool:
     if array.dtype.kind != "f" or array.size < 2:
         return False
     with np.errstate(over="ignore", invalid="ignore"):
-        return float(np.ptp(array)) > 0.0 and bool(np.isfinite(array.std()))
+        spread = np.ptp(array)
+        if not spread > 0.0:
+            return False
+        if array.dtype == np.float16:  # whose squares leave its range where nothing is wrong
+            return bool(spread < np.finfo(np.float16).max / 4.0)
+        # Of a large array the square tells as well, for less: it is asked about for every draw.
+        return math.isfinite(deviation(array) if array.size <= LARGE else spread * spread)
 
 
 def _is_looked_up(array: NDArray[Any]) -> bool:
     """Values that vary; of two values it is a mask, which means something else once it is moved."""
-    return _moves(array) and np.unique(array).size > 2
+    values = flat(array)
+    return _moves(array) and any(
+        np.unique(values[:end]).size > 2 for end in (min(LONG, values.size), values.size)
+    )
 
 
 def _is_ids(array: NDArray[Any]) -> bool:
@@ -256,23 +266,12 @@ def _rolled(array: NDArray[Any], pick: float, steps: int) -> NDArray[Any]:
 
 
 def _noisy(array: NDArray[Any], random: Random, amount: float) -> NDArray[Any]:
-    scale = amount * float(array.std())
-    return _drawn(array, lambda block: block + random.standard_normal(block.shape) * scale)
+    scale = amount * deviation(array)
+    return with_noise(array, random, lambda block, normals: block + normals * scale)
 
 
 def _stretched(array: NDArray[Any], random: Random, amount: float) -> NDArray[Any]:
-    return _drawn(array, lambda block: block * (1.0 + amount * random.standard_normal(block.shape)))
-
-
-def _drawn(array: NDArray[Any], change: Callable[[NDArray[Any]], NDArray[Any]]) -> NDArray[Any]:
-    """``array`` changed block by block: the generator gives the numbers that it would give for all
-    at once.
-    """
-    found = np.empty(array.shape, array.dtype)
-    source, target = flat(array), flat(found)
-    for part in slices(source.size):
-        target[part] = change(source[part])
-    return found
+    return with_noise(array, random, lambda block, normals: block * (1.0 + amount * normals))
 
 
 def _like(values: NDArray[Any], array: NDArray[Any]) -> NDArray[Any]:

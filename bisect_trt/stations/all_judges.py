@@ -86,7 +86,7 @@ def _chunks(
     """``samples`` in whole sets of ``size``, so many at once as the judges like."""
     stream = iter(samples)
     for first in stream:
-        each = max(1, sum(array.nbytes for array in first.arrays.values()))
+        each = max(1, first.nbytes)
         if bench.engine in judges:
             at_once = _LARGE_CHUNK
         elif bench.in_turn:

@@ -22,6 +22,18 @@ IDS = np.arange(12, dtype=np.int64).reshape(1, 12)
 MASK = (IDS < 9).astype(np.int64)
 
 
+def test_half_precision_inputs_are_moved_too() -> None:
+    """Their sum leaves float16's range: of an image of 60,000 pixels and more NumPy says that they
+    deviate by infinity, and none was redrawn, or noisy.
+    """
+    image = np.random.default_rng(0).normal(0.5, 0.3, (3, 224, 224)).astype(np.float16)
+    assert can_be_redrawn({"x": image}) and "noise" in kinds_for({"x": image})
+    moved = redrawn({"x": image}, np.random.default_rng(1), 0.1)["x"].astype(np.float64) - image
+    assert moved.std() == pytest.approx(0.03, rel=0.02)
+    lowest = np.where(image > 0.5, np.finfo(np.float16).min, np.float16(0.0))
+    assert redrawn({"x": lowest}, np.random.default_rng(1))["x"] is lowest
+
+
 def test_a_redrawn_copy_is_near_and_not_the_same() -> None:
     arrays = {"x": IMAGE, "ids": IDS, "zero": np.zeros((1, 4), np.float32)}
     copy = redrawn(arrays, np.random.default_rng(1))

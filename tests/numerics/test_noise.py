@@ -1,0 +1,83 @@
+"""Noise is of the deviation asked for, and what it is depends on the seed alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from bisect_trt.core.cores import at_most
+from bisect_trt.numerics import noise
+from bisect_trt.numerics.draws import redrawn, redrawn_lookups
+from bisect_trt.numerics.noise import LARGE, deviation, with_noise
+
+
+def plus(block: NDArray[Any], numbers: NDArray[Any]) -> NDArray[Any]:
+    return block + numbers
+
+
+@pytest.mark.parametrize("size", [LARGE, LARGE + 1, LARGE + 70_001])
+def test_noise_has_mean_0_and_deviation_1_and_no_block_is_another(size: int) -> None:
+    found = with_noise(np.zeros(size, np.float32), np.random.default_rng(3), plus)
+    assert abs(found.mean(dtype=np.float64)) < 5.0 / np.sqrt(size)
+    assert found.std(dtype=np.float64) == pytest.approx(1.0, abs=0.003)
+    blocks = [found[start : start + 1000] for start in range(0, size - 1000, 1 << 20)]
+    assert len({block.tobytes() for block in blocks}) == len(blocks)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_large_noise_is_the_same_by_any_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch, dtype: type
+) -> None:
+    monkeypatch.setattr(noise, "LARGE", 1000)
+    array = np.random.default_rng(0).normal(3.0, 0.5, (3, 1 << 20)).astype(dtype)
+    before = array.copy()
+    copies = []
+    for threads in (1, 2, 5):
+        with at_most(threads):
+            copies.append(redrawn({"x": array}, np.random.default_rng(1), 0.1)["x"])
+    for copy in copies:
+        np.testing.assert_array_equal(copy, copies[0])
+        assert copy.dtype == dtype and copy.shape == array.shape
+    np.testing.assert_array_equal(array, before)
+    moved = copies[0].astype(np.float64) - array
+    assert moved.std() == pytest.approx(0.05, rel=0.01)
+    other = redrawn({"x": array}, np.random.default_rng(2), 0.1)["x"]
+    assert (other != copies[0]).mean() > 0.9
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e4])
+def test_deviation_is_numpys(monkeypatch: pytest.MonkeyPatch, offset: float) -> None:
+    array = np.float32(np.random.default_rng(0).normal(offset, 0.5, (2, 1 << 20)))
+    assert deviation(array) == float(array.std())
+    monkeypatch.setattr(noise, "LARGE", 1000)
+    assert deviation(array) == pytest.approx(array.std(dtype=np.float64), rel=1e-9)
+
+
+def test_large_tables_are_moved_by_parts_of_each_value_and_masks_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(noise, "LARGE", 1000)
+    table = np.float32(np.random.default_rng(0).normal(0.0, 1.0, (1 << 10, 1 << 11)))
+    table[0] = 0.0
+    mask = np.zeros((1 << 10, 1 << 11), np.float32)
+    mask[-1, -1] = 1.0
+    late = mask.copy()
+    late[-1, -2] = 2.0  # a third value, at the end
+    found = redrawn_lookups({"t": table, "m": mask, "l": late}, np.random.default_rng(1))
+    assert not found["t"][0].any() and found["m"] is mask and (found["l"] != late).sum() == 2
+    parts = found["t"][1:] / table[1:] - 1.0
+    assert parts.std() == pytest.approx(1e-3, rel=0.01)
+
+
+def test_what_is_too_large_to_be_squared_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mask of the lowest number, in a small array and in a large one."""
+    low = np.zeros(2000, np.float32)
+    low[::2] = np.finfo(np.float32).min
+    infinite = np.where(low < 0.0, -np.inf, 0.0).astype(np.float32)
+    for large in (LARGE, 1000):
+        monkeypatch.setattr("bisect_trt.numerics.draws.LARGE", large)
+        found = redrawn({"low": low, "infinite": infinite}, np.random.default_rng(1))
+        assert found["low"] is low and found["infinite"] is infinite
