@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 import bisect_trt
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph
+from bisect_trt.numerics.noise import LARGE
 from bisect_trt.stations import holds
 from bisect_trt.stations.bench import open_bench
 from bisect_trt.stations.case import load
@@ -45,6 +47,25 @@ def test_inputs_of_several_sizes_stand_for_all() -> None:
     assert usual_seconds(graph, [small, large, large, large]) == pytest.approx(
         (one + 3.0 * other) / 4.0
     )
+
+
+def test_what_copies_of_a_large_input_cost_is_counted() -> None:
+    """Of two nodes over 32 million values: a quarter of a second to run, more than one to copy."""
+    nodes = [
+        onnx.helper.make_node("Add", ["x", "x"], ["s"]),
+        onnx.helper.make_node("Tanh", ["s"], ["y"]),
+    ]
+
+    def seconds(count: int) -> float:
+        values = [
+            onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [count]) for n in "xy"
+        ]
+        made = onnx.helper.make_graph(nodes, "g", values[:1], values[1:])
+        sample = Sample("x", {"x": np.zeros(count, np.float32)})
+        return usual_seconds(Graph(onnx.helper.make_model(made)), [sample])
+
+    assert seconds(LARGE) == pytest.approx(2e-9 * LARGE, rel=0.01)
+    assert seconds(8 * LARGE) == pytest.approx(2e-9 * 8 * LARGE + 4e-8 * 7 * LARGE, rel=0.01)
 
 
 def test_variants_are_asked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
