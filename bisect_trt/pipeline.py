@@ -86,8 +86,8 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
                 latest = end_search(latest, bench)
             time_budget.search_ended()
             latest = _with_engine_table(latest, bench)
-            # The draws run where the engine is, while it is built for the further processes; what
-            # these take back holds on nothing, nor what they were not asked about on Ctrl-C.
+            # The draws run where the engine is, while it is built for the further processes. An
+            # answer that these take back, or that Ctrl-C keeps from them, holds on nothing.
             begin_steadiness(latest, bench)
             holds = holds_of_answer(latest, bench)
             latest = with_steadiness(latest, bench)

@@ -106,9 +106,9 @@ class Holds:
 
     @property
     def reach(self) -> float:
-        """How far other inputs may reach than copies of a single one, in tolerances: beyond the
-        worst copy by as much as that is beyond the usual one, above what scores where nothing is
-        wrong. NaN where nobody asked.
+        """What other inputs may score where copies of a single one were tested, in tolerances: as
+        much more than the worst copy as that scores more than the usual one, above what scores
+        where nothing is wrong. NaN where nobody asked.
 
         Copies of one input are one text, or one scene. Of 89 plans from one input each, five
         models, all called robust by their copies alone, 7 held on 83.5 to 94 % of 200 other inputs:

@@ -30,6 +30,7 @@ LONG = 8
 """An axis of fewer places (a batch, channels) is not shifted or flipped."""
 
 _MOST_SHIFT = 13
+_GLANCE = 64
 
 
 def redrawn(arrays: Arrays, random: Random, amount: float = REDRAW) -> dict[str, NDArray[Any]]:
@@ -246,9 +247,8 @@ def _moves(array: NDArray[Any]) -> bool:
 def _is_looked_up(array: NDArray[Any]) -> bool:
     """Values that vary; of two values it is a mask, which means something else once it is moved."""
     values = flat(array)
-    return _moves(array) and any(
-        np.unique(values[:end]).size > 2 for end in (min(LONG, values.size), values.size)
-    )
+    # Mostly a few values tell; all of a table of a vocabulary would be sorted for every draw.
+    return _moves(array) and (np.unique(values[:_GLANCE]).size > 2 or np.unique(values).size > 2)
 
 
 def _is_ids(array: NDArray[Any]) -> bool:
@@ -267,11 +267,11 @@ def _rolled(array: NDArray[Any], pick: float, steps: int) -> NDArray[Any]:
 
 def _noisy(array: NDArray[Any], random: Random, amount: float) -> NDArray[Any]:
     scale = amount * deviation(array)
-    return with_noise(array, random, lambda block, normals: block + normals * scale)
+    return with_noise(array, random, lambda block, numbers: block + numbers * scale)
 
 
 def _stretched(array: NDArray[Any], random: Random, amount: float) -> NDArray[Any]:
-    return with_noise(array, random, lambda block, normals: block * (1.0 + amount * normals))
+    return with_noise(array, random, lambda block, numbers: block * (1.0 + amount * numbers))
 
 
 def _like(values: NDArray[Any], array: NDArray[Any]) -> NDArray[Any]:
