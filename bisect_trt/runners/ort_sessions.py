@@ -145,14 +145,21 @@ def giving_back() -> ort.RunOptions | None:
     return options
 
 
-def node_session(model: onnx.ModelProto, threads: int = 0) -> ort.InferenceSession:
+def node_session(
+    model: onnx.ModelProto, threads: int = 0, *, own_arena: bool = False
+) -> ort.InferenceSession:
     """A session over a few nodes and their roundings, exactly as written.
 
-    ``threads`` is what one call may use; 0 leaves it to the machine.
+    Args:
+        model: the nodes.
+        threads: what one call may use; 0 leaves it to the machine.
+        own_arena: for calls beside each other of many small steps, which would wait for the shared
+            arena at each.
     """
     options = session_options(threads or min(thread_count(), _MAX_NODE_THREADS))
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    _share_arena(options)
+    if not own_arena:
+        _share_arena(options)
     return opened(model, options)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
@@ -255,6 +255,7 @@ def test_forms_that_were_not_measured_are_left_to_the_emulator() -> None:
     st.booleans(),
     st.integers(1, 16),
 )
+@example(10170255, (4, 3, 1, 141), False, True, 3)
 def test_parts_of_a_product_are_the_bits_of_the_whole(
     seed: int, shape: tuple[int, int, int, int], one_a: bool, one_b: bool, threads: int
 ) -> None:

@@ -192,6 +192,7 @@ class NodeByNode:
             if rtx_sums and precision is Precision.FP16 and node.op_type in OPERATORS:
                 found = run_operator(node, [v.numpy() for v in values], self._graph.opset)
                 if found is not None:
+                    # It is rounded; this copies it to where it outlives the array.
                     return [self._round(value_of(owned(found)), precision)]
             session = self._ready.get((step.index, precision))
             if session is None:

@@ -8,6 +8,7 @@ steps of them.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from functools import cache
 
@@ -26,8 +27,8 @@ from bisect_trt.runners.ort_sessions import node_session
 Array = NDArray[np.float32]
 
 
-_LEAST = 64
-"""Columns, below which a core has nothing to gain."""
+FEWEST_COLUMNS = 64
+"""Below which a core has nothing to gain."""
 
 
 def rounded_sums(a: Array, b: Array) -> Array:
@@ -40,7 +41,7 @@ def rounded_sums(a: Array, b: Array) -> Array:
     Returns:
         (z, m, n) float32 that holds FP16 values.
     """
-    session, batch = _session(), max(a.shape[1], b.shape[1])
+    batch = max(a.shape[1], b.shape[1])
     a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)  # once, and not by each part
     total = np.empty((batch, a.shape[2], b.shape[3]), np.float32)
 
@@ -48,21 +49,29 @@ def rounded_sums(a: Array, b: Array) -> Array:
         some, columns = part
         left = a[:, some] if a.shape[1] > 1 else a
         right = (b[:, some] if b.shape[1] > 1 else b)[..., columns]
-        place = total[some, :, columns]
-        feed = {"zero": np.zeros(place.shape, np.float32)}
-        feed |= {"a": np.ascontiguousarray(left), "b": np.ascontiguousarray(right)}
-        place[...] = session.run(["total"], feed)[0]
+        total[some, :, columns] = rounded_sum(left, right)
 
     for _ in in_order(fill, _parts(batch, b.shape[3], thread_count())):
         pass
     return total
 
 
+def rounded_sum(a: Array, b: Array) -> Array:
+    """As :func:`rounded_sums`, in the caller's thread alone."""
+    rows = a.shape[2]
+    if rows == 1:  # ONNX Runtime adds the terms of a single row in an order that the columns tell
+        a = np.concatenate([a, np.zeros_like(a)], axis=2)
+    shape = max(a.shape[1], b.shape[1]), a.shape[2], b.shape[3]
+    feed = {"a": np.ascontiguousarray(a), "b": np.ascontiguousarray(b)}
+    found: Array = _session().run(["total"], {"zero": np.zeros(shape, np.float32), **feed})[0]
+    return found[:, :rows]
+
+
 def _parts(batch: int, columns: int, most: int) -> Iterator[tuple[slice, slice]]:
     """At most ``most`` parts of about the same size, by columns where there are enough of them, or
     by the products of a batch.
     """
-    by_columns = min(most, columns // _LEAST)
+    by_columns = min(most, columns // FEWEST_COLUMNS)
     if by_columns >= min(most, batch):
         for begin, end in _borders(columns, max(1, by_columns)):
             yield slice(None), slice(begin, end)
@@ -76,9 +85,22 @@ def _borders(size: int, parts: int) -> Iterator[tuple[int, int]]:
         yield part * size // parts, (part + 1) * size // parts
 
 
-@cache
+_own = threading.local()
+
+
 def _session() -> ort.InferenceSession:
-    """Any number of pieces of any shapes, a thread a call; made once."""
+    """Any number of pieces of any shapes; the calling thread's own, made once: the steps of sixteen
+    threads that share one wait for its arena most of the time.
+    """
+    session: ort.InferenceSession | None = getattr(_own, "session", None)
+    if session is None:
+        session = _own.session = node_session(_model(), 1, own_arena=True)
+    return session
+
+
+@cache
+def _model() -> onnx.ModelProto:
+    """The Scan over the pieces."""
 
     def values(**shapes: list[str]) -> list[onnx.ValueInfoProto]:
         return [helper.make_tensor_value_info(n, FLOAT, shape) for n, shape in shapes.items()]
@@ -101,5 +123,4 @@ def _session() -> ort.InferenceSession:
         values(zero=["z", "m", "n"], a=["s", "za", "m", "t"], b=["s", "zb", "t", "n"]),
         values(total=["z", "m", "n"]),
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    return node_session(model, 1)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)

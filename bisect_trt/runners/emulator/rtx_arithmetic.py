@@ -19,8 +19,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from bisect_trt.core.cores import thread_count
 from bisect_trt.core.threads import in_order
-from bisect_trt.runners.emulator.rounded_sums import rounded_sums
+from bisect_trt.runners.emulator.rounded_sums import FEWEST_COLUMNS, rounded_sum, rounded_sums
 
 Array = NDArray[np.float32]
 
@@ -32,8 +33,11 @@ BLOCK, FEW = 32, 8
 instead.
 """
 
-_WINDOWS = 1 << 24
-"""So many floats, 64 MB, of what a convolution's windows meet are in memory at a time."""
+_WINDOWS = 7 << 16
+"""So many floats of what a convolution's windows meet and of its results each thread has at a time:
+more work in a step than the step itself costs, in a block that is not given back each time (see
+:func:`bisect_trt.core.memory.keep_large_blocks_apart`).
+"""
 
 _AT_ONCE = 1 << 16
 """Values that a thread goes through at a time."""
@@ -120,69 +124,72 @@ def convolution(
     Returns:
         (n, m, rows, columns) float32 that holds FP16 values.
     """
-    padded = np.pad(x, ((0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3])))
-    rows, columns = (
-        (padded.shape[2 + axis] - (w.shape[2 + axis] - 1) * dilations[axis] - 1) // strides[axis]
-        + 1
-        for axis in range(2)
-    )
-    groups = list(_rounded_together(*w.shape[1:]))
-    weights = np.zeros((len(groups), 1, len(w), TERMS), np.float32)
-    for place, together in enumerate(groups):
-        terms = np.concatenate([w[:, c, i, j] for c, i, j in together], axis=1)
-        weights[place, 0, :, : terms.shape[1]] = terms
+    height, width = w.shape[2:]
+    spare = (-w.shape[1]) % TERMS if w.shape[1] > FEW or height * width == 1 else 0
+    padded = np.pad(x, ((0, 0), (0, spare), (pads[0], pads[2]), (pads[1], pads[3])))
+    spans = (height - 1) * dilations[0] + 1, (width - 1) * dilations[1] + 1
+    met = np.lib.stride_tricks.sliding_window_view(padded, spans, (2, 3))
+    met = met[:, :, :: strides[0], :: strides[1], :: dilations[0], :: dilations[1]]
+    rows, columns = met.shape[2:4]
+    met = met.transpose(1, 4, 5, 0, 2, 3)  # (c, kh, kw, n, rows, columns), a view
+    weights = _by_rounding(np.pad(w, ((0, 0), (0, spare), (0, 0), (0, 0))).transpose(1, 2, 3, 0))
+    weights = weights.swapaxes(1, 2)[:, None]
     total = np.empty((len(x), len(w), rows, columns), np.float32)
-    # What the windows meet is held for so many rows at a time, not for the whole image.
-    step = max(1, _WINDOWS // (len(groups) * TERMS * len(x) * columns))
+
+    def fill(some: range) -> None:
+        terms = _by_rounding(met[..., some.start : some.stop, :])
+        terms = terms.reshape(*terms.shape[:3], -1).swapaxes(1, 2)
+        found = rounded_sum(weights, terms)
+        if bias is not None:
+            with np.errstate(over="ignore", invalid="ignore"):  # of each thread
+                found = half(found + bias[:, None])
+        total[:, :, some.start : some.stop] = found.reshape(*found.shape[:2], -1, columns)
+
+    for _ in in_order(fill, _bands(rows, columns, len(x) * (len(weights) * TERMS + len(w)))):
+        pass
+    return total
+
+
+def _bands(rows: int, columns: int, each: int) -> Iterator[range]:
+    """Rows of the output that a thread goes through at a time, with ``each`` floats for each of
+    their places in memory.
+    """
+    least = -(-FEWEST_COLUMNS // columns)
+    step = max(1, min(_WINDOWS // (each * columns), max(least, -(-rows // thread_count()))))
     for first in range(0, rows, step):
-        some = range(first, min(first + step, rows))
-        met = np.zeros((len(groups), len(x), TERMS, len(some) * columns), np.float32)
-        for place, together in enumerate(groups):
-            seen = [_seen(padded, part, some, columns, strides, dilations) for part in together]
-            terms = np.concatenate(seen, axis=1)
-            met[place, :, : terms.shape[1]] = terms
-        found = rounded_sums(weights, met)
-        total[:, :, some.start : some.stop] = found.reshape(len(x), len(w), -1, columns)
-    return total if bias is None else half(total + bias[:, None, None])
+        yield range(first, min(first + step, rows))
 
 
-def _seen(
-    padded: Array,
-    part: tuple[slice, int, int],
-    rows: range,
-    columns: int,
-    strides: Sequence[int],
-    dilations: Sequence[int],
-) -> Array:
-    """What place (i, j) of the window meets at some rows of the output, (n, c, len(rows) *
-    columns).
+def _by_rounding(values: Array) -> Array:
+    """The terms of a window in the order in which the engine adds them.
+
+    Args:
+        values: (channels, height, width, ...) of a window; more than FEW channels, or those of a
+            single place, are a multiple of TERMS.
+
+    Returns:
+        (roundings, TERMS, ...), zeros where a rounding is of fewer terms.
     """
-    channels, i, j = part
-    top, left = i * dilations[0] + rows.start * strides[0], j * dilations[1]
-    bottom = top + (len(rows) - 1) * strides[0] + 1
-    right = left + (columns - 1) * strides[1] + 1
-    return padded[:, channels, top : bottom : strides[0], left : right : strides[1]].reshape(
-        len(padded), -1, len(rows) * columns
-    )
-
-
-def _rounded_together(
-    channels: int, height: int, width: int
-) -> Iterator[list[tuple[slice, int, int]]]:
-    """The (channels, row, column) parts of a window, in the order in which the engine adds them, a
-    list for each rounding.
-    """
-    places = list(np.ndindex(height, width))
-    if channels <= FEW and len(places) > 1:
+    channels, height, width, *rest = values.shape
+    if channels <= FEW and height * width > 1:
         at_once = TERMS // max(2, 1 << (channels - 1).bit_length())
-        for first in range(0, len(places), at_once):
-            yield [(slice(None), i, j) for i, j in places[first : first + at_once]]
-        return
-    block = channels if len(places) == 1 else BLOCK
-    for start in range(0, channels, block):
-        for i, j in places:
-            for channel in range(start, min(start + block, channels), TERMS):
-                yield [(slice(channel, channel + TERMS), i, j)]
+        places = height * width
+        found = np.zeros((-(-places // at_once), TERMS, *rest), np.float32)
+        for place, (i, j) in enumerate(np.ndindex(height, width)):
+            first = place % at_once * channels
+            found[place // at_once, first : first + channels] = values[:, i, j]
+        return found
+    found = np.empty((channels // TERMS * height * width, TERMS, *rest), np.float32)
+    block, filled = channels if height * width == 1 else BLOCK, 0
+    whole = channels // block * block
+    for some in (values[:whole], values[whole:]):
+        if len(some):
+            parts = some.reshape(-1, min(block, len(some)) // TERMS, TERMS, *values.shape[1:])
+            parts = np.moveaxis(parts, (3, 4), (1, 2))  # (blocks, height, width, parts, TERMS, ...)
+            end = filled + len(some) // TERMS * height * width
+            found[filled:end].reshape(parts.shape)[...] = parts
+            filled = end
+    return found
 
 
 def batch_normalization(
