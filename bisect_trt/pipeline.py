@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
+import pandas as pd
+
 from bisect_trt.core.beside import Beside
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.observer import Observer
-from bisect_trt.core.precision import Precision
+from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.stop import BudgetSpentError
 from bisect_trt.core.time_budget import TimeBudget
 from bisect_trt.report import cured, reproducer
@@ -147,9 +149,20 @@ def _looked_at_again(known: Known, bench: Bench) -> Known:
     if answer is not None and not known.out_of_time:
         with suppress(BudgetSpentError):  # the answer is there, and what shows it can wait
             note_held(known.case, bench, answer)
-            bench.observer.station("frontier")
-            frontier = measure_frontier(known, bench, answer)
+            frontier = _frontier(known, bench, answer)
     return known.with_(inputs=inputs_table(known, bench, answer), frontier=frontier)
+
+
+def _frontier(known: Known, bench: Bench, answer: PrecisionPlan) -> pd.DataFrame | None:
+    """None where nothing was ranked, or the plan shall be fitted to its inputs."""
+    case, triage, baselines = known.case, known.triage, known.baselines
+    if triage is None or baselines is None or case.settings.fitted:
+        return None
+    bench.observer.station("frontier")
+    found = measure_frontier(case, bench, triage, baselines, answer)
+    for finding in found.cut_short():
+        bench.note(finding)
+    return found.table
 
 
 def _with_engine_table(known: Known, bench: Bench) -> Known:

@@ -151,8 +151,7 @@ def judged(
             fixture.inputs,
             precision=fixture.precision,
             require=fixture.require,
-            out=tmp_path / "run",
-            **{"robust": 0, **options},
+            **{"robust": 0, "out": tmp_path / "run", **options},
         ), engine
 
     return run

@@ -72,7 +72,13 @@ class Runner(Protocol):
 
 @runtime_checkable
 class Anticipating(Runner, Protocol):
-    """A runner that can begin what will be asked of it."""
+    """A runner that can begin what will be asked of it.
+
+    ``builds_ahead`` is false where :meth:`build_ahead` does nothing.
+    """
+
+    @property
+    def builds_ahead(self) -> bool: ...
 
     def build_ahead(
         self,

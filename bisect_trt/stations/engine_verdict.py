@@ -23,6 +23,7 @@ from bisect_trt.stations.holds import Refusal, put_to_test
 from bisect_trt.stations.robust_search import MARGIN, as_searched
 from bisect_trt.stations.sensitivity import suspicion_of
 from bisect_trt.stations.triage import Triage
+from bisect_trt.stations.while_building import while_building
 
 
 def decide_on_engine(
@@ -48,7 +49,8 @@ def decide_on_engine(
         first: what was searched within that limit; None if even all pins miss it.
     """
     suspicion = suspicion_of(emulated.layers, triage.sensitivity.scores)
-    emulators = _Emulators(case, bench, engine, emulated, triage, first)
+    robust = triage.unseen is not None and case.settings.pick is None
+    emulators = _Emulators(case, bench, engine, emulated, triage, first, meanwhile=robust)
 
     def tested(pins: frozenset[str]) -> Holds | None:
         if bench.tests >= MAX_TESTS:  # no confidence is left to spend
@@ -60,7 +62,6 @@ def decide_on_engine(
             emulators.hear_refused(pins, refused)
         return holds
 
-    robust = triage.unseen is not None and case.settings.pick is None
     judge = EngineJudge(
         engine,
         triage.base,
@@ -85,6 +86,7 @@ _NEXT_TO_NOTHING = 0.01
 class _Emulators:
     """What the emulators say of sets, and their answers within shares of the tolerance: each is
     built next, and has as many pins as what fresh draws on the engine refused asks for.
+    ``meanwhile`` if what its test and its frontier need is computed while it is built.
     """
 
     def __init__(
@@ -95,7 +97,10 @@ class _Emulators:
         emulated: Baselines,
         triage: Triage,
         first: Bisection | None,
+        *,
+        meanwhile: bool,
     ) -> None:
+        self._meanwhile = meanwhile
         self._case, self._bench, self._engine = case, bench, engine
         self._emulated, self._triage = emulated, triage
         self._fewest = self._refusals = 0
@@ -131,6 +136,9 @@ class _Emulators:
             begin_further(bench, answer)
             if found.ranked:
                 self._begin_next(found.pinned)
+            if self._meanwhile:
+                plan = triage.base.with_pins(found.pinned)
+                while_building(self._case, bench, triage, self._emulated, plan)
         return found
 
     def _begin_next(self, pins: frozenset[str]) -> None:

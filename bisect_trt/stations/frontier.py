@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -15,10 +16,11 @@ from bisect_trt.core.sample import Sample, evenly
 from bisect_trt.numerics.confidence import lower_bound
 from bisect_trt.probe.journal import Row
 from bisect_trt.probe.result import GIVEN, PanelResult, meets
+from bisect_trt.stations.baselines import Baselines
 from bisect_trt.stations.bench import Bench
+from bisect_trt.stations.case import Case
 from bisect_trt.stations.drawn import HOLDOUT, REDRAWN, VARIANTS, redraws, variants
 from bisect_trt.stations.fresh_test import CONFIDENCE, MAX_TESTS, set_size
-from bisect_trt.stations.known import Known
 from bisect_trt.stations.traffic import relative_bytes
 from bisect_trt.stations.triage import Triage
 
@@ -37,18 +39,37 @@ TIME_BUDGET_S, _FEWEST = 12.0, 4
 time is over, the rows that are left are left out, and that is said."""
 
 
-def measure_frontier(known: Known, bench: Bench, answer: PrecisionPlan) -> pd.DataFrame | None:
-    """A row for each number of pins: the share of each kind of input that meets the requirement,
-    its bound, and the scores; judged by the first emulator. None where nothing was ranked.
+@dataclass(frozen=True)
+class Frontier:
+    """``table`` has a row for each number of pins; of ``rows`` there was time for so many."""
+
+    table: pd.DataFrame
+    rows: int
+
+    def cut_short(self) -> list[Finding]:
+        """That rows were left out, where some were."""
+        if len(self.table) == self.rows:
+            return []
+        message = (
+            f"frontier.csv has {len(self.table)} of {self.rows} rows, those next to the answer: "
+            f"this model's take longer than the {TIME_BUDGET_S:.0f} s that it may take"
+        )
+        return [Finding("frontier", "", message)]
+
+
+def measure_frontier(
+    case: Case, bench: Bench, triage: Triage, baselines: Baselines, answer: PrecisionPlan
+) -> Frontier:
+    """For each number of pins the share of each kind of input that meets the requirement, its
+    bound, and the scores; judged by the first emulator.
 
     Args:
-        known: the inputs, the ranking and the base plan.
+        case: the inputs.
         bench: what runs the plans.
+        triage: the ranking and the base plan.
+        baselines: the layers' sizes.
         answer: the plan that is written; its row says so under ``set``.
     """
-    triage = known.triage
-    if triage is None or known.case.settings.fitted:
-        return None
     every = len(triage.ranking)
     lengths = sorted({n for n in STEPS if n < every} | {every})
     prefixes = (triage.base.with_pins(triage.ranking[:n]).pinned for n in lengths)
@@ -56,31 +77,23 @@ def measure_frontier(known: Known, bench: Bench, answer: PrecisionPlan) -> pd.Da
     # The answer first, and then those around it: these are what it is compared with.
     sets.sort(key=lambda s: abs(len(s[0]) - len(answer.pinned)))
     sets.insert(0, (answer.pinned, "answer"))
-    kinds = _samples(known, bench, len(sets))
+    kinds = _samples(case, bench, len(sets))
     key = bench.prober.key(
         "frontier", answer.digest, *(triage.base.with_pins(s[0]).digest for s in sets)
     )
     before = bench.journal.recall(key)
-    if before is not None:  # a repeated command asks no further than the first one did
-        sets = sets[: int(before[0])]
+    # A repeated command asks no further than the first one did.
+    most = int(before[0]) if before is not None else len(sets)
     rows, deadline = [], time.monotonic() + TIME_BUDGET_S
-    for number, (pins, source) in enumerate(sets):
+    for number, (pins, source) in enumerate(sets[:most]):
         if before is None and number and time.monotonic() > deadline:
             bench.journal.record([Row(key, "frontier", number)])
-            bench.note(_cut_short(number, len(sets)))
             break
         bench.observer.progress(number, len(sets), f"{len(pins)} pins")
-        row = _row(known, bench, triage, pins, source, kinds)
+        row = _row(case, bench, triage, baselines, pins, source, kinds)
         rows.append((len(pins), source == "answer", row))
-    return pd.DataFrame([row for *_, row in sorted(rows, key=lambda r: r[:2])])
-
-
-def _cut_short(count: int, rows: int) -> Finding:
-    message = (
-        f"frontier.csv has {count} of {rows} rows, those next to the answer: this model's take "
-        f"longer than the {TIME_BUDGET_S:.0f} s that it may take"
-    )
-    return Finding("frontier", "", message)
+    ordered = [row for *_, row in sorted(rows, key=lambda r: r[:2])]
+    return Frontier(pd.DataFrame(ordered), len(sets))
 
 
 def frontier_size(layers: int, usual_seconds: float) -> tuple[int, int]:
@@ -102,9 +115,9 @@ def _copies(rows: int, usual_seconds: float) -> tuple[int, int]:
     return max(_FEWEST, int(_REDRAWN / fewer)), max(_FEWEST, int(_VARIANTS / fewer))
 
 
-def _samples(known: Known, bench: Bench, rows: int) -> dict[str, Sequence[Sample]]:
+def _samples(case: Case, bench: Bench, rows: int) -> dict[str, Sequence[Sample]]:
     """What each of ``rows`` rows is judged on."""
-    case, size = known.case, set_size(known.case)
+    size = set_size(case)
     redrawn, varied = _copies(rows, bench.usual_seconds)
     sets = max(1, redrawn // size), max(1, varied // size)
     return {
@@ -116,9 +129,10 @@ def _samples(known: Known, bench: Bench, rows: int) -> dict[str, Sequence[Sample
 
 
 def _row(
-    known: Known,
+    case: Case,
     bench: Bench,
     triage: Triage,
+    baselines: Baselines,
     pins: frozenset[str],
     source: str,
     kinds: dict[str, Sequence[Sample]],
@@ -127,7 +141,7 @@ def _row(
     row: dict[str, object] = {"pins": len(plan.pinned), "set": source}
     scores: list[float] = []
     for kind, samples in kinds.items():
-        size = set_size(known.case)
+        size = set_size(case)
         if kind == HOLDOUT and size > 1:
             size = max(1, len(samples))
         found = bench.prober.judge(plan, samples, size=size)
@@ -139,8 +153,7 @@ def _row(
         ordered = sorted(scores)
         row[name] = ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else np.nan
     row["latency_ms"] = _latency(bench, plan)
-    if known.baselines is not None:
-        row["relative_bytes"] = relative_bytes(known.case, known.baselines.layers, plan)
+    row["relative_bytes"] = relative_bytes(case, baselines.layers, plan)
     return row
 
 

@@ -8,10 +8,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import fields
+from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
@@ -21,7 +23,7 @@ from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.core.verdict import Verdict
-from bisect_trt.stations import engine_baselines, robust_search
+from bisect_trt.stations import drawn, engine_baselines, robust_search
 from bisect_trt.stations.engine_baselines import EngineBaselines, with_table
 from bisect_trt.stations.engine_table import EngineTable
 from fixtures.models import residual
@@ -32,6 +34,8 @@ pytestmark = pytest.mark.usefixtures("few_draws")
 
 class Foreseen(WorseOnDraws):
     """One that is told what it may be asked."""
+
+    builds_ahead = True
 
     def __init__(self, fixture: Any) -> None:
         super().__init__(fixture)
@@ -70,6 +74,29 @@ def test_what_follows_a_refusal_is_begun_before_it(
         assert before.pinned < plan.pinned <= after.pinned
         assert built == engine.built.index(before), "before the engine that may be refused is asked"
         assert (after, engine.built.index(after)) in engine.kept
+
+
+def test_what_an_engine_is_asked_next_is_made_ready_while_it_is_built(
+    judged: Judged, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The references of the draws that test it, and the frontier; the answer is the same."""
+    looked, results, computed = drawn._has_reference, [], []
+    for ahead in (False, True):
+        engine, before_it = Foreseen(residual()), []
+        engine.builds_ahead = ahead
+
+        def look(bench: Any, sample: Sample, engine: Any = engine, kept: Any = before_it) -> bool:
+            kept.append(not [p for p in engine.built if p.base is Precision.FP16 and p.pinned])
+            return looked(bench, sample)
+
+        monkeypatch.setattr(drawn, "_has_reference", look)
+        out = tmp_path / f"{ahead}"
+        results.append(judged(residual(), engine, robust=0.95, out=out)[0])
+        computed.append(sum(before_it))
+    late, early = results
+    assert computed[1] > computed[0] + 2 * 8, "the test's draws, of two kinds, and the frontier's"
+    assert late.pinned == early.pinned and late.holds == early.holds
+    pd.testing.assert_frame_equal(late.frontier, early.frontier)
 
 
 class Traced(Engine):

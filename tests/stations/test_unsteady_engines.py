@@ -85,6 +85,8 @@ def test_what_the_answer_holds_on_is_tested_while_further_processes_build(
 class Anticipated(Unsteady):
     """Steady, and told what it will be asked."""
 
+    builds_ahead = True
+
     def __init__(self, fixture: Any) -> None:
         super().__init__(fixture, lambda *_: 0)
         self.begun: list[tuple[PrecisionPlan, int]] = []

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
+from bisect_trt.core.threads import in_order
 from bisect_trt.graph.graph import Graph, as_graph
 from bisect_trt.graph.layers import with_unique_names
 from bisect_trt.graph.passes.marked import mark_outputs
@@ -218,7 +219,7 @@ class TensorRTRunner:
         last one again, or was built ahead.
         """
         what = (plan, tuple(tensors), tuple(debug))
-        arrays = [dict(s.arrays) for s in samples]
+        arrays = list(in_order(lambda s: dict(s.arrays), samples))  # drawn ones are made again
         ask = partial(self._worker.call, timeout_s=self._timeout_s)
         last = self._last  # another thread may ask of another plan meanwhile
         if last is not None and last[0] == what:
