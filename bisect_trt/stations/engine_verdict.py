@@ -13,6 +13,7 @@ from bisect_trt.search.prefix import longer
 from bisect_trt.stations.baselines import Baselines
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.bisect import Bisection, bisect, known_strength
+from bisect_trt.stations.build_wait import use_build_wait
 from bisect_trt.stations.case import Case
 from bisect_trt.stations.engine_ahead import begin, give_up
 from bisect_trt.stations.engine_baselines import EngineBaselines
@@ -23,7 +24,6 @@ from bisect_trt.stations.holds import Refusal, put_to_test
 from bisect_trt.stations.robust_search import MARGIN, as_searched
 from bisect_trt.stations.sensitivity import suspicion_of
 from bisect_trt.stations.triage import Triage
-from bisect_trt.stations.while_building import while_building
 
 
 def decide_on_engine(
@@ -138,7 +138,7 @@ class _Emulators:
                 self._begin_next(found.pinned)
             if self._meanwhile:
                 plan = triage.base.with_pins(found.pinned)
-                while_building(self._case, bench, triage, self._emulated, plan)
+                use_build_wait(self._case, bench, triage, self._emulated, plan)
         return found
 
     def _begin_next(self, pins: frozenset[str]) -> None:

@@ -16,7 +16,7 @@ from bisect_trt.stations.frontier import measure_frontier
 from bisect_trt.stations.triage import Triage
 
 
-def while_building(
+def use_build_wait(
     case: Case, bench: Bench, triage: Triage, baselines: Baselines, plan: PrecisionPlan
 ) -> None:
     """Compute the references of the draws that the engine of ``plan`` will be tested on, and its
