@@ -33,7 +33,7 @@ PAIRS = [
 @cache
 def network() -> Graph:
     """Residual blocks with a skip over all of them, a shape that follows from the input, a constant
-    that all read, and an If that captures a tensor of an earlier block.
+    that all read, an If that captures a tensor of an earlier block, and an input that nobody reads.
     """
     random = np.random.default_rng(0)
     nodes: list[onnx.NodeProto] = []
@@ -69,6 +69,7 @@ def network() -> Graph:
     info = [
         helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", WIDTH]),
         helper.make_tensor_value_info("flag", TensorProto.BOOL, []),
+        helper.make_tensor_value_info("unread", TensorProto.INT64, [1]),
     ]
     given_out = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in (last, y)]
     graph = helper.make_graph(nodes, "g", info, given_out, weights)
@@ -79,7 +80,7 @@ def network() -> Graph:
 def sample(seed: int) -> Sample:
     random = np.random.default_rng(seed)
     x = random.standard_normal((3, WIDTH)).astype(np.float32)
-    return Sample(f"s{seed}", {"x": x, "flag": np.array(seed % 2 == 0)})
+    return Sample(f"s{seed}", {"x": x, "flag": np.array(seed % 2 == 0), "unread": np.array([1])})
 
 
 def session(low: Precision, pin: Precision, segments: int, kept_bytes: int) -> SwitchedSession:
@@ -205,6 +206,16 @@ def test_a_plan_that_runs_on_many_samples_is_run_in_one_piece(
         for lowered in (some, every):
             assert same(late.run(sample(seed), lowered), plain.run(sample(seed), lowered))
     assert not opened
+
+
+@pytest.mark.parametrize("segments", [1, 16])
+def test_a_plan_runs_on_after_its_switches_are_written_out(segments: int) -> None:
+    late, plain = session(*PAIRS[0], segments, 0), session(*PAIRS[0], 1, 0)
+    lowered = frozenset(layers()[::2])
+    expected = plain.run(sample(5), lowered)
+    assert all(
+        same(late.run(sample(5), lowered), expected) for _ in range(_WORTH_SETTLING + _WORTH_IT)
+    )
 
 
 def test_effects_are_runs_with_one_layer_lowered() -> None:

@@ -191,7 +191,9 @@ def settled(segment: Segment, on: Collection[str]) -> Segment:
     read = {t for n in graph.node for t in (*n.input, *captured_names(n))}
     graph.input.extend(i for i in source.input if i.name in read)
     flags = {name: flag for name, flag in segment.flags.items() if name in read}
-    return Segment(target, segment.takes, segment.gives, flags, segment.weights)
+    # A model may have an input that no node reads.
+    takes = tuple(name for name in segment.takes if name in read)
+    return Segment(target, takes, segment.gives, flags, segment.weights)
 
 
 def _append(

@@ -126,7 +126,7 @@ class SegmentSession:
             feed = dict(self._switches(ready, setting))
             owners = self._lent.by[self]
             options, self._options = self._options, None
-        for name in self._segment.takes:
+        for name in ready.segment.takes:
             feed[name] = tensors[name]
         try:
             results = ready.call(feed, self._segment.gives, options)
