@@ -60,8 +60,8 @@ def bisect(
 
     Args:
         model: an FP32 model, its path or its proto.
-        inputs: one sample or several: a mapping of input name to array, or an .npz file, folder or
-            glob.
+        inputs: one sample or several: a mapping of input name to array, or a file, folder, glob or
+            ``module:function``; or a function or generator that gives such mappings.
         observer: hears of the progress.
         chosen: the options below.
 

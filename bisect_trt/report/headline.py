@@ -42,8 +42,9 @@ def _answer(result: Result) -> str:
     if result.cause is Cause.NONE:
         held = len(result.plan.held)
         if held:
-            return f"{name} meets the requirement with what --pin holds in FP32 (layers: {held})."
-        return f"{name} meets the requirement as it is: nothing to pin."
+            pinned = f"with what --pin holds in FP32 (layers: {held})"
+            return f"{name} meets the requirement {pinned}{_of_given(result)}."
+        return f"{name} meets the requirement as it is{_of_given(result)}: nothing to pin."
     if result.cause is Cause.TF32:
         return "Strict FP32 meets the requirement: turn TF32 off."
     each = "each of the others" if result.plan.held else "each"
@@ -63,7 +64,15 @@ def _answer(result: Result) -> str:
         kept = f"Hardly any layer can leave FP32: keep {pins} of {layers} there"
     if result.plan.held:
         kept += f" ({len(result.plan.held)} of them held by --pin)"
-    return f"{kept} and the requirement is met; {proof}."
+    return f"{kept} and the requirement is met{_of_given(result)}; {proof}."
+
+
+def _of_given(result: Result) -> str:
+    """On how many of the given inputs, where ``--holds-on`` or ``--pick`` let some miss it."""
+    given = result.holds.given if result.holds is not None else None
+    if given is None or given.passed == given.tested:
+        return ""
+    return f" on {given.passed} of the {given.tested} given inputs"
 
 
 def _nearly_all(result: Result) -> bool:

@@ -7,6 +7,7 @@ import math
 from bisect_trt.core.holds import Holds, Robustness, word_of
 from bisect_trt.numerics.requirements import times
 from bisect_trt.stations.case import FEW_INPUTS
+from bisect_trt.stations.fresh_test import WANTED
 
 
 def holds_sentences(holds: Holds | None) -> list[str]:
@@ -26,7 +27,7 @@ def holds_sentences(holds: Holds | None) -> list[str]:
             counted += f" (sets of {size})" if size > 1 and kind is not holds.holdout else ""
             told.append(f"{counted}, at least {100.0 * kind.lower_bound:.1f} %")
     sure = {1: "", 2: " with 95 % confidence"}.get(len(told), ", each with 95 % confidence")
-    said = f"{holds.word.value}. Holds on" if holds.word is not None else "holds on"
+    said = f"{holds.word.value}{_asked_for(holds)}. Holds on" if holds.word else "holds on"
     # Before anything else: one input says little of others.
     begun = f"With one input: {said}" if holds.of_one else said[0].upper() + said[1:]
     lines = [f"{begun} {'; '.join(told)}{sure}."]
@@ -42,6 +43,11 @@ def holds_sentences(holds: Holds | None) -> list[str]:
             f"ones{advice if few else ''}."
         )
     return lines
+
+
+def _asked_for(holds: Holds) -> str:
+    """The share that the word is about, where the user asked for less than usual."""
+    return f" for the {100.0 * holds.wanted:.3g} % asked for" if holds.wanted < WANTED else ""
 
 
 def caption_of(holds: Holds | None) -> str:

@@ -3,57 +3,82 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from xml.etree import ElementTree
 
-from bisect_trt.core.holds import Holding, Holds, at_least
+from bisect_trt.core.holds import Holding, Holds, at_least, word_of
 from bisect_trt.core.names import xml_text
 from bisect_trt.numerics.requirements import times
+from bisect_trt.report.headline import headline
+from bisect_trt.report.held_on import holds_sentences
 from bisect_trt.report.requirement_scores import judged_scores
 from bisect_trt.report.result import Result
 
-Case = tuple[str, str]
-"""A name, and why it fails; '' where it does not."""
+
+@dataclass(frozen=True)
+class _Case:
+    """``failure`` is why it fails, '' where it does not; ``shown`` what was seen, if that tells
+    more.
+    """
+
+    name: str
+    failure: str = ""
+    shown: str = ""
 
 
 def as_junit(result: Result) -> str:
     """A suite of one run; it has a failure where the exit code is 1, and where the plan holds by
-    luck.
+    luck. Its properties are the sentence, the word and what it rests on.
     """
     suite = ElementTree.Element("testsuite", name="bisect-trt", time=f"{result.seconds:.3f}")
+    properties = ElementTree.SubElement(suite, "properties")
+    for name, value in _properties(result):
+        attributes = {"name": name, "value": xml_text(value)}
+        ElementTree.SubElement(properties, "property", attributes)
     cases = list(_cases(result))
     failures = 0
-    for name, failure in cases:
-        attributes = {"classname": xml_text(result.model), "name": xml_text(name)}
+    for one in cases:
+        attributes = {"classname": xml_text(result.model), "name": xml_text(one.name)}
         case = ElementTree.SubElement(suite, "testcase", attributes)
-        if failure:
+        if one.failure:
             failures += 1
-            ElementTree.SubElement(case, "failure", message=xml_text(failure))
+            ElementTree.SubElement(case, "failure", message=xml_text(one.failure))
+        if one.shown:
+            ElementTree.SubElement(case, "system-out").text = xml_text(one.shown)
     for name, count in (("tests", len(cases)), ("failures", failures), ("errors", 0)):
         suite.set(name, str(count))
     ElementTree.indent(suite)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _cases(result: Result) -> Iterator[Case]:
+def _properties(result: Result) -> Iterator[tuple[str, str]]:
+    yield "summary", headline(result)
+    if result.holds is not None:
+        yield "robustness", word_of(result.holds) or "not tested"
+        yield "holds", holds_sentences(result.holds)[0]
+
+
+def _cases(result: Result) -> Iterator[_Case]:
     yield from _requirements(result)
     if result.holds is not None:
         yield from _holds(result.holds)
     for row in result.pins.itertuples() if not result.ranked else ():
         if not row.held:
-            yield f"pin {row.layer} is needed", "" if row.proved else "not proved"
+            yield _Case(f"pin {row.layer} is needed", "" if row.proved else "not proved")
 
 
-def _requirements(result: Result) -> Iterator[Case]:
+def _requirements(result: Result) -> Iterator[_Case]:
     """Which requirement is missed; all of them where that cannot be told apart."""
     scores = judged_scores(result.by_requirement)
     missed = [r for r, score in scores.items() if score > 1.0] or list(result.requirements)
     for text in result.requirements:
         score = scores.get(text, result.score)
         failure = "" if result.passed or text not in missed else result.sentence
-        yield f"requirement {text}", f"{failure} Score: {times(score)}" if failure else ""
+        failure = f"{failure} Score: {times(score)}" if failure else ""
+        yield _Case(f"requirement {text}", failure, f"Score: {times(score)}")
 
 
-def _holds(holds: Holds) -> Iterator[Case]:
+def _holds(holds: Holds) -> Iterator[_Case]:
     """Of each kind of input that was tested: a failure where fewer pass than chance explains."""
     few = holds.given.passed < at_least(holds.wanted_of_given, holds.given.tested)
     kinds = (
@@ -64,9 +89,12 @@ def _holds(holds: Holds) -> Iterator[Case]:
     )
     for words, kind, misses in kinds:
         if kind.tested:
-            yield f"holds on {words}", _shortfall(kind) if misses else ""
+            shown = _counted(kind)
+            if kind is not holds.given:
+                shown += f", at least {100.0 * kind.lower_bound:.1f} % with 95 % confidence"
+            yield _Case(f"holds on {words}", _counted(kind) if misses else "", shown)
 
 
-def _shortfall(kind: Holding) -> str:
+def _counted(kind: Holding) -> str:
     worst = f"; the worst, {kind.worst}, is at {times(kind.worst_score)}" if kind.worst else ""
     return f"{kind.passed} of {kind.tested} meet the requirement{worst}"

@@ -127,8 +127,7 @@ def load(settings: Settings, observer: Observer) -> Case:
     check_kinds(settings.variants)
     graph, specs = Graph(model.proto), input_specs(model.proto)
     check_need(need_of(graph, settings, specs), model.name)
-    samples, apart = _load_inputs(settings, specs)
-    holdout = _unlike(samples, apart)
+    samples, holdout, counted = _load_inputs(settings, specs)
     replaced = dict[str, tuple[str, ...]]()
     if settings.rewrite is not None:
         fused = rewritten(model.proto, samples, settings.rewrite)
@@ -160,7 +159,7 @@ def load(settings: Settings, observer: Observer) -> Case:
         raise BadInputError(
             f"--golden belongs to one input, and {len(samples)} were given; pass one --input"
         )
-    findings = _findings(settings, graph, samples, replaced, len(apart) - len(holdout))
+    findings = (*counted, *_findings(settings, graph, samples, replaced))
     findings += (told,) if told is not None else ()
     for finding in findings:
         observer.finding(finding.message)
@@ -187,8 +186,10 @@ def load(settings: Settings, observer: Observer) -> Case:
 
 def _load_inputs(
     settings: Settings, specs: Sequence[InputSpec]
-) -> tuple[list[Sample], list[Sample]]:
-    """The given samples, and those kept apart: named, or a fifth of many."""
+) -> tuple[list[Sample], list[Sample], list[Finding]]:
+    """The given samples, those kept apart (named, or a fifth of many), and what is to be said of
+    both. A copy of an input that is there tells nothing, and would be counted.
+    """
     unknown = sorted(set(settings.infinite).difference(spec.name for spec in specs))
     if unknown:
         raise BadInputError(
@@ -196,21 +197,44 @@ def _load_inputs(
             f"{', '.join(spec.name for spec in specs)}"
         )
     load = partial(load_samples, specs=specs, stacked=settings.stacked, infinite=settings.infinite)
-    samples = load(settings.inputs)
+    every = load(settings.inputs)
+    samples = _unlike((), every)
+    said = _copies("inputs", len(every) - len(samples), "each is counted once")
     asked = [source for source in settings.holdout if source != "none"]
     if asked:
-        return samples, load(asked)
+        named = load(asked, option="--holdout")
+        apart = _unlike(samples, named)
+        left_out = "they were left out and would test nothing"
+        return (
+            samples,
+            apart,
+            said + _copies("inputs kept apart", len(named) - len(apart), left_out),
+        )
     if settings.holdout or settings.fitted or len(samples) < FEW_INPUTS:
-        return samples, []
+        return samples, [], said
     # Every fifth, so that inputs which lie in some order are kept apart evenly.
-    return [s for i, s in enumerate(samples) if i % 5 != 4], samples[4::5]
+    given, apart = [s for i, s in enumerate(samples) if i % 5 != 4], samples[4::5]
+    message = (
+        f"{len(apart)} of {len(samples)} inputs, a fifth, are kept apart to test on (--holdout "
+        "FILES names others, --holdout none searches with all)"
+    )
+    return given, apart, [*said, Finding("holdout", "", message)]
 
 
-def _unlike(given: Sequence[Sample], apart: Sequence[Sample]) -> list[Sample]:
-    """Those of ``apart`` that the search does not see, each once: a copy tests nothing."""
+def _unlike(given: Sequence[Sample], others: Sequence[Sample]) -> list[Sample]:
+    """Those of ``others`` that are not among ``given``, each once."""
     known = {sample.digest for sample in given}
-    by_content = {sample.digest: sample for sample in apart}
+    by_content: dict[str, Sample] = {}
+    for sample in others:
+        by_content.setdefault(sample.digest, sample)
     return [sample for digest, sample in by_content.items() if digest not in known]
+
+
+def _copies(what: str, count: int, so: str) -> list[Finding]:
+    if not count:
+        return []
+    are = "are copies" if count > 1 else "is a copy"
+    return [Finding("copies", "", f"{count} of the {what} {are} of others: {so}")]
 
 
 def _findings(
@@ -218,15 +242,8 @@ def _findings(
     graph: Graph,
     samples: list[Sample],
     replaced: Mapping[str, tuple[str, ...]],
-    copies: int,
 ) -> tuple[Finding, ...]:
     found = []
-    if copies:
-        message = (
-            f"{copies} of the inputs kept apart are copies of others and were left out: they would "
-            "test nothing"
-        )
-        found.append(Finding("holdout", "", message))
     if replaced:
         message = (
             f"{len(replaced)} LayerNorms were rewritten as one operator each; model.rewritten.onnx "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -37,6 +37,8 @@ def as_command(settings: Settings) -> str:
 def _word(value: Any) -> str:
     if isinstance(value, Mapping):
         return "ARRAYS"
+    if isinstance(value, Iterator):
+        return "SAMPLES"
     if callable(value):
         return f"{getattr(value, '__module__', '')}:{getattr(value, '__qualname__', 'FUNCTION')}"
     return str(value)

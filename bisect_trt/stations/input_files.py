@@ -29,21 +29,28 @@ from bisect_trt.graph.inputs import InputSpec, check_array
 from bisect_trt.stations.array_files import read_npy, read_npz
 
 Arrays = Mapping[str, NDArray[Any]]
+Function = Callable[[], Any]
 ENDINGS = (".npz", ".npy", ".json")
 _LOADER = re.compile(r"^[\w./\\-]+:[A-Za-z_]\w*$")
 
 
 def read_sources(
-    source: str | Path, specs: Sequence[InputSpec], *, stacked: bool
+    source: str | Path | Function | Iterator[Any],
+    specs: Sequence[InputSpec],
+    *,
+    stacked: bool,
+    option: str = "--input",
 ) -> Iterator[tuple[str, Arrays]]:
     """The samples that ``source`` names, one after the other.
 
     Args:
-        source: a file, a folder of them, a glob, or ``module:function`` (``file.py:function``),
-            which gives mappings of input name to array, one a sample.
+        source: a file, a folder of them, a glob, or a function by itself, by ``module:function`` or
+            by ``file.py:function``, which gives mappings of input name to array, one a sample; or
+            what gives these.
         specs: what the model takes: names the array of an .npy file, and tells along which axis
             arrays are stacked.
         stacked: whether each array of a file holds many samples, along its first axis.
+        option: which named the source, for messages.
 
     Returns:
         (name, arrays by input name).
@@ -51,8 +58,11 @@ def read_sources(
     Raises:
         BadInputError: names what cannot be found or read.
     """
+    if not isinstance(source, (str, Path)):
+        yield from _from_loader(shown(source), source, option)
+        return
     if is_loader(source):
-        yield from _from_loader(str(source))
+        yield from _from_loader(str(source), load_function(str(source), option), option)
         return
     for path in find_files([source]):
         if path.suffix == ".json":
@@ -70,6 +80,13 @@ def read_sources(
             )
         for number in range(counts.pop()):
             yield f"{path}[{number}]", {n: _slice(a, number, specs, n) for n, a in arrays.items()}
+
+
+def shown(source: object) -> str:
+    """``source`` as a message names it."""
+    if isinstance(source, (str, Path)):
+        return str(source)
+    return str(getattr(source, "__qualname__", type(source).__name__))
 
 
 def is_loader(source: str | Path) -> bool:
@@ -169,13 +186,14 @@ def _decoded(where: str, name: str, value: Any) -> NDArray[Any]:
     return found
 
 
-def _from_loader(text: str) -> Iterator[tuple[str, Arrays]]:
+def _from_loader(
+    text: str, source: Function | Iterator[Any], option: str
+) -> Iterator[tuple[str, Arrays]]:
     """What a function of the user's yields. Each sample is put on disk as it comes, so that a long
     generator need not fit into memory.
     """
-    function = load_function(text, "--input")
     spool = scratch("inputs")
-    for number, arrays in enumerate(_yielded(text, function)):
+    for number, arrays in enumerate(_yielded(text, source, option)):
         where = f"{text}[{number}]"
         objects = [n for n, a in arrays.items() if a.dtype.hasobject]
         if objects:
@@ -190,11 +208,16 @@ def _from_loader(text: str) -> Iterator[tuple[str, Arrays]]:
         yield where, LazyArrays(partial(_read_spooled, spool, path))
 
 
-def _yielded(text: str, function: Callable[[], Any]) -> Iterator[dict[str, NDArray[Any]]]:
-    """What ``function`` yields, each piece of its work done as the user's code."""
-    what, number = f"--input {text}", 0
+def _yielded(
+    text: str, source: Function | Iterator[Any], option: str
+) -> Iterator[dict[str, NDArray[Any]]]:
+    """What ``source`` yields, each piece of its work done as the user's code."""
+    what, number = f"{option} {text}", 0
     with users_code(what):
-        samples = iter(function())
+        given = source() if callable(source) else source
+        if isinstance(given, Mapping):
+            raise BadInputError(f"{what}: gives one mapping; yield {{'input': array}} for each")
+        samples = iter(given)
     while True:
         with users_code(what):
             feed = next(samples, None)
@@ -202,7 +225,9 @@ def _yielded(text: str, function: Callable[[], Any]) -> Iterator[dict[str, NDArr
                 return
             if not isinstance(feed, Mapping):
                 kind = type(feed).__name__
-                raise BadInputError(f"{text}[{number}]: a {kind}; yield {{'input': array}}")
+                raise BadInputError(
+                    f"{text}[{number}]: not a mapping but {kind}; yield {{'input': array}}"
+                )
             arrays = {str(n): np.asarray(a) for n, a in feed.items()}
         yield arrays
         number += 1

@@ -148,7 +148,7 @@ def _largest_shapes(settings: Settings, specs: Sequence[InputSpec]) -> Shapes | 
     for source in (*settings.inputs, *(s for s in settings.holdout if s != "none")):
         if isinstance(source, Mapping):
             found.append({str(n): tuple(a.shape) for n, a in source.items() if hasattr(a, "shape")})
-        elif not is_loader(source):
+        elif isinstance(source, (str, Path)) and not is_loader(source):
             found += _of_files(source, names, settings.stacked)
     return max(found, key=_elements, default=None)
 

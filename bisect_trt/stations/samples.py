@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,8 @@ from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.sample import Sample, evenly
 from bisect_trt.graph.inputs import InputSpec, check_array
 from bisect_trt.numerics.blocks import flat, slices
-from bisect_trt.stations.input_files import read_sources
+from bisect_trt.stations.input_files import read_sources, shown
+from bisect_trt.stations.settings import Source
 
 MOST_LOOKED_AT = 32
 """So many inputs at most are looked at for being noise."""
@@ -23,21 +23,23 @@ MOST_ELEMENTS = 1 << 22
 
 
 def load_samples(
-    sources: Sequence[str | Path | Mapping[str, NDArray[Any]]],
+    sources: Sequence[Source],
     specs: Sequence[InputSpec],
     *,
     stacked: bool = False,
     infinite: Collection[str] = (),
+    option: str = "--input",
 ) -> list[Sample]:
     """One sample for each mapping, and all that each path or loader names, checked against
     ``specs``.
 
     Args:
         sources: mappings of input name to array, or what
-            :func:`~bisect_trt.stations.input_files.read_sources` takes.
+            :func:`~bisect_trt.stations.input_files.read_sources` takes; each gives one at least.
         specs: what the model takes.
         stacked: whether each array of a file holds many samples.
         infinite: the inputs that may hold -inf, as an additive attention mask does.
+        option: which names the sources, for messages.
 
     Raises:
         BadInputError: names the file and the tensor: wrong names, dtypes, shapes, NaN, infinities.
@@ -48,8 +50,11 @@ def load_samples(
             arrays = {str(k): np.asarray(v) for k, v in source.items()}
             samples.append(_checked(Sample(f"sample {number}", arrays), specs, infinite))
             continue
-        for name, found in read_sources(source, specs, stacked=stacked):
+        before = len(samples)
+        for name, found in read_sources(source, specs, stacked=stacked, option=option):
             samples.append(_checked(Sample(name, found), specs, infinite))
+        if len(samples) == before:
+            raise BadInputError(f"{option} {shown(source)}: gives no sample")
     if not samples:
         raise BadInputError("no input given; the model's real inputs are needed (--input real.npz)")
     return samples

@@ -5,7 +5,7 @@ The command line and the notebook calls are made from these fields.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,10 @@ from bisect_trt.stations.option import PLANNING, Option, checked, option
 from bisect_trt.stations.shares import Shares
 
 PROBE_TIMEOUT_S = 900.0
-Source = str | Path | Mapping[str, NDArray[Any]]
+Feed = Mapping[str, NDArray[Any]]
+Source = str | Path | Feed | Callable[[], Iterable[Feed]] | Iterator[Feed]
+"""Of samples: a file, folder, glob or ``module:function``, one sample itself, or in a notebook a
+function that gives some, or a generator."""
 
 _ENGINES = frozenset({"reduce", "cure"})
 _EVERYWHERE = PLANNING | _ENGINES
@@ -181,7 +184,7 @@ class Settings(Shares):
         kind=bool,
         commands=_EVERYWHERE,
     )
-    golden: Source | None = option(
+    golden: str | Path | Feed | None = option(
         None,
         "--golden",
         "The original framework's outputs (.npz), checked against the reference.",
