@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -23,6 +24,7 @@ from bisect_trt.cli import main
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.run_files import RESULT_FILES
 from bisect_trt.core.scratch import draft_prefix, sweep
+from bisect_trt.report.exits import guarded
 from fixtures.__main__ import input_bytes, model_bytes
 from fixtures.models import Fixture, encoder_decomposed, residual
 from tests.conftest import HANG_S, without_progress
@@ -365,3 +367,28 @@ def test_what_killed_runs_left_is_swept_away(tmp_path: Path) -> None:
         (folder / "big.bin").write_bytes(b"0" * 1000)
     sweep(tmp_path)
     assert not dead.exists() and alive.exists() and other.exists() and elsewhere.exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (RuntimeError("can't start new thread"), "no more threads"),
+        (
+            RuntimeError("[ONNXRuntimeError] pthread_create failed, error code: 11"),
+            "no more threads",
+        ),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "out of memory"),
+        (MemoryError(), "out of memory"),
+    ],
+)
+def test_what_a_machine_lacks_is_no_internal_error(
+    error: Exception, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command() -> None:
+        raise error
+
+    with pytest.raises(SystemExit) as ended:
+        guarded(command)()
+    assert ended.value.code == 4
+    told = capsys.readouterr().err
+    assert words in told and len(told.splitlines()) == 1

@@ -70,10 +70,28 @@ _NO_MEMORY = ("Failed to allocate memory", "bad_alloc", "bad allocation", "Avail
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether ``error`` says that memory ran out: Python's own, or ONNX Runtime's, which has no
-    class for it.
+    """Whether ``error`` says that memory ran out: Python's own, the system's, or ONNX Runtime's,
+    which has no class for it.
     """
-    return isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY)
+    if isinstance(error, MemoryError) or (
+        isinstance(error, OSError) and error.errno == errno.ENOMEM
+    ):
+        return True
+    return any(words in str(error) for words in _NO_MEMORY)
+
+
+_NO_THREADS = ("can't start new thread", "pthread_create failed")
+NO_THREADS = (
+    "the system starts no more threads for this process: use --threads 1, or raise its limits "
+    "(ulimit -u, ulimit -v, a container's pids.max)"
+)
+
+
+def is_out_of_threads(error: BaseException) -> bool:
+    """Whether ``error`` says that the system starts no more threads: Python's own, or ONNX
+    Runtime's.
+    """
+    return any(words in str(error) for words in _NO_THREADS)
 
 
 _GPU_FAILURES = ("CUDA failure", "CUDNN failure", "CUDNN_FE failure", "CUBLAS failure")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import sys
 from itertools import product
 from pathlib import Path
@@ -52,6 +53,18 @@ def free_bytes() -> int | None:
         found.append(max(0, limit - max(0, taken - cached)))
     found += _address_space_left()
     return min(found, default=None)
+
+
+def room_bytes() -> int | None:
+    """What this process may hold in all: what it holds now, and what is free; None where the
+    system does not say.
+    """
+    free = free_bytes()
+    try:
+        held = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        return free
+    return None if free is None else free + held * mmap.PAGESIZE
 
 
 def _address_space_left() -> list[int]:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -52,8 +52,11 @@ class Sample:
         return found.hexdigest(), shapes, nbytes
 
 
-def evenly(samples: Sequence[Sample], most: int) -> list[Sample]:
-    """At most ``most`` of ``samples``, spread over their order."""
-    if len(samples) <= most:
-        return list(samples)
-    return [samples[i * len(samples) // most] for i in range(most)]
+Item = TypeVar("Item")
+
+
+def evenly(items: Sequence[Item], most: int) -> list[Item]:
+    """At most ``most`` of ``items``, such as samples, spread over their order."""
+    if len(items) <= most:
+        return list(items)
+    return [items[i * len(items) // most] for i in range(most)]

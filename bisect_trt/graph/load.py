@@ -12,7 +12,7 @@ import onnx
 from google.protobuf.message import DecodeError, EncodeError
 from onnx.external_data_helper import uses_external_data
 
-from bisect_trt.core.errors import BadInputError, one_line
+from bisect_trt.core.errors import BadInputError, MachineError, is_out_of_memory, one_line
 from bisect_trt.graph.constant_checks import check_constant, external_range
 from bisect_trt.graph.mapped_files import mapped
 from bisect_trt.graph.normalised import normalised
@@ -76,6 +76,8 @@ def _parsed(path: Path) -> onnx.ModelProto:
     try:
         model.ParseFromString(_content(path))
     except OSError as error:
+        if is_out_of_memory(error):
+            raise MachineError(f"{path}: there is no memory to read it into") from error
         raise BadInputError(f"{path}: cannot be read ({error.strerror})") from error
     except DecodeError as error:
         raise BadInputError(

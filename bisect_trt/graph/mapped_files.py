@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.errors import BadInputError, MachineError, is_out_of_memory
 
 _PAGE = mmap.PAGESIZE
 _maps: WeakValueDictionary[str, _Map] = WeakValueDictionary()
@@ -43,6 +43,11 @@ def mapped(path: str, dtype: np.dtype[Any], offset: int, shape: tuple[int, ...])
     try:
         found = np.frombuffer(_map_of(path), dtype, count, offset)
     except (OSError, ValueError) as error:
+        if is_out_of_memory(error):
+            raise MachineError(
+                f"{path}: there is no room to map it ({error}); raise the limit (ulimit -v), or "
+                "use a machine with more memory"
+            ) from error
         raise BadInputError(f"{path}: cannot be read ({error})") from error
     return found.reshape(shape)
 

@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 
 from bisect_trt.core.cores import thread_count
 from bisect_trt.core.errors import (
+    NO_THREADS,
     BadInputError,
     BisectError,
     MachineError,
     RunnerFailedError,
     is_gpu_failure,
     is_out_of_memory,
+    is_out_of_threads,
     one_line,
 )
 from bisect_trt.core.memory import frees_activations
@@ -99,7 +101,7 @@ def reference_session(
         raise
     # ONNX Runtime has an exception class for each status, all direct children of Exception.
     except Exception as error:
-        if is_out_of_memory(error):
+        if is_out_of_memory(error) or is_out_of_threads(error):
             raise failure_of_session(where, error) from error
         raise BadInputError(f"{where}: ONNX Runtime cannot load it ({one_line(error)})") from error
 
@@ -233,6 +235,8 @@ def failure_of_session(where: str, error: Exception) -> BisectError:
             f"{where}: the GPU failed ({one_line(error, 160)}); nothing is concluded from it. Use "
             "--emulate-on cpu, or a GPU with more free memory"
         )
+    if is_out_of_threads(error):
+        return MachineError(f"{where}: {NO_THREADS}")
     if is_out_of_memory(error):
         return MachineError(
             f"{where}: out of memory ({one_line(error, 120)}); use fewer --workers, smaller inputs "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from bisect_trt.core.errors import RunnerFailedError
-from bisect_trt.core.memory import free_bytes, in_words
+from bisect_trt.core.memory import in_words, room_bytes
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.core.sample import Sample
+from bisect_trt.core.sample import Sample, evenly
 from bisect_trt.core.scratch import scratch
 from bisect_trt.core.time_budget import TimeBudget
 from bisect_trt.graph.inputs import input_specs
@@ -24,7 +24,7 @@ from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.search.facts import information_bound
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case, load
-from bisect_trt.stations.drawn import redraws
+from bisect_trt.stations.drawn import redraws, variants
 from bisect_trt.stations.emulator_choice import emulator_device, open_emulator
 from bisect_trt.stations.need import need_of
 from bisect_trt.stations.sensitivity import time_allowed
@@ -34,9 +34,6 @@ from bisect_trt.stations.work import expected_probes, expected_work
 
 _USUAL_SHARE, _LARGE_SHARE = 0.02, 0.1
 _REPORT_S = 0.5
-
-_ROW = 1.0 / 6.0
-"""A layer alone goes through half the network; a trace three times through all of it."""
 
 _DRAWS, _TIMED_S = 8, 1.0
 """So many draws are timed, or as many as take a second."""
@@ -80,7 +77,7 @@ class Estimate:
         workers = "1 worker" if self.workers == 1 else f"{self.workers} workers"
         memory = f"about {in_words(self.memory_bytes)} of memory"
         if self.free_bytes:
-            memory += f" ({in_words(self.free_bytes)} free)"
+            memory += f" (it may take {in_words(self.free_bytes)})"
         return (
             f"{self.layers} layers, {inputs}, {workers}: about {self.probes} probes and "
             f"{self.effect_runs} single-layer runs and {self.draws} draws in {self.seconds:.0f} s, "
@@ -111,7 +108,7 @@ def estimate(settings: Settings, observer: Observer) -> Estimate:
     usual, large = (
         min(count, max(2, round(share * count))) for share in (_USUAL_SHARE, _LARGE_SHARE)
     )
-    rows_s = work.rows * timed.trace * _ROW
+    rows_s = work.rows * timed.alone
     seconds = (
         _REPORT_S
         + started
@@ -130,7 +127,7 @@ def estimate(settings: Settings, observer: Observer) -> Estimate:
         len(case.samples),
         settings.workers,
         need_of(case.graph, settings, input_specs(case.graph.proto)).bytes,
-        free_bytes() or 0,
+        room_bytes() or 0,
         work.rows,
         work.probes,
         expected_probes(1),
@@ -146,8 +143,8 @@ def estimate(settings: Settings, observer: Observer) -> Estimate:
 class _Timed:
     """Seconds: of opening the sessions, of an ``inference``, and with all that belongs to it of a
     sample ``made`` (with its reference), ``emulated`` and judged, judged by the ``second``
-    emulator, gone through node by node (``trace``). ``usual`` is the bench's. ``passes`` if
-    everything lowered does.
+    emulator, gone through node by node (``trace``), with one layer lowered ``alone``. ``usual`` is
+    the bench's. ``passes`` if everything lowered does, on the given inputs and a few copies.
     """
 
     opened: float
@@ -156,6 +153,7 @@ class _Timed:
     emulated: float
     second: float
     trace: float
+    alone: float
     usual: float
     passes: bool
 
@@ -174,13 +172,22 @@ def _timed(case: Case, observer: Observer) -> _Timed:
         spent, draws = _seconds(
             lambda: list(redraws(case, bench, _STREAM + 1, count, emulated=True)) or [sample]
         )
-        judged = [_seconds(partial(judge.judge, plan, draws))[0] for judge in judges]
+        judged = [_seconds(partial(judge.judge, plan, draws)) for judge in judges]
+        # What a search is made for: some copies that miss, where the given inputs pass.
+        varied = bench.prober.judge(plan, variants(case, bench, _STREAM + 1, count))
         trace, _ = _seconds(lambda: _gone_through(emulator, plan, sample))
+        some = evenly(case.names, count)
+        alone = partial(_each_alone, case, bench, sample, some)
+        alone()  # opens the sessions of segments
+        rows_s, _ = _seconds(alone)
         bench.references.close()
         bench.took(inference)
-    one, first, second = (seconds / len(draws) for seconds in (spent, *judged))
-    passes = all(result.verdict.passed for result in results)
-    return _Timed(opened, inference, one, first, second, trace, bench.usual_seconds, passes)
+    one, first, second = (s / len(draws) for s in (spent, *(seconds for seconds, _ in judged)))
+    missed = sum(panel.missed() for panel in (*(panel for _, panel in judged), varied))
+    passes = all(result.verdict.passed for result in results) and not missed
+    # They share the inference that the layers' own begin in.
+    row = max(0.0, rows_s - inference) / max(1, len(some))
+    return _Timed(opened, inference, one, first, second, trace, row, bench.usual_seconds, passes)
 
 
 def _seconds(job: Callable[[], Done]) -> tuple[float, Done]:
@@ -192,6 +199,15 @@ def _seconds(job: Callable[[], Done]) -> tuple[float, Done]:
 def _outputs(emulator: EmulatedRunner, plan: PrecisionPlan, sample: Sample) -> None:
     with suppress(RunnerFailedError):  # the run says what it means
         next(iter(emulator.outputs(plan, [sample])))
+
+
+def _each_alone(case: Case, bench: Bench, sample: Sample, layers: Sequence[str]) -> None:
+    """What the effects of ``layers`` take."""
+    reference = bench.references.of(sample)
+    with suppress(RunnerFailedError):
+        for _, outputs in bench.emulator.effects(sample, case.settings.precision, layers):
+            if outputs is not None:
+                case.requirements.score(reference, outputs)
 
 
 def _gone_through(emulator: EmulatedRunner, plan: PrecisionPlan, sample: Sample) -> None:

@@ -12,9 +12,9 @@ from bisect_trt.core.memory import (
     LARGE,
     MANY,
     free_activations_at_once,
-    free_bytes,
     in_words,
     keep_large_blocks_apart,
+    room_bytes,
 )
 from bisect_trt.graph.activations import live_bytes
 from bisect_trt.graph.graph import Graph
@@ -110,7 +110,8 @@ def need_of(graph: Graph, settings: Settings, specs: Sequence[InputSpec]) -> Nee
     """
     shapes = _largest_shapes(settings, specs)
     live = live_bytes(graph, shapes) if shapes is not None else 0
-    beside = settings.workers if settings.workers > 1 and settings.ray is None else 0
+    asked = settings.workers if settings.workers > 1 and settings.ray is None else 0
+    beside = min(asked, thread_count())  # no more are hired
     return Need(weights_size(graph.proto), live, beside, len(graph.proto.graph.node))
 
 
@@ -124,8 +125,8 @@ def check_need(need: Need, where: str) -> None:
     Raises:
         MachineError: there is less free memory.
     """
-    free = free_bytes()
-    if free is not None and need.bytes > free:
+    room = room_bytes()
+    if room is not None and need.bytes > room:
         if need.workers:
             what = "use --workers 1"
         elif need.activations > need.weights:
@@ -133,7 +134,7 @@ def check_need(need: Need, where: str) -> None:
         else:
             what = "use a machine with more memory (`inspect` and `export` need less)"
         raise MachineError(
-            f"{where}: this needs {need.sentence}, and {in_words(free)} are free: {what}"
+            f"{where}: this needs {need.sentence}, and may take {in_words(room)}: {what}"
         )
     if need.activations >= LARGE:
         free_activations_at_once()

@@ -57,7 +57,7 @@ def expected_work(case: Case, *, passes: bool, probe_seconds: float, usual_secon
 
     Args:
         case: the layers, the inputs and what is asked for.
-        passes: whether everything lowered passes the given inputs: then little is searched.
+        passes: whether everything lowered passes: then little is searched.
         probe_seconds: what one emulated inference takes; it decides how many layers are measured.
         usual_seconds: what one usually takes; it decides the number of draws.
     """

@@ -68,14 +68,19 @@ def test_headers_are_read_without_the_data(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize(
     ("options", "hint"),
-    [([], "use a machine with more memory"), (["--workers", "3"], "use --workers 1")],
+    [
+        ([], "use a machine with more memory"),
+        (["--workers", "3"], "use --workers 1"),
+        (["--workers", "1000"], "use --workers 1"),  # of which three are hired
+    ],
 )
 def test_what_cannot_fit_is_refused_before_it_is_read(
     options: list[str], hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     onnx.save(chain(), tmp_path / "m.onnx")
     np.savez(tmp_path / "x.npz", x=np.ones((4, 256), np.float32))
-    monkeypatch.setattr(need, "free_bytes", lambda: 1_000_000)
+    monkeypatch.setattr(need, "room_bytes", lambda: 1_000_000)
+    monkeypatch.setattr(need, "thread_count", lambda: 3)
     asked = [str(tmp_path / "m.onnx"), "--input", str(tmp_path / "x.npz"), *options]
     for more in (["--out", str(tmp_path / "out")], ["--dry-run"]):
         result = CliRunner().invoke(main, ["run", *asked, *more])
@@ -91,7 +96,7 @@ def test_a_large_input_is_what_can_be_made_smaller(
 ) -> None:
     onnx.save(chain("rows"), tmp_path / "m.onnx")
     np.savez(tmp_path / "x.npz", x=np.ones((4000, 256), np.float32))
-    monkeypatch.setattr(need, "free_bytes", lambda: 1_000_000)
+    monkeypatch.setattr(need, "room_bytes", lambda: 1_000_000)
     asked = ["run", str(tmp_path / "m.onnx"), "--input", str(tmp_path / "x.npz")]
     assert "give a smaller --input" in CliRunner().invoke(main, asked).output
 
