@@ -22,7 +22,8 @@ from bisect_trt.stations.cures import Cures
 from bisect_trt.stations.reduce import Reduced
 from bisect_trt.stations.saved_plan import SavedPlan, read_plan
 from bisect_trt.stations.seen import Seen
-from bisect_trt.stations.settings import Settings, Source, options
+from bisect_trt.stations.settings import Settings, options
+from bisect_trt.stations.source import Source
 from bisect_trt.stations.verify import Verification
 from bisect_trt.stations.verify import verify as check_plan_holds
 

@@ -185,6 +185,8 @@ class Result:
             document["holds_on"] = self.holds_on
         if self.holds is not None:
             document["robust"] = self.holds.wanted
+            if self.holds.fitted:
+                document["fitted"] = True
         if self.rewritten:
             document["rewritten"] = list(self.rewritten)
         return json.dumps(document, indent=2)

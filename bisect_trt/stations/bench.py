@@ -6,9 +6,7 @@ It is the one mutable thing that the stations share; what they find travels in f
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
 
@@ -17,11 +15,11 @@ from bisect_trt.core.finding import Finding
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample, evenly
-from bisect_trt.core.time_budget import TimeBudget, TimedObserver
+from bisect_trt.core.time_budget import TimeBudget
 from bisect_trt.numerics.error_sample import ErrorSample
 from bisect_trt.numerics.requirements import times
 from bisect_trt.probe.execution import Arrays
-from bisect_trt.probe.journal import JOURNAL, Journal
+from bisect_trt.probe.journal import Journal
 from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.references import References
 from bisect_trt.probe.result import GIVEN, ProbeResult
@@ -32,13 +30,9 @@ from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.runners.emulator.whole_model import WholeModelRunner
 from bisect_trt.runners.ort_devices import CPU
 from bisect_trt.stations.case import Case
-from bisect_trt.stations.emulator_choice import emulator_device, open_emulator
-from bisect_trt.stations.emulator_workers import fewer_hired, open_fleet
-from bisect_trt.stations.engine_ahead import begin as begin_engine
-from bisect_trt.stations.engine_choice import EngineRunner, has_rtx_sums, open_engine
+from bisect_trt.stations.engine_choice import EngineRunner, has_rtx_sums
 from bisect_trt.stations.ledger import Ledger
 from bisect_trt.stations.metric_reads import MetricReads
-from bisect_trt.stations.run_folder import claimed_folder, folder_of
 
 _SECOND_SEES = 4
 
@@ -46,13 +40,7 @@ _ON_GPU, _OF_THREE = 0.05, 0.4
 """Beside two cores; a third of a draw's inferences are the second emulator's."""
 
 _FAR, _NOTICED_S = 16.0, 0.05
-"""An inference that takes so many times what was counted, and at least so many seconds, was not
-counted right."""
-
-_ONLY_EMULATED = (
-    "no input can be moved a little, only what the token ids look up, and an engine holds its "
-    "tables as constants: roundings are redrawn on the emulators, and variants test the engine"
-)
+"""So many times what was counted, and at least so many seconds: it was not counted right."""
 
 
 class Bench:
@@ -61,7 +49,8 @@ class Bench:
     ``emulator`` runs in this process, ``fleet`` on workers where there are some; ``rtx_sums`` is
     true where layer tables follow the measured sums of TensorRT for RTX. ``time`` ends probes whose
     time is spent. ``in_turn`` if the second emulator and the reference make room for each other.
-    ``tests`` counts those on fresh draws.
+    ``tests`` counts those on fresh draws. ``in_hand`` is the smallest set of pins that passed what
+    a search that was ended was made with, None where none did.
     """
 
     def __init__(
@@ -87,6 +76,7 @@ class Bench:
         self.references = References(case.reference, kept, on_gpu, lasting=draws)
         self.log: list[ProbeResult] = []
         self.tests, self._took_s = 0, 0.0
+        self.in_hand: frozenset[str] | None = None
         self._gpu_lock = Lock()
         self.rtx_sums = has_rtx_sums(opened, case.settings.precision)
         self._case = case
@@ -200,8 +190,9 @@ class Bench:
         return tuple(findings)
 
     def note(self, finding: Finding) -> None:
-        """Tell the observer, and keep it for the ledger."""
-        self._found += self.found([finding])
+        """Tell the observer, once, and keep it for the ledger."""
+        if finding not in self._found:
+            self._found += self.found([finding])
 
     def _tell(self, result: ProbeResult) -> None:
         pins = len(result.plan.pinned)
@@ -244,57 +235,3 @@ class Bench:
         )
         prober.before_each = self.time.check
         return prober
-
-
-@contextmanager
-def open_bench(
-    case: Case,
-    observer: Observer,
-    suffix: str = "",
-    time_budget: TimeBudget | None = None,
-    begin: Sequence[PrecisionPlan] = (),
-) -> Iterator[Bench]:
-    """Open what the run needs.
-
-    Args:
-        case: the model, the inputs and the settings.
-        observer: hears of the progress.
-        suffix: ends the default folder's name.
-        time_budget: of the whole run; None where it may take as long as it needs.
-        begin: whose engines a run that knows nothing yet will ask for.
-
-    Raises:
-        BadInputError: the folder cannot be used (see ``claimed_folder``).
-        MachineError: the disk is full.
-        RunnerUnavailableError: the runner or cluster asked for is not there.
-    """
-    with ExitStack() as opened:
-        folder = folder_of(case, suffix)
-        # Each waits a second or two for a child process.
-        with ThreadPoolExecutor(1) as beside:
-            asked = beside.submit(emulator_device, case.settings)
-            engine = open_engine(case, folder / "caches")
-            if engine is not None:
-                opened.enter_context(closing(engine))
-        device, findings = asked.result()
-        journal = opened.enter_context(claimed_folder(case, folder))
-        timed = device != CPU and case.settings.emulate_on == "auto"
-        for plan in begin if journal.is_new and not timed else ():
-            begin_engine(engine, plan)
-        emulator, noted = open_emulator(case, device, journal)
-        fleet = open_fleet(case, emulator, device)
-        if fleet is not None:
-            opened.enter_context(closing(fleet))
-        clock = time_budget or TimeBudget(None)
-        heard = TimedObserver(observer, clock)
-        bench = Bench(case, heard, folder, journal, engine, emulator, fleet, clock)
-        for finding in (*findings, *noted):
-            bench.note(finding)
-        if journal.note:
-            bench.note(Finding("journal", JOURNAL, journal.note))
-        if engine is not None and case.moves_lookups:
-            bench.note(Finding("redrawn", "", _ONLY_EMULATED))
-        if fleet is not None and len(fleet) < case.settings.workers:
-            bench.note(Finding("workers", "", fewer_hired(case.settings.workers, len(fleet))))
-        opened.enter_context(closing(bench.references))
-        yield bench

@@ -12,6 +12,7 @@ from typing import TypeVar
 import numpy as np
 
 from bisect_trt.core.errors import RunnerFailedError
+from bisect_trt.core.finding import Finding
 from bisect_trt.core.lazy_arrays import LazyArrays
 from bisect_trt.core.sample import Sample
 from bisect_trt.numerics.draws import (
@@ -34,6 +35,8 @@ from bisect_trt.stations.case import FEW_INPUTS, Case
 Item = TypeVar("Item")
 
 REDRAWN, VARIANTS, HOLDOUT = "redrawn", "variants", "holdout"
+
+_IN_A_ROW = 20
 
 SEARCH_STREAM = 0
 """The draws that are searched with; tests use the streams from 1 on, which no search has seen."""
@@ -64,7 +67,7 @@ def redraws(
         made = _redrawn(sources, stream, partial(_redraw_lookups, case.lookups), shuffled)
     else:
         return iter(())
-    return usable(bench, made, count if sources else 0)
+    return _unlike_given(case, bench, made, count if sources else 0, "redrawn copies")
 
 
 def movable(case: Case, *, emulated: bool) -> bool:
@@ -93,9 +96,20 @@ def variants(case: Case, bench: Bench, stream: int, count: int) -> Iterator[Samp
     kinds = {s.digest: _kinds(case, s) for s in few}
     sources = [s for s in few if kinds[s.digest]]
     if not sources:
+        if case.settings.variants != "auto":
+            message = f"--variants {case.settings.variants}: changes none of these inputs"
+            bench.note(Finding("variants", "", f"{message}, so no variants were tested"))
         return iter(())
     made = _variants(sources, kinds, stream, not case.requirements.of_sets)
-    return usable(bench, made, count)
+    return _unlike_given(case, bench, made, count, "variants")
+
+
+def _unlike_given(
+    case: Case, bench: Bench, made: Iterator[Sample], count: int, what: str
+) -> Iterator[Sample]:
+    """The first ``count`` usable ones that are none of the given inputs: those are known."""
+    given = frozenset(sample.digest for sample in case.samples)
+    yield from usable(bench, made, count, given, what)
 
 
 def wants_variants(case: Case) -> bool:
@@ -180,7 +194,13 @@ def _vary(source: Sample, kind: str, sources: list[Sample], seed: list[int]) -> 
     return make(kind, source.arrays, others, np.random.default_rng(seed))
 
 
-def usable(bench: Bench, samples: Iterator[Sample], count: int) -> Iterator[Sample]:
+def usable(
+    bench: Bench,
+    samples: Iterator[Sample],
+    count: int,
+    but: frozenset[str] = frozenset(),
+    what: str = "",
+) -> Iterator[Sample]:
     """The first ``count`` whose reference can be computed and is finite where it should be;
     remembered, so that a repeated command need not ask the model. Gives up after many in a row that
     are not.
@@ -190,28 +210,40 @@ def usable(bench: Bench, samples: Iterator[Sample], count: int) -> Iterator[Samp
         samples: read no further than ``count`` needs, whatever the number of cores: a function of
             the user's may make them.
         count: how many.
+        but: digests of samples that are not usable.
+        what: they are, for the note that there are no more of them; blank for none.
     """
     refused = 0
     while count:
         looked_at = 0
-        for sample, key, known, fit in _looked_at(bench, islice(samples, count)):
+        for sample, key, known, fit in _looked_at(bench, islice(samples, count), but):
             looked_at += 1
             if not known:
                 bench.journal.record_later(Row(key, "usable", fit))
             if fit:
                 refused, count = 0, count - 1
                 yield sample
-            elif (refused := refused + 1) > 20:
+            elif (refused := refused + 1) > _IN_A_ROW:
+                if what:
+                    message = (
+                        f"{what}: no more were made, for of {refused} in a row each was a copy of "
+                        "a given input, or the model cannot be run on it or gives nothing finite"
+                    )
+                    bench.note(Finding("draws", "", message))
                 return
         if not looked_at:
             return
 
 
-def _looked_at(bench: Bench, samples: Iterator[Sample]) -> Iterator[tuple[Sample, str, bool, bool]]:
-    """Each with its key in the journal, whether that knew it, and whether it is fit."""
+def _looked_at(
+    bench: Bench, samples: Iterator[Sample], but: frozenset[str]
+) -> Iterator[tuple[Sample, str, bool, bool]]:
+    """Each with its key in the journal, whether that need not be told, and whether it is fit."""
 
     def told(sample: Sample) -> tuple[Sample, str, bool | None]:
         key = bench.prober.key("usable", sample.digest)
+        if sample.digest in but:
+            return sample, key, False
         found = bench.journal.recall(key)
         return sample, key, None if found is None else bool(found[0])
 

@@ -4,6 +4,7 @@ what is made of the answer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,6 +73,8 @@ def checked(its: Option, value: Any) -> Any:
         converted = its.kind(value)
     except (TypeError, ValueError) as error:
         raise BadInputError(f"{its.flag} {value}: not a {its.kind.__name__}") from error
+    if its.kind is float and not math.isfinite(converted):
+        raise BadInputError(f"{its.flag} {value}: not a number that can be used")
     if its.most is not None and not converted <= its.most:
         raise BadInputError(f"{its.flag} {value}: must be at most {its.most:g}")
     low = its.least is not None and (

@@ -13,7 +13,7 @@ from bisect_trt.core.sample import Sample, evenly
 from bisect_trt.graph.inputs import InputSpec, check_array
 from bisect_trt.numerics.blocks import flat, slices
 from bisect_trt.stations.input_files import read_sources, shown
-from bisect_trt.stations.settings import Source
+from bisect_trt.stations.source import Source
 
 MOST_LOOKED_AT = 32
 """So many inputs at most are looked at for being noise."""

@@ -19,8 +19,8 @@ _LISTS = ("requirements", "metrics", "rewritten")
 @dataclass(frozen=True)
 class SavedPlan:
     """A plan.json: the plan, the requirements and metrics it was found for, on which share of the
-    given and of unseen inputs it has to meet them (None where an older version did not say), and
-    the layers that a rewrite made before.
+    given and of unseen inputs it has to meet them (None where an older version did not say), the
+    layers that a rewrite made before, and whether it was ``fitted`` to its inputs.
     """
 
     plan: PrecisionPlan
@@ -30,6 +30,7 @@ class SavedPlan:
     rewritten: tuple[str, ...] = ()
     holds_on: float = 1.0
     robust: float | None = None
+    fitted: bool = False
 
     @property
     def searched(self) -> Precision:
@@ -69,7 +70,8 @@ def read_plan(path: Path) -> SavedPlan:
     requirements, metrics, rewritten = (_list_of_text(path, k, more.get(k)) for k in _LISTS)
     held, robust = (_share(path, key, more.get(key)) for key in ("holds_on", "robust"))
     share = 1.0 if held is None else held
-    return SavedPlan(plan, path, requirements, metrics, rewritten, share, robust)
+    fitted = more.get("fitted") is True
+    return SavedPlan(plan, path, requirements, metrics, rewritten, share, robust, fitted)
 
 
 def begun_at(path: Path | None, names: Sequence[str]) -> tuple[frozenset[str], Finding | None]:

@@ -5,23 +5,18 @@ The command line and the notebook calls are made from these fields.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import onnx
-from numpy.typing import NDArray
 
 from bisect_trt.core.precision import Precision
 from bisect_trt.stations.option import PLANNING, Option, checked, option
 from bisect_trt.stations.shares import Shares
+from bisect_trt.stations.source import Feed, Source
 
 PROBE_TIMEOUT_S = 900.0
-Feed = Mapping[str, NDArray[Any]]
-Source = str | Path | Feed | Callable[[], Iterable[Feed]] | Iterator[Feed]
-"""Of samples: a file, folder, glob or ``module:function``, one sample itself, or in a notebook a
-function that gives some, or a generator."""
 
 _ENGINES = frozenset({"reduce", "cure"})
 _EVERYWHERE = PLANNING | _ENGINES
@@ -293,6 +288,7 @@ class Settings(Shares):
     def __post_init__(self) -> None:
         for name, its in options().items():
             object.__setattr__(self, name, checked(its, getattr(self, name)))
+        self.check_shares()
 
 
 def options() -> dict[str, Option]:

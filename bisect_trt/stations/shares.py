@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect_trt.core.errors import BadInputError
+
 
 class Shares:
     """What the options of these names ask for."""
@@ -9,6 +11,18 @@ class Shares:
     robust: float | None
     holds_on: float
     pick: float | None
+
+    def check_shares(self) -> None:
+        """Refuse what contradicts itself.
+
+        Raises:
+            BadInputError: names the options.
+        """
+        if self.fitted and self.pick is not None:
+            raise BadInputError(
+                f"--pick {self.pick:g}: with --robust 0 no ranking is measured to pick from; leave "
+                "one of the two out"
+            )
 
     @property
     def share_of_given(self) -> float:

@@ -17,6 +17,7 @@ from bisect_trt.search.tolerance_share import MARGIN, matching_limit
 from bisect_trt.stations.baselines import Baselines
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
+from bisect_trt.stations.drawn import REDRAWN
 from bisect_trt.stations.engine_baselines import EngineBaselines
 from bisect_trt.stations.held import blame_lowered
 from bisect_trt.stations.sensitivity import (
@@ -120,8 +121,8 @@ def find_cause(
         heavy,
         _WORST if unseen is not None else "",
     )
-    if emulated.lowered.verdict.passed and engine is None:
-        luck = f"{diagnosis.sentence} The given inputs pass by luck: others like them do not."
+    if emulated.lowered.verdict.passed and engine is None and unseen is not None:
+        luck = f"{diagnosis.sentence} The given inputs pass by luck: {_others(unseen)}."
         diagnosis = replace(diagnosis, sentence=luck)
     strength = sensitivity.strength
     # What was too many to measure stands behind what was, by the error it introduces.
@@ -129,6 +130,15 @@ def find_cause(
         case.names, key=lambda n: (-strength.get(n, -1.0), -suspicion.get(n, -math.inf))
     )
     return Triage(diagnosis, base, pinned, sensitivity, limit, tuple(ranking), unseen)
+
+
+def _others(unseen: Unseen) -> str:
+    """What speaks against everything lowered, which the given inputs pass."""
+    against = unseen.refused
+    if against is None or not unseen.lowered.verdict.passed:
+        return "others like them do not"
+    kind = "roundings redrawn" if against.kind == REDRAWN else against.kind
+    return f"{len(against.samples)} of {against.tested} {kind} miss the requirement"
 
 
 def _ranked_on(case: Case, bench: Bench, unseen: Unseen | None) -> tuple[Sample, ...]:
@@ -229,11 +239,11 @@ def diagnose_reduced(
             tuple(guilty),
         )
     count = len(sensitivity.scores)
+    seen = "" if base.verdict.passed else f" ({times(base.score)}{where})"
     why = f"none of the {count} measured layers misses" if count else "no time to see which misses"
     return Diagnosis(
         Cause.ACCUMULATION,
-        f"The {name} error accumulates over many layers ({times(base.score)}{where}): {why} the "
-        "requirement alone.",
+        f"The {name} error accumulates over many layers{seen}: {why} the requirement alone.",
         True,
     )
 

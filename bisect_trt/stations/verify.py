@@ -45,10 +45,11 @@ from bisect_trt.runners.tensorrt.profile import profile_of, values_of
 from bisect_trt.runners.tensorrt.readback import dishonoured_after_parsing
 from bisect_trt.runners.tensorrt.records import EngineRequest
 from bisect_trt.runners.workers.process import IsolatedWorker
-from bisect_trt.stations.bench import Bench, open_bench
+from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case, load
 from bisect_trt.stations.fresh_test import VERIFYING, WANTED, planned_test
 from bisect_trt.stations.holds import measure_holds
+from bisect_trt.stations.open_bench import open_bench
 from bisect_trt.stations.saved_plan import SavedPlan
 from bisect_trt.stations.settings import Settings
 from bisect_trt.stations.thread_limit import within_threads
@@ -127,6 +128,7 @@ def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verifica
         bench.took(bench.prober.probe(saved.plan).seconds / len(case.samples))
         test = planned_test(case, VERIFYING, bench.usual_seconds, last=True)
         holds = measure_holds(case, bench, bench.judges, saved.plan, test)
+        holds = replace(holds, fitted=saved.fitted)
         return Verification(saved.plan, checks, case.requirements.texts, holds)
 
 
