@@ -27,9 +27,9 @@ from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.numerics.draws import KINDS, kinds_for, variant
 from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.stations.bench import open_bench
 from bisect_trt.stations.case import Case, load
 from bisect_trt.stations.drawn import REDRAWN, redraws
+from bisect_trt.stations.open_bench import open_bench
 from bisect_trt.stations.panel import panel_samples
 from bisect_trt.stations.settings import Settings
 

@@ -16,10 +16,11 @@ from bisect_trt.core.beside import Beside
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.core.stop import BudgetSpentError
+from bisect_trt.core.stop import BudgetSpentError, StoppedError
 from bisect_trt.core.time_budget import TimeBudget
 from bisect_trt.report import cured, reproducer
 from bisect_trt.report.cured import write_cures
+from bisect_trt.report.headline import left_behind
 from bisect_trt.report.reduced import headline, nothing_bad
 from bisect_trt.report.reproducer import write_reproducer
 from bisect_trt.report.result import Result
@@ -32,12 +33,12 @@ from bisect_trt.stations.answer import (
     with_steadiness,
 )
 from bisect_trt.stations.baselines import measure_baselines, nothing_to_pin, tf32_to_blame
-from bisect_trt.stations.bench import Bench, open_bench
+from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.bisect import bisect
 from bisect_trt.stations.case import Case, load
 from bisect_trt.stations.cure_model import cure_model
 from bisect_trt.stations.cures import Cures
-from bisect_trt.stations.cut_short import end_search
+from bisect_trt.stations.cut_short import end_search, with_set_in_hand
 from bisect_trt.stations.engine_ahead import baseline_plans
 from bisect_trt.stations.engine_baselines import begin_engine, measure_engine, with_table
 from bisect_trt.stations.engine_to_blame import REPRODUCER, piece_to_blame
@@ -48,6 +49,7 @@ from bisect_trt.stations.held import note_held
 from bisect_trt.stations.inputs_table import inputs_table
 from bisect_trt.stations.known import Known
 from bisect_trt.stations.let_go import let_go
+from bisect_trt.stations.open_bench import open_bench
 from bisect_trt.stations.out_of_range import note_left_overflowing
 from bisect_trt.stations.reduce import Reduced
 from bisect_trt.stations.reduce_model import files_read, reduce_model, result_folder
@@ -95,11 +97,13 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
             latest = with_steadiness(latest, bench)
             held = holds if latest.unsteady is None else None
             latest = _looked_at_again(latest.with_(holds=held), bench)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
+            latest = with_set_in_hand(latest, bench)
             partial = summarise_interrupted(latest, bench.ledger(), time.perf_counter() - began)
-            if partial is not None:
-                write_report(partial, case)
-            raise
+            if partial is None:
+                raise
+            write_report(partial, case)
+            raise StoppedError(left_behind(partial)) from error
         let_go(case, bench)
         result = summarise(latest, bench.ledger(), time.perf_counter() - began)
         write_report(result, case)
@@ -115,7 +119,7 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
             result = summarise(latest, bench.ledger(), time.perf_counter() - began)
             write_report(result, case)
         if isinstance(piece, Reduced) and piece.interrupted:
-            raise KeyboardInterrupt
+            raise StoppedError(f"the answer is in {bench.folder}, with the smallest piece so far")
         return result
 
 
@@ -216,6 +220,8 @@ def _search(case: Case, bench: Bench, beside: Beside) -> Iterator[Known]:
     bench.tell_probes()
     bisection = bisect(case, bench, baselines, triage, triage.limit)
     known = known.with_(bisection=bisection)
+    if bisection is not None:
+        bench.observer.best(len(bisection.pinned))
     yield known
     if bench.engine is not None and engine is not None:
         known = _with_engine_table(known, bench)
@@ -223,6 +229,7 @@ def _search(case: Case, bench: Bench, beside: Beside) -> Iterator[Known]:
         judgement = decide_on_engine(
             case, bench, bench.engine, baselines, engine, triage, bisection
         )
+        bench.observer.best(len(judgement.plan.pinned))
         yield known.with_(judgement=judgement)
 
 
@@ -247,7 +254,7 @@ def cure(
     if cures.tried:
         write_cures(cures, folder)
     if cures.interrupted:
-        raise KeyboardInterrupt
+        raise StoppedError(f"the table so far is in {folder}")
     return cures
 
 
@@ -273,7 +280,7 @@ def reduce(
 
     Raises:
         BisectError: something that the user can mend.
-        KeyboardInterrupt: the user ended it; the smallest piece so far is written.
+        StoppedError: the user ended it; the smallest piece so far is written.
     """
     folder = result_folder(settings, REDUCED)
     reproducer.FOLDER.check(folder, files_read(settings))
@@ -281,5 +288,5 @@ def reduce(
     if isinstance(found, Reduced):
         write_reproducer(found, folder, made_by)
         if found.interrupted:
-            raise KeyboardInterrupt
+            raise StoppedError(f"the smallest piece so far is in {folder}")
     return found

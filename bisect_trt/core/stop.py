@@ -9,5 +9,9 @@ from threading import Event
 STOPPING = Event()
 
 
+class StoppedError(KeyboardInterrupt):
+    """The user ended the work, and its message says what there is for it."""
+
+
 class BudgetSpentError(Exception):
     """Nothing further may be tried: so many probes, builds or minutes were spent."""

@@ -18,12 +18,14 @@ from bisect_trt.core.errors import (
     EXIT_INTERNAL,
     EXIT_INTERRUPTED,
     EXIT_MACHINE,
+    NO_THREADS,
     BisectError,
     MachineError,
     is_out_of_memory,
+    is_out_of_threads,
     one_line,
 )
-from bisect_trt.core.stop import STOPPING
+from bisect_trt.core.stop import STOPPING, StoppedError
 
 Command = Callable[..., int | None]
 
@@ -64,8 +66,9 @@ def guarded(command: Command) -> Command:
         except BisectError as error:
             _complain(one_line(error, 500))
             code = error.exit_code
-        except KeyboardInterrupt:
-            _complain("interrupted; run the same command again to go on from here")
+        except KeyboardInterrupt as error:
+            said = str(error) if isinstance(error, StoppedError) else "nothing was kept"
+            _complain(one_line(f"interrupted; {said}", 500))
             code = EXIT_INTERRUPTED
         except Exception as error:
             code = _code_of(error)
@@ -105,6 +108,9 @@ def _code_of(error: Exception) -> int:
         _complain(
             "out of memory; use smaller or fewer inputs, fewer --workers, or a larger machine"
         )
+        return EXIT_MACHINE
+    if is_out_of_threads(error):
+        _complain(NO_THREADS)
         return EXIT_MACHINE
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""

@@ -159,6 +159,15 @@ def answer_lines(result: Result) -> list[str]:
     return lines
 
 
+def left_behind(result: Result) -> str:
+    """What an interrupted run leaves, for the terminal."""
+    told = " ".join([_answer(result), *holds_sentences(result.holds)[:1]])
+    return (
+        f"the best plan so far is in {result.folder}: {told} Run the same command again to go on "
+        "from here"
+    )
+
+
 def files_line(result: Result) -> str:
     """Where the report is, and the model to ship."""
     shipped = f"   model to ship: {result.folder}/model.typed.onnx" if result.passed else ""

@@ -54,6 +54,7 @@ def judge_all(
     names: list[str] = []
     results: list[SampleResult] = []
     missed: list[Sample] = []
+    violating = 0
     # A few samples are in memory at a time.
     for panel in _chunks(bench, judges, samples, size):
         left = misses - len(missed) // size
@@ -70,11 +71,11 @@ def judge_all(
         together = zip(*(f.results[:shortest] for f in found), strict=True)
         for place, each in enumerate(together):
             results.append(max(each, key=lambda r: (not meets(r, limit), r.score)))
+            violating += not meets(results[-1], min(1.0, limit))
             if not meets(results[-1], limit):
                 missed += panel[place * size : (place + 1) * size]
-        done, failed = len(results), len(missed) // size
         with _in_time(limit):
-            bench.tell(f"{done} inputs or draws, {failed} violate")
+            bench.tell(f"{len(results)} inputs or draws, {violating} violate")
         if math.isfinite(limit) and len(missed) > misses * size:
             break
     return PanelResult(plan, tuple(names), tuple(results)), tuple(missed)

@@ -8,6 +8,9 @@ from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.stop import BudgetSpentError
 from bisect_trt.probe.result import GIVEN, ProbeResult
 from bisect_trt.stations.bench import Bench
+from bisect_trt.stations.bisect import Bisection
+from bisect_trt.stations.fresh_test import set_size
+from bisect_trt.stations.holds import holds_on_given
 from bisect_trt.stations.known import Known
 from bisect_trt.stations.ledger import Ledger
 
@@ -41,6 +44,30 @@ def best_so_far(known: Known, ledger: Ledger) -> tuple[PrecisionPlan, ProbeResul
         if final is not None and not final.verdict.passed:
             return None
     return (plan.with_pins_in(Precision.FP32), final) if final is not None else None
+
+
+def with_set_in_hand(known: Known, bench: Bench) -> Known:
+    """``known`` when the user has ended the search, with the smallest set that the first emulator
+    passed on all that was searched with. Nothing is run for it: it holds on the given inputs, and
+    neither the second emulator nor fresh draws may have a word on it.
+
+    Args:
+        known: what the stations found.
+        bench: knows the set, and what was answered.
+    """
+    case, triage, pins = known.case, known.triage, bench.in_hand
+    if known.bisection is not None or triage is None or bench.engine is not None:
+        return known
+    if case.settings.fitted:
+        ledger = bench.ledger()
+        pins = ledger.smallest_passing(triage.base, ledger.emulators[:1])
+    plan = triage.base.with_pins(pins or ())
+    if pins is None or not bench.prober.knows(plan):
+        return known
+    bench.prober.probe(plan)
+    given = bench.prober.judge(plan, case.samples, size=set_size(case))
+    found = Bisection(pins, {}, triage.limit, False, holds=holds_on_given(case, given), ranked=True)
+    return known.with_(bisection=found)
 
 
 def end_search(known: Known, bench: Bench) -> Known:

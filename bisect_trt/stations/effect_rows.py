@@ -41,6 +41,7 @@ class EffectRows:
         self._case, self._bench, self._samples, self._lowered = case, bench, samples, lowered
         self.rows: dict[str, list[EffectRow]] = {}
         self.runs = 0
+        self._began = time.monotonic()
 
     def take_while(
         self,
@@ -104,13 +105,20 @@ class EffectRows:
                 buffer.add(Row(keys[name], "effect", score, vector.tobytes()))
                 found[name].append((score, vector))
                 self.runs += 1
-                expected = len(self._case.names) * len(self._samples)
+                now = time.monotonic()
+                expected = self._expected(deadline, now)
                 bench.observer.progress(self.runs, expected, f"effect of {name} alone")
-                if time.monotonic() > deadline:
+                if now > deadline:
                     return False
         finally:
             buffer.flush()
         return True
+
+    def _expected(self, deadline: float, now: float) -> int:
+        """How many runs there will be in all: every layer's, or as many as there is time for."""
+        every = len(self._case.names) * len(self._samples)
+        fitting = self.runs * max(0.0, deadline - now) / max(now - self._began, 1e-6)
+        return min(every, self.runs + int(min(fitting, every)))
 
 
 def _effects(

@@ -110,6 +110,26 @@ def _measured(
     )
 
 
+def holds_on_given(case: Case, given: PanelResult) -> Holds:
+    """What is known of a plan that was run on the given inputs alone.
+
+    Args:
+        case: what is asked for.
+        given: what some judge showed of all of them.
+    """
+    return Holds(
+        _holding(given, None),
+        Holding(),
+        Holding(),
+        Holding(),
+        wanted_of_unseen(case),
+        wanted_of_variants(case),
+        case.settings.fitted,
+        1.0 if set_size(case) > 1 else case.settings.share_of_given,
+        set_size(case),
+    )
+
+
 def _of_one(case: Case, bench: Bench, copies: Sequence[SampleResult]) -> tuple[float, float]:
     """What a single given input scores where nothing is wrong, and the median score of its copies;
     0 and NaN where several are given, or nothing was copied.

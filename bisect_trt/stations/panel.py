@@ -100,7 +100,7 @@ class Panel:
         self.base = base
         self._samples = {kind: list(those) for kind, those in samples.by_kind().items() if those}
         self._elsewhere = dict.fromkeys(self._samples, 0)
-        self._observer = bench.observer
+        self._bench = bench
         self._kept: list[frozenset[str]] = []
         self._lock = Lock()
 
@@ -152,13 +152,18 @@ class Panel:
         """Let ``pins``, which passed, be the answer if nothing better is found in time."""
         with self._lock:
             self._kept.append(pins)
-            best = min(len(kept) for kept in self._kept)
-        self._observer.best(best)
+        self._hold()
 
     def forget(self, below: int) -> None:
         """What was kept is no answer if it has fewer pins than the search goes on with."""
         with self._lock:
             self._kept = [pins for pins in self._kept if len(pins) >= below]
+        self._hold()
+
+    def _hold(self) -> None:
+        """Whoever ends the search, or watches it, asks the bench."""
+        best = self._bench.in_hand = self.smallest
+        self._bench.observer.best(len(self._case.names) if best is None else len(best))
 
     def add(self, refusal: Refusal) -> None:
         """Let the samples that refused a plan join; the others of that test count as passed, as

@@ -42,13 +42,13 @@ from bisect_trt.runners.emulator.server import EmulationServer, server_arguments
 from bisect_trt.runners.ort_devices import CPU, CUDA_PROVIDER, Device, cuda_device
 from bisect_trt.runners.ort_sessions import failure_of_session, session_as_written
 from bisect_trt.stations import emulator_choice, emulator_workers
-from bisect_trt.stations.bench import open_bench
 from bisect_trt.stations.case import Case, load
 from bisect_trt.stations.emulator_choice import (
     emulator_device,
     open_emulator,
 )
 from bisect_trt.stations.emulator_workers import gpus_in_turn, open_fleet
+from bisect_trt.stations.open_bench import open_bench
 from bisect_trt.stations.settings import Settings
 from fixtures.models import Fixture, branch, encoder_decomposed, healthy, residual
 

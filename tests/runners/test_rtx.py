@@ -198,7 +198,7 @@ def test_an_engine_with_fp16_sums_gets_its_plan_confirmed_with_them(
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr("bisect_trt.stations.bench.open_engine", lambda *_: Engine(emulator))
+    monkeypatch.setattr("bisect_trt.stations.open_bench.open_engine", lambda *_: Engine(emulator))
     monkeypatch.setattr("bisect_trt.stations.bench.has_rtx_sums", lambda *_: True)
     result = bisect_trt.bisect(
         fixture.model, fixture.inputs, require=fixture.require, out=tmp_path, robust=0

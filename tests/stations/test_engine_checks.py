@@ -37,7 +37,7 @@ def compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Compared:
 
     def run(fixture: Fixture, change: Change, *profiles: str) -> tuple[bisect_trt.Result, Changed]:
         engine = Changed(fixture, change)
-        monkeypatch.setattr("bisect_trt.stations.bench.open_engine", lambda *_: engine)
+        monkeypatch.setattr("bisect_trt.stations.open_bench.open_engine", lambda *_: engine)
         settings = Settings(
             fixture.model,
             [fixture.inputs],

@@ -43,7 +43,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         def opened(*_: Any) -> Planted:
             return Planted(Graph(model), [])
 
-        monkeypatch.setattr("bisect_trt.stations.bench.open_engine", opened)
+        monkeypatch.setattr("bisect_trt.stations.open_bench.open_engine", opened)
         return bisect_trt.bisect(
             model, arrays, require="max_abs<=1e-4", robust=0, out=tmp_path / "run", **options
         )

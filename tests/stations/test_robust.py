@@ -16,14 +16,15 @@ import bisect_trt
 from bisect_trt import PrecisionPlan, Result
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.sample import Sample
+from bisect_trt.core.stop import StoppedError
 from bisect_trt.numerics.draws import redrawn, variant
 from bisect_trt.numerics.requirement_text import parse_requirements
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.stations import unseen
-from bisect_trt.stations.bench import open_bench
 from bisect_trt.stations.case import load
 from bisect_trt.stations.drawn import redraws
 from bisect_trt.stations.fresh_test import wanted_of_variants
+from bisect_trt.stations.open_bench import open_bench
 from bisect_trt.stations.settings import Settings
 from fixtures.models import Fixture, encoder_decomposed, healthy, residual, tf32_victim
 from fixtures.tokens import sentence, token_encoder
@@ -290,6 +291,37 @@ def test_an_interruption_of_the_last_test_keeps_the_set_found(
         run(fixture, tmp_path)
     saved = json.loads((tmp_path / "run.json").read_text())
     assert saved["passed"] and set(saved["pinned"]) == fixture.pins
+
+
+@pytest.mark.parametrize("robust", [0.95, 0.0])
+def test_an_interruption_of_the_search_leaves_the_smallest_set_that_it_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, robust: float
+) -> None:
+    """Nothing is run for it, and nothing is said that was not tested."""
+    fixture, told = residual(), []
+
+    class Impatient(Observer):
+        def best(self, count: int) -> None:
+            told.append(count)
+            monkeypatch.setattr("bisect_trt.probe.execution.Execution._until_broken", forbidden)
+            raise KeyboardInterrupt
+
+    def forbidden(*_: object) -> None:
+        raise AssertionError("an inference after Ctrl-C")
+
+    with pytest.raises(StoppedError, match=f"best plan so far is in {tmp_path}"):
+        run(fixture, tmp_path, require="rel_range<=5e-5", robust=robust, observer=Impatient())
+    saved = json.loads((tmp_path / "run.json").read_text())
+    assert saved["passed"] and not saved["complete"] and len(saved["pinned"]) == told[-1] < 120
+    holds = saved["holds"]
+    assert holds["given"]["passed"] == holds["given"]["tested"] == 1
+    assert holds["redrawn"]["tested"] == holds["variants"]["tested"] == 0
+    assert saved["robust"] != "robust"
+    assert scores(fixture, plan_of(tmp_path), [fixture.inputs], "rel_range<=5e-5")[0] <= 1.0
+
+
+def plan_of(folder: Path) -> PrecisionPlan:
+    return PrecisionPlan.from_json((folder / "plan.json").read_text())
 
 
 def test_layers_are_ranked_on_the_given_inputs_that_do_worst(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ import bisect_trt
 from bisect_trt import Result
 from bisect_trt.core.observer import Observer
 from bisect_trt.stations import effect_rows, frontier, sensitivity
-from bisect_trt.stations.bench import open_bench
 from bisect_trt.stations.case import load
+from bisect_trt.stations.open_bench import open_bench
 from bisect_trt.stations.sensitivity import Sensitivity, measure_sensitivity
 from bisect_trt.stations.settings import Settings
 from fixtures.build import GraphBuilder

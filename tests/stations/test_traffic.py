@@ -12,9 +12,9 @@ import pytest
 
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.stations.bench import open_bench
 from bisect_trt.stations.case import Case, load
 from bisect_trt.stations.layer_errors import trace_layers
+from bisect_trt.stations.open_bench import open_bench
 from bisect_trt.stations.settings import Settings
 from bisect_trt.stations.traffic import relative_bytes
 

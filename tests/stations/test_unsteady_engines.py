@@ -13,7 +13,7 @@ import pytest
 
 import bisect_trt
 from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.stations import bench
+from bisect_trt.stations import open_bench
 from fixtures.models import residual
 from tests.engines import Engine, Judged, Unsteady
 
@@ -145,13 +145,13 @@ def test_a_new_run_begins_its_baselines_before_its_emulator_is_open(
 ) -> None:
     """And one that goes on does not: what it asks for may be known."""
     seen, engine = [], Anticipated(residual())
-    opened = bench.open_emulator
+    opened = open_bench.open_emulator
 
     def noted(*arguments: Any) -> Any:
         seen.append([plan.base for plan, _ in engine.begun])
         return opened(*arguments)
 
-    monkeypatch.setattr(bench, "open_emulator", noted)
+    monkeypatch.setattr(open_bench, "open_emulator", noted)
     judged(residual(), engine)
     engine = Anticipated(residual())
     judged(residual(), engine)

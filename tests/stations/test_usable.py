@@ -12,9 +12,10 @@ from bisect_trt.core.observer import Observer
 from bisect_trt.core.sample import Sample
 from bisect_trt.runners import side_by_side as module
 from bisect_trt.runners import turns
-from bisect_trt.stations.bench import Bench, open_bench
+from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import load
 from bisect_trt.stations.drawn import usable
+from bisect_trt.stations.open_bench import open_bench
 from bisect_trt.stations.settings import Settings
 from fixtures.models import residual
 

@@ -14,8 +14,8 @@ from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph
 from bisect_trt.numerics.noise import LARGE
 from bisect_trt.stations import holds
-from bisect_trt.stations.bench import open_bench
 from bisect_trt.stations.case import load
+from bisect_trt.stations.open_bench import open_bench
 from bisect_trt.stations.settings import Settings
 from bisect_trt.stations.usual_time import usual_seconds
 from fixtures.models import encoder_decomposed, healthy
