@@ -34,8 +34,9 @@ from bisect_trt.stations.settings import Settings
 @click.option(
     "--check",
     metavar="COMMAND",
-    help="Says instead of an engine what is bad: exit code 0 is fine, any other is not. {model}, "
-    "{inputs} and {expected} become the paths of the piece's files.",
+    help="Says instead of an engine what is bad: exit code 0 is fine, 1 is bad, any other says "
+    "nothing. The model's path is appended, or stands where {model} does; {inputs} and {expected} "
+    "become the paths of the piece's other files.",
 )
 @JSON
 @QUIET

@@ -26,19 +26,23 @@ from bisect_trt.stations.specimens import Specimen
 MODEL, INPUTS, EXPECTED = "model.onnx", "inputs.npz", "expected.npz"
 _PLACES = {"{model}": MODEL, "{inputs}": INPUTS, "{expected}": EXPECTED}
 _KEPT = 4096
+_BAD = 1
+"""The exit code that calls a piece bad."""
 
 
 class CheckTrials:
-    """Judges pieces by the exit code of a command: 0 means fine, anything else still bad.
+    """Judges pieces by the exit code of a command: 0 means fine, 1 still bad, and anything else,
+    or a signal, that the piece cannot be judged.
 
     Args:
         command: its words, as a shell splits them; no shell runs it. ``{model}``, ``{inputs}`` and
-            ``{expected}`` become the paths of the piece's files, in a folder of its own.
+            ``{expected}`` become the paths of the piece's files, in a folder of its own; without
+            ``{model}`` that path is appended.
         timeout_s: the seconds that one call may take.
         budget: of calls.
 
     Raises:
-        BadInputError: it cannot be split, or names no ``{model}``.
+        BadInputError: it cannot be split, or is empty.
     """
 
     def __init__(self, command: str, timeout_s: float, budget: Budget) -> None:
@@ -46,11 +50,10 @@ class CheckTrials:
             self._words = shlex.split(command)
         except ValueError as error:
             raise BadInputError(f"--check {command!r}: {error}") from error
+        if not self._words:
+            raise BadInputError("--check '': an empty command")
         if not any("{model}" in word for word in self._words):
-            raise BadInputError(
-                f"--check {command!r}: names no {{model}}, so it would not see the piece; write "
-                "{model} where its path belongs, and {inputs} and {expected} likewise"
-            )
+            self._words.append("{model}")
         self._command = command
         self._timeout_s = timeout_s
         self.budget = budget
@@ -59,17 +62,28 @@ class CheckTrials:
         self._known: dict[tuple[Piece, bool], Seen] = {}
 
     def try_whole(self, specimen: Specimen) -> Seen:
-        """What the command says of the whole model."""
+        """What the command says of the whole model.
+
+        Raises:
+            BadInputError: nothing.
+        """
         seen = self._known[specimen.key] = self._called(specimen)
+        if seen.verdict is Verdict.UNSURE:
+            raise BadInputError(
+                f"--check {self._command!r}: {seen.failure} for the whole model, which says nothing "
+                "of it (0 means fine, 1 still bad)"
+            )
         return seen
 
     def ask(self, specimen: Specimen) -> Verdict:
-        """PASS where the command ends with another exit code than 0.
+        """PASS where the command calls the piece bad, UNSURE where it does not judge it.
 
         Raises:
             BadInputError: it cannot be started, or takes too long.
         """
         seen = self._called(specimen)
+        if seen.verdict is Verdict.UNSURE:
+            return Verdict.UNSURE
         if seen.failure:
             self._known[specimen.key] = seen
         return Verdict.PASS if seen.failure else Verdict.FAIL
@@ -92,8 +106,9 @@ class CheckTrials:
         if code == 0:
             return Seen(1, by_command=True)
         said = f": {lines[-1]}" if lines else ""
-        failure = one_line(f"exit code {code}{said}")
-        return Seen(1, failure=failure, verdict=Verdict.FAIL, by_command=True)
+        ended = f"exit code {code}" if code > 0 else f"signal {-code}"
+        verdict = Verdict.FAIL if code == _BAD else Verdict.UNSURE
+        return Seen(1, failure=one_line(f"{ended}{said}"), verdict=verdict, by_command=True)
 
     def _exit_code(self, words: Sequence[str], log: IO[bytes]) -> int:
         try:

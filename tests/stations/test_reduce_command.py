@@ -77,6 +77,25 @@ def test_the_screen_and_silence(tmp_path: Path) -> None:
     assert quiet.exit_code == 0 and quiet.output == ""
 
 
+def test_the_path_is_appended_and_what_cannot_be_judged_is_kept(tmp_path: Path) -> None:
+    """Bad with conv3; without its predecessor the command has no word on it."""
+    script = tmp_path / "check.py"
+    script.write_text(
+        "import sys, onnx\n"
+        "assert len(sys.argv) == 2\n"
+        "names = {n.name for n in onnx.load(sys.argv[1]).graph.node}\n"
+        "code = 0 if 'conv3' not in names else 1 if 'relu2' in names else 7\n"
+        f"open({str(tmp_path / 'codes')!r}, 'a').write(str(code))\n"
+        "sys.exit(code)\n"
+    )
+    check = shlex.join([sys.executable, str(script)])
+    result = call(*files(tmp_path), "--check", check, "--json")
+    assert result.exit_code == 0, result.output
+    kept = {n["name"] for n in json.loads(result.stdout)["nodes"]}
+    assert {"conv3", "relu2"} <= kept and len(kept) < 20
+    assert set((tmp_path / "codes").read_text()) == {"0", "1", "7"}
+
+
 def test_a_check_that_never_fails_leaves_nothing(tmp_path: Path) -> None:
     result = call(*files(tmp_path), "--check", "true {model}")
     assert result.exit_code == 1
@@ -88,7 +107,9 @@ def test_a_check_that_never_fails_leaves_nothing(tmp_path: Path) -> None:
     ("arguments", "code", "words"),
     [
         (["--check", "no-such-command {model}"], 2, "'no-such-command' cannot be started"),
-        (["--check", "true"], 2, "names no {model}"),
+        (["--check", " "], 2, "an empty command"),
+        (["--check", "sh -c 'exit 3'"], 2, "exit code 3 for the whole model"),
+        (["--check", "sh -c 'kill -9 $$'"], 2, "signal 9 for the whole model"),
         (["--check", "a ' {model}"], 2, "No closing quotation"),
         (
             ["--check", "sh -c 'sleep 3600' {model}", "--probe-timeout", "0.5"],
