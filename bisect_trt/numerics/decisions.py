@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bisect_trt.core.errors import BadInputError
+
 _TOP = re.compile(r"^top([1-9]\d*)$")
 _MASK_AT = 0.5
 
@@ -35,6 +37,9 @@ def decision(metric: str, reference: NDArray[Any], candidate: NDArray[Any]) -> f
 
     Returns:
         A share in [0, 1]; 1 for an output without elements.
+
+    Raises:
+        BadInputError: K is all there is, so that whatever a plan does is right.
     """
     if reference.size == 0:
         return 1.0
@@ -48,6 +53,11 @@ def decision(metric: str, reference: NDArray[Any], candidate: NDArray[Any]) -> f
         raise ValueError(f"{metric!r} is no decision")
     ref = np.atleast_1d(reference).reshape(-1, np.atleast_1d(reference).shape[-1])
     got = np.atleast_1d(candidate).reshape(ref.shape)
+    if int(found[1]) >= ref.shape[1]:
+        raise BadInputError(
+            f"{metric}: always true, for the output has {ref.shape[1]} values along its last axis; "
+            "ask for fewer (top1), or for another metric"
+        )
     wanted = np.argmax(ref, axis=1)
     chosen = got[np.arange(len(got)), wanted]
     # How many are larger, or as large and earlier: the order that argmax breaks ties in.

@@ -112,6 +112,8 @@ def print_verification(console: Console, verification: Verification) -> None:
     """The answer, then each way in which the plan was looked at."""
     answer = "The plan holds." if verification.passed else "The plan does not hold."
     console.print(answer, style="bold green" if verification.passed else "bold red")
+    for line in holds_sentences(verification.holds):
+        console.print(printable(line))
     table = _table(["", "checked", "found"])
     for check in verification.checks:
         table.add_row(
@@ -120,8 +122,6 @@ def print_verification(console: Console, verification: Verification) -> None:
             printable(check.detail),
         )
     console.print(table)
-    for line in holds_sentences(verification.holds):
-        console.print(printable(line))
     pins, base = len(verification.plan.pinned), verification.plan.base.value.upper()
     console.print(
         printable(

@@ -22,7 +22,7 @@ from bisect_trt.stations.fresh_test import (
     planned_test,
     shortened,
 )
-from bisect_trt.stations.holds import measure_holds
+from bisect_trt.stations.holds import holds_as_known, measure_holds
 from bisect_trt.stations.known import Known
 
 
@@ -37,8 +37,10 @@ def holds_of_answer(known: Known, bench: Bench) -> Holds | None:
     if known.judgement is None and known.bisection is not None and known.bisection.holds:
         return known.bisection.holds
     plan = plan_of_answer(known, bench)
-    if plan is None or known.baselines is None:
+    if plan is None:
         return None
+    if known.baselines is None:  # the budget ended the run before a draw could be priced
+        return holds_as_known(known.case, bench, plan)
     bench.observer.station("what it holds on")
     settings, judged = known.case.settings, known.judgement
     if settings.fitted and known.bisection is not None and bench.engine is None:

@@ -70,8 +70,8 @@ class CheckTrials:
         seen = self._known[specimen.key] = self._called(specimen)
         if seen.verdict is Verdict.UNSURE:
             raise BadInputError(
-                f"--check {self._command!r}: {seen.failure} for the whole model, which says nothing "
-                "of it (0 means fine, 1 still bad)"
+                f"--check {self._command!r}: {seen.failure} for the whole model, which says "
+                "nothing of it (0 means fine, 1 still bad)"
             )
         return seen
 

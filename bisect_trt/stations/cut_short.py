@@ -9,8 +9,7 @@ from bisect_trt.core.stop import BudgetSpentError
 from bisect_trt.probe.result import GIVEN, ProbeResult
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.bisect import Bisection
-from bisect_trt.stations.fresh_test import set_size
-from bisect_trt.stations.holds import holds_on_given
+from bisect_trt.stations.holds import holds_as_known
 from bisect_trt.stations.known import Known
 from bisect_trt.stations.ledger import Ledger
 
@@ -65,8 +64,8 @@ def with_set_in_hand(known: Known, bench: Bench) -> Known:
     if pins is None or not bench.prober.knows(plan):
         return known
     bench.prober.probe(plan)
-    given = bench.prober.judge(plan, case.samples, size=set_size(case))
-    found = Bisection(pins, {}, triage.limit, False, holds=holds_on_given(case, given), ranked=True)
+    holds = holds_as_known(case, bench, plan)
+    found = Bisection(pins, {}, triage.limit, False, holds=holds, ranked=True)
     return known.with_(bisection=found)
 
 

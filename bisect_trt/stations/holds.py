@@ -110,13 +110,20 @@ def _measured(
     )
 
 
-def holds_on_given(case: Case, given: PanelResult) -> Holds:
-    """What is known of a plan that was run on the given inputs alone.
+def holds_as_known(case: Case, bench: Bench, plan: PrecisionPlan) -> Holds | None:
+    """What is known of ``plan`` where there is no time to run it: that it was run on the given
+    inputs; None where it was not.
 
     Args:
         case: what is asked for.
-        given: what some judge showed of all of them.
+        bench: whose judge was asked.
+        plan: with the precision that a pin really runs in, for the emulators.
     """
+    judge = bench.judge
+    plan = bench.plan_for(judge, plan)
+    if not judge.knows(plan):
+        return None
+    given = judge.judge(plan, case.samples, size=set_size(case))
     return Holds(
         _holding(given, None),
         Holding(),
