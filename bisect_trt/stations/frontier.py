@@ -140,6 +140,7 @@ def _row(
     plan = triage.base.with_pins(pins)
     row: dict[str, object] = {"pins": len(plan.pinned), "set": source}
     scores: list[float] = []
+    bench.emulator.foretell(plan, sum(map(len, kinds.values())))
     for kind, samples in kinds.items():
         size = set_size(case)
         if kind == HOLDOUT and size > 1:

@@ -208,6 +208,18 @@ def test_a_plan_that_runs_on_many_samples_is_run_in_one_piece(
     assert not opened
 
 
+@pytest.mark.parametrize(("foretold", "pieces"), [(_WORTH_IT, 1), (2, 16)])
+def test_a_plan_that_is_foretold_many_runs_is_run_in_one_piece_at_once(
+    foretold: int, pieces: int, run_segments: list[int]
+) -> None:
+    late, plain = session(*PAIRS[0], 16, 20_000), session(*PAIRS[0], 1, 0)
+    lowered = frozenset(layers()[::2])
+    late.foretell(lowered, foretold)
+    found = late.run(sample(1), lowered)
+    assert len(run_segments) == min(pieces, len(late._segments))
+    assert same(found, plain.run(sample(1), lowered))
+
+
 @pytest.mark.parametrize("segments", [1, 16])
 def test_a_plan_runs_on_after_its_switches_are_written_out(segments: int) -> None:
     late, plain = session(*PAIRS[0], segments, 0), session(*PAIRS[0], 1, 0)

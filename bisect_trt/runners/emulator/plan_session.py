@@ -73,6 +73,18 @@ class PlanSession:
                 ready = self._ready = (lowered, *self._opened(settings))
         return ready[1].run(given, ready[2])
 
+    def foretell(self, lowered: frozenset[str], runs: int) -> None:
+        """Hear that a plan will be run so often: where that is often enough, it is run so from the
+        first time on.
+
+        Args:
+            lowered: the plan's layers.
+            runs: at least.
+        """
+        if runs > _WORTH_IT // 2:
+            with self._lock:
+                self._uses[lowered] = max(self._uses.pop(lowered, 0), _WORTH_IT)
+
     def _opened(self, settings: Sequence[Setting]) -> tuple[SegmentSession, Setting]:
         parts = list(zip(self._segments, settings, strict=True))
         whole = joined([part.as_set(setting) for part, setting in parts], self._outputs)

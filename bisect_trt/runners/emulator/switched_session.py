@@ -103,6 +103,11 @@ class SwitchedSession:
         """How many runs on samples like ``sample`` are made side by side; of a GPU one."""
         return self._room.at_once(sample) if self._device == CPU else 1
 
+    def foretell(self, lowered: frozenset[str], runs: int) -> None:
+        """As :meth:`PlanSession.foretell`."""
+        if self._whole is not None:
+            self._whole.foretell(lowered, runs)
+
     def run(self, sample: Sample, lowered: frozenset[str]) -> Arrays:
         """The outputs by name for one sample; several threads may ask.
 
