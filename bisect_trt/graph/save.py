@@ -7,12 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+import numpy as np
 import onnx
 from onnx import TensorProto
 
 from bisect_trt.core.errors import BadInputError, BisectError, MachineError, is_disk_full
 from bisect_trt.core.files import write_whole, written_whole
+from bisect_trt.core.part_copy import BLOCK, copy_part
 from bisect_trt.graph.load import LoadedModel
+from bisect_trt.graph.mapped_files import mapped
 from bisect_trt.graph.tensor_values import (
     Place,
     all_tensors,
@@ -31,6 +34,9 @@ _APART = 1024
 
 _ALIGNED = 64
 """Where a tensor's values begin in such a file: what a runtime maps it may read in wide steps."""
+
+_SHARED = 1 << 20
+"""Bytes from which on values that stay as they are may share their blocks with the source's."""
 
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
 
@@ -167,10 +173,22 @@ def spill(tensor: TensorProto, stream: IO[bytes], location: str) -> None:
         stream: to the file.
         location: what the tensor calls it.
     """
-    stream.write(b"\0" * (-stream.tell() % _ALIGNED))
-    offset, size = stream.tell(), size_of(tensor)
-    stream.writelines(pieces_of(tensor))
+    place, size = place_of(tensor), size_of(tensor)
+    if place is not None and size >= _SHARED and _lies_alike(place):
+        stream.write(b"\0" * ((place.offset - stream.tell()) % BLOCK))
+        offset = stream.tell()
+        mapped(place.path, np.dtype(np.uint8), place.offset, (size,))  # refuses what has changed
+        copy_part(Path(place.path), place.offset, size, stream)
+    else:
+        stream.write(b"\0" * (-stream.tell() % _ALIGNED))
+        offset = stream.tell()
+        stream.writelines(pieces_of(tensor))
     put_at(tensor, Place(location, offset, size))
+
+
+def _lies_alike(place: Place) -> bool:
+    """Whether the values stay as they are, and begin where they may in the other file too."""
+    return place.rounding is None and place.offset % _ALIGNED == 0
 
 
 def check_target(target: Path, model: LoadedModel, *sources: Path) -> None:

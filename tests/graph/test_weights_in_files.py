@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import onnx
@@ -12,6 +13,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from bisect_trt.core import part_copy
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
@@ -118,13 +120,27 @@ def test_a_plan_is_written_as_from_memory(path: Path, plan: PrecisionPlan, tmp_p
     assert {p.name for p in tmp_path.iterdir()} <= {"m.onnx", "m.data", "typed.onnx"}
 
 
+@pytest.mark.parametrize("shared", [1000, 1 << 40])
 def test_over_the_limit_the_values_go_beside(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: int
 ) -> None:
+    """Those that stay as they are by the system, lying alike in both files: it may share them."""
+    copied = []
+
+    def copy_part(source: Path, offset: int, length: int, stream: IO[bytes]) -> None:
+        copied.append(length)
+        assert (stream.tell() - offset) % 4096 == 0
+        part_copy.copy_part(source, offset, length, stream)
+
     monkeypatch.setattr("bisect_trt.graph.save.PROTOBUF_LIMIT", 1000)
-    save_model(to_typed(load_model(path).proto, PINNED), tmp_path / "typed.onnx")
+    monkeypatch.setattr("bisect_trt.graph.save._SHARED", shared)
+    monkeypatch.setattr("bisect_trt.graph.save.copy_part", copy_part)
+    both = PrecisionPlan(Precision.FP16, ["first", "second"])
+    save_model(to_typed(load_model(path).proto, both), tmp_path / "typed.onnx")
     assert (tmp_path / "typed.onnx").stat().st_size < 10_000
-    assert same(onnx.load(tmp_path / "typed.onnx"), to_typed(onnx.load(path), PINNED))
+    assert same(onnx.load(tmp_path / "typed.onnx"), to_typed(onnx.load(path), both))
+    beside = (tmp_path / "m.data").exists()  # inside, values begin anywhere
+    assert bool(copied) == (shared == 1000 and beside)
 
 
 def test_every_emulator_gives_what_it_gives_from_memory(path: Path) -> None:

@@ -208,7 +208,7 @@ def test_a_plan_that_runs_on_many_samples_is_run_in_one_piece(
     assert not opened
 
 
-@pytest.mark.parametrize(("foretold", "pieces"), [(_WORTH_IT, 1), (2, 16)])
+@pytest.mark.parametrize(("foretold", "pieces"), [(_WORTH_IT + 1, 1), (_WORTH_IT, 16)])
 def test_a_plan_that_is_foretold_many_runs_is_run_in_one_piece_at_once(
     foretold: int, pieces: int, run_segments: list[int]
 ) -> None:

@@ -81,7 +81,7 @@ class PlanSession:
             lowered: the plan's layers.
             runs: at least.
         """
-        if runs > _WORTH_IT // 2:
+        if runs > _WORTH_IT:
             with self._lock:
                 self._uses[lowered] = max(self._uses.pop(lowered, 0), _WORTH_IT)
 
