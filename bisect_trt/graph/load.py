@@ -90,7 +90,7 @@ def _content(path: Path) -> bytes:
     if not path.is_file() or path.stat().st_size < LEAST or not _can_be_named(path):
         return path.read_bytes()
     size = (path.stat().st_size,)
-    whole = mapped(os.path.abspath(path), np.dtype(np.uint8), 0, size)
+    whole = mapped(os.path.realpath(path), np.dtype(np.uint8), 0, size)
     try:
         return without_large_values(whole.data)
     except WireError:
@@ -130,7 +130,7 @@ def _point_at_values(model: onnx.ModelProto, path: Path) -> None:
             continue
         location, begin, end = external_range(tensor, path)
         file = path if location == EMBEDDED else path.parent.resolve() / location
-        name = os.path.abspath(file)
+        name = os.path.realpath(file)  # ONNX Runtime follows no link
         if end - begin >= LEAST and _can_be_named(file):
             put_at(tensor, Place(name, begin, end - begin))
             continue
@@ -168,9 +168,11 @@ def _check_names(graph: onnx.GraphProto, where: str) -> None:
 
 def _check_external_data(model: onnx.ModelProto, path: Path) -> list[Path]:
     """The external files, each checked to lie inside the model's folder, exist and be long
-    enough.
+    enough. Where the model is a link, as in caches that keep files by their content, the folder
+    that it leads to is the model's too.
     """
     folder = path.parent.resolve()
+    roots = {folder, path.resolve().parent}
     files: dict[Path, None] = {}
     for tensor in all_tensors(model.graph):
         if not uses_external_data(tensor):
@@ -179,10 +181,11 @@ def _check_external_data(model: onnx.ModelProto, path: Path) -> list[Path]:
         if location == EMBEDDED:
             continue
         file = (folder / location).resolve()
-        if not file.is_relative_to(folder):
+        if not any(file.is_relative_to(root) for root in roots):
             raise BadInputError(
                 f"{path}: external data of {tensor.name!r} points outside the model's folder "
-                f"({location}); refused"
+                f"({location}{f', a link to {file}' if (folder / location).is_symlink() else ''}); "
+                "refused"
             )
         if not file.is_file():
             raise BadInputError(

@@ -267,3 +267,22 @@ def test_what_is_written_is_one_message_in_the_same_order(path: Path) -> None:
         assert np.array_equal(numpy_helper.to_array(one), numpy_helper.to_array(other))
     assert found.graph.node[0].attribute[0].t.raw_data
     assert same(found, expected)
+
+
+def test_a_model_and_its_weights_may_be_links_into_one_folder(tmp_path: Path) -> None:
+    """As in a cache that keeps files by their content; a link of the weights alone is refused."""
+    store, shown = tmp_path / "blobs", tmp_path / "snapshot"
+    store.mkdir()
+    shown.mkdir()
+    onnx.save_model(network(), store / "m.onnx", save_as_external_data=True, location="m.data")
+    (store / "m.onnx").rename(store / "0a1b")
+    (store / "m.data").rename(store / "2c3d")
+    (shown / "m.onnx").symlink_to(store / "0a1b")
+    (shown / "m.data").symlink_to(store / "2c3d")
+    constants = Graph(load_model(shown / "m.onnx").proto).constants
+    assert np.array_equal(constants["raw"], Graph(network()).constants["raw"])
+    (tmp_path / "2c3d").write_bytes((store / "2c3d").read_bytes())
+    (shown / "m.data").unlink()
+    (shown / "m.data").symlink_to(tmp_path / "2c3d")
+    with pytest.raises(BadInputError, match=r"outside the model's folder \(m.data, a link to"):
+        load_model(shown / "m.onnx")

@@ -98,6 +98,31 @@ def test_ocr_models(path: Any) -> None:
     )
 
 
+def test_layers_behind_a_choice_are_seen() -> None:
+    """The parser names them with the If before them, and the last one gives the model's output."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[2, 8] x) => (float[2, 8] y) <bool yes = {1}> {
+            a = Tanh(x)
+            c = If(yes) <
+                then_branch = t () => (float[2, 8] d) { d = Relu(a) },
+                else_branch = e () => (float[2, 8] f) { f = Identity(a) }
+            >
+            b = Mul(c, c)
+            y = Exp(b)
+        }
+    """)
+    for number, node in enumerate(model.graph.node):
+        node.name = f"n{number}"
+    layers = [layer for layer in list_layers(model) if Precision.FP16 in layer.precisions]
+    profile = profile_of(model, [Sample("s", {"x": np.ones((2, 8), np.float32)})], ())
+    for pinned in ([], ["n3"], ["n2"]):
+        plan = PrecisionPlan("fp16", pinned)
+        built = build(model, plan, profile)
+        assert {"n0", "n2", "n3"} <= set(built.types)
+        assert dishonoured_after_parsing(layers, plan, built.types) == []
+
+
 def test_a_wrong_type_is_named() -> None:
     fixture = healthy()
     layers = list_layers(fixture.model)

@@ -15,6 +15,9 @@ from bisect_trt.core.verdict import Verdict
 from bisect_trt.runners.tensorrt.records import Built, EngineRequest
 from bisect_trt.runners.tensorrt.weak import apply_weak_types
 
+_BESIDE = " | "
+"""In a layer's metadata between its node and the If that is around it, or was before it."""
+
 _KEPT = ("INTERNAL_ERROR", "ERROR", "WARNING")
 
 
@@ -120,14 +123,15 @@ def node_types(trt: Any, network: Any, producers: Mapping[str, str]) -> dict[str
             if tensor.name in producers:
                 found.setdefault(producers[tensor.name], (tensor.dtype.name,))
         for part in (getattr(layer, "metadata", "") or "").split(mark)[1:]:
-            name = part.rpartition("]")[0]
-            if name and layer.type is not trt.LayerType.CONSTANT:
+            said = part.rpartition("]")[0]
+            if said and layer.type is not trt.LayerType.CONSTANT:
                 types = tuple(
                     layer.get_output(i).dtype.name
                     for i in range(layer.num_outputs)
                     if layer.get_output(i) is not None
                 )
-                found[name] = types
+                # Of what an If chooses from, and of all behind it: "third | if (If)".
+                found |= dict.fromkeys((said, said.partition(_BESIDE)[0]), types)
     return found
 
 
