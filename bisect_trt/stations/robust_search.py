@@ -205,8 +205,7 @@ def _last_word(
     """What refuses ``plan``, or else what it holds on by both emulators.
 
     What an engine decides is tested there, and what was picked is only measured: of these the
-    second emulator is asked whether the given inputs hold, while the engine is built: of ViT-L
-    both take some ten seconds, and it seldom refuses.
+    second emulator is asked about the given inputs, while the engine is built.
     """
     if bench.engine is not None and bench.engine.new_probes:  # else it repeats another run
         built = bench.plan_for(bench.engine, plan)
