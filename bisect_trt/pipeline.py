@@ -254,7 +254,9 @@ def cure(
     if cures.tried:
         write_cures(cures, folder)
     if cures.interrupted:
-        raise StoppedError(f"the table so far is in {folder}")
+        raise StoppedError(
+            f"the table so far is in {folder}" if cures.tried else "nothing was kept"
+        )
     return cures
 
 

@@ -55,16 +55,20 @@ def free_bytes() -> int | None:
     return min(found, default=None)
 
 
-def room_bytes() -> int | None:
-    """What this process may hold in all: what it holds now, and what is free; None where the
+def room_bytes(counted: int) -> int | None:
+    """What this process may hold in all: what is free, and what it holds now; None where the
     system does not say.
+
+    Args:
+        counted: of what it holds no more bytes: a caller's own arrays are in nobody's way, and of
+            no use.
     """
     free = free_bytes()
     try:
-        held = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except (OSError, ValueError, IndexError):
         return free
-    return None if free is None else free + held * mmap.PAGESIZE
+    return None if free is None else free + min(pages * mmap.PAGESIZE, counted)
 
 
 def _address_space_left() -> list[int]:

@@ -99,7 +99,7 @@ def _content(path: Path) -> bytes:
 
 def _can_be_named(path: Path) -> bool:
     """Whether a model can name the file: the bytes of a file's name need not be text."""
-    return os.path.abspath(path).isprintable()
+    return os.path.realpath(path).isprintable()
 
 
 def _digest(*files: Path) -> str:

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_trt.core.errors import BadInputError
-
 _TOP = re.compile(r"^top([1-9]\d*)$")
 _MASK_AT = 0.5
 
@@ -19,6 +17,14 @@ _MASK_AT = 0.5
 def is_decision(metric: str) -> bool:
     """Whether ``metric`` is one of ``top1``, ``top5`` (any number), ``argmax``, ``mask_iou``."""
     return metric in ("argmax", "mask_iou") or _TOP.match(metric) is not None
+
+
+def places_of(metric: str) -> int:
+    """The K of ``topK``: of an output with no more values along its last axis it is always true. 0
+    for another metric.
+    """
+    found = _TOP.match(metric)
+    return int(found[1]) if found is not None else 0
 
 
 def decision(metric: str, reference: NDArray[Any], candidate: NDArray[Any]) -> float:
@@ -37,9 +43,6 @@ def decision(metric: str, reference: NDArray[Any], candidate: NDArray[Any]) -> f
 
     Returns:
         A share in [0, 1]; 1 for an output without elements.
-
-    Raises:
-        BadInputError: K is all there is, so that whatever a plan does is right.
     """
     if reference.size == 0:
         return 1.0
@@ -53,11 +56,6 @@ def decision(metric: str, reference: NDArray[Any], candidate: NDArray[Any]) -> f
         raise ValueError(f"{metric!r} is no decision")
     ref = np.atleast_1d(reference).reshape(-1, np.atleast_1d(reference).shape[-1])
     got = np.atleast_1d(candidate).reshape(ref.shape)
-    if int(found[1]) >= ref.shape[1]:
-        raise BadInputError(
-            f"{metric}: always true, for the output has {ref.shape[1]} values along its last axis; "
-            "ask for fewer (top1), or for another metric"
-        )
     wanted = np.argmax(ref, axis=1)
     chosen = got[np.arange(len(got)), wanted]
     # How many are larger, or as large and earlier: the order that argmax breaks ties in.

@@ -68,7 +68,7 @@ def guarded(command: Command) -> Command:
             code = error.exit_code
         except KeyboardInterrupt as error:
             said = str(error) if isinstance(error, StoppedError) else "nothing was kept"
-            _complain(one_line(f"interrupted; {said}", 500))
+            _complain(one_line(f"interrupted; {said}", 1000))
             code = EXIT_INTERRUPTED
         except Exception as error:
             code = _code_of(error)

@@ -161,10 +161,10 @@ def answer_lines(result: Result) -> list[str]:
 
 def left_behind(result: Result) -> str:
     """What an interrupted run leaves, for the terminal."""
-    told = " ".join([_answer(result), *holds_sentences(result.holds)[:1]])
+    told = " ".join([_answer(result), *holds_sentences(result.holds)])
     return (
-        f"the best plan so far is in {result.folder}: {told} Run the same command again to go on "
-        "from here"
+        f"the best plan so far is in {result.folder}; run the same command again to go on from "
+        f"here. {told}"
     )
 
 

@@ -12,6 +12,7 @@ from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import evenly
+from bisect_trt.numerics.decisions import places_of
 from bisect_trt.numerics.requirements import Requirements, times
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.stations.bench import Bench
@@ -75,6 +76,7 @@ def measure_baselines(case: Case, bench: Bench) -> Baselines:
     if not fp32.verdict.passed:
         _check_metrics(case, bench)
     _check_reference(fp32, case.requirements)
+    _check_decisions(case, bench)
     findings = bench.found(_findings(fp32, tf32, precision))
     layers = trace_layers(case, bench)
     second = bench.second.probe(case.base) if reduced.verdict.passed else None
@@ -113,6 +115,25 @@ def _check_reference(fp32: ProbeResult, requirements: Requirements) -> None:
                 f"output {name!r} of the FP32 reference is NaN or infinite everywhere, so there is "
                 "nothing to compare: look at the model and its inputs, or name the other outputs "
                 "in --requirement (OUTPUT:METRIC<=VALUE)"
+            )
+
+
+def _check_decisions(case: Case, bench: Bench) -> None:
+    """Refuse a top-K of outputs that have no more values than K: whatever a plan does is right.
+
+    Raises:
+        BadInputError: names the condition and the outputs.
+    """
+    asked = [item for item in case.requirements.items if places_of(item.metric)]
+    outputs = bench.references.of(case.samples[0]) if asked else {}
+    sizes = {name: (1, *array.shape)[-1] for name, array in outputs.items()}
+    for item in asked:
+        looked_at = {n: size for n, size in sizes.items() if item.output in (None, n)}
+        if all(size <= places_of(item.metric) for size in looked_at.values()):
+            said = ", ".join(f"{name!r} has {size}" for name, size in looked_at.items())
+            raise BadInputError(
+                f"--requirement {item.text}: always true, for along its last axis output {said} "
+                "values; ask for another output or metric"
             )
 
 

@@ -55,7 +55,9 @@ def with_set_in_hand(known: Known, bench: Bench) -> Known:
         bench: knows the set, and what was answered.
     """
     case, triage, pins = known.case, known.triage, bench.in_hand
-    if known.bisection is not None or triage is None or bench.engine is not None:
+    if known.bisection is not None or known.judgement is not None:
+        return _with_holds(known, bench)
+    if triage is None or bench.engine is not None:
         return known
     if case.settings.fitted:
         ledger = bench.ledger()
@@ -65,8 +67,25 @@ def with_set_in_hand(known: Known, bench: Bench) -> Known:
         return known
     bench.prober.probe(plan)
     holds = holds_as_known(case, bench, plan)
-    found = Bisection(pins, {}, triage.limit, False, holds=holds, ranked=True)
+    ranked = not case.settings.fitted
+    found = Bisection(pins, {}, triage.limit, False, holds=holds, ranked=ranked)
     return known.with_(bisection=found)
+
+
+def _with_holds(known: Known, bench: Bench) -> Known:
+    """``known`` of a search that had ended, with what is known of its answer where its test had not
+    ended.
+    """
+    holds, plan = known.holds, None
+    if known.judgement is not None and not known.judgement.passed:
+        return known
+    if known.judgement is not None:
+        holds, plan = holds or known.judgement.holds, known.judgement.plan
+    elif known.bisection is not None and bench.engine is None:
+        holds, plan = holds or known.bisection.holds, known.base.with_pins(known.bisection.pinned)
+    if holds is None and plan is not None:
+        holds = holds_as_known(known.case, bench, plan)
+    return known.with_(holds=holds)
 
 
 def end_search(known: Known, bench: Bench) -> Known:

@@ -108,7 +108,9 @@ def _unlike_given(
     case: Case, bench: Bench, made: Iterator[Sample], count: int, what: str
 ) -> Iterator[Sample]:
     """The first ``count`` usable ones that are none of the given inputs: those are known."""
-    given = frozenset(sample.digest for sample in case.samples)
+    # A set is one of each source, and none is left out of it.
+    alone = not case.requirements.of_sets
+    given = frozenset(sample.digest for sample in case.samples if alone)
     yield from usable(bench, made, count, given, what)
 
 

@@ -71,7 +71,8 @@ class EngineJudge:
     miss it there; ``emulated_score`` scores a set of pins on the emulator; ``floors`` are the
     all-pinned scores on (emulator, engine). ``drawn_score`` gives the largest score of a set over
     the emulated draws that the search was made with; ``tested`` is what fresh draws say of a set on
-    the engine, None where they refuse it or nobody asks them.
+    the engine, None where they refuse it or nobody asks them. ``meanwhile`` is called with a set
+    that was searched for and will be built next.
     """
 
     def __init__(
@@ -86,7 +87,9 @@ class EngineJudge:
         floors: tuple[float, float] = (0.0, 0.0),
         drawn_score: Callable[[frozenset[str]], float] | None = None,
         tested: Callable[[frozenset[str]], Holds | None] | None = None,
+        meanwhile: Callable[[frozenset[str]], None] = lambda _: None,
     ) -> None:
+        self._meanwhile = meanwhile
         self._floors = floors
         self._drawn_score = drawn_score
         self._tested = tested
@@ -115,7 +118,7 @@ class EngineJudge:
                 if found is None or found.pinned in self._tried:
                     break
                 self._bisection, pins = found, found.pinned
-                result = self._build(pins)
+                result = self._build(pins, self._meanwhile)
                 if result.verdict.passed and self._is_no_luck(pins):
                     pins = self._shrunk(pins, limit)
                     break
@@ -174,10 +177,13 @@ class EngineJudge:
             return Room(limit, self._floors[0], MARGIN).kept
         return tightened(limit, result.score, self._emulated_score(pins), self._floors)
 
-    def _build(self, pins: frozenset[str]) -> ProbeResult:
+    def _build(
+        self, pins: frozenset[str], meanwhile: Callable[[frozenset[str]], None] = lambda _: None
+    ) -> ProbeResult:
         if pins not in self._tried:
             if len(self._tried) >= self._max_builds:
                 raise OutOfBuildsError
+            meanwhile(pins)
             self._tried[pins] = self._engine.probe(self._base.with_pins(pins))
         return self._tried[pins]
 
@@ -213,7 +219,7 @@ class EngineJudge:
             found = self._search(wider) if worthwhile else None
             if found is None or len(found.pinned) >= len(pins):
                 break
-            if not self._build(found.pinned).verdict.passed:
+            if not self._build(found.pinned, self._meanwhile).verdict.passed:
                 break
             if not self._is_no_luck(found.pinned):
                 break

@@ -50,7 +50,10 @@ def decide_on_engine(
     """
     suspicion = suspicion_of(emulated.layers, triage.sensitivity.scores)
     robust = triage.unseen is not None and case.settings.pick is None
-    emulators = _Emulators(case, bench, engine, emulated, triage, first, meanwhile=robust)
+    emulators = _Emulators(case, bench, engine, emulated, triage, first)
+
+    def meanwhile(pins: frozenset[str]) -> None:
+        use_build_wait(case, bench, triage, emulated, triage.base.with_pins(pins))
 
     def tested(pins: frozenset[str]) -> Holds | None:
         if bench.tests >= MAX_TESTS:  # no confidence is left to spend
@@ -73,6 +76,7 @@ def decide_on_engine(
         (triage.pinned.score, baselines.pinned.score),
         emulators.score_on_draws if robust else None,
         tested if robust else None,
+        meanwhile if robust else lambda _: None,
     )
     judgement = judge.decide(triage.limit)
     emulators.score(judgement.plan.pinned)
@@ -86,7 +90,6 @@ _NEXT_TO_NOTHING = 0.01
 class _Emulators:
     """What the emulators say of sets, and their answers within shares of the tolerance: each is
     built next, and has as many pins as what fresh draws on the engine refused asks for.
-    ``meanwhile`` if what its test and its frontier need is computed while it is built.
     """
 
     def __init__(
@@ -97,10 +100,7 @@ class _Emulators:
         emulated: Baselines,
         triage: Triage,
         first: Bisection | None,
-        *,
-        meanwhile: bool,
     ) -> None:
-        self._meanwhile = meanwhile
         self._case, self._bench, self._engine = case, bench, engine
         self._emulated, self._triage = emulated, triage
         self._fewest = self._refusals = 0
@@ -136,9 +136,6 @@ class _Emulators:
             begin_further(bench, answer)
             if found.ranked:
                 self._begin_next(found.pinned)
-            if self._meanwhile:
-                plan = triage.base.with_pins(found.pinned)
-                use_build_wait(self._case, bench, triage, self._emulated, plan)
         return found
 
     def _begin_next(self, pins: frozenset[str]) -> None:

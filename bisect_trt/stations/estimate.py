@@ -26,7 +26,7 @@ from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case, load
 from bisect_trt.stations.drawn import redraws, variants
 from bisect_trt.stations.emulator_choice import emulator_device, open_emulator
-from bisect_trt.stations.need import need_of
+from bisect_trt.stations.need import PROCESS, need_of
 from bisect_trt.stations.sensitivity import time_allowed
 from bisect_trt.stations.settings import Settings
 from bisect_trt.stations.thread_limit import within_threads
@@ -48,7 +48,7 @@ Done = TypeVar("Done")
 class Estimate:
     """What a run would cost, for ``samples`` inputs by ``workers`` workers.
 
-    ``memory_bytes`` is about the peak of all processes, ``free_bytes`` what there is, 0 where
+    ``memory_bytes`` is about the peak of all processes, ``free_bytes`` what it may take, 0 where
     nobody says. ``probes`` is expected, ``fewest`` for a set of one pin that is fitted to the given
     inputs, ``most`` for one of a tenth of the layers; ``information_bound`` is the fewest
     yes-or-no answers that tell a fiftieth of the layers from the others; ``draws`` are the samples
@@ -77,7 +77,7 @@ class Estimate:
         workers = "1 worker" if self.workers == 1 else f"{self.workers} workers"
         memory = f"about {in_words(self.memory_bytes)} of memory"
         if self.free_bytes:
-            memory += f" (it may take {in_words(self.free_bytes)})"
+            memory += f" (there is room for {in_words(self.free_bytes)})"
         return (
             f"{self.layers} layers, {inputs}, {workers}: about {self.probes} probes and "
             f"{self.effect_runs} single-layer runs and {self.draws} draws in {self.seconds:.0f} s, "
@@ -127,7 +127,7 @@ def estimate(settings: Settings, observer: Observer) -> Estimate:
         len(case.samples),
         settings.workers,
         need_of(case.graph, settings, input_specs(case.graph.proto)).bytes,
-        room_bytes() or 0,
+        room_bytes(PROCESS) or 0,
         work.rows,
         work.probes,
         expected_probes(1),

@@ -58,7 +58,13 @@ class Frontier:
 
 
 def measure_frontier(
-    case: Case, bench: Bench, triage: Triage, baselines: Baselines, answer: PrecisionPlan
+    case: Case,
+    bench: Bench,
+    triage: Triage,
+    baselines: Baselines,
+    answer: PrecisionPlan,
+    *,
+    again: bool = False,
 ) -> Frontier:
     """For each number of pins the share of each kind of input that meets the requirement, its
     bound, and the scores; judged by the first emulator.
@@ -69,6 +75,7 @@ def measure_frontier(
         triage: the ranking and the base plan.
         baselines: the layers' sizes.
         answer: the plan that is written; its row says so under ``set``.
+        again: whether it will be measured again: where the time is over now, it need not be then.
     """
     every = len(triage.ranking)
     lengths = sorted({n for n in STEPS if n < every} | {every})
@@ -87,7 +94,8 @@ def measure_frontier(
     rows, deadline = [], time.monotonic() + TIME_BUDGET_S
     for number, (pins, source) in enumerate(sets[:most]):
         if before is None and number and time.monotonic() > deadline:
-            bench.journal.record([Row(key, "frontier", number)])
+            if not again:
+                bench.journal.record([Row(key, "frontier", number)])
             break
         bench.observer.progress(number, len(sets), f"{len(pins)} pins")
         row = _row(case, bench, triage, baselines, pins, source, kinds)

@@ -45,11 +45,19 @@ class Ledger:
         return max(found, key=lambda r: r.score, default=None)
 
     def smallest_passing(self, base: PrecisionPlan, judges: Sequence[str]) -> frozenset[str] | None:
-        """The smallest set of pins that every one of ``judges`` passed; None if none did."""
+        """The smallest set of pins that every one of ``judges`` passed, and no emulator refused
+        where these are some of them; None if there is none.
+        """
         passed: dict[frozenset[str], set[str]] = {}
+        refused: set[frozenset[str]] = set()
+        heard = self.emulators if set(judges) <= set(self.emulators) else judges
         for probe in self.log:
             pins = probe.plan.pinned
-            if probe.on == GIVEN and probe.verdict.passed and probe.plan == base.with_pins(pins):
+            if probe.on != GIVEN or probe.plan != base.with_pins(pins):
+                continue
+            if probe.verdict.passed:
                 passed.setdefault(pins, set()).add(probe.runner)
-        sets = [pins for pins, by in passed.items() if by.issuperset(judges)]
+            elif probe.runner in heard:
+                refused.add(pins)
+        sets = [p for p, by in passed.items() if by.issuperset(judges) and p not in refused]
         return min(sets, key=len, default=None)

@@ -26,7 +26,7 @@ from bisect_trt.stations.array_files import headers_of
 from bisect_trt.stations.input_files import find_files, is_loader
 from bisect_trt.stations.settings import Settings
 
-_PROCESS = 200_000_000
+PROCESS = 200_000_000
 """What this program and its libraries take by themselves."""
 
 _NETWORKS = 3.75
@@ -64,7 +64,7 @@ class Need:
         """About the peak of all processes. A worker shares the weights as they are with the others
         and holds no reference.
         """
-        each = _PROCESS + _NODE * self.nodes + self._filled(room_beside(self.weights))
+        each = PROCESS + _NODE * self.nodes + self._filled(room_beside(self.weights))
         own = self._copies * self.weights + _NETWORKS * self.activations + self._filled(_DRAWS)
         worker = each + self.weights + (_NETWORKS - 1) * self.activations
         # The workers together make as many inferences at once as this process does.
@@ -125,7 +125,7 @@ def check_need(need: Need, where: str) -> None:
     Raises:
         MachineError: there is less free memory.
     """
-    room = room_bytes()
+    room = room_bytes(PROCESS)
     if room is not None and need.bytes > room:
         if need.workers:
             what = "use --workers 1"

@@ -149,7 +149,7 @@ def reduce_piece(
             seen,
             _steps(found),
             found.complete,
-            all(probe.verdict.passed for probe in found.probes),
+            all(probe.verdict in (Verdict.PASS, Verdict.UNSURE) for probe in found.probes),
             trials.budget.spent,
             time.perf_counter() - began,
             found.interrupted,

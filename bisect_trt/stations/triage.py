@@ -19,6 +19,7 @@ from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
 from bisect_trt.stations.drawn import REDRAWN
 from bisect_trt.stations.engine_baselines import EngineBaselines
+from bisect_trt.stations.fresh_test import set_size
 from bisect_trt.stations.held import blame_lowered
 from bisect_trt.stations.sensitivity import (
     Sensitivity,
@@ -122,7 +123,8 @@ def find_cause(
         _WORST if unseen is not None else "",
     )
     if emulated.lowered.verdict.passed and engine is None and unseen is not None:
-        luck = f"{diagnosis.sentence} The given inputs pass by luck: {_others(unseen)}."
+        others = _others(unseen, set_size(case))
+        luck = f"{diagnosis.sentence} The given inputs pass by luck: {others}."
         diagnosis = replace(diagnosis, sentence=luck)
     strength = sensitivity.strength
     # What was too many to measure stands behind what was, by the error it introduces.
@@ -132,13 +134,16 @@ def find_cause(
     return Triage(diagnosis, base, pinned, sensitivity, limit, tuple(ranking), unseen)
 
 
-def _others(unseen: Unseen) -> str:
-    """What speaks against everything lowered, which the given inputs pass."""
+def _others(unseen: Unseen, size: int) -> str:
+    """What speaks against everything lowered, which the given inputs pass; ``size`` of them are
+    judged together.
+    """
     against = unseen.refused
     if against is None or not unseen.lowered.verdict.passed:
         return "others like them do not"
     kind = "roundings redrawn" if against.kind == REDRAWN else against.kind
-    return f"{len(against.samples)} of {against.tested} {kind} miss the requirement"
+    missed = len(against.samples) // size
+    return f"{missed} of {against.tested} {kind} miss the requirement"
 
 
 def _ranked_on(case: Case, bench: Bench, unseen: Unseen | None) -> tuple[Sample, ...]:

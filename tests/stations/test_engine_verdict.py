@@ -248,7 +248,7 @@ def test_what_draws_refuse_whatever_is_pinned_is_not_searched_on(
     bench: Any = SimpleNamespace(
         prober=SimpleNamespace(judge=judge), opened=None, plan_for=lambda _, plan: plan
     )
-    emulators = engine_verdict._Emulators(case, bench, None, None, triage, None, meanwhile=False)  # type: ignore[arg-type]
+    emulators = engine_verdict._Emulators(case, bench, None, None, triage, None)  # type: ignore[arg-type]
     emulators._known[(0.5, 0)] = None
     emulators.hear_refused(frozenset(names[:4]), Refusal("variants", (None, None), 9, 1.1))  # type: ignore[arg-type]
     assert emulators._in_vain is in_vain

@@ -79,7 +79,7 @@ def test_what_cannot_fit_is_refused_before_it_is_read(
 ) -> None:
     onnx.save(chain(), tmp_path / "m.onnx")
     np.savez(tmp_path / "x.npz", x=np.ones((4, 256), np.float32))
-    monkeypatch.setattr(need, "room_bytes", lambda: 1_000_000)
+    monkeypatch.setattr(need, "room_bytes", lambda _: 1_000_000)
     monkeypatch.setattr(need, "thread_count", lambda: 3)
     asked = [str(tmp_path / "m.onnx"), "--input", str(tmp_path / "x.npz"), *options]
     for more in (["--out", str(tmp_path / "out")], ["--dry-run"]):
@@ -96,7 +96,7 @@ def test_a_large_input_is_what_can_be_made_smaller(
 ) -> None:
     onnx.save(chain("rows"), tmp_path / "m.onnx")
     np.savez(tmp_path / "x.npz", x=np.ones((4000, 256), np.float32))
-    monkeypatch.setattr(need, "room_bytes", lambda: 1_000_000)
+    monkeypatch.setattr(need, "room_bytes", lambda _: 1_000_000)
     asked = ["run", str(tmp_path / "m.onnx"), "--input", str(tmp_path / "x.npz")]
     assert "give a smaller --input" in CliRunner().invoke(main, asked).output
 
