@@ -1,0 +1,237 @@
+"""What is counted, kept apart or left out is said, and nothing else is claimed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import bisect_trt
+from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.finding import Finding
+from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.core.sample import Sample
+from bisect_trt.core.stop import BudgetSpentError
+from bisect_trt.core.verdict import Verdict
+from bisect_trt.probe.result import GIVEN, ProbeResult
+from bisect_trt.runners.emulator.runner import EmulatedRunner
+from bisect_trt.stations.effect_rows import EffectRows
+from bisect_trt.stations.holds import Refusal
+from bisect_trt.stations.ledger import Ledger
+from bisect_trt.stations.settings import Settings
+from bisect_trt.stations.triage import _others
+from fixtures.models import Fixture, encoder_decomposed, healthy, residual
+from tests.conftest import run_model
+
+pytestmark = pytest.mark.usefixtures("few_draws")
+
+FP16 = PrecisionPlan(Precision.FP16)
+Arrays = Mapping[str, NDArray[Any]]
+
+
+def run(fixture: Fixture, inputs: Any, out: Path, **options: Any) -> bisect_trt.Result:
+    options.setdefault("require", fixture.require)
+    return bisect_trt.bisect(fixture.model, inputs, runner="emulated", out=out, **options)
+
+
+def several(fixture: Fixture, count: int) -> list[dict[str, Any]]:
+    return [
+        {n: np.float32(a * (1.0 - 0.01 * i)) for n, a in fixture.inputs.items()}
+        for i in range(count)
+    ]
+
+
+def error_of(fixture: Fixture, arrays: Arrays) -> float:
+    """The largest error of everything in FP16."""
+    outputs = next(EmulatedRunner(fixture.model).outputs(FP16, [Sample("s", arrays)]))
+    exact = run_model(fixture.model, arrays)
+    return max(float(np.abs(a - b).max()) for a, b in zip(outputs.values(), exact, strict=True))
+
+
+def messages(result: bisect_trt.Result) -> str:
+    return "\n".join(f.message for f in result.findings)
+
+
+def unchanged(arrays: Arrays, generator: np.random.Generator) -> Arrays:
+    return arrays
+
+
+def without_end(arrays: Arrays, generator: np.random.Generator) -> Arrays:
+    return {name: np.full_like(a, np.nan) for name, a in arrays.items()}
+
+
+def test_copies_count_once_and_a_fifth_is_said_to_be_kept_apart(tmp_path: Path) -> None:
+    fixture = healthy()
+    inputs = several(fixture, 20)
+    result = run(fixture, [inputs[0], *inputs, inputs[3]], tmp_path)
+    assert result.holds.given.tested == 16 and result.holds.holdout.tested == 4
+    assert "2 of the inputs are copies of others: each is counted once" in messages(result)
+    assert "4 of 20 inputs, a fifth, are kept apart to test on" in messages(result)
+    one = run(fixture, [inputs[0], inputs[0]], tmp_path / "one")
+    assert one.holds.of_one and "1 of the inputs is a copy of others" in messages(one)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "words"),
+    [
+        ("rotate", "--variants rotate: changes none of these inputs"),
+        (f"{__name__}:unchanged", "each was a copy of a given input"),
+        (f"{__name__}:without_end", "no more were made"),
+    ],
+)
+def test_variants_that_are_none_are_named(tmp_path: Path, kinds: str, words: str) -> None:
+    fixture = healthy()
+    result = run(fixture, fixture.inputs, tmp_path, variants=kinds)
+    assert result.holds.variants.tested == 0 and words in messages(result)
+    again = run(fixture, fixture.inputs, tmp_path, variants=kinds)
+    assert again.new_probes == 0 and messages(again) == messages(result)
+
+
+def test_samples_from_a_function_or_a_generator(tmp_path: Path) -> None:
+    fixture = healthy()
+
+    def generator() -> Iterator[Arrays]:
+        yield from several(fixture, 3)
+
+    names = [
+        list(run(fixture, source, tmp_path, robust=0).inputs["input"])
+        for source in (generator, generator())
+    ]
+    assert names[0] == names[1] and len(names[0]) == 3
+    for source, words in (
+        (lambda: iter(()), "gives no sample"),
+        (lambda: fixture.inputs, "gives one mapping"),
+        (lambda: [1.0], "not a mapping but float"),
+    ):
+        with pytest.raises(BadInputError, match=words):
+            run(fixture, source, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"robust": 0, "pick": 0.5}, "--pick 0.5: with --robust 0"),
+        ({"budget": float("nan")}, "--budget nan: not a number"),
+        ({"budget": float("inf")}, "--budget inf: not a number"),
+        ({"probe_timeout_s": float("nan")}, "--probe-timeout nan: not a number"),
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadInputError, match=words):
+        Settings("m.onnx", [], **options)
+
+
+def test_a_top_k_of_all_there_is_is_refused(tmp_path: Path) -> None:
+    fixture = encoder_decomposed()
+    with pytest.raises(BadInputError, match=r"top99>=0.9: always true.*'logits' has"):
+        run(fixture, fixture.inputs, tmp_path, require="top99>=0.9")
+
+
+def test_where_some_inputs_may_miss_the_first_line_says_on_how_many(tmp_path: Path) -> None:
+    fixture = healthy()
+    inputs = [{n: np.float32(a * by) for n, a in fixture.inputs.items()} for by in (1.0, 16.0)]
+    small, large = (error_of(fixture, arrays) for arrays in inputs)
+    between = f"max_abs<={np.sqrt(small * large):g}"
+    result = run(fixture, inputs, tmp_path, require=between, pick=0.5, variants="none")
+    given = result.holds.given
+    assert given.passed < given.tested, "one of them is let miss"
+    assert f"on {given.passed} of the 2 given inputs" in result._repr_markdown_()
+    suite = ElementTree.parse(tmp_path / "junit.xml").getroot()
+    properties = {p.get("name"): p.get("value") for p in suite.iter("property")}
+    assert f"olds on given {given.passed} of 2" in (properties["holds"] or "")
+    assert properties["robustness"] == json.loads((tmp_path / "run.json").read_text())["robust"]
+    shown = {c.get("name"): c.findtext("system-out") for c in suite.iter("testcase")}
+    assert f"{given.passed} of 2 meet" in (shown["holds on the given inputs"] or "")
+    assert "with 95 % confidence" in (shown["holds on redrawn roundings"] or "")
+
+
+def test_a_word_for_less_than_usual_says_for_what(tmp_path: Path) -> None:
+    fixture = healthy()
+    inputs = several(fixture, 2)
+    result = run(fixture, inputs, tmp_path, holds_on=0.5)
+    assert "Robust for the 50 % asked for. Holds on given 2 of 2" in result._repr_markdown_()
+
+
+def test_a_spent_budget_says_what_the_plan_was_run_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it ended the run before the baselines, in what is left all pins are asked about."""
+    fixture = residual()
+
+    def spent(*_: object) -> None:
+        raise BudgetSpentError
+
+    monkeypatch.setattr("bisect_trt.pipeline.measure_baselines", spent)
+    result = run(fixture, fixture.inputs, tmp_path, budget=5.0)
+    assert result.passed and result.out_of_time
+    assert (result.holds.given.passed, result.holds.redrawn.tested) == (1, 0)
+
+
+@pytest.mark.parametrize("robust", [0.0, 0.95])
+def test_verify_says_fitted_of_a_plan_that_was(tmp_path: Path, robust: float) -> None:
+    fixture = residual()
+    run(fixture, fixture.inputs, tmp_path, robust=robust)
+    for asked in (None, 0.0):
+        found = bisect_trt.verify(
+            fixture.model,
+            fixture.inputs,
+            tmp_path / "plan.json",
+            runner="emulated",
+            robust=asked,
+            out=tmp_path / "v",
+        )
+        assert found.holds is not None and found.holds.fitted is (robust == 0.0)
+
+
+def test_a_set_that_an_emulator_refused_is_not_held() -> None:
+    base = PrecisionPlan(Precision.FP16)
+
+    def probe(pins: str, runner: str, verdict: Verdict) -> ProbeResult:
+        return ProbeResult(base.with_pins(pins), runner, verdict, 0.5, {}, {}, 0.0, on=GIVEN)
+
+    log = (
+        probe("ab", "one", Verdict.PASS),
+        probe("ab", "two", Verdict.FAIL),
+        probe("abc", "one", Verdict.PASS),
+        probe("abcd", "one", Verdict.PASS),
+        probe("abcd", "two", Verdict.PASS),
+        probe("a", "engine", Verdict.PASS),
+        probe("a", "one", Verdict.FAIL),
+    )
+    ledger = Ledger(Path(), log, ("one", "two"), "one", {}, 0, (), {})
+    assert ledger.smallest_passing(base, ("one",)) == frozenset("abc")
+    assert ledger.smallest_passing(base, ("one", "two")) == frozenset("abcd")
+    assert ledger.smallest_passing(base, ("engine",)) == frozenset("a"), "it has its own word"
+
+
+def test_sets_that_miss_are_counted_as_sets() -> None:
+    samples = tuple(Sample(f"{i}", {}) for i in range(8))
+    lowered = SimpleNamespace(verdict=Verdict.PASS)
+    unseen: Any = SimpleNamespace(refused=Refusal("redrawn", samples, 28, 1.2), lowered=lowered)
+    assert _others(unseen, 4) == "2 of 28 roundings redrawn miss the requirement"
+    unseen.refused = None
+    assert _others(unseen, 1) == "others like them do not"
+
+
+def test_the_time_left_is_what_there_is() -> None:
+    """Of 4,000 runs as many as the time is enough for, at the pace until now."""
+    case: Any = SimpleNamespace(names=("a",) * 2000)
+    rows = EffectRows(case, None, [None, None], None)  # type: ignore[arg-type,list-item]
+    rows.runs, rows._began = 40, 100.0
+    assert rows._expected(130.0, 110.0) == 40 + 80
+    assert rows._expected(105.0, 110.0) == 40
+    assert rows._expected(float("inf"), 110.0) == 4000
+
+
+def test_a_note_is_kept_once(tmp_path: Path) -> None:
+    fixture = healthy()
+    result = run(fixture, fixture.inputs, tmp_path, variants="rotate")
+    told = [f for f in result.findings if f.kind == "variants"]
+    assert told == [Finding("variants", "", told[0].message)]
