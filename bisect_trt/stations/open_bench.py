@@ -50,6 +50,24 @@ def open_bench(
         RunnerUnavailableError: the runner or cluster asked for is not there.
         StoppedError: the user ended the block; what was answered is in the journal.
     """
+    try:
+        with _opened(case, observer, suffix, time_budget, begin) as bench:
+            yield bench
+    except StoppedError:
+        raise
+    except KeyboardInterrupt as error:
+        raise StoppedError("run the same command again to go on from here") from error
+
+
+@contextmanager
+def _opened(
+    case: Case,
+    observer: Observer,
+    suffix: str,
+    time_budget: TimeBudget | None,
+    begin: Sequence[PrecisionPlan],
+) -> Iterator[Bench]:
+    """As :func:`open_bench`."""
     with ExitStack() as opened:
         folder = folder_of(case, suffix)
         # Each waits a second or two for a child process.
@@ -79,9 +97,4 @@ def open_bench(
         if fleet is not None and len(fleet) < case.settings.workers:
             bench.note(Finding("workers", "", fewer_hired(case.settings.workers, len(fleet))))
         opened.enter_context(closing(bench.references))
-        try:
-            yield bench
-        except StoppedError:
-            raise
-        except KeyboardInterrupt as error:
-            raise StoppedError("run the same command again to go on from here") from error
+        yield bench
