@@ -49,8 +49,8 @@ class Bench:
     ``emulator`` runs in this process, ``fleet`` on workers where there are some; ``rtx_sums`` is
     true where layer tables follow the measured sums of TensorRT for RTX. ``time`` ends probes whose
     time is spent. ``in_turn`` if the second emulator and the reference make room for each other.
-    ``tests`` counts those on fresh draws. ``in_hand`` is the smallest set of pins that passed what
-    a search that was ended was made with, None where none did.
+    ``tests`` counts those on fresh draws. ``in_hand`` is the smallest set of pins that passed all
+    that the robust search in work is made with, None where none did.
     """
 
     def __init__(

@@ -65,7 +65,7 @@ class CheckTrials:
         """What the command says of the whole model.
 
         Raises:
-            BadInputError: nothing.
+            BadInputError: it does not judge it, cannot be started, or takes too long.
         """
         seen = self._known[specimen.key] = self._called(specimen)
         if seen.verdict is Verdict.UNSURE:

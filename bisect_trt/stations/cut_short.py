@@ -62,8 +62,7 @@ def with_set_in_hand(known: Known, bench: Bench) -> Known:
     if case.settings.fitted:
         ledger = bench.ledger()
         pins = ledger.smallest_passing(triage.base, ledger.emulators[:1])
-    plan = triage.base.with_pins(pins or ())
-    if pins is None or not bench.prober.knows(plan):
+    if pins is None or not bench.prober.knows(plan := triage.base.with_pins(pins)):
         return known
     bench.prober.probe(plan)
     holds = holds_as_known(case, bench, plan)

@@ -172,7 +172,9 @@ def _timed(case: Case, observer: Observer) -> _Timed:
         spent, draws = _seconds(
             lambda: list(redraws(case, bench, _STREAM + 1, count, emulated=True)) or [sample]
         )
-        judged = [_seconds(partial(judge.judge, plan, draws)) for judge in judges]
+        (first_s, first), (second_s, second) = (
+            _seconds(partial(judge.judge, plan, draws)) for judge in judges
+        )
         # What a search is made for: some copies that miss, where the given inputs pass.
         varied = bench.prober.judge(plan, variants(case, bench, _STREAM + 1, count))
         trace, _ = _seconds(lambda: _gone_through(emulator, plan, sample))
@@ -182,12 +184,22 @@ def _timed(case: Case, observer: Observer) -> _Timed:
         rows_s, _ = _seconds(alone)
         bench.references.close()
         bench.took(inference)
-    one, first, second = (s / len(draws) for s in (spent, *(seconds for seconds, _ in judged)))
-    missed = sum(panel.missed() for panel in (*(panel for _, panel in judged), varied))
+    missed = sum(panel.missed() for panel in (first, second, varied))
     passes = all(result.verdict.passed for result in results) and not missed
+    made_s, emulated_s, asked_s = (s / len(draws) for s in (spent, first_s, second_s))
     # They share the inference that the layers' own begin in.
     row = max(0.0, rows_s - inference) / max(1, len(some))
-    return _Timed(opened, inference, one, first, second, trace, row, bench.usual_seconds, passes)
+    return _Timed(
+        opened,
+        inference,
+        made_s,
+        emulated_s,
+        asked_s,
+        trace,
+        row,
+        bench.usual_seconds,
+        passes,
+    )
 
 
 def _seconds(job: Callable[[], Done]) -> tuple[float, Done]:
