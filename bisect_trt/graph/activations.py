@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from weakref import WeakKeyDictionary
 
 import onnx
 from onnx import helper
 
 from bisect_trt.graph.graph import Graph
-from bisect_trt.graph.shapes import shapes_from
-from bisect_trt.graph.tensor_types import captured_names
+from bisect_trt.graph.shapes import shapes_from, shapes_of, with_shapes
+from bisect_trt.graph.tensor_types import captured_names, subgraphs
 
 _SAME_PLACE = frozenset(
     {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Relu", "Clip", "Sigmoid", "Tanh"}
@@ -30,7 +30,7 @@ def live_bytes(graph: Graph, inputs: Mapping[str, tuple[int, ...]]) -> int:
         graph: the model.
         inputs: the shapes of its inputs.
     """
-    return _most_live(graph, inputs, _sizes(graph, inputs))
+    return _held(graph, inputs, _sizes(graph, inputs))
 
 
 def inference_bytes(graph: Graph, inputs: Mapping[str, tuple[int, ...]]) -> int | None:
@@ -47,7 +47,7 @@ def inference_bytes(graph: Graph, inputs: Mapping[str, tuple[int, ...]]) -> int 
         made = [o for node in graph.proto.graph.node for o in node.output if o]
         sizes = _sizes(graph, inputs)
         told = sum(sizes.get(name, 0) > 0 for name in made)
-        most = _most_live(graph, inputs, sizes)
+        most = _held(graph, inputs, sizes)
         known[key] = most * len(made) // told if 2 * told > len(made) else None
     return known[key]
 
@@ -57,32 +57,86 @@ def _sizes(graph: Graph, inputs: Mapping[str, tuple[int, ...]]) -> dict[str, int
     return {name: _bytes(graph, name, shape) for name, shape in told.items()}
 
 
+def _held(graph: Graph, inputs: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]) -> int:
+    """As :func:`_most_live`, of a whole model."""
+    made = {name: size for name, size in sizes.items() if name not in graph.constants}
+    return _most_live(
+        graph.proto.graph.node, inputs, graph.outputs, made, _inside_bodies(graph, inputs)
+    )
+
+
+def _inside_bodies(graph: Graph, inputs: Mapping[str, tuple[int, ...]]) -> dict[int, int]:
+    """What the bodies of a node hold while they run, by the node's place: of an If one branch runs,
+    of a loop one turn at a time.
+    """
+    if not any(True for node in graph.proto.graph.node for _ in subgraphs(node)):
+        return {}
+    return _of_bodies(with_shapes(graph, inputs))
+
+
+def _of_bodies(graph: onnx.GraphProto) -> dict[int, int]:
+    found = {}
+    for place, node in enumerate(graph.node):
+        held = [_of_body(body) for _, body in subgraphs(node)]
+        if held:
+            found[place] = max(held)
+    return found
+
+
+def _of_body(body: onnx.GraphProto) -> int:
+    """What a body holds, by the shapes and types that inference wrote into it."""
+    shapes = shapes_of(body)
+    stored = {tensor.name for tensor in body.initializer}
+    sizes = {
+        value.name: _size(value.type.tensor_type.elem_type, shapes[value.name])
+        for value in (*body.input, *body.value_info, *body.output)
+        if value.name in shapes and value.name not in stored
+    }
+    given = [value.name for value in body.input]
+    outputs = [value.name for value in body.output]
+    return _most_live(body.node, given, outputs, sizes, _of_bodies(body))
+
+
 def _most_live(
-    graph: Graph, inputs: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]
+    nodes: Sequence[onnx.NodeProto],
+    given: Collection[str],
+    outputs: Iterable[str],
+    sizes: Mapping[str, int],
+    inside: Mapping[int, int],
 ) -> int:
-    nodes = graph.proto.graph.node
-    last = {name: len(nodes) for name in (*graph.outputs, *inputs)}
-    for index, node in enumerate(nodes):
-        for name in (*node.input, *captured_names(node)):
-            last.setdefault(name, index)
-            last[name] = max(last[name], index)
-    constants = graph.constants
-    held = sum(sizes.get(name, 0) for name in inputs)
+    """The most that is held at any node: what is ``given`` and what is still to be read.
+
+    Args:
+        nodes: in the order in which they run.
+        given: what the caller holds throughout.
+        outputs: what is held to the end.
+        sizes: bytes by tensor; of constants nothing.
+        inside: what a node's bodies hold, by its place.
+    """
+    last = {name: len(nodes) for name in (*outputs, *given)}
+    read = [dict.fromkeys(filter(None, (*n.input, *captured_names(n)))) for n in nodes]
+    for index, names in enumerate(read):
+        for name in names:
+            last[name] = max(last.get(name, index), index)
+    held = sum(sizes.get(name, 0) for name in given)
     most = held
     for index, node in enumerate(nodes):
-        made = sum(sizes.get(o, 0) for o in node.output if o and o not in constants)
-        gone = [n for n in dict.fromkeys(node.input) if n and last[n] == index]
-        freed = sum(sizes.get(n, 0) for n in gone if n not in constants and n not in inputs)
+        made = sum(sizes.get(o, 0) for o in node.output if o)
+        gone = [n for n in read[index] if last[n] == index and n not in given]
+        freed = sum(sizes.get(n, 0) for n in gone)
         reused = made if node.op_type in _SAME_PLACE and freed >= made else 0
-        most = max(most, held + made - reused)
+        most = max(most, held + made - reused + inside.get(index, 0))
         unread = sum(sizes.get(o, 0) for o in node.output if o and o not in last)
         held += made - freed - unread
     return most
 
 
 def _bytes(graph: Graph, name: str, shape: tuple[int | None, ...]) -> int:
+    return _size(graph.types.type_of(name), shape)
+
+
+def _size(elem_type: int, shape: tuple[int | None, ...]) -> int:
     known = [size for size in shape if size is not None]
-    elem_type = graph.types.type_of(name)
     if len(known) < len(shape) or elem_type in (
         onnx.TensorProto.UNDEFINED,
         onnx.TensorProto.STRING,

@@ -79,9 +79,9 @@ def external_range(tensor: TensorProto, where: Path) -> tuple[str, int, int]:
     except ValueError:
         offset = length = -1
     itemsize = helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
-    wanted = math.prod(tensor.dims) * itemsize
-    packed = tensor.data_type in PACKED
-    if offset < 0 or length < 0 or (length and not packed and length != wanted):
+    bits = PACKED.get(tensor.data_type, 8 * itemsize)
+    wanted = -(-math.prod(tensor.dims) * bits // 8)  # rounded up to whole bytes
+    if offset < 0 or length < 0 or (length and length != wanted):
         raise BadInputError(
             f"{named} has the offset {entries.get('offset')} and the length "
             f"{entries.get('length')}, its shape needs {wanted} bytes; export the model again"

@@ -76,16 +76,18 @@ def node_names(nodes: Sequence[onnx.NodeProto]) -> list[str]:
     """
     taken = {n.name for n in nodes if n.name}
     seen: set[str] = set()
+    numbers: dict[str, int] = {}
     names = []
     for position, node in enumerate(nodes):
         name = node.name
         if not name or name in seen:
             first_output = next((o for o in node.output if o), str(position))
             stem = name or f"{node.op_type}_{first_output}"
-            name, number = stem, 0
+            name, number = stem, numbers.get(stem, 0)
             while name in taken or name in seen:
                 number += 1
                 name = f"{stem}_{number}"
+            numbers[stem] = number
         seen.add(name)
         names.append(name)
     return names

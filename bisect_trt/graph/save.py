@@ -14,6 +14,7 @@ from onnx import TensorProto
 from bisect_trt.core.errors import BadInputError, BisectError, MachineError, is_disk_full
 from bisect_trt.core.files import write_whole, written_whole
 from bisect_trt.core.part_copy import BLOCK, copy_part
+from bisect_trt.core.scratch import sweep
 from bisect_trt.graph.load import LoadedModel
 from bisect_trt.graph.mapped_files import mapped
 from bisect_trt.graph.tensor_values import (
@@ -59,6 +60,7 @@ def save_model(model: onnx.ModelProto, path: Path) -> None:
         BadInputError: the folder cannot be written, or a file that holds weights has changed.
         MachineError: the disk is full.
     """
+    sweep(path.parent)  # what a killed run was writing may be as large as a model
     try:
         with written_whole(path) as draft:
             if weights_size(model) < PROTOBUF_LIMIT:
@@ -76,6 +78,7 @@ def save_model(model: onnx.ModelProto, path: Path) -> None:
 
                 draft.write_bytes(moved(model, put).SerializeToString())
             (draft.parent / side).chmod(0o644)
+            path.unlink(missing_ok=True)  # no older model stands beside newer weights
             os.replace(draft.parent / side, path.parent / side)
     except OSError as error:
         raise _not_written(path, error) from error

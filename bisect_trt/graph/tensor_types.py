@@ -156,26 +156,31 @@ def _collect(graph: onnx.GraphProto, opset: int, parent: Scope | None) -> Scope:
         if tensor.HasField("shape"):
             scope.ranks[info.name] = len(tensor.shape.dim)
     types.update((t.name, t.data_type) for t in graph.initializer)
+    # Known to be made here before it is known of what type: a tensor of an enclosing graph that has
+    # its name, but comes behind this body or is hidden by it, is another one.
+    for node in graph.node:
+        for name in filter(None, node.output):
+            types.setdefault(name, UNKNOWN)
     for index, node in enumerate(graph.node):
         for name, body in subgraphs(node):
             scope.bodies[(index, name)] = _collect(body, opset, scope)
         if is_standard(node) and any(
             scope.type_of(t) == UNKNOWN for t in (*node.input, *node.output) if t
         ):
-            _bind(node, opset, scope)
+            _bind(node, index, opset, scope)
     return scope
 
 
-def _bind(node: onnx.NodeProto, opset: int, scope: Scope) -> None:
+def _bind(node: onnx.NodeProto, index: int, opset: int, scope: Scope) -> None:
     """Give ``node``'s untyped outputs the type its schema derives from its typed inputs."""
     found: dict[int, int] = {}
     if node.op_type in CONTROL_FLOW:
-        body_name, body = next(subgraphs(node))
-        inner = next(
-            s for (_, name), s in scope.bodies.items() if name == body_name and s.parent is scope
-        )
         skip = 1 if node.op_type == "Loop" else 0
-        found = {slot: inner.type_of(o.name) for slot, o in enumerate(body.output[skip:])}
+        for name, body in subgraphs(node):
+            inner = scope.body(index, name)
+            for slot, output in enumerate(body.output[skip:]):
+                # One branch may know what the other does not.
+                found[slot] = found.get(slot) or inner.type_of(output.name)
     elif node.op_type in ("Cast", "ConstantOfShape", "Constant"):
         for attribute in node.attribute:
             if attribute.name == "to":

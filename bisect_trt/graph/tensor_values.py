@@ -26,10 +26,11 @@ from bisect_trt.graph.tensor_types import subgraphs
 from bisect_trt.numerics.blocks import BLOCK, flat, slices
 from bisect_trt.numerics.rounding import rounded, to_storage
 
-PACKED = frozenset(
-    getattr(TensorProto, name, -1) for name in ("INT4", "UINT4", "FLOAT4E2M1", "INT2", "UINT2")
-)
-"""Types with several values to a byte."""
+PACKED = {
+    getattr(TensorProto, name, -1): bits
+    for name, bits in (("INT4", 4), ("UINT4", 4), ("FLOAT4E2M1", 4), ("INT2", 2), ("UINT2", 2))
+}
+"""The bits of types with several values to a byte; -1 are those that an older onnx lacks."""
 
 _ROUNDED, _SOURCE = "rounded", "source"
 
@@ -75,12 +76,17 @@ def put_at(tensor: TensorProto, place: Place) -> None:
 
 
 def all_tensors(graph: onnx.GraphProto) -> list[TensorProto]:
-    """Initialisers and attributes, those of bodies too."""
+    """Initialisers and attributes, those of bodies too, and what sparse ones are made of."""
     tensors = list(graph.initializer)
+    for sparse in graph.sparse_initializer:
+        tensors += (sparse.values, sparse.indices)
     for node in graph.node:
         if not node.attribute:
             continue
-        tensors += [a.t for a in node.attribute if a.HasField("t")]
+        for a in node.attribute:
+            tensors += (a.t,) if a.HasField("t") else a.tensors
+            for sparse in (a.sparse_tensor,) if a.HasField("sparse_tensor") else a.sparse_tensors:
+                tensors += (sparse.values, sparse.indices)
         for _, body in subgraphs(node):
             tensors += all_tensors(body)
     return tensors
