@@ -45,7 +45,7 @@ class Baselines:
         """About what one emulated inference takes, where ``samples`` were given: that of the
         quickest baseline. A single one may have waited for a busy machine, or a lost worker.
         """
-        return _quickest_s((self.fp32, self.tf32, self.reduced), samples)
+        return quickest_s((self.fp32, self.tf32, self.reduced), samples)
 
     @property
     def lowered(self) -> ProbeResult:
@@ -62,7 +62,14 @@ class Baselines:
         return rows
 
 
-def _quickest_s(found: Sequence[ProbeResult], samples: int) -> float:
+def quickest_s(found: Sequence[ProbeResult], samples: int) -> float:
+    """What an emulated inference takes by the quickest of a few probes: the first opens a session,
+    and starts a worker.
+
+    Args:
+        found: probes of any plans.
+        samples: on how many samples each was made.
+    """
     return min(result.seconds for result in found) / max(1, samples)
 
 
@@ -72,7 +79,7 @@ def measure_baselines(case: Case, bench: Bench) -> Baselines:
     precision = case.settings.precision
     plans = [PrecisionPlan(Precision.FP32), PrecisionPlan(Precision.TF32), case.base]
     fp32, tf32, reduced = (bench.prober.probe(plan) for plan in plans)
-    bench.took(_quickest_s((fp32, tf32, reduced), len(case.samples)))
+    bench.took(quickest_s((fp32, tf32, reduced), len(case.samples)))
     if not fp32.verdict.passed:
         _check_metrics(case, bench)
     _check_reference(fp32, case.requirements)

@@ -23,7 +23,7 @@ from bisect_trt.core.errors import (
 )
 from bisect_trt.core.holds import Holds, word_of
 from bisect_trt.core.observer import Observer
-from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.graph.aside import values_aside
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.load import load_model
@@ -45,6 +45,7 @@ from bisect_trt.runners.tensorrt.profile import profile_of, values_of
 from bisect_trt.runners.tensorrt.readback import dishonoured_after_parsing
 from bisect_trt.runners.tensorrt.records import EngineRequest
 from bisect_trt.runners.workers.process import IsolatedWorker
+from bisect_trt.stations.baselines import quickest_s
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case, load
 from bisect_trt.stations.fresh_test import VERIFYING, WANTED, planned_test
@@ -125,7 +126,9 @@ def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verifica
         checks = _judgements(bench, saved.plan)
         checks += [_typed(case.graph, saved.plan), _parsed(case, saved.plan)]
         checks += _written(case.graph, saved.plan)
-        bench.took(bench.prober.probe(saved.plan).seconds / len(case.samples))
+        others = (PrecisionPlan(Precision.FP32), case.base)
+        probes = [bench.prober.probe(plan) for plan in (saved.plan, *others)]
+        bench.took(quickest_s(probes, len(case.samples)))
         test = planned_test(case, VERIFYING, bench.usual_seconds, last=True)
         holds = measure_holds(case, bench, bench.judges, saved.plan, test)
         holds = replace(holds, fitted=saved.fitted)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +12,14 @@ import pytest
 
 import bisect_trt
 from bisect_trt.core.observer import Observer
+from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph
 from bisect_trt.numerics.noise import LARGE
+from bisect_trt.probe.prober import Prober
+from bisect_trt.probe.result import ProbeResult
 from bisect_trt.stations import holds
+from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import load
 from bisect_trt.stations.open_bench import open_bench
 from bisect_trt.stations.settings import Settings
@@ -83,3 +89,27 @@ def test_variants_are_asked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         FIXTURE.model, FIXTURE.inputs, require=FIXTURE.require, runner="emulated", out=tmp_path
     )
     assert result.passed and asked[0] == "variant" and "redrawn" in asked
+
+
+def test_verify_does_not_time_the_opening_of_its_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first probe opens one: that the machine is slow at it must not decide how many draws are
+    made, and so what is said of the plan.
+    """
+    fixture = healthy()
+    plan = {"base": "fp16", "pin_precision": "fp32", "pinned": [], "requirements": ["max_abs<=1"]}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    probe, heard, asked = Prober.probe, [], []
+
+    def slow_at_first(prober: Prober, plan: PrecisionPlan) -> ProbeResult:
+        asked.append(plan)
+        seconds = 9.0 if len(set(asked)) == 1 else 0.001
+        return replace(probe(prober, plan), seconds=seconds)
+
+    monkeypatch.setattr(Prober, "probe", slow_at_first)
+    monkeypatch.setattr(Bench, "took", lambda _, seconds: heard.append(seconds))
+    found = bisect_trt.verify(
+        fixture.model, fixture.inputs, tmp_path / "plan.json", out=tmp_path / "out"
+    )
+    assert found.passed and heard == [0.001]

@@ -5,7 +5,7 @@ busy.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from queue import SimpleQueue
+from queue import LifoQueue
 from typing import Any
 
 from bisect_trt.core.errors import RunnerFailedError
@@ -32,8 +32,10 @@ class Crew:
         self._attempts = attempts
         self._ends = frozenset(ends)
         self._closed = False
-        self._free: SimpleQueue[Remote] = SimpleQueue()
-        for member in members:
+        # Who was free last: it has started, and its model is loaded. What calls come one after the
+        # other are so of one process, and their times those of inferences.
+        self._free: LifoQueue[Remote] = LifoQueue()
+        for member in reversed(self._members):
             self._free.put(member)
 
     def __len__(self) -> int:
