@@ -98,7 +98,7 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
             held = holds if latest.unsteady is None else None
             latest = _looked_at_again(latest.with_(holds=held), bench)
         except KeyboardInterrupt as error:
-            latest = with_set_in_hand(latest, bench)
+            latest = with_set_in_hand(latest, bench).with_(interrupted=True)
             partial = summarise_interrupted(latest, bench.ledger(), time.perf_counter() - began)
             if partial is None:
                 raise

@@ -99,9 +99,9 @@ class Result:
     the single-layer runs beside them. ``holds`` says on what the plan was tested, None where none
     passes; ``ranked`` is true if its pins were cut from a ranking and not proved one by one.
     ``holds_on`` is the share of the given inputs that had to meet the requirements.
-    ``out_of_time`` is true if the ``budget_minutes`` ended the search. ``command``
-    would repeat the run on the model with the SHA-256 ``model_digest``; ``dynamic_inputs`` are the
-    graph inputs whose shapes it leaves open.
+    ``out_of_time`` is true if the ``budget_minutes`` ended the search, ``interrupted`` if the user
+    did. ``command`` would repeat the run on the model with the SHA-256 ``model_digest``;
+    ``dynamic_inputs`` are the graph inputs whose shapes it leaves open.
     """
 
     model: str
@@ -140,6 +140,7 @@ class Result:
     frontier: pd.DataFrame = field(default_factory=pd.DataFrame)
     budget_minutes: float | None = None
     out_of_time: bool = False
+    interrupted: bool = False
     by_requirement: pd.DataFrame = field(default_factory=pd.DataFrame)
     command: str = ""
     model_digest: str = ""
@@ -230,6 +231,7 @@ class Result:
             "search": asdict(self.search_facts) if self.search_facts is not None else {},
             "seconds": self.seconds,
             "budget": self._budget_json(),
+            "interrupted": self.interrupted,
             "command": self.command,
             "model_sha256": self.model_digest,
             "dynamic_inputs": list(self.dynamic_inputs),

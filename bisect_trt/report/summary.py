@@ -212,6 +212,7 @@ def _result(
         holds_on=settings.share_of_given,
         budget_minutes=settings.budget,
         out_of_time=known.out_of_time,
+        interrupted=known.interrupted,
         command=as_command(settings),
         model_digest=case.model.digest,
         dynamic_inputs=dynamic_inputs(case.graph.proto),

@@ -125,8 +125,9 @@ class EngineJudge:
                 limit = self._next_limit(limit, pins, result)
             if pins not in self._tried or not self._tried[pins].verdict.passed:
                 pins = self._repaired(pins)
-                self._is_no_luck(pins)
-            if self._certify:
+                if self._tried[pins].verdict.passed:
+                    self._is_no_luck(pins)
+            if self._certify and self._tried[pins].verdict.passed:
                 pins, proof = self._certified(pins)
         except OutOfBuildsError:
             spent = True
@@ -196,7 +197,8 @@ class EngineJudge:
         while high < len(rest) and not self._build(pins | frozenset(rest[:high])).verdict.passed:
             low, high = high, 4 * high
         high = min(high, len(rest))
-        self._build(pins | frozenset(rest[:high]))
+        if not self._build(pins | frozenset(rest[:high])).verdict.passed:
+            return pins | frozenset(rest)  # not even with all of them
         while high - low > max(1, high // 8):
             middle = (low + high) // 2
             if self._build(pins | frozenset(rest[:middle])).verdict.passed:

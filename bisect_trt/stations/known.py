@@ -27,7 +27,7 @@ class Known:
     ``inputs`` has a row an input, ``frontier`` a row a number of pins. ``settled`` is the diagnosis
     that ended the run early, if one did. ``steadiness`` is that of the engine that the answer
     stands on, ``unsteady`` the diagnosis where it takes the answer back. ``out_of_time`` is true if
-    the budget ended the search.
+    the budget ended the search, ``interrupted`` if the user did.
     """
 
     case: Case
@@ -44,6 +44,7 @@ class Known:
     steadiness: Steadiness | None = None
     unsteady: Diagnosis | None = None
     out_of_time: bool = False
+    interrupted: bool = False
 
     def with_(self, **found: Any) -> Known:
         """The same with one more record."""
