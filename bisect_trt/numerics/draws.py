@@ -175,7 +175,7 @@ def check_kinds(text: str) -> None:
     """
     if text in ("auto", "none"):
         return
-    for kind in text.split(","):
+    for kind in named_kinds(text):
         if is_own_kind(kind):
             load_function(kind, "--variants")
         elif kind not in KINDS:
@@ -183,6 +183,11 @@ def check_kinds(text: str) -> None:
                 f"--variants {kind}: unknown; choose of {', '.join(KINDS)}, MODULE:FUNCTION, or "
                 "none, or auto"
             )
+
+
+def named_kinds(text: str) -> list[str]:
+    """The kinds of a list of them."""
+    return [kind.strip() for kind in text.split(",")]
 
 
 def is_own_kind(kind: str) -> bool:

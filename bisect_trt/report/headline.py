@@ -97,6 +97,8 @@ def next_step(result: Result) -> str:
     """What to do where the answer is not yet good, blank where it is."""
     if tone(result) != "unsure":
         return ""
+    if result.interrupted:
+        return "What next: run the same command again: it goes on from here."
     if result.out_of_time:
         return "What next: run the same command again, or with a larger --budget: it goes on."
     steps = []
@@ -153,10 +155,19 @@ def answer_lines(result: Result) -> list[str]:
     lines = [headline(result), *holds_sentences(result.holds)[:2]]
     lines += [line for line in (next_step(result), result.sentence) if line]
     if not math.isnan(result.base_score):
-        after = f"   after: {times(result.score)}" if result.passed else ""
+        after = f"   after: {score_after(result)}" if result.passed else ""
         wanted = ", ".join(result.requirements)
         lines.append(f"before: {times(result.base_score)}{after}   requirement: {wanted}")
     return lines
+
+
+def score_after(result: Result) -> str:
+    """What the plan uses of the tolerance, and what the worst of the inputs does that may miss."""
+    said = times(result.score)
+    given = result.holds.given if result.holds is not None else None
+    if given is None or given.passed == given.tested or not given.worst_score > 1.0:
+        return said
+    return f"{said} on those that count, {times(given.worst_score)} on the worst given input"
 
 
 def left_behind(result: Result) -> str:

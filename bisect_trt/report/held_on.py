@@ -15,12 +15,11 @@ def holds_sentences(holds: Holds | None) -> list[str]:
     if holds is None:
         return []
     given, size = holds.given, holds.set_size
-    what = "inputs" if size == 1 else f"sets of {size} inputs"
-    told = [f"given {given.passed} of {given.tested} {what}"]
+    told = [f"given {given.passed} of {given.tested} {_inputs(size)}"]
     for kind, words in (
         (holds.redrawn, "redrawn {} of {} roundings"),
         (holds.variants, "variants {} of {}"),
-        (holds.holdout, "held out {} of {} inputs"),
+        (holds.holdout, f"held out {{}} of {{}} {_inputs(holds.holdout_size)}"),
     ):
         if kind.tested:
             counted = words.format(kind.passed, kind.tested)
@@ -37,12 +36,17 @@ def holds_sentences(holds: Holds | None) -> list[str]:
         lines.append("Searched on the given inputs only (--robust 0): the set is fitted to them.")
     if holds.variants.tested:
         advice = ": give 20 inputs or more, and a fifth is kept apart to test on"
-        few = given.tested * size + holds.holdout.tested < FEW_INPUTS
+        apart = holds.holdout.tested * holds.holdout_size
+        few = given.tested * size + apart < FEW_INPUTS
         lines.append(
-            "Variants of the given inputs (shifted, scaled, mixed) are no substitute for real "
-            f"ones{advice if few else ''}."
+            f"Variants of the given inputs are no substitute for real ones{advice if few else ''}."
         )
     return lines
+
+
+def _inputs(size: int) -> str:
+    """What is counted where ``size`` inputs are judged together."""
+    return "inputs" if size == 1 else f"sets of {size} inputs"
 
 
 def _asked_for(holds: Holds) -> str:
@@ -73,15 +77,28 @@ def meaning_of(holds: Holds | None) -> str:
 
 
 def _beyond(holds: Holds) -> str:
-    """Why a plan whose copies of a single input hold is not called robust; blank for others."""
+    """Why a plan of which as many copies of the few inputs hold as were asked for is not called
+    robust; blank for others.
+    """
     kinds = ((holds.redrawn, holds.wanted), (holds.variants, holds.wanted_of_variants))
     bounded = all(kind.lower_bound >= share for kind, share in kinds if kind.tested)
     if not bounded or holds.leaves_room or holds.word is None:
         return ""
-    copies = "Copies of the one input hold as often as was asked, but another input may use"
-    if math.isinf(holds.reach):  # the median copy has no error at all
-        return f"{copies} anything: most copies show nothing of what the worst one shows."
+    given = "the one input" if holds.of_one else f"the {holds.given.tested} inputs"
+    copies = f"Copies of {given} hold as often as was asked, but another input may use"
+    if holds.of_one and holds.untested:
+        missing = " and ".join(holds.untested)
+        return (
+            f"{copies} more: of one input both kinds of copies tell, and no {missing} were tested."
+        )
+    if math.isinf(holds.reach):  # the median copy has no error at all, or a decision has none
+        return f"{copies} anything: most copies show nothing of what the worst one would show."
+    if holds.of_one:
+        return (
+            f"{copies} up to {times(holds.reach)}: as much more than the worst copy as that uses "
+            "more than the median one, and twice as much at least."
+        )
     return (
-        f"{copies} up to {times(holds.reach)}: as much more than the worst copy as that uses more "
-        "than the median one."
+        f"{copies} up to {times(holds.reach)}, by how far their copies lie apart and how few "
+        "inputs they are."
     )

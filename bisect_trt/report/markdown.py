@@ -9,7 +9,7 @@ import pandas as pd
 
 from bisect_trt.core.names import markdown
 from bisect_trt.numerics.requirements import times
-from bisect_trt.report.headline import headline, next_step
+from bisect_trt.report.headline import headline, next_step, score_after
 from bisect_trt.report.held_on import holds_sentences
 from bisect_trt.report.result import KINDS, Result
 from bisect_trt.report.sentences import engine_sentences, number, search_sentences
@@ -49,7 +49,7 @@ def answer_lines(result: Result) -> Iterator[str]:
         yield from (markdown(sentence), "") if sentence else ()
     yield f"- cause: {result.cause.value}"
     yield f"- requirement: {', '.join(markdown(r) for r in result.requirements)}"
-    yield f"- before: {times(result.base_score)}; after: {times(result.score)}"
+    yield f"- before: {times(result.base_score)}; after: {score_after(result)}"
     probes = sum(result.probes.values())
     made = f"{probes} probes, {result.effect_runs} single-layer runs"
     yield f"- judged by: `{result.runner}` ({made})"

@@ -104,6 +104,7 @@ def _result(data: Json, folder: Path) -> Result:
         by_requirement=_by_requirement(data),
         budget_minutes=data["budget"] and float(data["budget"]["minutes"]),
         out_of_time=bool(data["budget"] and data["budget"]["ended_the_search"]),
+        interrupted=_flag(data["interrupted"]),
         command=data["command"],
         model_digest=data["model_sha256"],
         dynamic_inputs=tuple(data["dynamic_inputs"]),
@@ -131,9 +132,8 @@ def _table(folder: Path, name: str) -> pd.DataFrame:
 
 def _holds(data: Json) -> Holds:
     found: dict[str, Any] = dict(data["asked"])
-    for measured in ("floor", "usual"):
-        if measured in found:
-            found[measured] = _number(found[measured])
+    if "reach" in found:
+        found["reach"] = _number(found["reach"])
     for kind in KINDS:
         worst = _number(data["holds"][kind]["worst_score"])
         found[kind] = Holding(**{**data["holds"][kind], "worst_score": worst})

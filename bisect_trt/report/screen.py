@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bisect_trt.core.finding import VANISHING
+from bisect_trt.core.holds import Robustness
 from bisect_trt.core.names import printable
 from bisect_trt.graph.inspection import Inspection
 from bisect_trt.numerics.requirements import times
@@ -111,6 +112,9 @@ def print_comparison(console: Console, result: Result) -> None:
 def print_verification(console: Console, verification: Verification) -> None:
     """The answer, then each way in which the plan was looked at."""
     answer = "The plan holds." if verification.passed else "The plan does not hold."
+    holds = verification.holds
+    if verification.passed and holds is not None and holds.word is Robustness.LUCKY:
+        answer = "The plan holds on the given inputs, by luck: on others it misses more than asked."
     console.print(answer, style="bold green" if verification.passed else "bold red")
     for line in holds_sentences(verification.holds):
         console.print(printable(line))

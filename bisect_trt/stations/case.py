@@ -40,6 +40,10 @@ from bisect_trt.stations.settings import Settings
 from bisect_trt.stations.usual_time import usual_seconds
 from bisect_trt.version import __version__
 
+_ALL_TOGETHER = (
+    "--holds-on {:g} does nothing here: a requirement is on all inputs together, and none is let "
+    "miss"
+)
 FEW_INPUTS = 20
 """Below so many given inputs, variants of them stand in for those that nobody has shown; from so
 many on, a fifth is kept apart."""
@@ -160,6 +164,8 @@ def load(settings: Settings, observer: Observer) -> Case:
             f"--golden belongs to one input, and {len(samples)} were given; pass one --input"
         )
     findings = (*counted, *_findings(settings, graph, samples, replaced))
+    if requirements.of_sets and settings.holds_on < 1.0:
+        findings += (Finding("holds-on", "", _ALL_TOGETHER.format(settings.holds_on)),)
     findings += (told,) if told is not None else ()
     for finding in findings:
         observer.finding(finding.message)

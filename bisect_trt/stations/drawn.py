@@ -21,6 +21,7 @@ from bisect_trt.numerics.draws import (
     can_redraw_lookups,
     is_own_kind,
     kinds_for,
+    named_kinds,
     own_variant,
     redrawn,
     redrawn_lookups,
@@ -127,7 +128,7 @@ def _kinds(case: Case, sample: Sample) -> tuple[str, ...]:
     asked = case.settings.variants
     if asked == "auto":
         return fitting
-    return tuple(k for k in asked.split(",") if k in fitting or is_own_kind(k))
+    return tuple(k for k in named_kinds(asked) if k in fitting or is_own_kind(k))
 
 
 def _some(samples: Sequence[Sample], most: int, stream: int) -> list[Sample]:

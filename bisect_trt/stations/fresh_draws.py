@@ -48,6 +48,14 @@ class Draws:
             self._made[kind] = [], self._drawn(kind)
         return _again(*self._made[kind])
 
+    def different(self, kind: str, tested: int) -> int:
+        """How many of the ``tested`` first ones of ``kind`` differ from each other; all of them
+        where they are not remembered.
+        """
+        if kind not in self._made:
+            return tested
+        return len({sample.digest for sample in self._made[kind][0][:tested]})
+
     def hear(self, kind: str, found: PanelResult) -> None:
         """Let what one judge passed be asked of the next one worst first: either look of a test
         counts the same draws in any order, and what will be refused is by the first few.

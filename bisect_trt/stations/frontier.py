@@ -84,7 +84,7 @@ def measure_frontier(
     # The answer first, and then those around it: these are what it is compared with.
     sets.sort(key=lambda s: abs(len(s[0]) - len(answer.pinned)))
     sets.insert(0, (answer.pinned, "answer"))
-    kinds = _samples(case, bench, len(sets))
+    kinds = _samples(case, bench, len(sets), answer)
     key = bench.prober.key(
         "frontier", answer.digest, *(triage.base.with_pins(s[0]).digest for s in sets)
     )
@@ -98,7 +98,10 @@ def measure_frontier(
                 bench.journal.record([Row(key, "frontier", number)])
             break
         bench.observer.progress(number, len(sets), f"{len(pins)} pins")
-        row = _row(case, bench, triage, baselines, pins, source, kinds)
+        judged = kinds
+        if source == "answer" and bench.prober.knows(answer):
+            judged = {**kinds, GIVEN: case.samples}
+        row = _row(case, bench, triage, baselines, pins, source, judged)
         rows.append((len(pins), source == "answer", row))
     ordered = [row for *_, row in sorted(rows, key=lambda r: r[:2])]
     return Frontier(pd.DataFrame(ordered), len(sets))
@@ -123,13 +126,30 @@ def _copies(rows: int, usual_seconds: float) -> tuple[int, int]:
     return max(_FEWEST, int(_REDRAWN / fewer)), max(_FEWEST, int(_VARIANTS / fewer))
 
 
-def _samples(case: Case, bench: Bench, rows: int) -> dict[str, Sequence[Sample]]:
+def _some_given(case: Case, bench: Bench, answer: PrecisionPlan) -> list[Sample]:
+    """A few of the given inputs, and of those that are known to miss under ``answer``: a row that
+    left these out would promise more.
+    """
+
+    def misses(sample: Sample) -> bool:
+        found = bench.prober.known(answer, sample)
+        return found is not None and not meets(found, 1.0)
+
+    few = evenly(case.samples, _GIVEN)
+    shown = {sample.digest for sample in few}
+    missed = [s for s in case.samples if s.digest not in shown and misses(s)]
+    return [*few, *evenly(missed, _GIVEN)]
+
+
+def _samples(
+    case: Case, bench: Bench, rows: int, answer: PrecisionPlan
+) -> dict[str, Sequence[Sample]]:
     """What each of ``rows`` rows is judged on."""
     size = set_size(case)
     redrawn, varied = _copies(rows, bench.usual_seconds)
     sets = max(1, redrawn // size), max(1, varied // size)
     return {
-        GIVEN: case.samples if size > 1 else evenly(case.samples, _GIVEN),
+        GIVEN: case.samples if size > 1 else _some_given(case, bench, answer),
         HOLDOUT: evenly(case.holdout, _GIVEN),
         REDRAWN: list(redraws(case, bench, STREAM, sets[0] * size, emulated=True)),
         VARIANTS: list(variants(case, bench, STREAM, sets[1] * size)),

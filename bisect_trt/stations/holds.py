@@ -5,18 +5,17 @@ apart.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from bisect_trt.core.finding import Finding
 from bisect_trt.core.holds import Holding, Holds
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.numerics.confidence import lower_bound
-from bisect_trt.probe.journal import Row
 from bisect_trt.probe.prober import Prober
-from bisect_trt.probe.result import GIVEN, PanelResult, SampleResult
+from bisect_trt.probe.result import GIVEN, PanelResult
 from bisect_trt.stations.all_judges import judge_all
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
@@ -30,6 +29,10 @@ from bisect_trt.stations.fresh_test import (
     wanted_of_unseen,
     wanted_of_variants,
 )
+from bisect_trt.stations.reach import reach
+
+_MOSTLY = 0.9
+"""Where so many of the variants differ, the others are chance and not worth a note."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,8 @@ def _measured(
         _tested(bench, judges, plan, draws.of(kind), test, size=size)[0]
         for kind in (REDRAWN, VARIANTS)
     )
+    if size == 1:
+        _note_repeated(bench, draws, len(varied.results))
     apart = size if size == 1 else max(1, len(case.holdout))
     held_out = judge_all(bench, judges, plan, case.holdout, size=apart)[0]
     return Holds(
@@ -106,8 +111,20 @@ def _measured(
         case.settings.fitted,
         1.0 if size > 1 else case.settings.share_of_given,
         size,
-        *_of_one(case, bench, [*redrawn.results, *varied.results]),
+        reach(case, bench, [*redrawn.results, *varied.results]),
+        apart,
     )
+
+
+def _note_repeated(bench: Bench, draws: Draws, tested: int) -> None:
+    """Say so where the variants are not all different: of a few token ids there are not so many."""
+    different = draws.different(VARIANTS, tested)
+    if different < _MOSTLY * tested:
+        message = (
+            f"{different} of the {tested} variants differ from each other: there are hardly more "
+            "of these inputs and kinds, and the search may have seen some of them"
+        )
+        bench.note(Finding("variants", "", message))
 
 
 def holds_as_known(case: Case, bench: Bench, plan: PrecisionPlan) -> Holds | None:
@@ -135,30 +152,6 @@ def holds_as_known(case: Case, bench: Bench, plan: PrecisionPlan) -> Holds | Non
         1.0 if set_size(case) > 1 else case.settings.share_of_given,
         set_size(case),
     )
-
-
-def _of_one(case: Case, bench: Bench, copies: Sequence[SampleResult]) -> tuple[float, float]:
-    """What a single given input scores where nothing is wrong, and the median score of its copies;
-    0 and NaN where several are given, or nothing was copied.
-    """
-    if len(case.samples) > 1 or not copies:
-        return 0.0, math.nan
-    return _floor(case, bench), statistics.median(copy.score for copy in copies)
-
-
-def _floor(case: Case, bench: Bench) -> float:
-    """What the reference scores beside itself: nothing, but by a metric of the user's."""
-    if not any(item.own for item in case.requirements.items):
-        return 0.0
-    sample = case.samples[0]
-    key = bench.prober.key("floor", sample.digest)
-    known = bench.journal.recall(key)
-    if known is not None:
-        return float(known[0])
-    exact = bench.references.of(sample)
-    floor = case.requirements.score(exact, exact)
-    bench.journal.record_later(Row(key, "floor", floor))
-    return floor
 
 
 def first_refusal(

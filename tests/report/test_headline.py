@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from io import StringIO
 
@@ -58,14 +59,26 @@ def test_with_one_input_the_answer_says_so_before_anything_else() -> None:
         assert caption_of(one) == f"With one input{above}: on what it holds"
         assert f"<caption>{caption_of(one)}</caption>" in page
     assert caption_of(None) == "On what it holds"
-    alone = replace(several, given=Holding(1, 1), usual=0.5)
+    alone = replace(several, given=Holding(1, 1), reach=2.16)
     assert holds_sentences(alone)[0].startswith("With one input: undecided. Holds on given 1 of 1")
     assert holds_sentences(alone)[1] == (
         "Copies of the one input hold as often as was asked, but another input may use up to 2.16 "
         "times the tolerance: as much more than the worst copy as that uses more than the median "
-        "one."
+        "one, and twice as much at least."
     )
-    assert "may use anything: most copies" in holds_sentences(replace(alone, usual=0.0))[1]
+    unknown = replace(alone, reach=math.inf)
+    assert "may use anything: most copies" in holds_sentences(unknown)[1]
+    half = replace(alone, variants=Holding())
+    assert holds_sentences(half)[1].endswith(
+        "both kinds of copies tell, and no variants were tested."
+    )
+    few = replace(several, given=Holding(3, 3), reach=1.25)
+    assert holds_sentences(few)[0].startswith("Undecided. Holds on given 3 of 3 inputs")
+    assert holds_sentences(few)[1] == (
+        "Copies of the 3 inputs hold as often as was asked, but another input may use up to 1.25 "
+        "times the tolerance, by how far their copies lie apart and how few inputs they are."
+    )
+    assert holds_sentences(replace(few, given=Holding(19, 19)))[0].startswith("Robust. ")
     assert meaning_of(alone) == "" and holds_sentences(alone)[1] in as_html(
         replace(result, holds=alone)
     )

@@ -129,7 +129,7 @@ def test_clear_culprits_are_found_and_proved_as_ever(tmp_path: Path) -> None:
     fixture = encoder_decomposed()
     result = run(fixture, tmp_path)
     assert set(result.pinned) == fixture.pins and result.complete and not result.ranked
-    assert result.holds is not None and result.holds.word.value == "robust"
+    assert result.holds is not None and result.holds.word.value == "undecided"
     assert result.pins["proved"].all() and (result.pins["tolerance_share"] < 1.0).all()
 
 
@@ -206,7 +206,9 @@ def test_token_ids_are_redrawn_by_what_they_look_up(tmp_path: Path, workers: int
     first = run_it()
     assert first.passed and first.pinned and first.holds is not None
     assert first.holds.redrawn.tested >= 59 and first.holds.redrawn.lower_bound >= 0.95
-    assert first.holds.variants.tested > 0 and first.holds.word.value == "robust"
+    assert first.holds.variants.lower_bound >= 0.95
+    # Two sentences are too few for a word on others.
+    assert first.holds.word.value == "undecided" and first.holds.reach > 1.0
     assert "redrawn" in first.holds.redrawn.worst
     again = run_it()
     assert again.new_probes == 0 and again.holds == first.holds and again.pinned == first.pinned
@@ -316,7 +318,8 @@ def test_an_interruption_of_the_search_leaves_the_smallest_set_that_it_held(
     holds = saved["holds"]
     assert holds["given"]["passed"] == holds["given"]["tested"] == 1
     assert holds["redrawn"]["tested"] == holds["variants"]["tested"] == 0
-    assert saved["robust"] != "robust"
+    assert saved["robust"] != "robust" and saved["interrupted"]
+    assert "run the same command again: it goes on" in (tmp_path / "report.md").read_text()
     assert scores(fixture, plan_of(tmp_path), [fixture.inputs], "rel_range<=5e-5")[0] <= 1.0
 
 

@@ -1,0 +1,93 @@
+"""What the next input may score, from the scores of copies of a few."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+_TELLS = 0.1
+"""A score below this part of the worst says no more than that it is small: inputs on which nothing
+is at stake would make the others look as if they were spread as far."""
+
+_AT_LEAST = 2.0
+"""Of one input: another may score twice what its worst copy does, however near to each other the
+copies are."""
+
+
+def t_quantile(share: float, freedom: int) -> float:
+    """Student's t that ``share`` of the distribution lies below.
+
+    The distribution is summed as Abramowitz and Stegun have it for whole degrees of freedom
+    (26.7.3 and 26.7.4), and bisected.
+
+    Args:
+        share: from 0.5 up to below 1.
+        freedom: degrees of freedom, 1 or more.
+    """
+    low, high = 0.0, math.pi / 2.0  # the angle whose tangent is t over the root of the freedom
+    for _ in range(60):
+        middle = (low + high) / 2.0
+        if (1.0 + _within(middle, freedom)) / 2.0 < share:
+            low = middle
+        else:
+            high = middle
+    return math.tan(low) * math.sqrt(freedom)
+
+
+def _within(angle: float, freedom: int) -> float:
+    """The share between the t of ``angle`` and its negative."""
+    odd = freedom % 2
+    term = math.cos(angle) if odd else 1.0
+    total = 0.0
+    for k in range((freedom - odd) // 2):
+        total += term
+        term *= math.cos(angle) ** 2 * (2 * k + 1 + odd) / (2 * k + 2 + odd)
+    total *= math.sin(angle)
+    return 2.0 / math.pi * (angle + total) if odd else total
+
+
+def reach_of_one(scores: Sequence[float]) -> float:
+    """What another input may score: as much more than the worst copy of the one as that scores more
+    than the median one, and twice as much at least.
+
+    Args:
+        scores: of the copies, in tolerances above what scores where nothing is wrong.
+
+    Returns:
+        In the same; infinite where most copies show nothing of what the worst one shows.
+    """
+    worst, usual = max(scores), float(np.median(scores))
+    if not worst > 0.0:
+        return worst
+    if usual <= 0.0 or math.isinf(worst):
+        return math.inf
+    return worst * max(worst / usual, _AT_LEAST)
+
+
+def prediction_limit(scores: Sequence[float], inputs: int, share: float) -> float:
+    """What ``share`` of further inputs score at most, as a prediction from the logarithms of
+    ``scores``: their mean and ``t * s * sqrt(1 + 1/n)`` (Hahn and Meeker, Statistical Intervals,
+    section 4.8).
+
+    The copies of an input are no inputs of their own: however many they are, ``n`` is the number of
+    inputs, and t has one degree of freedom less. Of two inputs hardly anything can be said so, of
+    four a little, and of eight as a rule enough.
+
+    Args:
+        scores: of the copies, in tolerances above what scores where nothing is wrong.
+        inputs: how many they are copies of, 2 or more.
+        share: of further inputs, below 1; of fewer than half of them what half score is said.
+
+    Returns:
+        In the same; infinite where a score is.
+    """
+    worst = max(scores)
+    if not worst > 0.0 or math.isinf(worst):
+        return worst
+    logs = np.log(np.maximum(np.asarray(scores, np.float64), _TELLS * worst))
+    if len(logs) < 2:
+        return math.inf
+    spread = float(logs.std(ddof=1)) * math.sqrt(1.0 + 1.0 / inputs)
+    return math.exp(float(logs.mean()) + t_quantile(max(share, 0.5), inputs - 1) * spread)

@@ -1,0 +1,135 @@
+"""What is said of other inputs where few were given, and what is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import bisect_trt
+from bisect_trt.cli import main
+from bisect_trt.numerics.draws import check_kinds
+from bisect_trt.report.read_run import read_run
+from fixtures.models import healthy, residual
+
+FIXTURE = residual()
+
+
+def halved(inputs: Mapping[str, Any], generator: np.random.Generator) -> dict[str, Any]:
+    """A variant that is always the same."""
+    return {name: np.float32(array * 0.5) for name, array in inputs.items()}
+
+
+def inputs_of(shares: Any) -> list[dict[str, Any]]:
+    return [{n: np.float32(a * by) for n, a in FIXTURE.inputs.items()} for by in shares]
+
+
+def messages(result: bisect_trt.Result) -> str:
+    return " ".join(finding.message for finding in result.findings)
+
+
+def run(out: Path, shares: Any, **options: Any) -> bisect_trt.Result:
+    chosen = {"require": FIXTURE.require, "runner": "emulated", "out": out, **options}
+    return bisect_trt.bisect(FIXTURE.model, inputs_of(shares), **chosen)
+
+
+def test_two_inputs_that_are_nearly_one_are_no_word_on_others(tmp_path: Path) -> None:
+    two = run(tmp_path / "two", (1.0, 1.0001))
+    assert two.holds is not None and two.holds.word.value == "undecided" and two.holds.reach > 1.0
+    assert two.holds.redrawn.lower_bound >= 0.95 and two.holds.variants.lower_bound >= 0.95
+    again = read_run(tmp_path / "two").holds
+    assert again.reach == two.holds.reach and again.word is two.holds.word
+    eight = run(tmp_path / "eight", np.linspace(0.85, 1.0, 8))
+    assert eight.holds.word.value == "robust" and eight.holds.reach <= 1.0
+
+
+def test_a_decision_that_never_changed_tells_nothing_of_the_next_input(tmp_path: Path) -> None:
+    one = run(tmp_path / "one", (1.0,), require="top1>=1")
+    assert one.passed and not one.pinned and one.holds.word.value == "undecided"
+    assert one.holds.reach == np.inf and one.holds.variants.passed == one.holds.variants.tested
+    many = run(tmp_path / "many", np.linspace(0.8, 1.0, 19), require="top1>=1")
+    assert many.holds.word.value == "robust"
+
+
+def test_of_one_input_both_kinds_of_copies_are_needed(tmp_path: Path) -> None:
+    fixture = healthy()
+    options = {"require": "max_abs<=1e3", "runner": "emulated"}
+    both = bisect_trt.bisect(fixture.model, fixture.inputs, out=tmp_path / "both", **options)
+    assert both.holds.word.value == "robust"
+    half = bisect_trt.bisect(
+        fixture.model, fixture.inputs, out=tmp_path / "half", variants="none", **options
+    )
+    assert half.holds.word.value == "undecided" and half.holds.reach == pytest.approx(
+        2.0 * half.holds.redrawn.worst_score, rel=0.5
+    )
+
+
+def test_variants_that_are_all_the_same_are_said_to_be(tmp_path: Path) -> None:
+    same = run(tmp_path, (1.0, 0.9), variants=f"{__name__}:halved")
+    assert same.holds.variants.tested > 2
+    assert f"2 of the {same.holds.variants.tested} variants differ" in messages(same)
+    assert "variants differ" not in messages(run(tmp_path / "auto", (1.0, 0.9)))
+
+
+def test_kinds_may_be_listed_with_blanks() -> None:
+    check_kinds("shift, flip")
+
+
+def test_a_set_that_was_kept_apart_is_called_one(tmp_path: Path) -> None:
+    result = run(
+        tmp_path,
+        np.linspace(0.9, 1.0, 3),
+        require=FIXTURE.require.replace("<=", "@mean<="),
+        holdout=inputs_of((0.7, 0.8)),
+        holds_on=0.5,
+    )
+    assert result.holds.set_size == 3 and result.holds.holdout_size == 2
+    assert "held out 1 of 1 sets of 2 inputs" in (tmp_path / "report.md").read_text()
+    assert "--holds-on 0.5 does nothing here" in messages(result)
+
+
+def test_what_a_spared_input_does_is_in_the_answer_and_in_the_frontier(tmp_path: Path) -> None:
+    """Two of fifty inputs are so large that they miss; the frontier is judged on 24."""
+    fixture, shares = healthy(), np.linspace(0.9, 1.0, 50)
+    shares[[1, 3]] = 30.0, 40.0
+    result = bisect_trt.bisect(
+        fixture.model,
+        [{n: np.float32(a * by) for n, a in fixture.inputs.items()} for by in shares],
+        require="max_abs<=5e-4",
+        holdout="none",
+        holds_on=0.96,
+        runner="emulated",
+        out=tmp_path,
+    )
+    given = result.holds.given
+    assert (given.passed, given.tested) == (48, 50) and given.worst_score > 1.0
+    row = result.frontier[result.frontier["set"] == "answer"].iloc[0]
+    assert (row["given_passed"], row["given_tested"]) == (48, 50)
+    rest = result.frontier[result.frontier["set"] == "ranking"]
+    assert (rest["given_tested"] == 26).all()
+    assert "on the worst given input" in (tmp_path / "report.md").read_text()
+
+
+def test_verify_says_that_a_plan_is_lucky_before_anything_else(tmp_path: Path) -> None:
+    fitted = run(tmp_path / "run", (1.0,), robust=0)
+    assert fitted.passed
+    model = tmp_path / "run" / "model.typed.onnx"
+    assert model.exists()
+    names = [tmp_path / f"{i}.npz" for i in range(2)]
+    for name, arrays in zip(names, inputs_of((1.0, 1e6)), strict=True):
+        np.savez(name, **arrays)
+    source = tmp_path / "source.onnx"
+    source.write_bytes(FIXTURE.model.SerializeToString())
+    found = CliRunner().invoke(
+        main,
+        [
+            *("verify", str(source), "--input", str(names[0]), "--holdout", str(names[1])),
+            *("--plan", str(tmp_path / "run" / "plan.json"), "--runner", "emulated"),
+        ],
+    )
+    assert found.exit_code == 0, found.output
+    assert "The plan holds on the given inputs, by luck" in found.output
