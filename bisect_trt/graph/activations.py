@@ -10,8 +10,8 @@ import onnx
 from onnx import helper
 
 from bisect_trt.graph.graph import Graph
-from bisect_trt.graph.shapes import shapes_from, shapes_of, with_shapes
-from bisect_trt.graph.tensor_types import captured_names, subgraphs
+from bisect_trt.graph.shapes import Bodies, bodies_from, bodies_of, shapes_from, shapes_of
+from bisect_trt.graph.tensor_types import captured_names
 
 _SAME_PLACE = frozenset(
     {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Relu", "Clip", "Sigmoid", "Tanh"}
@@ -60,27 +60,15 @@ def _sizes(graph: Graph, inputs: Mapping[str, tuple[int, ...]]) -> dict[str, int
 def _held(graph: Graph, inputs: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]) -> int:
     """As :func:`_most_live`, of a whole model."""
     made = {name: size for name, size in sizes.items() if name not in graph.constants}
-    return _most_live(
-        graph.proto.graph.node, inputs, graph.outputs, made, _inside_bodies(graph, inputs)
-    )
+    inside = _inside(bodies_from(graph, inputs))
+    return _most_live(graph.proto.graph.node, inputs, graph.outputs, made, inside)
 
 
-def _inside_bodies(graph: Graph, inputs: Mapping[str, tuple[int, ...]]) -> dict[int, int]:
-    """What the bodies of a node hold while they run, by the node's place: of an If one branch runs,
-    of a loop one turn at a time.
+def _inside(bodies: Bodies) -> dict[int, int]:
+    """What a node's bodies hold while they run: of an If one of them does, of a loop one turn at a
+    time.
     """
-    if not any(True for node in graph.proto.graph.node for _ in subgraphs(node)):
-        return {}
-    return _of_bodies(with_shapes(graph, inputs))
-
-
-def _of_bodies(graph: onnx.GraphProto) -> dict[int, int]:
-    found = {}
-    for place, node in enumerate(graph.node):
-        held = [_of_body(body) for _, body in subgraphs(node)]
-        if held:
-            found[place] = max(held)
-    return found
+    return {place: max(map(_of_body, found)) for place, found in bodies.items()}
 
 
 def _of_body(body: onnx.GraphProto) -> int:
@@ -94,7 +82,7 @@ def _of_body(body: onnx.GraphProto) -> int:
     }
     given = [value.name for value in body.input]
     outputs = [value.name for value in body.output]
-    return _most_live(body.node, given, outputs, sizes, _of_bodies(body))
+    return _most_live(body.node, given, outputs, sizes, _inside(bodies_of(body)))
 
 
 def _most_live(

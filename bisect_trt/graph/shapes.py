@@ -19,7 +19,9 @@ _TOLD_BY = ("i8", "i4", "f4")
 
 Shape = tuple[int | None, ...]
 
-_LAST: WeakKeyDictionary[Graph, tuple[object, dict[str, Shape]]] = WeakKeyDictionary()
+Bodies = dict[int, list[onnx.GraphProto]]
+
+_LAST: WeakKeyDictionary[Graph, tuple[object, dict[str, Shape], Bodies]] = WeakKeyDictionary()
 
 
 def shapes_from(graph: Graph, inputs: Mapping[str, tuple[int, ...]]) -> dict[str, Shape]:
@@ -30,11 +32,38 @@ def shapes_from(graph: Graph, inputs: Mapping[str, tuple[int, ...]]) -> dict[str
         graph: the model.
         inputs: the shapes of its inputs.
     """
+    return _inferred(graph, inputs)[0]
+
+
+def bodies_from(graph: Graph, inputs: Mapping[str, tuple[int, ...]]) -> Bodies:
+    """The bodies of control flow by the place of their node, with the shapes written into them as
+    :func:`shapes_from` has those outside. Read only.
+
+    Args:
+        graph: the model.
+        inputs: the shapes of its inputs.
+    """
+    return _inferred(graph, inputs)[1]
+
+
+def _inferred(
+    graph: Graph, inputs: Mapping[str, tuple[int, ...]]
+) -> tuple[dict[str, Shape], Bodies]:
     key = tuple(sorted(inputs.items()))
     known = _LAST.get(graph)
     if known is None or known[0] != key:
-        known = _LAST[graph] = (key, shapes_of(with_shapes(graph, inputs)))
-    return known[1]
+        light = with_shapes(graph, inputs)
+        known = _LAST[graph] = (key, shapes_of(light), bodies_of(light))
+    return known[1], known[2]
+
+
+def bodies_of(graph: onnx.GraphProto) -> Bodies:
+    """The bodies in ``graph`` by the place of their node."""
+    found = {}
+    for place, node in enumerate(graph.node):
+        if bodies := [body for _, body in subgraphs(node)]:
+            found[place] = bodies
+    return found
 
 
 def with_shapes(

@@ -11,10 +11,6 @@ _TELLS = 0.1
 """A score below this part of the worst says no more than that it is small: inputs on which nothing
 is at stake would make the others look as if they were spread as far."""
 
-_AT_LEAST = 2.0
-"""Of one input: another may score twice what its worst copy does, however near to each other the
-copies are."""
-
 
 def t_quantile(share: float, freedom: int) -> float:
     """Student's t that ``share`` of the distribution lies below.
@@ -48,43 +44,27 @@ def _within(angle: float, freedom: int) -> float:
     return 2.0 / math.pi * (angle + total) if odd else total
 
 
-def reach_of_one(scores: Sequence[float]) -> float:
-    """What another input may score: as much more than the worst copy of the one as that scores more
-    than the median one, and twice as much at least.
-
-    Args:
-        scores: of the copies, in tolerances above what scores where nothing is wrong.
-
-    Returns:
-        In the same; infinite where most copies show nothing of what the worst one shows.
-    """
-    worst, usual = max(scores), float(np.median(scores))
-    if not worst > 0.0:
-        return worst
-    if usual <= 0.0 or math.isinf(worst):
-        return math.inf
-    return worst * max(worst / usual, _AT_LEAST)
-
-
 def prediction_limit(scores: Sequence[float], inputs: int, share: float) -> float:
     """What ``share`` of further inputs score at most, as a prediction from the logarithms of
     ``scores``: their mean and ``t * s * sqrt(1 + 1/n)`` (Hahn and Meeker, Statistical Intervals,
     section 4.8).
 
     The copies of an input are no inputs of their own: however many they are, ``n`` is the number of
-    inputs, and t has one degree of freedom less. Of two inputs hardly anything can be said so, of
-    four a little, and of eight as a rule enough.
+    inputs, and t has one degree of freedom less. Of one input nothing can be said so, of two hardly
+    anything, of four a little, and of eight as a rule enough.
 
     Args:
         scores: of the copies, in tolerances above what scores where nothing is wrong.
-        inputs: how many they are copies of, 2 or more.
+        inputs: how many they are copies of.
         share: of further inputs, below 1; of fewer than half of them what half score is said.
 
     Returns:
-        In the same; infinite where a score is.
+        In the same; infinite where a score is, or they are copies of one.
     """
     worst = max(scores)
-    if not worst > 0.0 or math.isinf(worst):
+    if inputs < 2 or math.isinf(worst):
+        return math.inf
+    if not worst > 0.0:
         return worst
     logs = np.log(np.maximum(np.asarray(scores, np.float64), _TELLS * worst))
     if len(logs) < 2:

@@ -84,20 +84,17 @@ def _beyond(holds: Holds) -> str:
     bounded = all(kind.lower_bound >= share for kind, share in kinds if kind.tested)
     if not bounded or holds.leaves_room or holds.word is None:
         return ""
-    given = "the one input" if holds.of_one else f"the {holds.given.tested} inputs"
-    copies = f"Copies of {given} hold as often as was asked, but another input may use"
-    if holds.of_one and holds.untested:
-        missing = " and ".join(holds.untested)
-        return (
-            f"{copies} more: of one input both kinds of copies tell, and no {missing} were tested."
-        )
-    if math.isinf(holds.reach):  # the median copy has no error at all, or a decision has none
-        return f"{copies} anything: most copies show nothing of what the worst one would show."
     if holds.of_one:
         return (
-            f"{copies} up to {times(holds.reach)}: as much more than the worst copy as that uses "
-            "more than the median one, and twice as much at least."
+            "Copies of the one input hold as often as was asked; how far other inputs are from it "
+            "one input does not tell."
         )
+    copies = (
+        f"Copies of the {holds.given.tested} inputs hold as often as was asked, but another input "
+        "may use"
+    )
+    if math.isinf(holds.reach):  # a decision that never changed, or one that did
+        return f"{copies} anything: nothing shows how near the copies are to missing."
     return (
         f"{copies} up to {times(holds.reach)}, by how far their copies lie apart and how few "
         "inputs they are."

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from bisect_trt.numerics.decisions import is_decision
-from bisect_trt.numerics.prediction import prediction_limit, reach_of_one
+from bisect_trt.numerics.prediction import prediction_limit
 from bisect_trt.probe.journal import Row
 from bisect_trt.probe.result import SampleResult
 from bisect_trt.stations.bench import Bench
@@ -35,8 +35,6 @@ def reach(case: Case, bench: Bench, copies: Sequence[SampleResult]) -> float:
     unknown = any(item.own or is_decision(item.metric) for item in items)
     if unknown and len(set(scores)) <= _TWO_ANSWERS:
         return math.inf
-    if len(case.samples) == 1:
-        return floor + reach_of_one(scores)
     # Half of what may miss is left for what so few inputs tell wrongly of the rest: at the share
     # itself 4 of 33 words from four inputs were wrong, and 5 of 54 from eight.
     share = (1.0 + wanted_of_unseen(case)) / 2.0

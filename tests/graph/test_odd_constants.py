@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from click.testing import CliRunner
@@ -32,22 +33,26 @@ def apart(tensor: TensorProto, location: str, *, length: bool = True) -> bytes:
     return values
 
 
+def saved(path: Path, nodes: list[onnx.NodeProto], opset: int, *weights: TensorProto) -> Path:
+    """A model from ``x`` to ``y``, sixteen values each."""
+    info = [helper.make_tensor_value_info(name, FLOAT, [1, 16]) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "g", info[:1], info[1:], weights)
+    opsets = [helper.make_opsetid("", opset)]
+    made = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    path.write_bytes(made.SerializeToString())
+    return path
+
+
 def sparse(folder: Path, location: str = "values.bin") -> Path:
     """A product with a sparse matrix whose values lie in a file."""
     values = numpy_helper.from_array(np.arange(1, 65, dtype=np.float32), "w")
     (folder / location).write_bytes(apart(values, location))
     indices = numpy_helper.from_array(np.arange(0, 64, dtype=np.int64) * 3, "indices")
     weight = helper.make_sparse_tensor(values, indices, [16, 16])
-    info = [helper.make_tensor_value_info(name, FLOAT, [1, 16]) for name in ("x", "y")]
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"], "product")],
-        "g",
-        info[:1],
-        info[1:],
-        sparse_initializer=[weight],
-    )
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    path = folder / "sparse.onnx"
+    node = helper.make_node("MatMul", ["x", "w"], ["y"], "product")
+    path = saved(folder / "sparse.onnx", [node], 17)
+    made = onnx.load(path)
+    made.graph.sparse_initializer.append(weight)
     path.write_bytes(made.SerializeToString())
     return path
 
@@ -81,16 +86,11 @@ def packed(folder: Path, missing: int = 0) -> Path:
     weight = TensorProto(name="q", data_type=TensorProto.INT4, dims=[16, 16], raw_data=values)
     (folder / "q.bin").write_bytes(apart(weight, "q.bin", length=False))
     scale = numpy_helper.from_array(np.float32(0.5), "scale")
-    info = [helper.make_tensor_value_info(name, FLOAT, [1, 16]) for name in ("x", "y")]
     nodes = [
         helper.make_node("DequantizeLinear", ["q", "scale"], ["w"], "dequantise"),
         helper.make_node("MatMul", ["x", "w"], ["y"], "product"),
     ]
-    graph = helper.make_graph(nodes, "g", info[:1], info[1:], [weight, scale])
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    path = folder / "packed.onnx"
-    path.write_bytes(made.SerializeToString())
-    return path
+    return saved(folder / "packed.onnx", nodes, 21, weight, scale)
 
 
 def test_two_values_to_a_byte_need_half_the_bytes(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from bisect_trt.numerics.prediction import prediction_limit, reach_of_one, t_quantile
+from bisect_trt.numerics.prediction import prediction_limit, t_quantile
 
 
 @pytest.mark.parametrize(
@@ -51,19 +51,5 @@ def test_what_shows_nothing_does_not_widen_it() -> None:
     assert prediction_limit([-0.5, -0.2], 2, 0.95) == -0.2
     assert prediction_limit([0.5, math.inf], 8, 0.95) == math.inf
     assert prediction_limit([0.5], 8, 0.95) == math.inf
+    assert prediction_limit(few, 1, 0.95) == prediction_limit([0.0], 1, 0.95) == math.inf
     assert prediction_limit(few, 4, 0.2) == prediction_limit(few, 4, 0.5)
-
-
-@pytest.mark.parametrize(
-    ("scores", "reach"),
-    [
-        ((0.2, 0.2, 0.6), 0.6 * 3.0),
-        ((0.5, 0.5, 0.6), 0.6 * 2.0),  # however near to each other
-        ((0.0, 0.0, 0.6), math.inf),
-        ((0.0, 0.0, 0.0), 0.0),
-        ((-0.5, -0.4, -0.3), -0.3),
-        ((0.5, math.inf, 0.5), math.inf),
-    ],
-)
-def test_of_one_input(scores: tuple[float, ...], reach: float) -> None:
-    assert reach_of_one(scores) == pytest.approx(reach)

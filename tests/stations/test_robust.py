@@ -94,7 +94,13 @@ def test_nothing_to_pin_is_a_claim_like_any_other(tmp_path: Path) -> None:
 
 
 def test_what_is_robust_without_pins_is_said_so(tmp_path: Path) -> None:
-    result = run(healthy(), tmp_path)
+    fixture = healthy()
+    inputs = [
+        {n: np.float32(a * by) for n, a in fixture.inputs.items()} for by in np.linspace(0.8, 1, 8)
+    ]
+    result = bisect_trt.bisect(
+        fixture.model, inputs, require=fixture.require, runner="emulated", out=tmp_path
+    )
     assert result.cause.value == "none" and result.pinned == []
     assert result.holds is not None and result.holds.word.value == "robust"
     saved = json.loads((tmp_path / "run.json").read_text())
@@ -103,7 +109,7 @@ def test_what_is_robust_without_pins_is_said_so(tmp_path: Path) -> None:
     for kind in saved["holds"].values():
         assert set(kind) == {"passed", "tested", "lower_bound", "worst_score", "worst"}
     assert saved["holds"]["redrawn"]["passed"] == saved["holds"]["redrawn"]["tested"] >= 59
-    assert "With one input: robust. Holds on given 1 of 1" in (tmp_path / "report.md").read_text()
+    assert "Robust. Holds on given 8 of 8" in (tmp_path / "report.md").read_text()
 
 
 @pytest.mark.parametrize(("room", "firsts"), [(10.0, [4]), (1.001, [4, None]), (0.9, [None])])
@@ -221,7 +227,11 @@ def test_token_ids_are_recalled_without_an_inference(
 
     def run_it() -> Result:
         return bisect_trt.bisect(
-            model, sentence(0), require="max_abs<=1e-1", runner="emulated", out=tmp_path
+            model,
+            [sentence(n) for n in range(8)],
+            require="max_abs<=1e-1",
+            runner="emulated",
+            out=tmp_path,
         )
 
     first = run_it()
