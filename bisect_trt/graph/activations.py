@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import onnx
@@ -19,7 +20,17 @@ _SAME_PLACE = frozenset(
 )
 """Operators whose result may take the place of an operand that nobody reads any more."""
 
-_TOLD: WeakKeyDictionary[Graph, dict[tuple[object, ...], int | None]] = WeakKeyDictionary()
+_TOLD: WeakKeyDictionary[Graph, dict[tuple[object, ...], Activations | None]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Bytes of an inference's tensors: the most that is ``held`` at a time, what the ``usual`` one
+    takes (the mean). Those of unknown shape count as much as the others do in the mean.
+    """
+
+    held: int
+    usual: float
 
 
 def live_bytes(graph: Graph, inputs: Mapping[str, tuple[int, ...]]) -> int:
@@ -34,8 +45,19 @@ def live_bytes(graph: Graph, inputs: Mapping[str, tuple[int, ...]]) -> int:
 
 
 def inference_bytes(graph: Graph, inputs: Mapping[str, tuple[int, ...]]) -> int | None:
-    """As :func:`live_bytes`, where tensors of unknown shape count as much as the others do in the
-    mean; None where they are most. Remembered.
+    """What is held, as :func:`activations` tells it.
+
+    Args:
+        graph: the model.
+        inputs: the shapes of its inputs.
+    """
+    told = activations(graph, inputs)
+    return None if told is None else told.held
+
+
+def activations(graph: Graph, inputs: Mapping[str, tuple[int, ...]]) -> Activations | None:
+    """What an inference holds; None where most tensors' shapes do not follow from those of the
+    inputs. Remembered.
 
     Args:
         graph: the model.
@@ -46,9 +68,11 @@ def inference_bytes(graph: Graph, inputs: Mapping[str, tuple[int, ...]]) -> int 
     if key not in known:
         made = [o for node in graph.proto.graph.node for o in node.output if o]
         sizes = _sizes(graph, inputs)
-        told = sum(sizes.get(name, 0) > 0 for name in made)
-        most = _held(graph, inputs, sizes)
-        known[key] = most * len(made) // told if 2 * told > len(made) else None
+        told = [size for name in made if (size := sizes.get(name, 0)) > 0]
+        known[key] = None
+        if 2 * len(told) > len(made):
+            most = _held(graph, inputs, sizes) * len(made) // len(told)
+            known[key] = Activations(most, sum(told) / len(told))
     return known[key]
 
 

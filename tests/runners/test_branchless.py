@@ -1,4 +1,4 @@
-"""A switch that selects gives what one that branches gives."""
+"""A switch that selects, or takes from a list, gives what one that branches gives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.core.precision import Precision
 from bisect_trt.graph.graph import Graph
-from bisect_trt.graph.passes.branchless import without_branches
+from bisect_trt.graph.passes.branchless import with_lists, without_branches
 from bisect_trt.graph.passes.segmented import Segment, cut
 from bisect_trt.graph.passes.switched import to_switched
 from bisect_trt.numerics.rounding import rounded
@@ -72,13 +72,15 @@ def _bodies() -> dict[str, onnx.GraphProto]:
 
 
 @cache
-def both(low: Precision, pin: Precision) -> tuple[Segment, list[ort.InferenceSession]]:
-    """The segment with branches, and sessions of it and of what selects."""
+def all_ways(low: Precision, pin: Precision) -> tuple[Segment, list[ort.InferenceSession]]:
+    """The segment with branches, and sessions of it, of what selects and of what has lists."""
     (segment,) = cut(to_switched(network(), low, pin), network(), 1)
-    selects = without_branches(segment)
-    kinds = [n.op_type for n in selects.model.graph.node]
-    assert kinds.count("If") == 1 and "Where" in kinds
-    return segment, [switched_session(s.model) for s in (segment, selects)]
+    selects, (lists, places) = without_branches(segment), with_lists(segment)
+    assert places and places <= set(segment.flags)
+    for flat, operator in ((selects, "Where"), (lists, "SequenceAt")):
+        kinds = [n.op_type for n in flat.model.graph.node]
+        assert kinds.count("If") == 1 and operator in kinds
+    return segment, [switched_session(s.model) for s in (segment, selects, lists)]
 
 
 @settings(max_examples=60, deadline=None)
@@ -91,7 +93,7 @@ def both(low: Precision, pin: Precision) -> tuple[Segment, list[ort.InferenceSes
 def test_selecting_changes_no_number(
     pair: tuple[Precision, Precision], choice: int, flag: bool, values: list[float]
 ) -> None:
-    segment, sessions = both(*pair)
+    segment, sessions = all_ways(*pair)
     assert len(segment.flags) + len(segment.weights) <= 24
     feed = {
         "x": np.float32(values).reshape(2, 4),
@@ -103,22 +105,29 @@ def test_selecting_changes_no_number(
     for place, (name, weight) in enumerate(segment.weights.items(), len(segment.flags)):
         precision = weight.lowered if choice >> place & 1 else weight.pinned
         feed[name] = rounded(network().float_constants[weight.tensor], precision)
-    found = [session.run(None, feed) for session in sessions]
-    for one, other in zip(*found, strict=True):
-        assert one.shape == other.shape
+    places = with_lists(segment)[1]
+    placed = {n: a.astype(np.int64) if n in places else a for n, a in feed.items()}
+    feeds = (feed, feed, placed)
+    found = [s.run(None, given) for s, given in zip(sessions, feeds, strict=True)]
+    for one, other, listed in zip(*found, strict=True):
+        assert one.shape == other.shape == listed.shape
         np.testing.assert_array_equal(one, other)  # the CPU's Where gives 0 for -0
+        assert one.tobytes() == listed.tobytes()
 
 
-def test_an_opset_without_where_keeps_its_branches() -> None:
+def test_an_opset_without_where_or_lists_keeps_its_branches() -> None:
     graph = network()
     (segment,) = cut(to_switched(graph, *PAIRS[0]), graph, 1)
     segment.model.opset_import[0].version = 8
     assert without_branches(segment) is segment
+    segment.model.opset_import[0].version = 10
+    assert without_branches(segment) is not segment
+    assert with_lists(segment) == (segment, frozenset())
 
 
 @pytest.mark.parametrize("pair", PAIRS)
 def test_what_it_takes_and_gives_is_the_same(pair: tuple[Precision, Precision]) -> None:
-    segment, sessions = both(*pair)
+    segment, sessions = all_ways(*pair)
     names = [[v.name for v in s.get_inputs()] for s in sessions]
-    assert names[0] == names[1]
+    assert names[0] == names[1] == names[2]
     assert segment.flags

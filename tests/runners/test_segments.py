@@ -15,11 +15,16 @@ from onnx import TensorProto, helper, numpy_helper
 from bisect_trt.core.precision import Precision
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph
+from bisect_trt.runners.emulator import switched_session
 from bisect_trt.runners.emulator.constant_store import ConstantStore
 from bisect_trt.runners.emulator.kept_activations import MOST_BYTES, KeptActivations, room_beside
 from bisect_trt.runners.emulator.plan_session import _WORTH_IT
 from bisect_trt.runners.emulator.segment_session import _WORTH_SETTLING, SegmentSession
-from bisect_trt.runners.emulator.switched_session import SwitchedSession, segments_on_gpu
+from bisect_trt.runners.emulator.switched_session import (
+    _SMALL,
+    SwitchedSession,
+    segments_on_gpu,
+)
 
 BLOCKS, WIDTH = 24, 16
 PAIRS = [
@@ -91,8 +96,16 @@ def session(low: Precision, pin: Precision, segments: int, kept_bytes: int) -> S
 
 @cache
 def pair(low: Precision, pin: Precision) -> tuple[SwitchedSession, SwitchedSession]:
-    """One that keeps activations at cuts, and one that always starts at the beginning."""
-    return session(low, pin, 16, 20_000), session(low, pin, 1, 0)
+    """One that keeps activations at cuts and selects, and one that always starts at the beginning
+    and branches.
+    """
+    return session(low, pin, 16, 20_000), branching(session(low, pin, 1, 0))
+
+
+def branching(made: SwitchedSession) -> SwitchedSession:
+    """``made`` as it is for a model of large tensors."""
+    made._chosen = True
+    return made
 
 
 def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
@@ -135,6 +148,18 @@ def test_a_late_start_changes_no_bit(
         # Everything but one late layer is the search's usual question.
         for these in (lowered, lowered ^ {layers()[-3]}):
             assert same(late.run(sample(seed), these), plain.run(sample(seed), these))
+
+
+@pytest.mark.parametrize(("low", "pin"), PAIRS)
+@pytest.mark.parametrize("limit", [_SMALL, 0])
+def test_small_tensors_are_selected_and_large_ones_branched_to(
+    monkeypatch: pytest.MonkeyPatch, limit: int, low: Precision, pin: Precision
+) -> None:
+    monkeypatch.setattr(switched_session, "_SMALL", limit)
+    made, (_, plain) = session(low, pin, 16, 20_000), pair(low, pin)
+    for lowered in (frozenset(layers()[::2]), frozenset(layers()), frozenset[str]()):
+        assert same(made.run(sample(7), lowered), plain.run(sample(7), lowered))
+    assert {segment.selects for segment in made._segments} == {limit > 0}
 
 
 def test_a_probe_starts_where_its_plan_first_differs(run_segments: list[int]) -> None:
@@ -189,7 +214,7 @@ def test_a_plan_that_runs_on_many_samples_is_run_in_one_piece(
     monkeypatch.setattr(
         SegmentSession, "open", lambda self: (opened.append(id(self)), plain_open(self))[1]
     )
-    late, plain = session(low, pin, 16, 20_000), session(low, pin, 1, 0)
+    late, plain = session(low, pin, 16, 20_000), branching(session(low, pin, 1, 0))
     count = len(late._segments)
     every, some = frozenset(layers()), frozenset(layers()[::2])
     for lowered in (some, every, frozenset[str]()):

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 
-from bisect_trt.graph.passes.branchless import without_branches
+from bisect_trt.graph.passes.branchless import with_lists, without_branches
 from bisect_trt.graph.passes.segmented import Segment, settled
 from bisect_trt.runners.emulator.captured_session import CapturedSession
 from bisect_trt.runners.emulator.constant_store import ConstantStore
 from bisect_trt.runners.emulator.device_constants import DeviceConstants
+from bisect_trt.runners.emulator.packed_segment import PackedSegment
 from bisect_trt.runners.emulator.switches import Setting
 from bisect_trt.runners.ort_devices import CPU, CUDA_PROVIDER, Device
 from bisect_trt.runners.ort_profiles import cpu_nodes
@@ -33,11 +35,13 @@ _SETTLED = 2
 
 @dataclass(eq=False)
 class _Ready:
-    """A session; ``profiles`` is where ONNX Runtime writes what ran where, until that was read."""
+    """A session of ``segment``, whose model was let go; its flags of ``places`` are integers;
+    ``profiles`` is where ONNX Runtime writes what ran where, until that was read."""
 
     session: ort.InferenceSession
     call: Callable[..., Any]
     segment: Segment
+    places: frozenset[str]
     profiles: tempfile.TemporaryDirectory[str] | None
 
 
@@ -45,6 +49,8 @@ class SegmentSession:
     """Runs ``segment``; its sessions are made when they are first needed.
 
     ``on_cpu`` names what the CPU ran in place of another device, known after the first inference.
+    ``selects`` says that a session with switches made from then on computes both roundings and
+    takes one, as one on another device than the CPU does; the numbers are the same.
 
     Args:
         segment: a part of a switched model.
@@ -64,7 +70,9 @@ class SegmentSession:
         *,
         settles: bool = True,
     ) -> None:
-        self._segment = segment if device == CPU else without_branches(segment)
+        self._packed = PackedSegment(segment)
+        self._segment = self._packed.named
+        self.selects = False
         self._constants, self._threads = constants, threads
         self._device = device
         self._settles = settles and device == CPU
@@ -79,7 +87,9 @@ class SegmentSession:
         self._uses: dict[bytes, int] = {}
         # The values must outlive the call, and making one costs more than passing it.
         self._switch = [
-            owned(np.array(state), device.memory, device.number) for state in (False, True)
+            owned(np.array(state, dtype), device.memory, device.number)
+            for dtype in (np.bool_, np.int64)
+            for state in (False, True)
         ]
         self._fed: tuple[tuple[_Ready, bytes] | None, dict[str, Value]] = (None, {})
         self._captured: CapturedSession | None = None
@@ -94,12 +104,18 @@ class SegmentSession:
             RunnerFailedError: with ONNX Runtime's words.
         """
         if self._switched is None and not self._captures:
-            self._switched = self._opened(self._segment)
+            self._switched = self._with_switches()
 
     def as_set(self, setting: Setting) -> Segment:
         """The segment with its switches written out as ``setting`` has them."""
         on = {name for name, state in zip(self._flags, setting, strict=False) if state}
-        return settled(self._segment, on)
+        return settled(self._packed.unpacked(), on)
+
+    def _with_switches(self) -> _Ready:
+        whole = self._packed.unpacked()
+        if self._device != CPU:
+            return self._opened(without_branches(whole))
+        return self._opened(*with_lists(whole)) if self.selects else self._opened(whole)
 
     def states(self, setting: Setting) -> dict[str, bool]:
         """What ``setting`` says of each flag, and of each weight: whether it is rounded as for a
@@ -146,7 +162,10 @@ class SegmentSession:
             with self._lent.lock:
                 if self._captured is None:
                     self._captured = CapturedSession(
-                        self._segment, self._constants, self._threads, self._device
+                        without_branches(self._packed.unpacked()),
+                        self._constants,
+                        self._threads,
+                        self._device,
                     )
             found = self._captured.run(tensors, setting)
         except Exception:  # of ONNX Runtime there are many kinds
@@ -171,16 +190,17 @@ class SegmentSession:
         if len(self._uses) > 4 * _SETTLED:
             del self._uses[next(iter(self._uses))]
         if self._switched is None:
-            self._switched = self._opened(self._segment)
+            self._switched = self._with_switches()
         return self._switched
 
-    def _opened(self, segment: Segment) -> _Ready:
+    def _opened(self, segment: Segment, places: frozenset[str] = frozenset()) -> _Ready:
         profiles, profile = None, None
         if self._device != CPU:
             profiles = tempfile.TemporaryDirectory(prefix="bisect-trt-")
             profile = str(Path(profiles.name) / "profile")
         session = switched_session(segment.model, self._threads, self._device, profile)
-        return _Ready(session, caller(session), segment, profiles)
+        named = replace(segment, model=onnx.ModelProto())
+        return _Ready(session, caller(session), named, places, profiles)
 
     def _read_profile(self, ready: _Ready) -> None:
         profiles, ready.profiles = ready.profiles, None
@@ -193,10 +213,10 @@ class SegmentSession:
         known = (ready, setting.tobytes())
         if self._fed[0] == known and self in self._lent.by:
             return self._fed[1]
-        off, on = (value_of(state) for state in self._switch)
-        left = ready.segment.flags
+        states = [value_of(state) for state in self._switch]
+        left, places = ready.segment.flags, ready.places
         feed = {
-            name: on if state else off
+            name: states[2 * (name in places) + bool(state)]
             for name, state in zip(self._flags, setting, strict=False)
             if name in left
         }
