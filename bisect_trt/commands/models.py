@@ -36,11 +36,14 @@ def inspect_command(model: Path, precision: str, as_json: bool) -> int:
         loaded = load_model(model)
         observer.station("inspect")
         inspection = inspect_model(loaded, Precision(precision))
+        observer.station("write")  # a table of 60,000 rows takes longer than what is in it
+        console = screen()
+        with console.capture() as printed:
+            if not as_json:
+                print_inspection(console, inspection)
+        text = to_json(inspection.as_json()) + "\n" if as_json else printed.get()
     with output():
-        if as_json:
-            click.echo(to_json(inspection.as_json()))
-        else:
-            print_inspection(screen(), inspection)
+        click.echo(text, nl=False)
     return 0
 
 
@@ -61,11 +64,14 @@ def mark_command(model: Path, selectors: tuple[str, ...], target: Path) -> int:
     """Write the model with inner tensors as further outputs, to look inside with any runner. On an
     engine each breaks fusions, so its numbers change.
     """
-    loaded = load_model(model)
-    check_target(target, loaded)
-    tensors = select_tensors(loaded.proto, selectors)
-    marked = mark_outputs(loaded.proto, tensors)
-    save_model(marked, target.resolve())  # a link stays one
+    with progress() as observer:
+        observer.station("load")
+        loaded = load_model(model)
+        check_target(target, loaded)
+        observer.station("mark")
+        tensors = select_tensors(loaded.proto, selectors)
+        marked = mark_outputs(loaded.proto, tensors)
+        save_model(marked, target.resolve())  # a link stays one
     more = len(marked.graph.output) - len(loaded.proto.graph.output)
     with output():
         click.echo(f"{more} more outputs")

@@ -11,6 +11,7 @@ from bisect_trt.core.names import printable
 from bisect_trt.report.consoles import screen
 from bisect_trt.report.exits import guarded, output
 from bisect_trt.report.options import JSON, QUIET, NamedPath
+from bisect_trt.report.progress import progress
 from bisect_trt.report.read_run import read_run
 from bisect_trt.report.run_diff import diff_runs
 from bisect_trt.report.run_diff_page import as_page, as_record, write_diff
@@ -24,7 +25,11 @@ from bisect_trt.report.write import to_json, write_documents
 @guarded
 def report_command(run: Path, quiet: bool) -> int:
     """Write report.html, report.md and junit.xml of a run's folder again, from its other files."""
-    write_documents(read_run(run))
+    with progress(quiet=quiet) as observer:
+        observer.station("read")
+        found = read_run(run)
+        observer.station("write")
+        write_documents(found)
     with output():
         if not quiet:
             click.echo(printable(f"report: {run}/report.html"))
@@ -45,9 +50,13 @@ def diff_command(run_a: Path, run_b: Path, out: Path | None, as_json: bool, quie
     layers. Exit code 1 if the second misses what the first met, or was not asked what the first
     was; 2 if no layer is in both.
     """
-    found = diff_runs(read_run(run_a), read_run(run_b))
-    if out is not None:
-        write_diff(found, out)
+    with progress(quiet=quiet) as observer:
+        observer.station("read")
+        before, after = read_run(run_a), read_run(run_b)
+        observer.station("compare")
+        found = diff_runs(before, after)
+        if out is not None:
+            write_diff(found, out)
     with output():
         if as_json:
             click.echo(to_json(as_record(found)))

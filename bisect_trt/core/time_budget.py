@@ -10,7 +10,7 @@ import time
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.stop import BudgetSpentError
 
-_SEARCH = 0.75
+_SEARCH, _MOST_KEPT = 0.75, 0.125
 
 
 class TimeBudget:
@@ -25,6 +25,12 @@ class TimeBudget:
         self._began = time.monotonic()
         self._all_s = math.inf if minutes is None else 60.0 * minutes
         self._share = _SEARCH
+
+    def keep(self, seconds: float) -> None:
+        """Leave so many for what comes behind the run's last test, which no clock ends; an eighth
+        of all at most.
+        """
+        self._all_s -= min(seconds, _MOST_KEPT * self._all_s)
 
     @property
     def left_s(self) -> float:

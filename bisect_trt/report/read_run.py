@@ -108,6 +108,7 @@ def _result(data: Json, folder: Path) -> Result:
         command=data["command"],
         model_digest=data["model_sha256"],
         dynamic_inputs=tuple(data["dynamic_inputs"]),
+        threads=int(data["machine"]["threads"]),
     )
 
 

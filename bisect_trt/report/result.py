@@ -101,7 +101,8 @@ class Result:
     ``holds_on`` is the share of the given inputs that had to meet the requirements.
     ``out_of_time`` is true if the ``budget_minutes`` ended the search, ``interrupted`` if the user
     did. ``command`` would repeat the run on the model with the SHA-256 ``model_digest``;
-    ``dynamic_inputs`` are the graph inputs whose shapes it leaves open.
+    ``dynamic_inputs`` are the graph inputs whose shapes it leaves open; it might keep ``threads``
+    busy.
     """
 
     model: str
@@ -145,6 +146,7 @@ class Result:
     command: str = ""
     model_digest: str = ""
     dynamic_inputs: Sequence[str] = ()
+    threads: int = 0
 
     @property
     def pinned(self) -> list[str]:
@@ -236,7 +238,11 @@ class Result:
             "model_sha256": self.model_digest,
             "dynamic_inputs": list(self.dynamic_inputs),
             "versions": dict(self.versions),
-            "machine": {"system": platform.platform(), "processor": platform.machine()},
+            "machine": {
+                "system": platform.platform(),
+                "processor": platform.machine(),
+                "threads": self.threads,
+            },
         }
 
     def _budget_json(self) -> dict[str, Any] | None:

@@ -230,6 +230,7 @@ def _changed(before: Result, after: Result) -> pd.DataFrame:
                 "pins": str(len(result.pinned)),
                 "layers": str(result.layer_count),
                 "inputs": ", ".join(map(printable, result.samples[:4])),
+                "threads": str(result.threads),
                 **dict(result.versions),
             }
         )

@@ -11,6 +11,7 @@ import onnx
 import onnxruntime as ort
 import pandas as pd
 
+from bisect_trt.core.cores import thread_count
 from bisect_trt.core.diagnosis import Cause, Diagnosis
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.graph.inputs import dynamic_inputs
@@ -211,6 +212,7 @@ def _result(
         ranked=answer.ranked,
         holds_on=settings.share_of_given,
         budget_minutes=settings.budget,
+        threads=thread_count(),
         out_of_time=known.out_of_time,
         interrupted=known.interrupted,
         command=as_command(settings),

@@ -82,6 +82,19 @@ def test_the_last_quarter_is_kept_for_the_end(clock: Clock) -> None:
     assert Budget(None, budget).is_spent and not Budget(None, TimeBudget(None)).is_spent
 
 
+def test_what_is_written_at_the_end_has_its_time(clock: Clock) -> None:
+    budget = TimeBudget(1.0)
+    budget.keep(4.0)
+    assert budget.left_s == 0.75 * 56.0
+    budget.search_ended()
+    assert budget.left_s == 56.0
+    budget.keep(1000.0)
+    assert budget.left_s == 56.0 * 7 / 8, "reading many inputs is no measure of it"
+    endless = TimeBudget(None)
+    endless.keep(4.0)
+    assert endless.left_s == float("inf")
+
+
 def test_a_robust_search_ends_with_the_smallest_set_that_passed(
     clock: Clock, tmp_path: Path
 ) -> None:
