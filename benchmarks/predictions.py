@@ -25,7 +25,7 @@ from benchmarks.ranking_prefix import rank
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
-from bisect_trt.numerics.draws import KINDS, kinds_for, variant
+from bisect_trt.numerics.variants import KINDS, kinds_for, variant
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.stations.case import Case, load
 from bisect_trt.stations.drawn import REDRAWN, redraws

@@ -29,7 +29,8 @@ from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.load import load_model
 from bisect_trt.numerics.apart import farthest_apart
-from bisect_trt.numerics.draws import can_be_redrawn, redrawn, variant
+from bisect_trt.numerics.draws import can_be_redrawn, redrawn
+from bisect_trt.numerics.variants import variant
 from bisect_trt.runners.base import Repeated
 from bisect_trt.runners.ort_reference import Reference
 from bisect_trt.runners.tensorrt.runner import TensorRTRunner

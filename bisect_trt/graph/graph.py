@@ -15,6 +15,7 @@ import onnx
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.graph.constants import Constants
+from bisect_trt.graph.discrete import discrete_inputs
 from bisect_trt.graph.layers import (
     FloatSlots,
     Kind,
@@ -82,6 +83,11 @@ class Graph:
     def lookups(self) -> tuple[Lookup, ...]:
         """The first float tensors where the inputs are integers (see ``lookups``)."""
         return list_lookups(self.proto, self.layers, self.float_constants)
+
+    @cached_property
+    def discrete(self) -> frozenset[str]:
+        """The float inputs that are taken for integers or truth values (see ``discrete``)."""
+        return discrete_inputs(self.proto.graph, self.types)
 
     @cached_property
     def after_lookups(self) -> Graph:

@@ -62,16 +62,22 @@ def with_noise(
 
 
 def deviation(array: NDArray[Any]) -> float:
-    """The standard deviation of ``array``'s values. NumPy's holds a copy of the array; of a large
-    one it is summed up in float64, block by block. Sums of float16 leave its range: of 60,000
-    values NumPy says that they deviate by infinity.
+    """The standard deviation of ``array``'s values, as :func:`moments` has it."""
+    return moments(array)[1]
+
+
+def moments(array: NDArray[Any]) -> tuple[float, float]:
+    """The mean and the standard deviation of ``array``'s values. NumPy's holds a copy of the array;
+    of a large one it is summed up in float64, block by block. Sums of float16 leave its range: of
+    60,000 values NumPy says that they deviate by infinity.
 
     Args:
         array: floats of any shape.
     """
     values = flat(array)
     if values.size <= LARGE:
-        return float(array.std(dtype=np.promote_types(array.dtype, np.float32)))
+        wide = np.promote_types(array.dtype, np.float32)
+        return float(array.mean(dtype=wide)), float(array.std(dtype=wide))
     sums = _beside_each_other(lambda part: float(values[part].sum(dtype=np.float64)), values.size)
     mean = math.fsum(sums) / values.size
 
@@ -79,7 +85,8 @@ def deviation(array: NDArray[Any]) -> float:
         away = values[part].astype(np.float64) - mean
         return float(np.dot(away, away))
 
-    return math.sqrt(math.fsum(_beside_each_other(squares, values.size)) / values.size)
+    squared = math.fsum(_beside_each_other(squares, values.size))
+    return mean, math.sqrt(squared / values.size)
 
 
 def _beside_each_other(work: Callable[[slice], Answer], size: int) -> list[Answer]:

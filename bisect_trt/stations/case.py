@@ -22,10 +22,11 @@ from bisect_trt.graph.inputs import InputSpec, input_specs
 from bisect_trt.graph.layers import Layer
 from bisect_trt.graph.load import LoadedModel, load_model
 from bisect_trt.graph.weight_range import weight_findings
-from bisect_trt.numerics.draws import can_be_redrawn, can_redraw_lookups, check_kinds
+from bisect_trt.numerics.draws import can_be_redrawn, can_redraw_lookups
 from bisect_trt.numerics.requirement_text import load_metrics, parse_requirements
 from bisect_trt.numerics.requirements import Requirements
 from bisect_trt.numerics.user_metric import UserMetric
+from bisect_trt.numerics.variants import check_kinds
 from bisect_trt.probe.journal import content_key
 from bisect_trt.runners.ort_lookups import Lookups
 from bisect_trt.runners.ort_reference import Reference
@@ -102,7 +103,7 @@ class Case:
     @cached_property
     def moves_inputs(self) -> bool:
         """Whether some given input can be moved a little."""
-        return any(can_be_redrawn(s.arrays) for s in self.samples)
+        return any(can_be_redrawn(s.arrays, self.graph.discrete) for s in self.samples)
 
     @cached_property
     def moves_lookups(self) -> bool:

@@ -19,12 +19,15 @@ from bisect_trt.numerics.draws import (
     Arrays,
     can_be_redrawn,
     can_redraw_lookups,
+    redrawn,
+    redrawn_lookups,
+)
+from bisect_trt.numerics.rounding import STEPS
+from bisect_trt.numerics.variants import (
     is_own_kind,
     kinds_for,
     named_kinds,
     own_variant,
-    redrawn,
-    redrawn_lookups,
     variant,
 )
 from bisect_trt.probe.journal import Row
@@ -61,8 +64,8 @@ def redraws(
     few = _some(case.samples, count, stream)
     shuffled = not case.requirements.of_sets
     if case.moves_inputs:
-        sources = [s for s in few if can_be_redrawn(s.arrays)]
-        made = _redrawn(sources, stream, _redraw, shuffled)
+        sources = [s for s in few if can_be_redrawn(s.arrays, case.graph.discrete)]
+        made = _redrawn(sources, stream, partial(_redraw, case), shuffled)
     elif emulated and case.moves_lookups:
         sources = [s for s in few if can_redraw_lookups(case.lookups.of(s))]
         made = _redrawn(sources, stream, partial(_redraw_lookups, case.lookups), shuffled)
@@ -101,7 +104,7 @@ def variants(case: Case, bench: Bench, stream: int, count: int) -> Iterator[Samp
             message = f"--variants {case.settings.variants}: changes none of these inputs"
             bench.note(Finding("variants", "", f"{message}, so no variants were tested"))
         return iter(())
-    made = _variants(sources, kinds, stream, not case.requirements.of_sets)
+    made = _variants(case, sources, kinds, stream)
     return _unlike_given(case, bench, made, count, "variants")
 
 
@@ -124,7 +127,7 @@ def wants_variants(case: Case) -> bool:
 
 
 def _kinds(case: Case, sample: Sample) -> tuple[str, ...]:
-    fitting = kinds_for(sample.arrays)
+    fitting = kinds_for(sample.arrays, case.graph.discrete)
     asked = case.settings.variants
     if asked == "auto":
         return fitting
@@ -163,8 +166,13 @@ def _redrawn(
         yield Sample(name, LazyArrays(partial(redraw, source, [stream, number, 1])), True)
 
 
-def _redraw(source: Sample, seed: list[int]) -> Arrays:
-    return redrawn(source.arrays, np.random.default_rng(seed))
+def _redraw(case: Case, source: Sample, seed: list[int]) -> Arrays:
+    return redrawn(
+        source.arrays,
+        np.random.default_rng(seed),
+        step=STEPS[case.settings.precision],
+        discrete=case.graph.discrete,
+    )
 
 
 def _redraw_lookups(lookups: Lookups, source: Sample, seed: list[int]) -> Arrays:
@@ -173,8 +181,9 @@ def _redraw_lookups(lookups: Lookups, source: Sample, seed: list[int]) -> Arrays
 
 
 def _variants(
-    sources: list[Sample], kinds: dict[str, tuple[str, ...]], stream: int, shuffled: bool
+    case: Case, sources: list[Sample], kinds: dict[str, tuple[str, ...]], stream: int
 ) -> Iterator[Sample]:
+    shuffled, discrete = not case.requirements.of_sets, case.graph.discrete
     most = max(len(fitting) for fitting in kinds.values())
     # A set is one variant of each source, all of one kind where it fits: the kinds go by lot.
     order = np.random.default_rng([stream, 5]).permutation(most).tolist()
@@ -186,15 +195,19 @@ def _variants(
     ]
     for number, (source, kind) in _in_turn(pairs, stream, shuffled):
         name = f"{source.name}, {kind} {stream}.{number}"
-        made = partial(_vary, source, kind, sources, [stream, number, 2])
+        made = partial(_vary, source, kind, sources, [stream, number, 2], discrete)
         # A function of the user's may give something else the second time.
         yield Sample(name, made() if is_own_kind(kind) else LazyArrays(made), True)
 
 
-def _vary(source: Sample, kind: str, sources: list[Sample], seed: list[int]) -> Arrays:
+def _vary(
+    source: Sample, kind: str, sources: list[Sample], seed: list[int], discrete: frozenset[str]
+) -> Arrays:
+    random = np.random.default_rng(seed)
+    if is_own_kind(kind):
+        return own_variant(kind, source.arrays, random)
     others = [s.arrays for s in sources if s is not source]
-    make = own_variant if is_own_kind(kind) else variant
-    return make(kind, source.arrays, others, np.random.default_rng(seed))
+    return variant(kind, source.arrays, others, random, discrete)
 
 
 def usable(

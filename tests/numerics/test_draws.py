@@ -6,16 +6,15 @@ import numpy as np
 import pytest
 
 from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.precision import Precision
 from bisect_trt.numerics.draws import (
-    KINDS,
     can_be_redrawn,
     can_redraw_lookups,
-    check_kinds,
-    kinds_for,
     redrawn,
     redrawn_lookups,
-    variant,
 )
+from bisect_trt.numerics.rounding import STEPS, rounded
+from bisect_trt.numerics.variants import KINDS, check_kinds, kinds_for, variant
 
 IMAGE = np.sin(np.arange(3 * 16 * 24, dtype=np.float32)).reshape(1, 3, 16, 24)
 IDS = np.arange(12, dtype=np.int64).reshape(1, 12)
@@ -68,6 +67,62 @@ def test_what_fits_what() -> None:
     check_kinds("shift,mix")
     with pytest.raises(BadInputError, match="--variants turn: unknown; choose of shift, flip"):
         check_kinds("shift,turn")
+
+
+@pytest.mark.parametrize("kind", ["redrawn", "noise", "scale", "mix"])
+@pytest.mark.parametrize("low", [0.0, -1e4, -1e9])
+def test_a_mask_beside_values_or_ids_stays_what_it_is(kind: str, low: float) -> None:
+    mask = np.where(np.arange(24) < 17, np.float32(1.0 if low == 0.0 else 0.0), np.float32(low))
+    arrays = {"x": IMAGE, "mask": np.broadcast_to(mask, IMAGE.shape).copy()}
+    random = np.random.default_rng(1)
+    made = redrawn(arrays, random) if kind == "redrawn" else variant(kind, arrays, [], random)
+    assert np.array_equal(made["mask"], arrays["mask"])
+    assert not np.array_equal(made["x"], IMAGE)
+    beside_ids = {"ids": IDS, "mask": mask[:12].reshape(1, 12)}
+    beside_ids["mask"][0, -1] = low
+    assert not can_be_redrawn(beside_ids)
+    assert kinds_for(beside_ids) == ("rotate", "swap")
+
+
+def test_a_shift_takes_the_mask_along() -> None:
+    mask = (IMAGE > 0.0).astype(np.float32)
+    made = variant("shift", {"x": IMAGE, "mask": mask}, [], np.random.default_rng(1))
+    assert np.array_equal(made["mask"], (made["x"] > 0.0).astype(np.float32))
+    assert not np.array_equal(made["mask"], mask)
+
+
+def test_a_line_drawing_alone_is_moved() -> None:
+    drawing = {"x": (IMAGE > 0.0).astype(np.float32)}
+    assert can_be_redrawn(drawing) and "mix" in kinds_for(drawing)
+    assert not can_be_redrawn(drawing, discrete={"x"}), "unless it is asked for equality"
+    size = np.float32([480.0, 640.0])
+    assert np.array_equal(redrawn({"x": IMAGE, "s": size}, np.random.default_rng(1))["s"], size)
+
+
+def test_whole_numbers_are_ids_where_the_model_makes_them_integers() -> None:
+    ids = {"ids": IDS.astype(np.float32)}
+    assert can_be_redrawn(ids) and not can_be_redrawn(ids, discrete={"ids"})
+    assert can_be_redrawn({"ids": ids["ids"] + np.float32(0.5)}, discrete={"ids"})
+
+
+@pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
+@pytest.mark.parametrize("mean", [0.0, 10.0, 300.0])
+def test_roundings_of_values_far_from_zero_are_redrawn_too(
+    precision: Precision, mean: float
+) -> None:
+    values = np.random.default_rng(0).normal(mean, 1.0, 20_000).astype(np.float32)
+    copy = redrawn({"x": values}, np.random.default_rng(1), step=STEPS[precision])["x"]
+    plain = redrawn({"x": values}, np.random.default_rng(1))["x"]
+    moved = float((copy - values).std())
+    assert moved <= 0.11, "it stays the same input"
+    if mean == 0.0:
+        assert np.array_equal(copy, plain), "which moved enough as it was"
+    elif precision is Precision.BF16 and mean == 300.0:
+        same = [
+            float((rounded(x, precision) == rounded(values, precision)).mean())
+            for x in (plain, copy)
+        ]
+        assert same[0] > 0.999 and same[1] < 0.97
 
 
 def test_what_is_looked_up_moves_by_a_thousandth_of_each_value() -> None:

@@ -78,6 +78,6 @@ def test_what_is_too_large_to_be_squared_stays_as_it_is(monkeypatch: pytest.Monk
     low[::2] = np.finfo(np.float32).min
     infinite = np.where(low < 0.0, -np.inf, 0.0).astype(np.float32)
     for large in (LARGE, 1000):
-        monkeypatch.setattr("bisect_trt.numerics.draws.LARGE", large)
+        monkeypatch.setattr("bisect_trt.numerics.movable.LARGE", large)
         found = redrawn({"low": low, "infinite": infinite}, np.random.default_rng(1))
         assert found["low"] is low and found["infinite"] is infinite

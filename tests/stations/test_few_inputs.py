@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import bisect_trt
 from bisect_trt.cli import main
-from bisect_trt.numerics.draws import check_kinds
+from bisect_trt.numerics.variants import check_kinds
 from bisect_trt.report.read_run import read_run
 from fixtures.models import healthy, residual
 

@@ -17,8 +17,9 @@ from bisect_trt import PrecisionPlan, Result
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.sample import Sample
 from bisect_trt.core.stop import StoppedError
-from bisect_trt.numerics.draws import redrawn, variant
+from bisect_trt.numerics.draws import redrawn
 from bisect_trt.numerics.requirement_text import parse_requirements
+from bisect_trt.numerics.variants import variant
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.stations import unseen
 from bisect_trt.stations.case import load
