@@ -117,7 +117,12 @@ class Requirements:
     @property
     def of_sets(self) -> bool:
         """Whether some condition is on all inputs together, so that no input passes alone."""
-        return any(i.aggregate != WORST or i.metric in self.collective for i in self.items)
+        return self.tells_of_all or any(item.aggregate != WORST for item in self.items)
+
+    @property
+    def tells_of_all(self) -> bool:
+        """Whether some metric sees all inputs at once."""
+        return any(item.metric in self.collective for item in self.items)
 
     @property
     def proportional(self) -> bool:

@@ -89,13 +89,14 @@ def _beyond(holds: Holds) -> str:
             "Copies of the one input hold as often as was asked; how far other inputs are from it "
             "one input does not tell."
         )
-    copies = (
-        f"Copies of the {holds.given.tested} inputs hold as often as was asked, but another input "
-        "may use"
-    )
+    whose, other = f"{holds.given.tested} inputs", "another input"
+    far = "by how far their copies lie apart and how few inputs they are"
+    if holds.set_size > 1:
+        whose, other = f"set of {holds.set_size} inputs", "another set"
+        far = "by how far its inputs lie apart"
+    copies = f"Copies of the {whose} hold as often as was asked, but {other} may use"
+    if holds.set_size > 1 and math.isinf(holds.reach):
+        return f"{copies} anything: so few inputs, or such a metric, do not tell."
     if math.isinf(holds.reach):  # a decision that never changed, or one that did
         return f"{copies} anything: nothing shows how near the copies are to missing."
-    return (
-        f"{copies} up to {times(holds.reach)}, by how far their copies lie apart and how few "
-        "inputs they are."
-    )
+    return f"{copies} up to {times(holds.reach)}, {far}."

@@ -93,6 +93,10 @@ def _measured(
     """As :func:`measure_holds`."""
     size, test = set_size(case), draws.test
     given = judge_all(bench, judges, plan, case.samples, size=size)[0]
+    alone = given.results
+    if size > 1:  # each was run: nothing is run again; a metric of all of them is not of one
+        singly = () if case.requirements.tells_of_all else case.samples
+        alone = judge_all(bench, judges, plan, singly)[0].results
     redrawn, varied = (
         _tested(bench, judges, plan, draws.of(kind), test, size=size)[0]
         for kind in (REDRAWN, VARIANTS)
@@ -111,7 +115,7 @@ def _measured(
         case.settings.fitted,
         1.0 if size > 1 else case.settings.share_of_given,
         size,
-        reach(case, bench, [*redrawn.results, *varied.results]),
+        reach(case, bench, alone, [*redrawn.results, *varied.results]),
         apart,
     )
 

@@ -6,39 +6,72 @@ import math
 from collections.abc import Sequence
 
 from bisect_trt.numerics.decisions import is_decision
-from bisect_trt.numerics.prediction import prediction_limit
+from bisect_trt.numerics.prediction import limit_of_sets, prediction_limit
 from bisect_trt.probe.journal import Row
-from bisect_trt.probe.result import SampleResult
+from bisect_trt.probe.result import GIVEN, SampleResult
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
-from bisect_trt.stations.fresh_test import set_size, wanted_of_unseen
+from bisect_trt.stations.fresh_test import set_size, spared, wanted_of_unseen
 
 _TWO_ANSWERS = 2
 """A decision that scores so many values at most is the same or is not: however often it is, nothing
 says how near the next input's is to becoming another."""
 
 
-def reach(case: Case, bench: Bench, copies: Sequence[SampleResult]) -> float:
-    """In tolerances; NaN where nothing was copied, or inputs are judged together, and infinite
-    where nothing can be told.
+def reach(
+    case: Case, bench: Bench, given: Sequence[SampleResult], copies: Sequence[SampleResult]
+) -> float:
+    """In tolerances; NaN where nothing was copied, and infinite where nothing can be told. No less
+    than what a given input scores that must meet the requirement.
 
     Args:
         case: the given inputs, and what is asked for.
         bench: where their references are.
-        copies: what each copy of them came to, by all who judge.
+        given: what each of the given inputs came to, taken alone.
+        copies: what each copy of them came to, by all who judge; of sets what each set did.
     """
-    if not copies or set_size(case) > 1:
+    if not copies:
         return math.nan
+    # Half of what may miss is left for what so few inputs tell wrongly of the rest: at the share
+    # itself 4 of 33 words from four inputs were wrong, and 5 of 54 from eight.
+    share = (1.0 + wanted_of_unseen(case)) / 2.0
+    if set_size(case) > 1:
+        return _of_sets(case, given, share)
     floor = min(_floor(case, bench), 1.0)
     scores = [copy.score - floor for copy in copies]
     items = case.requirements.items
     unknown = any(item.own or is_decision(item.metric) for item in items)
     if unknown and len(set(scores)) <= _TWO_ANSWERS:
         return math.inf
-    # Half of what may miss is left for what so few inputs tell wrongly of the rest: at the share
-    # itself 4 of 33 words from four inputs were wrong, and 5 of 54 from eight.
-    share = (1.0 + wanted_of_unseen(case)) / 2.0
-    return floor + prediction_limit(scores, len(case.samples), share)
+    found = sorted((result.score for result in given), reverse=True)
+    least = found[spared(case, GIVEN, len(found))]
+    return max(least, floor + prediction_limit(scores, len(case.samples), share))
+
+
+def _of_sets(case: Case, given: Sequence[SampleResult], share: float) -> float:
+    """What another set of as many inputs may score; infinite where the given ones are too few to
+    tell how far inputs lie apart, and for a metric of all inputs at once.
+    """
+    requirements, count = case.requirements, len(given)
+    items, values = requirements.items, [result.values for result in given]
+    wanted = wanted_of_unseen(case)
+    few = count * (1.0 - wanted) < wanted - 1e-9
+    if few or requirements.tells_of_all or not all(values):
+        return math.inf
+    columns = zip(*values, strict=True)
+    for item, column in zip(items, columns, strict=True):
+        if item.own and len(set(column)) <= _TWO_ANSWERS:
+            return math.inf
+    # That no decision was another says little of the next: one that is takes part in the lot.
+    if any(is_decision(item.metric) for item in items):
+        worst = max(given, key=lambda result: result.score).values
+        changed = (0.0 if is_decision(i.metric) else v for i, v in zip(items, worst, strict=True))
+        values.append(tuple(changed))
+
+    def score(places: Sequence[int]) -> float:
+        return requirements.together([values[place] for place in places])
+
+    return limit_of_sets(score, count, len(values), share)
 
 
 def _floor(case: Case, bench: Bench) -> float:

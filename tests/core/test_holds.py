@@ -69,13 +69,20 @@ def test_other_inputs_may_do_worse_than_copies_of_a_few(reach: float, word: str)
     assert alone.of_one and word_of(alone) == word
     for kind in ("redrawn", "variants"):  # of what there is
         assert word_of(replace(few, **{kind: NONE})) == word
-    # 19 given are seldom all better than the next; a set of several, and inputs that were kept
-    # apart, speak for others.
+    # 19 given are seldom all better than the next, and inputs kept apart speak for others.
     assert word_of(replace(few, given=Holding(18, 18))) == word
-    many = replace(few, given=Holding(19, 19)), replace(few, given=Holding(9, 9), wanted=0.9)
-    several = replace(few, given=Holding(1, 1), set_size=2)
     apart = replace(alone, holdout=Holding(72, 72, 0.95))
-    assert {word_of(other) for other in (*many, several, apart)} == {"robust"}
+    assert word_of(apart) == "robust"
+    many = replace(few, given=Holding(19, 19)), replace(few, given=Holding(9, 9), wanted=0.9)
+    # Of a decision only as many as bound the share do.
+    assert {word_of(other) for other in many} == {word if math.isinf(reach) else "robust"}
+    bounding = replace(few, given=Holding(48, 48), holdout=Holding(11, 11, 0.76))
+    assert word_of(bounding) == "robust"
+    assert word_of(replace(bounding, given=Holding(47, 47))) == (
+        "undecided" if math.isinf(reach) else "robust"
+    )
+    # However many a set has, it is one.
+    assert word_of(replace(few, given=Holding(1, 1), set_size=200)) == word
     assert word_of(replace(few, holdout=Holding(5, 5, 0.54))) == word
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from bisect_trt.numerics.prediction import prediction_limit, t_quantile
+from bisect_trt.numerics.prediction import limit_of_sets, prediction_limit, t_quantile
 
 
 @pytest.mark.parametrize(
@@ -53,3 +54,23 @@ def test_what_shows_nothing_does_not_widen_it() -> None:
     assert prediction_limit([0.5], 8, 0.95) == math.inf
     assert prediction_limit(few, 1, 0.95) == prediction_limit([0.0], 1, 0.95) == math.inf
     assert prediction_limit(few, 4, 0.2) == prediction_limit(few, 4, 0.5)
+
+
+@pytest.mark.parametrize(("inputs", "width"), [(20, 0.3), (20, 1.0), (64, 1.0)])
+def test_so_many_further_sets_are_within_the_limit(inputs: int, width: float) -> None:
+    """Means of log-normal scores. Resampling underrates a long tail a little."""
+    random = np.random.default_rng(inputs)
+    within = 0
+    for _ in range(200):
+        given, other = np.exp(random.normal(0.0, width, size=(2, inputs)))
+
+        def mean(places: Sequence[int], scores: np.ndarray = given) -> float:
+            return float(scores[list(places)].mean())
+
+        within += other.mean() <= limit_of_sets(mean, inputs, inputs, 0.975)
+    assert within / 200 >= (0.95 if width < 1.0 else 0.92)
+
+
+def test_a_set_that_cannot_be_scored_tells_nothing_of_others() -> None:
+    assert limit_of_sets(lambda _: math.inf, 20, 20, 0.95) == math.inf
+    assert limit_of_sets(lambda _: 0.5, 20, 20, 0.95) == 0.5

@@ -50,8 +50,30 @@ def test_a_decision_that_never_changed_tells_nothing_of_the_next_input(tmp_path:
     one = run(tmp_path / "one", (1.0,), require="top1>=1")
     assert one.passed and not one.pinned and one.holds.word.value == "undecided"
     assert one.holds.reach == np.inf and one.holds.variants.passed == one.holds.variants.tested
-    many = run(tmp_path / "many", np.linspace(0.8, 1.0, 19), require="top1>=1")
+    some = run(tmp_path / "some", np.linspace(0.8, 1.0, 40), require="top1>=1")
+    assert some.holds.word.value == "undecided" and some.holds.reach == np.inf
+    many = run(tmp_path / "many", np.linspace(0.8, 1.0, 59), require="top1>=1")
+    assert many.holds.given.passed + many.holds.holdout.passed == 59
     assert many.holds.word.value == "robust"
+
+
+def test_a_set_of_inputs_is_one_observation(tmp_path: Path) -> None:
+    require = FIXTURE.require.replace("<=", "@mean<=")
+    few = run(tmp_path / "few", np.linspace(0.85, 1.0, 8), require=require)
+    assert few.holds.set_size == 8 and few.holds.word.value == "undecided"
+    assert few.holds.reach == np.inf
+    assert "another set may use anything" in (tmp_path / "few" / "report.md").read_text()
+    near = run(tmp_path / "near", np.linspace(0.99, 1.0, 20), require=require, holdout="none")
+    assert near.holds.word.value == "robust" and 0.0 < near.holds.reach <= 1.0
+    apart = run(
+        tmp_path / "apart", np.linspace(0.05, 1.0, 20) ** 4, require=require, holdout="none"
+    )
+    assert apart.holds.reach > near.holds.reach
+
+
+def test_what_other_inputs_may_score_is_no_less_than_a_given_one(tmp_path: Path) -> None:
+    eight = run(tmp_path, (*np.linspace(0.1, 0.11, 7), 1.0))
+    assert eight.holds.reach >= eight.holds.given.worst_score
 
 
 def test_copies_of_one_input_are_no_word_on_others_however_small_their_error(
