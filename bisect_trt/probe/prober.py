@@ -268,7 +268,8 @@ class Prober:
             score = self._execution.score(plan, self._given, results, told, {})[0]
         values = self._execution.values_of(results)
         each = self.requirements.by_condition(values, self._execution.share, told)
-        found = ProbeResult.over(plan, self.runner.name, results, facts, score=score)
+        names = [s.name for s in self._given]
+        found = ProbeResult.over(plan, self.runner.name, results, facts, score=score, names=names)
         return replace(found, by_condition=each)
 
     def _note(self, result: ProbeResult) -> None:

@@ -65,11 +65,15 @@ class SampleResult:
     @staticmethod
     def together(samples: Sequence[SampleResult], score: float) -> SampleResult:
         """Several samples as one, ``score`` that of all of them; without errors of its own."""
-        worst = max(samples, key=lambda s: (s.score, s.verdict is Verdict.NON_FINITE))
+        worst = max(samples, key=_badness)
         seconds = sum(s.seconds for s in samples)
         verdict = verdict_of(score, worst.verdict)
         seen = steadiness_of(samples)
         return SampleResult(verdict, score, (), worst.errors, seconds, worst.note, steadiness=seen)
+
+
+def _badness(sample: SampleResult) -> tuple[float, bool]:
+    return sample.score, sample.verdict is Verdict.NON_FINITE
 
 
 def steadiness_of(samples: Sequence[SampleResult]) -> Steadiness | None:
@@ -95,7 +99,7 @@ class ProbeResult:
     (:meth:`~bisect_trt.probe.prober.Prober.vector`).
     ``on`` says on which samples: the given ones, or a panel. ``steadiness`` is that of all of them,
     None from a runner that runs each once. ``by_condition`` has the score of each condition on the
-    given samples, empty on others.
+    given samples, empty on others. ``worst_on`` names the sample that had the largest score.
     """
 
     plan: PrecisionPlan
@@ -110,6 +114,7 @@ class ProbeResult:
     on: str = GIVEN
     steadiness: Steadiness | None = None
     by_condition: tuple[float, ...] = ()
+    worst_on: str = ""
 
     @staticmethod
     def over(
@@ -119,6 +124,7 @@ class ProbeResult:
         facts: Mapping[str, Any],
         on: str = GIVEN,
         score: float | None = None,
+        names: Sequence[str] = (),
     ) -> ProbeResult:
         """The results of one plan on ``samples`` (one at least) taken together.
 
@@ -129,8 +135,12 @@ class ProbeResult:
             facts: what the runner adds.
             on: on which samples.
             score: of all together; None for the worst.
+            names: of the samples.
         """
         seconds = sum(s.seconds for s in samples)
+        # Values that are not finite are worse than any finite error, whatever came first.
+        place = max(range(len(samples)), key=lambda i: _badness(samples[i]))
+        worst, worst_on = samples[place], names[place] if names else ""
         broken = next((s for s in samples if not s.errors), None)
         if broken is not None and score is not None and math.isfinite(score):
             samples, broken = [s for s in samples if s.errors], None  # spared
@@ -146,22 +156,23 @@ class ProbeResult:
                 broken.note,
                 facts=facts,
                 on=on,
+                worst_on=worst_on,
             )
-        # Values that are not finite are worse than any finite error, whatever came first.
-        worst = max(samples, key=lambda s: (s.score, s.verdict is Verdict.NON_FINITE))
-        names = list(samples[0].errors)
+        worst = max(samples, key=_badness)  # none that was spared
+        outputs = list(samples[0].errors)
         return ProbeResult(
             plan,
             runner,
             worst.verdict if score is None else verdict_of(score, worst.verdict),
             worst.score if score is None else score,
-            {name: worst_of([s.errors[name] for s in samples]) for name in names},
-            {name: mean_of([s.errors[name] for s in samples]) for name in names},
+            {name: worst_of([s.errors[name] for s in samples]) for name in outputs},
+            {name: mean_of([s.errors[name] for s in samples]) for name in outputs},
             seconds,
             worst.note,
             facts,
             on,
             steadiness_of(samples),
+            worst_on=worst_on,
         )
 
     def under(self, limit: float) -> ProbeResult:

@@ -146,8 +146,9 @@ PINS = _columns(
     "proved_on text which runner showed it",
     "tolerance_share number the share of the tolerance that this probe was held to",
     "verdict_without text what the set without it showed",
-    "score_without number its score in tolerances",
+    "score_without number its score in tolerances: more than `tolerance_share`",
     "proof_probe count the probe's place in search.csv; -1 without a proof",
+    "missed_on text the input or draw that has this score",
 )
 
 ENGINES = _columns(

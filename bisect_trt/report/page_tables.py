@@ -23,7 +23,7 @@ _FRONTIER = ["pins", "set", "given_share", "redrawn_share", "redrawn_lower_bound
 _FRONTIER += ["variants_share", "holdout_share", "p50_score", "p95_score", "worst_score"]
 _FRONTIER += ["latency_ms", "relative_bytes"]
 _SEARCH = ["probe", "runner", "on", "base", "pins", "verdict", "score", "seconds", "note"]
-_PROOF = ["proved", "proved_on", "proof_probe", "verdict_without", "score_without"]
+_PROOF = ["proved", "proved_on", "proof_probe", "verdict_without", "score_without", "missed_on"]
 _LAYERS = ["rank", "alone_score", "introduced_rel_range", "rel_range", "max_abs", "snr_db"]
 _LAYERS += ["finite", "engine_rel_range", "engine_finite", "ref_min", "ref_max", "channels"]
 

@@ -12,7 +12,6 @@ from bisect_trt.core.finding import VANISHING
 from bisect_trt.core.holds import Robustness
 from bisect_trt.core.names import printable
 from bisect_trt.graph.inspection import Inspection
-from bisect_trt.numerics.requirements import times
 from bisect_trt.report.cured import headline_of_cures, lines_of_cures
 from bisect_trt.report.headline import answer_lines, files_line, tone
 from bisect_trt.report.held_on import holds_sentences
@@ -20,7 +19,13 @@ from bisect_trt.report.pages import Page
 from bisect_trt.report.reduced import figures, nothing_bad, reduced_how
 from bisect_trt.report.reduced import headline as headline_of_piece
 from bisect_trt.report.result import Result
-from bisect_trt.report.sentences import judged_by, number, search_sentences, unproved
+from bisect_trt.report.sentences import (
+    judged_by,
+    number,
+    score_without,
+    search_sentences,
+    unproved,
+)
 from bisect_trt.report.tables import worst_layers
 from bisect_trt.stations.cures import Cures
 from bisect_trt.stations.reduce import Reduced
@@ -47,7 +52,7 @@ def print_verdict(console: Console, result: Result) -> None:
             table.add_row(
                 printable(str(row.layer)),
                 str(row.op),
-                f"{row.verdict_without}, {times(float(str(row.score_without)))}",
+                f"{row.verdict_without}, {score_without(row)}",
             )
         console.print(table)
         if len(result.pins) > _SHOWN_PINS:

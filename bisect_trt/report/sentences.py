@@ -10,6 +10,7 @@ import pandas as pd
 from bisect_trt.core.names import printable
 from bisect_trt.core.steadiness import Steadiness
 from bisect_trt.numerics.confidence import lower_bound
+from bisect_trt.numerics.requirements import times
 from bisect_trt.report.result import Result
 from bisect_trt.search.facts import Regime
 
@@ -47,6 +48,17 @@ def _few(names: pd.Series[str]) -> str:
     """The first of ``names``, and how many more there are."""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return f"{', '.join(str(n) for n in names[:_NAMED])}{more}"
+
+
+def score_without(pin: Any) -> str:
+    """What the set without a pin scores; where it would meet the requirement, also what a set is
+    held to while it is made smaller.
+
+    Args:
+        pin: a row of pins.csv, as ``itertuples`` gives it.
+    """
+    score, share = float(pin.score_without), float(pin.tolerance_share)
+    return times(score) if score > 1.0 else f"{times(score)} (held to {share:.3g})"
 
 
 def unproved(result: Result) -> str:

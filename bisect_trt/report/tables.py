@@ -64,6 +64,7 @@ _PIN_COLUMNS = [
     "verdict_without",
     "score_without",
     "proof_probe",
+    "missed_on",
 ]
 _STEPS = ("write", "parse", "build", "load", "context", "run")
 
@@ -148,11 +149,15 @@ def pins_table(
         if found is None:
             row |= {"proved": False, "proved_on": "", "tolerance_share": math.nan}
             row |= {"verdict_without": "", "score_without": math.nan, "proof_probe": -1}
+            row["missed_on"] = ""
         else:
             share = shares.get(found.runner, 1.0)
             row |= {"proved": True, "proved_on": found.runner, "tolerance_share": share}
-            row |= {"verdict_without": found.verdict.value, "score_without": found.score}
+            row["verdict_without"] = found.verdict.value
+            # Its score is told in units of what it was held to.
+            row["score_without"] = found.score * share
             row["proof_probe"] = order[(found.runner, found.plan)]
+            row["missed_on"] = found.worst_on
         rows.append(row)
     return pd.DataFrame(rows, columns=_PIN_COLUMNS)
 

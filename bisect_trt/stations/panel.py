@@ -129,18 +129,20 @@ class Panel:
         with self._lock:
             kinds = {kind: list(those) for kind, those in self._samples.items()}
         results: list[SampleResult] = []
+        names: list[str] = []
         score = 0.0
         for kind, samples in kinds.items():
             may = spared(self._case, kind, len(samples) + self._elsewhere[kind])
             asked = samples if few is None else samples[: (may + few) * size]
             found = prober.judge(plan, asked, limit=limit, misses=may, size=size)
             results += found.results
+            names += found.names
             score = max(score, found.score(may))
             if found.missed(limit) > may:
                 self._learn(kind, samples, found, size)
                 break
         runner = prober.runner.name
-        return ProbeResult.over(plan, runner, results, {}, score=score).under(limit)
+        return ProbeResult.over(plan, runner, results, {}, score=score, names=names).under(limit)
 
     @property
     def smallest(self) -> frozenset[str] | None:

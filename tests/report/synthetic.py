@@ -189,6 +189,7 @@ def _pins(layers: pd.DataFrame) -> pd.DataFrame:
         verdict_without="fail",
         score_without=1.3,
         proof_probe=5,
+        missed_on="photo.npz, redrawn 0.3",
     )
 
 

@@ -255,7 +255,7 @@ def test_the_annotated_model_says_what_layers_do(runs: dict[str, Result]) -> Non
     said = {n.name: {p.key: p.value for p in n.metadata_props} for n in model.graph.node}
     for pin in made.pinned:
         assert said[pin]["bisect_trt.precision"] == "fp32 (pinned)"
-        assert "fail, score" in said[pin]["bisect_trt.without_this_pin"]
+        assert "times the tolerance" in said[pin]["bisect_trt.without_this_pin"]
     other = next(n for n in said if n not in made.pinned and said[n])
     assert said[other]["bisect_trt.precision"] == "fp16" and "bisect_trt.max_abs" in said[other]
     before, after = (run_model(m, fixture.inputs)[0] for m in (fixture.model, model))

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from click.testing import CliRunner
 
 import bisect_trt
 from bisect_trt.cli import main
 from bisect_trt.numerics.variants import check_kinds
 from bisect_trt.report.read_run import read_run
-from fixtures.models import healthy, residual
+from bisect_trt.report.sentences import score_without
+from fixtures.models import encoder_decomposed, healthy, residual
 
 FIXTURE = residual()
 
@@ -152,3 +154,24 @@ def test_verify_says_that_a_plan_is_lucky_before_anything_else(tmp_path: Path) -
     )
     assert found.exit_code == 0, found.output
     assert "The plan holds on the given inputs, by luck" in found.output
+
+
+def test_what_a_set_scores_without_a_pin_is_in_tolerances(tmp_path: Path) -> None:
+    """A set is held to less than the tolerance while it is made smaller: what it then misses it may
+    still meet, and its score says so.
+    """
+    fixture = encoder_decomposed()
+    result = bisect_trt.bisect(
+        fixture.model, fixture.inputs, require=fixture.require, runner="emulated", out=tmp_path
+    )
+    proved = result.pins[result.pins["proved"]]
+    assert len(proved) and (proved["tolerance_share"] < 1.0).any()
+    for pin in proved.itertuples():
+        probe = result.search.iloc[pin.proof_probe]
+        assert pin.score_without == pytest.approx(probe["score"], rel=1e-9)
+        assert pin.score_without > pin.tolerance_share
+        assert pin.missed_on in probe["note"] or pin.missed_on.startswith("sample")
+    pin = next(proved.itertuples())
+    assert score_without(pin) == f"{pin.score_without:.3g} times the tolerance"
+    just = pin._replace(score_without=0.86)
+    assert score_without(just) == "0.86 times the tolerance (held to 0.8)"
