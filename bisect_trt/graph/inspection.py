@@ -15,8 +15,8 @@ from bisect_trt.graph.engine_suspects import engine_suspects
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.layers import Kind, Layer
 from bisect_trt.graph.load import LoadedModel
-from bisect_trt.graph.operator_rules import FLOAT, STAYS_FP32, is_standard
-from bisect_trt.graph.opset import ALL_HAVE_BF16, HAS_LAYER_NORMALIZATION, has_bf16, lacks_bf16
+from bisect_trt.graph.operator_rules import FLOAT, HAVE_BF16, STAYS_FP32, is_standard
+from bisect_trt.graph.opset import HAS_LAYER_NORMALIZATION, has_bf16, lacks_bf16
 from bisect_trt.graph.patterns import Pattern, find_patterns
 from bisect_trt.graph.weight_range import weight_findings
 
@@ -132,6 +132,6 @@ def _advice(opset: int, patterns: list[Pattern], raising: Sequence[Layer]) -> li
         what = f"{lacking[0]}{more}" if lacking else "Cast has"
         advice.append(
             f"{what} no BF16 form in opset {opset}: the typed model will be raised to "
-            f"{ALL_HAVE_BF16}; export with opset {ALL_HAVE_BF16} where ONNX's converter cannot."
+            f"{HAVE_BF16}; export with opset {HAVE_BF16} where ONNX's converter cannot."
         )
     return advice

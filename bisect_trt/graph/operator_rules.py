@@ -83,6 +83,10 @@ QUANTISES = frozenset(
 )
 """Operators whose results go in steps."""
 
+HAVE_BF16 = 22
+"""The opset in which the operators that networks are made of have a BF16 form: a model is raised to
+it, and no further."""
+
 FIXED_SLOTS: dict[str, tuple[int, ...]] = {
     "Resize": (1, 2),  # roi and scales: they become the output's shape
     "Upsample": (1,),  # scales, likewise
@@ -153,8 +157,8 @@ def lowerable_slots(
     """The input and output slots of an operator whose schema admits ``precision`` (FP16 or BF16).
 
     Control flow is not answered here: its bodies decide. Opset 13 gave bfloat16 to most operators,
-    opset 22 to the convolutions and pools; an older model is judged by the newest schema, because
-    ``to_typed`` raises the opset.
+    opset 22 to the convolutions and pools; an older model is judged by that schema, because
+    ``to_typed`` raises the opset to it. What got it later stays in FP32.
 
     Args:
         op_type: a standard operator's.
@@ -168,7 +172,7 @@ def lowerable_slots(
     """
     if op_type in STAYS_FP32 or op_type in CONTROL_FLOW:
         return frozenset(), frozenset()
-    schema = schema_of(op_type, defs.onnx_opset_version() if precision is Precision.BF16 else opset)
+    schema = schema_of(op_type, max(opset, HAVE_BF16) if precision is Precision.BF16 else opset)
     if schema is None or schema.deprecated:
         schema = schema_of(op_type, opset)
     if schema is None:

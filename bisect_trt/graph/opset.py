@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import onnx
-from onnx import defs
+from onnx import defs, helper
 
 from bisect_trt.core.errors import BadInputError, one_line
 from bisect_trt.graph.layers import with_unique_names
-from bisect_trt.graph.operator_rules import schema_of
+from bisect_trt.graph.operator_rules import HAVE_BF16, schema_of
 from bisect_trt.graph.tensor_types import opset_of, subgraphs
 
 PRODUCTS_BROADCAST = 7
@@ -22,15 +22,20 @@ PRODUCTS_BROADCAST = 7
 of."""
 
 CAST_HAS_BF16 = 13
-ALL_HAVE_BF16 = 22
 HAS_LAYER_NORMALIZATION = 17
+
+_RESIZE_SAYS_WHERE = 11
+
+_OTHERWISE = {"Scan": 9, "Hardmax": 13}
+"""Operators that ONNX's converter carries over as they are, and the opset from which on they mean
+something else: a scan without a batch, one axis in place of all from it on."""
 
 
 def lacks_bf16(ops: set[str], opset: int) -> bool:
     """True if one of the operators ``ops`` (or the casts beside them) has no BF16 form in ``opset``
     but in a later one.
     """
-    if not ops or opset >= ALL_HAVE_BF16:
+    if not ops or opset >= HAVE_BF16:
         return False
     return opset < CAST_HAS_BF16 or not all(has_bf16(op, opset) for op in ops)
 
@@ -48,10 +53,21 @@ def operators(nodes: Iterable[onnx.NodeProto]) -> set[str]:
 def raised(model: onnx.ModelProto, target: int) -> onnx.ModelProto:
     """A copy of ``model`` at opset ``target``.
 
+    Where ONNX's converter writes nodes that mean something else, they are mended or refused: a
+    ``Resize`` before opset 11 took pixels' corners, and later ones say so.
+
     Raises:
-        BadInputError: the converter cannot do it.
+        BadInputError: the converter cannot do it, or not without changing what is computed.
     """
-    named = with_unique_names(model)
+    named, before = with_unique_names(model), opset_of(model)
+    present = operators(named.graph.node)
+    for op_type, changed in _OTHERWISE.items():
+        if before < changed <= target and op_type in present:
+            raise BadInputError(
+                f"model: the precision needs opset {target}, and {op_type} means something else "
+                f"from opset {changed} on; export the model again with opset {target}"
+            )
+    of = {node.output[0]: node for node in named.graph.node if node.output and node.output[0]}
     try:
         converted = onnx.version_converter.convert_version(named, target)
     except Exception as error:  # the converter raises whatever its C++ adapters throw
@@ -59,6 +75,12 @@ def raised(model: onnx.ModelProto, target: int) -> onnx.ModelProto:
             f"model: the precision needs opset {target} and opset {opset_of(model)} cannot be "
             f"converted ({one_line(error, 120)}); export the model again with opset {target}"
         ) from error
+    for node in converted.graph.node:
+        source = of.get(node.output[0]) if node.output else None
+        if source is not None and not node.name:  # the converter drops that of an Upsample
+            node.name = source.name
+        if source is not None and node.op_type == "Resize" and before < _RESIZE_SAYS_WHERE:
+            _as_before(node)
     del converted.functions[:]  # the converter drops them, and the imports of their domains
     converted.functions.extend(named.functions)
     known = {o.domain for o in converted.opset_import}
@@ -66,12 +88,19 @@ def raised(model: onnx.ModelProto, target: int) -> onnx.ModelProto:
     return converted
 
 
+def _as_before(node: onnx.NodeProto) -> None:
+    """Let a ``Resize`` compute what one of opset 10 does."""
+    meant = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    said = {a.name for a in node.attribute}
+    node.attribute.extend(helper.make_attribute(k, v) for k, v in meant.items() if k not in said)
+
+
 def has_bf16(op_type: str, opset: int) -> bool:
-    """False where ``op_type`` has a BF16 form in a later opset than ``opset`` only."""
-    schema, newest = schema_of(op_type, opset), schema_of(op_type, defs.onnx_opset_version())
-    if schema is None or newest is None:
+    """False where ``op_type`` has no BF16 form in ``opset``, and one in opset 22."""
+    schema, later = schema_of(op_type, opset), schema_of(op_type, HAVE_BF16)
+    if schema is None or later is None:
         return True
-    return _bf16_variables(newest) <= _bf16_variables(schema)
+    return _bf16_variables(later) <= _bf16_variables(schema)
 
 
 def _bf16_variables(schema: defs.OpSchema) -> set[str]:

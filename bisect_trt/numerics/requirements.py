@@ -277,9 +277,9 @@ def _elementwise(
     worst = 0.0
     for start in range(0, ref.size, _BLOCK):
         exact = ref[start : start + _BLOCK].astype(np.float64)
-        error = np.abs(got[start : start + _BLOCK].astype(np.float64) - exact)
         allowed = absolute + relative * np.abs(exact)
         with np.errstate(divide="ignore", invalid="ignore"):
+            error = np.abs(got[start : start + _BLOCK].astype(np.float64) - exact)
             used = error / allowed
         # 0 over 0 where nothing is allowed and nothing is wrong; not where the reference is not.
         used[(error == 0.0) | ~np.isfinite(exact)] = 0.0

@@ -91,7 +91,7 @@ def tensor_error(reference: NDArray[Any], candidate: NDArray[Any]) -> TensorErro
         median_abs=median(error),
         rmse=rmse,
         rel_range=_ratio(worst, spread),
-        cosine=_cosine(ref, got),
+        cosine=_cosine(ref, got) if worst > 0.0 else 1.0,
         snr_db=_snr_db(ref, error),
         psnr_db=_decibels(spread, rmse),
         nonfinite=nonfinite,
@@ -131,14 +131,18 @@ def _of_sums(sums: BlockSums, elements: int) -> TensorError:
     spread = (sums.high - sums.low) or max(abs(sums.high), abs(sums.low))
     rmse = float(np.sqrt(sums.squares / count))
     norms = float(np.sqrt(sums.reference)) * float(np.sqrt(sums.candidate))
-    alike = 1.0 if sums.reference == sums.candidate else 0.0  # one is zero everywhere
+    # The products of equal values are a last bit off, and one may be zero everywhere.
+    exact = sums.worst == 0.0
+    cosine = 1.0 if exact else 0.0
+    if norms and not exact:
+        cosine = float(np.clip(sums.product / norms, -1.0, 1.0))
     return TensorError(
         max_abs=sums.worst,
         mean_abs=sums.error / count,
         median_abs=median(sums.errors),
         rmse=rmse,
         rel_range=_ratio(sums.worst, spread),
-        cosine=float(np.clip(sums.product / norms, -1.0, 1.0)) if norms else alike,
+        cosine=cosine,
         snr_db=_decibels(float(np.sqrt(sums.reference)), float(np.sqrt(sums.squares))),
         psnr_db=_decibels(spread, rmse),
         nonfinite=sums.nonfinite,

@@ -181,13 +181,20 @@ def _is_npy(path: Path) -> bool:
         return stream.read(6) == b"\x93NUMPY"
 
 
-def write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write ``arrays`` as NumPy's ``savez_compressed`` would, whatever their names are.
+def write_npz(
+    path: Path, arrays: Mapping[str, NDArray[Any]], compression: int = zipfile.ZIP_DEFLATED
+) -> None:
+    """Write ``arrays`` as NumPy's ``savez`` would, whatever their names are.
+
+    Args:
+        path: the file.
+        arrays: by name.
+        compression: one of ``zipfile``'s.
 
     Raises:
         OSError: the file cannot be written.
     """
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(path, "w", compression) as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
                 np.lib.format.write_array(stream, np.asarray(array), allow_pickle=False)

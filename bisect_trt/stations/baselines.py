@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pandas as pd
 
 from bisect_trt.core.diagnosis import Cause, Diagnosis
-from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.core.sample import evenly
-from bisect_trt.numerics.decisions import places_of
-from bisect_trt.numerics.requirements import Requirements, times
+from bisect_trt.numerics.requirements import times
 from bisect_trt.probe.result import ProbeResult
+from bisect_trt.stations.baseline_checks import (
+    check_decisions,
+    check_metrics,
+    check_model,
+    check_reference,
+)
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
 from bisect_trt.stations.layer_errors import trace_layers
 from bisect_trt.stations.missed_inputs import missed_on
 
-_MOST_CHECKED = 4
 _FEW_COMPARED = 90.0
 """Per cent of the elements below which the first line says that the others were not compared."""
 
@@ -81,9 +83,10 @@ def measure_baselines(case: Case, bench: Bench) -> Baselines:
     fp32, tf32, reduced = (bench.prober.probe(plan) for plan in plans)
     bench.took(quickest_s((fp32, tf32, reduced), len(case.samples)))
     if not fp32.verdict.passed:
-        _check_metrics(case, bench)
-    _check_reference(fp32, case.requirements)
-    _check_decisions(case, bench)
+        check_model(case, bench, fp32)
+        check_metrics(case, bench)
+    check_reference(fp32, case.requirements)
+    check_decisions(case, bench)
     findings = bench.found(_findings(fp32, tf32, precision))
     layers = trace_layers(case, bench)
     second = bench.second.probe(case.base) if reduced.verdict.passed else None
@@ -101,73 +104,6 @@ def measure_baselines(case: Case, bench: Bench) -> Baselines:
 def _worse(first: ProbeResult, second: ProbeResult | None) -> ProbeResult:
     """The one with the larger score; the first where the second was not asked."""
     return first if second is None or first.score >= second.score else second
-
-
-def _check_reference(fp32: ProbeResult, requirements: Requirements) -> None:
-    """Refuse a reference of which nothing can be compared: every plan would pass.
-
-    Raises:
-        BadInputError: names the output.
-    """
-    looked_at = {item.output for item in requirements.items}
-    seen = {n: e for n, e in fp32.worst.items() if None in looked_at or n in looked_at}
-    if seen and not any(error.elements for error in seen.values()):
-        raise BadInputError(
-            f"output {next(iter(seen))!r} is empty on the given inputs, so there is nothing to "
-            "compare: give inputs for which the model answers"
-        )
-    for name, error in seen.items():
-        if error.elements and error.ref_nonfinite == error.elements:
-            raise BadInputError(
-                f"output {name!r} of the FP32 reference is NaN or infinite everywhere, so there is "
-                "nothing to compare: look at the model and its inputs, or name the other outputs "
-                "in --requirement (OUTPUT:METRIC<=VALUE)"
-            )
-
-
-def _check_decisions(case: Case, bench: Bench) -> None:
-    """Refuse a top-K of outputs that have no more values than K: whatever a plan does is right.
-
-    Raises:
-        BadInputError: names the condition and the outputs.
-    """
-    asked = [item for item in case.requirements.items if places_of(item.metric)]
-    outputs = bench.references.of(case.samples[0]) if asked else {}
-    sizes = {name: (1, *array.shape)[-1] for name, array in outputs.items()}
-    for item in asked:
-        looked_at = {n: size for n, size in sizes.items() if item.output in (None, n)}
-        if all(size <= places_of(item.metric) for size in looked_at.values()):
-            said = ", ".join(f"{name!r} has {size}" for name, size in looked_at.items())
-            raise BadInputError(
-                f"--requirement {item.text}: always true, for along its last axis output {said} "
-                "values; ask for another output or metric"
-            )
-
-
-def _check_metrics(case: Case, bench: Bench) -> None:
-    """Strict FP32 misses: the fault of a metric of the user's where it refuses the reference
-    itself.
-
-    Raises:
-        BadInputError: names the condition.
-    """
-    if not case.metrics:
-        return
-    samples = evenly(case.samples, _MOST_CHECKED)
-    references = [bench.references.of(sample) for sample in samples]
-    asked, share = case.requirements, case.settings.share_of_given
-    for item in asked.items:
-        if item.metric not in {*asked.metrics, *asked.collective}:
-            continue
-        alone = replace(asked, items=(item,))
-        values = [alone.judge(outputs, outputs).values for outputs in references]
-        told = alone.judge_all(references, references)
-        if alone.together(values, share, told) > 1.0:
-            worst = max(told or [of_one[0] for of_one in values], key=item.score_of)
-            raise BadInputError(
-                f"--metric {item.metric}: it gives {worst:g} for the reference beside itself, "
-                f"which misses {item.text!r}: the metric or the requirement is wrong"
-            )
 
 
 def _findings(fp32: ProbeResult, tf32: ProbeResult, precision: Precision) -> list[Finding]:

@@ -7,12 +7,12 @@ a while.
 from __future__ import annotations
 
 import base64
-import binascii
 import glob
 import io
 import json
 import re
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,12 +26,13 @@ from bisect_trt.core.lazy_arrays import LazyArrays
 from bisect_trt.core.scratch import scratch
 from bisect_trt.core.user_code import load_function, users_code
 from bisect_trt.graph.inputs import InputSpec, check_array
-from bisect_trt.stations.array_files import read_npy, read_npz
+from bisect_trt.stations.array_files import read_npy, read_npz, write_npz
 
 Arrays = Mapping[str, NDArray[Any]]
 Function = Callable[[], Any]
 ENDINGS = (".npz", ".npy", ".json")
-_LOADER = re.compile(r"^[\w./\\-]+:[A-Za-z_]\w*$")
+_END = object()
+_LOADER = re.compile(r"^[^*?\[\]]+:[A-Za-z_]\w*$")
 
 
 def read_sources(
@@ -156,8 +157,7 @@ def _slice(array: NDArray[Any], number: int, specs: Sequence[InputSpec], name: s
     """
     shapes = [s.shape for s in specs if s.name == name]
     along_batch = bool(shapes) and shapes[0] is not None and array.ndim == len(shapes[0])
-    found: NDArray[Any] = array[number : number + 1] if along_batch else array[number]
-    return found
+    return np.asarray(array[number : number + 1] if along_batch else array[number])
 
 
 def _from_json(path: Path) -> Iterator[tuple[str, Arrays]]:
@@ -166,7 +166,7 @@ def _from_json(path: Path) -> Iterator[tuple[str, Arrays]]:
     """
     try:
         feeds = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadInputError(f"{path}: not readable JSON ({one_line(error)})") from error
     if not isinstance(feeds, list) or not all(isinstance(feed, dict) for feed in feeds):
         raise BadInputError(f"{path}: not a list of feed dictionaries, as polygraphy saves them")
@@ -178,8 +178,9 @@ def _from_json(path: Path) -> Iterator[tuple[str, Arrays]]:
 def _decoded(where: str, name: str, value: Any) -> NDArray[Any]:
     try:
         data = base64.b64decode(value["array"], validate=True)
-        found: NDArray[Any] = np.load(io.BytesIO(data), allow_pickle=False)
-    except (KeyError, TypeError, ValueError, EOFError, binascii.Error) as error:
+        stream = io.BytesIO(data)
+        found: NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
+    except Exception as error:  # NumPy's parser of headers raises what Python's would
         raise BadInputError(
             f"{where}: input {name!r} is no array as polygraphy saves it ({one_line(error)})"
         ) from error
@@ -202,7 +203,7 @@ def _from_loader(
             )
         path = Path(spool.name) / f"{number}.npz"
         try:
-            np.savez(path, **arrays)  # type: ignore[arg-type]  # names from a mapping
+            write_npz(path, arrays, zipfile.ZIP_STORED)
         except OSError as error:
             raise MachineError(f"{path}: cannot be written ({error.strerror})") from error
         yield where, LazyArrays(partial(_read_spooled, spool, path))
@@ -220,8 +221,8 @@ def _yielded(
         samples = iter(given)
     while True:
         with users_code(what):
-            feed = next(samples, None)
-            if feed is None:
+            feed = next(samples, _END)
+            if feed is _END:
                 return
             if not isinstance(feed, Mapping):
                 kind = type(feed).__name__

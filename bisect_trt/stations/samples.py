@@ -72,7 +72,7 @@ def _checked(sample: Sample, specs: Sequence[InputSpec], infinite: Collection[st
         )
     if extra:
         raise BadInputError(
-            f"{where}: the model has no input {extra[0]!r}; it takes {', '.join(wanted)}"
+            f"{where}: the model has no input {extra[0]!r}; it takes {', '.join(wanted) or 'none'}"
         )
     symbols: dict[str, int] = {}
     for spec in specs:

@@ -11,6 +11,7 @@ import pandas as pd
 from bisect_trt.core.diagnosis import Cause, Diagnosis
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample, evenly
+from bisect_trt.core.verdict import Verdict
 from bisect_trt.numerics.requirements import times
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.search.tolerance_share import MARGIN, matching_limit
@@ -60,6 +61,11 @@ class Triage:
     unseen: Unseen | None
 
 
+def _of_held(decided: ProbeResult) -> Cause:
+    """What layers that ``--lower`` holds do, where all others are pinned and FP32 itself passes."""
+    return Cause.OVERFLOW if decided.verdict is Verdict.NON_FINITE else Cause.ROUNDING
+
+
 _WORST = " on the worst of the inputs and draws measured"
 
 
@@ -86,14 +92,15 @@ def find_cause(
         base = base.with_pins_in(engine.pin_precision)
     pinned = bench.prober.probe(base.with_pins(case.names))
     decided = engine.pinned if engine is not None else pinned
+    fp32 = engine.fp32 if engine is not None else emulated.fp32
     # An engine whose FP32 misses is told from its baselines; what is held is new here.
     if not decided.verdict.passed and (engine is None or case.held_low):
         return Diagnosis(
-            Cause.NOT_PRECISION,
+            _of_held(decided) if case.held_low and fp32.verdict.passed else Cause.NOT_PRECISION,
             "Even with every layer pinned"
             f"{f' but the {len(case.held_low)} that --lower holds' if case.held_low else ''} the "
             f"requirement is missed ({times(decided.score)}): pinning cannot help."
-            f"{blame_lowered(case, engine.fp32 if engine is not None else emulated.fp32)}",
+            f"{blame_lowered(case, fp32)}",
         )
     suspicion = suspicion_of(emulated.layers)
     ranked_on = _ranked_on(case, bench, unseen)

@@ -156,3 +156,9 @@ def test_task_metric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for bad in ("mymetric", "mymetric:absent", "no_such_module:f"):
         with pytest.raises(BadInputError, match="--metric"):
             load_metrics([bad])
+
+
+@pytest.mark.parametrize("size", [2, 3, 1 << 17])
+def test_equal_outputs_have_a_cosine_of_1(size: int) -> None:
+    values = np.random.default_rng(size).normal(size=size).astype(np.float32)
+    assert tensor_error(values, values.copy()).cosine == 1.0

@@ -65,10 +65,10 @@ def test_a_set_of_inputs_is_one_observation(tmp_path: Path) -> None:
     assert few.holds.set_size == 8 and few.holds.word.value == "undecided"
     assert few.holds.reach == np.inf
     assert "another set may use anything" in (tmp_path / "few" / "report.md").read_text()
-    near = run(tmp_path / "near", np.linspace(0.99, 1.0, 20), require=require, holdout="none")
+    near = run(tmp_path / "near", np.linspace(0.99, 1.0, 59), require=require, holdout="none")
     assert near.holds.word.value == "robust" and 0.0 < near.holds.reach <= 1.0
     apart = run(
-        tmp_path / "apart", np.linspace(0.05, 1.0, 20) ** 4, require=require, holdout="none"
+        tmp_path / "apart", np.linspace(0.05, 1.0, 59) ** 4, require=require, holdout="none"
     )
     assert apart.holds.reach > near.holds.reach
 

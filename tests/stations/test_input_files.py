@@ -110,3 +110,45 @@ def test_arrays_are_read_again_after_they_were_let_go() -> None:
     assert asked == [0, 1, 2] and len(lazy[2]) == 1 and asked == [0, 1, 2]
     assert float(lazy[0]["x"][0]) == 0.0 and asked == [0, 1, 2, 0]
     assert type(pickle.loads(pickle.dumps(LazyArrays(dict)))) is dict
+
+
+@pytest.mark.parametrize("content", ["zip", "npz", "deep"])
+def test_json_that_polygraphy_did_not_save_is_refused(tmp_path: Path, content: str) -> None:
+    data = io.BytesIO()
+    np.savez(data, x=rows(1)[0])
+    held = b"PK\x03\x04" + bytes(60) if content == "zip" else data.getvalue()
+    text = json.dumps([{"x": {"array": base64.b64encode(held).decode()}}])
+    path = tmp_path / "a.json"
+    path.write_text("[" * 100_000 if content == "deep" else text)
+    with pytest.raises(BadInputError, match=r"a\.json"):
+        load_samples([path], SPECS)
+
+
+def test_a_loader_that_yields_nothing_in_the_middle_has_not_ended() -> None:
+    feeds = ({"x": rows(1)[0]}, None, {"x": rows(2)[1]})
+    with pytest.raises(BadInputError, match=r"\[1\]: not a mapping but NoneType"):
+        load_samples([lambda: iter(feeds)], SPECS)
+
+
+@pytest.mark.parametrize("name", ["file", "allow_pickle", "args"])
+def test_inputs_may_be_called_as_numpy_calls_its_own(name: str) -> None:
+    specs = [InputSpec(name, np.dtype(np.float32), (1, 4))]
+    found = load_samples([lambda: [{name: rows(1)[0]}]], specs)
+    assert np.array_equal(found[0].arrays[name], rows(1)[0])
+
+
+def test_scalars_may_be_stacked(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.float32([1.0, 2.0]))
+    specs = [InputSpec("x", np.dtype(np.float32), ())]
+    found = load_samples([tmp_path / "a.npz"], specs, stacked=True)
+    assert [s.arrays["x"].shape for s in found] == [(), ()]
+    assert [float(s.arrays["x"]) for s in found] == [1.0, 2.0]
+
+
+def test_a_loader_may_lie_in_any_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "my models+data (2)"
+    folder.mkdir()
+    (folder / "ld.py").write_text(
+        "import numpy as np\ndef lst():\n    return [{'x': np.zeros((1, 4), np.float32)}]\n"
+    )
+    assert len(load_samples([f"{folder}/ld.py:lst"], SPECS)) == 1

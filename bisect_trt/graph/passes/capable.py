@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.graph.graph import Graph
+from bisect_trt.graph.operator_rules import HAVE_BF16
 from bisect_trt.graph.opset import (
-    ALL_HAVE_BF16,
     CAST_HAS_BF16,
     PRODUCTS_BROADCAST,
     lacks_bf16,
@@ -43,7 +43,7 @@ def with_bf16_operators(graph: Graph, plan: PrecisionPlan) -> Graph:
     """
     nodes = graph.proto.graph.node
     lowered = operators(nodes[x.index] for x in graph.layers if x.name not in plan.pinned)
-    return graph.raised(ALL_HAVE_BF16) if lacks_bf16(lowered, graph.opset) else graph
+    return graph.raised(HAVE_BF16) if lacks_bf16(lowered, graph.opset) else graph
 
 
 def with_new_nodes_pinned(source: Graph, converted: Graph, plan: PrecisionPlan) -> PrecisionPlan:

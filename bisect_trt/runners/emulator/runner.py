@@ -86,6 +86,11 @@ class EmulatedRunner:
             yield session.run(sample, lowered)
             yield from side_by_side(_run, ready, lambda asked: asked[0].at_once(asked[2]))
 
+    @property
+    def capable(self) -> Graph:
+        """The model that is run: the given one, or the same at the opset that roundings need."""
+        return self._capable
+
     def foretell(self, plan: PrecisionPlan, runs: int) -> None:
         """Hear that ``plan`` will be run on so many samples at least, which makes it quicker."""
         session = self._switched.get((plan.base, plan.pin_precision))

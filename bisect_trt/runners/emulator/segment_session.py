@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
+from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.graph.passes.branchless import with_lists, without_branches
 from bisect_trt.graph.passes.segmented import Segment, settled
 from bisect_trt.runners.emulator.captured_session import CapturedSession
@@ -72,7 +73,7 @@ class SegmentSession:
     ) -> None:
         self._packed = PackedSegment(segment)
         self._segment = self._packed.named
-        self.selects = False
+        self.selects = self._ran = False
         self._constants, self._threads = constants, threads
         self._device = device
         self._settles = settles and device == CPU
@@ -115,7 +116,12 @@ class SegmentSession:
         whole = self._packed.unpacked()
         if self._device != CPU:
             return self._opened(without_branches(whole))
-        return self._opened(*with_lists(whole)) if self.selects else self._opened(whole)
+        if self.selects:
+            try:
+                return self._opened(*with_lists(whole))
+            except RunnerFailedError:  # some operators need shapes beforehand; a list tells none
+                self.selects = self._ran = False
+        return self._opened(whole)
 
     def states(self, setting: Setting) -> dict[str, bool]:
         """What ``setting`` says of each flag, and of each weight: whether it is rounded as for a
@@ -147,7 +153,11 @@ class SegmentSession:
         try:
             results = ready.call(feed, self._segment.gives, options)
         except Exception as error:
+            if ready.places and not self._ran:  # of lists no shape is told, which a Scan asks for
+                self.selects, self._switched = False, None
+                return self.run(tensors, setting)
             raise failure_of_session("the emulated model", error) from error
+        self._ran = True
         del owners  # until here another thread may have had their place
         if ready.profiles is not None:
             with self._lent.lock:

@@ -1,0 +1,77 @@
+"""A model at a later opset computes what it did, or is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.graph.graph import Graph
+from bisect_trt.graph.opset import raised
+from bisect_trt.graph.passes.typed import to_typed
+from tests.conftest import run_model
+
+FLOAT = TensorProto.FLOAT
+X = np.random.default_rng(0).normal(size=(1, 2, 4, 4)).astype(np.float32)
+
+
+def model(nodes: list[onnx.NodeProto], opset: int, shape: list[int]) -> onnx.ModelProto:
+    scales = numpy_helper.from_array(np.float32([1, 1, 2, 2]), "scales")
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", FLOAT, X.shape)],
+        [helper.make_tensor_value_info("y", FLOAT, shape)],
+        [scales],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    onnx.checker.check_model(made, full_check=True)
+    return made
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize(("op", "opset"), [("Resize", 10), ("Upsample", 9)])
+@pytest.mark.parametrize("target", [13, 22])
+def test_a_resize_goes_on_reading_from_the_corners(
+    op: str, opset: int, mode: str, target: int
+) -> None:
+    """ONNX's converter leaves the default of later opsets, half a pixel off."""
+    node = helper.make_node(op, ["x", "scales"], ["y"], "/up", mode=mode)
+    source = model([node], opset, [1, 2, 8, 8])
+    later = raised(source, target)
+    assert later.opset_import[0].version == target
+    assert [n.name for n in later.graph.node if n.op_type == "Resize"] == ["/up"]
+    for one, other in zip(run_model(source, {"x": X}), run_model(later, {"x": X}), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+
+
+def test_what_later_opsets_take_for_something_else_is_refused() -> None:
+    node = helper.make_node("Hardmax", ["x"], ["y"], "/h", axis=1)
+    source = model([node], 12, list(X.shape))
+    with pytest.raises(BadInputError, match="Hardmax means something else from opset 13 on"):
+        raised(source, 13)
+    assert raised(model([helper.make_node("Relu", ["x"], ["y"], "/r")], 12, list(X.shape)), 13)
+
+
+@pytest.mark.parametrize(
+    ("node", "shape"),
+    [
+        (helper.make_node("Einsum", ["x"], ["y"], "/n", equation="abcd->abdc"), [1, 2, 4, 4]),
+        (helper.make_node("Celu", ["x"], ["y"], "/n"), [1, 2, 4, 4]),
+    ],
+)
+@pytest.mark.parametrize("opset", [17, 22])
+def test_what_has_no_bf16_form_up_to_opset_22_stays_in_fp32(
+    node: onnx.NodeProto, shape: list[int], opset: int
+) -> None:
+    first = helper.make_node("Mul", ["x", "x"], ["t"], "/first")
+    second = onnx.NodeProto()
+    second.CopyFrom(node)
+    second.input[0] = "t"
+    graph = Graph(model([first, second], opset, shape))
+    assert [layer.name for layer in graph.layers_at(Precision.BF16)] == ["/first"]
+    typed = to_typed(graph, PrecisionPlan(Precision.BF16))
+    onnx.checker.check_model(typed, full_check=True)
