@@ -13,11 +13,9 @@ from pathlib import Path
 import pandas as pd
 
 from bisect_trt.core.beside import Beside
-from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.core.run_files import RUN
 from bisect_trt.core.stop import BudgetSpentError, StoppedError
 from bisect_trt.core.time_budget import TimeBudget
 from bisect_trt.report import cured, reproducer
@@ -55,6 +53,7 @@ from bisect_trt.stations.open_bench import open_bench
 from bisect_trt.stations.out_of_range import note_left_overflowing
 from bisect_trt.stations.reduce import Reduced
 from bisect_trt.stations.reduce_model import files_read, reduce_model, result_folder
+from bisect_trt.stations.run_folder import refuse_answer
 from bisect_trt.stations.seen import Seen
 from bisect_trt.stations.settings import Settings
 from bisect_trt.stations.thread_limit import within_threads
@@ -138,11 +137,7 @@ def compare(settings: Settings, observer: Observer | None = None) -> Result:
     observer = observer or Observer()
     case = load(settings, observer)
     with open_bench(case, observer, "-compare", begin=baseline_plans(case)) as bench:
-        if (bench.folder / RUN).exists():
-            raise BadInputError(
-                f"--out {bench.folder}: holds a run's answer, which these tables would take the "
-                "place of; choose another folder"
-            )
+        refuse_answer(bench.folder)
         discard(bench.folder)
         latest = Known(case)
         for known in _measure(case, bench):

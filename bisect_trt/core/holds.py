@@ -55,6 +55,7 @@ class Holds:
     what other inputs may score, in tolerances, by what copies of the given ones do
     (:mod:`bisect_trt.numerics.prediction`): infinite where nothing can be told, NaN where nothing
     was asked. ``holdout_size`` is how many of the inputs kept apart were judged together.
+    ``has_margin`` is false where an input's score says only whether it holds, and not how nearly.
     """
 
     given: Holding
@@ -68,6 +69,7 @@ class Holds:
     set_size: int = 1
     reach: float = math.nan
     holdout_size: int = 1
+    has_margin: bool = True
 
     @property
     def word(self) -> Robustness | None:
@@ -117,7 +119,7 @@ class Holds:
             return True
         if self.set_size > 1:
             return False
-        if math.isinf(self.reach):
+        if not self.has_margin:
             passed = self.given.passed + self.holdout.passed
             tested = self.given.tested + self.holdout.tested
             return 1.0 - _chance(passed - 1, tested, self.wanted) <= _RARE + 1e-9

@@ -51,6 +51,9 @@ def load_model(source: str | Path | onnx.ModelProto) -> LoadedModel:
     if isinstance(source, onnx.ModelProto):
         _check_graph(source, "model")
         return LoadedModel(normalised(source, "model"), _proto_digest(source), None)
+    if not isinstance(source, (str, Path)):
+        kind = type(source).__name__
+        raise BadInputError(f"model: neither a path nor an onnx.ModelProto but {kind}")
     if not str(source):
         raise BadInputError("model: an empty path")
     path = Path(source)

@@ -61,6 +61,11 @@ def check_model(case: Case, bench: Bench, fp32: ProbeResult) -> None:
     """Strict FP32 misses: not of the model's making where the emulator cannot run what it writes,
     or where ONNX's converter made another model of it.
 
+    Args:
+        case: the model as it was given.
+        bench: whose emulator runs it.
+        fp32: what strict FP32 showed.
+
     Raises:
         BadInputError: says which opset is asked for.
     """

@@ -29,7 +29,7 @@ from bisect_trt.stations.fresh_test import (
     wanted_of_unseen,
     wanted_of_variants,
 )
-from bisect_trt.stations.reach import reach
+from bisect_trt.stations.reach import has_margin, reach
 
 _MOSTLY = 0.9
 """Where so many of the variants differ, the others are chance and not worth a note."""
@@ -104,6 +104,7 @@ def _measured(
     if size == 1:
         _note_repeated(bench, draws, len(varied.results))
     apart = size if size == 1 else max(1, len(case.holdout))
+    copies = [*redrawn.results, *varied.results]
     held_out = judge_all(bench, judges, plan, case.holdout, size=apart)[0]
     return Holds(
         _holding(given, None),
@@ -115,8 +116,9 @@ def _measured(
         case.settings.fitted,
         1.0 if size > 1 else case.settings.share_of_given,
         size,
-        reach(case, bench, alone, [*redrawn.results, *varied.results]),
+        reach(case, bench, alone, copies),
         apart,
+        size > 1 or has_margin(case, copies),
     )
 
 

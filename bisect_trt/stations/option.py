@@ -5,7 +5,7 @@ what is made of the answer.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,12 @@ def checked(its: Option, value: Any) -> Any:
         BadInputError: it is none of the option's values.
     """
     if its.repeatable:
-        return (value,) if isinstance(value, (str, Path)) or callable(value) else tuple(value)
+        if isinstance(value, (str, Path, Mapping)) or callable(value):
+            return (value,)
+        several = tuple(value) if isinstance(value, Iterable) else (value,)
+        if any(isinstance(v, (int, float, bytes, type(None))) for v in several):
+            raise BadInputError(f"{its.flag} {value}: not a text, or a list of texts")
+        return several
     if value is None or isinstance(value, Mapping):
         return value
     if value == "" and its.kind is Path:

@@ -40,13 +40,23 @@ def reach(
         return _of_sets(case, given, share)
     floor = min(_floor(case, bench), 1.0)
     scores = [copy.score - floor for copy in copies]
-    items = case.requirements.items
-    unknown = any(item.own or is_decision(item.metric) for item in items)
-    if unknown and len(set(scores)) <= _TWO_ANSWERS:
+    if not has_margin(case, copies):
         return math.inf
     found = sorted((result.score for result in given), reverse=True)
     least = found[spared(case, GIVEN, len(found))]
     return max(least, floor + prediction_limit(scores, len(case.samples), share))
+
+
+def has_margin(case: Case, copies: Sequence[SampleResult]) -> bool:
+    """Whether scores of ``copies`` tell more than whether each holds.
+
+    Args:
+        case: what is asked for.
+        copies: what each copy of an input came to.
+    """
+    items = case.requirements.items
+    unknown = any(item.own or is_decision(item.metric) for item in items)
+    return not unknown or len({copy.score for copy in copies}) > _TWO_ANSWERS
 
 
 def _of_sets(case: Case, given: Sequence[SampleResult], share: float) -> float:

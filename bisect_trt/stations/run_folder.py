@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from bisect_trt.core.errors import BadInputError, MachineError, is_disk_full
-from bisect_trt.core.run_files import RESULT_FILES
+from bisect_trt.core.run_files import RESULT_FILES, RUN
 from bisect_trt.core.scratch import scratch_in
 from bisect_trt.probe.journal import JOURNAL, Journal, Row
 from bisect_trt.stations.case import Case
@@ -44,6 +44,19 @@ def claimed_folder(case: Case, folder: Path) -> Iterator[Journal]:
         with scratch_in(folder), closing(Journal(folder)) as journal:
             journal.record([Row(_OWNER, _OWNER, _source_of(case))])
             yield journal
+
+
+def refuse_answer(folder: Path) -> None:
+    """Tables alone take no answer's place.
+
+    Raises:
+        BadInputError: ``folder`` holds a run's answer.
+    """
+    if (folder / RUN).exists():
+        raise BadInputError(
+            f"--out {folder}: holds a run's answer, which these tables would take the place of; "
+            "choose another folder"
+        )
 
 
 def folder_of(case: Case, suffix: str) -> Path:

@@ -61,9 +61,12 @@ class Triage:
     unseen: Unseen | None
 
 
-def _of_held(decided: ProbeResult) -> Cause:
+def _of_held(case: Case, decided: ProbeResult, emulated: Baselines) -> Cause:
     """What layers that ``--lower`` holds do, where all others are pinned and FP32 itself passes."""
-    return Cause.OVERFLOW if decided.verdict is Verdict.NON_FINITE else Cause.ROUNDING
+    layers = emulated.layers
+    finite = layers.loc[layers["layer"].isin(case.held_low), "introduced_finite"].astype(bool)
+    over = decided.verdict is Verdict.NON_FINITE or not finite.all()
+    return Cause.OVERFLOW if over else Cause.ROUNDING
 
 
 _WORST = " on the worst of the inputs and draws measured"
@@ -96,7 +99,9 @@ def find_cause(
     # An engine whose FP32 misses is told from its baselines; what is held is new here.
     if not decided.verdict.passed and (engine is None or case.held_low):
         return Diagnosis(
-            _of_held(decided) if case.held_low and fp32.verdict.passed else Cause.NOT_PRECISION,
+            _of_held(case, decided, emulated)
+            if case.held_low and fp32.verdict.passed
+            else Cause.NOT_PRECISION,
             "Even with every layer pinned"
             f"{f' but the {len(case.held_low)} that --lower holds' if case.held_low else ''} the "
             f"requirement is missed ({times(decided.score)}): pinning cannot help."

@@ -20,6 +20,7 @@ from bisect_trt.core.errors import BadInputError
 from bisect_trt.graph import list_layers
 from bisect_trt.report.read_run import read_run
 from bisect_trt.report.run_diff import diff_runs
+from bisect_trt.stations.settings import Settings
 from fixtures.models import (
     Fixture,
     branch,
@@ -35,6 +36,10 @@ from tests.report.synthetic import synthetic_result
 def run(fixture: Fixture, out: Path, **options: object) -> bisect_trt.Result:
     chosen = {"require": fixture.require, "runner": "emulated", "robust": 0, "out": out, **options}
     return bisect_trt.bisect(fixture.model, fixture.inputs, **chosen)
+
+
+def settings(fixture: Fixture, out: Path) -> Settings:
+    return Settings(model=fixture.model, inputs=[fixture.inputs], runner="emulated", out=out)
 
 
 def call(*arguments: object) -> Ended:
@@ -199,3 +204,16 @@ def test_a_plan_of_another_model_is_no_start(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="none of its pins is a layer"):
         run(residual(), tmp_path / "out", start_from=tmp_path / "plan.json")
     assert not (tmp_path / "out").exists()
+
+
+def test_compare_does_not_take_the_place_of_an_answer(tmp_path: Path) -> None:
+    fixture, out = healthy(), tmp_path / "out"
+    run(fixture, out)
+    before = {path.name for path in out.iterdir()}
+    with pytest.raises(BadInputError, match="holds a run's answer"):
+        pipeline.compare(settings(fixture, out))
+    assert {path.name for path in out.iterdir()} == before
+    tables = tmp_path / "tables"
+    for _ in range(2):  # its own tables it does take the place of
+        pipeline.compare(settings(fixture, tables))
+    assert (tables / "layers.csv").is_file()

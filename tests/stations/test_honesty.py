@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 import bisect_trt
+from bisect_trt.core.diagnosis import Cause
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.graph.inspection import inspect_model
@@ -313,6 +314,7 @@ def test_layers_are_held_in_fp32_or_reduced(robust: float, tmp_path: Path) -> No
     lowered = held(lower="^/head/Pow$")
     assert "/head/Pow" not in lowered.pinned and not lowered.passed
     assert "--lower holds 1 layer that it takes" in lowered.sentence
+    assert lowered.cause is Cause.OVERFLOW, "which strict FP32 has no part in"
 
 
 def test_what_is_held_does_not_mix_up_the_journal(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from bisect_trt.cli import main
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.precision import Precision
 from bisect_trt.stations.settings import Settings, options
+from fixtures.models import healthy
 
 
 @pytest.mark.parametrize("command", ["run", "compare", "verify"])
@@ -52,3 +54,22 @@ def test_values_are_normalised_and_wrong_ones_refused() -> None:
 def test_an_unknown_option_of_the_notebook_gets_a_suggestion() -> None:
     with pytest.raises(TypeError, match="did you mean 'require'"):
         bisect_trt.bisect("m.onnx", "x.npz", requires="max_abs<=1")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"require": 1e-2}, "--requirement 0.01: not a text"),
+        ({"require": [1e-2]}, "--requirement .0.01.: not a text"),
+        ({"mark": None}, "--mark None: not a text"),
+        ({"model": b"x"}, "model: neither a path nor an onnx.ModelProto but bytes"),
+        ({"model": None}, "model: neither a path nor an onnx.ModelProto but NoneType"),
+    ],
+)
+def test_other_types_than_asked_for_are_refused_in_one_line(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    fixture = healthy()
+    call = {"model": fixture.model, "inputs": fixture.inputs, "out": tmp_path / "out"}
+    with pytest.raises(BadInputError, match=said):
+        bisect_trt.bisect(**{**call, **changes})
