@@ -1,0 +1,111 @@
+"""What copies of a set of inputs say of other sets: ``python -m benchmarks.sets_of_inputs
+[--repeats 6] [--first 0]``.
+
+The small models of :mod:`benchmarks.few_inputs` with a requirement on all inputs together, each
+searched with one set; every plan is judged on 200 other sets of as many inputs, drawn from 2,000
+that no search saw. A row counts the plans of which as many copies of the set held as were asked
+for, and those called robust; of either, how many hold on less than 93 % of the other sets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+import bisect_trt
+from benchmarks.common import machine
+from benchmarks.few_inputs import UNSEEN_FROM, Arrays, classifier, image, loud
+from bisect_trt.core.holds import Robustness
+from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.core.sample import Sample
+from bisect_trt.runners.emulator.runner import EmulatedRunner
+
+COUNTS, OTHERS, SETS, FEW = (8, 24, 64), 2000, 200, 0.93
+_LIMIT = {"mean": 6e-4, "p95": 1e-3}
+
+
+def rare(number: int) -> Arrays:
+    """Images of which one in eight is four times as strong."""
+    strength = 4.0 if np.random.default_rng([number, 9]).random() < 0.125 else 1.0
+    return {name: np.float32(array * strength) for name, array in image(number).items()}
+
+
+KINDS = {"images": image, "images of any strength": loud, "images, one in eight strong": rare}
+
+
+def row(kind: str, aggregate: str, count: int, repeats: range, folder: Path) -> str:
+    """A row of the table: a plan a repeat, each searched with a set of ``count`` inputs."""
+    model, make = classifier(), KINDS[kind]
+    limit = _LIMIT[aggregate] * (1.0 if make is image else 2.0)
+    others = [make(UNSEEN_FROM + i) for i in range(OTHERS)]
+    kept: dict[frozenset[str], float] = {}
+    asked, robust, pins = [], [], []
+    for repeat in repeats:
+        given = [make(1000 * repeat + i) for i in range(count)]
+        found = bisect_trt.bisect(
+            model,
+            given,
+            require=f"max_abs@{aggregate}<={limit:g}",
+            holdout="none",
+            out=folder / "run",
+        )
+        holds = found.holds
+        if not found.passed or holds is None:
+            continue
+        if (chosen := frozenset(found.pinned)) not in kept:
+            errors = _errors(chosen, others)
+            random = np.random.default_rng(0)
+            sets = np.stack([random.choice(errors, count, replace=False) for _ in range(SETS)])
+            at = sets.mean(1) if aggregate == "mean" else np.sort(sets, 1)[:, _place(count)]
+            kept[chosen] = float((at <= limit).mean())
+        pins.append(len(chosen))
+        if min(holds.redrawn.lower_bound, holds.variants.lower_bound) >= holds.wanted or (
+            count >= 20 and holds.redrawn.lower_bound >= holds.wanted
+        ):
+            asked.append(kept[chosen])
+        robust += [kept[chosen]] if holds.word is Robustness.ROBUST else []
+    counted = " | ".join(f"{len(some)} | {_few(some)}" for some in (asked, robust))
+    return f"| {kind} | {aggregate} of {count} | {min(pins)} to {max(pins)} | {counted} |"
+
+
+def _place(count: int) -> int:
+    return int(np.ceil(0.95 * count - 1e-9)) - 1
+
+
+def _few(shares: list[float]) -> str:
+    few = sorted(share for share in shares if share < FEW)
+    return f"{len(few)} ({100 * few[0]:.1f} % the least)" if few else "0" if shares else ""
+
+
+def _errors(pins: frozenset[str], others: list[Arrays]) -> NDArray[np.float64]:
+    """The largest error of each of ``others`` under a plan."""
+    runner = EmulatedRunner(classifier())
+    samples = [Sample(f"{i}", arrays) for i, arrays in enumerate(others)]
+    plans = PrecisionPlan(Precision.FP32), PrecisionPlan(Precision.FP16, pins)
+    exact, found = ([o["logits"] for o in runner.outputs(plan, samples)] for plan in plans)
+    return np.asarray([np.abs(a - b).max() for a, b in zip(exact, found, strict=True)])
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=6)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first repeat")
+    given = parser.parse_args()
+    repeats = range(given.first, given.first + given.repeats)
+    print(f"{machine()}, repeats {repeats.start} to {repeats.stop - 1}\n")
+    print("| model | a set | pins | copies hold | of these few others | robust | of these |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for kind in KINDS:
+        for aggregate in _LIMIT:
+            for count in COUNTS:
+                with tempfile.TemporaryDirectory() as folder:
+                    print(row(kind, aggregate, count, repeats, Path(folder)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
