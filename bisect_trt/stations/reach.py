@@ -40,10 +40,10 @@ def reach(
         return _of_sets(case, given, share)
     floor = min(_floor(case, bench), 1.0)
     scores = [copy.score - floor for copy in copies]
-    if not has_margin(case, copies):
+    if not given or not has_margin(case, copies):  # no time was left to run them
         return math.inf
     found = sorted((result.score for result in given), reverse=True)
-    least = found[spared(case, GIVEN, len(found))]
+    least = found[min(spared(case, GIVEN, len(found)), len(found) - 1)]
     return max(least, floor + prediction_limit(scores, len(case.samples), share))
 
 

@@ -57,6 +57,8 @@ def test_a_metric_of_all_inputs_decides(tmp_path: Path, monkeypatch: pytest.Monk
     options = {"require": f"farthest<={limit}", "metrics": "my_all:farthest@all"}
     result = run(tmp_path / "out", 3, **options)
     assert result.passed and result.pinned and result.score <= 1.0
+    assert result.holds is not None and result.holds.reach == np.inf
+    assert result.holds.word is not None and result.holds.word.value != "robust"
     # The journal knows what was told of all inputs together.
     forbid_inferences(monkeypatch)
     again = run(tmp_path / "out", 3, **options)

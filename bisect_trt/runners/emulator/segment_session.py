@@ -154,10 +154,13 @@ class SegmentSession:
             results = ready.call(feed, self._segment.gives, options)
         except Exception as error:
             if ready.places and not self._ran:  # of lists no shape is told, which a Scan asks for
-                self.selects, self._switched = False, None
+                with self._lent.lock:  # another thread may have met it before
+                    self.selects = False
+                    if self._switched is ready:
+                        self._switched = None
                 return self.run(tensors, setting)
             raise failure_of_session("the emulated model", error) from error
-        self._ran = True
+        self._ran = self._ran or bool(ready.places)
         del owners  # until here another thread may have had their place
         if ready.profiles is not None:
             with self._lent.lock:
