@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import onnx
-from onnx import defs, helper
+from onnx import defs, helper, numpy_helper
 
 from bisect_trt.core.errors import BadInputError, one_line
 from bisect_trt.graph.layers import with_unique_names
@@ -67,6 +67,8 @@ def raised(model: onnx.ModelProto, target: int) -> onnx.ModelProto:
                 f"model: the precision needs opset {target}, and {op_type} means something else "
                 f"from opset {changed} on; export the model again with opset {target}"
             )
+    if before < _RESIZE_SAYS_WHERE <= target:
+        _check_resizes(named.graph, target)
     of = {node.output[0]: node for node in named.graph.node if node.output and node.output[0]}
     try:
         converted = onnx.version_converter.convert_version(named, target)
@@ -75,9 +77,12 @@ def raised(model: onnx.ModelProto, target: int) -> onnx.ModelProto:
             f"model: the precision needs opset {target} and opset {opset_of(model)} cannot be "
             f"converted ({one_line(error, 120)}); export the model again with opset {target}"
         ) from error
+    taken = {node.name for node in converted.graph.node}
     for node in converted.graph.node:
         source = of.get(node.output[0]) if node.output else None
-        if source is not None and not node.name:  # the converter drops that of an Upsample
+        if (
+            source is not None and not node.name and source.name not in taken
+        ):  # the converter drops that of an Upsample
             node.name = source.name
         if source is not None and node.op_type == "Resize" and before < _RESIZE_SAYS_WHERE:
             _as_before(node)
@@ -86,6 +91,27 @@ def raised(model: onnx.ModelProto, target: int) -> onnx.ModelProto:
     known = {o.domain for o in converted.opset_import}
     converted.opset_import.extend(o for o in named.opset_import if o.domain not in known)
     return converted
+
+
+def _check_resizes(graph: onnx.GraphProto, target: int) -> None:
+    """Refuse those of opset 10 that are not mended: in bodies, and nearest ones that may shrink.
+
+    Raises:
+        BadInputError: names the node.
+    """
+    scales = {t.name: numpy_helper.to_array(t) for t in graph.initializer if t.data_type == 1}
+    for node in graph.node:
+        inside = operators(n for _, body in subgraphs(node) for n in body.node)
+        shrinks = False
+        if node.op_type == "Resize":
+            nearest = all(a.s == b"nearest" for a in node.attribute if a.name == "mode")
+            by = scales.get(node.input[1])
+            shrinks = nearest and (by is None or bool((by < 1.0).any()))
+        if shrinks or not inside.isdisjoint({"Resize", "Upsample"}):
+            raise BadInputError(
+                f"{node.name}: the precision needs opset {target}, and ONNX's converter changes "
+                f"what this Resize computes; export the model again with opset {target}"
+            )
 
 
 def _as_before(node: onnx.NodeProto) -> None:

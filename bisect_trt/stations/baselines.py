@@ -83,8 +83,8 @@ def measure_baselines(case: Case, bench: Bench) -> Baselines:
     fp32, tf32, reduced = (bench.prober.probe(plan) for plan in plans)
     bench.took(quickest_s((fp32, tf32, reduced), len(case.samples)))
     if not fp32.verdict.passed:
-        check_model(case, bench, fp32)
         check_metrics(case, bench)
+        check_model(case, bench, fp32)
     check_reference(fp32, case.requirements)
     check_decisions(case, bench)
     findings = bench.found(_findings(fp32, tf32, precision))

@@ -48,6 +48,20 @@ def test_a_resize_goes_on_reading_from_the_corners(
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
 
 
+def test_a_nearest_resize_that_shrinks_is_refused() -> None:
+    source = model([helper.make_node("Resize", ["x", "scales"], ["y"], "/down")], 10, [1, 2, 8, 8])
+    half = numpy_helper.from_array(np.float32([1, 1, 0.75, 0.75]), "scales")
+    source.graph.initializer[0].CopyFrom(half)
+    with pytest.raises(BadInputError, match="/down: the precision needs opset 13"):
+        raised(source, 13)
+
+
+def test_no_two_nodes_get_one_name() -> None:
+    node = helper.make_node("Softmax", ["x"], ["y"], "/s", axis=1)
+    names = [n.name for n in raised(model([node], 12, list(X.shape)), 13).graph.node if n.name]
+    assert len(names) == len(set(names)) and "/s" in names
+
+
 def test_what_later_opsets_take_for_something_else_is_refused() -> None:
     node = helper.make_node("Hardmax", ["x"], ["y"], "/h", axis=1)
     source = model([node], 12, list(X.shape))
