@@ -102,11 +102,12 @@ def row(case: Few, count: int, repeats: range, folder: Path) -> str:
         if min(holds.redrawn.lower_bound, holds.variants.lower_bound) >= holds.wanted:
             asked.append(kept[chosen])
             robust += [kept[chosen]] if holds.word is Robustness.ROBUST else []
-    counted = " | ".join(f"{len(some)} | {_few(some)}" for some in (asked, robust))
+    counted = " | ".join(f"{len(some)} | {told_few(some)}" for some in (asked, robust))
     return f"| {case.name} | {count} | {min(pins)} to {max(pins)} | {counted} |"
 
 
-def _few(shares: list[float]) -> str:
+def told_few(shares: list[float]) -> str:
+    """How many of ``shares`` are less than :data:`FEW`, and the least of them."""
     few = sorted(share for share in shares if share < FEW)
     return f"{len(few)} ({100 * few[0]:.1f} % the least)" if few else "0" if shares else ""
 
@@ -134,16 +135,22 @@ def _share(
     return found.holds.given.passed / found.holds.given.tested
 
 
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=10)
+def begun(what: str | None, usual: int, counted: str) -> range:
+    """The repeats asked for on the command line, after the head of their table was printed."""
+    parser = argparse.ArgumentParser(description=what)
+    parser.add_argument("--repeats", type=int, default=usual)
     parser.add_argument("--first", type=int, default=0, help="the number of the first repeat")
     given = parser.parse_args()
     repeats = range(given.first, given.first + given.repeats)
     print(f"{machine()}, repeats {repeats.start} to {repeats.stop - 1}\n")
-    print("| model | inputs | pins | copies hold | of these few others | robust | of these |")
+    print(f"| model | {counted} | pins | copies hold | of these few others | robust | of these |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
+    return repeats
+
+
+def main() -> None:
+    """Print the table."""
+    repeats = begun(__doc__, 10, "inputs")
     for case in CASES:
         for count in COUNTS:
             with tempfile.TemporaryDirectory() as folder:

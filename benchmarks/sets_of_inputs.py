@@ -9,7 +9,6 @@ for, and those called robust; of either, how many hold on less than 93 % of the 
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from pathlib import Path
 
@@ -17,14 +16,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 import bisect_trt
-from benchmarks.common import machine
-from benchmarks.few_inputs import UNSEEN_FROM, Arrays, classifier, image, loud
+from benchmarks.few_inputs import (
+    UNSEEN_FROM,
+    Arrays,
+    begun,
+    classifier,
+    image,
+    loud,
+    told_few,
+)
 from bisect_trt.core.holds import Robustness
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
+from bisect_trt.numerics.aggregates import aggregate
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 
-COUNTS, OTHERS, SETS, FEW = (8, 24, 64), 2000, 200, 0.93
+COUNTS, OTHERS, SETS = (8, 24, 64), 2000, 200
 _LIMIT = {"mean": 6e-4, "p95": 1e-3}
 
 
@@ -37,10 +44,10 @@ def rare(number: int) -> Arrays:
 KINDS = {"images": image, "images of any strength": loud, "images, one in eight strong": rare}
 
 
-def row(kind: str, aggregate: str, count: int, repeats: range, folder: Path) -> str:
+def row(name: str, kind: str, count: int, repeats: range, folder: Path) -> str:
     """A row of the table: a plan a repeat, each searched with a set of ``count`` inputs."""
-    model, make = classifier(), KINDS[kind]
-    limit = _LIMIT[aggregate] * (1.0 if make is image else 2.0)
+    model, make = classifier(), KINDS[name]
+    limit = _LIMIT[kind] * (1.0 if make is image else 2.0)
     others = [make(UNSEEN_FROM + i) for i in range(OTHERS)]
     kept: dict[frozenset[str], float] = {}
     asked, robust, pins = [], [], []
@@ -49,7 +56,7 @@ def row(kind: str, aggregate: str, count: int, repeats: range, folder: Path) -> 
         found = bisect_trt.bisect(
             model,
             given,
-            require=f"max_abs@{aggregate}<={limit:g}",
+            require=f"max_abs@{kind}<={limit:g}",
             holdout="none",
             out=folder / "run",
         )
@@ -60,25 +67,16 @@ def row(kind: str, aggregate: str, count: int, repeats: range, folder: Path) -> 
             errors = _errors(chosen, others)
             random = np.random.default_rng(0)
             sets = np.stack([random.choice(errors, count, replace=False) for _ in range(SETS)])
-            at = sets.mean(1) if aggregate == "mean" else np.sort(sets, 1)[:, _place(count)]
-            kept[chosen] = float((at <= limit).mean())
+            at = [aggregate(kind, errors.tolist(), at_least=False) for errors in sets]
+            kept[chosen] = float(np.mean(np.asarray(at) <= limit))
         pins.append(len(chosen))
         if min(holds.redrawn.lower_bound, holds.variants.lower_bound) >= holds.wanted or (
             count >= 20 and holds.redrawn.lower_bound >= holds.wanted
         ):
             asked.append(kept[chosen])
         robust += [kept[chosen]] if holds.word is Robustness.ROBUST else []
-    counted = " | ".join(f"{len(some)} | {_few(some)}" for some in (asked, robust))
-    return f"| {kind} | {aggregate} of {count} | {min(pins)} to {max(pins)} | {counted} |"
-
-
-def _place(count: int) -> int:
-    return int(np.ceil(0.95 * count - 1e-9)) - 1
-
-
-def _few(shares: list[float]) -> str:
-    few = sorted(share for share in shares if share < FEW)
-    return f"{len(few)} ({100 * few[0]:.1f} % the least)" if few else "0" if shares else ""
+    counted = " | ".join(f"{len(some)} | {told_few(some)}" for some in (asked, robust))
+    return f"| {name} | {kind} of {count} | {min(pins)} to {max(pins)} | {counted} |"
 
 
 def _errors(pins: frozenset[str], others: list[Arrays]) -> NDArray[np.float64]:
@@ -92,19 +90,12 @@ def _errors(pins: frozenset[str], others: list[Arrays]) -> NDArray[np.float64]:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=6)
-    parser.add_argument("--first", type=int, default=0, help="the number of the first repeat")
-    given = parser.parse_args()
-    repeats = range(given.first, given.first + given.repeats)
-    print(f"{machine()}, repeats {repeats.start} to {repeats.stop - 1}\n")
-    print("| model | a set | pins | copies hold | of these few others | robust | of these |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
-    for kind in KINDS:
-        for aggregate in _LIMIT:
+    repeats = begun(__doc__, 6, "a set")
+    for name in KINDS:
+        for kind in _LIMIT:
             for count in COUNTS:
                 with tempfile.TemporaryDirectory() as folder:
-                    print(row(kind, aggregate, count, repeats, Path(folder)), flush=True)
+                    print(row(name, kind, count, repeats, Path(folder)), flush=True)
 
 
 if __name__ == "__main__":

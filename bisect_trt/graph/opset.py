@@ -80,11 +80,11 @@ def raised(model: onnx.ModelProto, target: int) -> onnx.ModelProto:
     taken = {node.name for node in converted.graph.node}
     for node in converted.graph.node:
         source = of.get(node.output[0]) if node.output else None
-        if (
-            source is not None and not node.name and source.name not in taken
-        ):  # the converter drops that of an Upsample
+        if source is None:
+            continue
+        if not node.name and source.name not in taken:  # the converter drops an Upsample's
             node.name = source.name
-        if source is not None and node.op_type == "Resize" and before < _RESIZE_SAYS_WHERE:
+        if node.op_type == "Resize" and before < _RESIZE_SAYS_WHERE:
             _as_before(node)
     del converted.functions[:]  # the converter drops them, and the imports of their domains
     converted.functions.extend(named.functions)

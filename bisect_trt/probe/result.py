@@ -99,7 +99,7 @@ class ProbeResult:
     (:meth:`~bisect_trt.probe.prober.Prober.vector`).
     ``on`` says on which samples: the given ones, or a panel. ``steadiness`` is that of all of them,
     None from a runner that runs each once. ``by_condition`` has the score of each condition on the
-    given samples, empty on others. ``worst_on`` names the sample that had the largest score.
+    given samples, empty on others. ``worst_on`` names the sample that has ``score``, if one does.
     """
 
     plan: PrecisionPlan
@@ -139,8 +139,9 @@ class ProbeResult:
         """
         seconds = sum(s.seconds for s in samples)
         # Values that are not finite are worse than any finite error, whatever came first.
-        place = max(range(len(samples)), key=lambda i: _badness(samples[i]))
-        worst, worst_on = samples[place], names[place] if names else ""
+        worst = max(samples, key=_badness)
+        told = worst.score if score is None else score  # that of a set is no sample's
+        worst_on = next((n for n, s in zip(names, samples, strict=False) if s.score == told), "")
         broken = next((s for s in samples if not s.errors), None)
         if broken is not None and score is not None and math.isfinite(score):
             samples, broken = [s for s in samples if s.errors], None  # spared

@@ -148,7 +148,7 @@ PINS = _columns(
     "verdict_without text what the set without it showed",
     "score_without number its score in tolerances: more than `tolerance_share`",
     "proof_probe count the probe's place in search.csv; -1 without a proof",
-    "missed_on text the input or draw that does worst",
+    "missed_on text the input or draw that has this score",
 )
 
 ENGINES = _columns(
