@@ -29,16 +29,16 @@ def discrete_inputs(graph: onnx.GraphProto, types: Scope) -> frozenset[str]:
         types: of its tensors.
     """
     initialised = {t.name for t in graph.initializer}
-    # The input that a tensor has its values from.
-    source = {i.name: i.name for i in graph.input if i.name not in initialised}
-    found = set()
+    # The inputs that a tensor has its values from: a Concat takes them of several.
+    source = {i.name: frozenset({i.name}) for i in graph.input if i.name not in initialised}
+    found: set[str] = set()
     for node in filter(is_standard, graph.node):
-        read = [source[name] for name in node.input if name in source]
+        read = frozenset[str]().union(*(source.get(name, ()) for name in node.input))
         if not read:
             continue
         floats = all(types.type_of(o) in _FLOATS for o in node.output if o)
         if node.op_type in _DECIDES or (node.op_type == "Cast" and not floats):
             found.update(read)
         elif node.op_type in MOVES or node.op_type == "Cast":
-            source.update(dict.fromkeys(filter(None, node.output), read[0]))
+            source.update(dict.fromkeys(filter(None, node.output), read))
     return frozenset(name for name in found if types.type_of(name) in _FLOATS)

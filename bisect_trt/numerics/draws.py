@@ -52,7 +52,11 @@ def redrawn(
         discrete: as for :func:`~bisect_trt.numerics.movable.moving`.
     """
     names = moving(arrays, discrete)
-    return {n: noisy(a, random, amount, step) if n in names else a for n, a in arrays.items()}
+
+    def moved(name: str, array: NDArray[Any]) -> NDArray[Any]:
+        return noisy(array, random, amount, step, zeros_stay=name in discrete)
+
+    return {n: moved(n, a) if n in names else a for n, a in arrays.items()}
 
 
 def can_be_redrawn(arrays: Arrays, discrete: Collection[str] = ()) -> bool:
@@ -91,7 +95,14 @@ def _is_looked_up(array: NDArray[Any]) -> bool:
     return varies(array) and not has_two_values(array)
 
 
-def noisy(array: NDArray[Any], random: Random, amount: float, step: float = 0.0) -> NDArray[Any]:
+def noisy(
+    array: NDArray[Any],
+    random: Random,
+    amount: float,
+    step: float = 0.0,
+    *,
+    zeros_stay: bool = False,
+) -> NDArray[Any]:
     """``array`` plus noise, as :func:`redrawn` has it.
 
     Args:
@@ -99,10 +110,15 @@ def noisy(array: NDArray[Any], random: Random, amount: float, step: float = 0.0)
         random: draws the noise.
         amount: in deviations of the array.
         step: of the precision whose roundings are redrawn, relative to a value.
+        zeros_stay: what is exactly 0 stays so: padding, of what the model asks for equality.
     """
     mean, spread = moments(array)
     scale = max(amount * spread, min(_OF_STEP * step * math.hypot(mean, spread), _MOST * spread))
-    return with_noise(array, random, lambda block, numbers: block + numbers * scale)
+
+    def change(block: NDArray[Any], numbers: NDArray[Any]) -> NDArray[Any]:
+        return block + numbers * scale * (block != 0.0) if zeros_stay else block + numbers * scale
+
+    return with_noise(array, random, change)
 
 
 def _stretched(array: NDArray[Any], random: Random, amount: float) -> NDArray[Any]:

@@ -95,6 +95,8 @@ def _parse(text: str, outputs: Sequence[str], own: Sequence[str]) -> Requirement
         raise BadInputError(
             f"--requirement {text!r}: unknown aggregate @{item.aggregate}; write @worst, @mean, "
             "@median or a percentile such as @p95"
+            + "; a metric of all inputs is marked where it is named, --metric MODULE:FUNCTION@all"
+            * (item.aggregate == "all")
         )
     if item.output is not None and item.output not in outputs:
         raise BadInputError(

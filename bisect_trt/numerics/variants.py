@@ -46,16 +46,24 @@ def variant(
         random: decides how far.
         discrete: as for :func:`~bisect_trt.numerics.movable.moving`.
     """
-    return KINDS[kind](_Source(arrays, others, moving(arrays, discrete)), random)
+    move = moving(arrays, discrete)
+    return KINDS[kind](_Source(arrays, others, move, move.intersection(discrete)), random)
 
 
 @dataclass(frozen=True)
 class _Source:
-    """A sample's ``arrays``, the ``others``' to mix with, and the names of those that ``move``."""
+    """A sample's ``arrays``, the ``others``' to mix with, and the names of those that ``move``, and
+    of these the ``padded``, whose exact zeros mean something.
+    """
 
     arrays: Arrays
     others: Sequence[Arrays]
     move: frozenset[str]
+    padded: frozenset[str]
+
+    def noisy(self, random: Random, amount: float) -> _Arrays:
+        """With noise of ``amount`` deviations in what moves."""
+        return self.changed(lambda n, a: noisy(a, random, amount, zeros_stay=n in self.padded))
 
     def changed(self, change: Callable[[str, NDArray[Any]], NDArray[Any]]) -> _Arrays:
         """What moves as ``change`` makes it of a name and an array; the others as they are."""
@@ -77,7 +85,7 @@ def _flip(source: _Source, random: Random) -> _Arrays:
 
     found = {n: flipped(a) if a.dtype.kind == "f" else a for n, a in source.arrays.items()}
     # There is one flip an axis: a little noise makes each a draw of its own.
-    return replace(source, arrays=found).changed(lambda n, a: noisy(a, random, REDRAW))
+    return replace(source, arrays=found).noisy(random, REDRAW)
 
 
 def _scale(source: _Source, random: Random) -> _Arrays:
@@ -86,7 +94,7 @@ def _scale(source: _Source, random: Random) -> _Arrays:
 
 
 def _noise(source: _Source, random: Random) -> _Arrays:
-    return source.changed(lambda n, a: noisy(a, random, _NOISE))
+    return source.noisy(random, _NOISE)
 
 
 def _mix(source: _Source, random: Random) -> _Arrays:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from bisect_trt.core.errors import BadInputError, RunnerFailedError, one_line
 from bisect_trt.core.sample import evenly
 from bisect_trt.numerics.decisions import places_of
-from bisect_trt.numerics.requirements import Requirements
+from bisect_trt.numerics.requirements import Arrays, Requirements
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.runners.ort_reference import Reference
 from bisect_trt.stations.bench import Bench
@@ -72,12 +73,14 @@ def check_model(case: Case, bench: Bench, fp32: ProbeResult) -> None:
     graph, raised = case.graph, bench.emulator.capable
     if raised is graph and fp32.worst:
         return
-    sample, way = case.samples[0], ""
+    way = ""
     if raised is not graph:
         way = f" at opset {raised.opset}, which {case.settings.precision.value} needs"
-        exact = bench.references.of(sample)
+        samples = evenly(case.samples, _MOST_CHECKED)
+        exact = [bench.references.of(sample) for sample in samples]
         try:
-            score = case.requirements.score(exact, Reference(raised).outputs(sample))
+            other = Reference(raised)
+            score = _together(case, exact, [other.outputs(sample) for sample in samples])
         except (BadInputError, RunnerFailedError) as error:
             way += f" ({one_line(error, 160)})"
         else:
@@ -118,3 +121,11 @@ def check_metrics(case: Case, bench: Bench) -> None:
                 f"--metric {item.metric}: it gives {worst:g} for the reference beside itself, "
                 f"which misses {item.text!r}: the metric or the requirement is wrong"
             )
+
+
+def _together(case: Case, references: Sequence[Arrays], found: Sequence[Arrays]) -> float:
+    """The score of several inputs' outputs beside the reference's, by all that is asked."""
+    asked = case.requirements
+    values = [asked.judge(*pair).values for pair in zip(references, found, strict=True)]
+    share = case.settings.share_of_given
+    return asked.together(values, share, asked.judge_all(references, found))

@@ -45,3 +45,18 @@ def graph(*nodes: onnx.NodeProto) -> Graph:
 )
 def test_what_is_cast_or_compared_is_discrete(nodes: list[onnx.NodeProto], discrete: bool) -> None:
     assert graph(*nodes).discrete == ({"x"} if discrete else set())
+
+
+@pytest.mark.parametrize("order", [["a", "b"], ["b", "a"]])
+def test_each_part_of_a_concat_is_followed(order: list[str]) -> None:
+    made = helper.make_graph(
+        [
+            helper.make_node("Concat", order, ["c"], axis=0),
+            helper.make_node("Cast", ["c"], ["y"], to=INT64),
+        ],
+        "g",
+        [helper.make_tensor_value_info(name, FLOAT, [4]) for name in "ab"],
+        [helper.make_tensor_value_info("y", INT64, [8])],
+    )
+    made_model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)])
+    assert Graph(made_model).discrete == {"a", "b"}

@@ -111,6 +111,7 @@ def test_a_tolerance_may_have_an_aggregate_too() -> None:
     [
         ("max_abs@best<=1", "unknown aggregate"),
         ("max_abs@p0<=1", "unknown aggregate"),
+        ("max_abs@all<=1", "is marked where it is named, --metric MODULE:FUNCTION@all"),
         ("top1<=0.9", "bounded with >="),
         ("top1>=1.5", "at most 1"),
         ("top0>=0.5", "unknown metric"),

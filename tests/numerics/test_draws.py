@@ -84,6 +84,21 @@ def test_a_mask_beside_values_or_ids_stays_what_it_is(kind: str, low: float) -> 
     assert kinds_for(beside_ids) == ("rotate", "swap")
 
 
+@pytest.mark.parametrize("kind", ["redrawn", "noise", "flip", "scale"])
+@pytest.mark.parametrize("asked", [True, False])
+def test_padding_that_the_model_asks_for_stays_zero(kind: str, asked: bool) -> None:
+    """``Equal(x, 0)`` is the mask of a padded sequence of features."""
+    padded = np.where(np.arange(24) < 17, IMAGE, np.float32(0.0))
+    random, discrete = np.random.default_rng(1), frozenset("x" * asked)
+    if kind == "redrawn":
+        made = redrawn({"x": padded}, random, discrete=discrete)["x"]
+    else:
+        made = variant(kind, {"x": padded}, [], random, discrete)["x"]
+    same = kind == "scale" or asked
+    assert (np.count_nonzero(made) == np.count_nonzero(padded)) == same
+    assert not np.array_equal(made, padded) and made.dtype == np.float32
+
+
 def test_a_shift_takes_the_mask_along() -> None:
     mask = (IMAGE > 0.0).astype(np.float32)
     made = variant("shift", {"x": IMAGE, "mask": mask}, [], np.random.default_rng(1))
