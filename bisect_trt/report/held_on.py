@@ -6,8 +6,8 @@ import math
 
 from bisect_trt.core.holds import Holds, Robustness, word_of
 from bisect_trt.numerics.requirements import times
-from bisect_trt.stations.case import FEW_INPUTS
 from bisect_trt.stations.fresh_test import WANTED
+from bisect_trt.stations.given_inputs import FEW_INPUTS
 
 
 def holds_sentences(holds: Holds | None) -> list[str]:

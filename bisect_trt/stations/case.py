@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.cautions import cautions
 from bisect_trt.graph.graph import Graph
-from bisect_trt.graph.inputs import InputSpec, input_specs
+from bisect_trt.graph.inputs import input_specs
 from bisect_trt.graph.layers import Layer
 from bisect_trt.graph.load import LoadedModel, load_model
 from bisect_trt.graph.weight_range import weight_findings
@@ -33,9 +33,10 @@ from bisect_trt.runners.ort_reference import Reference
 from bisect_trt.runners.tensorrt.profile import profile_of
 from bisect_trt.stations.array_files import read_npz
 from bisect_trt.stations.checked_rewrite import rewritten
+from bisect_trt.stations.given_inputs import load_inputs
 from bisect_trt.stations.named_layers import held_layers, marked_layers
 from bisect_trt.stations.need import check_need, need_of
-from bisect_trt.stations.samples import load_samples, suspicious_inputs
+from bisect_trt.stations.samples import suspicious_inputs
 from bisect_trt.stations.saved_plan import begun_at
 from bisect_trt.stations.settings import Settings
 from bisect_trt.stations.usual_time import usual_seconds
@@ -45,10 +46,6 @@ _ALL_TOGETHER = (
     "--holds-on {:g} does nothing here: a requirement is on all inputs together, and none is let "
     "miss"
 )
-FEW_INPUTS = 20
-"""Below so many given inputs, variants of them stand in for those that nobody has shown; from so
-many on, a fifth is kept apart."""
-
 Arrays = Mapping[str, NDArray[Any]]
 
 
@@ -132,7 +129,7 @@ def load(settings: Settings, observer: Observer) -> Case:
     check_kinds(settings.variants)
     graph, specs = Graph(model.proto), input_specs(model.proto)
     check_need(need_of(graph, settings, specs), model.name)
-    samples, holdout, counted = _load_inputs(settings, specs)
+    samples, holdout, counted = load_inputs(settings, specs)
     replaced = dict[str, tuple[str, ...]]()
     if settings.rewrite is not None:
         fused = rewritten(model.proto, samples, settings.rewrite)
@@ -141,29 +138,16 @@ def load(settings: Settings, observer: Observer) -> Case:
         model = replace(model, proto=fused.model, digest=digest)
         graph = Graph(model.proto)
     reference = Reference(graph, model.name)
-    layers = graph.layers_at(settings.precision)
-    if not layers:
-        raise BadInputError(
-            f"{model.name}: no layer can run in {settings.precision.value}: there is nothing to "
-            "search (integer, quantised or already reduced models have no FP32 layers)"
-        )
+    layers = _layers(graph, settings, model.name)
     held_pins, held_low = held_layers(settings, layers)
     searched = [x.name for x in layers if x.name not in held_pins | held_low]
     begin, told = begun_at(settings.start_from, searched)
     metrics, collective = load_metrics(settings.metrics)
-    for output in model.proto.graph.output:
-        if not output.type.HasField("tensor_type"):
-            raise BadInputError(
-                f"{model.name}: output {output.name!r} is no tensor; sequences cannot be compared"
-            )
+    _refuse_sequences(model)
     requirements = parse_requirements(settings.require, graph.outputs, metrics, collective)
     if settings.profiles:  # nonsense is an error with every runner
         profile_of(graph.proto, (*samples, *holdout), settings.profiles)
-    golden = _load_golden(settings, graph)
-    if golden is not None and len(samples) > 1:
-        raise BadInputError(
-            f"--golden belongs to one input, and {len(samples)} were given; pass one --input"
-        )
+    golden = _load_golden(settings, graph, len(samples))
     findings = (*counted, *_findings(settings, graph, samples, replaced))
     if requirements.of_sets and settings.holds_on < 1.0:
         findings += (Finding("holds-on", "", _ALL_TOGETHER.format(settings.holds_on)),)
@@ -191,57 +175,22 @@ def load(settings: Settings, observer: Observer) -> Case:
     )
 
 
-def _load_inputs(
-    settings: Settings, specs: Sequence[InputSpec]
-) -> tuple[list[Sample], list[Sample], list[Finding]]:
-    """The given samples, those kept apart (named, or a fifth of many), and what is to be said of
-    both. A copy of an input that is there tells nothing, and would be counted.
-    """
-    unknown = sorted(set(settings.infinite).difference(spec.name for spec in specs))
-    if unknown:
+def _layers(graph: Graph, settings: Settings, name: str) -> tuple[Layer, ...]:
+    layers = graph.layers_at(settings.precision)
+    if not layers:
         raise BadInputError(
-            f"--infinite {unknown[0]}: the model has no such input; it takes "
-            f"{', '.join(spec.name for spec in specs)}"
+            f"{name}: no layer can run in {settings.precision.value}: there is nothing to search "
+            "(integer, quantised or already reduced models have no FP32 layers)"
         )
-    load = partial(load_samples, specs=specs, stacked=settings.stacked, infinite=settings.infinite)
-    every = load(settings.inputs)
-    samples = _unlike((), every)
-    said = _copies("inputs", len(every) - len(samples), "each is counted once")
-    asked = [source for source in settings.holdout if source != "none"]
-    if asked:
-        named = load(asked, option="--holdout")
-        apart = _unlike(samples, named)
-        left_out = "they were left out and would test nothing"
-        return (
-            samples,
-            apart,
-            said + _copies("inputs kept apart", len(named) - len(apart), left_out),
-        )
-    if settings.holdout or settings.fitted or len(samples) < FEW_INPUTS:
-        return samples, [], said
-    # Every fifth, so that inputs which lie in some order are kept apart evenly.
-    given, apart = [s for i, s in enumerate(samples) if i % 5 != 4], samples[4::5]
-    message = (
-        f"{len(apart)} of {len(samples)} inputs, a fifth, are kept apart to test on (--holdout "
-        "FILES names others, --holdout none searches with all)"
-    )
-    return given, apart, [*said, Finding("holdout", "", message)]
+    return layers
 
 
-def _unlike(given: Sequence[Sample], others: Sequence[Sample]) -> list[Sample]:
-    """Those of ``others`` that are not among ``given``, each once."""
-    known = {sample.digest for sample in given}
-    by_content: dict[str, Sample] = {}
-    for sample in others:
-        by_content.setdefault(sample.digest, sample)
-    return [sample for digest, sample in by_content.items() if digest not in known]
-
-
-def _copies(what: str, count: int, so: str) -> list[Finding]:
-    if not count:
-        return []
-    are = "are copies" if count > 1 else "is a copy"
-    return [Finding("copies", "", f"{count} of the {what} {are} of others: {so}")]
+def _refuse_sequences(model: LoadedModel) -> None:
+    for output in model.proto.graph.output:
+        if not output.type.HasField("tensor_type"):
+            raise BadInputError(
+                f"{model.name}: output {output.name!r} is no tensor; sequences cannot be compared"
+            )
 
 
 def _findings(
@@ -262,8 +211,8 @@ def _findings(
     return (*found, *cautions(graph), *weight_findings(graph, settings.precision))
 
 
-def _load_golden(settings: Settings, graph: Graph) -> Arrays | None:
-    """The golden outputs by name, checked against the model's."""
+def _load_golden(settings: Settings, graph: Graph, inputs: int) -> Arrays | None:
+    """The golden outputs by name, checked against the model's; they belong to one input."""
     golden = settings.golden
     if golden is None:
         return None
@@ -285,4 +234,8 @@ def _load_golden(settings: Settings, graph: Graph) -> Arrays | None:
     for name, array in found.items():
         if array.dtype.kind not in "biuf":
             raise BadInputError(f"{where}: output {name!r} holds {array.dtype}, no plain numbers")
+    if inputs > 1:
+        raise BadInputError(
+            f"--golden belongs to one input, and {inputs} were given; pass one --input"
+        )
     return found

@@ -34,7 +34,8 @@ from bisect_trt.probe.journal import Row
 from bisect_trt.runners.ort_lookups import Lookups
 from bisect_trt.runners.side_by_side import side_by_side
 from bisect_trt.stations.bench import Bench
-from bisect_trt.stations.case import FEW_INPUTS, Case
+from bisect_trt.stations.case import Case
+from bisect_trt.stations.given_inputs import FEW_INPUTS
 
 Item = TypeVar("Item")
 

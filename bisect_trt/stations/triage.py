@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import pandas as pd
-
 from bisect_trt.core.diagnosis import Cause, Diagnosis
-from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample, evenly
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.numerics.requirements import times
@@ -22,6 +20,7 @@ from bisect_trt.stations.drawn import REDRAWN
 from bisect_trt.stations.engine_baselines import EngineBaselines
 from bisect_trt.stations.fresh_test import set_size
 from bisect_trt.stations.held import blame_lowered
+from bisect_trt.stations.reduced_cause import diagnose_reduced
 from bisect_trt.stations.sensitivity import (
     Sensitivity,
     measure_sensitivity,
@@ -61,6 +60,50 @@ class Triage:
     unseen: Unseen | None
 
 
+def _missed_with_all_pins(
+    case: Case, pinned: ProbeResult, emulated: Baselines, engine: EngineBaselines | None
+) -> Diagnosis | None:
+    """That pinning cannot help, where the requirement is missed with every layer pinned."""
+    decided = engine.pinned if engine is not None else pinned
+    fp32 = engine.fp32 if engine is not None else emulated.fp32
+    # An engine whose FP32 misses is told from its baselines; what is held is new here.
+    if decided.verdict.passed or (engine is not None and not case.held_low):
+        return None
+    of_held = case.held_low and fp32.verdict.passed
+    return Diagnosis(
+        _of_held(case, decided, emulated) if of_held else Cause.NOT_PRECISION,
+        "Even with every layer pinned"
+        f"{f' but the {len(case.held_low)} that --lower holds' if case.held_low else ''} the "
+        f"requirement is missed ({times(decided.score)}): pinning cannot help."
+        f"{blame_lowered(case, fp32)}",
+    )
+
+
+def _alone(
+    case: Case,
+    bench: Bench,
+    emulated: Baselines,
+    unseen: Unseen | None,
+    suspicion: Mapping[str, float],
+    heavy: frozenset[str],
+) -> Sensitivity:
+    """What each layer does alone, of those for which there is time: the most suspicious first.
+
+    Beyond the given inputs what overflows by itself, or by a constant as the ``heavy`` ones do, is
+    pinned meanwhile, for the others' effects to be seen.
+    """
+    ranked_on = _ranked_on(case, bench, unseen)
+    seconds = emulated.probe_seconds(len(case.samples))
+    budget_s = time_allowed(len(case.names) * len(ranked_on) * seconds * _ROW)
+    budget_s = min(budget_s, max(0.0, _SHARE_OF_TIME * bench.time.left_s))
+    lowered = case.base
+    if unseen is not None:
+        finite = emulated.layers["introduced_finite"].astype(bool)
+        overflowing = heavy.union(str(n) for n in emulated.layers.loc[~finite, "layer"])
+        lowered = lowered.with_pins(overflowing.intersection(case.names))
+    return measure_sensitivity(case, bench, suspicion, ranked_on, lowered, budget_s, seconds)
+
+
 def _of_held(case: Case, decided: ProbeResult, emulated: Baselines) -> Cause:
     """What layers that ``--lower`` holds do, where all others are pinned and FP32 itself passes."""
     layers = emulated.layers
@@ -89,38 +132,16 @@ def find_cause(
         unseen: what everything lowered shows beyond the given inputs, None where only these count.
     """
     bench.observer.station("triage")
-    precision = case.settings.precision
     base = case.base
     if engine is not None:
         base = base.with_pins_in(engine.pin_precision)
     pinned = bench.prober.probe(base.with_pins(case.names))
-    decided = engine.pinned if engine is not None else pinned
-    fp32 = engine.fp32 if engine is not None else emulated.fp32
-    # An engine whose FP32 misses is told from its baselines; what is held is new here.
-    if not decided.verdict.passed and (engine is None or case.held_low):
-        return Diagnosis(
-            _of_held(case, decided, emulated)
-            if case.held_low and fp32.verdict.passed
-            else Cause.NOT_PRECISION,
-            "Even with every layer pinned"
-            f"{f' but the {len(case.held_low)} that --lower holds' if case.held_low else ''} the "
-            f"requirement is missed ({times(decided.score)}): pinning cannot help."
-            f"{blame_lowered(case, fp32)}",
-        )
+    missed = _missed_with_all_pins(case, pinned, emulated, engine)
+    if missed is not None:
+        return missed
     suspicion = suspicion_of(emulated.layers)
-    ranked_on = _ranked_on(case, bench, unseen)
-    seconds = emulated.probe_seconds(len(case.samples))
-    budget_s = time_allowed(len(case.names) * len(ranked_on) * seconds * _ROW)
-    budget_s = min(budget_s, max(0.0, _SHARE_OF_TIME * bench.time.left_s))
     heavy = frozenset(f.where for f in case.findings if f.kind == "weight-overflow")
-    lowered_plan = case.base
-    if unseen is not None:
-        finite = emulated.layers["introduced_finite"].astype(bool)
-        overflowing = heavy.union(str(n) for n in emulated.layers.loc[~finite, "layer"])
-        lowered_plan = lowered_plan.with_pins(overflowing.intersection(case.names))
-    sensitivity = measure_sensitivity(
-        case, bench, suspicion, ranked_on, lowered_plan, budget_s, seconds
-    )
+    sensitivity = _alone(case, bench, emulated, unseen, suspicion, heavy)
     limit = _first_limit(emulated.lowered, pinned, engine)
     lowered = emulated.lowered
     if unseen is not None and unseen.lowered.score > lowered.score:
@@ -130,7 +151,7 @@ def find_cause(
         emulated.layers,
         sensitivity.under(limit),
         lambda pins: bench.prober.probe(base.with_pins(pins)).under(limit),
-        precision,
+        case.settings.precision,
         heavy,
         _WORST if unseen is not None else "",
     )
@@ -208,80 +229,3 @@ def _first_limit(
         # The engine meets what the emulator misses.
         return max(1.0, MARGIN * pinned.score / engine.pinned.score)
     return 1.0
-
-
-def diagnose_reduced(
-    base: ProbeResult,
-    table: pd.DataFrame,
-    sensitivity: Sensitivity,
-    probe: Callable[[frozenset[str]], ProbeResult],
-    precision: Precision,
-    overflowing_weights: frozenset[str] = frozenset(),
-    where: str = "",
-) -> Diagnosis:
-    """Overflow, rounding in a few layers, or accumulation over many: told apart by measured
-    effects.
-
-    Overflow is the cause if the layers that turn finite inputs into infinities, or hold a constant
-    that does not fit, account for at least half of the error (one probe); rounding, if some layer
-    misses the requirement alone; else no single layer does, and the error accumulates.
-
-    Args:
-        base: the probe of everything lowered.
-        table: a row a layer, with ``introduced_finite`` and ``underflows``.
-        sensitivity: what each layer does alone.
-        probe: the result of a set of pins.
-        precision: for the sentence.
-        overflowing_weights: layers with a constant that does not fit.
-        where: what the scores are the worst of, where these are not the given inputs alone.
-    """
-    name = precision.value.upper()
-    overflows = ~table["introduced_finite"].astype(bool) | table["layer"].isin(overflowing_weights)
-    not_finite = tuple(str(n) for n in table.loc[overflows, "layer"])
-    if not_finite:
-        without = probe(frozenset(not_finite))
-        if without.score <= base.score / 2.0 or (
-            math.isinf(base.score) and math.isfinite(without.score)
-        ):
-            under = frozenset(table.loc[table["underflows"].astype(bool), "layer"])
-            return _not_finite(name, not_finite, under - overflowing_weights)
-    guilty = [n for n in sensitivity.scores if n in sensitivity.must_pin]
-    if guilty:
-        guilty.sort(key=lambda n: -sensitivity.scores[n])
-        return Diagnosis(
-            Cause.ROUNDING,
-            f"{name} rounding in {_named(guilty)} alone misses the requirement "
-            f"({times(sensitivity.scores[guilty[0]])}{where}).",
-            True,
-            tuple(guilty),
-        )
-    count = len(sensitivity.scores)
-    seen = "" if base.verdict.passed else f" ({times(base.score)}{where})"
-    why = f"none of the {count} measured layers misses" if count else "no time to see which misses"
-    return Diagnosis(
-        Cause.ACCUMULATION,
-        f"The {name} error accumulates over many layers{seen}: {why} the requirement alone.",
-        True,
-    )
-
-
-def _not_finite(name: str, layers: Sequence[str], underflowing: Container[str]) -> Diagnosis:
-    """Layers whose values are not finite: beyond the range, or divided by what became zero."""
-    under = tuple(n for n in layers if n in underflowing)
-    over = tuple(n for n in layers if n not in underflowing)
-    why = f"in {_named(under)}: small values become zero there, and what divides by them is lost"
-    if not over:
-        return Diagnosis(Cause.ROUNDING, f"{name} underflows {why}.", True, under)
-    beside = f" It underflows {why}." if under else ""
-    return Diagnosis(
-        Cause.OVERFLOW,
-        f"{name} overflows in {_named(over)}: values or constants beyond its range become infinite "
-        f"there.{beside}",
-        True,
-        tuple(layers),
-    )
-
-
-def _named(layers: Sequence[str]) -> str:
-    shown = ", ".join(layers[:4])
-    return f"{shown} and {len(layers) - 4} more layers" if len(layers) > 4 else shown

@@ -1,0 +1,77 @@
+"""The given inputs and those kept apart, each once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.finding import Finding
+from bisect_trt.core.sample import Sample
+from bisect_trt.graph.inputs import InputSpec
+from bisect_trt.stations.samples import load_samples
+from bisect_trt.stations.settings import Settings
+
+FEW_INPUTS = 20
+"""Below so many given inputs, variants of them stand in for those that nobody has shown; from so
+many on, a fifth is kept apart."""
+
+
+def load_inputs(
+    settings: Settings, specs: Sequence[InputSpec]
+) -> tuple[list[Sample], list[Sample], list[Finding]]:
+    """The given samples, those kept apart (named, or a fifth of many), and what is to be said of
+    both. A copy of an input that is there tells nothing, and would be counted.
+
+    Args:
+        settings: where the inputs are, and what is kept apart.
+        specs: what the model takes.
+
+    Raises:
+        BadInputError: names the file or tensor that cannot be used.
+    """
+    unknown = sorted(set(settings.infinite).difference(spec.name for spec in specs))
+    if unknown:
+        raise BadInputError(
+            f"--infinite {unknown[0]}: the model has no such input; it takes "
+            f"{', '.join(spec.name for spec in specs)}"
+        )
+    load = partial(load_samples, specs=specs, stacked=settings.stacked, infinite=settings.infinite)
+    every = load(settings.inputs)
+    samples = _unlike((), every)
+    said = _copies("inputs", len(every) - len(samples), "each is counted once")
+    asked = [source for source in settings.holdout if source != "none"]
+    if asked:
+        named = load(asked, option="--holdout")
+        apart = _unlike(samples, named)
+        left_out = "they were left out and would test nothing"
+        return (
+            samples,
+            apart,
+            said + _copies("inputs kept apart", len(named) - len(apart), left_out),
+        )
+    if settings.holdout or settings.fitted or len(samples) < FEW_INPUTS:
+        return samples, [], said
+    # Every fifth, so that inputs which lie in some order are kept apart evenly.
+    given, apart = [s for i, s in enumerate(samples) if i % 5 != 4], samples[4::5]
+    message = (
+        f"{len(apart)} of {len(samples)} inputs, a fifth, are kept apart to test on (--holdout "
+        "FILES names others, --holdout none searches with all)"
+    )
+    return given, apart, [*said, Finding("holdout", "", message)]
+
+
+def _unlike(given: Sequence[Sample], others: Sequence[Sample]) -> list[Sample]:
+    """Those of ``others`` that are not among ``given``, each once."""
+    known = {sample.digest for sample in given}
+    by_content: dict[str, Sample] = {}
+    for sample in others:
+        by_content.setdefault(sample.digest, sample)
+    return [sample for digest, sample in by_content.items() if digest not in known]
+
+
+def _copies(what: str, count: int, so: str) -> list[Finding]:
+    if not count:
+        return []
+    are = "are copies" if count > 1 else "is a copy"
+    return [Finding("copies", "", f"{count} of the {what} {are} of others: {so}")]

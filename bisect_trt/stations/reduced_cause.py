@@ -1,0 +1,91 @@
+"""What is wrong with the reduced precision, as measured: overflow, rounding or accumulation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Sequence
+
+import pandas as pd
+
+from bisect_trt.core.diagnosis import Cause, Diagnosis
+from bisect_trt.core.precision import Precision
+from bisect_trt.numerics.requirements import times
+from bisect_trt.probe.result import ProbeResult
+from bisect_trt.stations.sensitivity import Sensitivity
+
+
+def diagnose_reduced(
+    base: ProbeResult,
+    table: pd.DataFrame,
+    sensitivity: Sensitivity,
+    probe: Callable[[frozenset[str]], ProbeResult],
+    precision: Precision,
+    overflowing_weights: frozenset[str] = frozenset(),
+    where: str = "",
+) -> Diagnosis:
+    """Overflow, rounding in a few layers, or accumulation over many: told apart by measured
+    effects.
+
+    Overflow is the cause if the layers that turn finite inputs into infinities, or hold a constant
+    that does not fit, account for at least half of the error (one probe); rounding, if some layer
+    misses the requirement alone; else no single layer does, and the error accumulates.
+
+    Args:
+        base: the probe of everything lowered.
+        table: a row a layer, with ``introduced_finite`` and ``underflows``.
+        sensitivity: what each layer does alone.
+        probe: the result of a set of pins.
+        precision: for the sentence.
+        overflowing_weights: layers with a constant that does not fit.
+        where: what the scores are the worst of, where these are not the given inputs alone.
+    """
+    name = precision.value.upper()
+    overflows = ~table["introduced_finite"].astype(bool) | table["layer"].isin(overflowing_weights)
+    not_finite = tuple(str(n) for n in table.loc[overflows, "layer"])
+    if not_finite:
+        without = probe(frozenset(not_finite))
+        if without.score <= base.score / 2.0 or (
+            math.isinf(base.score) and math.isfinite(without.score)
+        ):
+            under = frozenset(table.loc[table["underflows"].astype(bool), "layer"])
+            return _not_finite(name, not_finite, under - overflowing_weights)
+    guilty = [n for n in sensitivity.scores if n in sensitivity.must_pin]
+    if guilty:
+        guilty.sort(key=lambda n: -sensitivity.scores[n])
+        return Diagnosis(
+            Cause.ROUNDING,
+            f"{name} rounding in {_named(guilty)} alone misses the requirement "
+            f"({times(sensitivity.scores[guilty[0]])}{where}).",
+            True,
+            tuple(guilty),
+        )
+    count = len(sensitivity.scores)
+    seen = "" if base.verdict.passed else f" ({times(base.score)}{where})"
+    why = f"none of the {count} measured layers misses" if count else "no time to see which misses"
+    return Diagnosis(
+        Cause.ACCUMULATION,
+        f"The {name} error accumulates over many layers{seen}: {why} the requirement alone.",
+        True,
+    )
+
+
+def _not_finite(name: str, layers: Sequence[str], underflowing: Container[str]) -> Diagnosis:
+    """Layers whose values are not finite: beyond the range, or divided by what became zero."""
+    under = tuple(n for n in layers if n in underflowing)
+    over = tuple(n for n in layers if n not in underflowing)
+    why = f"in {_named(under)}: small values become zero there, and what divides by them is lost"
+    if not over:
+        return Diagnosis(Cause.ROUNDING, f"{name} underflows {why}.", True, under)
+    beside = f" It underflows {why}." if under else ""
+    return Diagnosis(
+        Cause.OVERFLOW,
+        f"{name} overflows in {_named(over)}: values or constants beyond its range become infinite "
+        f"there.{beside}",
+        True,
+        tuple(layers),
+    )
+
+
+def _named(layers: Sequence[str]) -> str:
+    shown = ", ".join(layers[:4])
+    return f"{shown} and {len(layers) - 4} more layers" if len(layers) > 4 else shown
