@@ -223,6 +223,7 @@ def main() -> None:
     parser.add_argument("--ways", default="robust")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first input")
     parser.add_argument("--job")
     asked = parser.parse_args()
     if asked.job:
@@ -232,7 +233,7 @@ def main() -> None:
     names = [name for name in CASES if name in asked.cases.split(";")]
     one = Job("", 8, "robust", 0, asked.old)
     jobs = [
-        replace(one, case=name, count=int(count), way=way, first=int(count) * repeat)
+        replace(one, case=name, count=int(count), way=way, first=asked.first + int(count) * repeat)
         for name in names
         for count in asked.counts.split(",")
         for way in asked.ways.split(",")

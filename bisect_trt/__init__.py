@@ -1,5 +1,5 @@
-"""bisect-trt: find the smallest proved set of layers that must stay in FP32 for a TensorRT model to
-be right.
+"""bisect-trt: find a small set of layers that must stay in FP32 for a TensorRT model to be right,
+and on what it holds.
 
 What the package offers is imported when it is first asked for: the command must be able to answer
 Ctrl-C before seconds of imports are over.

@@ -15,8 +15,8 @@ from bisect_trt.version import __version__
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="bisect-trt")
 def main() -> None:
-    """Find the layers of an ONNX model that must stay in FP32, prove each one, and write the typed
-    model.
+    """Find the layers of an ONNX model that must stay in FP32, say on what they hold, and write the
+    typed model.
     """
 
 

@@ -142,7 +142,7 @@ def compare(settings: Settings, observer: Observer | None = None) -> Result:
         latest = Known(case)
         for known in _measure(case, bench):
             latest = known
-        result = summarise(latest, bench.ledger(), time.perf_counter() - began)
+        result = summarise(latest, bench.ledger(), time.perf_counter() - began, "compare")
         write_tables(result)
         return result
 

@@ -77,6 +77,13 @@ def test_compare_writes_tables_only(tmp_path: Path) -> None:
     }
 
 
+def test_compare_says_that_it_searched_for_nothing(tmp_path: Path) -> None:
+    result = call("compare", *files(encoder_decomposed(), tmp_path), "--json")
+    said = json.loads(result.stdout)
+    assert (said["cause"], said["complete"], said["pinned"]) == ("unknown", False, [])
+    assert said["command"].startswith("bisect-trt compare ") and "--out" in said["command"]
+
+
 def test_inspect_names_patterns_suspects_and_advice(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(model_bytes(encoder_decomposed()))
     data = json.loads(call("inspect", str(tmp_path / "m.onnx"), "--json").stdout)

@@ -108,6 +108,16 @@ def test_files_are_small() -> None:
     assert long == {}
 
 
+PROTOCOLS = frozenset(
+    node.name
+    for path in FILES
+    for made in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    if isinstance(made, ast.ClassDef) and "Protocol" in map(ast.unparse, made.bases)
+    for node in made.body
+    if isinstance(node, ast.FunctionDef)
+)
+"""Methods that a protocol describes, for all who have them."""
+
 MANY = 3
 """A public function with so many arguments describes each."""
 
@@ -116,24 +126,44 @@ MANY = 3
 def test_docstrings_have_one_form(path: Path) -> None:
     if path.parent.name == "commands":  # click's help texts are what its docstrings are
         return
-    for where, function in _public_functions(ast.parse(path.read_text(encoding="utf-8"))):
+    for where, function, derived in _public_functions(ast.parse(path.read_text(encoding="utf-8"))):
         said = ast.get_docstring(function)
-        if said is None or "As :meth:" in said or "as :meth:" in said:
-            continue  # ruff asks for docstrings where nothing is overridden
+        if said is None:
+            method = where.rpartition(".")[2]
+            assert derived or method in PROTOCOLS, f"{path.name}: {where} says nothing"
+            continue
+        if "As :meth:" in said or "as :meth:" in said:
+            continue
         arguments = function.args.posonlyargs + function.args.args + function.args.kwonlyargs
         named = [a.arg for a in arguments if a.arg not in ("self", "cls")]
         described = said.partition("\nArgs:\n")[2]
         missing = [n for n in named if f"    {n}: " not in described]
         if len(named) >= MANY or described:
             assert not missing, f"{path.name}: {where}: {missing[0]!r} is not under Args"
-        assert "Raises :" not in said, f"{path.name}: {where}: errors belong under Raises"
+        errors = _raises(function)
+        assert not errors or "\nRaises:\n" in said, f"{path.name}: {where}: no Raises: {errors}"
+
+
+def _raises(function: ast.FunctionDef) -> list[str]:
+    """What a function raises itself, of what it does not catch or pass on."""
+    inner = [n for n in ast.walk(function) if isinstance(n, ast.FunctionDef) and n is not function]
+    apart = {id(node) for one in inner for node in ast.walk(one)}
+    return [
+        ast.unparse(node.exc)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Raise)
+        and isinstance(node.exc, ast.Call | ast.Name)
+        and id(node) not in apart
+    ]
 
 
 def _public_functions(
     tree: ast.Module | ast.ClassDef, within: str = ""
-) -> Iterator[tuple[str, ast.FunctionDef]]:
+) -> Iterator[tuple[str, ast.FunctionDef, bool]]:
+    """With whether it belongs to a class that has another's methods to override."""
+    derived = isinstance(tree, ast.ClassDef) and bool(tree.bases)
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
             yield from _public_functions(node, f"{node.name}.")
         elif isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
-            yield within + node.name, node
+            yield within + node.name, node, derived

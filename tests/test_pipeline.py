@@ -115,6 +115,7 @@ def test_the_proof_of_each_pin_is_a_probe_of_the_set_without_it(tmp_path: Path) 
     fixture = encoder_decomposed()
     result = run(fixture, tmp_path / "run")
     reference = run_model(fixture.model, fixture.inputs)[0]
+    assert result.pinned
     for pin in result.pinned:
         rest = set(result.pinned) - {pin}
         probe = result.search.iloc[int(result.pins.set_index("layer").loc[pin, "proof_probe"])]

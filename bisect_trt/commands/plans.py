@@ -32,8 +32,8 @@ from bisect_trt.stations.verify import verify
 @QUIET
 @guarded
 def run_command(dry_run: bool, verbose: bool, as_json: bool, quiet: bool, **chosen: Any) -> int:
-    """Find the problem's kind and the smallest proved set of FP32 layers; write the plan, model and
-    report.
+    """Find the problem's kind and a small set of layers that must stay in FP32, test it on draws
+    that the search has not seen; write the plan, model and report.
     """
     settings = Settings(**chosen)
     if dry_run:

@@ -26,12 +26,7 @@ class Cause(str, Enum):
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """``searchable`` says whether pinning layers can help; ``layers`` are those the sentence names.
-
-    A station that returns one that is not searchable settles the case: nothing is searched.
-    """
+    """A station that returns a bare one settles the case: nothing is searched."""
 
     cause: Cause
     sentence: str
-    searchable: bool = False
-    layers: tuple[str, ...] = ()

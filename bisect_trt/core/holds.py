@@ -6,6 +6,11 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
+CONFIDENCE = 0.95
+"""Of everything that is said of inputs, or of runs, that nobody has seen."""
+
+_RARE = 1.0 - CONFIDENCE
+
 
 class Robustness(str, Enum):
     """What the tests say of inputs that nobody has shown."""
@@ -82,19 +87,39 @@ class Holds:
         than chance explains (fewer pass than would in 5 % of such tests, had it the share).
         Undecided: between the two.
         """
-        if self.given.passed < at_least(self.wanted_of_given, self.given.tested):
+        if not self.given_hold:
             return None
-        drawn = ((self.redrawn, self.wanted), (self.variants, self.wanted_of_variants))
-        # A set of those kept apart is one observation, and of other inputs than the given sets.
-        alone = [(self.holdout, self.wanted)] if self.holdout_size == 1 else []
-        kinds = (*drawn, *alone)
-        if any(kind.misses(wanted) for kind, wanted in kinds):
+        if self.missed:
             return Robustness.LUCKY
         if self.holdout.passed < at_least(self.wanted, self.holdout.tested):
             return Robustness.UNDECIDED
-        tested = [(kind, wanted) for kind, wanted in drawn if kind.tested]
-        bounded = tested and all(kind.lower_bound >= wanted for kind, wanted in tested)
-        return Robustness.ROBUST if bounded and self.leaves_room else Robustness.UNDECIDED
+        robust = self.is_bounded and self.leaves_room
+        return Robustness.ROBUST if robust else Robustness.UNDECIDED
+
+    @property
+    def given_hold(self) -> bool:
+        """Whether so many of the given inputs hold as must."""
+        return self.given.passed >= at_least(self.wanted_of_given, self.given.tested)
+
+    @property
+    def missed(self) -> tuple[Holding, ...]:
+        """The kinds beside the given inputs of which fewer hold than chance explains. A set of
+        those kept apart is one observation, and of other inputs than the given sets.
+        """
+        alone = [(self.holdout, self.wanted)] if self.holdout_size == 1 else []
+        return tuple(kind for kind, wanted in (*self._drawn, *alone) if kind.misses(wanted))
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether copies were tested, and the share of each kind of them is bounded by what is
+        wanted.
+        """
+        tested = [(kind, wanted) for kind, wanted in self._drawn if kind.tested]
+        return bool(tested) and all(kind.lower_bound >= wanted for kind, wanted in tested)
+
+    @property
+    def _drawn(self) -> tuple[tuple[Holding, float], ...]:
+        return (self.redrawn, self.wanted), (self.variants, self.wanted_of_variants)
 
     @property
     def of_one(self) -> bool:
@@ -129,9 +154,6 @@ class Holds:
 def word_of(holds: Holds | None) -> str | None:
     """The word as files have it; None where no plan was tested, or none is due."""
     return holds.word.value if holds is not None and holds.word is not None else None
-
-
-_RARE = 0.05
 
 
 def _chance(passed: int, tested: int, share: float) -> float:

@@ -25,7 +25,11 @@ class InputSpec:
 
 
 def input_specs(model: onnx.ModelProto) -> list[InputSpec]:
-    """The inputs a caller must supply: graph inputs without an initialiser."""
+    """The inputs a caller must supply: graph inputs without an initialiser.
+
+    Raises:
+        BadInputError: one is a sequence or an optional.
+    """
     given = {t.name for t in model.graph.initializer}
     specs = []
     for value in model.graph.input:

@@ -85,7 +85,11 @@ def save_model(model: onnx.ModelProto, path: Path) -> None:
 
 
 def save_text(text: str, path: Path) -> None:
-    """Write ``text`` to ``path`` in one step. Raises as :func:`save_model`."""
+    """Write ``text`` to ``path`` in one step.
+
+    Raises:
+        BadInputError: as :func:`save_model`.
+    """
     try:
         write_whole(path, text)
     except OSError as error:

@@ -23,9 +23,11 @@ def trtexec_arguments(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> st
     """The precision arguments of trtexec 8.6 to 10.x for ``plan``, as one line for a shell.
 
     trtexec splits ``--layerPrecisions`` on commas and strips single quotes, so names holding those,
-    or ``*``, or what a terminal would obey, cannot be written: raises :class:`BadInputError` naming
-    the layer rather than give a wrong line. TensorRT 11 has no such arguments; give it the typed
-    ONNX. Layers are called what :func:`names_in_tensorrt` says.
+    or ``*``, or what a terminal would obey, cannot be written. TensorRT 11 has no such arguments;
+    give it the typed ONNX. Layers are called what :func:`names_in_tensorrt` says.
+
+    Raises:
+        BadInputError: names the layer that no right line can be written for.
     """
     graph = as_graph(model)
     graph.check_plan(plan)

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from bisect_trt.core.holds import CONFIDENCE
 
-def lower_bound(passed: int, tested: int, confidence: float = 0.95) -> float:
+
+def lower_bound(passed: int, tested: int, confidence: float = CONFIDENCE) -> float:
     """The share of all draws that pass, at least, one-sided.
 
     With independent draws the true share is below the bound in at most ``1 - confidence`` of such
@@ -39,7 +41,7 @@ def lower_bound(passed: int, tested: int, confidence: float = 0.95) -> float:
     return low
 
 
-def draws_needed(share: float, confidence: float = 0.95, misses: int = 0) -> int:
+def draws_needed(share: float, confidence: float = CONFIDENCE, misses: int = 0) -> int:
     """The fewest draws that bound the share by ``share`` if at most ``misses`` of them fail.
 
     Args:

@@ -43,6 +43,9 @@ def decision(metric: str, reference: NDArray[Any], candidate: NDArray[Any]) -> f
 
     Returns:
         A share in [0, 1]; 1 for an output without elements.
+
+    Raises:
+        ValueError: ``metric`` is none.
     """
     if reference.size == 0:
         return 1.0

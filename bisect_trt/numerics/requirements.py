@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bisect_trt.core.holds import at_least
 from bisect_trt.numerics.aggregates import WORST, aggregate
 from bisect_trt.numerics.decisions import decision, is_decision
 from bisect_trt.numerics.tensor_error import TensorError, tensor_error
@@ -210,8 +211,7 @@ class Requirements:
             )
             for of_one in values
         ]
-        spared = int((1.0 - share) * len(each) + 1e-9)
-        worst = sorted(each, reverse=True)[min(spared, len(each) - 1)] if each else 0.0
+        worst = _worst(each, share) if each else 0.0
         told = iter(collective)
         for place, item in enumerate(self.items):
             if item.metric in self.collective:
@@ -245,8 +245,7 @@ class Requirements:
                 value = aggregate(item.aggregate, column, at_least=item.at_least)
                 found.append(item.score_of(value))
             else:
-                scores = sorted(map(item.score_of, column), reverse=True)
-                found.append(scores[min(int((1.0 - share) * len(scores) + 1e-9), len(scores) - 1)])
+                found.append(_worst([item.score_of(value) for value in column], share))
         return tuple(found)
 
     @property
@@ -291,3 +290,9 @@ def _fraction(value: float, limit: float) -> float:
     if value <= 0.0:
         return 0.0
     return min(value / limit, _UNBOUNDED) if limit > 0.0 else _UNBOUNDED
+
+
+def _worst(scores: Sequence[float], share: float) -> float:
+    """The largest of ``scores``, one at least, but for so many as need not pass."""
+    spared = len(scores) - at_least(share, len(scores))
+    return sorted(scores, reverse=True)[min(spared, len(scores) - 1)]

@@ -203,21 +203,23 @@ def _checksum(key: str, kind: Any, meta: Any, payload: Any) -> str:
     return found.hexdigest()
 
 
+_WRITTEN_EVERY_S = 0.5
+
+
 class RowBuffer:
     """Rows on their way into ``journal``, written every half second: a transaction each would take
     as long as a small network's inference.
     """
 
-    def __init__(self, journal: Journal, seconds: float = 0.5) -> None:
+    def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._seconds = seconds
         self._rows: list[Row] = []
         self._written = time.monotonic()
 
     def add(self, row: Row) -> None:
         """Keep ``row``; write what there is if it is time."""
         self._rows.append(row)
-        if time.monotonic() - self._written > self._seconds:
+        if time.monotonic() - self._written > _WRITTEN_EVERY_S:
             self.flush()
 
     def flush(self) -> None:

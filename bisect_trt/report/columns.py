@@ -181,11 +181,14 @@ INPUTS = _columns(
 
 
 def _shares(kind: str) -> list[str]:
+    bound = "the share of all such inputs at least, 95 % confidence"
+    if kind == "given":
+        bound = "always blank: the search saw these, so they bound nothing"
     return [
         f"{kind}_passed count inputs ({kind}) that meet the requirement",
         f"{kind}_tested count of so many",
         f"{kind}_share number the first over the second",
-        f"{kind}_lower_bound number the share of all such inputs at least, 95 % confidence",
+        f"{kind}_lower_bound number {bound}",
     ]
 
 

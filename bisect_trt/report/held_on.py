@@ -80,9 +80,7 @@ def _beyond(holds: Holds) -> str:
     """Why a plan of which as many copies of the few inputs hold as were asked for is not called
     robust; blank for others.
     """
-    kinds = ((holds.redrawn, holds.wanted), (holds.variants, holds.wanted_of_variants))
-    bounded = all(kind.lower_bound >= share for kind, share in kinds if kind.tested)
-    if not bounded or holds.leaves_room or holds.word is None:
+    if not holds.is_bounded or holds.leaves_room or holds.word is None:
         return ""
     if holds.of_one:
         return (

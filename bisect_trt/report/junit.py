@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from xml.etree import ElementTree
 
-from bisect_trt.core.holds import Holding, Holds, at_least, word_of
+from bisect_trt.core.holds import Holding, Holds, word_of
 from bisect_trt.core.names import xml_text
 from bisect_trt.numerics.requirements import times
 from bisect_trt.report.headline import headline
@@ -18,17 +18,19 @@ from bisect_trt.report.result import Result
 @dataclass(frozen=True)
 class _Case:
     """``failure`` is why it fails, '' where it does not; ``shown`` what was seen, if that tells
-    more.
+    more; ``skipped`` why nothing is said of it.
     """
 
     name: str
     failure: str = ""
     shown: str = ""
+    skipped: str = ""
 
 
 def as_junit(result: Result) -> str:
     """A suite of one run; it has a failure where the exit code is 1, and where the plan holds by
-    luck. Its properties are the sentence, the word and what it rests on.
+    luck. A pin that nothing proves, as where a budget ended the search, is skipped. The properties
+    are the sentence, the word and what it rests on.
     """
     suite = ElementTree.Element("testsuite", name="bisect-trt", time=f"{result.seconds:.3f}")
     properties = ElementTree.SubElement(suite, "properties")
@@ -36,16 +38,18 @@ def as_junit(result: Result) -> str:
         attributes = {"name": name, "value": xml_text(value)}
         ElementTree.SubElement(properties, "property", attributes)
     cases = list(_cases(result))
-    failures = 0
     for one in cases:
         attributes = {"classname": xml_text(result.model), "name": xml_text(one.name)}
         case = ElementTree.SubElement(suite, "testcase", attributes)
         if one.failure:
-            failures += 1
             ElementTree.SubElement(case, "failure", message=xml_text(one.failure))
+        if one.skipped:
+            ElementTree.SubElement(case, "skipped", message=xml_text(one.skipped))
         if one.shown:
             ElementTree.SubElement(case, "system-out").text = xml_text(one.shown)
-    for name, count in (("tests", len(cases)), ("failures", failures), ("errors", 0)):
+    counts = {"tests": len(cases), "failures": sum(bool(one.failure) for one in cases)}
+    counts |= {"errors": 0, "skipped": sum(bool(one.skipped) for one in cases)}
+    for name, count in counts.items():
         suite.set(name, str(count))
     ElementTree.indent(suite)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
@@ -64,7 +68,7 @@ def _cases(result: Result) -> Iterator[_Case]:
         yield from _holds(result.holds)
     for row in result.pins.itertuples() if not result.ranked else ():
         if not row.held:
-            yield _Case(f"pin {row.layer} is needed", "" if row.proved else "not proved")
+            yield _Case(f"pin {row.layer} is needed", skipped="" if row.proved else "not proved")
 
 
 def _requirements(result: Result) -> Iterator[_Case]:
@@ -80,21 +84,21 @@ def _requirements(result: Result) -> Iterator[_Case]:
 
 def _holds(holds: Holds) -> Iterator[_Case]:
     """Of each kind of input that was tested: a failure where fewer pass than chance explains."""
-    few = holds.given.passed < at_least(holds.wanted_of_given, holds.given.tested)
-    # A set of them is one observation, and may be chance.
-    apart = holds.holdout_size == 1 and holds.holdout.misses(holds.wanted)
     kinds = (
-        ("the given inputs", holds.given, few),
-        ("redrawn roundings", holds.redrawn, holds.redrawn.misses(holds.wanted)),
-        ("variants of the inputs", holds.variants, holds.variants.misses(holds.wanted_of_variants)),
-        ("inputs kept apart", holds.holdout, apart),
+        ("the given inputs", holds.given),
+        ("redrawn roundings", holds.redrawn),
+        ("variants of the inputs", holds.variants),
+        ("inputs kept apart", holds.holdout),
     )
-    for words, kind, misses in kinds:
+    missed = {id(kind) for kind in holds.missed}
+    if not holds.given_hold:
+        missed.add(id(holds.given))
+    for words, kind in kinds:
         if kind.tested:
             shown = _counted(kind)
             if kind is not holds.given:
                 shown += f", at least {100.0 * kind.lower_bound:.1f} % with 95 % confidence"
-            yield _Case(f"holds on {words}", _counted(kind) if misses else "", shown)
+            yield _Case(f"holds on {words}", _counted(kind) if id(kind) in missed else "", shown)
 
 
 def _counted(kind: Holding) -> str:

@@ -6,8 +6,9 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
+from bisect_trt.core.holds import CONFIDENCE
 from bisect_trt.runners.tensorrt.module import MODULES
-from bisect_trt.stations.engine_trials import BAD_SHARE, CONFIDENCE, PROCESSES
+from bisect_trt.stations.engine_trials import BAD_SHARE, PROCESSES
 from bisect_trt.stations.explained import FACTOR
 from bisect_trt.stations.reduce import Reduced
 from bisect_trt.stations.seen import Seen, Suspect

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
@@ -48,21 +48,24 @@ class _Answer:
     ranked: bool = False
 
 
-def summarise(known: Known, ledger: Ledger, seconds: float) -> Result:
+def summarise(known: Known, ledger: Ledger, seconds: float, command: str = "run") -> Result:
     """Everything found, as one record.
 
     Args:
         known: what the stations found.
         ledger: what was run for it.
         seconds: the wall time of the run.
+        command: that was given: ``compare`` searches for nothing.
     """
     if known.out_of_time:
         return _summarise_cut_short(known, ledger, seconds)
     diagnosis = known.diagnosis
     if diagnosis is None:
-        sentence = "Not searched: error tables only."
-        diagnosis = Diagnosis(Cause.ACCUMULATION, sentence)
-    return _result(known, ledger, diagnosis, _answer(known, ledger, diagnosis), seconds)
+        diagnosis = Diagnosis(Cause.UNKNOWN, "Not searched: error tables only.")
+    found = _result(known, ledger, diagnosis, _answer(known, ledger, diagnosis), seconds)
+    if command == "run":
+        return found
+    return replace(found, complete=False, command=as_command(known.case.settings, command))
 
 
 def summarise_interrupted(known: Known, ledger: Ledger, seconds: float) -> Result | None:
@@ -86,7 +89,7 @@ def summarise_interrupted(known: Known, ledger: Ledger, seconds: float) -> Resul
         f"{found.sentence} Interrupted: this is the best plan so far; run the same command again "
         "to go on."
     )
-    return _result(known, ledger, Diagnosis(found.cause, sentence, True), answer, seconds)
+    return _result(known, ledger, Diagnosis(found.cause, sentence), answer, seconds)
 
 
 def _summarise_cut_short(known: Known, ledger: Ledger, seconds: float) -> Result:
@@ -104,7 +107,7 @@ def _summarise_cut_short(known: Known, ledger: Ledger, seconds: float) -> Result
         f"{found.sentence} The budget of {minutes:g} minutes ended the search: {so_far}; run the "
         "same command again to go on."
     )
-    return _result(known, ledger, Diagnosis(found.cause, sentence, True), answer, seconds)
+    return _result(known, ledger, Diagnosis(found.cause, sentence), answer, seconds)
 
 
 def _answer_so_far(known: Known, ledger: Ledger, found: Diagnosis) -> _Answer | None:

@@ -58,16 +58,12 @@ class Strictness:
         )
 
 
-def why_not_on_cuda(environment: dict[str, str] | None = None) -> str | None:
-    """Why the emulator cannot run on the GPU that a process sees first; None where it can.
-
-    Args:
-        environment: added to the process', such as CUDA_VISIBLE_DEVICES.
-    """
+def why_not_on_cuda() -> str | None:
+    """Why the emulator cannot run on the GPU that a process sees first; None where it can."""
     missing = why_no_provider()
     if missing is not None:
         return missing
-    with IsolatedWorker(CHECKER, {"device": cuda_device()}, environment) as worker:
+    with IsolatedWorker(CHECKER, {"device": cuda_device()}) as worker:
         try:
             worker.call("check", timeout_s=_START_S)
         except BisectError as error:

@@ -119,6 +119,10 @@ class OrtCudaWorker:
             weights: the folder that its values' places are below; empty where it holds them all.
             samples: inputs by name.
             tf32: whether products may be rounded to TF32.
+
+        Raises:
+            RunnerUnavailableError: the provider does not start here.
+            RunnerFailedError: it cannot load the model, or run it.
         """
         with tempfile.TemporaryDirectory(prefix="bisect-trt-") as folder:
             options = session_options()

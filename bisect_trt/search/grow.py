@@ -44,7 +44,6 @@ def grow(
     evaluate: Evaluate,
     *,
     max_trials: int,
-    beam: int = BEAM,
 ) -> Trial:
     """The first passing set reached from ``start``, or the best-scoring one when ``max_trials`` are
     spent.
@@ -56,7 +55,6 @@ def grow(
         order: the norm that predictions are ranked by.
         evaluate: tries several sets; the trials in their order.
         max_trials: the most sets to try.
-        beam: how many of the likeliest next layers are each followed further.
     """
     names = [n for n in effects if np.isfinite(effects[n]).all()]
     matrix = np.asarray([effects[n] for n in names], np.float32)
@@ -70,7 +68,7 @@ def grow(
         rest = np.asarray([i for i, n in enumerate(names) if n not in here.pinned], np.int64)
         if rest.size == 0:
             break
-        firsts = rest[np.argsort(_norms(here.vector - matrix[rest], order), kind="stable")[:beam]]
+        firsts = rest[np.argsort(_norms(here.vector - matrix[rest], order), kind="stable")[:BEAM]]
         extra = len(here.pinned) // _STEP_DIVISOR
         wanted = [
             here.pinned | _extend(int(f), extra, here.vector, matrix, names, rest, order)

@@ -47,7 +47,11 @@ class Oracle:
         return self.known[wanted[0]]
 
     def run(self, wanted: Sequence[frozenset[str]]) -> None:
-        """One round: the first of ``wanted`` that are new, as many as there are workers."""
+        """One round: the first of ``wanted`` that are new, as many as there are workers.
+
+        Raises:
+            BudgetSpentError: no probe is left.
+        """
         new = [w for w in dict.fromkeys(wanted) if w not in self.known][: self.workers]
         if self._max is not None:
             if len(self.known) >= self._max:

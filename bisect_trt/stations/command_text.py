@@ -12,19 +12,20 @@ import onnx
 from bisect_trt.stations.settings import Settings, options
 
 
-def as_command(settings: Settings) -> str:
-    """``bisect-trt run`` with every option that is not at its default, quoted for a POSIX shell.
+def as_command(settings: Settings, command: str = "run") -> str:
+    """``bisect-trt`` with every option of ``command`` that is not at its default, quoted for a
+    POSIX shell.
 
     What a notebook gave as an object stands there as a word in capitals.
     """
     model = "MODEL" if isinstance(settings.model, onnx.ModelProto) else str(settings.model)
-    words = ["bisect-trt", "run", model]
+    words = ["bisect-trt", command, model]
     for source in settings.inputs:
         words += ["--input", _word(source)]
     defaults = {f.name: f.default for f in fields(Settings)}
     for name, its in options().items():
         value = getattr(settings, name)
-        if "run" not in its.commands or value == defaults[name]:
+        if command not in its.commands or value == defaults[name]:
             continue
         if its.kind is bool:
             words.append(its.flag)

@@ -17,6 +17,7 @@ import onnx
 from numpy.typing import NDArray
 
 from bisect_trt.core.errors import RunnerFailedError, one_line
+from bisect_trt.core.holds import CONFIDENCE
 from bisect_trt.core.piece import Piece
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
@@ -29,7 +30,7 @@ from bisect_trt.stations.explained import Allowance, what_rounding_explains
 from bisect_trt.stations.seen import Budget, Seen, Suspect
 from bisect_trt.stations.specimens import Specimen
 
-BAD_SHARE, CONFIDENCE = 0.25, 0.95
+BAD_SHARE = 0.25
 """A piece in which this share of processes is bad would be seen to be so with this confidence."""
 
 PROCESSES = draws_needed(1.0 - BAD_SHARE, CONFIDENCE)

@@ -30,9 +30,9 @@ from bisect_trt.stations.need import PROCESS, need_of
 from bisect_trt.stations.sensitivity import time_allowed
 from bisect_trt.stations.settings import Settings
 from bisect_trt.stations.thread_limit import within_threads
-from bisect_trt.stations.work import expected_probes, expected_work
+from bisect_trt.stations.work import FITTED_SHARE, expected_probes, expected_work
 
-_USUAL_SHARE, _LARGE_SHARE = 0.02, 0.1
+_LARGE_SHARE = 0.1
 _REPORT_S = 0.5
 
 _DRAWS, _TIMED_S = 8, 1.0
@@ -53,7 +53,8 @@ class Estimate:
     inputs, ``most`` for one of a tenth of the layers; ``information_bound`` is the fewest
     yes-or-no answers that tell a fiftieth of the layers from the others; ``draws`` are the samples
     that are made to search and to test with. ``seconds`` follows from these counts and one measured
-    inference of each kind; an engine's builds are not in it.
+    inference of each kind, of which ``seconds_per_probe`` is a plan's on one sample; an engine's
+    builds are not in it.
     """
 
     layers: int
@@ -106,7 +107,7 @@ def estimate(settings: Settings, observer: Observer) -> Estimate:
     )
     count = len(case.names)
     usual, large = (
-        min(count, max(2, round(share * count))) for share in (_USUAL_SHARE, _LARGE_SHARE)
+        min(count, max(2, round(share * count))) for share in (FITTED_SHARE, _LARGE_SHARE)
     )
     rows_s = work.rows * timed.alone
     seconds = (

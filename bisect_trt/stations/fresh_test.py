@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from bisect_trt.core.holds import at_least
+from bisect_trt.core.holds import CONFIDENCE, at_least
 from bisect_trt.numerics.confidence import draws_needed
 from bisect_trt.probe.result import GIVEN
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
 from bisect_trt.stations.drawn import VARIANTS, wants_variants
 
-CONFIDENCE = 0.95
 WANTED = 0.95
 """The share of unseen inputs that a plan shall hold on, where nobody asks for another."""
 

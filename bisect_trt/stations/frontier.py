@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from bisect_trt.core.finding import Finding
+from bisect_trt.core.holds import CONFIDENCE
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample, evenly
 from bisect_trt.numerics.confidence import lower_bound
@@ -20,7 +21,7 @@ from bisect_trt.stations.baselines import Baselines
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
 from bisect_trt.stations.drawn import HOLDOUT, REDRAWN, VARIANTS, redraws, variants
-from bisect_trt.stations.fresh_test import CONFIDENCE, MAX_TESTS, set_size
+from bisect_trt.stations.fresh_test import MAX_TESTS, set_size
 from bisect_trt.stations.traffic import relative_bytes
 from bisect_trt.stations.triage import Triage
 

@@ -13,8 +13,8 @@ from bisect_trt.stations.samples import load_samples
 from bisect_trt.stations.settings import Settings
 
 FEW_INPUTS = 20
-"""Below so many given inputs, variants of them stand in for those that nobody has shown; from so
-many on, a fifth is kept apart."""
+"""From so many given inputs on a fifth is kept apart; where fewer are searched with, variants of
+them stand in for those that nobody has shown."""
 
 
 def load_inputs(

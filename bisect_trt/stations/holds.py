@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from bisect_trt.core.finding import Finding
-from bisect_trt.core.holds import Holding, Holds
+from bisect_trt.core.holds import CONFIDENCE, Holding, Holds
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.numerics.confidence import lower_bound
@@ -22,7 +22,6 @@ from bisect_trt.stations.case import Case
 from bisect_trt.stations.drawn import REDRAWN, VARIANTS
 from bisect_trt.stations.fresh_draws import Draws
 from bisect_trt.stations.fresh_test import (
-    CONFIDENCE,
     FreshTest,
     set_size,
     spared,
@@ -107,18 +106,18 @@ def _measured(
     copies = [*redrawn.results, *varied.results]
     held_out = judge_all(bench, judges, plan, case.holdout, size=apart)[0]
     return Holds(
-        _holding(given, None),
-        _holding(redrawn, test.confidence),
-        _holding(varied, test.confidence),
-        _holding(held_out, CONFIDENCE),
-        wanted_of_unseen(case),
-        wanted_of_variants(case),
-        case.settings.fitted,
-        1.0 if size > 1 else case.settings.share_of_given,
-        size,
-        reach(case, bench, alone, copies),
-        apart,
-        size > 1 or has_margin(case, copies),
+        given=_holding(given, None),
+        redrawn=_holding(redrawn, test.confidence),
+        variants=_holding(varied, test.confidence),
+        holdout=_holding(held_out, CONFIDENCE),
+        wanted=wanted_of_unseen(case),
+        wanted_of_variants=wanted_of_variants(case),
+        fitted=case.settings.fitted,
+        wanted_of_given=1.0 if size > 1 else case.settings.share_of_given,
+        set_size=size,
+        reach=reach(case, bench, alone, copies),
+        holdout_size=apart,
+        has_margin=size > 1 or has_margin(case, copies),
     )
 
 

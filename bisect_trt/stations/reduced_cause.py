@@ -56,8 +56,6 @@ def diagnose_reduced(
             Cause.ROUNDING,
             f"{name} rounding in {_named(guilty)} alone misses the requirement "
             f"({times(sensitivity.scores[guilty[0]])}{where}).",
-            True,
-            tuple(guilty),
         )
     count = len(sensitivity.scores)
     seen = "" if base.verdict.passed else f" ({times(base.score)}{where})"
@@ -65,7 +63,6 @@ def diagnose_reduced(
     return Diagnosis(
         Cause.ACCUMULATION,
         f"The {name} error accumulates over many layers{seen}: {why} the requirement alone.",
-        True,
     )
 
 
@@ -75,14 +72,12 @@ def _not_finite(name: str, layers: Sequence[str], underflowing: Container[str]) 
     over = tuple(n for n in layers if n not in underflowing)
     why = f"in {_named(under)}: small values become zero there, and what divides by them is lost"
     if not over:
-        return Diagnosis(Cause.ROUNDING, f"{name} underflows {why}.", True, under)
+        return Diagnosis(Cause.ROUNDING, f"{name} underflows {why}.")
     beside = f" It underflows {why}." if under else ""
     return Diagnosis(
         Cause.OVERFLOW,
         f"{name} overflows in {_named(over)}: values or constants beyond its range become infinite "
         f"there.{beside}",
-        True,
-        tuple(layers),
     )
 
 

@@ -43,7 +43,7 @@ that the same command gives the same answer. What they cannot bring to an end is
 prefix of so many pins that they could not is not shrunk: of two such sets that fresh draws passed,
 one of 295 pins shrunk to 248 and one of 50 to 32, neither held on 95 % of unseen inputs."""
 
-_MOST_SHRUNK = SHRINK_PROBES - 2
+MOST_SHRUNK = SHRINK_PROBES - 2
 """Two of the probes are of all pins and of none."""
 
 MAX_ROUNDS = 6
@@ -188,7 +188,7 @@ def _candidates(
     itself; the prefix alone where it is too long for that, or where a point of the frontier was
     asked for.
     """
-    if case.settings.pick is None and len(ranked) <= _MOST_SHRUNK:
+    if case.settings.pick is None and len(ranked) <= MOST_SHRUNK:
         proof = _shrunk(panel, ranked, room.within(SHRINK_MARGIN), bench.prober.workers)
         if proof is not None:
             pins = frozenset(proof)

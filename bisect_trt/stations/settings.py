@@ -106,8 +106,8 @@ class Settings(Shares):
     pick: float | None = option(
         None,
         "--pick",
-        "Take the fewest ranked layers that hold on this share of what was tried, untested: a "
-        "point of frontier.csv.",
+        "Take the fewest ranked layers that hold on this share of what was tried, a point of "
+        "frontier.csv, and say what it holds on.",
         kind=float,
         least=0.0,
         most=1.0,
@@ -160,7 +160,7 @@ class Settings(Shares):
         (),
         "--holdout",
         "Inputs that the search never sees, judged at the end: files, folders, globs; 'none' keeps "
-        "no given input apart. Default: a fifth of 20 inputs or more.",
+        "no given input apart. Default: a fifth of 20 inputs or more, none with --robust 0.",
         repeatable=True,
         commands=_JUDGED,
     )
@@ -168,7 +168,7 @@ class Settings(Shares):
         "auto",
         "--variants",
         "Kinds of variants, such as shift,flip or MODULE:FUNCTION; none; auto takes all that fit "
-        "where fewer than 20 inputs are given.",
+        "where fewer than 20 inputs are searched with.",
         metavar="KINDS",
         commands=_JUDGED,
     )

@@ -13,7 +13,7 @@ from bisect_trt.stations.fresh_test import planned_test, set_size
 from bisect_trt.stations.frontier import frontier_size
 from bisect_trt.stations.layer_errors import MOST_TRACED
 from bisect_trt.stations.panel import panel_draws
-from bisect_trt.stations.robust_search import SHRINK_PROBES
+from bisect_trt.stations.robust_search import MOST_SHRUNK, SHRINK_PROBES
 from bisect_trt.stations.sensitivity import affordable
 from bisect_trt.stations.triage import ranked_count
 
@@ -27,7 +27,7 @@ _FAILING, _PASSING = 0.1, 0.25
 _PROBES_A_PIN = 8
 """To grow a set of k pins takes about four probes a pin, to shrink and prove it as many again."""
 
-_FITTED_SHARE = 0.02
+FITTED_SHARE = 0.02
 """The pins of a set that is fitted to the given inputs, of all layers."""
 
 
@@ -71,14 +71,14 @@ def expected_work(case: Case, *, passes: bool, probe_seconds: float, usual_secon
         if passes:
             return Work(traces, emulations, draws, draws + 2 * given, 0, _BASELINES)
         rows = affordable(layers, probe_seconds * given) * given
-        probes = expected_probes(max(2, round(_FITTED_SHARE * layers)))
+        probes = expected_probes(max(2, round(FITTED_SHARE * layers)))
         return Work(traces, emulations + probes * given, draws, draws + 2 * given, rows, probes)
     made = kinds * panel_draws(case, usual_seconds)
     if passes:
         return Work(traces, emulations, made + draws, draws + 2 * given, 0, _BASELINES)
     panel, steps = given + made, math.log2(max(2.0, _USUAL * layers))
     prefix = panel * (1.0 + steps / 2.0) + _FAILING * panel * 1.5 * steps
-    shrunk = SHRINK_PROBES if _USUAL * layers <= SHRINK_PROBES else 0
+    shrunk = SHRINK_PROBES if _USUAL * layers <= MOST_SHRUNK else 0
     shrinking = shrunk * panel * (_PASSING + (1.0 - _PASSING) * _FAILING)
     frontier_rows, seen = frontier_size(layers, usual_seconds)
     emulations += round(prefix + shrinking) + frontier_rows * (seen + held_out)

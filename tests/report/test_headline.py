@@ -45,6 +45,23 @@ def test_the_word_for_the_tests_is_explained() -> None:
     assert meaning_of(undecided) in page and "<bdi>page_034.npz</bdi>" in page
 
 
+def test_few_inputs_are_advised_to_be_more() -> None:
+    holds = RESULT.holds
+    assert holds is not None
+    variants, advice = Holding(80, 80, 0.95, 0.9, "x"), "give 20 inputs or more"
+    for given, apart, told in ((8, 0, True), (16, 0, True), (16, 4, False), (20, 0, False)):
+        few = replace(
+            holds,
+            given=Holding(given, given),
+            holdout=Holding(apart, apart, lower_bound(apart, apart) if apart else 0.0),
+            variants=variants,
+        )
+        (line,) = (line for line in holds_sentences(few) if "no substitute" in line)
+        assert (advice in line) == told
+    none = replace(holds, variants=Holding())
+    assert not any("no substitute" in line for line in holds_sentences(none))
+
+
 def test_with_one_input_the_answer_says_so_before_anything_else() -> None:
     result = synthetic_result(4)
     assert result.holds is not None and result.holds.given.tested > 1

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -222,6 +223,18 @@ def test_junit_has_a_case_a_requirement_a_kind_and_a_pin(runs: dict[str, Result]
     assert suites["none"].get("failures") == "0"
     (failed,) = (n for n, failure in cases["fails"].items() if failure is not None)
     assert failed == f"requirement {runs['fails'].requirements[0]}"
+
+
+def test_a_pin_that_nothing_proves_is_skipped_in_junit_and_no_failure(
+    runs: dict[str, Result],
+) -> None:
+    """A budget that ends the search leaves such pins, and the plan meets the requirement."""
+    result = runs["pins"]
+    unproved = result.pins.assign(proved=[False] + [True] * (len(result.pins) - 1))
+    suite = ElementTree.fromstring(as_junit(replace(result, pins=unproved, complete=False)))
+    (skipped,) = (c for c in suite.iter("testcase") if c.find("skipped") is not None)
+    assert skipped.get("name") == f"pin {unproved['layer'].iloc[0]} is needed"
+    assert (suite.get("failures"), suite.get("skipped")) == ("0", "1")
 
 
 def test_junit_tells_which_requirement_is_missed(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_what_follows_a_refusal_is_begun_before_it(
     """The next prefix is built beside the engine that is asked now, and kept when that is
     refused.
     """
-    monkeypatch.setattr(robust_search, "_MOST_SHRUNK", 0)
+    monkeypatch.setattr(robust_search, "MOST_SHRUNK", 0)
     engine = Foreseen(residual())
     result, _ = judged(residual(), engine, robust=0.95)
     asked = [p for p in engine.built if p.base is Precision.FP16 and p.pinned]

@@ -23,7 +23,7 @@ from bisect_trt.numerics.variants import variant
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.stations import unseen
 from bisect_trt.stations.case import load
-from bisect_trt.stations.drawn import redraws
+from bisect_trt.stations.drawn import redraws, wants_variants
 from bisect_trt.stations.fresh_test import wanted_of_variants
 from bisect_trt.stations.open_bench import open_bench
 from bisect_trt.stations.settings import Settings
@@ -172,6 +172,16 @@ def test_inputs_kept_apart_are_judged_at_the_end_only(tmp_path: Path) -> None:
         out=tmp_path / "none",
     )
     assert len(none.samples) == 25 and none.holds is not None and none.holds.holdout.tested == 0
+
+
+@pytest.mark.parametrize(("given", "tested"), [(20, True), (23, True), (24, False)])
+def test_variants_stand_in_where_few_are_searched_with(
+    tmp_path: Path, given: int, tested: bool
+) -> None:
+    fixture = residual()
+    inputs = fresh(fixture, given)
+    case = load(Settings(fixture.model, inputs, out=tmp_path), Observer())
+    assert (len(case.samples) < given) and wants_variants(case) == tested
 
 
 def test_what_overflows_is_counted_and_ends_nothing(tmp_path: Path) -> None:

@@ -55,6 +55,9 @@ def select_tensors(model: onnx.ModelProto | Graph, selectors: Iterable[str]) -> 
 def mark_outputs(model: onnx.ModelProto, tensors: Iterable[str]) -> onnx.ModelProto:
     """A copy of ``model`` in which ``tensors`` are graph outputs too, after the model's own. Only
     their ranks are declared.
+
+    Raises:
+        BadInputError: a tensor is not in the model.
     """
     scope = infer_types(model)
     marked = onnx.ModelProto()

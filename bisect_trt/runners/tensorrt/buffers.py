@@ -24,14 +24,16 @@ _UNTOUCHED, _POISON = 0xA5, 0xFF
 
 
 class GuardedMemory:
-    """``size`` bytes of device memory at ``pointer``, between two margins, set to ``byte``."""
+    """``size`` bytes of device memory at ``pointer``, between two margins, filled with what nobody
+    mistakes for an answer.
+    """
 
-    def __init__(self, cuda: Cuda, size: int, byte: int = _POISON) -> None:
+    def __init__(self, cuda: Cuda, size: int) -> None:
         self._cuda, self._size = cuda, size
         self._base = cuda.allocate(size + 2 * _MARGIN)
         self.pointer = self._base + _MARGIN
         cuda.fill(self._base, _UNTOUCHED, size + 2 * _MARGIN)
-        cuda.fill(self.pointer, byte, size)
+        cuda.fill(self.pointer, _POISON, size)
 
     def intact(self) -> bool:
         """Whether nobody wrote to the margins."""

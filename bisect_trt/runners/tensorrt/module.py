@@ -15,7 +15,11 @@ MODULES = ("tensorrt", "tensorrt_rtx")
 
 
 def installed_module(choice: str | None = None) -> str | None:
-    """The name of the module that would be used, None if none is installed. Nothing is imported."""
+    """The name of the module that would be used, None if none is installed. Nothing is imported.
+
+    Raises:
+        BadInputError: ``choice`` is no such module.
+    """
     if choice is not None and choice not in MODULES:
         raise BadInputError(f"--trt-module {choice}: unknown; choose one of {', '.join(MODULES)}")
     wanted = (choice,) if choice else MODULES

@@ -32,7 +32,12 @@ def failure_of(error: Exception) -> tuple[str, Any]:
 
 
 def raise_failure(kind: str, value: Any) -> NoReturn:
-    """The error that :func:`failure_of` took apart."""
+    """The error that :func:`failure_of` took apart.
+
+    Raises:
+        RunnerUnavailableError: of the kind "unavailable".
+        RunnerFailedError: of the others.
+    """
     if kind == "unavailable":
         raise RunnerUnavailableError(value)
     message, verdict, log, lost = value

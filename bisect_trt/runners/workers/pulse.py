@@ -26,7 +26,11 @@ class Pulse:
         self._since = time.monotonic()
 
     def check(self) -> None:
-        """Raise :class:`TimeoutError` if the process has used no processor for too long."""
+        """Look whether the process has used the processor since the last time.
+
+        Raises:
+            TimeoutError: not for too long.
+        """
         if self._stall_s is None:
             return
         used, now = self._ticks(), time.monotonic()
