@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
-
-import pandas as pd
 
 from bisect_trt.core.beside import Beside
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.observer import Observer
-from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.core.precision import Precision
 from bisect_trt.core.stop import BudgetSpentError, StoppedError
 from bisect_trt.core.time_budget import TimeBudget
 from bisect_trt.report import cured, reproducer
@@ -29,9 +27,9 @@ from bisect_trt.report.write import discard, write_report, write_tables
 from bisect_trt.stations.answer import (
     begin_steadiness,
     holds_of_answer,
-    plan_of_answer,
     with_steadiness,
 )
+from bisect_trt.stations.answer_tables import looked_at_again
 from bisect_trt.stations.baselines import measure_baselines, nothing_to_pin, tf32_to_blame
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.bisect import bisect
@@ -43,14 +41,10 @@ from bisect_trt.stations.engine_ahead import baseline_plans
 from bisect_trt.stations.engine_baselines import begin_engine, measure_engine, with_table
 from bisect_trt.stations.engine_to_blame import REPRODUCER, piece_to_blame
 from bisect_trt.stations.engine_verdict import decide_on_engine
-from bisect_trt.stations.frontier import measure_frontier
 from bisect_trt.stations.golden import check_golden
-from bisect_trt.stations.held import note_held
-from bisect_trt.stations.inputs_table import inputs_table
 from bisect_trt.stations.known import Known
 from bisect_trt.stations.let_go import let_go
 from bisect_trt.stations.open_bench import open_bench
-from bisect_trt.stations.out_of_range import note_left_overflowing
 from bisect_trt.stations.reduce import Reduced
 from bisect_trt.stations.reduce_model import files_read, reduce_model, result_folder
 from bisect_trt.stations.run_folder import refuse_answer
@@ -98,7 +92,7 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
             holds = holds_of_answer(latest, bench)
             latest = with_steadiness(latest, bench)
             held = holds if latest.unsteady is None else None
-            latest = _looked_at_again(latest.with_(holds=held), bench)
+            latest = looked_at_again(latest.with_(holds=held), bench)
         except KeyboardInterrupt as error:
             latest = with_set_in_hand(latest, bench).with_(interrupted=True)
             partial = summarise_interrupted(latest, bench.ledger(), time.perf_counter() - began)
@@ -106,9 +100,12 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
                 raise
             write_report(partial, case)
             raise StoppedError(left_behind(partial)) from error
-        let_go(case, bench)
-        result = summarise(latest, bench.ledger(), time.perf_counter() - began)
-        write_report(result, case)
+        try:
+            let_go(case, bench)
+            result = _written(latest, bench, time.perf_counter() - began)
+        except KeyboardInterrupt as error:  # all is known: it takes moments, and is what was asked
+            _written(latest, bench, time.perf_counter() - began)
+            raise StoppedError(f"the answer is in {bench.folder}") from error
         # Its search may take long: whoever interrupts it has the report already.
         piece = piece_to_blame(latest, bench)
         if isinstance(piece, Reduced):
@@ -118,11 +115,16 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
         elif piece is not None and piece.runs:
             bench.note(Finding("reduced", "", nothing_bad(piece)))
         if piece is not None:
-            result = summarise(latest, bench.ledger(), time.perf_counter() - began)
-            write_report(result, case)
+            result = _written(latest, bench, time.perf_counter() - began)
         if isinstance(piece, Reduced) and piece.interrupted:
             raise StoppedError(f"the answer is in {bench.folder}, with the smallest piece so far")
         return result
+
+
+def _written(known: Known, bench: Bench, seconds: float) -> Result:
+    result = summarise(known, bench.ledger(), seconds)
+    write_report(result, known.case)
+    return result
 
 
 @within_threads
@@ -145,31 +147,6 @@ def compare(settings: Settings, observer: Observer | None = None) -> Result:
         result = summarise(latest, bench.ledger(), time.perf_counter() - began, "compare")
         write_tables(result)
         return result
-
-
-def _looked_at_again(known: Known, bench: Bench) -> Known:
-    """With the tables that show the answer beside others, and input by input."""
-    answer = plan_of_answer(known, bench)
-    frontier = None
-    if answer is not None:
-        note_left_overflowing(known.case, known, bench, answer)
-    if answer is not None and not known.out_of_time:
-        with suppress(BudgetSpentError):  # the answer is there, and what shows it can wait
-            note_held(known.case, bench, answer)
-            frontier = _frontier(known, bench, answer)
-    return known.with_(inputs=inputs_table(known, bench, answer), frontier=frontier)
-
-
-def _frontier(known: Known, bench: Bench, answer: PrecisionPlan) -> pd.DataFrame | None:
-    """None where nothing was ranked, or the plan shall be fitted to its inputs."""
-    case, triage, baselines = known.case, known.triage, known.baselines
-    if triage is None or baselines is None or case.settings.fitted:
-        return None
-    bench.observer.station("frontier")
-    found = measure_frontier(case, bench, triage, baselines, answer)
-    for finding in found.cut_short():
-        bench.note(finding)
-    return found.table
 
 
 def _with_engine_table(known: Known, bench: Bench) -> Known:

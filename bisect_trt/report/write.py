@@ -18,7 +18,7 @@ from bisect_trt.core.run_files import (
     RUN,
     TYPED_MODEL,
 )
-from bisect_trt.core.scratch import scratch
+from bisect_trt.core.scratch import scratch, scratch_in
 from bisect_trt.graph.passes.typed import to_typed
 from bisect_trt.graph.save import save_model
 from bisect_trt.report.annotations import annotated_model
@@ -76,7 +76,8 @@ def documents_of(result: Result) -> dict[str, str]:
 
 def write_documents(result: Result) -> None:
     """Write report.html, report.md and junit.xml again. Raises as :func:`write_report`."""
-    _write(result.folder, {}, documents_of(result), {})
+    with scratch_in(result.folder):
+        _write(result.folder, {}, documents_of(result), {})
 
 
 def write_tables(result: Result) -> None:

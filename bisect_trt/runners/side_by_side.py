@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from _thread import interrupt_main
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
+from threading import Timer
 from typing import TypeVar
 
 from bisect_trt.core.cores import thread_count
@@ -17,6 +19,8 @@ from bisect_trt.graph.graph import Graph
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 Shapes = Mapping[str, tuple[int, ...]]
+
+_A_MOMENT_S = 0.01
 
 ROOM_BYTES = 128 << 20
 """What inferences that are made side by side may hold in all."""
@@ -78,10 +82,26 @@ def side_by_side(
             yield from map(work, stream)
             break
         # Threads of its own: what is in work may ask for the shared ones.
-        with ThreadPoolExecutor(most) as pool:
+        pool = ThreadPoolExecutor(most)
+        try:
             yield from on_pool(pool, most, work, chain([first], stream), at_once)
+        finally:
+            _end(pool)
     if failed:
         raise failed[0]
+
+
+def _end(pool: ThreadPoolExecutor) -> None:
+    """Wait for what is in work. Where a reader stops early this may be all that the interpreter
+    does of a generator any more, and then whatever is raised in it is lost, Ctrl-C too: so that
+    comes again, a moment after it.
+    """
+    try:
+        pool.shutdown()
+    except KeyboardInterrupt:
+        again = Timer(_A_MOMENT_S, interrupt_main)
+        again.daemon = True
+        again.start()
 
 
 def _until_failed(items: Iterable[Item], failed: list[Exception]) -> Iterator[Item]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +19,11 @@ import bisect_trt
 from bisect_trt import pipeline
 from bisect_trt.cli import main
 from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.stop import StoppedError
 from bisect_trt.graph import list_layers
 from bisect_trt.report.read_run import read_run
 from bisect_trt.report.run_diff import diff_runs
+from bisect_trt.stations.case import Case
 from bisect_trt.stations.settings import Settings
 from fixtures.models import (
     Fixture,
@@ -217,3 +221,39 @@ def test_compare_does_not_take_the_place_of_an_answer(tmp_path: Path) -> None:
     for _ in range(2):  # its own tables it does take the place of
         pipeline.compare(settings(fixture, tables))
     assert (tables / "layers.csv").is_file()
+
+
+def test_a_folder_on_another_disk_than_the_temporary_one(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files cannot be moved from one to the other; the machine's two are one here."""
+    copy = tmp_path / "moved"
+    shutil.copytree(folders["pins"], copy)
+    move = os.replace
+
+    def within_one(source: Path, target: Path) -> None:
+        if not Path(source).is_relative_to(copy):
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        move(source, target)
+
+    monkeypatch.setattr(os, "replace", within_one)
+    assert call("report", copy).exit_code == 0
+
+
+def test_what_is_known_is_written_though_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer is there, and exit code 130 promises that it is on disk."""
+    write, times = pipeline.write_report, iter(range(9))
+
+    def interrupted(result: bisect_trt.Result, case: Case) -> None:
+        if next(times) == 0:
+            raise KeyboardInterrupt
+        write(result, case)
+
+    monkeypatch.setattr(pipeline, "write_report", interrupted)
+    with pytest.raises(StoppedError, match="the answer is in"):
+        run(healthy(), tmp_path / "run")
+    found = read_run(tmp_path / "run")
+    assert found.passed and not found.interrupted
+    assert (tmp_path / "run" / "model.typed.onnx").exists()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import threading
+import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import onnx
@@ -153,3 +156,27 @@ def test_a_worker_makes_no_more_at_once_than_its_share_of_the_cores(
     assert Room(graph).at_once(sample) == 64
     session, _ = EmulatedRunner(graph, threads=3)._session_for(PrecisionPlan(Precision.FP16))
     assert session.at_once(sample) == 3
+
+
+def test_ctrl_c_is_not_lost_in_a_reader_s_last_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A generator that nobody reads any more is ended by the interpreter, which drops what is
+    raised meanwhile: the wait for what is in work was where a run's Ctrl-C came to nothing.
+    """
+    ended = ThreadPoolExecutor.shutdown
+
+    def interrupted(pool: ThreadPoolExecutor) -> None:
+        ended(pool)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ThreadPoolExecutor, "shutdown", interrupted)
+    # A shell's background job ignores SIGINT, and the tests may run in one.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        answers = side_by_side(str, range(5), lambda _: 2)
+        assert next(answers) == "0"
+        with pytest.raises(KeyboardInterrupt):
+            del answers
+            for _ in range(1000):  # it is the main thread that hears of it, when it goes on
+                time.sleep(0.001)
+    finally:
+        signal.signal(signal.SIGINT, before)

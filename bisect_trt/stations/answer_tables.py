@@ -1,0 +1,47 @@
+"""The tables that show the answer beside others."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pandas as pd
+
+from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.stop import BudgetSpentError
+from bisect_trt.stations.answer import plan_of_answer
+from bisect_trt.stations.bench import Bench
+from bisect_trt.stations.frontier import measure_frontier
+from bisect_trt.stations.held import note_held
+from bisect_trt.stations.inputs_table import inputs_table
+from bisect_trt.stations.known import Known
+from bisect_trt.stations.out_of_range import note_left_overflowing
+
+
+def looked_at_again(known: Known, bench: Bench) -> Known:
+    """With the tables that show the answer beside others, and input by input.
+
+    Args:
+        known: what was found, with the answer.
+        bench: what runs it.
+    """
+    answer = plan_of_answer(known, bench)
+    frontier = None
+    if answer is not None:
+        note_left_overflowing(known.case, known, bench, answer)
+    if answer is not None and not known.out_of_time:
+        with suppress(BudgetSpentError):  # the answer is there, and what shows it can wait
+            note_held(known.case, bench, answer)
+            frontier = _frontier(known, bench, answer)
+    return known.with_(inputs=inputs_table(known, bench, answer), frontier=frontier)
+
+
+def _frontier(known: Known, bench: Bench, answer: PrecisionPlan) -> pd.DataFrame | None:
+    """None where nothing was ranked, or the plan shall be fitted to its inputs."""
+    case, triage, baselines = known.case, known.triage, known.baselines
+    if triage is None or baselines is None or case.settings.fitted:
+        return None
+    bench.observer.station("frontier")
+    found = measure_frontier(case, bench, triage, baselines, answer)
+    for finding in found.cut_short():
+        bench.note(finding)
+    return found.table
