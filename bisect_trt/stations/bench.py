@@ -6,7 +6,9 @@ It is the one mutable thing that the stations share; what they find travels in f
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 
@@ -19,7 +21,7 @@ from bisect_trt.core.time_budget import TimeBudget
 from bisect_trt.numerics.error_sample import ErrorSample
 from bisect_trt.numerics.requirements import times
 from bisect_trt.probe.execution import Arrays
-from bisect_trt.probe.journal import Journal
+from bisect_trt.probe.journal import Journal, Row
 from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.references import References
 from bisect_trt.probe.result import GIVEN, ProbeResult
@@ -41,6 +43,8 @@ _ON_GPU, _OF_THREE = 0.05, 0.4
 
 _FAR, _NOTICED_S = 16.0, 0.05
 """So many times what was counted, and at least so many seconds: it was not counted right."""
+
+_AGAIN, _AGAIN_S = 5, 1.0
 
 
 class Bench:
@@ -109,19 +113,51 @@ class Bench:
         """About what one of a draw's inferences takes in the mean, counted from the model: on a GPU
         a small part of it, but for those of a second emulator, which is on the CPU.
         """
+        if not self._is_far:
+            return self._counted_s
+        return float(_FAR ** round(math.log(self._took_s, _FAR)))
+
+    @property
+    def _counted_s(self) -> float:
         usual = self._case.usual_seconds
         if self.emulator.device != CPU:
             usual *= _ON_GPU if self.engine is not None else _OF_THREE
-        if self._took_s < max(_FAR * usual, _NOTICED_S):
-            return usual
-        return float(_FAR ** round(math.log(self._took_s, _FAR)))
+        return usual
 
     def took(self, seconds: float) -> None:
         """Hear that an emulated inference took so long. Loops, and what stands behind shapes that
         follow from values, are not counted; only where that is far from what was counted does a
         clock decide, and by powers of 16.
+
+        What is far is looked at again, and kept: a machine that was busy when a small network's
+        first probes ran gave 117 pins tested on 25 draws where it otherwise gives 107 and 80.
         """
         self._took_s = seconds
+        if self._is_far:
+            self._took_s = min(seconds, self._timed_again())
+
+    @property
+    def _is_far(self) -> bool:
+        return self._took_s >= max(_FAR * self._counted_s, _NOTICED_S)
+
+    def _timed_again(self) -> float:
+        """An inference's seconds by the quickest of a few; of a slow one's there are fewer."""
+        sample, plan = self._case.samples[0], self._case.base
+        key = self.prober.key("took", plan.digest, sample.digest)
+        known = self.journal.recall(key)
+        if known is not None:
+            return float(known[0])
+        quickest, began = math.inf, time.perf_counter()
+        for _ in range(_AGAIN):
+            before = time.perf_counter()
+            with suppress(RunnerFailedError):  # the probe has said so
+                next(iter(self.emulator.outputs(plan, [sample])))
+            now = time.perf_counter()
+            quickest = min(quickest, now - before)
+            if now - began > _AGAIN_S:
+                break
+        self.journal.record([Row(key, "took", quickest)])
+        return quickest
 
     @property
     def probers(self) -> list[Prober]:

@@ -25,11 +25,15 @@ from bisect_trt.stations.open_bench import open_bench
 from bisect_trt.stations.settings import Settings
 from bisect_trt.stations.usual_time import usual_seconds
 from fixtures.models import encoder_decomposed, healthy
+from tests.conftest import forbid_inferences
 
 FIXTURE = encoder_decomposed()
 
 
-def test_a_slow_machine_changes_nothing_but_a_wrong_count_does(tmp_path: Path) -> None:
+def test_a_slow_machine_changes_nothing_but_a_wrong_count_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Bench, "_timed_again", lambda _: np.inf)
     settings = Settings(FIXTURE.model, [FIXTURE.inputs], require=FIXTURE.require, out=tmp_path)
     case = load(settings, Observer())
     with open_bench(case, Observer()) as bench:
@@ -42,6 +46,22 @@ def test_a_slow_machine_changes_nothing_but_a_wrong_count_does(tmp_path: Path) -
             bench.took(seconds)
             found.append(bench.usual_seconds)
         assert found == [1.0, 1.0, 1.0, 16.0]
+
+
+def test_a_busy_moment_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small network's first probes took a thousand times as long as it does: they are no measure
+    of it, now or when the journal tells them again.
+    """
+    settings = Settings(FIXTURE.model, [FIXTURE.inputs], require=FIXTURE.require, out=tmp_path)
+    case = load(settings, Observer())
+    kept = []
+    for _ in range(2):
+        with open_bench(case, Observer()) as bench:
+            bench.took(0.5)
+            assert bench.usual_seconds == case.usual_seconds
+            kept.append(bench._timed_again())
+            forbid_inferences(monkeypatch)
+    assert kept[0] == kept[1]
 
 
 def test_inputs_of_several_sizes_stand_for_all() -> None:
