@@ -46,7 +46,9 @@ def _problems(array: NDArray[np.float32], precision: Precision) -> Iterator[tupl
     values = flat(array)
     for part in slices(values.size, 1 << 16):
         size = np.abs(values[part])
-        largest = max(largest, float(size.max()))
+        # What is infinite (a mask, the bound of a maximum) is so in any precision.
+        finite = size[np.isfinite(size)]
+        largest = max(largest, float(finite.max(initial=0.0)))
         lost = (size > 0) & (size < SMALLEST_SUBNORMAL[precision] / 2)
         vanishing += int(np.count_nonzero(lost))
     let_go(array)

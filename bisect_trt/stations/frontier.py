@@ -28,7 +28,7 @@ from bisect_trt.stations.triage import Triage
 STEPS = (0, 2, 8, 32, 128, 512, 2048)
 """How many of the ranked layers are pinned; the answer and all layers are shown beside them."""
 
-_GIVEN, _REDRAWN, _VARIANTS = 24, 16, 8
+_GIVEN, _HARD, _REDRAWN, _VARIANTS = 24, 8, 16, 8
 _NAMED = 3
 _QUANTILES = {"p50_score": 0.5, "p95_score": 0.95, "worst_score": 1.0}
 STREAM = MAX_TESTS + 2
@@ -128,18 +128,19 @@ def _copies(rows: int, usual_seconds: float) -> tuple[int, int]:
 
 
 def _some_given(case: Case, bench: Bench, answer: PrecisionPlan) -> list[Sample]:
-    """A few of the given inputs, and of those that are known to miss under ``answer``: a row that
-    left these out would promise more.
+    """A few of the given inputs, those that everything lowered misses by most, and some of those
+    that are known to miss under ``answer``: a row that left these out would promise more.
     """
 
-    def misses(sample: Sample) -> bool:
-        found = bench.prober.known(answer, sample)
-        return found is not None and not meets(found, 1.0)
+    def score(plan: PrecisionPlan, sample: Sample) -> float:
+        found = bench.prober.known(plan, sample)
+        return 0.0 if found is None or meets(found, 1.0) else found.score
 
-    few = evenly(case.samples, _GIVEN)
-    shown = {sample.digest for sample in few}
-    missed = [s for s in case.samples if s.digest not in shown and misses(s)]
-    return [*few, *evenly(missed, _GIVEN)]
+    chosen = {sample.digest: sample for sample in evenly(case.samples, _GIVEN)}
+    hard = sorted(case.samples, key=lambda sample: -score(case.base, sample))[:_HARD]
+    missed = evenly([s for s in case.samples if score(answer, s) > 0.0], _GIVEN)
+    chosen |= {s.digest: s for s in (*hard, *missed) if score(case.base, s) + score(answer, s) > 0}
+    return [sample for sample in case.samples if sample.digest in chosen]
 
 
 def _samples(

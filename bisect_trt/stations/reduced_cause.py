@@ -13,6 +13,11 @@ from bisect_trt.numerics.requirements import times
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.stations.sensitivity import Sensitivity
 
+_SHOWN = 4
+
+_TELLING = 8
+"""Of fewer layers that were measured alone it is not said that the error is spread over many."""
+
 
 def diagnose_reduced(
     base: ProbeResult,
@@ -22,6 +27,7 @@ def diagnose_reduced(
     precision: Precision,
     overflowing_weights: frozenset[str] = frozenset(),
     where: str = "",
+    alone: Callable[[str], ProbeResult] | None = None,
 ) -> Diagnosis:
     """Overflow, rounding in a few layers, or accumulation over many: told apart by measured
     effects.
@@ -38,6 +44,8 @@ def diagnose_reduced(
         precision: for the sentence.
         overflowing_weights: layers with a constant that does not fit.
         where: what the scores are the worst of, where these are not the given inputs alone.
+        alone: everything pinned but one layer, on the given inputs; where a requirement is on
+            several of them together, of which one's score says nothing.
     """
     name = precision.value.upper()
     overflows = ~table["introduced_finite"].astype(bool) | table["layer"].isin(overflowing_weights)
@@ -49,21 +57,40 @@ def diagnose_reduced(
         ):
             under = frozenset(table.loc[table["underflows"].astype(bool), "layer"])
             return _not_finite(name, not_finite, under - overflowing_weights)
-    guilty = [n for n in sensitivity.scores if n in sensitivity.must_pin]
+    guilty = _guilty(sensitivity, alone)
     if guilty:
-        guilty.sort(key=lambda n: -sensitivity.scores[n])
+        worst = max(guilty, key=lambda n: guilty[n])
         return Diagnosis(
             Cause.ROUNDING,
-            f"{name} rounding in {_named(guilty)} alone misses the requirement "
-            f"({times(sensitivity.scores[guilty[0]])}{where}).",
+            f"{name} rounding in {_named(list(guilty))} alone misses the requirement "
+            f"({times(guilty[worst])}{where}).",
         )
-    count = len(sensitivity.scores)
+    count, every = len(sensitivity.scores), len(table)
     seen = "" if base.verdict.passed else f" ({times(base.score)}{where})"
-    why = f"none of the {count} measured layers misses" if count else "no time to see which misses"
+    if count < min(every, _TELLING):
+        return Diagnosis(
+            Cause.UNKNOWN,
+            f"The {name} error{seen} is that of a few layers or of many: there was time to measure "
+            f"{count} of {every} alone.",
+        )
+    of = f" of {every}" if count < every else ""
     return Diagnosis(
         Cause.ACCUMULATION,
-        f"The {name} error accumulates over many layers{seen}: {why} the requirement alone.",
+        f"The {name} error accumulates over many layers{seen}: none of the {count}{of} measured "
+        "layers misses the requirement alone.",
     )
+
+
+def _guilty(
+    sensitivity: Sensitivity, alone: Callable[[str], ProbeResult] | None
+) -> dict[str, float]:
+    """The layers that miss the requirement alone, the worst first, and by how much."""
+    scores = sensitivity.scores
+    found = sorted(sensitivity.must_pin, key=lambda n: (-scores[n], n))
+    if alone is None:
+        return {name: scores[name] for name in found}
+    probed = {name: alone(name).score for name in found[:_SHOWN]}
+    return {name: score for name, score in probed.items() if not score <= 1.0}
 
 
 def _not_finite(name: str, layers: Sequence[str], underflowing: Container[str]) -> Diagnosis:
@@ -82,5 +109,7 @@ def _not_finite(name: str, layers: Sequence[str], underflowing: Container[str]) 
 
 
 def _named(layers: Sequence[str]) -> str:
-    shown = ", ".join(layers[:4])
-    return f"{shown} and {len(layers) - 4} more layers" if len(layers) > 4 else shown
+    shown, more = ", ".join(layers[:_SHOWN]), len(layers) - _SHOWN
+    if more <= 0:
+        return shown
+    return f"{shown} and {more} more layers" if more > 1 else f"{shown} and one more layer"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bisect_trt.core.diagnosis import Cause, Diagnosis
@@ -79,7 +79,7 @@ def _missed_with_all_pins(
     )
 
 
-def _alone(
+def _each_alone(
     case: Case,
     bench: Bench,
     emulated: Baselines,
@@ -141,7 +141,7 @@ def find_cause(
         return missed
     suspicion = suspicion_of(emulated.layers)
     heavy = frozenset(f.where for f in case.findings if f.kind == "weight-overflow")
-    sensitivity = _alone(case, bench, emulated, unseen, suspicion, heavy)
+    sensitivity = _each_alone(case, bench, emulated, unseen, suspicion, heavy)
     limit = _first_limit(emulated.lowered, pinned, engine)
     lowered = emulated.lowered
     if unseen is not None and unseen.lowered.score > lowered.score:
@@ -154,6 +154,7 @@ def find_cause(
         case.settings.precision,
         heavy,
         _WORST if unseen is not None else "",
+        _alone_on_all(case, bench, base, limit),
     )
     if emulated.lowered.verdict.passed and engine is None and unseen is not None:
         others = _others(unseen, set_size(case))
@@ -165,6 +166,16 @@ def find_cause(
         case.names, key=lambda n: (-strength.get(n, -1.0), -suspicion.get(n, -math.inf))
     )
     return Triage(diagnosis, base, pinned, sensitivity, limit, tuple(ranking), unseen)
+
+
+def _alone_on_all(
+    case: Case, bench: Bench, base: PrecisionPlan, limit: float
+) -> Callable[[str], ProbeResult] | None:
+    """What a layer does alone on the given inputs together; None where each must meet it itself."""
+    if not case.requirements.of_sets and case.settings.share_of_given >= 1.0:
+        return None
+    names = frozenset(case.names)
+    return lambda name: bench.prober.probe(base.with_pins(names - {name})).under(limit)
 
 
 def _others(unseen: Unseen, size: int) -> str:

@@ -126,6 +126,7 @@ def test_weights_out_of_range_are_named() -> None:
         "tiny": [1e-9, 1.0],
         "zero": [0.0, 65504.0],
         "mask": [np.finfo(np.float32).min, 0.0],
+        "infinite": [-np.inf, np.nan],  # which it is in any precision
     }
     nodes = [helper.make_node("Add", ["x", w], [f"y_{w}"], f"add_{w}") for w in weights]
     info = helper.make_tensor_value_info

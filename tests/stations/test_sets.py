@@ -111,6 +111,23 @@ def test_the_frontier_shows_what_each_number_of_pins_holds_on(tmp_path: Path) ->
     assert 'id="frontier-plot"' in page and "How many inputs hold" in page
 
 
+def test_the_frontier_is_judged_on_the_inputs_that_decide(tmp_path: Path) -> None:
+    """Of fifty inputs 24 are spread over their order; the worst one need not be among them."""
+    given = [{n: a * np.float32(0.05) for n, a in of.items()} for of in inputs(30)]
+    given[1] = inputs(2)[1]
+    result = bisect_trt.bisect(
+        FIXTURE.model,
+        given,
+        require="max_abs<=5e-3",
+        runner="emulated",
+        holdout="none",
+        out=tmp_path,
+    )
+    first = result.frontier.iloc[0]
+    assert first["pins"] == 0 and first["given_tested"] == 25
+    assert first["given_missed"] == result.samples[1]
+
+
 def test_a_point_of_the_frontier_can_be_picked(tmp_path: Path) -> None:
     half = run(tmp_path / "half", 4, pick=0.5)
     most = run(tmp_path / "most", 4, pick=1.0)

@@ -1,0 +1,113 @@
+"""The cause by what layers were measured to do, and what is said of those that were not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import bisect_trt
+from bisect_trt.core.diagnosis import Cause
+from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.core.verdict import Verdict
+from bisect_trt.probe.result import ProbeResult
+from bisect_trt.stations.reduced_cause import diagnose_reduced
+from bisect_trt.stations.sensitivity import Sensitivity
+from fixtures.models import residual
+
+FP16 = PrecisionPlan(Precision.FP16)
+
+
+def probed(score: float) -> ProbeResult:
+    verdict = Verdict.PASS if score <= 1.0 else Verdict.FAIL
+    return ProbeResult(FP16, "emulated", verdict, score, {}, {}, 0.0)
+
+
+def measured(scores: dict[str, float]) -> Sensitivity:
+    return Sensitivity({}, scores, np.zeros(1, np.float32), 2.0, dict(scores), 0)
+
+
+def cause(
+    scores: dict[str, float],
+    layers: int,
+    overflows: tuple[str, ...] = (),
+    alone: Callable[[str], ProbeResult] | None = None,
+    without: float = 0.5,
+) -> tuple[Cause, str]:
+    names = [*scores, *(f"other{i}" for i in range(layers - len(scores)))]
+    finite = [name not in overflows for name in names]
+    table = pd.DataFrame({"layer": names, "introduced_finite": finite, "underflows": False})
+    found = diagnose_reduced(
+        probed(3.0),
+        table,
+        measured(scores),
+        lambda _: probed(without),
+        Precision.FP16,
+        alone=alone,
+    )
+    return found.cause, found.sentence
+
+
+SMALL = {f"l{i}": 0.1 for i in range(8)}
+
+
+def test_what_breaks_the_requirement_alone_is_named_the_worst_first() -> None:
+    found, said = cause({"a": 1.5, "b": 2.5, "c": 0.2}, 3)
+    assert found is Cause.ROUNDING
+    assert said.startswith("FP16 rounding in b, a alone misses the requirement (2.5 times")
+    found, said = cause({f"l{i}": 9.0 - i for i in range(6)}, 6)
+    assert "l0, l1, l2, l3 and 2 more layers alone" in said
+    assert "l3 and one more layer alone" in cause({f"l{i}": 9.0 - i for i in range(5)}, 5)[1]
+
+
+@pytest.mark.parametrize(
+    ("count", "layers", "found", "said"),
+    [
+        (8, 8, Cause.ACCUMULATION, "none of the 8 measured layers misses"),
+        (8, 900, Cause.ACCUMULATION, "none of the 8 of 900 measured layers misses"),
+        (3, 3, Cause.ACCUMULATION, "none of the 3 measured layers misses"),
+        (3, 120, Cause.UNKNOWN, "there was time to measure 3 of 120 alone"),
+        (0, 120, Cause.UNKNOWN, "there was time to measure 0 of 120 alone"),
+    ],
+)
+def test_of_layers_that_were_not_measured_nothing_is_said(
+    count: int, layers: int, found: Cause, said: str
+) -> None:
+    told = cause(dict(list(SMALL.items())[:count]), layers)
+    assert told[0] is found and said in told[1]
+
+
+def test_overflow_is_the_cause_where_it_is_half_of_the_error() -> None:
+    assert cause(SMALL, 8, ("l3",))[0] is Cause.OVERFLOW
+    assert cause(SMALL, 8, ("l3",), without=2.9)[0] is Cause.ACCUMULATION
+
+
+def test_where_inputs_count_together_one_s_score_is_no_verdict() -> None:
+    """A layer that misses on one of fifty inputs meets a mean over them."""
+    scores = {"a": 29.0, "b": 28.0, **SMALL}
+    assert cause(scores, 10, alone=lambda _: probed(0.9))[0] is Cause.ACCUMULATION
+    found, said = cause(scores, 10, alone=lambda n: probed(1.5 if n == "b" else 0.9))
+    assert found is Cause.ROUNDING and "rounding in b alone misses the requirement (1.5" in said
+    assert cause(scores, 10, alone=lambda _: probed(math.nan))[0] is Cause.ROUNDING
+
+
+@pytest.mark.usefixtures("few_draws")
+def test_a_mean_over_inputs_blames_no_layer_that_meets_it_alone(tmp_path: Path) -> None:
+    """Of twelve inputs one is so loud that many a layer misses on it alone."""
+    fixture = residual()
+    (name,) = fixture.inputs
+    given = [
+        {name: fixture.inputs[name] * np.float32(1e-5 * (i + 1) + 2.0 * (i == 3))}
+        for i in range(12)
+    ]
+    single = bisect_trt.bisect(
+        fixture.model, given, require="max_abs<=2e-3", out=tmp_path / "one", runner="emulated"
+    )
+    result = bisect_trt.bisect(
+        fixture.model, given, require="max_abs@mean<=2e-3", out=tmp_path / "all", runner="emulated"
+    )
+    assert single.cause is Cause.ROUNDING and result.cause is Cause.ACCUMULATION
