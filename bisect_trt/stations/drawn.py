@@ -5,16 +5,16 @@ on.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from itertools import islice
 from typing import TypeVar
 
 import numpy as np
 
-from bisect_trt.core.errors import RunnerFailedError
-from bisect_trt.core.finding import Finding
+from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.lazy_arrays import LazyArrays
 from bisect_trt.core.sample import Sample
+from bisect_trt.graph.inputs import input_specs
 from bisect_trt.numerics.draws import (
     Arrays,
     can_be_redrawn,
@@ -30,18 +30,16 @@ from bisect_trt.numerics.variants import (
     own_variant,
     variant,
 )
-from bisect_trt.probe.journal import Row
 from bisect_trt.runners.ort_lookups import Lookups
-from bisect_trt.runners.side_by_side import side_by_side
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
 from bisect_trt.stations.given_inputs import FEW_INPUTS
+from bisect_trt.stations.samples import checked
+from bisect_trt.stations.usable import usable
 
 Item = TypeVar("Item")
 
 REDRAWN, VARIANTS, HOLDOUT = "redrawn", "variants", "holdout"
-
-_IN_A_ROW = 20
 
 SEARCH_STREAM = 0
 """The draws that are searched with; tests use the streams from 1 on, which no search has seen."""
@@ -94,6 +92,10 @@ def variants(case: Case, bench: Bench, stream: int, count: int) -> Iterator[Samp
         bench: where references come from.
         stream: which draws; no two streams share one.
         count: how many.
+
+    Raises:
+        BadInputError: kinds were asked for by name and make none, or the user's function makes
+            what the model does not take.
     """
     if not wants_variants(case):
         return iter(())
@@ -102,11 +104,26 @@ def variants(case: Case, bench: Bench, stream: int, count: int) -> Iterator[Samp
     sources = [s for s in few if kinds[s.digest]]
     if not sources:
         if case.settings.variants != "auto":
-            message = f"--variants {case.settings.variants}: changes none of these inputs"
-            bench.note(Finding("variants", "", f"{message}, so no variants were tested"))
+            raise BadInputError(
+                f"--variants {case.settings.variants}: changes none of these inputs; name others, "
+                "or none"
+            )
         return iter(())
     made = _variants(case, sources, kinds, stream)
-    return _unlike_given(case, bench, made, count, "variants")
+    found = _unlike_given(case, bench, made, count, "variants")
+    return found if case.settings.variants == "auto" or not count else _some_at_least(case, found)
+
+
+def _some_at_least(case: Case, found: Iterator[Sample]) -> Iterator[Sample]:
+    """``found``, of which there must be some: what was asked for by name is not left out."""
+    for first in found:
+        yield first
+        yield from found
+        return
+    raise BadInputError(
+        f"--variants {case.settings.variants}: all that were made were copies of a given input, or "
+        "such that the model cannot be run on them or gives nothing finite; name others, or none"
+    )
 
 
 def _unlike_given(
@@ -194,11 +211,18 @@ def _variants(
         for source in sources
         if not shuffled or number < len(kinds[source.digest])
     ]
+    specs = input_specs(case.graph.proto)
     for number, (source, kind) in _in_turn(pairs, stream, shuffled):
         name = f"{source.name}, {kind} {stream}.{number}"
         made = partial(_vary, source, kind, sources, [stream, number, 2], discrete)
+        if not is_own_kind(kind):
+            yield Sample(name, LazyArrays(made), True)
+            continue
         # A function of the user's may give something else the second time.
-        yield Sample(name, made() if is_own_kind(kind) else LazyArrays(made), True)
+        sample = Sample(name, made(), True)
+        told = replace(sample, name=f"--variants {kind}: {source.name}")
+        checked(told, specs, case.settings.infinite)
+        yield sample
 
 
 def _vary(
@@ -209,81 +233,3 @@ def _vary(
         return own_variant(kind, source.arrays, random)
     others = [s.arrays for s in sources if s is not source]
     return variant(kind, source.arrays, others, random, discrete)
-
-
-def usable(
-    bench: Bench,
-    samples: Iterator[Sample],
-    count: int,
-    but: frozenset[str] = frozenset(),
-    what: str = "",
-) -> Iterator[Sample]:
-    """The first ``count`` whose reference can be computed and is finite where it should be;
-    remembered, so that a repeated command need not ask the model. Gives up after many in a row that
-    are not.
-
-    Args:
-        bench: where references come from.
-        samples: read no further than ``count`` needs, whatever the number of cores: a function of
-            the user's may make them.
-        count: how many.
-        but: digests of samples that are not usable.
-        what: they are, for the note that there are no more of them; blank for none.
-    """
-    refused = 0
-    while count:
-        looked_at = 0
-        for sample, key, known, fit in _looked_at(bench, islice(samples, count), but):
-            looked_at += 1
-            if not known:
-                bench.journal.record_later(Row(key, "usable", fit))
-            if fit:
-                refused, count = 0, count - 1
-                yield sample
-            elif (refused := refused + 1) > _IN_A_ROW:
-                if what:
-                    message = (
-                        f"{what}: no more were made, for of {refused} in a row each was a copy of "
-                        "a given input, or the model cannot be run on it or gives nothing finite"
-                    )
-                    bench.note(Finding("draws", "", message))
-                return
-        if not looked_at:
-            return
-
-
-def _looked_at(
-    bench: Bench, samples: Iterator[Sample], but: frozenset[str]
-) -> Iterator[tuple[Sample, str, bool, bool]]:
-    """Each with its key in the journal, whether that need not be told, and whether it is fit."""
-
-    def told(sample: Sample) -> tuple[Sample, str, bool | None]:
-        key = bench.prober.key("usable", sample.digest)
-        if sample.digest in but:
-            return sample, key, False
-        found = bench.journal.recall(key)
-        return sample, key, None if found is None else bool(found[0])
-
-    def look(asked: tuple[Sample, str, bool | None]) -> tuple[Sample, str, bool, bool]:
-        sample, key, fit = asked
-        return sample, key, fit is not None, _has_reference(bench, sample) if fit is None else fit
-
-    def room(asked: tuple[Sample, str, bool | None]) -> int:
-        return bench.references.at_once(asked[0])
-
-    for first in samples:
-        yield look(told(first))
-        at_once = bench.references.at_once(first)
-        while bench.in_turn and (few := [told(s) for s in islice(samples, at_once)]):
-            # All are done before another session takes its turn.
-            yield from list(side_by_side(look, few, room))
-        yield from side_by_side(look, map(told, samples), room)
-
-
-def _has_reference(bench: Bench, sample: Sample) -> bool:
-    try:
-        outputs = bench.references.of(sample)
-    except RunnerFailedError:
-        return False
-    floats = [a for a in outputs.values() if a.dtype.kind == "f"]
-    return all(bool(np.isfinite(a).any()) or a.size == 0 for a in floats)

@@ -32,7 +32,7 @@ from bisect_trt.runners.base import Repeated
 from bisect_trt.runners.tensorrt.profile import profile_of
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
-from bisect_trt.stations.drawn import usable
+from bisect_trt.stations.usable import usable
 
 _UNITS = 10.0
 _UNIT = {

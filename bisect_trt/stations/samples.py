@@ -48,11 +48,11 @@ def load_samples(
     for number, source in enumerate(sources):
         if isinstance(source, Mapping):
             arrays = {str(k): np.asarray(v) for k, v in source.items()}
-            samples.append(_checked(Sample(f"sample {number}", arrays), specs, infinite))
+            samples.append(checked(Sample(f"sample {number}", arrays), specs, infinite))
             continue
         before = len(samples)
         for name, found in read_sources(source, specs, stacked=stacked, option=option):
-            samples.append(_checked(Sample(name, found), specs, infinite))
+            samples.append(checked(Sample(name, found), specs, infinite))
         if len(samples) == before:
             raise BadInputError(f"{option} {shown(source)}: gives no sample")
     if not samples:
@@ -60,7 +60,17 @@ def load_samples(
     return samples
 
 
-def _checked(sample: Sample, specs: Sequence[InputSpec], infinite: Collection[str]) -> Sample:
+def checked(sample: Sample, specs: Sequence[InputSpec], infinite: Collection[str]) -> Sample:
+    """``sample``, which the model takes.
+
+    Args:
+        sample: named as messages shall name it.
+        specs: what the model takes.
+        infinite: the inputs that may hold -inf.
+
+    Raises:
+        BadInputError: names the tensor: a wrong name, dtype or shape, NaN, infinities.
+    """
     where, wanted = sample.name, [s.name for s in specs]
     missing = [n for n in wanted if n not in sample.arrays]
     extra = [n for n in sample.arrays if n not in wanted]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,15 +17,18 @@ from numpy.typing import NDArray
 import bisect_trt
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.finding import Finding
+from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.core.stop import BudgetSpentError
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.probe.result import GIVEN, ProbeResult
 from bisect_trt.runners.emulator.runner import EmulatedRunner
+from bisect_trt.stations.case import load
 from bisect_trt.stations.effect_rows import EffectRows
 from bisect_trt.stations.holds import Refusal
 from bisect_trt.stations.ledger import Ledger
+from bisect_trt.stations.open_bench import open_bench
 from bisect_trt.stations.settings import Settings
 from bisect_trt.stations.triage import _others
 from fixtures.models import Fixture, encoder_decomposed, healthy, residual
@@ -67,6 +71,10 @@ def without_end(arrays: Arrays, generator: np.random.Generator) -> Arrays:
     return {name: np.full_like(a, np.nan) for name, a in arrays.items()}
 
 
+def cut_off(arrays: Arrays, generator: np.random.Generator) -> Arrays:
+    return {name: a[..., :1] for name, a in arrays.items()}
+
+
 def test_copies_count_once_and_a_fifth_is_said_to_be_kept_apart(tmp_path: Path) -> None:
     fixture = healthy()
     inputs = several(fixture, 20)
@@ -81,17 +89,18 @@ def test_copies_count_once_and_a_fifth_is_said_to_be_kept_apart(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("kinds", "words"),
     [
-        ("rotate", "--variants rotate: changes none of these inputs"),
-        (f"{__name__}:unchanged", "each was a copy of a given input"),
-        (f"{__name__}:without_end", "no more were made"),
+        ("rotate", "changes none of these inputs"),
+        (f"{__name__}:unchanged", "were copies of a given input"),
+        (f"{__name__}:without_end", "holds 64 NaN or infinite values"),
+        (f"{__name__}:cut_off", "the model takes"),
     ],
 )
-def test_variants_that_are_none_are_named(tmp_path: Path, kinds: str, words: str) -> None:
+def test_variants_that_are_none_are_refused(tmp_path: Path, kinds: str, words: str) -> None:
+    """They were asked for: a word without them would be another than the one asked for."""
     fixture = healthy()
-    result = run(fixture, fixture.inputs, tmp_path, variants=kinds)
-    assert result.holds.variants.tested == 0 and words in messages(result)
-    again = run(fixture, fixture.inputs, tmp_path, variants=kinds)
-    assert again.new_probes == 0 and messages(again) == messages(result)
+    for _ in range(2):
+        with pytest.raises(BadInputError, match=f"--variants {re.escape(kinds)}: .*{words}"):
+            run(fixture, fixture.inputs, tmp_path, variants=kinds)
 
 
 def test_samples_from_a_function_or_a_generator(tmp_path: Path) -> None:
@@ -232,6 +241,9 @@ def test_the_time_left_is_what_there_is() -> None:
 
 def test_a_note_is_kept_once(tmp_path: Path) -> None:
     fixture = healthy()
-    result = run(fixture, fixture.inputs, tmp_path, variants="rotate")
-    told = [f for f in result.findings if f.kind == "variants"]
-    assert told == [Finding("variants", "", told[0].message)]
+    case = load(Settings(fixture.model, [fixture.inputs], out=tmp_path), Observer())
+    told = Finding("draws", "", "no more were made")
+    with open_bench(case, Observer()) as bench:
+        for _ in range(2):
+            bench.note(told)
+        assert list(bench.ledger().findings) == [told]

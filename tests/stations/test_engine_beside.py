@@ -23,7 +23,7 @@ from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.core.verdict import Verdict
-from bisect_trt.stations import drawn, engine_baselines, robust_search
+from bisect_trt.stations import engine_baselines, robust_search, usable
 from bisect_trt.stations.engine_baselines import EngineBaselines, with_table
 from bisect_trt.stations.engine_table import EngineTable
 from fixtures.models import residual
@@ -80,7 +80,7 @@ def test_what_an_engine_is_asked_next_is_made_ready_while_it_is_built(
     judged: Judged, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The references of the draws that test it, and the frontier; the answer is the same."""
-    looked, results, computed = drawn._has_reference, [], []
+    looked, results, computed = usable._has_reference, [], []
     for ahead in (False, True):
         engine, before_it = Foreseen(residual()), []
         engine.builds_ahead = ahead
@@ -89,7 +89,7 @@ def test_what_an_engine_is_asked_next_is_made_ready_while_it_is_built(
             kept.append(not [p for p in engine.built if p.base is Precision.FP16 and p.pinned])
             return looked(bench, sample)
 
-        monkeypatch.setattr(drawn, "_has_reference", look)
+        monkeypatch.setattr(usable, "_has_reference", look)
         out = tmp_path / f"{ahead}"
         results.append(judged(residual(), engine, robust=0.95, out=out)[0])
         computed.append(sum(before_it))

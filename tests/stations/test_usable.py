@@ -14,9 +14,9 @@ from bisect_trt.runners import side_by_side as module
 from bisect_trt.runners import turns
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import load
-from bisect_trt.stations.drawn import usable
 from bisect_trt.stations.open_bench import open_bench
 from bisect_trt.stations.settings import Settings
+from bisect_trt.stations.usable import usable
 from fixtures.models import residual
 
 
