@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from bisect_trt.core.errors import BadInputError
-from bisect_trt.core.holds import Holding, Robustness
+from bisect_trt.core.holds import Holding, Robustness, at_least
 from bisect_trt.core.names import printable
 from bisect_trt.report.result import KINDS, Result
 
@@ -32,8 +32,8 @@ _RANKS = (None, Robustness.LUCKY, Robustness.UNDECIDED, Robustness.ROBUST)
 @dataclass(frozen=True)
 class RunDiff:
     """``worse`` are the sentences that make the second run one that must not be released, if any.
-    ``unasked`` says which requirement only one run has; ``untold`` is true where that leaves open
-    whether the second is worse.
+    ``unasked`` says which requirement only one run has, and what the second asked less of;
+    ``untold`` is true where that leaves open whether the second is worse.
 
     ``layers`` has a row for each layer whose error differs by more than half, the worst first,
     ``measure`` is the column compared, of ``matched`` layers with one name in both. Of the pins and
@@ -80,12 +80,13 @@ def diff_runs(before: Result, after: Result) -> RunDiff:
         )
     measure = next((m for m in _MEASURES if m in before.layers and m in after.layers), "")
     requirements = _requirements(before, after)
+    eased = tuple(_eased(before, after))
     return RunDiff(
         before,
         after,
         tuple(_worse(before, after, requirements)),
-        tuple(_unasked(before, after, requirements)),
-        _untold(requirements),
+        (*_unasked(before, after, requirements), *eased),
+        bool(eased) or _untold(requirements),
         requirements,
         _holds(before, after),
         _pins(before, after),
@@ -141,6 +142,26 @@ def _unasked(before: Result, after: Result, requirements: pd.DataFrame) -> Itera
         for here, there, run in (("before", "after", after), ("after", "before", before)):
             if row[there] == _NOT_ASKED:
                 yield f"{row['requirement']} is {row[here]} {here}, and not asked in {run.folder}"
+
+
+def _eased(before: Result, after: Result) -> Iterator[str]:
+    """The shares of inputs that the second run asked less of, and does not show to hold anyway."""
+    was, now = before.holds, after.holds
+    if was is None or now is None:
+        return
+    if now.given.passed < at_least(was.wanted_of_given, now.given.tested):
+        yield f"{_per_cent(was.wanted_of_given)} of the given inputs had to hold before, and " + (
+            f"{_per_cent(now.wanted_of_given)} in {after.folder}"
+        )
+    drawn = ((now.redrawn, was.wanted), (now.variants, was.wanted_of_variants))
+    if now.wanted < was.wanted and any(k.tested and k.lower_bound < w for k, w in drawn):
+        yield f"{_per_cent(was.wanted)} of unseen inputs had to hold before, and " + (
+            f"{_per_cent(now.wanted)} in {after.folder}"
+        )
+
+
+def _per_cent(share: float) -> str:
+    return f"{100.0 * share:.3g} %"
 
 
 def _untold(requirements: pd.DataFrame) -> bool:
@@ -230,6 +251,8 @@ def _changed(before: Result, after: Result) -> pd.DataFrame:
                 "pins": str(len(result.pinned)),
                 "layers": str(result.layer_count),
                 "inputs": ", ".join(map(printable, result.samples[:4])),
+                "of the given inputs": _per_cent(result.holds_on),
+                "of unseen inputs": _per_cent(result.holds.wanted) if result.holds else "",
                 "threads": str(result.threads),
                 **dict(result.versions),
             }

@@ -19,6 +19,7 @@ import bisect_trt
 from bisect_trt import pipeline
 from bisect_trt.cli import main
 from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.holds import Holding
 from bisect_trt.core.stop import StoppedError
 from bisect_trt.graph import list_layers
 from bisect_trt.report.read_run import read_run
@@ -136,6 +137,28 @@ def test_what_was_not_asked_of_both_is_not_compared(
         first = ended.output.splitlines()[0]
         assert ended.exit_code == code and "Not worse" not in ended.output
         assert first.startswith("cannot be compared: max_abs<=1e9 is met") and "not asked" in first
+
+
+def test_what_was_asked_of_more_inputs_is_no_plain_success(tmp_path: Path) -> None:
+    """A plan that may miss on some of the inputs is not as good for being asked less."""
+    strict = synthetic_result(20)
+    assert strict.holds is not None
+    loose = replace(
+        strict,
+        holds_on=0.9,
+        holds=replace(
+            strict.holds, wanted=0.9, wanted_of_given=0.9, redrawn=Holding(57, 60, 0.91, 1.2, "x")
+        ),
+    )
+    found = diff_runs(strict, loose)
+    assert found.untold and not found.worse and len(found.unasked) == 1
+    assert found.unasked[0].startswith("95 % of unseen inputs had to hold before, and 90 % in")
+    assert {"of the given inputs", "of unseen inputs"} <= set(found.changed["what"])
+    missed = replace(loose.holds, given=Holding(9, 10))
+    assert len(diff_runs(strict, replace(loose, holds=missed)).unasked) == 2
+    assert not diff_runs(loose, strict).untold, "who asks for more answers the old question too"
+    held = replace(loose.holds, redrawn=strict.holds.redrawn, variants=strict.holds.variants)
+    assert not diff_runs(strict, replace(loose, holds=held)).untold
 
 
 @pytest.mark.parametrize(
