@@ -15,7 +15,7 @@ from bisect_trt.core.finding import Finding
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision
 from bisect_trt.core.stop import BudgetSpentError, StoppedError
-from bisect_trt.core.time_budget import TimeBudget
+from bisect_trt.core.time_budget import TimeBudget, TimedObserver
 from bisect_trt.report import cured, reproducer
 from bisect_trt.report.cured import write_cures
 from bisect_trt.report.headline import left_behind
@@ -67,7 +67,7 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
     """
     began, time_budget = time.perf_counter(), TimeBudget(settings.budget)
     observer = observer or Observer()
-    case = load(settings, observer)
+    case = load(settings, TimedObserver(observer, time_budget))
     time_budget.keep(time.perf_counter() - began)  # writing takes about as long as reading
     plans = baseline_plans(case)
     with (

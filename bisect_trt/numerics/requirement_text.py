@@ -70,7 +70,32 @@ def parse_requirements(
     return Requirements(items, singles, of_all)
 
 
+def check_requirements(texts: Sequence[str], metrics: Sequence[str]) -> None:
+    """Refuse conditions that no model could be asked.
+
+    Args:
+        texts: as for :func:`parse_requirements`.
+        metrics: ``module:function`` or ``module:function@all``; nothing is imported.
+
+    Raises:
+        BadInputError: names the condition.
+    """
+    own = [metric.removesuffix(ALL).rpartition(":")[2] for metric in metrics]
+    for text in texts:
+        _read(text.strip(), own)
+
+
 def _parse(text: str, outputs: Sequence[str], own: Sequence[str]) -> Requirement:
+    item = _read(text, own)
+    if item.output is not None and item.output not in outputs:
+        raise BadInputError(
+            f"--requirement {text!r}: the model has no output {item.output!r}; it has "
+            f"{', '.join(outputs)}"
+        )
+    return item
+
+
+def _read(text: str, own: Sequence[str]) -> Requirement:
     tolerance = _TOLERANCE.match(text)
     condition = _CONDITION.match(text)
     if tolerance is not None:
@@ -97,11 +122,6 @@ def _parse(text: str, outputs: Sequence[str], own: Sequence[str]) -> Requirement
             "@median or a percentile such as @p95"
             + "; a metric of all inputs is marked where it is named, --metric MODULE:FUNCTION@all"
             * (item.aggregate == "all")
-        )
-    if item.output is not None and item.output not in outputs:
-        raise BadInputError(
-            f"--requirement {text!r}: the model has no output {item.output!r}; it has "
-            f"{', '.join(outputs)}"
         )
     return item
 

@@ -61,7 +61,8 @@ def _answer(result: Result) -> str:
     pins, layers = len(result.pinned), result.layer_count
     kept = f"Keep {pins} of {layers} layers in FP32"
     if _nearly_all(result):
-        kept = f"Hardly any layer can leave FP32: keep {pins} of {layers} there"
+        few = "Hardly any" if pins < layers else "No"
+        kept = f"{few} layer can leave FP32: keep {pins} of {layers} there"
     if result.plan.held:
         kept += f" ({len(result.plan.held)} of them held by --pin)"
     return f"{kept} and the requirement is met{_of_given(result)}; {proof}."
@@ -104,7 +105,7 @@ def next_step(result: Result) -> str:
     steps = []
     if _nearly_all(result):
         if _meets_in_tf32(result):
-            steps.append("meet it on the given inputs with everything in TF32")
+            steps.append("run everything in TF32, which meets it on the given inputs")
         if fewer := _with_fewer(result):
             steps.append(fewer)
         if not steps:

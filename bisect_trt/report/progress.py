@@ -17,6 +17,9 @@ from bisect_trt.core.names import printable
 from bisect_trt.core.observer import Observer
 from bisect_trt.report.consoles import plain
 
+_UNITS = {"load": "input"}
+"""What a station counts where nobody knows how many there will be; others count probes."""
+
 EVERY_S = 5.0
 """Between two lines in a log: few enough to keep, often enough to know that it lives."""
 
@@ -117,7 +120,7 @@ class ProgressObserver(Observer):
         if expected:
             spent = time.perf_counter() - self._began
             left = f", about {spent / max(done, 1) * max(expected - done, 0):.0f} s left"
-        of = f"{done} of {expected}" if expected else f"probe {done}"
+        of = f"{done} of {expected}" if expected else f"{_UNITS.get(self._station, 'probe')} {done}"
         self._note = printable(f"{of}{left}: {note}")
         self._bar.update(
             self._task,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.graph.patterns import find_patterns
 from bisect_trt.probe.result import GIVEN
@@ -54,6 +56,7 @@ def search_facts(known: Known, ledger: Ledger, plan: PrecisionPlan) -> SearchFac
         return None
     case, judged = known.case, known.judgement
     bisection: Bisection | None = judged.bisection if judged is not None else known.bisection
+    ranked = bisection is not None and bisection.ranked
     alone = dict(known.triage.sensitivity.scores) if known.triage is not None else {}
     pinned = [name for name in case.names if name in plan.pinned]
     regime = regime_of(len(pinned), len(case.names))
@@ -66,7 +69,8 @@ def search_facts(known: Known, ledger: Ledger, plan: PrecisionPlan) -> SearchFac
         regime=regime.value if regime is not None else "",
         spread_over=len(pinned),
         blocks=in_words(pinned, find_patterns(case.graph), case.layers),
-        suspicion_auc=ranking_auc(suspicion, pinned),
+        # What was cut from a ranking is ranked well by what it was ranked by.
+        suspicion_auc=math.nan if ranked else ranking_auc(suspicion, pinned),
         emulated_probes=len({p.plan for p in searched}),
         information_bound=information_bound(len(case.names), len(pinned)),
         violations=count_violations(alike),

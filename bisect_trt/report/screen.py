@@ -78,7 +78,8 @@ def _print_findings(console: Console, result: Result) -> None:
     others = [f for f in result.findings if f.kind != VANISHING]
     lines = [f.message for f in others[:5]]
     if len(others) > 5:
-        lines.append(f"{len(others) - 5} more findings in report.md")
+        more = len(others) - 5
+        lines.append(f"{more} more finding{'s' * (more > 1)} in report.md")
     if vanishing:
         lines.append(
             f"values below {result.precision.value}'s smallest number become zero in "

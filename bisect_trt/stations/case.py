@@ -129,7 +129,7 @@ def load(settings: Settings, observer: Observer) -> Case:
     check_kinds(settings.variants)
     graph, specs = Graph(model.proto), input_specs(model.proto)
     check_need(need_of(graph, settings, specs), model.name)
-    samples, holdout, counted = load_inputs(settings, specs)
+    samples, holdout, counted = load_inputs(settings, specs, observer)
     replaced = dict[str, tuple[str, ...]]()
     if settings.rewrite is not None:
         fused = rewritten(model.proto, samples, settings.rewrite)

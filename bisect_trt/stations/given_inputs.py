@@ -7,7 +7,9 @@ from functools import partial
 
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.finding import Finding
+from bisect_trt.core.observer import Observer
 from bisect_trt.core.sample import Sample
+from bisect_trt.core.stop import BudgetSpentError
 from bisect_trt.graph.inputs import InputSpec
 from bisect_trt.stations.samples import load_samples
 from bisect_trt.stations.settings import Settings
@@ -18,7 +20,7 @@ them stand in for those that nobody has shown."""
 
 
 def load_inputs(
-    settings: Settings, specs: Sequence[InputSpec]
+    settings: Settings, specs: Sequence[InputSpec], observer: Observer
 ) -> tuple[list[Sample], list[Sample], list[Finding]]:
     """The given samples, those kept apart (named, or a fifth of many), and what is to be said of
     both. A copy of an input that is there tells nothing, and would be counted.
@@ -26,17 +28,37 @@ def load_inputs(
     Args:
         settings: where the inputs are, and what is kept apart.
         specs: what the model takes.
+        observer: hears how many were read, and may end it.
 
     Raises:
-        BadInputError: names the file or tensor that cannot be used.
+        BadInputError: names the file or tensor that cannot be used, or says that the time that the
+            run may take does not even do for reading.
     """
+    try:
+        return _loaded(settings, specs, observer)
+    except BudgetSpentError as error:
+        raise BadInputError(
+            f"--budget {settings.budget}: it was over before all inputs were read; give fewer of "
+            "them, or a larger budget"
+        ) from error
+
+
+def _loaded(
+    settings: Settings, specs: Sequence[InputSpec], observer: Observer
+) -> tuple[list[Sample], list[Sample], list[Finding]]:
     unknown = sorted(set(settings.infinite).difference(spec.name for spec in specs))
     if unknown:
         raise BadInputError(
             f"--infinite {unknown[0]}: the model has no such input; it takes "
             f"{', '.join(spec.name for spec in specs)}"
         )
-    load = partial(load_samples, specs=specs, stacked=settings.stacked, infinite=settings.infinite)
+    load = partial(
+        load_samples,
+        specs=specs,
+        stacked=settings.stacked,
+        infinite=settings.infinite,
+        observer=observer,
+    )
     every = load(settings.inputs)
     samples = _unlike((), every)
     said = _copies("inputs", len(every) - len(samples), "each is counted once")

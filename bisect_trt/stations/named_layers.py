@@ -39,6 +39,18 @@ def marked_layers(
     return frozenset(marked)
 
 
+def compiled(flag: str, text: str) -> re.Pattern[str]:
+    """What an option's regular expression says.
+
+    Raises:
+        BadInputError: it is none.
+    """
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise BadInputError(f"{flag} {text!r}: no regular expression ({error})") from error
+
+
 def held_layers(
     settings: Settings, layers: Sequence[Layer]
 ) -> tuple[frozenset[str], frozenset[str]]:
@@ -51,10 +63,8 @@ def held_layers(
     for flag, texts in (("--pin", settings.pin), ("--lower", settings.lower)):
         named: set[str] = set()
         for text in texts:
-            try:
-                matched = {x.name for x in layers if re.search(text, x.name)}
-            except re.error as error:
-                raise BadInputError(f"{flag} {text!r}: no regular expression ({error})") from error
+            expression = compiled(flag, text)
+            matched = {x.name for x in layers if expression.search(x.name)}
             if not matched:
                 raise BadInputError(
                     f"{flag} {text!r}: names no layer; `bisect-trt inspect` lists them"

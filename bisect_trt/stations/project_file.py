@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from bisect_trt.core.errors import BadInputError, one_line
+from bisect_trt.numerics.requirement_text import check_requirements
+from bisect_trt.numerics.variants import check_kinds
+from bisect_trt.stations.named_layers import compiled
 from bisect_trt.stations.option import Option
 from bisect_trt.stations.settings import Settings, options
 
@@ -80,9 +83,19 @@ def read_project(path: Path, out: Path | None, overriding: Mapping[str, Any]) ->
         chosen = {**shared, **own, **overriding, "out": folder / name}
         try:
             runs[name] = Settings(**chosen)
+            _check_values(runs[name])
         except BadInputError as error:
             raise BadInputError(f"{path}: {where}: {error}") from error
     return Project(path, folder, runs)
+
+
+def _check_values(settings: Settings) -> None:
+    """What can be known to be wrong before a model is read."""
+    check_requirements(settings.require, [str(metric) for metric in settings.metrics])
+    check_kinds(settings.variants)
+    for flag, texts in (("--pin", settings.pin), ("--lower", settings.lower)):
+        for text in texts:
+            compiled(flag, text)
 
 
 def _parsed(path: Path) -> dict[str, Any]:

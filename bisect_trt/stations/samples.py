@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -9,11 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.observer import Observer
 from bisect_trt.core.sample import Sample, evenly
 from bisect_trt.graph.inputs import InputSpec, check_array
 from bisect_trt.numerics.blocks import flat, slices
 from bisect_trt.stations.input_files import read_sources, shown
 from bisect_trt.stations.source import Source
+
+_EVERY_S = 1.0
 
 MOST_LOOKED_AT = 32
 """So many inputs at most are looked at for being noise."""
@@ -29,6 +33,7 @@ def load_samples(
     stacked: bool = False,
     infinite: Collection[str] = (),
     option: str = "--input",
+    observer: Observer | None = None,
 ) -> list[Sample]:
     """One sample for each mapping, and all that each path or loader names, checked against
     ``specs``.
@@ -40,11 +45,14 @@ def load_samples(
         stacked: whether each array of a file holds many samples.
         infinite: the inputs that may hold -inf, as an additive attention mask does.
         option: which names the sources, for messages.
+        observer: hears every second how many were read, and may end it.
 
     Raises:
         BadInputError: names the file and the tensor: wrong names, dtypes, shapes, NaN, infinities.
+        BudgetSpentError: the observer ended it.
     """
-    samples = []
+    samples: list[Sample] = []
+    told = time.monotonic()
     for number, source in enumerate(sources):
         if isinstance(source, Mapping):
             arrays = {str(k): np.asarray(v) for k, v in source.items()}
@@ -53,6 +61,9 @@ def load_samples(
         before = len(samples)
         for name, found in read_sources(source, specs, stacked=stacked, option=option):
             samples.append(checked(Sample(name, found), specs, infinite))
+            if observer is not None and time.monotonic() - told > _EVERY_S:
+                observer.progress(len(samples), 0, name)
+                told = time.monotonic()
         if len(samples) == before:
             raise BadInputError(f"{option} {shown(source)}: gives no sample")
     if not samples:

@@ -123,10 +123,10 @@ def test_a_plan_that_leaves_hardly_a_layer_is_no_plain_success() -> None:
     assert headline(half).startswith("Keep 10 of 20 layers in FP32") and next_step(half) == ""
     assert 'id="answer" class="answer unsure"' in as_html(most)
     assert next_step(most) == (
-        "What next: meet it on the given inputs with everything in TF32; take fewer pins, which "
-        "hold on some inputs (frontier.csv, --pick SHARE)."
+        "What next: run everything in TF32, which meets it on the given inputs; take fewer pins, "
+        "which hold on some inputs (frontier.csv, --pick SHARE)."
     )
-    assert next_step(most) in as_html(most) and "What next: meet it" in as_markdown(most)
+    assert next_step(most) in as_html(most) and "What next: run everything" in as_markdown(most)
     missed = replace(most, outputs=most.outputs.assign(verdict="fail"))
     assert next_step(missed) == (
         "What next: take fewer pins, which hold on some inputs (frontier.csv, --pick SHARE)."

@@ -224,7 +224,7 @@ def test_sets_that_miss_are_counted_as_sets() -> None:
     samples = tuple(Sample(f"{i}", {}) for i in range(8))
     lowered = SimpleNamespace(verdict=Verdict.PASS)
     unseen: Any = SimpleNamespace(refused=Refusal("redrawn", samples, 28, 1.2), lowered=lowered)
-    assert _others(unseen, 4) == "2 of 28 roundings redrawn miss the requirement"
+    assert _others(unseen, 4) == "2 of 28 roundings redrawn miss it"
     unseen.refused = None
     assert _others(unseen, 1) == "others like them do not"
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 import bisect_trt
 from bisect_trt import Result
+from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
@@ -165,3 +167,30 @@ def test_what_is_done_in_time_is_as_ever(clock: Clock, tmp_path: Path) -> None:
     )
     assert not result.out_of_time and result.cause.value == "none"
     assert "budget" not in result.sentence
+
+
+def test_reading_inputs_ends_with_the_budget_too(tmp_path: Path) -> None:
+    """A loader may never end, and nothing can be searched with what it gave so far."""
+
+    def forever() -> Iterator[Mapping[str, Any]]:
+        while True:
+            time.sleep(0.05)
+            yield FIXTURE.inputs
+
+    heard: list[int] = []
+
+    class Hears(Observer):
+        def progress(self, done: int, expected: int, note: str) -> None:
+            heard.append(done)
+
+    with pytest.raises(BadInputError, match=r"--budget 0.03: it was over before all inputs"):
+        bisect_trt.bisect(
+            FIXTURE.model,
+            forever,
+            require=FIXTURE.require,
+            runner="emulated",
+            out=tmp_path,
+            budget=0.03,
+            observer=Hears(),
+        )
+    assert heard and heard == sorted(heard)
