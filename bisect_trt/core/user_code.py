@@ -67,7 +67,9 @@ def load_function(text: str, flag: str) -> Callable[..., Any]:
     if not module_name or not function_name:
         raise BadInputError(f"{flag} {text!r}: write MODULE:FUNCTION")
     with users_code(f"{flag} {text!r}"), watched_reads(read_by_imports):
-        function = getattr(_module(module_name), function_name)
+        function = getattr(_module(module_name), function_name, None)
+    if function is None:
+        raise BadInputError(f"{flag} {text!r}: {module_name} has no function {function_name!r}")
     if not callable(function):
         raise BadInputError(f"{flag} {text!r}: {function_name} is not a function")
     found: Callable[..., Any] = function

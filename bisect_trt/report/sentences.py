@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from bisect_trt.core.diagnosis import Cause
 from bisect_trt.core.names import printable
 from bisect_trt.core.steadiness import Steadiness
 from bisect_trt.numerics.confidence import lower_bound
@@ -84,9 +85,11 @@ def search_sentences(result: Result) -> list[str]:
     facts = result.search_facts
     if facts is None:
         return []
-    diffuse = facts.regime == Regime.DIFFUSE.value
-    spread = f" over {facts.spread_over} layers" if diffuse else ""
-    kind = f"{facts.regime}{spread}; the" if facts.regime else "The"
+    kind = f"{facts.regime}; the" if facts.regime else "The"
+    if facts.regime == Regime.DIFFUSE.value:
+        # Where some layers miss alone it is no accumulation, however many are pinned.
+        word = facts.regime if result.cause is Cause.ACCUMULATION else "spread"
+        kind = f"{word} over {facts.spread_over} layers; the"
     lines = [f"{kind} pins are {'; '.join(facts.blocks)}."]
     auc = ""
     if not math.isnan(facts.suspicion_auc):

@@ -16,7 +16,7 @@ import pytest
 
 from bisect_trt.core.errors import BadInputError, MachineError
 from bisect_trt.core.file_reads import watched_reads
-from bisect_trt.core.user_code import users_code
+from bisect_trt.core.user_code import load_function, users_code
 from bisect_trt.core.user_source import source_digest
 
 
@@ -135,3 +135,15 @@ def test_the_user_s_code_is_told_as_theirs(capsys: pytest.CaptureFixture[str]) -
     with users_code("--metric m"):
         print("to standard error")
     assert capsys.readouterr() == ("", "to standard error\n")
+
+
+def test_a_function_that_is_not_there_is_named_with_its_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def other(): pass\nnumber = 3\n")
+    where = f"{tmp_path}/mine.py"
+    for name, said in (
+        ("metric", "mine.py has no function 'metric'"),
+        ("number", "not a function"),
+    ):
+        with pytest.raises(BadInputError, match=said) as refused:
+            load_function(f"{where}:{name}", "--metric")
+        assert "_bisect_trt" not in str(refused.value)

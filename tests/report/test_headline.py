@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from bisect_trt.core.diagnosis import Cause
 from bisect_trt.core.holds import Holding
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.numerics.confidence import lower_bound
@@ -19,6 +20,8 @@ from bisect_trt.report.markdown import as_markdown
 from bisect_trt.report.page import as_html
 from bisect_trt.report.result import Result
 from bisect_trt.report.screen import print_verdict
+from bisect_trt.report.sentences import search_sentences
+from bisect_trt.search.facts import Regime
 from tests.report.synthetic import synthetic_result
 
 RESULT = synthetic_result(200)
@@ -60,6 +63,9 @@ def test_few_inputs_are_advised_to_be_more() -> None:
         assert (advice in line) == told
     none = replace(holds, variants=Holding())
     assert not any("no substitute" in line for line in holds_sentences(none))
+    still = replace(holds, redrawn=Holding(), variants=variants)
+    for found, told in ((still, True), (none, False), (replace(holds, variants=variants), False)):
+        assert any("No roundings were redrawn" in s for s in holds_sentences(found)) == told
 
 
 def test_with_one_input_the_answer_says_so_before_anything_else() -> None:
@@ -178,3 +184,15 @@ def test_the_terminal_s_colours_are_the_page_s() -> None:
         written = StringIO()
         print_verdict(Console(file=written, force_terminal=True, width=200), result)
         assert written.getvalue().startswith(colour)
+
+
+def test_what_some_layers_do_alone_is_not_called_an_accumulation() -> None:
+    result = synthetic_result(20)
+    assert result.search_facts is not None
+    facts = replace(result.search_facts, regime=Regime.DIFFUSE.value, spread_over=15)
+    for cause, said in (
+        (Cause.ACCUMULATION, "diffuse accumulation over"),
+        (Cause.ROUNDING, "spread"),
+    ):
+        lines = search_sentences(replace(result, search_facts=facts, cause=cause))
+        assert lines[0].startswith(said) and " over 15 layers; the pins are " in lines[0]

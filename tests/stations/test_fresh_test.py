@@ -161,7 +161,7 @@ def too_large_where_negative(
     inputs: Mapping[str, Any], generator: np.random.Generator
 ) -> dict[str, Any]:
     """A variant that overflows FP16 where the input's first value is negative."""
-    return {n: np.float32(a * (1e9 if a.flat[0] < 0 else 1.0)) for n, a in inputs.items()}
+    return {n: np.float32(a * (1e9 if a.flat[0] < 0 else 1.01)) for n, a in inputs.items()}
 
 
 def as_it_is(inputs: Mapping[str, Any], generator: np.random.Generator) -> dict[str, Any]:
