@@ -61,12 +61,12 @@ def _loaded(
     )
     every = load(settings.inputs)
     samples = _unlike((), every)
-    said = _copies("inputs", len(every) - len(samples), "each is counted once")
+    said = _copies("inputs", len(every) - len(samples), "counted once")
     asked = [source for source in settings.holdout if source != "none"]
     if asked:
         named = load(asked, option="--holdout")
         apart = _unlike(samples, named)
-        left_out = "they were left out and would test nothing"
+        left_out = "left out, and would test nothing"
         return (
             samples,
             apart,
@@ -95,5 +95,5 @@ def _unlike(given: Sequence[Sample], others: Sequence[Sample]) -> list[Sample]:
 def _copies(what: str, count: int, so: str) -> list[Finding]:
     if not count:
         return []
-    are = "are copies" if count > 1 else "is a copy"
-    return [Finding("copies", "", f"{count} of the {what} {are} of others: {so}")]
+    are = "are copies of others: they were" if count > 1 else "is a copy of another: it was"
+    return [Finding("copies", "", f"{count} of the {what} {are} {so}")]

@@ -107,7 +107,7 @@ def find_files(sources: Sequence[str | Path]) -> list[Path]:
             raise BadInputError("--input '': an empty name; give a file, a folder or a glob")
         path = Path(source)
         if path.is_dir():
-            inside = sorted(p for p in path.iterdir() if p.suffix in ENDINGS)
+            inside = sorted(p for p in path.iterdir() if p.suffix in ENDINGS and not p.is_dir())
             # Beside arrays a .json is more likely labels than inputs.
             matches = [p for p in inside if p.suffix != ".json"] or inside
         elif path.exists():
@@ -120,6 +120,10 @@ def find_files(sources: Sequence[str | Path]) -> list[Path]:
                 f"{source}: {kind}; give an .npz, .npy or .json file, a folder of them, a glob, or "
                 "MODULE:FUNCTION"
             )
+        for match in matches:
+            if match.is_dir() or not match.exists():
+                kind = "a folder" if match.is_dir() else "a link to a file that is not there"
+                raise BadInputError(f"{match}: {kind}; give an .npz, .npy or .json file")
         found.update(dict.fromkeys(matches))
     return list(found)
 

@@ -14,6 +14,7 @@ import pytest
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.lazy_arrays import LazyArrays
 from bisect_trt.graph.inputs import InputSpec
+from bisect_trt.stations.input_files import find_files
 from bisect_trt.stations.samples import load_samples
 
 SPECS = [InputSpec("x", np.dtype(np.float32), (1, 4))]
@@ -152,3 +153,14 @@ def test_a_loader_may_lie_in_any_folder(tmp_path: Path) -> None:
         "import numpy as np\ndef lst():\n    return [{'x': np.zeros((1, 4), np.float32)}]\n"
     )
     assert len(load_samples([f"{folder}/ld.py:lst"], SPECS)) == 1
+
+
+def test_a_folder_that_looks_like_a_file_is_none(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.zeros(4, np.float32))
+    (tmp_path / "b.npz").mkdir()
+    assert find_files([tmp_path]) == [tmp_path / "a.npz"]
+    with pytest.raises(BadInputError, match=r"b.npz: a folder; give"):
+        find_files([str(tmp_path / "*.npz")])
+    (tmp_path / "c.npz").symlink_to(tmp_path / "gone.npz")
+    with pytest.raises(BadInputError, match=r"c.npz: a link to a file that is not there"):
+        find_files([tmp_path])
