@@ -105,7 +105,8 @@ def row(case: Few, count: int, repeats: range, folder: Path) -> str:
             asked.append(kept[chosen])
             robust += [kept[chosen]] if holds.word is Robustness.ROBUST else []
     counted = " | ".join(f"{len(some)} | {told_few(some)}" for some in (asked, robust))
-    return f"| {case.name} | {count} | {min(pins)} to {max(pins)} | {counted} |"
+    sizes = f"{min(pins)} to {max(pins)}" if pins else "none passes"
+    return f"| {case.name} | {count} | {sizes} | {counted} |"
 
 
 def told_few(shares: list[float]) -> str:
