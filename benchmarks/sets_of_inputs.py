@@ -58,6 +58,7 @@ def row(name: str, kind: str, count: int, repeats: range, folder: Path) -> str:
             given,
             require=f"max_abs@{kind}<={limit:g}",
             holdout="none",
+            runner="emulated",
             out=folder / "run",
         )
         holds = found.holds
