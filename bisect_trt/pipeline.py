@@ -108,17 +108,22 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
             raise StoppedError(f"the answer is in {bench.folder}") from error
         # Its search may take long: whoever interrupts it has the report already.
         piece = piece_to_blame(latest, bench)
-        if isinstance(piece, Reduced):
-            write_reproducer(piece, bench.folder / REPRODUCER, "bisect-trt run")
-            words = f"{headline(piece)} {REPRODUCER}/ is ready for a bug report."
-            bench.note(Finding("reduced", piece.nodes[0][0], words))
-        elif piece is not None and piece.runs:
-            bench.note(Finding("reduced", "", nothing_bad(piece)))
         if piece is not None:
+            _note_piece(piece, bench)
             result = _written(latest, bench, time.perf_counter() - began)
         if isinstance(piece, Reduced) and piece.interrupted:
             raise StoppedError(f"the answer is in {bench.folder}, with the smallest piece so far")
         return result
+
+
+def _note_piece(piece: Reduced | Seen, bench: Bench) -> None:
+    """Write the reproducer of what is wrong on the engine, or say that no piece of it is."""
+    if isinstance(piece, Reduced):
+        write_reproducer(piece, bench.folder / REPRODUCER, "bisect-trt run")
+        words = f"{headline(piece)} {REPRODUCER}/ is ready for a bug report."
+        bench.note(Finding("reduced", piece.nodes[0][0], words))
+    elif piece.runs:
+        bench.note(Finding("reduced", "", nothing_bad(piece)))
 
 
 def _written(known: Known, bench: Bench, seconds: float) -> Result:

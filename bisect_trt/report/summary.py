@@ -13,6 +13,7 @@ import pandas as pd
 
 from bisect_trt.core.cores import thread_count
 from bisect_trt.core.diagnosis import Cause, Diagnosis
+from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.graph.inputs import dynamic_inputs
 from bisect_trt.probe.result import ProbeResult
@@ -150,27 +151,10 @@ def _result(
 ) -> Result:
     case, settings = known.case, known.case.settings
     baselines, engine = known.baselines, known.engine
-    shown = baselines.by_label() if baselines is not None else {}
-    engines = engine.by_label() if engine is not None else {}
-    if known.judgement is not None:
-        engines[f"{ledger.judge} plan"] = known.judgement.result
     searched = known.bisection is not None or known.judgement is not None
-    if searched or not answer.complete:
-        emulated = known.base.with_pins(answer.plan.pinned)
-        labels = ("plan", "plan, second emulator")
-        for label, runner in zip(labels, ledger.emulators, strict=True):
-            found = ledger.of(runner, emulated)
-            if found is not None:
-                shown[label] = found
+    emulated, engines = _shown(known, ledger, answer, searched)
+    shown = {**emulated, **engines}
     before = engine.base if engine is not None else baselines.lowered if baselines else None
-    cost = cost_table(engines)
-    findings = [
-        *case.findings,
-        *ledger.findings,
-        *(baselines.findings if baselines is not None else ()),
-        *(engine.findings if engine is not None else ()),
-        *findings_of(ledger.engine_results),
-    ]
     limits = dict.fromkeys(ledger.emulators, answer.limit)
     passed = answer.final is not None and answer.final.verdict.passed and known.unsteady is None
     return Result(
@@ -186,19 +170,19 @@ def _result(
         base_score=before.score if before is not None else float("nan"),
         layer_count=len(case.layers),
         layers=layers_table(known, answer.plan),
-        outputs=outputs_table({**shown, **engines}),
+        outputs=outputs_table(shown),
         search=search_table(ledger.log),
         pins=pins_table(case.layers, answer.plan, answer.proof, ledger.log, limits),
         requirements=case.requirements.texts,
         samples=[s.name for s in case.samples],
-        findings=findings,
+        findings=_findings(known, ledger),
         probes=ledger.probes,
         new_probes=ledger.new_probes,
         effect_runs=known.triage.sensitivity.runs if known.triage is not None else 0,
         seconds=round(seconds, 3),  # as run.json has it: what is read again is the same
         folder=ledger.folder,
         versions={**versions(), **ledger.versions},
-        cost=cost,
+        cost=cost_table(engines),
         engine=engine_facts(known, ledger),
         search_facts=search_facts(known, ledger, answer.plan) if searched else None,
         metrics=[m if isinstance(m, str) else _named(m) for m in settings.metrics],
@@ -210,7 +194,7 @@ def _result(
             case.requirements.texts,
             _judged(known, ledger, before),
             _judged(known, ledger, answer.final),
-            {**shown, **engines},
+            shown,
         ),
         ranked=answer.ranked,
         holds_on=settings.share_of_given,
@@ -222,6 +206,35 @@ def _result(
         model_digest=case.model.digest,
         dynamic_inputs=dynamic_inputs(case.graph.proto),
     )
+
+
+def _shown(
+    known: Known, ledger: Ledger, answer: _Answer, searched: bool
+) -> tuple[dict[str, ProbeResult], dict[str, ProbeResult]]:
+    """The rows of the outputs table: the emulators', and the engine's."""
+    emulated = known.baselines.by_label() if known.baselines is not None else {}
+    engines = known.engine.by_label() if known.engine is not None else {}
+    if known.judgement is not None:
+        engines[f"{ledger.judge} plan"] = known.judgement.result
+    if searched or not answer.complete:
+        plan = known.base.with_pins(answer.plan.pinned)
+        labels = ("plan", "plan, second emulator")
+        for label, runner in zip(labels, ledger.emulators, strict=True):
+            found = ledger.of(runner, plan)
+            if found is not None:
+                emulated[label] = found
+    return emulated, engines
+
+
+def _findings(known: Known, ledger: Ledger) -> list[Finding]:
+    """Of every station, in their order."""
+    stations = (known.baselines, known.engine)
+    return [
+        *known.case.findings,
+        *ledger.findings,
+        *(finding for station in stations if station is not None for finding in station.findings),
+        *findings_of(ledger.engine_results),
+    ]
 
 
 def _judged(known: Known, ledger: Ledger, result: ProbeResult | None) -> list[ProbeResult]:
