@@ -35,10 +35,7 @@ def holds_sentences(holds: Holds | None) -> list[str]:
     if holds.fitted:
         lines.append("Searched on the given inputs only (--robust 0): the set is fitted to them.")
     if holds.variants.tested and not holds.redrawn.tested:
-        lines.append(
-            "No roundings were redrawn: nothing of these inputs can be moved a little without "
-            "becoming another input."
-        )
+        lines.append("No copies with redrawn roundings were tested.")
     if holds.variants.tested:
         advice = ": give 20 inputs or more, and a fifth is kept apart to test on"
         apart = holds.holdout.tested * holds.holdout_size

@@ -149,15 +149,23 @@ def _eased(before: Result, after: Result) -> Iterator[str]:
     was, now = before.holds, after.holds
     if was is None or now is None:
         return
-    if now.given.passed < at_least(was.wanted_of_given, now.given.tested):
+    fewer = now.given.passed < at_least(was.wanted_of_given, now.given.tested)
+    if now.wanted_of_given < was.wanted_of_given and fewer:
         yield f"{_per_cent(was.wanted_of_given)} of the given inputs had to hold before, and " + (
             f"{_per_cent(now.wanted_of_given)} in {after.folder}"
         )
+    asked = "none" if now.fitted else _per_cent(now.wanted)
     drawn = ((now.redrawn, was.wanted), (now.variants, was.wanted_of_variants))
-    if now.wanted < was.wanted and any(k.tested and k.lower_bound < w for k, w in drawn):
+    fewer = any(kind.tested and kind.lower_bound < wanted for kind, wanted in drawn)
+    if not was.fitted and (now.fitted or now.wanted < was.wanted) and fewer:
         yield f"{_per_cent(was.wanted)} of unseen inputs had to hold before, and " + (
-            f"{_per_cent(now.wanted)} in {after.folder}"
+            f"{asked} in {after.folder}"
         )
+
+
+def _of_unseen(result: Result) -> str:
+    """The share that was asked for; blank where none was, or no plan was tested."""
+    return "" if result.holds is None or result.holds.fitted else _per_cent(result.holds.wanted)
 
 
 def _per_cent(share: float) -> str:
@@ -252,7 +260,7 @@ def _changed(before: Result, after: Result) -> pd.DataFrame:
                 "layers": str(result.layer_count),
                 "inputs": ", ".join(map(printable, result.samples[:4])),
                 "of the given inputs": _per_cent(result.holds_on),
-                "of unseen inputs": _per_cent(result.holds.wanted) if result.holds else "",
+                "of unseen inputs": _of_unseen(result),
                 "threads": str(result.threads),
                 **dict(result.versions),
             }

@@ -85,16 +85,21 @@ def side_by_side(
         pool = ThreadPoolExecutor(most)
         try:
             yield from on_pool(pool, most, work, chain([first], stream), at_once)
-        finally:
-            _end(pool)
+        except GeneratorExit:
+            _end_unread(pool)
+            raise
+        except BaseException:
+            pool.shutdown()
+            raise
+        pool.shutdown()
     if failed:
         raise failed[0]
 
 
-def _end(pool: ThreadPoolExecutor) -> None:
-    """Wait for what is in work. Where a reader stops early this may be all that the interpreter
-    does of a generator any more, and then whatever is raised in it is lost, Ctrl-C too: so that
-    comes again, a moment after it.
+def _end_unread(pool: ThreadPoolExecutor) -> None:
+    """Wait for what is in work where the reader went away: it may be the interpreter that ends the
+    generator, which drops what is raised meanwhile, Ctrl-C too. So that comes again, a moment
+    after it.
     """
     try:
         pool.shutdown()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 
@@ -141,7 +140,9 @@ class Bench:
         return self._took_s >= max(_FAR * self._counted_s, _NOTICED_S)
 
     def _timed_again(self) -> float:
-        """An inference's seconds by the quickest of a few; of a slow one's there are fewer."""
+        """An inference's seconds by the quickest of a few, each from the inputs on; of a slow one's
+        there are fewer. Infinite where it fails.
+        """
         sample, plan = self._case.samples[0], self._case.base
         key = self.prober.key("took", plan.digest, sample.digest)
         known = self.journal.recall(key)
@@ -149,9 +150,12 @@ class Bench:
             return float(known[0])
         quickest, began = math.inf, time.perf_counter()
         for _ in range(_AGAIN):
+            self.emulator.forget()
             before = time.perf_counter()
-            with suppress(RunnerFailedError):  # the probe has said so
+            try:
                 next(iter(self.emulator.outputs(plan, [sample])))
+            except RunnerFailedError:  # the probe has said so
+                break
             now = time.perf_counter()
             quickest = min(quickest, now - before)
             if now - began > _AGAIN_S:

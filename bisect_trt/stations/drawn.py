@@ -12,6 +12,7 @@ from typing import TypeVar
 import numpy as np
 
 from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.finding import Finding
 from bisect_trt.core.lazy_arrays import LazyArrays
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.inputs import input_specs
@@ -94,24 +95,25 @@ def variants(case: Case, bench: Bench, stream: int, count: int) -> Iterator[Samp
         count: how many.
 
     Raises:
-        BadInputError: kinds were asked for by name and make none, or the user's function makes
-            what the model does not take.
+        BadInputError: of the search's stream: kinds were asked for by name and make none, or the
+            user's function makes what the model does not take. Later it would cost the answer.
     """
     if not wants_variants(case):
         return iter(())
     few = _some(case.samples, count, stream)
     kinds = {s.digest: _kinds(case, s) for s in few}
     sources = [s for s in few if kinds[s.digest]]
+    refused = stream == SEARCH_STREAM and case.settings.variants != "auto"
     if not sources:
         if case.settings.variants != "auto":
-            raise BadInputError(
-                f"--variants {case.settings.variants}: changes none of these inputs; name others, "
-                "or none"
-            )
+            message = f"--variants {case.settings.variants}: changes none of these inputs"
+            if refused and len(few) == len(case.samples):
+                raise BadInputError(f"{message}; name others, or none")
+            bench.note(Finding("variants", "", f"{message}, so no variants were tested"))
         return iter(())
     made = _variants(case, sources, kinds, stream)
     found = _unlike_given(case, bench, made, count, "variants")
-    return found if case.settings.variants == "auto" or not count else _some_at_least(case, found)
+    return _some_at_least(case, found) if refused and count else found
 
 
 def _some_at_least(case: Case, found: Iterator[Sample]) -> Iterator[Sample]:
@@ -121,8 +123,9 @@ def _some_at_least(case: Case, found: Iterator[Sample]) -> Iterator[Sample]:
         yield from found
         return
     raise BadInputError(
-        f"--variants {case.settings.variants}: all that were made were copies of a given input, or "
-        "such that the model cannot be run on them or gives nothing finite; name others, or none"
+        f"--variants {case.settings.variants}: the first that were made were copies of a given "
+        "input, or such that the model cannot be run on them or gives nothing finite; name others, "
+        "or none"
     )
 
 
@@ -221,7 +224,8 @@ def _variants(
         # A function of the user's may give something else the second time.
         sample = Sample(name, made(), True)
         told = replace(sample, name=f"--variants {kind}: {source.name}")
-        checked(told, specs, case.settings.infinite)
+        if stream == SEARCH_STREAM:
+            checked(told, specs, case.settings.infinite)
         yield sample
 
 

@@ -38,8 +38,8 @@ def load_inputs(
         return _loaded(settings, specs, observer)
     except BudgetSpentError as error:
         raise BadInputError(
-            f"--budget {settings.budget}: it was over before all inputs were read; give fewer of "
-            "them, or a larger budget"
+            f"--budget {settings.budget}: what the search has of it was over before all inputs "
+            "were read; give fewer of them, or a larger budget"
         ) from error
 
 

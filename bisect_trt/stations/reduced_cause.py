@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 import pandas as pd
 
@@ -13,7 +13,7 @@ from bisect_trt.numerics.requirements import times
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.stations.sensitivity import Sensitivity
 
-_SHOWN = 4
+_SHOWN, _MOST_PROBED = 4, 16
 
 _TELLING = 8
 """Of fewer layers that were measured alone it is not said that the error is spread over many."""
@@ -27,7 +27,10 @@ def diagnose_reduced(
     precision: Precision,
     overflowing_weights: frozenset[str] = frozenset(),
     where: str = "",
+    *,
+    layers: int,
     alone: Callable[[str], ProbeResult] | None = None,
+    together: bool = False,
 ) -> Diagnosis:
     """Overflow, rounding in a few layers, or accumulation over many: told apart by measured
     effects.
@@ -44,8 +47,10 @@ def diagnose_reduced(
         precision: for the sentence.
         overflowing_weights: layers with a constant that does not fit.
         where: what the scores are the worst of, where these are not the given inputs alone.
-        alone: everything pinned but one layer, on the given inputs; where a requirement is on
-            several of them together, of which one's score says nothing.
+        layers: how many are searched.
+        alone: everything pinned but one layer, on the given inputs; where what they are asked
+            together is missed, of which one input's score says nothing.
+        together: whether such a thing is missed on draws only, of which ``alone`` tells nothing.
     """
     name = precision.value.upper()
     overflows = ~table["introduced_finite"].astype(bool) | table["layer"].isin(overflowing_weights)
@@ -57,15 +62,24 @@ def diagnose_reduced(
         ):
             under = frozenset(table.loc[table["underflows"].astype(bool), "layer"])
             return _not_finite(name, not_finite, under - overflowing_weights)
-    guilty = _guilty(sensitivity, alone)
+    scores = sensitivity.scores
+    suspects = sorted(sensitivity.must_pin, key=lambda n: (-scores[n], n))
+    if suspects and together and alone is None:
+        return Diagnosis(
+            Cause.UNKNOWN,
+            f"Whether the {name} error is that of few layers or of many was not measured: one "
+            "input's says little of what is asked of several together.",
+        )
+    asked = suspects[:_MOST_PROBED] if alone is not None else []
+    guilty = _guilty({n: scores[n] for n in suspects} if alone is None else _probed(asked, alone))
     if guilty:
-        worst = max(guilty, key=lambda n: guilty[n])
+        worst, of = max(guilty.values()), where if alone is None else ""
         return Diagnosis(
             Cause.ROUNDING,
             f"{name} rounding in {_named(list(guilty))} alone misses the requirement "
-            f"({times(guilty[worst])}{where}).",
+            f"({times(worst)}{of}).",
         )
-    count, every = len(sensitivity.scores), len(table)
+    count, every = len(scores), layers
     seen = "" if base.verdict.passed else f" ({times(base.score)}{where})"
     if count < min(every, _TELLING):
         return Diagnosis(
@@ -74,23 +88,28 @@ def diagnose_reduced(
             f"{count} of {every} alone.",
         )
     of = f" of {every}" if count < every else ""
+    which = f"{count}{of} measured layers"
+    if len(asked) < len(suspects):
+        which = f"{len(asked)} layers that do most to one input"
     return Diagnosis(
         Cause.ACCUMULATION,
-        f"The {name} error accumulates over many layers{seen}: none of the {count}{of} measured "
-        "layers misses the requirement alone.",
+        f"The {name} error accumulates over many layers{seen}: none of the {which} misses the "
+        "requirement alone.",
     )
 
 
-def _guilty(
-    sensitivity: Sensitivity, alone: Callable[[str], ProbeResult] | None
-) -> dict[str, float]:
-    """The layers that miss the requirement alone, the worst first, and by how much."""
-    scores = sensitivity.scores
-    found = sorted(sensitivity.must_pin, key=lambda n: (-scores[n], n))
-    if alone is None:
-        return {name: scores[name] for name in found}
-    probed = {name: alone(name).score for name in found[:_SHOWN]}
-    return {name: score for name, score in probed.items() if not score <= 1.0}
+def _probed(suspects: Sequence[str], alone: Callable[[str], ProbeResult]) -> dict[str, float]:
+    """What each of ``suspects`` scores by itself, until as many miss as are named."""
+    found: dict[str, float] = {}
+    for name in suspects:
+        found[name] = alone(name).score
+        if len(_guilty(found)) == _SHOWN:
+            break
+    return found
+
+
+def _guilty(scores: Mapping[str, float]) -> dict[str, float]:
+    return {name: score for name, score in scores.items() if not score <= 1.0}
 
 
 def _not_finite(name: str, layers: Sequence[str], underflowing: Container[str]) -> Diagnosis:

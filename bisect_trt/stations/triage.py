@@ -157,7 +157,9 @@ def find_cause(
         case.settings.precision,
         heavy,
         _WORST if unseen is not None else "",
-        _alone_on_all(case, bench, base, limit),
+        layers=len(case.names),
+        alone=_alone_on_all(case, bench, emulated, base, limit),
+        together=set_size(case) > 1,
     )
     if emulated.lowered.verdict.passed and engine is None and unseen is not None:
         others = _others(unseen, set_size(case))
@@ -172,12 +174,15 @@ def find_cause(
 
 
 def _alone_on_all(
-    case: Case, bench: Bench, base: PrecisionPlan, limit: float
+    case: Case, bench: Bench, emulated: Baselines, base: PrecisionPlan, limit: float
 ) -> Callable[[str], ProbeResult] | None:
-    """What a layer does alone on the given inputs together; None where each must meet it itself."""
-    if not case.requirements.of_sets and case.settings.share_of_given >= 1.0:
+    """What a layer does alone on the given inputs together; None where each of them must meet the
+    requirement itself, and where together they do, so that what is missed is on draws.
+    """
+    each = set_size(case) == 1 and case.settings.share_of_given >= 1.0
+    if each or emulated.lowered.verdict.passed:
         return None
-    names = frozenset(case.names)
+    names = case.held_low.union(case.names)
     return lambda name: bench.prober.probe(base.with_pins(names - {name})).under(limit)
 
 

@@ -48,6 +48,7 @@ from bisect_trt.runners.workers.process import IsolatedWorker
 from bisect_trt.stations.baselines import quickest_s
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case, load
+from bisect_trt.stations.drawn import SEARCH_STREAM, variants
 from bisect_trt.stations.fresh_test import VERIFYING, WANTED, planned_test
 from bisect_trt.stations.holds import measure_holds
 from bisect_trt.stations.open_bench import open_bench
@@ -123,6 +124,7 @@ def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verifica
     saved.check_model(case.graph)
     with open_bench(case, observer, "-verify") as bench:
         observer.station("verify")
+        next(variants(case, bench, SEARCH_STREAM, 1), None)  # kinds that make none are refused now
         checks = _judgements(bench, saved.plan)
         checks += [_typed(case.graph, saved.plan), _parsed(case, saved.plan)]
         checks += _written(case.graph, saved.plan)

@@ -156,6 +156,12 @@ def test_what_was_asked_of_more_inputs_is_no_plain_success(tmp_path: Path) -> No
     assert {"of the given inputs", "of unseen inputs"} <= set(found.changed["what"])
     missed = replace(loose.holds, given=Holding(9, 10))
     assert len(diff_runs(strict, replace(loose, holds=missed)).unasked) == 2
+    both = replace(strict, holds=replace(strict.holds, given=Holding(9, 10)))
+    assert not diff_runs(both, both).unasked, "the same was asked of both"
+    fitted = replace(strict, holds=replace(loose.holds, fitted=True, wanted=0.95))
+    assert not diff_runs(fitted, loose).unasked, "nothing was asked of unseen inputs before"
+    (said,) = diff_runs(strict, fitted).unasked
+    assert said.startswith("95 % of unseen inputs had to hold before, and none in")
     assert not diff_runs(loose, strict).untold, "who asks for more answers the old question too"
     held = replace(loose.holds, redrawn=strict.holds.redrawn, variants=strict.holds.variants)
     assert not diff_runs(strict, replace(loose, holds=held)).untold

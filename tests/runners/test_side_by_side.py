@@ -180,3 +180,27 @@ def test_ctrl_c_is_not_lost_in_a_reader_s_last_wait(monkeypatch: pytest.MonkeyPa
                 time.sleep(0.001)
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_second_ctrl_c_is_not_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ends the work is raised at once: put off, it would come while the answer is written."""
+    ended = ThreadPoolExecutor.shutdown
+
+    def interrupted(pool: ThreadPoolExecutor) -> None:
+        ended(pool)
+        raise KeyboardInterrupt
+
+    def work(item: int) -> int:
+        if item == 2:
+            raise KeyboardInterrupt
+        return item
+
+    monkeypatch.setattr(ThreadPoolExecutor, "shutdown", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        for job in (work, str):
+            with pytest.raises(KeyboardInterrupt):
+                list(side_by_side(job, range(3), lambda _: 2))
+            time.sleep(0.05)  # nothing comes after it
+    finally:
+        signal.signal(signal.SIGINT, before)

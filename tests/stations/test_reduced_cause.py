@@ -37,6 +37,7 @@ def cause(
     overflows: tuple[str, ...] = (),
     alone: Callable[[str], ProbeResult] | None = None,
     without: float = 0.5,
+    together: bool = False,
 ) -> tuple[Cause, str]:
     names = [*scores, *(f"other{i}" for i in range(layers - len(scores)))]
     finite = [name not in overflows for name in names]
@@ -47,7 +48,9 @@ def cause(
         measured(scores),
         lambda _: probed(without),
         Precision.FP16,
+        layers=layers,
         alone=alone,
+        together=together,
     )
     return found.cause, found.sentence
 
@@ -93,6 +96,23 @@ def test_where_inputs_count_together_one_s_score_is_no_verdict() -> None:
     found, said = cause(scores, 10, alone=lambda n: probed(1.5 if n == "b" else 0.9))
     assert found is Cause.ROUNDING and "rounding in b alone misses the requirement (1.5" in said
     assert cause(scores, 10, alone=lambda _: probed(math.nan))[0] is Cause.ROUNDING
+    assert cause(scores, 10, together=True)[0] is Cause.UNKNOWN, "and where only draws miss"
+    assert cause(SMALL, 8, together=True)[0] is Cause.ACCUMULATION
+
+
+def test_suspects_are_asked_one_by_one_until_one_misses() -> None:
+    scores = {f"l{i:02}": 40.0 - i for i in range(20)}
+    found, said = cause(scores, 20, alone=lambda n: probed(5.0 if n == "l04" else 0.5))
+    assert found is Cause.ROUNDING and "rounding in l04 alone misses" in said
+    asked: list[str] = []
+
+    def none_misses(name: str) -> ProbeResult:
+        asked.append(name)
+        return probed(0.5)
+
+    found, said = cause(scores, 20, alone=none_misses)
+    assert found is Cause.ACCUMULATION and asked == [f"l{i:02}" for i in range(16)]
+    assert "none of the 16 layers that do most to one input misses" in said
 
 
 @pytest.mark.usefixtures("few_draws")

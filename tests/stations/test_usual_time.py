@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 import bisect_trt
 from bisect_trt.core.observer import Observer
@@ -18,7 +19,8 @@ from bisect_trt.graph.graph import Graph
 from bisect_trt.numerics.noise import LARGE
 from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.result import ProbeResult
-from bisect_trt.stations import holds
+from bisect_trt.stations import holds, triage
+from bisect_trt.stations.baselines import Baselines
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import load
 from bisect_trt.stations.open_bench import open_bench
@@ -62,6 +64,65 @@ def test_a_busy_moment_changes_nothing(tmp_path: Path, monkeypatch: pytest.Monke
             kept.append(bench._timed_again())
             forbid_inferences(monkeypatch)
     assert kept[0] == kept[1]
+
+
+def test_what_is_looked_at_again_is_run_from_its_inputs_on(tmp_path: Path) -> None:
+    """A Loop is not counted, and from the last activations kept nobody would see what it takes."""
+    model = looped(300)
+    given = {"x": np.random.default_rng(0).normal(size=(96, 96)).astype(np.float32)}
+    settings = Settings(model, [given], require=["max_abs<=1e-3"], out=tmp_path)
+    case = load(settings, Observer())
+    with open_bench(case, Observer()) as bench:
+        first = bench.prober.probe(case.base)
+        assert bench._timed_again() > first.seconds / 4.0 > 2.0 * case.usual_seconds
+
+
+def looped(trips: int) -> onnx.ModelProto:
+    """A Loop of products before twenty layers."""
+    info, float32 = helper.make_tensor_value_info, TensorProto.FLOAT
+    body = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["s", "w"], ["m"]),
+            helper.make_node("Tanh", ["m"], ["t"]),
+            helper.make_node("Identity", ["c"], ["d"]),
+        ],
+        "body",
+        [
+            info("i", TensorProto.INT64, []),
+            info("c", TensorProto.BOOL, []),
+            info("s", float32, [96, 96]),
+        ],
+        [info("d", TensorProto.BOOL, []), info("t", float32, [96, 96])],
+    )
+    nodes = [helper.make_node("Loop", ["trips", "", "x"], ["l0"], "loop", body=body)]
+    nodes += [helper.make_node("Tanh", [f"l{i}"], [f"l{i + 1}"], f"tanh{i}") for i in range(20)]
+    weight = np.random.default_rng(1).normal(size=(96, 96)).astype(np.float32) / np.float32(10.0)
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [info("x", float32, [96, 96])],
+        [info("l20", float32, [96, 96])],
+        [numpy_helper.from_array(np.int64(trips), "trips"), numpy_helper.from_array(weight, "w")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_a_busy_machine_has_its_layers_measured_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Probes that take a thousand times as long as is counted leave no layer unmeasured."""
+    asked: list[float] = []
+
+    def allowed(expected_s: float) -> float:
+        asked.append(expected_s)
+        return 60.0
+
+    monkeypatch.setattr(triage, "time_allowed", allowed)
+    monkeypatch.setattr(Baselines, "probe_seconds", lambda *_: 10.0)
+    bisect_trt.bisect(
+        FIXTURE.model, FIXTURE.inputs, require=FIXTURE.require, runner="emulated", out=tmp_path
+    )
+    assert asked and max(asked) < 5.0
 
 
 def test_inputs_of_several_sizes_stand_for_all() -> None:

@@ -148,6 +148,10 @@ class EmulatedRunner:
         if self._after_lookups is not None:
             self._after_lookups.release()
 
+    def forget(self) -> None:
+        """Let kept activations go: the next run of any plan starts at the inputs."""
+        self._kept.clear()
+
     @property
     def layers_on_cpu(self) -> list[str]:
         """The layers that the CPU ran in place of the device, as far as anything was run."""
