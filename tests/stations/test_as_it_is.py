@@ -247,3 +247,18 @@ def test_a_note_is_kept_once(tmp_path: Path) -> None:
         for _ in range(2):
             bench.note(told)
         assert list(bench.ledger().findings) == [told]
+
+
+def test_a_plan_is_not_verified_without_the_variants_that_were_named(tmp_path: Path) -> None:
+    fixture = healthy()
+    run(fixture, fixture.inputs, tmp_path)
+    for kinds in ("rotate", f"{__name__}:unchanged", f"{__name__}:without_end"):
+        with pytest.raises(BadInputError, match=f"--variants {re.escape(kinds)}: "):
+            bisect_trt.verify(
+                fixture.model,
+                fixture.inputs,
+                tmp_path / "plan.json",
+                runner="emulated",
+                variants=kinds,
+                out=tmp_path / "verify",
+            )
