@@ -15,6 +15,7 @@ import onnx
 from onnx import AttributeProto, TensorProto, helper
 
 from bisect_trt.graph.operator_rules import CONTROL_FLOW, formals, is_standard, schema_of
+from bisect_trt.graph.ranks import complete_ranks
 
 _LARGE = 1024
 UNKNOWN = TensorProto.UNDEFINED
@@ -149,12 +150,15 @@ def _large_constant(node: onnx.NodeProto) -> TensorProto | None:
 
 def _collect(graph: onnx.GraphProto, opset: int, parent: Scope | None) -> Scope:
     scope = Scope(parent=parent)
-    types = scope.types
+    types, lengths = scope.types, dict[str, int]()
     for info in (*graph.value_info, *graph.output, *graph.input):
         tensor = info.type.tensor_type
         types[info.name] = tensor.elem_type if info.type.HasField("tensor_type") else UNKNOWN
         if tensor.HasField("shape"):
             scope.ranks[info.name] = len(tensor.shape.dim)
+            if len(tensor.shape.dim) == 1 and tensor.shape.dim[0].dim_value > 0:
+                lengths[info.name] = tensor.shape.dim[0].dim_value
+    complete_ranks(graph, scope.ranks, lengths)
     types.update((t.name, t.data_type) for t in graph.initializer)
     # Known to be made here before it is known of what type: a tensor of an enclosing graph that has
     # its name, but comes behind this body or is hidden by it, is another one.
