@@ -55,6 +55,8 @@ def complete_ranks(
             continue
         of = [known.get(name) for name in node.input if name]
         found: int | None = None
+        if not of:  # an invalid model: who reads it later says so
+            continue
         if node.op_type == "Reshape" and len(node.input) > 1:
             found = sizes.get(node.input[1])
         elif node.op_type in _AS_FIRST:

@@ -76,3 +76,11 @@ def test_a_marked_model_is_valid_and_its_ranks_are_right(tensors: list[str]) -> 
     found = session.run(None, {"x": x})
     told = [len(o.type.tensor_type.shape.dim) for o in marked.graph.output]
     assert [array.ndim for array in found] == told
+
+
+@pytest.mark.parametrize("op_type", ["Relu", "Add", "MatMul", "Reshape", "Concat"])
+def test_a_node_without_inputs_is_left_to_who_checks_the_model(op_type: str) -> None:
+    model = flattened()
+    model.graph.node.append(helper.make_node(op_type, [], ["nothing"]))
+    model.graph.node.append(helper.make_node(op_type, [""], ["unnamed"]))
+    assert not {"nothing", "unnamed"} & infer_types(model).ranks.keys()
