@@ -37,7 +37,8 @@ def diagnose_reduced(
 
     Overflow is the cause if the layers that turn finite inputs into infinities, or hold a constant
     that does not fit, account for at least half of the error (one probe); rounding, if some layer
-    misses the requirement alone; else no single layer does, and the error accumulates.
+    misses the requirement alone; else no single layer does, and the error accumulates. It is
+    unknown where too few layers were measured to tell, or not on what is missed.
 
     Args:
         base: the probe of everything lowered.
@@ -53,15 +54,9 @@ def diagnose_reduced(
         together: whether such a thing is missed on draws only, of which ``alone`` tells nothing.
     """
     name = precision.value.upper()
-    overflows = ~table["introduced_finite"].astype(bool) | table["layer"].isin(overflowing_weights)
-    not_finite = tuple(str(n) for n in table.loc[overflows, "layer"])
-    if not_finite:
-        without = probe(frozenset(not_finite))
-        if without.score <= base.score / 2.0 or (
-            math.isinf(base.score) and math.isfinite(without.score)
-        ):
-            under = frozenset(table.loc[table["underflows"].astype(bool), "layer"])
-            return _not_finite(name, not_finite, under - overflowing_weights)
+    overflow = _overflow(name, base, table, probe, overflowing_weights)
+    if overflow is not None:
+        return overflow
     scores = sensitivity.scores
     suspects = sorted(sensitivity.must_pin, key=lambda n: (-scores[n], n))
     if suspects and together and alone is None:
@@ -73,14 +68,41 @@ def diagnose_reduced(
     asked = suspects[:_MOST_PROBED] if alone is not None else []
     guilty = _guilty({n: scores[n] for n in suspects} if alone is None else _probed(asked, alone))
     if guilty:
-        worst, of = max(guilty.values()), where if alone is None else ""
+        on = where if alone is None else ""
         return Diagnosis(
             Cause.ROUNDING,
             f"{name} rounding in {_named(list(guilty))} alone misses the requirement "
-            f"({times(worst)}{of}).",
+            f"({times(max(guilty.values()))}{on}).",
         )
-    count, every = len(scores), layers
     seen = "" if base.verdict.passed else f" ({times(base.score)}{where})"
+    probed = len(asked) if len(asked) < len(suspects) else 0
+    return _spread(name, seen, len(scores), layers, probed)
+
+
+def _overflow(
+    name: str,
+    base: ProbeResult,
+    table: pd.DataFrame,
+    probe: Callable[[frozenset[str]], ProbeResult],
+    overflowing_weights: frozenset[str],
+) -> Diagnosis | None:
+    """Where layers that are not finite make half of the error or more."""
+    overflows = ~table["introduced_finite"].astype(bool) | table["layer"].isin(overflowing_weights)
+    not_finite = tuple(str(n) for n in table.loc[overflows, "layer"])
+    if not not_finite:
+        return None
+    without = probe(frozenset(not_finite))
+    cured = math.isinf(base.score) and math.isfinite(without.score)
+    if not (cured or without.score <= base.score / 2.0):
+        return None
+    under = frozenset(table.loc[table["underflows"].astype(bool), "layer"])
+    return _not_finite(name, not_finite, under - overflowing_weights)
+
+
+def _spread(name: str, seen: str, count: int, every: int, probed: int) -> Diagnosis:
+    """What is said where no layer is seen to miss the requirement alone: of ``count`` of ``every``
+    that were measured, or of the first ``probed``, where these were asked and not all suspects.
+    """
     if count < min(every, _TELLING):
         return Diagnosis(
             Cause.UNKNOWN,
@@ -89,8 +111,8 @@ def diagnose_reduced(
         )
     of = f" of {every}" if count < every else ""
     which = f"{count}{of} measured layers"
-    if len(asked) < len(suspects):
-        which = f"{len(asked)} layers that do most to one input"
+    if probed:
+        which = f"{probed} layers that do most to one input"
     return Diagnosis(
         Cause.ACCUMULATION,
         f"The {name} error accumulates over many layers{seen}: none of the {which} misses the "
