@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from xml.etree import ElementTree
 
 import onnx
@@ -122,6 +124,12 @@ def test_exports_hold_the_plan(tmp_path: Path) -> None:
     )
     script = call(*common, "polygraphy").output
     assert ast.parse(script) and "'/head/Pow'" in script
+    names: dict[str, Any] = {}
+    exec(script.replace("import tensorrt as trt", ""), names)
+    layer = SimpleNamespace(
+        name="fused", metadata="[ONNX Layer: blocks[0]/Relu]\x1e[ONNX Layer: b]"
+    )
+    assert names["onnx_names"](layer) == {"fused", "blocks[0]/Relu", "b"}
     assert call(*common, "onnx", "-o", str(tmp_path / "t.onnx")).exit_code == 0
     onnx.checker.check_model(onnx.load(tmp_path / "t.onnx"), full_check=True)
     assert (tmp_path / "t.onnx").read_bytes() == (

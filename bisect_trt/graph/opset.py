@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import onnx
-from onnx import defs, helper, numpy_helper
+from onnx import TensorProto, defs, helper
 
 from bisect_trt.core.errors import BadInputError, one_line
+from bisect_trt.graph.constants import Constants
 from bisect_trt.graph.layers import with_unique_names
 from bisect_trt.graph.operator_rules import HAVE_BF16, schema_of
 from bisect_trt.graph.tensor_types import opset_of, subgraphs
@@ -99,13 +100,13 @@ def _check_resizes(graph: onnx.GraphProto, target: int) -> None:
     Raises:
         BadInputError: names the node.
     """
-    scales = {t.name: numpy_helper.to_array(t) for t in graph.initializer if t.data_type == 1}
+    constants = Constants(graph).of_type(TensorProto.FLOAT)
     for node in graph.node:
         inside = operators(n for _, body in subgraphs(node) for n in body.node)
         shrinks = False
         if node.op_type == "Resize":
             nearest = all(a.s == b"nearest" for a in node.attribute if a.name == "mode")
-            by = scales.get(node.input[1])
+            by = constants.get(node.input[1])
             shrinks = nearest and (by is None or bool((by < 1.0).any()))
         if shrinks or not inside.isdisjoint({"Resize", "Upsample"}):
             raise BadInputError(

@@ -105,7 +105,7 @@ def onnx_names(layer):
     """The ONNX nodes a TensorRT layer was made from: its own name, and those in its metadata."""
     names = {{layer.name}}
     for part in (getattr(layer, "metadata", "") or "").split(MARK)[1:]:
-        names.add(part.split("]")[0])
+        names.add(part.rpartition("]")[0])  # names have brackets of their own
     return names
 
 

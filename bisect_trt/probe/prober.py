@@ -178,8 +178,7 @@ class Prober:
         with self._lock:
             self.new_probes += new > 0 and plan not in self.plans
             self.plans.add(plan)
-            self._log_panel(answer)
-        return answer
+            return replace(answer, logged=self._log_panel(answer))
 
     def _judge_sets(
         self, plan: PrecisionPlan, samples: Sequence[Sample], size: int, rows: list[Row]
@@ -216,14 +215,15 @@ class Prober:
             name = of[0].name if len(of) == 1 else f"{of[0].name} and {len(of) - 1} more"
             yield name, SampleResult.together(found, score)
 
-    def _log_panel(self, answer: PanelResult) -> None:
+    def _log_panel(self, answer: PanelResult) -> ProbeResult | None:
         if not answer.results:
-            return
+            return None
         found = ProbeResult.over(answer.plan, self.runner.name, answer.results, {}, PANEL)
         note = f"{answer.passed()} of {len(answer.results)} samples; worst {answer.worst[0]}"
         result = replace(found, note=found.note or note)
         self.log.append(result)
         self.on_probe(result)
+        return result
 
     def _prepare(self) -> None:
         """What every execution needs, made once and not by two threads."""

@@ -100,6 +100,7 @@ class ProbeResult:
     ``on`` says on which samples: the given ones, or a panel. ``steadiness`` is that of all of them,
     None from a runner that runs each once. ``by_condition`` has the score of each condition on the
     given samples, empty on others. ``worst_on`` names the sample that has ``score``, if one does.
+    ``seen_in`` is the probe of the log that shows this, where it is not one of the log itself.
     """
 
     plan: PrecisionPlan
@@ -115,6 +116,7 @@ class ProbeResult:
     steadiness: Steadiness | None = None
     by_condition: tuple[float, ...] = ()
     worst_on: str = ""
+    seen_in: ProbeResult | None = field(default=None, compare=False, repr=False)
 
     @staticmethod
     def over(
@@ -184,7 +186,7 @@ class ProbeResult:
         verdict = self.verdict
         if verdict in (Verdict.PASS, Verdict.FAIL):
             verdict = Verdict.PASS if score <= 1.0 else Verdict.FAIL
-        return replace(self, score=score, verdict=verdict)
+        return replace(self, score=score, verdict=verdict, seen_in=self.seen_in or self)
 
 
 @dataclass(frozen=True)
@@ -192,12 +194,14 @@ class PanelResult:
     """One plan on a panel of samples, as far as it was run: it may have ended early.
 
     ``names`` and ``results`` go together, in the order in which the samples were run; where a
-    condition is on sets of inputs, each entry is a set.
+    condition is on sets of inputs, each entry is a set. ``logged`` is the log's entry of it; None
+    where nothing was run, or several were put together.
     """
 
     plan: PrecisionPlan
     names: tuple[str, ...]
     results: tuple[SampleResult, ...]
+    logged: ProbeResult | None = None
 
     def passed(self, limit: float = 1.0) -> int:
         """How many of the samples met ``limit`` times the tolerance."""

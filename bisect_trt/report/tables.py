@@ -138,7 +138,7 @@ def pins_table(
         shares: by runner, the part of the tolerance that it was held to (``tolerance_share``); 1
             where it is none of them.
     """
-    order = {(p.runner, p.plan): i for i, p in enumerate(log)}
+    places = {id(probe): place for place, probe in enumerate(log)}
     rows: list[dict[str, Any]] = []
     for layer in layers:
         if layer.name not in plan.pinned:
@@ -156,7 +156,7 @@ def pins_table(
             row["verdict_without"] = found.verdict.value
             # Its score is told in units of what it was held to.
             row["score_without"] = found.score * share
-            row["proof_probe"] = order[(found.runner, found.plan)]
+            row["proof_probe"] = places[id(found.seen_in or found)]
             row["missed_on"] = found.worst_on
         rows.append(row)
     return pd.DataFrame(rows, columns=_PIN_COLUMNS)

@@ -5,7 +5,7 @@ plans on all of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from threading import Lock
 
@@ -130,19 +130,22 @@ class Panel:
             kinds = {kind: list(those) for kind, those in self._samples.items()}
         results: list[SampleResult] = []
         names: list[str] = []
-        score = 0.0
+        score, seen_in = 0.0, None
         for kind, samples in kinds.items():
             may = spared(self._case, kind, len(samples) + self._elsewhere[kind])
             asked = samples if few is None else samples[: (may + few) * size]
             found = prober.judge(plan, asked, limit=limit, misses=may, size=size)
             results += found.results
             names += found.names
+            if seen_in is None or found.score(may) > score or found.missed(limit) > may:
+                seen_in = found.logged
             score = max(score, found.score(may))
             if found.missed(limit) > may:
                 self._learn(kind, samples, found, size)
                 break
         runner = prober.runner.name
-        return ProbeResult.over(plan, runner, results, {}, score=score, names=names).under(limit)
+        together = ProbeResult.over(plan, runner, results, {}, score=score, names=names)
+        return replace(together, seen_in=seen_in).under(limit)
 
     @property
     def smallest(self) -> frozenset[str] | None:

@@ -73,6 +73,13 @@ def test_marks_by_name_glob_operator_and_pattern(selector: str, count: int) -> N
     assert set(tensors) <= set(results)
 
 
+def test_a_name_with_brackets_is_a_name_before_it_is_a_glob() -> None:
+    model = encoder_decomposed().model
+    layer = next(node for node in model.graph.node if node.op_type == "MatMul")
+    layer.name = "blocks[0]/MatMul"
+    assert select_tensors(model, ["blocks[0]/MatMul"]) == [layer.output[0]]
+
+
 def test_a_selector_that_matches_nothing_is_refused() -> None:
     with pytest.raises(BadInputError, match="'Conv'"):
         select_tensors(encoder_decomposed().model, ["Conv"])

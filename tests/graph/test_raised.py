@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
@@ -10,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.graph.graph import Graph
+from bisect_trt.graph.load import load_model
 from bisect_trt.graph.opset import raised
 from bisect_trt.graph.passes.typed import to_typed
 from tests.conftest import run_model
@@ -54,6 +57,15 @@ def test_a_nearest_resize_that_shrinks_is_refused() -> None:
     source.graph.initializer[0].CopyFrom(half)
     with pytest.raises(BadInputError, match="/down: the precision needs opset 13"):
         raised(source, 13)
+
+
+def test_weights_that_lie_in_a_file_are_no_hindrance(tmp_path: Path) -> None:
+    """Of what ``load_model`` leaves in the file only a Resize's scales are asked for."""
+    source = model([helper.make_node("Softmax", ["x"], ["y"], "/s", axis=1)], 10, [1, 2, 4, 4])
+    source.graph.initializer.append(numpy_helper.from_array(np.ones(20_000, np.float32), "w"))
+    onnx.save(source, tmp_path / "m.onnx")
+    later = raised(load_model(tmp_path / "m.onnx").proto, 13)
+    assert later.opset_import[0].version == 13
 
 
 def test_no_two_nodes_get_one_name() -> None:

@@ -39,7 +39,7 @@ def select_tensors(model: onnx.ModelProto | Graph, selectors: Iterable[str]) -> 
             tensor
             for layer in layers
             for tensor in layer.outputs
-            if layer.op == selector
+            if selector in (layer.op, layer.name, tensor)  # names have brackets, as globs do
             or layer.name in members
             or fnmatchcase(layer.name, selector)
             or fnmatchcase(tensor, selector)
