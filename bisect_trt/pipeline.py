@@ -53,6 +53,7 @@ from bisect_trt.stations.settings import Settings
 from bisect_trt.stations.thread_limit import within_threads
 from bisect_trt.stations.triage import Triage, find_cause
 from bisect_trt.stations.unseen import look_beyond
+from bisect_trt.stations.usable import check_runs
 
 REDUCED, CURED = "reduced", "cured"
 """What the default folders of :func:`reduce` and :func:`cure` end with."""
@@ -186,6 +187,7 @@ def _search(case: Case, bench: Bench, beside: Beside) -> Iterator[Known]:
     if known.settled is not None or known.baselines is None:
         return
     baselines, engine = known.baselines, known.engine
+    check_runs(bench, case.holdout)
     unseen = None if case.settings.fitted else look_beyond(case, bench, baselines)
     known = known.with_(unseen=unseen)
     if unseen is not None and unseen.holds is not None and engine is None:

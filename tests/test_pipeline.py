@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,7 @@ from bisect_trt import PrecisionPlan, Result
 from bisect_trt.graph import to_typed
 from bisect_trt.runners.emulator import runner as emulated
 from fixtures.__main__ import FILES, input_bytes, model_bytes
+from fixtures.cases.rtdetr import rtdetr
 from fixtures.models import ALL, Fixture, encoder_decomposed, healthy, residual, tf32_victim
 from tests.conftest import forbid_inferences, run_model
 
@@ -241,6 +242,35 @@ def test_golden_outputs_are_compared_first(tmp_path: Path) -> None:
     result = run(fixture, tmp_path / "b", golden={"y": golden["y"] + 0.5})
     assert (result.cause.value, result.exit_code) == ("golden-mismatch", 1)
     assert (tmp_path / "b" / "run.json").exists() and result.new_probes == 0
+
+
+def all_right(references: Sequence[object], candidates: Sequence[object]) -> float:
+    return float(len(references) - len(candidates))
+
+
+@pytest.mark.parametrize(
+    ("require", "metrics"),
+    [("boxes:rel_range<=1", ()), ("all_right<=1", (f"{__name__}:all_right@all",))],
+)
+def test_golden_outputs_that_no_requirement_looks_at_are_compared_too(
+    require: str, metrics: tuple[str, ...], tmp_path: Path
+) -> None:
+    fixture = rtdetr()
+    right = dict(zip(("logits", "boxes"), run_model(fixture.model, fixture.inputs), strict=True))
+    for moved in (0.0, 1.0):
+        golden = {"logits": right["logits"] + np.float32(moved)}
+        found = bisect_trt.bisect(
+            fixture.model,
+            fixture.inputs,
+            require=require,
+            metrics=metrics,
+            golden=golden,
+            runner="emulated",
+            robust=0,
+            budget=0.1,
+            out=tmp_path,
+        )
+        assert (found.cause.value == "golden-mismatch") == bool(moved), found.sentence
 
 
 def test_several_samples_are_judged_by_the_worst(tmp_path: Path) -> None:

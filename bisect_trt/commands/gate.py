@@ -8,10 +8,9 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from bisect_trt.core.errors import BisectError, one_line
 from bisect_trt.pipeline import run
 from bisect_trt.report.consoles import screen
-from bisect_trt.report.exits import guarded, output
+from bisect_trt.report.exits import ended_by, guarded, output
 from bisect_trt.report.gate import (
     Entry,
     Gate,
@@ -72,6 +71,7 @@ def gate_command(
 def _entry(name: str, settings: Settings, observer: ProgressObserver) -> Entry:
     try:
         result = run(settings, observer)
-    except BisectError as error:
-        return Entry(name, error.exit_code, error=one_line(error, 500))
+    except Exception as error:  # no model's error is another's, whoever's mistake it is
+        code, words = ended_by(error)
+        return Entry(name, code, error=words)
     return Entry(name, result.exit_code, result)

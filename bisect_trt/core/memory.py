@@ -97,15 +97,15 @@ def peak_bytes() -> int:
 _frees = Event()
 
 
-def free_activations_at_once() -> None:
-    """From here on sessions keep no freed activations for the next call, in this process: several
-    sessions would each hold those of a whole network.
+def free_activations_at_once(whether: bool = True) -> None:
+    """Whether, from here on, sessions keep no freed activations for the next call, in this process:
+    of a large network several sessions would each hold those. Another model may follow.
     """
-    _frees.set()
+    (_frees.set if whether else _frees.clear)()
 
 
 def frees_activations() -> bool:
-    """Whether :func:`free_activations_at_once` was called."""
+    """What :func:`free_activations_at_once` was told last; at first they do not."""
     return _frees.is_set()
 
 

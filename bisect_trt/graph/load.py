@@ -210,10 +210,16 @@ def _proto_digest(model: onnx.ModelProto) -> str:
         return hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
     except (ValueError, EncodeError):  # over protobuf's 2 GB: hash the weights apart
         digest = hashlib.sha256()
-        for tensor in all_tensors(model.graph):
-            digest.update(tensor.name.encode() + tensor.raw_data)
-        for node in model.graph.node:
-            digest.update(
-                f"{node.op_type}{node.name}{list(node.input)}{list(node.output)}".encode()
-            )
+        graph = model.graph
+        for tensor in graph.initializer:
+            digest.update(f"{tensor.name} {tensor.data_type} {list(tensor.dims)}".encode())
+            held = tensor.HasField("raw_data")  # one alone may be of 2 GB
+            digest.update(tensor.raw_data if held else tensor.SerializeToString(deterministic=True))
+        parts = (
+            *(graph.sparse_initializer, graph.node, graph.input, graph.output, graph.value_info),
+            *(model.functions, model.opset_import),
+        )
+        for part in parts:
+            for message in part:
+                digest.update(message.SerializeToString(deterministic=True))
         return digest.hexdigest()

@@ -33,16 +33,16 @@ def aggregate(kind: str, values: Sequence[float], *, at_least: bool) -> float:
     """
     worse = -math.inf if at_least else math.inf
     known = np.asarray([worse if math.isnan(v) else v for v in values], np.float64)
-    if kind == MEAN:
+    if kind in (MEAN, MEDIAN):
         # Decibels of an exact output are infinite: they must not hide what the others have.
         exact = known == -worse
         if exact.any():
             best = known[~exact].max() if at_least and not exact.all() else _EXACT
             known = np.where(exact, max(best, _EXACT) if at_least else known, known)
-        return float(known.mean())
-    if kind == MEDIAN:
-        return float(np.median(known))
+        with np.errstate(invalid="ignore"):
+            found = float(known.mean() if kind == MEAN else np.median(known))
+        return worse if math.isnan(found) else found  # between infinities
     ordered = np.sort(known)[::-1] if at_least else np.sort(known)
-    found = _PERCENTILE.match(kind)
-    share = float(found[1]) / 100.0 if found is not None else 1.0
+    percentile = _PERCENTILE.match(kind)
+    share = float(percentile[1]) / 100.0 if percentile is not None else 1.0
     return float(ordered[max(math.ceil(share * len(ordered) - 1e-9), 1) - 1])

@@ -276,8 +276,8 @@ def _elementwise(
     worst = 0.0
     for start in range(0, ref.size, _BLOCK):
         exact = ref[start : start + _BLOCK].astype(np.float64)
-        allowed = absolute + relative * np.abs(exact)
         with np.errstate(divide="ignore", invalid="ignore"):
+            allowed = absolute + relative * np.abs(exact)
             error = np.abs(got[start : start + _BLOCK].astype(np.float64) - exact)
             used = error / allowed
         # 0 over 0 where nothing is allowed and nothing is wrong; not where the reference is not.

@@ -9,7 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from bisect_trt.core.errors import RunnerFailedError, one_line
+from bisect_trt.core.errors import BadInputError, RunnerFailedError, one_line
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.core.steadiness import Steadiness
@@ -107,13 +107,25 @@ class Execution:
                     self._before_each()
                 began = time.perf_counter()
         except RunnerFailedError as error:
+            self._exact(samples[-left])
             note = " | ".join([one_line(error), *error.log])
             spent = time.perf_counter() - began
             yield SampleResult(error.verdict, math.inf, (), {}, spent, note)
 
+    def _exact(self, sample: Sample) -> Arrays:
+        """The reference outputs.
+
+        Raises:
+            BadInputError: the model itself cannot be run on ``sample``: no fault of the plan.
+        """
+        try:
+            return self.references.of(sample)
+        except RunnerFailedError as error:
+            raise BadInputError(str(error)) from error
+
     def _worst(self, sample: Sample, outputs: Arrays) -> tuple[Arrays, Judged, Steadiness | None]:
         """The worst of the runs of ``sample``, and how they differ."""
-        exact = self.references.of(sample)
+        exact = self._exact(sample)
         if not isinstance(outputs, Repeated):
             return outputs, self.requirements.judge(exact, outputs), None
         differing = sum(count for _, count in outputs.others)

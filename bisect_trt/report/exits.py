@@ -63,15 +63,13 @@ def guarded(command: Command) -> Command:
         try:
             with _interruptible():
                 code = command(*args, **kwargs) or 0
-        except BisectError as error:
-            _complain(one_line(error, 500))
-            code = error.exit_code
         except KeyboardInterrupt as error:
             said = str(error) if isinstance(error, StoppedError) else "nothing was kept"
             _complain(one_line(f"interrupted; {said}", 1000))
             code = EXIT_INTERRUPTED
         except Exception as error:
-            code = _code_of(error)
+            code, words = ended_by(error)
+            _complain(words)
         sys.exit(code)
 
     return wrapper
@@ -102,25 +100,25 @@ def output(*, is_product: bool = False) -> Iterator[None]:
         _complain(words)
 
 
-def _code_of(error: Exception) -> int:
-    """The code for an error that nobody foresaw, after saying whose it is."""
+def ended_by(error: Exception) -> tuple[int, str]:
+    """The exit code of a command that ``error`` ends, and the one line that says whose it is.
+
+    An error that nobody foresaw is our own: its traceback goes to stderr, for whoever mends it.
+    """
+    if isinstance(error, BisectError):
+        return error.exit_code, one_line(error, 500)
     if is_out_of_memory(error):
-        _complain(
-            "out of memory; use smaller or fewer inputs, fewer --workers, or a larger machine"
-        )
-        return EXIT_MACHINE
+        words = "out of memory; use smaller or fewer inputs, fewer --workers, or a larger machine"
+        return EXIT_MACHINE, words
     if is_out_of_threads(error):
-        _complain(NO_THREADS)
-        return EXIT_MACHINE
+        return EXIT_MACHINE, NO_THREADS
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
-        _complain(one_line(f"{where}{error.strerror or error}"))
-        return EXIT_MACHINE
-    # Our own mistake: the traceback helps whoever mends it, and 1 would mean "cannot be met".
+        return EXIT_MACHINE, one_line(f"{where}{error.strerror or error}")
     with suppress(OSError):
-        traceback.print_exc()
-    _complain("internal error, please report it with the lines above")
-    return EXIT_INTERNAL
+        traceback.print_exception(error)
+    # 1 would mean "cannot be met".
+    return EXIT_INTERNAL, "internal error, please report it with the lines above"
 
 
 def _complain(words: str) -> None:

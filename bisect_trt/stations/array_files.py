@@ -34,7 +34,11 @@ def read_npz(path: Path, check: CheckHeader | None = None) -> dict[str, NDArray[
         MachineError: an array is larger than the memory that is free.
     """
     if not zipfile.is_zipfile(path):
-        if _is_npy(path):
+        try:
+            single = _is_npy(path)
+        except OSError as error:
+            raise BadInputError(f"{path}: cannot be read ({error.strerror})") from error
+        if single:
             raise BadInputError(
                 f"{path}: a single array; save named arrays with numpy.savez(path, name=array)"
             )

@@ -149,8 +149,8 @@ def load(settings: Settings, observer: Observer) -> Case:
         profile_of(graph.proto, (*samples, *holdout), settings.profiles)
     golden = _load_golden(settings, graph, len(samples))
     findings = (*counted, *_findings(settings, graph, samples, replaced))
-    if requirements.of_sets and settings.holds_on < 1.0:
-        findings += (Finding("holds-on", "", _ALL_TOGETHER.format(settings.holds_on)),)
+    if requirements.of_sets and settings.asked_of_given < 1.0:
+        findings += (Finding("holds-on", "", _ALL_TOGETHER.format(settings.asked_of_given)),)
     findings += (told,) if told is not None else ()
     for finding in findings:
         observer.finding(finding.message)
@@ -220,7 +220,7 @@ def _load_golden(settings: Settings, graph: Graph, inputs: int) -> Arrays | None
         where, arrays = "--golden", dict(golden)
     else:
         where = f"--golden {golden}"
-        if not Path(golden).exists():
+        if not Path(golden).is_file():
             raise BadInputError(f"{where}: no such file")
         arrays = read_npz(Path(golden))
     unknown = [n for n in arrays if n not in graph.outputs]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import onnx
 
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.passes.fuse_layernorm import Fused, fuse_layernorm
+from bisect_trt.numerics.blocks import largest_finite
+from bisect_trt.numerics.tensor_error import tensor_error
 from bisect_trt.runners.ort_sessions import reference_session, run_all
 
 TOLERANCE = 1e-6
@@ -32,17 +33,16 @@ def rewritten(model: onnx.ModelProto, samples: Sequence[Sample], name: str) -> F
     for sample in samples:
         old, new = (run_all(session, sample.arrays, sample.name) for session in sessions)
         for output, expected in old.items():
-            size = float(np.abs(expected).max(initial=0.0)) if expected.dtype.kind == "f" else 0.0
-            moved = float(
-                np.abs(new[output].astype(np.float64) - expected.astype(np.float64)).max(
-                    initial=0.0
-                )
+            error = tensor_error(expected, new[output])
+            size = largest_finite(expected) if expected.dtype.kind == "f" else 0.0
+            if error.finite and error.max_abs <= TOLERANCE * size:
+                continue
+            moved = "becomes NaN or infinite"
+            if error.finite:
+                share = error.max_abs / max(size, 1e-30)
+                moved = f"moves by {error.max_abs:.2g} ({share:.1g} of its largest value)"
+            raise BadInputError(
+                f"--rewrite {name}: output {output!r} {moved} in FP32 on {sample.name}; that is "
+                f"more than {TOLERANCE:g}, so the rewrite is refused"
             )
-            if not moved <= TOLERANCE * size:
-                raise BadInputError(
-                    f"--rewrite {name}: output {output!r} moves by {moved:.2g} "
-                    f"({moved / max(size, 1e-30):.1g} of its largest value) "
-                    f"in FP32 on {sample.name}; that is more than {TOLERANCE:g}, so the rewrite is "
-                    "refused"
-                )
     return fused

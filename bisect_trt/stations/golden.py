@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from bisect_trt.core.diagnosis import Cause, Diagnosis
 from bisect_trt.core.errors import BadInputError, RunnerFailedError
 from bisect_trt.core.sample import Sample
-from bisect_trt.numerics.requirements import times
+from bisect_trt.numerics.requirement_text import DEFAULT_REQUIREMENTS, parse_requirements
+from bisect_trt.numerics.requirements import Requirements, times
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
 
@@ -44,13 +45,14 @@ def check_golden(case: Case, bench: Bench) -> Diagnosis | None:
                 f"--golden: output {name!r} has shape {array.shape}, the model gives "
                 f"{reference[name].shape}"
             )
-    score = case.requirements.score(golden, reference)
+    asked = _for_golden(case.requirements, golden)
+    score = _score(asked, golden, reference)
     if score <= 1.0:
         return None
     bench.observer.station("golden outputs")
 
     def remaining(arrays: Arrays) -> float:
-        return case.requirements.score(golden, case.reference.outputs(Sample("changed", arrays)))
+        return _score(asked, golden, case.reference.outputs(Sample("changed", arrays)))
 
     found = explain_golden(sample.arrays, remaining)
     case.reference.release()
@@ -67,6 +69,23 @@ def check_golden(case: Case, bench: Bench) -> Diagnosis | None:
         Cause.GOLDEN_MISMATCH,
         f"The reference itself differs from the golden outputs ({times(score)}); {why}",
     )
+
+
+def _for_golden(asked: Requirements, golden: Arrays) -> Requirements:
+    """The conditions that golden outputs are held to: those on an input alone, and the usual one
+    for each output that none of them looks at.
+    """
+    alone = [item for item in asked.items if item.metric not in asked.collective]
+    every = any(item.output is None for item in alone)  # a metric of the user's sees them all
+    seen = golden if every else {item.output for item in alone}
+    texts = [f"{n}:{text}" for n in golden if n not in seen for text in DEFAULT_REQUIREMENTS]
+    usual = parse_requirements(texts, list(golden), {}).items if texts else ()
+    return Requirements((*alone, *usual), asked.metrics)
+
+
+def _score(asked: Requirements, golden: Arrays, outputs: Arrays) -> float:
+    """The reference's ``outputs`` held against the golden ones; what these lack is right."""
+    return asked.score({**outputs, **golden}, outputs)
 
 
 @dataclass(frozen=True)

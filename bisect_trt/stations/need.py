@@ -117,7 +117,8 @@ def need_of(graph: Graph, settings: Settings, specs: Sequence[InputSpec]) -> Nee
 
 
 def check_need(need: Need, where: str) -> None:
-    """Refuse what does not fit, and let a large run save memory where it costs some time.
+    """Refuse what does not fit, and let a large run, and no other of this process, save memory
+    where it costs some time.
 
     Args:
         need: of the run.
@@ -137,8 +138,7 @@ def check_need(need: Need, where: str) -> None:
         raise MachineError(
             f"{where}: this needs {need.sentence}, and may take {in_words(room)}: {what}"
         )
-    if need.activations >= LARGE:
-        free_activations_at_once()
+    free_activations_at_once(need.activations >= LARGE)
     if need.activations >= LARGE or need.weights >= MANY:
         keep_large_blocks_apart()
 

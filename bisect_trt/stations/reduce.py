@@ -119,7 +119,7 @@ def reduce_piece(
     began = time.perf_counter()
     with scratch("recorded") as folder:
         specimens = Specimens(graph, sample, Path(folder))
-        search = _Search(specimens, trials, observer)
+        search = _Search(specimens, trials, observer, sample)
         whole = search.try_whole()
         if whole.suspect is None:
             return whole
@@ -161,8 +161,11 @@ def reduce_piece(
 class _Search:
     """What is asked of the trials, told to the observer."""
 
-    def __init__(self, specimens: Specimens, trials: Trials, observer: Observer) -> None:
+    def __init__(
+        self, specimens: Specimens, trials: Trials, observer: Observer, sample: Sample
+    ) -> None:
         self._specimens = specimens
+        self._input = sample.name
         self._trials = trials
         self._observer = observer
         self._tried = 0
@@ -175,7 +178,8 @@ class _Search:
             raise BadInputError(f"the model cannot be run on the reference: {error}") from error
         except BudgetSpentError:
             raise BadInputError(
-                "--max-builds 0, or a --budget too short: not even the whole model can be tried"
+                f"{self._input}: not even the whole model can be tried on it, and no input before "
+                "it showed it bad: raise --max-builds or --budget"
             ) from None
 
     def ask(self, piece: Piece) -> Verdict:

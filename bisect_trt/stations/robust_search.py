@@ -163,8 +163,8 @@ def margin(case: Case, bench: Bench) -> float:
     if case.settings.pick is not None:
         return 1.0
     sets = len(case.samples) // set_size(case)
-    bounded = lower_bound(at_least(case.settings.holds_on, sets), sets) >= wanted_of_unseen(case)
-    return 1.0 if bounded and bench.engine is None else MARGIN
+    bound = lower_bound(at_least(case.settings.asked_of_given, sets), sets)
+    return 1.0 if bound >= wanted_of_unseen(case) and bench.engine is None else MARGIN
 
 
 def as_searched(case: Case, ranking: Sequence[str]) -> list[str]:

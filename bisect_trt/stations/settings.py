@@ -92,10 +92,11 @@ class Settings(Shares):
         metavar="SHARE",
         commands=_JUDGED,
     )
-    holds_on: float = option(
-        1.0,
+    holds_on: float | None = option(
+        None,
         "--holds-on",
-        "The share of the given inputs that must meet the requirement.",
+        "The share of the given inputs that must meet the requirement. Default: 1.",
+        help_of={"verify": "As for run. Default: that which the plan was found for."},
         kind=float,
         least=0.0,
         most=1.0,

@@ -9,7 +9,7 @@ class Shares:
     """What the options of these names ask for."""
 
     robust: float | None
-    holds_on: float
+    holds_on: float | None
     pick: float | None
 
     def check_shares(self) -> None:
@@ -25,9 +25,14 @@ class Shares:
             )
 
     @property
+    def asked_of_given(self) -> float:
+        """The share of the given inputs that ``--holds-on`` asks for."""
+        return 1.0 if self.holds_on is None else self.holds_on
+
+    @property
     def share_of_given(self) -> float:
         """The share of the given inputs that must meet the requirement."""
-        return self.holds_on if self.pick is None else self.pick
+        return self.asked_of_given if self.pick is None else self.pick
 
     @property
     def fitted(self) -> bool:

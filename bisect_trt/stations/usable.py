@@ -1,8 +1,8 @@
-"""The samples that something can be compared on: of which the reference is finite."""
+"""The samples that something can be compared on: those with a reference, and a finite one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -56,6 +56,26 @@ def usable(
                 return
         if not looked_at:
             return
+
+
+def check_runs(bench: Bench, samples: Sequence[Sample]) -> None:
+    """Refuse samples that the model cannot be run on, before a search that they are no part of: a
+    plan would be blamed for what the reference cannot do. Remembered, as by :func:`usable`.
+
+    Raises:
+        RunnerFailedError: with ONNX Runtime's words; names the first such sample.
+        BudgetSpentError: no time is left.
+    """
+    keys = {s.digest: bench.prober.key("runs", s.digest) for s in samples}
+    new = [s for s in samples if bench.journal.recall(keys[s.digest]) is None]
+
+    def look(sample: Sample) -> Sample:
+        bench.time.check()
+        bench.references.of(sample)
+        return sample
+
+    for sample in side_by_side(look, new, bench.references.at_once):
+        bench.journal.record_later(Row(keys[sample.digest], "runs", True))
 
 
 def _looked_at(

@@ -112,11 +112,11 @@ def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verifica
     Raises:
         BadInputError: it is no plan of this model.
     """
-    if settings.robust is None and settings.holds_on == 1.0:
+    if settings.robust is None and settings.holds_on is None:
         settings = replace(settings, robust=saved.robust or WANTED)
     if not settings.require and saved.requirements:
         metrics = settings.metrics or saved.metrics
-        share = saved.holds_on if settings.holds_on == 1.0 else settings.holds_on
+        share = saved.holds_on if settings.holds_on is None else settings.holds_on
         settings = replace(settings, require=saved.requirements, metrics=metrics, holds_on=share)
     if settings.rewrite is None:  # refused before a folder is made
         saved.check_model(Graph(load_model(settings.model).proto))

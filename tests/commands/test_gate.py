@@ -12,9 +12,13 @@ import pytest
 from click.testing import CliRunner
 from click.testing import Result as Ended
 
+from bisect_trt import Result
 from bisect_trt.cli import main
 from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.observer import Observer
+from bisect_trt.pipeline import run
 from bisect_trt.stations.project_file import read_project
+from bisect_trt.stations.settings import Settings
 from fixtures.__main__ import FILES
 from tests.conftest import forbid_inferences
 
@@ -32,6 +36,29 @@ DEFAULTS = '[defaults]\nrunner = "emulated"\nrobust = 0\nrequirement = "max_abs<
 def gate(folder: Path, *arguments: str) -> Ended:
     config = ["--config", str(folder / "bisect.toml")]
     return CliRunner().invoke(main, ["gate", *config, *arguments])
+
+
+def test_an_error_that_nobody_foresaw_is_of_one_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Our own mistake over one model, or the memory that it lacked, keeps no other from its run."""
+    models = ("ours", "large", "good")
+    text = DEFAULTS + "".join(entry(name, "healthy") for name in models)
+    (tmp_path / "bisect.toml").write_text(text)
+    errors: dict[str, Exception] = {"ours": ValueError("a slip"), "large": MemoryError()}
+
+    def run_or_break(settings: Settings, observer: Observer) -> Result:
+        for name, error in errors.items():
+            if settings.out is not None and settings.out.name == name:
+                raise error
+        return run(settings, observer)
+
+    monkeypatch.setattr("bisect_trt.commands.gate.run", run_or_break)
+    ended = gate(tmp_path)
+    assert ended.exit_code == 70 and "a slip" in ended.stderr
+    made = json.loads((tmp_path / "reports" / "gate" / "gate.json").read_text())
+    assert [m["exit_code"] for m in made["models"]] == [70, 4, 0]
+    assert "out of memory" in made["models"][1]["said"]
 
 
 def test_a_gate_is_closed_by_one_and_goes_on_where_it_was(

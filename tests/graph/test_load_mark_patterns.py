@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.precision import Precision
+from bisect_trt.graph import load as load_module
 from bisect_trt.graph.load import load_model
 from bisect_trt.graph.passes.marked import mark_outputs, select_tensors
 from bisect_trt.graph.patterns import find_patterns
@@ -35,6 +36,30 @@ def test_external_data_is_loaded_and_part_of_the_digest(tmp_path: Path) -> None:
     data[100] ^= 1
     (tmp_path / "m.bin").write_bytes(bytes(data))
     assert load_model(tmp_path / "m.onnx").digest != first.digest
+
+
+def test_models_over_two_gigabytes_differ_by_all_that_they_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is too large to be serialised whole is told apart by attributes, types and opsets."""
+    first = encoder_layernorm().model
+    others = [onnx.ModelProto() for _ in range(4)]
+    for other in others:
+        other.CopyFrom(first)
+    norm = next(n for n in others[0].graph.node if n.op_type == "LayerNormalization")
+    norm.attribute[0].i -= 1
+    others[1].opset_import[0].version += 1
+    others[2].graph.initializer[0].dims.append(1)
+    others[3].graph.input[0].type.tensor_type.shape.dim[0].dim_value += 1
+    whole = onnx.ModelProto.SerializeToString
+
+    def too_large(message: onnx.ModelProto, **options: bool) -> bytes:
+        if isinstance(message, onnx.ModelProto):
+            raise ValueError("exceeds maximum protobuf size of 2GB")
+        return whole(message, **options)
+
+    monkeypatch.setattr(onnx.ModelProto, "SerializeToString", too_large)
+    assert len({load_module._proto_digest(m) for m in (first, *others)}) == 5
 
 
 def test_save_is_atomic_and_replaces(tmp_path: Path) -> None:

@@ -151,5 +151,8 @@ def test_a_metric_of_the_users_may_have_a_known_name() -> None:
 
 def test_an_exact_input_does_not_hide_the_others() -> None:
     assert aggregate("mean", [math.inf, 5.0, 5.0, 5.0], at_least=True) == pytest.approx(53.75)
+    assert aggregate("median", [math.inf, -50.0], at_least=True) == pytest.approx(75.0)
+    assert aggregate("median", [math.inf, math.nan], at_least=True) == -math.inf
+    assert aggregate("median", [-math.inf, math.inf], at_least=False) == math.inf
     assert aggregate("mean", [math.inf], at_least=True) == 200.0
     assert aggregate("mean", [math.inf, math.nan], at_least=True) == -math.inf

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.cli import main
+from bisect_trt.core.memory import frees_activations
 from bisect_trt.graph.activations import live_bytes
 from bisect_trt.graph.graph import Graph
 from bisect_trt.runners.emulator.kept_activations import room_beside
@@ -144,6 +145,7 @@ def tell():  # not getrusage: its peak is also that of whoever started this proc
     print("PEAK", *(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")))
 atexit.register(tell)
 from bisect_trt.cli import main
+from bisect_trt.core.memory import frees_activations
 main(sys.argv[1:])
 """
 
@@ -193,3 +195,11 @@ def test_weights_are_held_once_and_once_rounded(tmp_path: Path) -> None:
     assert seen["large"] - seen["tiny"] <= 2.5 * weights + 30e6
     assert seen["in turn"] - seen["tiny"] <= 2.5 * weights + 30e6
     assert peak(tmp_path, "inspect", "large.onnx") - seen["tiny"] <= 0.5 * weights
+
+
+def test_what_a_large_model_needs_is_not_asked_of_the_next_one() -> None:
+    """A gate has many models in one process; the small ones keep their speed."""
+    need.check_need(need.Need(0, need.LARGE, 0, 1), "large")
+    assert frees_activations()
+    need.check_need(need.Need(0, 1000, 0, 1), "small")
+    assert not frees_activations()

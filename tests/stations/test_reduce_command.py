@@ -117,7 +117,7 @@ def test_a_check_that_never_fails_leaves_nothing(tmp_path: Path) -> None:
             "no end after 0.5 s",
         ),
         (["--check", "false {model}", "--precision", "fp16"], 2, "leave --precision out"),
-        (["--check", "false {model}", "--max-builds", "0"], 2, "--max-builds 0"),
+        (["--check", "false {model}", "--max-builds", "0"], 2, "raise --max-builds"),
         (["--runner", "emulated"], 2, "or give a --check of your own"),
         (["--precision", "fp8"], 2, "Invalid value for '--precision'"),
     ],

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 import bisect_trt
 from bisect_trt import PrecisionPlan, Result
+from bisect_trt.core.errors import BadInputError, RunnerFailedError
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.sample import Sample
 from bisect_trt.core.stop import StoppedError
@@ -192,6 +193,18 @@ def test_what_overflows_is_counted_and_ends_nothing(tmp_path: Path) -> None:
     assert (result.holds.holdout.passed, result.holds.holdout.tested) == (2, 3)
     assert result.holds.holdout.worst_score == np.inf
     assert result.holds.word.value == "undecided"
+
+
+def test_what_the_model_cannot_be_run_on_is_no_fault_of_a_plan(tmp_path: Path) -> None:
+    """Kept apart and beyond the table of places: refused before the search, not called lucky."""
+    model, require = token_encoder(), ["max_abs<=1"]
+    far = {name: np.tile(ids, 50) for name, ids in sentence(1).items()}
+    common: dict[str, Any] = {"require": require, "runner": "emulated", "holdout": [far]}
+    with pytest.raises(RunnerFailedError, match="ONNX Runtime failed"):
+        bisect_trt.bisect(model, [sentence(0)], out=tmp_path / "run", **common)
+    plan = PrecisionPlan("fp16")
+    with pytest.raises(BadInputError, match="ONNX Runtime failed"):
+        bisect_trt.verify(model, [sentence(0)], plan, out=tmp_path / "verify", **common)
 
 
 def test_tf32_that_passes_by_luck_is_no_case_for_pins(tmp_path: Path) -> None:
