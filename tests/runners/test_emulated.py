@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from onnx import TensorProto, helper
 
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
@@ -16,6 +17,7 @@ from bisect_trt.graph import list_layers, to_emulated
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.passes.switched import to_switched
 from bisect_trt.runners.emulator.runner import EmulatedRunner
+from fixtures.build import GraphBuilder
 from fixtures.models import ALL, Fixture, encoder_decomposed, residual
 from tests.conftest import run_model
 
@@ -189,3 +191,28 @@ def test_moved_values_are_rounded_once_and_as_in_the_emulated_model() -> None:
     results = {n.output[0] for n in switched.model.graph.node if n.op_type == "If"}
     # A line of moves has one, at its source; of a result with several readers none.
     assert results.isdisjoint("bceil") and results.issuperset("adfgjm")
+
+
+@pytest.mark.parametrize("op", ["Identity", "Transpose", "MatMul", "Relu", "Reshape"])
+@pytest.mark.parametrize("low", ["fp16", "bf16", "tf32"])
+def test_what_reads_a_pinned_branch_rounds_it(op: str, low: str) -> None:
+    """A body rounds for its own layer only, so the one layer that reads it has to for itself."""
+    b = GraphBuilder(0)
+    bodies = {}
+    for branch in ("then_branch", "else_branch"):
+        node = helper.make_node("MatMul", ["x", b.normal(4, 4)], [f"{branch}_y"], branch)
+        result = helper.make_tensor_value_info(f"{branch}_y", TensorProto.FLOAT, [4, 4])
+        bodies[branch] = helper.make_graph([node], branch, [], [result])
+    flag = b.op("Greater", b.op("ReduceMax", "x", keepdims=0), b.weight(-9.0))
+    chosen = b.op("If", flag, **bodies)
+    rest = {"MatMul": [b.normal(4, 4)], "Reshape": [b.weight([2, 8], np.int64)]}
+    b.rename_output(b.op(op, chosen, *rest.get(op, [])), "y")
+    model = b.model({"x": [4, 4]}, {"y": [2, 8] if op == "Reshape" else [4, 4]})
+    inputs = {"x": np.random.default_rng(1).normal(size=(4, 4)).astype(np.float32)}
+    layers = ["/If", f"/{op}"]
+    runner = EmulatedRunner(model, Precision(low))
+    for pinned in ([], layers[:1], layers[1:], layers):
+        plan = PrecisionPlan(low, pinned)
+        (expected,) = run_model(to_emulated(model, plan), inputs, UNOPTIMISED)
+        got = next(runner.outputs(plan, [Sample("s", inputs)]))["y"]
+        np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6)

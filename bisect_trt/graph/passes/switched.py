@@ -99,7 +99,13 @@ class _Writer:
         new.functions.extend(model.functions)
         self._graph = new.graph
         self._made = SwitchedModel(new)
-        self._results = {r.tensor for n in self._lowered for r in n.results.values()}
+        # Those that a switch rounds; a body does as its own layer says, whoever reads it.
+        self._switched = {
+            r.tensor
+            for node, its in zip(self._source.node, self._lowered, strict=True)
+            for r in its.results.values()
+            if node.op_type not in CONTROL_FLOW
+        }
         self._uses = self._find_uses()
         # The flag that a layer's result is rounded by, also where that happens further up.
         self._flag_of: dict[str, str] = {}
@@ -242,7 +248,7 @@ class _Writer:
             len(uses) != 1
             or uses[0].otherwise
             or tensor in self._of.outputs
-            or tensor not in self._results
+            or tensor not in self._switched
         ):
             return None
         # TF32 rounds operands, not results: the source's switch must not do it for a storage
