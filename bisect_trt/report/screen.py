@@ -12,6 +12,7 @@ from bisect_trt.core.finding import VANISHING
 from bisect_trt.core.holds import Robustness
 from bisect_trt.core.names import printable
 from bisect_trt.graph.inspection import Inspection
+from bisect_trt.numerics.requirements import times
 from bisect_trt.report.cured import headline_of_cures, lines_of_cures
 from bisect_trt.report.headline import answer_lines, files_line, tone
 from bisect_trt.report.held_on import holds_sentences
@@ -122,7 +123,13 @@ def print_verification(console: Console, verification: Verification) -> None:
     if verification.passed and holds is not None and holds.word is Robustness.LUCKY:
         answer = "The plan holds on the given inputs, by luck: on others it misses more than asked."
     console.print(answer, style="bold green" if verification.passed else "bold red")
-    for line in holds_sentences(verification.holds):
+    shown = () if holds is None else (holds.given, holds.holdout)
+    missed = [kind for kind in shown if kind.passed < kind.tested]
+    for line in (
+        *holds_sentences(holds),
+        *(f"Worst of those that miss: {kind.worst}, {times(kind.worst_score)}." for kind in missed),
+        *verification.notes,
+    ):
         console.print(printable(line))
     table = _table(["", "checked", "found"])
     for check in verification.checks:

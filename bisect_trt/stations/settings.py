@@ -162,6 +162,10 @@ class Settings(Shares):
         "--holdout",
         "Inputs that the search never sees, judged at the end: files, folders, globs; 'none' keeps "
         "no given input apart. Default: a fifth of 20 inputs or more, none with --robust 0.",
+        help_of={
+            "verify": "Inputs that are counted apart; the exit code does not depend on them. "
+            "Default: none, every given input counts."
+        },
         repeatable=True,
         commands=_JUDGED,
     )

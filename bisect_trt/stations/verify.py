@@ -74,13 +74,14 @@ class Check:
 @dataclass(frozen=True)
 class Verification:
     """``passed`` if the runner that decides meets the requirements and nothing that was looked at
-    contradicts the plan.
+    contradicts the plan. ``notes`` say what became of the inputs that were given.
     """
 
     plan: PrecisionPlan
     checks: Sequence[Check]
     requirements: Sequence[str] = field(default_factory=tuple)
     holds: Holds | None = None
+    notes: Sequence[str] = field(default_factory=tuple)
 
     @property
     def passed(self) -> bool:
@@ -96,13 +97,14 @@ class Verification:
             "checks": [vars(c) for c in self.checks],
             "holds": asdict(self.holds) if self.holds is not None else None,
             "robust": word_of(self.holds),
+            "notes": list(self.notes),
         }
 
 
 @within_threads
 def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verification:
     """Check a plan on the settings' model and inputs, by its own requirements where the settings
-    name none.
+    name none. Nothing is searched, so that every input counts: none is kept apart by itself.
 
     Args:
         settings: the model, the inputs and what is asked for.
@@ -118,6 +120,7 @@ def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verifica
         metrics = settings.metrics or saved.metrics
         share = saved.holds_on if settings.holds_on is None else settings.holds_on
         settings = replace(settings, require=saved.requirements, metrics=metrics, holds_on=share)
+    settings = replace(settings, holdout=settings.holdout or ("none",))
     if settings.rewrite is None:  # refused before a folder is made
         saved.check_model(Graph(load_model(settings.model).proto))
     case = load(settings, observer)
@@ -135,7 +138,8 @@ def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verifica
         test = planned_test(case, VERIFYING, bench.usual_seconds, last=True)
         holds = measure_holds(case, bench, bench.judges, saved.plan, test)
         holds = replace(holds, fitted=saved.fitted)
-        return Verification(saved.plan, checks, case.requirements.texts, holds)
+        notes = [f.message for f in case.findings if f.kind == "copies"]
+        return Verification(saved.plan, checks, case.requirements.texts, holds, notes)
 
 
 def _judgements(bench: Bench, plan: PrecisionPlan) -> list[Check]:

@@ -11,12 +11,13 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 import bisect_trt
 from bisect_trt.cli import main
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.graph import list_layers
+from fixtures.build import GraphBuilder
 from fixtures.models import encoder_decomposed, healthy, tf32_victim
 
 pytestmark = pytest.mark.usefixtures("few_draws")
@@ -262,3 +263,45 @@ def test_an_array_without_a_name_is_refused_from_a_notebook(tmp_path: Path) -> N
         bisect_trt.verify(
             healthy().model, np.zeros((4, 16), np.float32), PrecisionPlan("fp16"), out=tmp_path
         )  # type: ignore[arg-type]
+
+
+def test_every_given_input_counts(tmp_path: Path) -> None:
+    """Nothing is searched: an input kept apart would only hide that it misses."""
+    fixture = encoder_decomposed()
+    for number in range(20):
+        scale = 1e5 if number == 4 else 1.0 + number / 100  # what run would keep apart
+        scaled = {n: (a * scale).astype(np.float32) for n, a in fixture.inputs.items()}
+        np.savez(tmp_path / f"x{number:02}.npz", **scaled)  # type: ignore[arg-type]
+    np.savez(tmp_path / "x99.npz", **fixture.inputs)  # type: ignore[arg-type]
+    assert fixture.pins is not None
+    plan, model = tmp_path / "plan.json", tmp_path / "m.onnx"
+    plan.write_text(PrecisionPlan(Precision.FP16, fixture.pins).to_json())
+    onnx.save(fixture.model, model)
+    code, text = verify((model, tmp_path, plan), requirement="max_abs<=1e-2")
+    assert code == 1 and "The plan does not hold." in text
+    assert "given 19 of 20 inputs" in text and "x04.npz, " in text
+    assert "1 of the inputs is a copy of another" in text
+
+
+def test_weights_inside_a_branch_are_no_complaint(tmp_path: Path) -> None:
+    """They lie in the model's file too, and ONNX's own check would look for another."""
+    b = GraphBuilder(0)
+    flag = b.op("Greater", b.op("ReduceMax", "x", keepdims=0), b.weight(-9.0))
+    bodies = {}
+    for branch in ("then_branch", "else_branch"):
+        weight = numpy_helper.from_array(np.ones((128, 256), np.float32), f"{branch}_w")
+        other = numpy_helper.from_array(np.ones((256, 256), np.float32))
+        nodes = [
+            helper.make_node("Constant", [], [f"{branch}_c"], value=other),
+            helper.make_node("MatMul", ["x", f"{branch}_w"], [f"{branch}_m"]),
+            helper.make_node("MatMul", [f"{branch}_m", f"{branch}_c"], [f"{branch}_y"]),
+        ]
+        result = helper.make_tensor_value_info(f"{branch}_y", TensorProto.FLOAT, [1, 256])
+        bodies[branch] = helper.make_graph(nodes, branch, [], [result], [weight])
+    b.rename_output(b.op("If", flag, **bodies), "y")
+    model, inputs, plan = tmp_path / "m.onnx", tmp_path / "x.npz", tmp_path / "plan.json"
+    onnx.save(b.model({"x": [1, 128]}, {"y": [1, 256]}), model)
+    np.savez(inputs, x=np.ones((1, 128), np.float32))
+    plan.write_text(PrecisionPlan(Precision.FP16, {"/If"}).to_json())
+    code, text = verify((model, inputs, plan))
+    assert code == 0 and "typed ONNX" in text and "refuses" not in text, text
