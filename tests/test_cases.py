@@ -119,6 +119,10 @@ def test_noise_exaggerates_the_error_and_is_warned_of(tmp_path: Path) -> None:
     fixture, random = unimatch(), noise()
     assert suspicious_inputs([Sample("photo", fixture.inputs)]) == []
     assert len(suspicious_inputs([Sample("noise", random)])) == 2
+    both = suspicious_inputs([Sample("one", random), Sample("other", random)])
+    assert len(both) == 2 and all(line.startswith("one and 1 more: ") for line in both)
+    whole = {n: np.rint(a * 16).astype(np.float32) for n, a in random.items()}
+    assert suspicious_inputs([Sample("grey values", whole)]) == []
     scores = []
     for number, inputs in enumerate((fixture.inputs, random)):
         result = bisect_trt.bisect(

@@ -21,6 +21,7 @@ import pytest
 import bisect_trt
 from bisect_trt import PrecisionPlan, Result
 from bisect_trt.graph import to_typed
+from bisect_trt.report.headline import headline
 from bisect_trt.runners.emulator import runner as emulated
 from fixtures.__main__ import FILES, input_bytes, model_bytes
 from fixtures.cases.rtdetr import rtdetr
@@ -347,6 +348,7 @@ def test_outputs_whose_shape_depends_on_values(tmp_path: Path) -> None:
     result = _run_nodes(nodes, output, x, tmp_path / "run", one=np.float32(1))
     assert result.passed and result.pinned == ["mul"]
     assert result.search["note"].str.contains("shape of output 'y' changed").any()
+    assert "But output 'y' has another shape in FP16 than in FP32." in headline(result)
 
 
 def test_a_plan_that_cannot_run_is_a_verdict(tmp_path: Path) -> None:

@@ -23,10 +23,13 @@ CollectiveMetric = Callable[[Sequence[Arrays], Sequence[Arrays]], float]
 
 METRICS = ("max_abs", "mean_abs", "median_abs", "rmse", "rel_range", "cosine", "snr_db", "psnr_db")
 
-_UNBOUNDED = 1e9
+_NOTHING_ALLOWED = 1e9
 """The score of a finite error where none is allowed; infinity is kept for values that are not
 finite.
 """
+
+_MOST = 9.99e8
+"""No other finite score is larger."""
 
 
 @dataclass(frozen=True)
@@ -259,7 +262,9 @@ def times(score: float) -> str:
     if math.isnan(score):
         return "not measured"
     if math.isinf(score):
-        return "NaN or infinite values"
+        return "NaN, infinite values or another shape"
+    if score >= _NOTHING_ALLOWED:
+        return "a miss where none is allowed"
     # A miss by a hair must not read as "1 times".
     near = abs(score - 1.0) < 5e-3
     return f"{score:.6g} times the tolerance" if near else f"{score:.3g} times the tolerance"
@@ -282,14 +287,16 @@ def _elementwise(
             used = error / allowed
         # 0 over 0 where nothing is allowed and nothing is wrong; not where the reference is not.
         used[(error == 0.0) | ~np.isfinite(exact)] = 0.0
+        if bool((used == np.inf).any()):
+            return _NOTHING_ALLOWED
         worst = max(worst, float(used.max()))
-    return min(worst, _UNBOUNDED)
+    return min(worst, _MOST)
 
 
 def _fraction(value: float, limit: float) -> float:
     if value <= 0.0:
         return 0.0
-    return min(value / limit, _UNBOUNDED) if limit > 0.0 else _UNBOUNDED
+    return min(value / limit, _MOST) if limit > 0.0 else _NOTHING_ALLOWED
 
 
 def _worst(scores: Sequence[float], share: float) -> float:

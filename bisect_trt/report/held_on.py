@@ -98,5 +98,5 @@ def _beyond(holds: Holds) -> str:
     if holds.set_size > 1 and math.isinf(holds.reach):
         return f"{copies} anything: so few inputs, or such a metric, do not tell."
     if math.isinf(holds.reach):  # a decision that never changed, or one that did
-        return f"{copies} anything: nothing shows how near the copies are to missing."
+        return f"{copies} anything: a decision tells only whether it changed, not how nearly."
     return f"{copies} up to {times(holds.reach)}, {far}."

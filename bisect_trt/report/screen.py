@@ -72,11 +72,12 @@ def print_verdict(console: Console, result: Result) -> None:
 
 
 def _print_findings(console: Console, result: Result) -> None:
-    """The findings that may matter, each in full; constants that partly vanish are many and
-    harmless, so one line for all.
+    """The findings that may matter, each in full, what inputs look like last; constants that partly
+    vanish are many and harmless, so one line for all.
     """
     vanishing = [f for f in result.findings if f.kind == VANISHING]
     others = [f for f in result.findings if f.kind != VANISHING]
+    others.sort(key=lambda f: (not f.weighty, f.kind == "input"))
     lines = [f.message for f in others[:5]]
     if len(others) > 5:
         more = len(others) - 5

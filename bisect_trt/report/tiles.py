@@ -53,7 +53,7 @@ def tiles(result: Result) -> list[Tile]:
 def _score(score: float) -> str:
     if math.isnan(score):
         return "not measured"
-    return f"{score:.3g} \u00d7" if math.isfinite(score) else "not finite"
+    return f"{score:.3g} \u00d7" if math.isfinite(score) else "no number"
 
 
 def _cost(result: Result) -> Tile | None:

@@ -11,6 +11,7 @@ from bisect_trt.core.diagnosis import Cause, Diagnosis
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.numerics.requirements import times
+from bisect_trt.numerics.tensor_error import SHAPE_CHANGED
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.stations.baseline_checks import (
     check_decisions,
@@ -87,7 +88,7 @@ def measure_baselines(case: Case, bench: Bench) -> Baselines:
         check_model(case, bench, fp32)
     check_reference(fp32, case.requirements)
     check_decisions(case, bench)
-    findings = bench.found(_findings(fp32, tf32, precision))
+    findings = bench.found(_findings(fp32, tf32, reduced, precision))
     layers = trace_layers(case, bench)
     second = bench.second.probe(case.base) if reduced.verdict.passed else None
     last = _worse(reduced, second)
@@ -106,8 +107,21 @@ def _worse(first: ProbeResult, second: ProbeResult | None) -> ProbeResult:
     return first if second is None or first.score >= second.score else second
 
 
-def _findings(fp32: ProbeResult, tf32: ProbeResult, precision: Precision) -> list[Finding]:
-    found = []
+def _findings(
+    fp32: ProbeResult, tf32: ProbeResult, reduced: ProbeResult, precision: Precision
+) -> list[Finding]:
+    found = [
+        Finding(
+            "shape",
+            name,
+            f"output {name!r} has another shape in {precision.value.upper()} than in FP32: another "
+            "number of detections, say; no error tells that, and it counts as a miss: judge what "
+            "is made of it with --metric MODULE:FUNCTION",
+            True,
+        )
+        for name, error in reduced.worst.items()
+        if error.nonfinite == SHAPE_CHANGED
+    ]
     for name, error in fp32.worst.items():
         if not error.elements:
             message = f"output {name!r} is empty on the given inputs: nothing of it was compared"

@@ -132,27 +132,30 @@ def _check_array(
 
 
 def suspicious_inputs(samples: Sequence[Sample]) -> list[str]:
-    """A sentence for each input that looks like noise or is constant: errors on such inputs say
-    little.
+    """A sentence for each of the model's inputs that looks like noise or is constant, in how many
+    samples: errors on such inputs say little.
     """
-    findings = []
+    found: dict[str, list[str]] = {}
     for sample in evenly(samples, MOST_LOOKED_AT):
         for name, whole in sample.arrays.items():
             array = _some_rows(whole)
             if array.dtype.kind != "f" or array.size < 64 or not np.isfinite(array).all():
                 continue
             if np.ptp(array) == 0.0:
-                findings.append(
-                    f"{sample.name}: input {name!r} is constant ({array.flat[0]:g}); use a real "
-                    "input"
-                )
+                said = f"input {name!r} is constant ({array.flat[0]:g}); use a real input"
             elif looks_like_noise(array):
-                findings.append(
-                    f"{sample.name}: input {name!r} looks like random noise; the errors of real "
-                    "inputs are usually "
-                    "different, use a real one"
+                said = (
+                    f"input {name!r} looks like random noise; the errors of real inputs are "
+                    "usually different, use a real one"
                 )
-    return findings
+            else:
+                continue
+            found.setdefault(said, []).append(sample.name)
+    return [f"{_first(names)}: {said}" for said, names in found.items()]
+
+
+def _first(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 def _some_rows(array: NDArray[Any]) -> NDArray[Any]:
@@ -174,6 +177,8 @@ def looks_like_noise(array: NDArray[Any]) -> bool:
     if values is None or values.shape[1] < 4:
         values = array.astype(np.float64).reshape(1, -1)
     flat = values.ravel()
+    if (flat == np.rint(flat)).all():  # grey values, counts
+        return False
     centred = values - flat.mean()
     deviation = float(flat.std())
     pairs = centred[:, 1:] * centred[:, :-1]

@@ -13,6 +13,7 @@ from bisect_trt.core.errors import BadInputError
 from bisect_trt.numerics.aggregates import aggregate, is_aggregate
 from bisect_trt.numerics.decisions import decision, is_decision, places_of
 from bisect_trt.numerics.requirement_text import load_metrics, parse_requirements
+from bisect_trt.numerics.requirements import times
 
 
 @given(st.integers(0, 10_000), st.integers(1, 6))
@@ -156,3 +157,12 @@ def test_an_exact_input_does_not_hide_the_others() -> None:
     assert aggregate("median", [-math.inf, math.inf], at_least=False) == math.inf
     assert aggregate("mean", [math.inf], at_least=True) == 200.0
     assert aggregate("mean", [math.inf, math.nan], at_least=True) == -math.inf
+
+
+def test_a_miss_where_none_is_allowed_is_no_number_of_tolerances() -> None:
+    requirements = parse_requirements(["top1>=1"], ["y"], {})
+    one, other = {"y": np.float32([[1.0, 0.0]])}, {"y": np.float32([[0.0, 1.0]])}
+    assert times(requirements.score(one, other)) == "a miss where none is allowed"
+    assert times(parse_requirements(["max_abs<=1e-30"], ["y"], {}).score(one, other)).endswith(
+        "nce"
+    )

@@ -129,7 +129,7 @@ def test_the_first_screen_answers(usual: Opened) -> None:
         "Keep 20 of 400 layers in FP32",
         "But output 'logits' holds NaN",
         "overflow",
-        "not finite",
+        "no number",
         "0.81 \u00d7",
         "1.1 ms",
         "64 of 64",

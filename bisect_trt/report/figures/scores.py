@@ -42,7 +42,7 @@ def baselines_figure(outputs: pd.DataFrame) -> Figure | None:
             "y": [label(b).replace(", ", ",<br>") for b in rows["baseline"]],
             "x": [short(h) for h in heights],
             "marker": {"color": [GOOD if v == "pass" else BAD for v in rows["verdict"]]},
-            "text": [f"{s:.3g} \u00d7" if math.isfinite(s) else times(s) for s in scores],
+            "text": [f"{s:.3g} \u00d7" if math.isfinite(s) else "no number" for s in scores],
             "textposition": "auto",
             "customdata": [times(s) for s in scores],
             "hovertemplate": "%{y}: %{customdata}<extra></extra>",
