@@ -8,6 +8,7 @@ variables carry the types on.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -17,7 +18,7 @@ from onnx import AttributeProto, TensorProto, helper
 from bisect_trt.graph.operator_rules import CONTROL_FLOW, formals, is_standard, schema_of
 from bisect_trt.graph.ranks import complete_ranks
 
-_LARGE = 1024
+_LARGE, _A_SHAPE = 1024, 16
 UNKNOWN = TensorProto.UNDEFINED
 
 
@@ -101,7 +102,7 @@ def infer_types(model: onnx.ModelProto) -> Scope:
 
 def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy of ``model`` without weights: they are inputs, large constants identities of some, and
-    nothing is claimed of inner tensors. Nodes keep their places.
+    nothing is claimed of inner tensors. Shapes and axes stay. Nodes keep their places.
     """
     light = onnx.ModelProto(ir_version=max(model.ir_version, 4))
     light.opset_import.extend(model.opset_import)
@@ -112,7 +113,9 @@ def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
     graph.output.extend(source.output)
     declared = {i.name for i in source.input}
     for tensor in source.initializer:
-        if tensor.name not in declared:
+        if tensor.data_type == TensorProto.INT64 and math.prod(tensor.dims) <= _A_SHAPE:
+            graph.initializer.append(tensor)
+        elif tensor.name not in declared:
             graph.input.append(
                 helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
             )
@@ -142,10 +145,7 @@ def _large_constant(node: onnx.NodeProto) -> TensorProto | None:
     ):
         return None
     tensor = node.attribute[0].t
-    size = 1
-    for dim in tensor.dims:
-        size *= dim
-    return tensor if size > _LARGE else None
+    return tensor if math.prod(tensor.dims) > _LARGE else None
 
 
 def _collect(graph: onnx.GraphProto, opset: int, parent: Scope | None) -> Scope:

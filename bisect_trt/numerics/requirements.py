@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.core.holds import at_least
 from bisect_trt.numerics.aggregates import WORST, aggregate
 from bisect_trt.numerics.decisions import decision, is_decision
+from bisect_trt.numerics.scores import elementwise, fraction
 from bisect_trt.numerics.tensor_error import TensorError, tensor_error
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -22,14 +22,6 @@ TaskMetric = Callable[[Arrays, Arrays], float]
 CollectiveMetric = Callable[[Sequence[Arrays], Sequence[Arrays]], float]
 
 METRICS = ("max_abs", "mean_abs", "median_abs", "rmse", "rel_range", "cosine", "snr_db", "psnr_db")
-
-_NOTHING_ALLOWED = 1e9
-"""The score of a finite error where none is allowed; infinity is kept for values that are not
-finite.
-"""
-
-_MOST = 9.99e8
-"""No other finite score is larger."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +59,7 @@ class Requirement:
         if not error.finite:
             return math.nan
         if self.metric == "atol":
-            return _elementwise(reference, candidate, self.limit, self.relative)
+            return elementwise(reference, candidate, self.limit, self.relative)
         if is_decision(self.metric):
             return decision(self.metric, reference, candidate)
         return float(getattr(error, self.metric))
@@ -81,9 +73,9 @@ class Requirement:
         if self.metric == "atol":
             return value
         if not self.at_least:
-            return _fraction(value, self.limit)
+            return fraction(value, self.limit)
         if not self.own and (self.metric == "cosine" or is_decision(self.metric)):
-            return _fraction(1.0 - value, 1.0 - self.limit)
+            return fraction(1.0 - value, 1.0 - self.limit)
         if not self.own and self.metric in ("snr_db", "psnr_db"):
             # An exponent beyond this leaves float64.
             return float(10.0 ** min((self.limit - value) / 20.0, 9.0))
@@ -92,7 +84,7 @@ class Requirement:
         return (
             1.0
             if value >= self.limit
-            else 1.0 + _fraction(self.limit - value, abs(self.limit) or 1.0)
+            else 1.0 + fraction(self.limit - value, abs(self.limit) or 1.0)
         )
 
 
@@ -255,48 +247,6 @@ class Requirements:
     def texts(self) -> tuple[str, ...]:
         """The conditions as the user wrote them."""
         return tuple(item.text for item in self.items)
-
-
-def times(score: float) -> str:
-    """A score in words."""
-    if math.isnan(score):
-        return "not measured"
-    if math.isinf(score):
-        return "NaN, infinite values or another shape"
-    if score >= _NOTHING_ALLOWED:
-        return "a miss where none is allowed"
-    # A miss by a hair must not read as "1 times".
-    near = abs(score - 1.0) < 5e-3
-    return f"{score:.6g} times the tolerance" if near else f"{score:.3g} times the tolerance"
-
-
-_BLOCK = 1 << 14
-"""Elements at a time: what is computed of them stays in the cache."""
-
-
-def _elementwise(
-    reference: NDArray[Any], candidate: NDArray[Any], absolute: float, relative: float
-) -> float:
-    ref, got = np.asarray(reference).ravel(), np.asarray(candidate).ravel()
-    worst = 0.0
-    for start in range(0, ref.size, _BLOCK):
-        exact = ref[start : start + _BLOCK].astype(np.float64)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            allowed = absolute + relative * np.abs(exact)
-            error = np.abs(got[start : start + _BLOCK].astype(np.float64) - exact)
-            used = error / allowed
-        # 0 over 0 where nothing is allowed and nothing is wrong; not where the reference is not.
-        used[(error == 0.0) | ~np.isfinite(exact)] = 0.0
-        if bool((used == np.inf).any()):
-            return _NOTHING_ALLOWED
-        worst = max(worst, float(used.max()))
-    return min(worst, _MOST)
-
-
-def _fraction(value: float, limit: float) -> float:
-    if value <= 0.0:
-        return 0.0
-    return min(value / limit, _MOST) if limit > 0.0 else _NOTHING_ALLOWED
 
 
 def _worst(scores: Sequence[float], share: float) -> float:

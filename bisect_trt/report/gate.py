@@ -14,7 +14,7 @@ from bisect_trt.core.errors import BadInputError, MachineError, is_disk_full
 from bisect_trt.core.files import write_whole
 from bisect_trt.core.holds import word_of
 from bisect_trt.core.names import xml_text
-from bisect_trt.numerics.requirements import times
+from bisect_trt.numerics.scores import times
 from bisect_trt.report.headline import headline
 from bisect_trt.report.junit import as_junit
 from bisect_trt.report.owned_folder import OwnedFolder

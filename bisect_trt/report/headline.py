@@ -7,7 +7,7 @@ import math
 from bisect_trt.core.diagnosis import Cause
 from bisect_trt.core.holds import Robustness
 from bisect_trt.core.precision import Precision
-from bisect_trt.numerics.requirements import times
+from bisect_trt.numerics.scores import times
 from bisect_trt.report.held_on import holds_sentences
 from bisect_trt.report.result import Result
 

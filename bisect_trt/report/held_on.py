@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from bisect_trt.core.holds import Holds, Robustness, word_of
-from bisect_trt.numerics.requirements import times
+from bisect_trt.numerics.scores import times
 from bisect_trt.stations.fresh_test import WANTED
 from bisect_trt.stations.given_inputs import FEW_INPUTS
 
@@ -34,8 +34,9 @@ def holds_sentences(holds: Holds | None) -> list[str]:
         lines.append(beyond)
     if holds.fitted:
         lines.append("Searched on the given inputs only (--robust 0): the set is fitted to them.")
-    if holds.variants.tested and not holds.redrawn.tested:
-        lines.append("No copies with redrawn roundings were tested.")
+    if not holds.redrawn.tested:
+        else_ = "" if holds.variants.tested else ", nor variants"
+        lines.append(f"No copies with redrawn roundings were tested{else_}.")
     if holds.variants.tested:
         advice = ": give 20 inputs or more, and a fifth is kept apart to test on"
         apart = holds.holdout.tested * holds.holdout_size
@@ -84,17 +85,18 @@ def _beyond(holds: Holds) -> str:
     """
     if not holds.is_bounded or holds.leaves_room or holds.word is None:
         return ""
+    copies = "Copies" if holds.redrawn.tested else "Variants"
     if holds.of_one:
         return (
-            "Copies of the one input hold as often as was asked; how far other inputs are from it "
-            "one input does not tell."
+            f"{copies} of the one input hold as often as was asked; how far other inputs are from "
+            "it one input does not tell."
         )
     whose, other = f"{holds.given.tested} inputs", "another input"
     far = "by how far their copies lie apart and how few inputs they are"
     if holds.set_size > 1:
         whose, other = f"set of {holds.set_size} inputs", "another set"
         far = "by how far its inputs lie apart"
-    copies = f"Copies of the {whose} hold as often as was asked, but {other} may use"
+    copies = f"{copies} of the {whose} hold as often as was asked, but {other} may use"
     if holds.set_size > 1 and math.isinf(holds.reach):
         return f"{copies} anything: so few inputs, or such a metric, do not tell."
     if math.isinf(holds.reach):  # a decision that never changed, or one that did

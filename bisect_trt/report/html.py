@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from bisect_trt.core.names import printable
-from bisect_trt.numerics.requirements import times
+from bisect_trt.numerics.scores import times
 from bisect_trt.report.headline import headline, next_step, tone
 from bisect_trt.report.held_on import caption_of, holds_sentences, meaning_of
 from bisect_trt.report.result import Result

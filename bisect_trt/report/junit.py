@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 from bisect_trt.core.holds import Holding, Holds, word_of
 from bisect_trt.core.names import xml_text
-from bisect_trt.numerics.requirements import times
+from bisect_trt.numerics.scores import times
 from bisect_trt.report.headline import headline
 from bisect_trt.report.held_on import holds_sentences
 from bisect_trt.report.requirement_scores import judged_scores

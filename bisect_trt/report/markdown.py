@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from bisect_trt.core.names import markdown
-from bisect_trt.numerics.requirements import times
+from bisect_trt.numerics.scores import times
 from bisect_trt.report.headline import headline, next_step, score_after
 from bisect_trt.report.held_on import holds_sentences
 from bisect_trt.report.result import KINDS, Result

@@ -12,7 +12,7 @@ from bisect_trt.core.finding import VANISHING
 from bisect_trt.core.holds import Robustness
 from bisect_trt.core.names import printable
 from bisect_trt.graph.inspection import Inspection
-from bisect_trt.numerics.requirements import times
+from bisect_trt.numerics.scores import times
 from bisect_trt.report.cured import headline_of_cures, lines_of_cures
 from bisect_trt.report.headline import answer_lines, files_line, tone
 from bisect_trt.report.held_on import holds_sentences

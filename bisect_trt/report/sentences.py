@@ -11,7 +11,7 @@ from bisect_trt.core.diagnosis import Cause
 from bisect_trt.core.names import printable
 from bisect_trt.core.steadiness import Steadiness
 from bisect_trt.numerics.confidence import lower_bound
-from bisect_trt.numerics.requirements import times
+from bisect_trt.numerics.scores import times
 from bisect_trt.report.result import Result
 from bisect_trt.search.facts import Regime
 

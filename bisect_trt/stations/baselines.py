@@ -10,7 +10,7 @@ import pandas as pd
 from bisect_trt.core.diagnosis import Cause, Diagnosis
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.numerics.requirements import times
+from bisect_trt.numerics.scores import times
 from bisect_trt.numerics.tensor_error import SHAPE_CHANGED
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.stations.baseline_checks import (

@@ -140,10 +140,12 @@ def _unlike_given(
 
 
 def wants_variants(case: Case) -> bool:
-    """Whether variants are tested: asked for by name, or left to the number of inputs."""
+    """Whether variants are tested: asked for by name, or left to the number of inputs. Where no
+    copy can be redrawn nothing else would be tested.
+    """
     asked = case.settings.variants
     if asked == "auto":
-        return len(case.samples) < FEW_INPUTS
+        return len(case.samples) < FEW_INPUTS or not movable(case, emulated=True)
     return asked != "none"
 
 

@@ -15,7 +15,7 @@ from bisect_trt.core.errors import RunnerFailedError, one_line
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.steadiness import Steadiness
-from bisect_trt.numerics.requirements import times
+from bisect_trt.numerics.scores import times
 from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.runners.ort_devices import CPU

@@ -24,8 +24,8 @@ from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.inputs import check_array, input_specs
-from bisect_trt.numerics.requirements import times
 from bisect_trt.numerics.rows import rows_apart
+from bisect_trt.numerics.scores import times
 from bisect_trt.probe.journal import Row
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.runners.base import Repeated

@@ -11,7 +11,7 @@ import numpy as np
 from bisect_trt.core.diagnosis import Cause, Diagnosis
 from bisect_trt.core.precision import Precision
 from bisect_trt.core.steadiness import Steadiness
-from bisect_trt.numerics.requirements import times
+from bisect_trt.numerics.scores import times
 from bisect_trt.probe.result import ProbeResult, Vector
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.engine_steadiness import begin_further, over_processes, runs_of

@@ -18,7 +18,7 @@ from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.core.steadiness import Steadiness
 from bisect_trt.core.stop import BudgetSpentError
-from bisect_trt.numerics.requirements import times
+from bisect_trt.numerics.scores import times
 from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.runners.base import Restartable

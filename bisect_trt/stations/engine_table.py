@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from bisect_trt.core.finding import Finding
-from bisect_trt.numerics.requirements import times
+from bisect_trt.numerics.scores import times
 
 OUT_OF_LINE = 1e-2
 """An error of a hundredth of a layer's range is none that FP32 or TF32 arithmetic makes."""

@@ -16,7 +16,8 @@ from bisect_trt.core.diagnosis import Cause, Diagnosis
 from bisect_trt.core.errors import BadInputError, RunnerFailedError
 from bisect_trt.core.sample import Sample
 from bisect_trt.numerics.requirement_text import DEFAULT_REQUIREMENTS, parse_requirements
-from bisect_trt.numerics.requirements import Requirements, times
+from bisect_trt.numerics.requirements import Requirements
+from bisect_trt.numerics.scores import times
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.numerics.requirements import times
+from bisect_trt.numerics.scores import times
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case

@@ -9,7 +9,7 @@ import pandas as pd
 
 from bisect_trt.core.diagnosis import Cause, Diagnosis
 from bisect_trt.core.precision import Precision
-from bisect_trt.numerics.requirements import times
+from bisect_trt.numerics.scores import times
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.stations.sensitivity import Sensitivity
 

@@ -162,10 +162,7 @@ class Settings(Shares):
         "--holdout",
         "Inputs that the search never sees, judged at the end: files, folders, globs; 'none' keeps "
         "no given input apart. Default: a fifth of 20 inputs or more, none with --robust 0.",
-        help_of={
-            "verify": "Inputs that are counted apart; the exit code does not depend on them. "
-            "Default: none, every given input counts."
-        },
+        help_of={"verify": "Inputs counted apart, whatever the exit code. Default: none."},
         repeatable=True,
         commands=_JUDGED,
     )

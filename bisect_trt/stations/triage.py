@@ -10,7 +10,7 @@ from bisect_trt.core.diagnosis import Cause, Diagnosis
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample, evenly
 from bisect_trt.core.verdict import Verdict
-from bisect_trt.numerics.requirements import times
+from bisect_trt.numerics.scores import times
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.search.tolerance_share import MARGIN, matching_limit
 from bisect_trt.stations.baselines import Baselines

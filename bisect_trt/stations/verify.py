@@ -38,7 +38,7 @@ from bisect_trt.graph.weak_forms import (
     polygraphy_script,
     trtexec_arguments,
 )
-from bisect_trt.numerics.requirements import times
+from bisect_trt.numerics.scores import times
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.runners.tensorrt.module import installed_module
 from bisect_trt.runners.tensorrt.profile import profile_of, values_of

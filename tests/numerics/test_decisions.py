@@ -13,7 +13,7 @@ from bisect_trt.core.errors import BadInputError
 from bisect_trt.numerics.aggregates import aggregate, is_aggregate
 from bisect_trt.numerics.decisions import decision, is_decision, places_of
 from bisect_trt.numerics.requirement_text import load_metrics, parse_requirements
-from bisect_trt.numerics.requirements import times
+from bisect_trt.numerics.scores import times
 
 
 @given(st.integers(0, 10_000), st.integers(1, 6))

@@ -28,6 +28,7 @@ from bisect_trt.stations.drawn import redraws, wants_variants
 from bisect_trt.stations.fresh_test import wanted_of_variants
 from bisect_trt.stations.open_bench import open_bench
 from bisect_trt.stations.settings import Settings
+from fixtures.build import GraphBuilder
 from fixtures.models import Fixture, encoder_decomposed, healthy, residual, tf32_victim
 from fixtures.tokens import sentence, token_encoder
 from tests.conftest import forbid_inferences, run_model
@@ -374,3 +375,16 @@ def test_layers_are_ranked_on_the_given_inputs_that_do_worst(tmp_path: Path) -> 
     )
     seen = [r.layers.set_index("layer")["alone_score"] for r in (alone, among)]
     assert (seen[1] >= 0.999 * seen[0]).all() and seen[0].max() > 0.1
+
+
+def test_variants_are_tested_where_no_copy_can_be_redrawn(tmp_path: Path) -> None:
+    """Bytes that no table looks up: else nothing would be known of other inputs, however many."""
+    b = GraphBuilder(0)
+    b.rename_output(
+        b.op("MatMul", b.op("Cast", "x", to=onnx.TensorProto.FLOAT), b.normal(8, 2)), "y"
+    )
+    model = b.model({"x": [1, 8]}, {"y": [1, 2]}, elem_type=onnx.TensorProto.INT32)
+    random = np.random.default_rng(0)
+    inputs = [{"x": random.integers(0, 9, (1, 8), np.int32)} for _ in range(40)]
+    case = load(Settings(model, inputs, out=tmp_path), Observer())
+    assert len(case.samples) > 20 and wants_variants(case)

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from bisect_trt.core.verdict import Verdict
-from bisect_trt.numerics.requirements import times
+from bisect_trt.numerics.scores import times
 from bisect_trt.report.figures.figure import (
     ACCENT,
     BAD,
