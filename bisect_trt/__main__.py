@@ -31,6 +31,8 @@ def entry() -> None:
             sys.exit(main(prog_name="bisect-trt", standalone_mode=False))
         except click.ClickException as error:
             _end(error.exit_code, error.show)
+        except click.Abort:  # Ctrl-C while the options are read
+            raise KeyboardInterrupt from None
         except OSError:  # of the help text: a command answers for its own
             _end(_MACHINE)
     except (KeyboardInterrupt, ImportError) as error:

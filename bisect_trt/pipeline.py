@@ -14,7 +14,7 @@ from bisect_trt.core.beside import Beside
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision
-from bisect_trt.core.stop import BudgetSpentError, StoppedError
+from bisect_trt.core.stop import BudgetSpentError, StoppedError, is_stop
 from bisect_trt.core.time_budget import TimeBudget, TimedObserver
 from bisect_trt.report import cured, reproducer
 from bisect_trt.report.cured import write_cures
@@ -94,7 +94,9 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
             latest = with_steadiness(latest, bench)
             held = holds if latest.unsteady is None else None
             latest = looked_at_again(latest.with_(holds=held), bench)
-        except KeyboardInterrupt as error:
+        except (KeyboardInterrupt, Exception) as error:
+            if not is_stop(error):
+                raise
             latest = with_set_in_hand(latest, bench).with_(interrupted=True)
             partial = summarise_interrupted(latest, bench.ledger(), time.perf_counter() - began)
             if partial is None:
@@ -104,7 +106,10 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
         try:
             let_go(case, bench)
             result = _written(latest, bench, time.perf_counter() - began)
-        except KeyboardInterrupt as error:  # all is known: it takes moments, and is what was asked
+        except (KeyboardInterrupt, Exception) as error:
+            if not is_stop(error):
+                raise
+            # All is known: it takes moments, and is what was asked.
             _written(latest, bench, time.perf_counter() - began)
             raise StoppedError(f"the answer is in {bench.folder}") from error
         # Its search may take long: whoever interrupts it has the report already.

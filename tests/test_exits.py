@@ -24,6 +24,7 @@ from bisect_trt.cli import main
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.run_files import RESULT_FILES
 from bisect_trt.core.scratch import draft_prefix, sweep
+from bisect_trt.core.stop import STOPPING, is_stop
 from bisect_trt.report.exits import guarded
 from fixtures.__main__ import input_bytes, model_bytes
 from fixtures.models import Fixture, encoder_decomposed, residual
@@ -153,6 +154,45 @@ def test_ctrl_c_during_the_imports_is_one_line() -> None:
         if ours:
             assert process.returncode == 130 and words.startswith("bisect-trt: interrupted"), words
             assert len(words.splitlines()) == 1, words
+
+
+def test_ctrl_c_while_options_are_read_is_one_line() -> None:
+    """click makes an error of its own of it, which would end as a requirement that is missed."""
+    script = (
+        "import os, signal, click.core\n"
+        "def stopped(*_):\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "click.core.Option.process_value = stopped\n"
+        "from bisect_trt.__main__ import entry\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "entry()\n"
+    )
+    command = [sys.executable, "-c", script, "run", "m.onnx"]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, env=plain_environment(), check=False
+    )
+    assert ended.returncode == 130, ended.stderr
+    assert ended.stderr.strip() == "bisect-trt: interrupted"
+
+
+def test_an_error_that_ctrl_c_made_is_an_interruption() -> None:
+    """Out of a lock that was being taken comes a RuntimeError."""
+
+    def raised(cause: BaseException | None) -> BaseException:
+        try:
+            try:
+                raise cause or ValueError("a slip")
+            except BaseException:
+                raise RuntimeError("cannot release un-acquired lock")  # noqa: B904 - as a lock does
+        except RuntimeError as error:
+            return error
+
+    assert is_stop(raised(KeyboardInterrupt())) and not is_stop(raised(None))
+    STOPPING.set()
+    try:
+        assert is_stop(raised(None))
+    finally:
+        STOPPING.clear()
 
 
 @pytest.mark.parametrize(("raised", "code"), [("from KeyboardInterrupt()", 130), ("", 1)])

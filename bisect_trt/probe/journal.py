@@ -130,20 +130,24 @@ class Journal:
             written.append((row.key, row.kind, meta, row.payload, checksum))
         try:
             with self._lock:
-                self._database.execute("BEGIN")
+                self._roll_back()  # one that Ctrl-C left open
                 try:
+                    self._database.execute("BEGIN")
                     self._database.executemany(
                         "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?)", written
                     )
+                    self._database.execute("COMMIT")
                 except BaseException:
-                    if self._database.in_transaction:  # a full disk has ended it already
-                        self._database.execute("ROLLBACK")
+                    self._roll_back()
                     raise
-                self._database.execute("COMMIT")
         except sqlite3.Error as error:
             raise self._told(error) from error
         for row in waiting:
             self._waiting.pop(row.key, None)
+
+    def _roll_back(self) -> None:
+        if self._database.in_transaction:  # a full disk has ended it already
+            self._database.execute("ROLLBACK")
 
     def close(self) -> None:
         """Write what waits, and close the file. A full disk loses what can be asked again."""

@@ -25,7 +25,7 @@ from bisect_trt.core.errors import (
     is_out_of_threads,
     one_line,
 )
-from bisect_trt.core.stop import STOPPING, StoppedError
+from bisect_trt.core.stop import STOPPING, StoppedError, is_stop
 
 Command = Callable[..., int | None]
 
@@ -63,12 +63,12 @@ def guarded(command: Command) -> Command:
         try:
             with _interruptible():
                 code = command(*args, **kwargs) or 0
-        except KeyboardInterrupt as error:
-            said = str(error) if isinstance(error, StoppedError) else "nothing was kept"
-            _complain(one_line(f"interrupted; {said}", 1000))
-            code = EXIT_INTERRUPTED
-        except Exception as error:
-            code, words = ended_by(error)
+        except (KeyboardInterrupt, Exception) as error:
+            if is_stop(error):
+                said = str(error) if isinstance(error, StoppedError) else "nothing was kept"
+                code, words = EXIT_INTERRUPTED, one_line(f"interrupted; {said}", 1000)
+            else:
+                code, words = ended_by(error)
             _complain(words)
         sys.exit(code)
 
@@ -100,7 +100,7 @@ def output(*, is_product: bool = False) -> Iterator[None]:
         _complain(words)
 
 
-def ended_by(error: Exception) -> tuple[int, str]:
+def ended_by(error: BaseException) -> tuple[int, str]:
     """The exit code of a command that ``error`` ends, and the one line that says whose it is.
 
     An error that nobody foresaw is our own: its traceback goes to stderr, for whoever mends it.

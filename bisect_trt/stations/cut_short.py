@@ -58,17 +58,26 @@ def with_set_in_hand(known: Known, bench: Bench) -> Known:
     if known.bisection is not None or known.judgement is not None:
         return _with_holds(known, bench)
     if triage is None or bench.engine is not None:
-        return known
+        return _with_holds_of_best(known, bench)
     if case.settings.fitted:
         ledger = bench.ledger()
         pins = ledger.smallest_passing(triage.base, ledger.emulators[:1])
     if pins is None or not bench.prober.knows(plan := triage.base.with_pins(pins)):
-        return known
+        return _with_holds_of_best(known, bench)
     bench.prober.probe(plan)
     holds = holds_as_known(case, bench, plan)
     ranked = not case.settings.fitted
     found = Bisection(pins, {}, triage.limit, False, holds=holds, ranked=ranked)
     return known.with_(bisection=found)
+
+
+def _with_holds_of_best(known: Known, bench: Bench) -> Known:
+    """``known`` before a set was in hand, with what is known of the best plan until then."""
+    best = best_so_far(known, bench.ledger())
+    if best is None or known.settled is not None:
+        return known
+    base = known.base if known.engine is None else known.case.base
+    return known.with_(holds=holds_as_known(known.case, bench, base.with_pins(best[0].pinned)))
 
 
 def _with_holds(known: Known, bench: Bench) -> Known:

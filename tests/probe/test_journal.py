@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,37 @@ def test_several_answers_are_written_together_or_not_at_all(tmp_path: Path) -> N
     assert journal.recall("a") is None
     journal.record([Row("a", "probe", 2)])
     assert journal.recall("a") == (2, b"")
+    journal.close()
+
+
+def test_an_interruption_at_any_statement_leaves_a_journal_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C may come behind any of them; what follows must not be told of an open transaction."""
+
+    class Interrupted(sqlite3.Connection):
+        after = ""
+
+        def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:  # type: ignore[override]
+            done = super().execute(sql, *values)
+            if sql == self.after:
+                Interrupted.after = ""
+                raise KeyboardInterrupt
+            return done
+
+    monkeypatch.setattr(
+        "bisect_trt.probe.journal._connected",
+        lambda path: sqlite3.connect(
+            path, isolation_level=None, check_same_thread=False, factory=Interrupted
+        ),
+    )
+    journal = Journal(tmp_path)
+    for number, statement in enumerate(("BEGIN", "COMMIT")):
+        Interrupted.after = statement
+        with pytest.raises(KeyboardInterrupt):
+            journal.record([Row(f"lost {number}", "x", 1)])
+        journal.record([Row(f"kept {number}", "x", 1)])
+    assert [journal.recall(f"kept {n}") for n in (0, 1)] == [(1, b"")] * 2
     journal.close()
 
 

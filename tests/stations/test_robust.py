@@ -380,11 +380,29 @@ def test_layers_are_ranked_on_the_given_inputs_that_do_worst(tmp_path: Path) -> 
 def test_variants_are_tested_where_no_copy_can_be_redrawn(tmp_path: Path) -> None:
     """Bytes that no table looks up: else nothing would be known of other inputs, however many."""
     b = GraphBuilder(0)
-    b.rename_output(
-        b.op("MatMul", b.op("Cast", "x", to=onnx.TensorProto.FLOAT), b.normal(8, 2)), "y"
-    )
-    model = b.model({"x": [1, 8]}, {"y": [1, 2]}, elem_type=onnx.TensorProto.INT32)
+    marked = b.op("OneHot", "x", b.weight(9, np.int64), b.weight([0.0, 1.0]))
+    b.rename_output(b.op("MatMul", marked, b.normal(9, 2)), "y")
+    model = b.model({"x": [1, 8]}, {"y": [1, 8, 2]}, elem_type=onnx.TensorProto.INT32)
     random = np.random.default_rng(0)
     inputs = [{"x": random.integers(0, 9, (1, 8), np.int32)} for _ in range(40)]
     case = load(Settings(model, inputs, out=tmp_path), Observer())
     assert len(case.samples) > 20 and wants_variants(case)
+
+
+def test_ctrl_c_before_a_set_is_in_hand_says_what_all_pins_hold_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where what comes out of a library is another error, of a lock that it held."""
+
+    def interrupted(*_: object) -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            raise RuntimeError("cannot release un-acquired lock") from error
+
+    monkeypatch.setattr("bisect_trt.pipeline.bisect", interrupted)
+    with pytest.raises(StoppedError):
+        run(encoder_decomposed(), tmp_path)
+    saved = json.loads((tmp_path / "run.json").read_text())
+    assert saved["passed"] and saved["interrupted"] and saved["robust"] == "undecided"
+    assert (saved["holds"]["given"]["passed"], saved["holds"]["given"]["tested"]) == (1, 1)
