@@ -382,9 +382,9 @@ def test_variants_are_tested_where_no_copy_can_be_redrawn(tmp_path: Path) -> Non
     b = GraphBuilder(0)
     marked = b.op("OneHot", "x", b.weight(9, np.int64), b.weight([0.0, 1.0]))
     b.rename_output(b.op("MatMul", marked, b.normal(9, 2)), "y")
-    model = b.model({"x": [1, 8]}, {"y": [1, 8, 2]}, elem_type=onnx.TensorProto.INT32)
+    model = b.model({"x": [1, 8]}, {"y": [1, 8, 2]}, elem_type=onnx.TensorProto.INT64)
     random = np.random.default_rng(0)
-    inputs = [{"x": random.integers(0, 9, (1, 8), np.int32)} for _ in range(40)]
+    inputs = [{"x": random.integers(0, 9, (1, 8))} for _ in range(40)]
     case = load(Settings(model, inputs, out=tmp_path), Observer())
     assert len(case.samples) > 20 and wants_variants(case)
 
