@@ -32,14 +32,14 @@ def entry() -> None:
         except click.ClickException as error:
             _end(error.exit_code, error.show)
         except click.Abort:  # Ctrl-C while the options are read
-            raise KeyboardInterrupt from None
+            _end_interrupted()
         except OSError:  # of the help text: a command answers for its own
             _end(_MACHINE)
     except (KeyboardInterrupt, ImportError) as error:
         if not _was_interrupted(error):
             raise
         # Python itself would end by the signal where an extension's import was interrupted.
-        _end(_INTERRUPTED, lambda: sys.stderr.write("bisect-trt: interrupted\n"))
+        _end_interrupted()
 
 
 def _was_interrupted(error: BaseException | None) -> bool:
@@ -47,6 +47,10 @@ def _was_interrupted(error: BaseException | None) -> bool:
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
+
+
+def _end_interrupted() -> None:
+    _end(_INTERRUPTED, lambda: sys.stderr.write("bisect-trt: interrupted\n"))
 
 
 def _end(code: int, say: Callable[[], object] = lambda: None) -> None:

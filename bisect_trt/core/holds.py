@@ -61,6 +61,7 @@ class Holds:
     (:mod:`bisect_trt.numerics.prediction`): infinite where nothing can be told, NaN where nothing
     was asked. ``holdout_size`` is how many of the inputs kept apart were judged together.
     ``has_margin`` is false where an input's score says only whether it holds, and not how nearly.
+    ``draws`` says which copies were tested: the stream of the test, and how many it may make.
     """
 
     given: Holding
@@ -75,6 +76,7 @@ class Holds:
     reach: float = math.nan
     holdout_size: int = 1
     has_margin: bool = True
+    draws: tuple[int, int] | None = None
 
     @property
     def word(self) -> Robustness | None:

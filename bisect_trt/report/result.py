@@ -258,7 +258,8 @@ class Result:
     def _asked_json(self) -> dict[str, Any]:
         if self.holds is None:
             return {}
-        return {name: value for name, value in vars(self.holds).items() if name not in KINDS}
+        apart = (*KINDS, "draws")
+        return {name: value for name, value in vars(self.holds).items() if name not in apart}
 
     def _engine_json(self) -> dict[str, Any]:
         if self.engine is None:

@@ -36,12 +36,13 @@ def looked_at_again(known: Known, bench: Bench) -> Known:
 
 
 def _frontier(known: Known, bench: Bench, answer: PrecisionPlan) -> pd.DataFrame | None:
-    """None where nothing was ranked, or the plan shall be fitted to its inputs."""
+    """None where nothing was measured, or the plan shall be fitted to its inputs."""
     case, triage, baselines = known.case, known.triage, known.baselines
-    if triage is None or baselines is None or case.settings.fitted:
+    if baselines is None or case.settings.fitted:
         return None
     bench.observer.station("frontier")
-    found = measure_frontier(case, bench, triage, baselines, answer)
+    base, ranking = (case.base, ()) if triage is None else (triage.base, triage.ranking)
+    found = measure_frontier(case, bench, baselines, base, ranking, answer, known.holds)
     for finding in found.cut_short():
         bench.note(finding)
     return found.table

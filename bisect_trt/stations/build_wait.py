@@ -44,4 +44,4 @@ def use_build_wait(
         for kind in draws.kinds:
             for _ in islice(draws.of(kind), test.enough * set_size(case)):
                 pass
-    measure_frontier(case, bench, triage, baselines, plan, again=True)
+    measure_frontier(case, bench, baselines, triage.base, triage.ranking, plan, again=True)

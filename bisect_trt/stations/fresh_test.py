@@ -113,7 +113,12 @@ def next_test(case: Case, bench: Bench) -> FreshTest:
         bench: of the run.
     """
     bench.tests += 1
-    return planned_test(case, bench.tests - 1, bench.usual_seconds, last=False)
+    test = planned_test(case, bench.tests - 1, bench.usual_seconds, last=False)
+    pick = case.settings.pick
+    if pick is None:
+        return test
+    # What is picked has to hold on that share of them, and not to bound it.
+    return replace(test, misses=test.draws - at_least(pick, test.draws), enough=test.draws)
 
 
 def shortened(test: FreshTest, case: Case, usual_seconds: float) -> FreshTest:

@@ -6,12 +6,13 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import pandas as pd
 
 from bisect_trt.core.finding import Finding
-from bisect_trt.core.holds import CONFIDENCE
+from bisect_trt.core.holds import CONFIDENCE, Holding, Holds
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample, evenly
 from bisect_trt.numerics.confidence import lower_bound
@@ -23,7 +24,6 @@ from bisect_trt.stations.case import Case
 from bisect_trt.stations.drawn import HOLDOUT, REDRAWN, VARIANTS, redraws, variants
 from bisect_trt.stations.fresh_test import MAX_TESTS, set_size
 from bisect_trt.stations.traffic import relative_bytes
-from bisect_trt.stations.triage import Triage
 
 STEPS = (0, 2, 8, 32, 128, 512, 2048)
 """How many of the ranked layers are pinned; the answer and all layers are shown beside them."""
@@ -61,34 +61,37 @@ class Frontier:
 def measure_frontier(
     case: Case,
     bench: Bench,
-    triage: Triage,
     baselines: Baselines,
+    base: PrecisionPlan,
+    ranking: Sequence[str],
     answer: PrecisionPlan,
+    holds: Holds | None = None,
     *,
     again: bool = False,
 ) -> Frontier:
     """For each number of pins the share of each kind of input that meets the requirement, its
-    bound, and the scores; judged by the first emulator.
+    bound, and the scores; judged by the first emulator. The answer's row says what its test did,
+    on the draws of that: others would be a second test, of which nobody is told.
 
     Args:
         case: the inputs.
         bench: what runs the plans.
-        triage: the ranking and the base plan.
         baselines: the layers' sizes.
+        base: the plan without pins.
+        ranking: the layers, most harmful first; none where nothing was searched.
         answer: the plan that is written; its row says so under ``set``.
+        holds: what the emulators' test of it showed; None where it was not tested so.
         again: whether it will be measured again: where the time is over now, it need not be then.
     """
-    every = len(triage.ranking)
+    every = len(ranking)
     lengths = sorted({n for n in STEPS if n < every} | {every})
-    prefixes = (triage.base.with_pins(triage.ranking[:n]).pinned for n in lengths)
+    prefixes = (base.with_pins(ranking[:n]).pinned for n in lengths)
     sets = [(pins, "ranking") for pins in prefixes if pins != answer.pinned]
     # The answer first, and then those around it: these are what it is compared with.
     sets.sort(key=lambda s: abs(len(s[0]) - len(answer.pinned)))
     sets.insert(0, (answer.pinned, "answer"))
     kinds = _samples(case, bench, len(sets), answer)
-    key = bench.prober.key(
-        "frontier", answer.digest, *(triage.base.with_pins(s[0]).digest for s in sets)
-    )
+    key = bench.prober.key("frontier", answer.digest, *(base.with_pins(s[0]).digest for s in sets))
     before = bench.journal.recall(key)
     # A repeated command asks no further than the first one did.
     most = int(before[0]) if before is not None else len(sets)
@@ -102,7 +105,12 @@ def measure_frontier(
         judged = kinds
         if source == "answer" and bench.prober.knows(answer):
             judged = {**kinds, GIVEN: case.samples}
-        row = _row(case, bench, triage, baselines, pins, source, judged)
+        tested = holds if source == "answer" and bench.engine is None else None
+        if tested is not None and tested.draws is not None:
+            judged |= _as_tested(case, bench, tested, *tested.draws)
+        row = _row(case, bench, baselines, base.with_pins(pins), source, judged)
+        if tested is not None and tested.draws is not None:
+            row |= _counted(tested)
         rows.append((len(pins), source == "answer", row))
     ordered = [row for *_, row in sorted(rows, key=lambda r: r[:2])]
     return Frontier(pd.DataFrame(ordered), len(sets))
@@ -158,18 +166,40 @@ def _samples(
     }
 
 
+def _as_tested(
+    case: Case, bench: Bench, holds: Holds, stream: int, count: int
+) -> dict[str, Sequence[Sample]]:
+    """The draws and kept-apart inputs that a test asked about."""
+    redrawn, varied = (kind.tested * holds.set_size for kind in (holds.redrawn, holds.variants))
+    copies = redraws(case, bench, stream, count, emulated=True)
+    return {
+        HOLDOUT: case.holdout,
+        REDRAWN: list(islice(copies, redrawn)),
+        VARIANTS: list(islice(variants(case, bench, stream, count), varied)),
+    }
+
+
+def _counted(holds: Holds) -> dict[str, object]:
+    """What a test counted, of every kind and by every judge."""
+    found: dict[str, object] = {}
+    for kind in (GIVEN, HOLDOUT, REDRAWN, VARIANTS):
+        holding: Holding = getattr(holds, kind)
+        bound = holding.lower_bound if kind != GIVEN and holding.tested else np.nan
+        found |= _share(kind, holding.passed, holding.tested, bound)
+    return found
+
+
 def _row(
     case: Case,
     bench: Bench,
-    triage: Triage,
     baselines: Baselines,
-    pins: frozenset[str],
+    plan: PrecisionPlan,
     source: str,
     kinds: dict[str, Sequence[Sample]],
 ) -> dict[str, object]:
-    plan = triage.base.with_pins(pins)
     row: dict[str, object] = {"pins": len(plan.pinned), "set": source}
     scores: list[float] = []
+    missed: dict[str, object] = {}
     bench.emulator.foretell(plan, sum(map(len, kinds.values())))
     for kind, samples in kinds.items():
         size = set_size(case)
@@ -178,14 +208,14 @@ def _row(
         found = bench.prober.judge(plan, samples, size=size)
         row |= _shares(kind, found)
         if kind == GIVEN and size == 1:
-            row["given_missed"] = _missed(found)
+            missed["given_missed"] = _missed(found)
         scores += [r.score for r in found.results]
     for name, share in _QUANTILES.items():
         ordered = sorted(scores)
         row[name] = ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else np.nan
     row["latency_ms"] = _latency(bench, plan)
     row["relative_bytes"] = relative_bytes(case, baselines.layers, plan)
-    return row
+    return row | missed
 
 
 def _missed(found: PanelResult) -> str:
@@ -199,11 +229,16 @@ def _missed(found: PanelResult) -> str:
 def _shares(kind: str, found: PanelResult) -> dict[str, object]:
     tested, passed = len(found.results), found.passed()
     drawn = kind != GIVEN and tested > 0
+    bound = lower_bound(passed, tested, CONFIDENCE) if drawn else np.nan
+    return _share(kind, passed, tested, bound)
+
+
+def _share(kind: str, passed: int, tested: int, bound: float) -> dict[str, object]:
     return {
         f"{kind}_passed": passed,
         f"{kind}_tested": tested,
         f"{kind}_share": passed / tested if tested else np.nan,
-        f"{kind}_lower_bound": lower_bound(passed, tested, CONFIDENCE) if drawn else np.nan,
+        f"{kind}_lower_bound": bound,
     }
 
 

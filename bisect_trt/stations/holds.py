@@ -118,6 +118,7 @@ def _measured(
         reach=reach(case, bench, alone, copies),
         holdout_size=apart,
         has_margin=size > 1 or has_margin(case, copies),
+        draws=(test.stream, test.draws * size),
     )
 
 
@@ -222,7 +223,8 @@ def _refused(
         may = test.misses if len(found.results) >= test.draws else 0
         if found.missed(limit) > may:
             tested = max(len(found.results), draws.seen(kind))
-            return Refusal(kind, missed, tested, found.score())
+            spares = test.misses if case.settings.pick is not None else 0
+            return Refusal(kind, missed, tested, found.score(spares))
         draws.hear(kind, found)
     return None
 

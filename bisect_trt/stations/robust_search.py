@@ -204,14 +204,14 @@ def _last_word(
 ) -> tuple[Refusal | None, Holds | None]:
     """What refuses ``plan``, or else what it holds on by both emulators.
 
-    What an engine decides is tested there, and what was picked is only measured: of these the
-    second emulator is asked about the given inputs, while the engine is built.
+    What an engine decides is tested there: of it the second emulator is asked about the given
+    inputs, while the engine is built.
     """
     if bench.engine is not None and bench.engine.new_probes:  # else it repeats another run
         built = bench.plan_for(bench.engine, plan)
         if not bench.engine.knows(built):
             begin(bench.opened, built)
-    if bench.engine is not None or case.settings.pick is not None:
+    if bench.engine is not None:
         judges, given = [bench.second], bench.second_sees
         return refused_by(case, bench, judges, plan, limit, given), None
     judges, test = [bench.prober, bench.second], next_test(case, bench)

@@ -107,7 +107,7 @@ class Settings(Shares):
     pick: float | None = option(
         None,
         "--pick",
-        "Take the fewest ranked layers that hold on this share of what was tried, a point of "
+        "Take the fewest ranked layers that hold on this share of inputs and draws, a point of "
         "frontier.csv, and say what it holds on.",
         kind=float,
         least=0.0,

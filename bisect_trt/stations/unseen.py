@@ -11,8 +11,8 @@ from bisect_trt.probe.result import ProbeResult, SampleResult
 from bisect_trt.stations.baselines import Baselines
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
-from bisect_trt.stations.fresh_test import next_test, planned_test, set_size, spared
-from bisect_trt.stations.holds import Refusal, measure_holds, put_to_test
+from bisect_trt.stations.fresh_test import next_test, set_size, spared
+from bisect_trt.stations.holds import Refusal, put_to_test
 from bisect_trt.stations.panel import PanelSamples, panel_samples
 
 
@@ -78,7 +78,4 @@ def _on(case: Case, bench: Bench, samples: PanelSamples) -> ProbeResult:
 def _tested(case: Case, bench: Bench) -> tuple[Refusal | None, Holds | None]:
     """What on fresh draws refuses everything lowered, or on what it holds."""
     judges = [bench.prober, bench.second]
-    if case.settings.pick is not None:  # it is measured, whatever it holds on
-        test = planned_test(case, 0, bench.usual_seconds, last=True)
-        return None, measure_holds(case, bench, judges, case.base, test)
     return put_to_test(case, bench, judges, case.base, next_test(case, bench), 1.0)

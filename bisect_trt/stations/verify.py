@@ -95,10 +95,15 @@ class Verification:
             "plan": {"base": self.plan.base.value, "pinned": sorted(self.plan.pinned)},
             "requirements": list(self.requirements),
             "checks": [vars(c) for c in self.checks],
-            "holds": asdict(self.holds) if self.holds is not None else None,
+            "holds": self._holds_json(),
             "robust": word_of(self.holds),
             "notes": list(self.notes),
         }
+
+    def _holds_json(self) -> dict[str, Any] | None:
+        if self.holds is None:
+            return None
+        return {name: value for name, value in asdict(self.holds).items() if name != "draws"}
 
 
 @within_threads
