@@ -101,7 +101,7 @@ def _measured(
         for kind in (REDRAWN, VARIANTS)
     )
     if size == 1:
-        _note_repeated(bench, draws, len(varied.results))
+        varied = _counted_once(bench, draws, varied)
     apart = size if size == 1 else max(1, len(case.holdout))
     copies = [*redrawn.results, *varied.results]
     held_out = judge_all(bench, judges, plan, case.holdout, size=apart)[0]
@@ -122,15 +122,21 @@ def _measured(
     )
 
 
-def _note_repeated(bench: Bench, draws: Draws, tested: int) -> None:
-    """Say so where the variants are not all different: of a few token ids there are not so many."""
-    different = draws.different(VARIANTS, tested)
-    if different < _MOSTLY * tested:
-        message = (
-            f"{different} of the {tested} variants differ from each other: there are hardly more "
-            "of these inputs and kinds, and the search may have seen some of them"
-        )
-        bench.note(Finding("variants", "", message))
+def _counted_once(bench: Bench, draws: Draws, found: PanelResult) -> PanelResult:
+    """``found``, or where many of the variants are the same each of them once: a few token ids, or
+    a function that makes one of each input, have not so many, and draws of what the search has seen
+    too bound nothing.
+    """
+    different = draws.different(VARIANTS, found)
+    count, tested = len(different.results), len(found.results)
+    if count >= _MOSTLY * tested:
+        return found
+    message = (
+        f"{count} of the {tested} variants differ from each other, and each counts once: there are "
+        "hardly more of these inputs and kinds, and the search may have seen some of them"
+    )
+    bench.note(Finding("variants", "", message))
+    return different
 
 
 def holds_as_known(case: Case, bench: Bench, plan: PrecisionPlan) -> Holds | None:

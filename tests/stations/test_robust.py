@@ -406,3 +406,24 @@ def test_ctrl_c_before_a_set_is_in_hand_says_what_all_pins_hold_on(
     saved = json.loads((tmp_path / "run.json").read_text())
     assert saved["passed"] and saved["interrupted"] and saved["robust"] == "undecided"
     assert (saved["holds"]["given"]["passed"], saved["holds"]["given"]["tested"]) == (1, 1)
+
+
+def negated(inputs: Mapping[str, NDArray[Any]], _: np.random.Generator) -> dict[str, NDArray[Any]]:
+    return {name: -array for name, array in inputs.items()}
+
+
+def test_variants_that_are_the_same_count_once(tmp_path: Path) -> None:
+    """A function without chance makes one of each input, which the search has seen: no draws."""
+    fixture = healthy()
+    result = bisect_trt.bisect(
+        fixture.model,
+        fresh(fixture, 8),
+        require="rel_range<=0.1",
+        runner="emulated",
+        out=tmp_path,
+        variants=f"{__name__}:negated",
+    )
+    assert result.holds is not None
+    assert (result.holds.variants.passed, result.holds.variants.tested) == (8, 8)
+    assert result.holds.variants.lower_bound < 0.7 and result.holds.word.value == "undecided"
+    assert any("8 of the 80 variants differ" in f.message for f in result.findings)
