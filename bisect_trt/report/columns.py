@@ -83,7 +83,8 @@ LAYERS = _columns(
     "channel_peak_max number that of the largest channel",
     "worst_channel count the index of the largest channel, from 0",
     "pinned flag whether the plan keeps the layer in FP32",
-    "alone_score number the final score, in tolerances, when only this layer is lowered",
+    "alone_score number the final score, in tolerances, when only this layer is lowered: the worst "
+    "over the inputs and draws that it was measured on",
     "rank count the place in the ranking, 1 the most harmful",
     *_errors("engine_", of="on an engine with marked outputs"),
     "engine_snr_db number the signal-to-noise ratio there",
@@ -173,7 +174,8 @@ INPUTS = _columns(
     "kind text given, or holdout",
     "lowered_score_* number the score in tolerances with everything lowered, by runner",
     "plan_score_* number the score under the plan, by runner",
-    "passed flag whether the plan meets the requirement on it",
+    "passed flag whether the plan meets the requirement on it; left out where that is only told of "
+    "all inputs at once, and the scores blank",
     "shapes text the shapes of its arrays by graph input, as JSON",
     "sha256 text the digest of its names, types, shapes and values",
     always="input kind shapes sha256",

@@ -8,7 +8,7 @@ from bisect_trt.core.diagnosis import Cause
 from bisect_trt.core.holds import Robustness
 from bisect_trt.core.precision import Precision
 from bisect_trt.numerics.scores import times
-from bisect_trt.report.held_on import holds_sentences
+from bisect_trt.report.held_on import holds_sentences, of_one_input
 from bisect_trt.report.result import Result
 
 _BROKEN = ("build-failed", "crashed", "timed-out")
@@ -28,7 +28,8 @@ _ENGINE_TO_BLAME = {
 def headline(result: Result) -> str:
     """The answer in one sentence, and what it would mislead without."""
     said = [f.message.partition(": ")[0] for f in result.findings if f.weighty]
-    return " ".join([_answer(result), *(f"But {words}." for words in said)])
+    answer = of_one_input(_answer(result), result.holds if result.passed else None)
+    return " ".join([answer, *(f"But {words}." for words in said)])
 
 
 def _answer(result: Result) -> str:

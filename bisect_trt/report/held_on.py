@@ -27,13 +27,11 @@ def holds_sentences(holds: Holds | None) -> list[str]:
             told.append(f"{counted}, at least {100.0 * kind.lower_bound:.1f} %")
     sure = {1: "", 2: " with 95 % confidence"}.get(len(told), ", each with 95 % confidence")
     said = f"{holds.word.value}{_asked_for(holds)}. Holds on" if holds.word else "holds on"
-    # Before anything else: one input says little of others.
-    begun = f"With one input: {said}" if holds.of_one else said[0].upper() + said[1:]
-    lines = [f"{begun} {'; '.join(told)}{sure}."]
+    lines = [f"{said[0].upper()}{said[1:]} {'; '.join(told)}{sure}."]
+    if holds.fitted:  # before what else is said: it is no claim on other inputs
+        lines.append("Searched on the given inputs only (--robust 0): the set is fitted to them.")
     if beyond := _beyond(holds):
         lines.append(beyond)
-    if holds.fitted:
-        lines.append("Searched on the given inputs only (--robust 0): the set is fitted to them.")
     if not holds.redrawn.tested:
         else_ = "" if holds.variants.tested else ", nor variants"
         lines.append(f"No copies with redrawn roundings were tested{else_}.")
@@ -45,6 +43,13 @@ def holds_sentences(holds: Holds | None) -> list[str]:
             f"Variants of the given inputs are no substitute for real ones{advice if few else ''}."
         )
     return lines
+
+
+def of_one_input(answer: str, holds: Holds | None) -> str:
+    """``answer``, which says before anything else where it is by one input: that says little of
+    others.
+    """
+    return f"With one input: {answer}" if holds is not None and holds.of_one else answer
 
 
 def _inputs(size: int) -> str:

@@ -59,7 +59,7 @@ def _properties(result: Result) -> Iterator[tuple[str, str]]:
     yield "summary", headline(result)
     if result.holds is not None:
         yield "robustness", word_of(result.holds) or "not tested"
-        yield "holds", holds_sentences(result.holds)[0]
+        yield "holds", " ".join(holds_sentences(result.holds)[:2])
 
 
 def _cases(result: Result) -> Iterator[_Case]:

@@ -15,7 +15,7 @@ from bisect_trt.graph.inspection import Inspection
 from bisect_trt.numerics.scores import times
 from bisect_trt.report.cured import headline_of_cures, lines_of_cures
 from bisect_trt.report.headline import answer_lines, files_line, tone
-from bisect_trt.report.held_on import holds_sentences
+from bisect_trt.report.held_on import holds_sentences, of_one_input
 from bisect_trt.report.pages import Page
 from bisect_trt.report.reduced import figures, nothing_bad, reduced_how
 from bisect_trt.report.reduced import headline as headline_of_piece
@@ -123,6 +123,7 @@ def print_verification(console: Console, verification: Verification) -> None:
     holds = verification.holds
     if verification.passed and holds is not None and holds.word is Robustness.LUCKY:
         answer = "The plan holds on the given inputs, by luck: on others it misses more than asked."
+    answer = of_one_input(answer, holds)
     console.print(answer, style="bold green" if verification.passed else "bold red")
     shown = () if holds is None else (holds.given, holds.holdout)
     missed = [kind for kind in shown if kind.passed < kind.tested]

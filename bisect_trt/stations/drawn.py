@@ -42,6 +42,9 @@ Item = TypeVar("Item")
 
 REDRAWN, VARIANTS, HOLDOUT = "redrawn", "variants", "holdout"
 
+_REPEATS = 50
+"""So many in a row that were made before: there are hardly others."""
+
 SEARCH_STREAM = 0
 """The draws that are searched with; tests use the streams from 1 on, which no search has seen."""
 
@@ -112,8 +115,29 @@ def variants(case: Case, bench: Bench, stream: int, count: int) -> Iterator[Samp
             bench.note(Finding("variants", "", f"{message}, so no variants were tested"))
         return iter(())
     made = _variants(case, sources, kinds, stream)
+    if stream != SEARCH_STREAM and not case.requirements.of_sets:
+        made = _different(bench, made)
     found = _unlike_given(case, bench, made, count, "variants")
     return _some_at_least(case, found) if refused and count else found
+
+
+def _different(bench: Bench, made: Iterator[Sample]) -> Iterator[Sample]:
+    """Those of ``made`` that are like none before them: of a few token ids, or by a function
+    without chance, there are not so many, and one that was tested tells nothing the second time.
+    """
+    seen, repeats = set[str](), 0
+    for sample in made:
+        if sample.digest not in seen:
+            seen.add(sample.digest)
+            repeats = 0
+            yield sample
+        elif (repeats := repeats + 1) > _REPEATS:
+            message = (
+                f"{len(seen)} variants differ from each other: there are hardly more of these "
+                "inputs and kinds, and the search may have seen some of them"
+            )
+            bench.note(Finding("variants", "", message))
+            return
 
 
 def _some_at_least(case: Case, found: Iterator[Sample]) -> Iterator[Sample]:

@@ -48,20 +48,6 @@ class Draws:
             self._made[kind] = [], self._drawn(kind)
         return _again(*self._made[kind])
 
-    def different(self, kind: str, found: PanelResult) -> PanelResult:
-        """``found`` without draws that are the same as one before them; all of it where they are
-        not remembered.
-
-        Args:
-            kind: redrawn or variants.
-            found: on single draws of it.
-        """
-        digests = {s.name: s.digest for s in self._made.get(kind, ([], iter(())))[0]}
-        first = {digests.get(name, name): i for i, name in reversed(list(enumerate(found.names)))}
-        kept = sorted(first.values())
-        names = tuple(found.names[i] for i in kept)
-        return PanelResult(found.plan, names, tuple(found.results[i] for i in kept))
-
     def hear(self, kind: str, found: PanelResult) -> None:
         """Let what one judge passed be asked of the next one worst first: either look of a test
         counts the same draws in any order, and what will be refused is by the first few.

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from bisect_trt.core.finding import Finding
 from bisect_trt.core.holds import CONFIDENCE, Holding, Holds
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
@@ -29,9 +28,6 @@ from bisect_trt.stations.fresh_test import (
     wanted_of_variants,
 )
 from bisect_trt.stations.reach import has_margin, reach
-
-_MOSTLY = 0.9
-"""Where so many of the variants differ, the others are chance and not worth a note."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +96,6 @@ def _measured(
         _tested(bench, judges, plan, draws.of(kind), test, size=size)[0]
         for kind in (REDRAWN, VARIANTS)
     )
-    if size == 1:
-        varied = _counted_once(bench, draws, varied)
     apart = size if size == 1 else max(1, len(case.holdout))
     copies = [*redrawn.results, *varied.results]
     held_out = judge_all(bench, judges, plan, case.holdout, size=apart)[0]
@@ -120,23 +114,6 @@ def _measured(
         has_margin=size > 1 or has_margin(case, copies),
         draws=(test.stream, test.draws * size),
     )
-
-
-def _counted_once(bench: Bench, draws: Draws, found: PanelResult) -> PanelResult:
-    """``found``, or where many of the variants are the same each of them once: a few token ids, or
-    a function that makes one of each input, have not so many, and draws of what the search has seen
-    too bound nothing.
-    """
-    different = draws.different(VARIANTS, found)
-    count, tested = len(different.results), len(found.results)
-    if count >= _MOSTLY * tested:
-        return found
-    message = (
-        f"{count} of the {tested} variants differ from each other, and each counts once: there are "
-        "hardly more of these inputs and kinds, and the search may have seen some of them"
-    )
-    bench.note(Finding("variants", "", message))
-    return different
 
 
 def holds_as_known(case: Case, bench: Bench, plan: PrecisionPlan) -> Holds | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pandas as pd
 
@@ -23,6 +24,9 @@ def inputs_table(known: Known, bench: Bench, answer: PrecisionPlan | None) -> pd
         answer: the plan that is written, if one is known to pass.
     """
     rows = []
+    requirements = known.case.requirements
+    # A metric that sees all inputs at once gives none of them a score.
+    alone = any(item.metric not in requirements.collective for item in requirements.items)
     named = [(GIVEN, s) for s in known.case.samples] + [(HOLDOUT, s) for s in known.case.holdout]
     plans = {"lowered": known.base.with_pins(())} | ({"plan": answer} if answer else {})
     for kind, sample in named:
@@ -32,11 +36,12 @@ def inputs_table(known: Known, bench: Bench, answer: PrecisionPlan | None) -> pd
                 asked = bench.plan_for(prober, plan)
                 result = prober.known(asked, sample)
                 if result is not None:
-                    row[f"{label}_score_{prober.runner.name}"] = result.score
+                    score = result.score if alone else math.nan
+                    row[f"{label}_score_{prober.runner.name}"] = score
         scores = [v for k, v in row.items() if k.startswith("plan_score_")]
         judge = row.get(f"plan_score_{bench.judge.runner.name}")
         decided = [judge] if bench.engine is not None and judge is not None else scores
-        if decided:
+        if decided and alone:
             row["passed"] = all(float(str(s)) <= 1.0 for s in decided)
         row |= {"shapes": json.dumps(sample.shapes), "sha256": sample.digest}
         rows.append(row)

@@ -15,7 +15,7 @@ from bisect_trt.core.holds import Holding
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.numerics.confidence import lower_bound
 from bisect_trt.report.headline import headline, next_step
-from bisect_trt.report.held_on import caption_of, holds_sentences, meaning_of
+from bisect_trt.report.held_on import caption_of, holds_sentences, meaning_of, of_one_input
 from bisect_trt.report.markdown import as_markdown
 from bisect_trt.report.page import as_html
 from bisect_trt.report.result import Result
@@ -74,16 +74,18 @@ def test_with_one_input_the_answer_says_so_before_anything_else() -> None:
     several, word = result.holds, result.holds.word
     assert word is not None and caption_of(several).startswith(f"{word.value.capitalize()}: on")
     assert holds_sentences(several)[0].startswith(f"{word.value.capitalize()}. Holds on given ")
-    begun = ((1, f"{word.value}. Holds on", f", {word.value}"), (0, "holds on", ""))
+    begun = ((1, f"{word.value.capitalize()}. Holds on", f", {word.value}"), (0, "Holds on", ""))
     for passed, said, above in begun:
         one = replace(several, given=Holding(passed, 1), wanted_of_given=1.0)
-        assert holds_sentences(one)[0].startswith(f"With one input: {said} given {passed} of 1")
+        assert holds_sentences(one)[0].startswith(f"{said} given {passed} of 1")
+        assert of_one_input("The plan holds.", one) == "With one input: The plan holds."
         page = as_html(replace(result, holds=one))
+        assert headline(replace(result, holds=one)).startswith("With one input: Keep ")
         assert caption_of(one) == f"With one input{above}: on what it holds"
         assert f"<caption>{caption_of(one)}</caption>" in page
     assert caption_of(None) == "On what it holds"
     alone = replace(several, given=Holding(1, 1), reach=math.inf)
-    assert holds_sentences(alone)[0].startswith("With one input: undecided. Holds on given 1 of 1")
+    assert holds_sentences(alone)[0].startswith("Undecided. Holds on given 1 of 1")
     assert holds_sentences(alone)[1] == (
         "Copies of the one input hold as often as was asked; how far other inputs are from it one "
         "input does not tell."
@@ -101,7 +103,7 @@ def test_with_one_input_the_answer_says_so_before_anything_else() -> None:
         replace(result, holds=alone)
     )
     together = replace(several, given=Holding(1, 1), set_size=4)
-    assert not holds_sentences(together)[0].startswith("With one input")
+    assert of_one_input("The plan holds.", together) == "The plan holds."
 
 
 @pytest.mark.parametrize(

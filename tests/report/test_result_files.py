@@ -264,7 +264,7 @@ def test_the_annotated_model_says_what_layers_do(runs: dict[str, Result]) -> Non
     model = onnx.load(made.folder / "model.annotated.onnx")
     onnx.checker.check_model(model, full_check=True)
     told = {p.key: p.value for p in model.metadata_props}
-    assert told["bisect_trt.answer"].startswith("Keep 10 of 75 layers in FP32")
+    assert told["bisect_trt.answer"].startswith("With one input: Keep 10 of 75 layers in FP32")
     said = {n.name: {p.key: p.value for p in n.metadata_props} for n in model.graph.node}
     for pin in made.pinned:
         assert said[pin]["bisect_trt.precision"] == "fp32 (pinned)"

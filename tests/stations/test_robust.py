@@ -426,4 +426,4 @@ def test_variants_that_are_the_same_count_once(tmp_path: Path) -> None:
     assert result.holds is not None
     assert (result.holds.variants.passed, result.holds.variants.tested) == (8, 8)
     assert result.holds.variants.lower_bound < 0.7 and result.holds.word.value == "undecided"
-    assert any("8 of the 80 variants differ" in f.message for f in result.findings)
+    assert any("8 variants differ" in f.message for f in result.findings)

@@ -60,6 +60,8 @@ def test_a_metric_of_all_inputs_decides(tmp_path: Path, monkeypatch: pytest.Monk
     assert result.passed and result.pinned and result.score <= 1.0
     assert result.holds is not None and result.holds.reach == np.inf
     assert result.holds.word is not None and result.holds.word.value != "robust"
+    # Of one input it says nothing.
+    assert result.inputs["plan_score_emulated"].isna().all() and "passed" not in result.inputs
     # The journal knows what was told of all inputs together.
     forbid_inferences(monkeypatch)
     again = run(tmp_path / "out", 3, **options)

@@ -92,7 +92,7 @@ def test_a_missing_pin_is_seen(files: tuple[Path, Path, Path]) -> None:
     code, output = verify(files)
     assert code == 1 and "The plan does not hold." in output and "602 times the tolerance" in output
     # What it is on other inputs is no question where it misses the given ones.
-    assert "Lucky" not in output and "holds on given 0 of 1 inputs; redrawn 0 of" in output
+    assert "Lucky" not in output and "Holds on given 0 of 1 inputs; redrawn 0 of" in output
     answer = json.loads(verify(files, "--json")[1])
     assert answer["robust"] is None and answer["holds"]["given"]["passed"] == 0
 
