@@ -7,13 +7,14 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from bisect_trt.core.precision import Precision
 from bisect_trt.core.run_files import PLAN, TYPED_MODEL
 from bisect_trt.report.result import Result
+from bisect_trt.stations.settings import options
 
 _ENGINE = "model.engine"
+_FROM = "From where the run was started."
 Shape = tuple[int, ...]
 
 
@@ -36,10 +37,15 @@ def recipes(result: Result) -> list[Recipe]:
         Recipe("trtexec", _trtexec(shapes, tf32=tf32), "TensorRT 10 and 11."),
         Recipe("Python", _python(shapes, tf32=tf32), "tensorrt, or tensorrt_rtx."),
         Recipe("polygraphy", _polygraphy(shapes, tf32=tf32)),
-        Recipe("Check it in a pipeline", _verify(result), "Exit code 0 if the plan still holds."),
+        Recipe(
+            "Check it in a pipeline", _verify(result), f"{_FROM} Exit code 0 if the plan holds."
+        ),
     ]
-    weak = f"bisect-trt export {shlex.quote(result.model)} --plan {PLAN} --format trtexec"
-    found.append(Recipe("TensorRT 8.6 to 10, weakly typed", weak, "Prints trtexec's arguments."))
+    plan = shlex.quote(_plan(result))
+    weak = f"bisect-trt export {shlex.quote(result.model)} --plan {plan} --format trtexec"
+    found.append(
+        Recipe("TensorRT 8.6 to 10, weakly typed", weak, f"{_FROM} Prints trtexec's arguments.")
+    )
     return found
 
 
@@ -81,14 +87,23 @@ def _polygraphy(profile: Profile, *, tf32: bool) -> str:
     return _joined([*words, "-o", _ENGINE])
 
 
+_OF_INPUTS = frozenset({"--input", "--stacked", "--infinite", "--rewrite", "--profile"})
+"""How the inputs are read and run; what is asked of them the plan says."""
+
+
 def _verify(result: Result) -> str:
-    # The same inputs and options; the command begins with "bisect-trt run MODEL".
-    words = shlex.split(result.command)[3:]
-    inputs: list[str] = []
-    for flag, value in pairwise(words):
-        if flag == "--input":
-            inputs += [flag, value]
-    return _joined(["bisect-trt", "verify", result.model, *inputs, "--plan", PLAN])
+    """The same inputs; the command of the run begins with "bisect-trt run MODEL"."""
+    switches = {its.flag for its in options().values() if its.kind is bool}
+    words, kept = iter(shlex.split(result.command)[3:]), list[str]()
+    for flag in words:
+        value = [] if flag in switches else [next(words, "")]
+        kept += [flag, *value] if flag in _OF_INPUTS else []
+    return _joined(["bisect-trt", "verify", result.model, *kept, "--plan", _plan(result)])
+
+
+def _plan(result: Result) -> str:
+    """Its path from where the run was started: so are those of the model and its inputs."""
+    return str(result.folder / PLAN)
 
 
 def folded(command: str) -> str:
