@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import onnx
 from onnx import TensorProto
 
 from bisect_trt.core.finding import Finding
@@ -15,9 +16,13 @@ from bisect_trt.core.precision import Precision
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.layers import Kind
 from bisect_trt.graph.operator_rules import QUANTISES, is_standard
+from bisect_trt.graph.tensor_types import subgraphs
 
 _MANY = 0.1
 """From this share of the float nodes on the first line has to say it."""
+
+_MUCH = 0.5
+"""Of the nodes: in one body."""
 
 _SHOWN = 4
 _LOW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -25,7 +30,9 @@ _LINEAR = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
 
 
 def cautions(graph: Graph) -> list[Finding]:
-    """A finding each for custom operators, layers that the source reduces, and quantisation."""
+    """A finding each for custom operators, layers that the source reduces, quantisation, and bodies
+    that are a large part of the network.
+    """
     nodes = graph.proto.graph.node
     scope = graph.types
     custom = Counter(f"{n.domain}.{n.op_type}" for n in nodes if not is_standard(n))
@@ -60,10 +67,41 @@ def cautions(graph: Graph) -> list[Finding]:
             "becomes a whole step"
         )
         found.append(Finding("quantised", "", message, True))
-    return found
+    return [*found, *_of_quantisation(graph), *_whole_bodies(graph)]
 
 
-def quantisation_findings(graph: Graph) -> list[Finding]:
+def _whole_bodies(graph: Graph) -> Iterator[Finding]:
+    """A body of control flow is lowered or pinned as a whole: where much of the network is in one
+    the answer is coarse.
+    """
+    nodes = graph.proto.graph.node
+    inside = {
+        name: max(map(_count, (body for _, body in subgraphs(node))), default=0)
+        for node, name in zip(nodes, graph.names, strict=True)
+    }
+    every = len(nodes) + sum(inside.values())
+    for index, (name, count) in enumerate(inside.items()):
+        node = nodes[index]
+        is_layer = graph.role(index, Precision.FP16).kind is Kind.LAYER
+        if is_layer and count >= _MUCH * every:
+            message = (
+                f"layer {name!r} holds {count} of the model's {every} nodes: {_an(node.op_type)} "
+                "is lowered or pinned as a whole; where its condition or count is always the same, "
+                "make that a constant and fold it, and its layers are told apart"
+            )
+            yield Finding("control-flow", name, message, True)
+
+
+def _an(op_type: str) -> str:
+    return f"{'an' if op_type[0] in 'AEIOU' else 'a'} {op_type}"
+
+
+def _count(body: onnx.GraphProto) -> int:
+    """The nodes of ``body``, those of its own bodies too."""
+    return len(body.node) + sum(_count(b) for node in body.node for _, b in subgraphs(node))
+
+
+def _of_quantisation(graph: Graph) -> list[Finding]:
     """What engines refuse in a quantised model: UINT8, zero points other than 0, and, on TensorRT
     for RTX, INT8 convolutions (measured with 1.6.1.120, building without a GPU).
     """

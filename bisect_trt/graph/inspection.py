@@ -10,14 +10,21 @@ from onnx import TensorProto
 
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import Precision
-from bisect_trt.graph.cautions import cautions, quantisation_findings
+from bisect_trt.graph.cautions import cautions
 from bisect_trt.graph.engine_suspects import engine_suspects
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.layers import Kind, Layer
 from bisect_trt.graph.load import LoadedModel
-from bisect_trt.graph.operator_rules import FLOAT, HAVE_BF16, STAYS_FP32, is_standard
+from bisect_trt.graph.operator_rules import (
+    FLOAT,
+    HAVE_BF16,
+    STAYS_FP32,
+    is_standard,
+    lowerable_slots,
+)
 from bisect_trt.graph.opset import HAS_LAYER_NORMALIZATION, has_bf16, lacks_bf16
 from bisect_trt.graph.patterns import Pattern, find_patterns
+from bisect_trt.graph.tensor_types import UNKNOWN
 from bisect_trt.graph.weight_range import weight_findings
 
 _DELICATE = {
@@ -85,7 +92,6 @@ def inspect_model(model: LoadedModel, precision: Precision) -> Inspection:
         _kept_nodes(graph),
         (
             *cautions(graph),
-            *quantisation_findings(graph),
             *engine_suspects(graph, precision),
             *weight_findings(graph, precision),
         ),
@@ -106,7 +112,13 @@ def _kept_nodes(graph: Graph) -> dict[str, str]:
         elif node.op_type in STAYS_FP32 and FLOAT in types:
             kept[name] = f"{node.op_type}: {STAYS_FP32[node.op_type]}"
         elif FLOAT in types and graph.role(index, Precision.FP16).kind is Kind.KEPT:
-            kept[name] = f"{node.op_type} has no FP16 form in opset {graph.opset}"
+            counts = len(node.input), len(node.output)
+            _, outs = lowerable_slots(node.op_type, graph.opset, *counts, Precision.FP16)
+            untyped = outs and any(graph.types.type_of(i) == UNKNOWN for i in node.input if i)
+            reason = f"has no FP16 form in opset {graph.opset}"
+            if untyped:
+                reason = "reads what no type is told of, behind an operator of another domain"
+            kept[name] = f"{node.op_type} {reason}"
     return kept
 
 

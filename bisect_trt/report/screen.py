@@ -34,6 +34,7 @@ from bisect_trt.stations.seen import Seen
 from bisect_trt.stations.verify import Verification
 
 _SHOWN_PINS = 20
+_KEPT = 3
 _COLOURS = {"ok": "green", "unsure": "yellow", "bad": "red"}
 
 
@@ -169,8 +170,12 @@ def print_inspection(console: Console, inspection: Inspection) -> None:
     for pattern in inspection.patterns:
         how = "written out" if pattern.decomposed else "one operator"
         console.print(printable(f"{pattern.kind} ({how}): {', '.join(pattern.layers)}"))
+    alike: dict[str, list[str]] = {}
     for name, reason in inspection.kept.items():
-        console.print(printable(f"kept in FP32: {name} ({reason})"))
+        alike.setdefault(reason, []).append(name)
+    for reason, names in alike.items():
+        more = f" and {len(names) - _KEPT} more" if len(names) > _KEPT else ""
+        console.print(printable(f"kept in FP32: {', '.join(names[:_KEPT])}{more} ({reason})"))
     for line in (*(f.message for f in inspection.findings), *inspection.advice):
         console.print(printable(f"note: {line}"), style="yellow")
 

@@ -178,9 +178,13 @@ def load(settings: Settings, observer: Observer) -> Case:
 def _layers(graph: Graph, settings: Settings, name: str) -> tuple[Layer, ...]:
     layers = graph.layers_at(settings.precision)
     if not layers:
+        others = sorted({f"{n.domain}.{n.op_type}" for n in graph.proto.graph.node if n.domain})
+        why = "integer, quantised or already reduced models have no FP32 layers"
+        if others:
+            why = f"{others[0]} and other operators that are not ONNX's own are never lowered"
         raise BadInputError(
             f"{name}: no layer can run in {settings.precision.value}: there is nothing to search "
-            "(integer, quantised or already reduced models have no FP32 layers)"
+            f"({why})"
         )
     return layers
 

@@ -115,8 +115,7 @@ def _spread(name: str, seen: str, count: int, every: int, probed: int) -> Diagno
         which = f"{probed} layers that do most to one input"
     return Diagnosis(
         Cause.ACCUMULATION,
-        f"The {name} error accumulates over many layers{seen}: none of the {which} misses the "
-        "requirement alone.",
+        f"The {name} error accumulates{seen}: none of the {which} misses the requirement alone.",
     )
 
 

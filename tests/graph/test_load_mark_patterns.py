@@ -12,12 +12,14 @@ from onnx import TensorProto, helper, numpy_helper
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.precision import Precision
 from bisect_trt.graph import load as load_module
+from bisect_trt.graph.cautions import cautions
+from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.load import load_model
 from bisect_trt.graph.passes.marked import mark_outputs, select_tensors
 from bisect_trt.graph.patterns import find_patterns
 from bisect_trt.graph.save import save_model
 from bisect_trt.graph.weight_range import weight_findings
-from fixtures.models import encoder_decomposed, encoder_layernorm
+from fixtures.models import branch, encoder_decomposed, encoder_layernorm, loop
 from tests.conftest import run_model
 
 
@@ -178,3 +180,28 @@ def test_weights_out_of_range_are_named() -> None:
     }
     assert {f.where for f in weight_findings(model, Precision.BF16)} == {"add_mask"}
     assert weight_findings(model, Precision.TF32) == []
+
+
+def test_a_body_that_is_most_of_the_network_is_told() -> None:
+    """It is one layer, whose pin is everything in FP32."""
+    found = [f for f in cautions(Graph(loop().model)) if f.kind == "control-flow"]
+    assert [f.where for f in found] == ["/steps/Loop"] and found[0].weighty
+    assert "holds 4 of the model's 7 nodes" in found[0].message
+    assert not [f for f in cautions(Graph(branch().model)) if f.kind == "control-flow"]
+
+
+def test_what_a_quantised_model_has_that_engines_refuse_is_told_of_every_run() -> None:
+    info, node = helper.make_tensor_value_info, helper.make_node
+    values = {"s": np.float32(0.1), "z": np.uint8(7)}
+    graph = helper.make_graph(
+        [
+            node("QuantizeLinear", ["x", "s", "z"], ["q"], "/q"),
+            node("DequantizeLinear", ["q", "s", "z"], ["y"], "/d"),
+        ],
+        "g",
+        [info("x", TensorProto.FLOAT, [4])],
+        [info("y", TensorProto.FLOAT, [4])],
+        [numpy_helper.from_array(np.asarray(a), n) for n, a in values.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    assert {"quantised", "uint8", "zero-point"} <= {f.kind for f in cautions(Graph(model))}
