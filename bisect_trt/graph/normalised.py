@@ -83,8 +83,8 @@ def _in_order(graph: onnx.GraphProto) -> bool:
 
 
 def _sort(graph: onnx.GraphProto) -> None:
-    """Put the nodes into topological order, those that are ready in the file's order; a graph with
-    a cycle is left alone, for ONNX Runtime to refuse.
+    """Put the nodes into topological order, each reader as soon as what it reads is there; a graph
+    with a cycle is left alone, for ONNX Runtime to refuse.
     """
     order = list(_ordered(list(graph.node)))
     if len(order) == len(graph.node):

@@ -121,7 +121,8 @@ def trace_engine(
     began = time.monotonic()
     waited_for = ended is None
     deadline = began + (_AHEAD_S if runner.builds_ahead and waited_for else TIME_BUDGET_S)
-    measured = dict(zip(names, layers["elements"] * 4 * len(samples), strict=True))
+    # Of all samples together; of a layer that could not be computed nothing is known.
+    measured = dict(zip(names, layers["elements"].fillna(0) * 4, strict=True))
     sizes, per_byte = measured | _told_sizes(case, samples), 0.0
     for batch in _batches(names, sizes):
         if ended is not None and ended():

@@ -41,8 +41,7 @@ def _sizes(case: Case, table: pd.DataFrame) -> Mapping[str, float]:
     for name in traced[0].arrays:
         counted = [s.arrays[name] for s in traced]
         sizes[name] = sum(a.size for a in counted if a.dtype.kind == "f") / len(traced)
-    counts = table["elements"].where(table["elements"] >= 0)  # negative where a shape changed
-    elements = dict(zip(table["layer"], counts, strict=True))
+    elements = dict(zip(table["layer"], table["elements"], strict=True))
     for layer in case.layers:
         for tensor in layer.outputs:
             sizes[tensor] = float(elements[layer.name]) / len(traced) / len(layer.outputs)

@@ -39,7 +39,7 @@ def test_an_engine_that_errs_more_gets_a_plan_in_few_builds(judged: Judged, gain
         "FP32, TF32, FP16, then the plans"
     )
     assert (result.engine.tolerance_share < 1.0) == (gain > 1.0)
-    assert engine.built[-1].pinned == set(result.pinned) or result.score <= 1.0
+    assert frozenset(result.pinned) in {plan.pinned for plan in engine.built}
     assert result.complete == (not result.engine.pins_added_by_engine)
 
 

@@ -66,6 +66,14 @@ class Buffers:
         self._allocators: dict[str, Any] = {}
 
     def __enter__(self) -> Buffers:
+        try:
+            self._bind_all()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _bind_all(self) -> None:
         engine = self._engine
         names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
         for name in names:
@@ -75,7 +83,6 @@ class Buffers:
             allocator = _output_allocator(self._trt, self._cuda)
             self._context.set_output_allocator(name, allocator)
             self._allocators[name] = allocator
-        return self
 
     def __exit__(self, *_: object) -> None:
         for memory in (

@@ -1,4 +1,4 @@
-"""The few CUDA calls an engine needs, through cuda-python, with memory that frees itself."""
+"""The few CUDA calls an engine needs, through cuda-python."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def profile_of(model: onnx.ModelProto, samples: Sequence[Sample], texts: Sequenc
         )
     profile = {}
     for name in names:
-        shapes = [s.arrays[name].shape for s in samples]
+        shapes = [s.shapes[name] for s in samples]
         profile[name] = given.get(name) or (_each(min, shapes), shapes[0], _each(max, shapes))
         smallest, _, largest = profile[name]
         for sample, shape in zip(samples, shapes, strict=True):
@@ -57,13 +57,14 @@ def values_of(samples: Sequence[Sample]) -> Profile:
     where an input is a shape.
     """
     found: dict[str, tuple[Shape, Shape, Shape]] = {}
-    for name, first in samples[0].arrays.items():
+    of_shapes = [
+        name
+        for name, first in samples[0].arrays.items()
+        if first.dtype.kind in "iu" and first.size <= _MOST_SHAPE_VALUES
+    ]
+    for name in of_shapes:  # no others are read: of many samples they would not fit together
         arrays = [s.arrays[name].ravel() for s in samples]
-        if (
-            first.dtype.kind in "iu"
-            and first.size <= _MOST_SHAPE_VALUES
-            and len({a.size for a in arrays}) == 1
-        ):
+        if len({a.size for a in arrays}) == 1:
             stacked = np.stack(arrays)
             found[name] = tuple(
                 tuple(int(v) for v in row)

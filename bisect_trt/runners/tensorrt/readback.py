@@ -105,7 +105,9 @@ def warnings_as_findings(
                 (
                     n
                     for n in known
-                    if len(n) > 3 and re.search(rf"(?<![\w./]){re.escape(n)}(?![\w/])", text)
+                    if len(n) > 3
+                    and n in text  # in many messages of many layers hardly any is
+                    and re.search(rf"(?<![\w./]){re.escape(n)}(?![\w/])", text)
                 ),
                 "",
             )
