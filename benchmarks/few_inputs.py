@@ -13,13 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
+from bisect_trt.numerics.arrays import Arrays
 from numpy.typing import NDArray
 
 import bisect_trt
@@ -28,7 +28,6 @@ from bisect_trt.core.holds import Robustness
 from fixtures.build import GraphBuilder
 from fixtures.tokens import sentence, token_encoder
 
-Arrays = Mapping[str, NDArray[Any]]
 COUNTS, UNSEEN, UNSEEN_FROM, FEW = (1, 2, 4, 8, 16), 200, 100_000, 0.93
 _SIDE = 32
 

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import onnx
+from bisect_trt.numerics.arrays import Arrays
 from numpy.typing import NDArray
 
 from benchmarks.common import DETECTOR, MODELS, RECOGNISER, SHARED, load, machine
@@ -25,8 +25,6 @@ from fixtures.tokens import sentence, token_encoder
 
 AMOUNTS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 _COPIES = 4
-
-Arrays = Mapping[str, NDArray[Any]]
 
 
 def table(

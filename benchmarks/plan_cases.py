@@ -4,7 +4,7 @@ same input.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common import DETECTOR, MODELS, RECOGNISER, ROOT, load
+from bisect_trt.numerics.arrays import Arrays
 from examples.text_inputs import line, page
 from fixtures.__main__ import model_bytes
 from fixtures.cases.nafnet import SIDE as RESTORED
@@ -22,8 +23,6 @@ from fixtures.cases.unimatch import unimatch
 from fixtures.models import encoder_decomposed, waves
 from fixtures.photo import photo, sampled
 from fixtures.tokens import sentence, token_encoder
-
-Arrays = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+from bisect_trt.numerics.arrays import Arrays
 from numpy.typing import NDArray
 
 import bisect_trt
 from benchmarks.few_inputs import (
     UNSEEN_FROM,
-    Arrays,
     begun,
     classifier,
     image,

@@ -13,11 +13,11 @@ import argparse
 import shlex
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from bisect_trt.numerics.arrays import Arrays
 from numpy.typing import NDArray
 
 from benchmarks.common import machine
@@ -38,7 +38,6 @@ from bisect_trt.runners.ort_values import caller, owned, value_of
 
 SIZES = {"det": (4, 8, 16, 32, 60), "rec": (15, 30, 60, 100, 200), "NAFNet": (2, 4, 6, 8, 10)}
 SAMPLES, UNSEEN, UNSEEN_FROM, ELEMENTS = 2, 48, 100_000, 128
-Arrays = Mapping[str, NDArray[Any]]
 Vectors = dict[str, NDArray[np.float64]]
 
 

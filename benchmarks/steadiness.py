@@ -12,7 +12,7 @@ import argparse
 import math
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from bisect_trt.numerics.arrays import Arrays
 
 from benchmarks.common import CLASSIFIER, DETECTOR, MODELS, RECOGNISER, load, machine
 from bisect_trt.core.errors import RunnerFailedError
@@ -38,7 +38,6 @@ from examples.text_inputs import line
 from fixtures.cases import FILES as CASES
 from fixtures.models import ALL
 
-Arrays = Mapping[str, NDArray[Any]]
 WRONG = {"fp32": 1e-3, "tf32": 3e-2, "fp16": 3e-2, "bf16": 2e-1}
 """From this error on a run counts as wrong: far more than rounding makes of a sane network."""
 

@@ -109,6 +109,20 @@ def is_disk_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+def not_written(where: str, error: Exception, advice: str = "") -> BisectError:
+    """Why ``where`` cannot be written, as an error to raise.
+
+    Args:
+        where: the file, or the option and its folder.
+        error: what the system said.
+        advice: what to do where the disk is not full.
+    """
+    if is_disk_full(error):
+        return MachineError(f"{where}: the disk is full; free some space")
+    reason = getattr(error, "strerror", None) or error
+    return BadInputError(f"{where}: cannot be written ({reason}){advice}")
+
+
 def one_line(error: BaseException | str, limit: int = 300) -> str:
     """The message of ``error`` on one line, shortened to ``limit`` characters, without what a
     terminal would obey.

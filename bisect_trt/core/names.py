@@ -5,6 +5,7 @@ harmless before it is shown.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 _CONTROLS = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -17,6 +18,12 @@ _MARKDOWN = re.compile(
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20", "'")
 """What a spreadsheet obeys, full-width forms too; and the quote, so that it can be taken off."""
+
+
+def some_of(names: Sequence[str], most: int) -> str:
+    """The first ``most`` of ``names``, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
 
 
 def printable(text: str) -> str:

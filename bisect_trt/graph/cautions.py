@@ -12,6 +12,7 @@ import onnx
 from onnx import TensorProto
 
 from bisect_trt.core.finding import Finding
+from bisect_trt.core.names import some_of
 from bisect_trt.core.precision import Precision
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.layers import Kind
@@ -46,10 +47,9 @@ def cautions(graph: Graph) -> list[Finding]:
     found = []
     if custom:
         count = sum(custom.values())
-        named = ", ".join(f"{name} ({n})" for name, n in custom.most_common(_SHOWN))
-        more = f" and {len(custom) - _SHOWN} more" if len(custom) > _SHOWN else ""
+        named = some_of([f"{name} ({n})" for name, n in custom.most_common()], _SHOWN)
         message = (
-            f"{count} of {every} nodes are of operators that are never lowered: {named}{more}; "
+            f"{count} of {every} nodes are of operators that are never lowered: {named}; "
             "they run in FP32 under every plan here, and an engine may run them otherwise"
         )
         found.append(Finding("custom-operators", "", message, count >= _MANY * every))
@@ -145,5 +145,4 @@ def refused(kind: str, names: Sequence[str], what: str) -> Iterator[Finding]:
         what: says what they are, and what to do.
     """
     if names:
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        yield Finding(kind, names[0], f"{names[0]}{more}: {what}")
+        yield Finding(kind, names[0], f"{some_of(names, 1)}: {what}")

@@ -11,7 +11,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from bisect_trt.core.errors import BadInputError, BisectError, MachineError, is_disk_full
+from bisect_trt.core.errors import (
+    BadInputError,
+    not_written,
+)
 from bisect_trt.core.files import write_whole, written_whole
 from bisect_trt.core.part_copy import BLOCK, copy_part
 from bisect_trt.core.scratch import sweep
@@ -81,7 +84,7 @@ def save_model(model: onnx.ModelProto, path: Path) -> None:
             path.unlink(missing_ok=True)  # no older model stands beside newer weights
             os.replace(draft.parent / side, path.parent / side)
     except OSError as error:
-        raise _not_written(path, error) from error
+        raise not_written(str(path), error) from error
 
 
 def save_text(text: str, path: Path) -> None:
@@ -93,7 +96,7 @@ def save_text(text: str, path: Path) -> None:
     try:
         write_whole(path, text)
     except OSError as error:
-        raise _not_written(path, error) from error
+        raise not_written(str(path), error) from error
 
 
 def write_model(model: onnx.ModelProto, stream: IO[bytes]) -> None:
@@ -220,9 +223,3 @@ def check_target(target: Path, model: LoadedModel, *sources: Path) -> None:
                 raise BadInputError(
                     f"--output {target}: {source} would be written over; choose another name"
                 )
-
-
-def _not_written(path: Path, error: OSError) -> BisectError:
-    if is_disk_full(error):
-        return MachineError(f"{path}: the disk is full; free some space")
-    return BadInputError(f"{path}: cannot be written ({error.strerror})")

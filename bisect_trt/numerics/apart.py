@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Arrays = Mapping[str, NDArray[Any]]
+from bisect_trt.numerics.arrays import Arrays
 
 
 def farthest_apart(exact: Arrays, answers: Sequence[Arrays]) -> tuple[str, float]:

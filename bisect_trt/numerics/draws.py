@@ -7,17 +7,17 @@ rounding goes. Arrays are never changed in place, and keep their shapes and dtyp
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.numerics.movable import has_two_values, moving, varies
 from bisect_trt.numerics.noise import moments, with_noise
 
 _Arrays = dict[str, NDArray[Any]]
-Arrays = Mapping[str, NDArray[Any]]
 Random = np.random.Generator
 
 REDRAW = 1e-3

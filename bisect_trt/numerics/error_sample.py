@@ -7,16 +7,16 @@ on all elements, decide; so a sample that misses an element costs a probe, never
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.numerics.blocks import BLOCK, flat, slices
 from bisect_trt.numerics.requirements import Requirement, Requirements
 
-Arrays = Mapping[str, NDArray[Any]]
 Tolerance = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 _MEAN_LIKE = frozenset({"mean_abs", "median_abs", "rmse", "cosine", "snr_db", "psnr_db"})

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.numerics.blocks import flat, slices
 from bisect_trt.numerics.noise import LARGE, deviation
-
-Arrays = Mapping[str, NDArray[Any]]
 
 _GLANCE = 64
 

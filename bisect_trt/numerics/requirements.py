@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from bisect_trt.core.holds import at_least
 from bisect_trt.numerics.aggregates import WORST, aggregate
+from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.numerics.decisions import decision, is_decision
 from bisect_trt.numerics.scores import elementwise, fraction
 from bisect_trt.numerics.tensor_error import TensorError, tensor_error
 
-Arrays = Mapping[str, NDArray[Any]]
 TaskMetric = Callable[[Arrays, Arrays], float]
 CollectiveMetric = Callable[[Sequence[Arrays], Sequence[Arrays]], float]
 

@@ -4,7 +4,7 @@ for one. Arrays are never changed in place, and keep their shapes and dtypes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.user_code import load_function, users_code
+from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.numerics.blocks import flat, slices
 from bisect_trt.numerics.draws import REDRAW, noisy
 from bisect_trt.numerics.movable import is_ids, moving
 
 _Arrays = dict[str, NDArray[Any]]
-Arrays = Mapping[str, NDArray[Any]]
 Random = np.random.Generator
 
 LONG = 8

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
-
-from numpy.typing import NDArray
+from collections.abc import Callable, Iterator, Sequence
 
 from bisect_trt.core.errors import BadInputError, RunnerFailedError, one_line
 from bisect_trt.core.precision import PrecisionPlan
@@ -15,6 +12,7 @@ from bisect_trt.core.sample import Sample
 from bisect_trt.core.steadiness import Steadiness
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.numerics.apart import farthest_apart
+from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.numerics.error_sample import ErrorSample
 from bisect_trt.numerics.requirements import Judged, Requirements
 from bisect_trt.probe.answers import Answers
@@ -22,9 +20,6 @@ from bisect_trt.probe.journal import Row
 from bisect_trt.probe.references import References
 from bisect_trt.probe.result import SampleResult
 from bisect_trt.runners.base import Repeated, Runner
-
-Arrays = Mapping[str, NDArray[Any]]
-
 
 _MOST_BREAKS = 3
 """Samples on which a runner may break before the others are given up."""

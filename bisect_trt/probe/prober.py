@@ -14,12 +14,14 @@ from dataclasses import replace
 from itertools import islice
 from threading import RLock
 
+from bisect_trt.core.names import some_of
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
+from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.numerics.error_sample import ErrorSample
 from bisect_trt.numerics.requirements import Requirements
 from bisect_trt.probe.answers import Answers
-from bisect_trt.probe.execution import Arrays, Execution
+from bisect_trt.probe.execution import Execution
 from bisect_trt.probe.journal import Journal, Row, content_key
 from bisect_trt.probe.references import References
 from bisect_trt.probe.result import PanelResult, ProbeResult, SampleResult, Vector, meets
@@ -94,10 +96,9 @@ class Prober:
 
     def knows(self, plan: PrecisionPlan) -> bool:
         """Whether ``plan`` was run on all given samples."""
+        given = {s.digest for s in self._given}
         with self._lock:
-            return plan in self.done or len(self._recall(plan)) == len(
-                {s.digest for s in self._given}
-            )
+            return plan in self.done or len(self._recall(plan)) == len(given)
 
     def probe(self, plan: PrecisionPlan) -> ProbeResult:
         """The result of ``plan`` on the given samples, from this run, the journal, or a new
@@ -212,8 +213,7 @@ class Prober:
                 continue
             score, more = self._execution.score(plan, of, found, values, kept or {})
             rows += more
-            name = of[0].name if len(of) == 1 else f"{of[0].name} and {len(of) - 1} more"
-            yield name, SampleResult.together(found, score)
+            yield some_of([s.name for s in of], 1), SampleResult.together(found, score)
 
     def _log_panel(self, answer: PanelResult) -> ProbeResult | None:
         if not answer.results:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.core.sample import Sample
+from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.runners.ort_reference import Reference
 
-Arrays = Mapping[str, NDArray[Any]]
 _MOST_BYTES = 8 << 20
 
 

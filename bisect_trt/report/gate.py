@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pandas as pd
 
-from bisect_trt.core.errors import BadInputError, MachineError, is_disk_full
+from bisect_trt.core.errors import BadInputError, not_written
 from bisect_trt.core.files import write_whole
 from bisect_trt.core.holds import word_of
 from bisect_trt.core.names import xml_text
@@ -162,11 +162,7 @@ def write_gate(gate: Gate) -> None:
         for name, text in texts.items():
             write_whole(gate.folder / name, text.encode(errors="replace"))
     except OSError as error:
-        if is_disk_full(error):
-            raise MachineError(f"--out {gate.folder}: the disk is full; free some space") from error
-        raise BadInputError(
-            f"--out {gate.folder}: cannot be written ({error.strerror}); choose another folder"
-        ) from error
+        raise not_written(f"--out {gate.folder}", error, "; choose another folder") from error
 
 
 def _junit(gate: Gate) -> str:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bisect_trt.core.errors import BadInputError, MachineError, is_disk_full
+from bisect_trt.core.errors import BadInputError, not_written
 from bisect_trt.core.scratch import draft_prefix, sweep
 
 
@@ -86,6 +86,4 @@ class OwnedFolder:
                     os.replace(folder, Path(made) / "old")
                 os.replace(draft, folder)
         except OSError as error:
-            if is_disk_full(error):
-                raise MachineError(f"--out {folder}: the disk is full; free some space") from error
-            raise BadInputError(f"--out {folder}: cannot be written ({error.strerror})") from error
+            raise not_written(f"--out {folder}", error) from error

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bisect_trt.core.names import some_of
 from bisect_trt.report.owned_folder import OwnedFolder
 from bisect_trt.report.pages import Page, Section, page_as_html, page_as_markdown
 from bisect_trt.report.run_diff import RunDiff
@@ -106,11 +106,6 @@ def _layer_lines(found: RunDiff) -> list[str]:
         if names:
             lines.append(
                 f"{len(names)} layers are in the {where} run alone and could not be matched by "
-                f"name: {_some(names)}."
+                f"name: {some_of(names, _SHOWN_NAMES)}."
             )
     return lines
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
-    return ", ".join(names[:_SHOWN_NAMES]) + more

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from bisect_trt.core.finding import VANISHING
 from bisect_trt.core.holds import Robustness
-from bisect_trt.core.names import printable
+from bisect_trt.core.names import printable, some_of
 from bisect_trt.graph.inspection import Inspection
 from bisect_trt.numerics.scores import times
 from bisect_trt.report.cured import headline_of_cures, lines_of_cures
@@ -174,8 +174,7 @@ def print_inspection(console: Console, inspection: Inspection) -> None:
     for name, reason in inspection.kept.items():
         alike.setdefault(reason, []).append(name)
     for reason, names in alike.items():
-        more = f" and {len(names) - _KEPT} more" if len(names) > _KEPT else ""
-        console.print(printable(f"kept in FP32: {', '.join(names[:_KEPT])}{more} ({reason})"))
+        console.print(printable(f"kept in FP32: {some_of(names, _KEPT)} ({reason})"))
     for line in (*(f.message for f in inspection.findings), *inspection.advice):
         console.print(printable(f"note: {line}"), style="yellow")
 

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from bisect_trt.core.diagnosis import Cause
-from bisect_trt.core.names import printable
+from bisect_trt.core.names import printable, some_of
 from bisect_trt.core.steadiness import Steadiness
 from bisect_trt.numerics.confidence import lower_bound
 from bisect_trt.numerics.scores import times
@@ -31,7 +31,8 @@ def sources(layers: pd.DataFrame) -> str:
     """Which layers are wrong while what they read is right, the first in the network first."""
     if "source" not in layers or not layers["source"].any():
         return ""
-    return f"Errors start at {_few(layers.loc[layers['source'].astype(bool), 'layer'])}."
+    names = layers.loc[layers["source"].astype(bool), "layer"].astype(str).tolist()
+    return f"Errors start at {some_of(names, _NAMED)}."
 
 
 def misses_alone(layers: pd.DataFrame) -> str:
@@ -42,13 +43,8 @@ def misses_alone(layers: pd.DataFrame) -> str:
     names = worst.loc[worst["alone_score"] > 1.0, "layer"]
     if names.empty:
         return "No layer misses the requirement alone."
-    return f"{_few(names)} {'misses' if len(names) == 1 else 'miss'} the requirement alone."
-
-
-def _few(names: pd.Series[str]) -> str:
-    """The first of ``names``, and how many more there are."""
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"{', '.join(str(n) for n in names[:_NAMED])}{more}"
+    which = some_of(names.astype(str).tolist(), _NAMED)
+    return f"{which} {'misses' if len(names) == 1 else 'miss'} the requirement alone."
 
 
 def score_without(pin: Any) -> str:

@@ -23,8 +23,8 @@ class PinSearch:
 
     ``pinned`` is the best set seen to pass (all layers if none smaller did); ``feasible`` is false
     when pinning everything does not pass; ``certificate`` maps each pin to the probe that failed
-    without it; ``complete`` is false when a budget ended the search, in which case ``pinned`` passes
-    but may hold pins without a certificate. ``rounds`` counts the rounds of parallel probes.
+    without it; ``complete`` is false when a budget ended the search, in which case ``pinned``
+    passes but may hold pins without a certificate. ``rounds`` counts the rounds of parallel probes.
     """
 
     pinned: frozenset[str]

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from bisect_trt.core.errors import BadInputError, RunnerFailedError, one_line
 from bisect_trt.core.sample import evenly
+from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.numerics.decisions import places_of
-from bisect_trt.numerics.requirements import Arrays, Requirements
+from bisect_trt.numerics.requirements import Requirements
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.runners.ort_reference import Reference
 from bisect_trt.stations.bench import Bench

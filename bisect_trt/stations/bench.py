@@ -17,9 +17,9 @@ from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample, evenly
 from bisect_trt.core.time_budget import TimeBudget
+from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.numerics.error_sample import ErrorSample
 from bisect_trt.numerics.scores import times
-from bisect_trt.probe.execution import Arrays
 from bisect_trt.probe.journal import Journal, Row
 from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.references import References

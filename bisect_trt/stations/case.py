@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.finding import Finding
@@ -22,6 +20,7 @@ from bisect_trt.graph.inputs import input_specs
 from bisect_trt.graph.layers import Layer
 from bisect_trt.graph.load import LoadedModel, load_model
 from bisect_trt.graph.weight_range import weight_findings
+from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.numerics.draws import can_be_redrawn, can_redraw_lookups
 from bisect_trt.numerics.requirement_text import load_metrics, parse_requirements
 from bisect_trt.numerics.requirements import Requirements
@@ -46,7 +45,6 @@ _ALL_TOGETHER = (
     "--holds-on {:g} does nothing here: a requirement is on all inputs together, and none is let "
     "miss"
 )
-Arrays = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,8 @@ from bisect_trt.core.finding import Finding
 from bisect_trt.core.lazy_arrays import LazyArrays
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.inputs import input_specs
-from bisect_trt.numerics.draws import (
-    Arrays,
-    can_be_redrawn,
-    can_redraw_lookups,
-    redrawn,
-    redrawn_lookups,
-)
+from bisect_trt.numerics.arrays import Arrays
+from bisect_trt.numerics.draws import can_be_redrawn, can_redraw_lookups, redrawn, redrawn_lookups
 from bisect_trt.numerics.rounding import STEPS
 from bisect_trt.numerics.variants import (
     is_own_kind,

@@ -10,6 +10,7 @@ import onnxruntime as ort
 
 from bisect_trt.core.errors import BisectError, RunnerUnavailableError, one_line
 from bisect_trt.core.finding import Finding
+from bisect_trt.core.names import some_of
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.probe.journal import Journal, Row, content_key
 from bisect_trt.runners.device_check import why_not_on_cuda
@@ -122,10 +123,9 @@ def _findings(layers: Sequence[str], device: Device, failure: str) -> tuple[Find
         return (Finding("emulate-on", "", words),)
     if not layers:
         return ()
-    named = ", ".join(repr(name) for name in layers[:_SHOWN])
-    more = f" and {len(layers) - _SHOWN} more" if len(layers) > _SHOWN else ""
+    named = some_of([repr(name) for name in layers], _SHOWN)
     words = (
         f"the emulator on {device.name} runs layers on the CPU, for which CUDA has no kernel: "
-        f"{named}{more}; the numbers are the same, the time is not"
+        f"{named}; the numbers are the same, the time is not"
     )
     return (Finding("cpu-fallback", layers[0], words),)

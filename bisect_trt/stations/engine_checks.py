@@ -24,6 +24,7 @@ from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.inputs import check_array, input_specs
+from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.numerics.rows import rows_apart
 from bisect_trt.numerics.scores import times
 from bisect_trt.probe.journal import Row
@@ -41,8 +42,6 @@ _UNIT = {
     Precision.FP16: 2.0**-10,
     Precision.BF16: 2.0**-7,
 }
-
-Arrays = Mapping[str, NDArray[Any]]
 
 
 def check_engine(

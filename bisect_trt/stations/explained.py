@@ -19,6 +19,7 @@ from bisect_trt.core.errors import BisectError
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph
+from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.numerics.tensor_error import tensor_error
 from bisect_trt.runners.emulator.whole_model import WholeModelRunner
 
@@ -33,8 +34,6 @@ _BF16_TO_FP32 = 2.0**-16
 
 _FLIPPED = 1e-2
 """Of integers and truth values, the share that may be others: close decisions fall either way."""
-
-Arrays = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,9 @@ preprocessing, tried on the inputs one by one and two at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +14,13 @@ from numpy.typing import NDArray
 from bisect_trt.core.diagnosis import Cause, Diagnosis
 from bisect_trt.core.errors import BadInputError, RunnerFailedError
 from bisect_trt.core.sample import Sample
+from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.numerics.requirement_text import DEFAULT_REQUIREMENTS, parse_requirements
 from bisect_trt.numerics.requirements import Requirements
 from bisect_trt.numerics.scores import times
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
 
-Arrays = Mapping[str, NDArray[Any]]
 Change = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 _MEAN, _DEVIATION = (
     np.asarray(v, np.float32) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bisect_trt.core.finding import Finding
+from bisect_trt.core.names import some_of
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.numerics.scores import times
 from bisect_trt.probe.result import ProbeResult
@@ -43,8 +44,7 @@ def note_held(case: Case, bench: Bench, answer: PrecisionPlan) -> None:
         needless = [n for n, r in zip(tried, results, strict=True) if r.verdict.passed]
         said = "none could be left out"
         if needless:
-            more = f" and {len(needless) - _SHOWN} more" if len(needless) > _SHOWN else ""
-            said = f"the set passes without {', '.join(needless[:_SHOWN])}{more}, each alone"
+            said = f"the set passes without {some_of(needless, _SHOWN)}, each alone"
         asked = "" if len(tried) == len(held) else f" ({_MOST_TRIED} of them were tried)"
         bench.note(
             Finding("held", held[0], f"--pin holds {_layers(len(held))}{asked}; {_SAID} {said}")

@@ -26,9 +26,9 @@ from bisect_trt.core.lazy_arrays import LazyArrays
 from bisect_trt.core.scratch import scratch
 from bisect_trt.core.user_code import load_function, users_code
 from bisect_trt.graph.inputs import InputSpec, check_array
+from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.stations.array_files import read_npy, read_npz, write_npz
 
-Arrays = Mapping[str, NDArray[Any]]
 Function = Callable[[], Any]
 ENDINGS = (".npz", ".npy", ".json")
 _END = object()

@@ -5,6 +5,7 @@ see them.
 from __future__ import annotations
 
 from bisect_trt.core.finding import Finding
+from bisect_trt.core.names import some_of
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.stations.bench import Bench
 from bisect_trt.stations.case import Case
@@ -32,11 +33,10 @@ def note_left_overflowing(case: Case, known: Known, bench: Bench, answer: Precis
     left = [str(name) for name in table.loc[~finite, "layer"] if name in lowered]
     if not left:
         return
-    more = f" and {len(left) - _SHOWN} more" if len(left) > _SHOWN else ""
     count = "1 layer leaves" if len(left) == 1 else f"{len(left)} layers leave"
     message = (
         f"{count} {case.settings.precision.value.upper()}'s range with the plan too: "
-        f"{', '.join(left[:_SHOWN])}{more} give infinities, which the requirement does not see; "
+        f"{some_of(left, _SHOWN)} give infinities, which the requirement does not see; "
         "where they are no masks, ask for more (--requirement) or pin them (--pin)"
     )
     bench.note(Finding("left-overflowing", left[0], message))

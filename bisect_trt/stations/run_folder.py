@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from bisect_trt.core.errors import BadInputError, MachineError, is_disk_full
+from bisect_trt.core.errors import BadInputError, not_written
 from bisect_trt.core.run_files import RESULT_FILES, RUN
 from bisect_trt.core.scratch import scratch_in
 from bisect_trt.probe.journal import JOURNAL, Journal, Row
@@ -102,12 +102,7 @@ def _make(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except (OSError, ValueError) as error:
-        if is_disk_full(error):
-            raise MachineError(f"--out {folder}: the disk is full; free some space") from error
-        reason = getattr(error, "strerror", None) or error
-        raise BadInputError(
-            f"--out {folder}: cannot be written ({reason}); choose another folder"
-        ) from error
+        raise not_written(f"--out {folder}", error, "; choose another folder") from error
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.names import some_of
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.sample import Sample, evenly
 from bisect_trt.graph.inputs import InputSpec, check_array
@@ -151,11 +152,7 @@ def suspicious_inputs(samples: Sequence[Sample]) -> list[str]:
             else:
                 continue
             found.setdefault(said, []).append(sample.name)
-    return [f"{_first(names)}: {said}" for said, names in found.items()]
-
-
-def _first(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+    return [f"{some_of(names, 1)}: {said}" for said, names in found.items()]
 
 
 def _some_rows(array: NDArray[Any]) -> NDArray[Any]:

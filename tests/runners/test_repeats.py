@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
+from bisect_trt.numerics.arrays import Arrays
 from numpy.typing import NDArray
 
 from bisect_trt.numerics.apart import farthest_apart
 from bisect_trt.runners.tensorrt.repeats import ENOUGH, run_repeatedly, same_bits
-
-Arrays = Mapping[str, NDArray[Any]]
 
 
 def sample(value: float) -> dict[str, NDArray[Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
+from bisect_trt.numerics.arrays import Arrays
 
 import bisect_trt
 from bisect_trt.core.errors import BadInputError
@@ -37,7 +37,6 @@ from tests.conftest import run_model
 pytestmark = pytest.mark.usefixtures("few_draws")
 
 FP16 = PrecisionPlan(Precision.FP16)
-Arrays = Mapping[str, NDArray[Any]]
 
 
 def run(fixture: Fixture, inputs: Any, out: Path, **options: Any) -> bisect_trt.Result:

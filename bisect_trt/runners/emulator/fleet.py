@@ -11,16 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from numpy.typing import NDArray
-
 from bisect_trt.core.errors import MachineError, RunnerFailedError, one_line
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
+from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.runners.emulator.runner import EmulatedRunner, versions_on
 from bisect_trt.runners.ort_devices import CPU, Device
 from bisect_trt.runners.workers.crew import Crew
 
-Arrays = Mapping[str, NDArray[Any]]
 _CHUNK = 12
 
 

@@ -6,7 +6,7 @@ last use, so that memory does not grow with the number of layers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +20,7 @@ from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.operator_rules import CONTROL_FLOW
 from bisect_trt.graph.roundings import is_rounded
+from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.numerics.blocks import all_finite, largest_finite
 from bisect_trt.numerics.rounding import LARGEST
 from bisect_trt.runners.emulator.constant_store import ConstantStore
@@ -28,8 +29,6 @@ from bisect_trt.runners.emulator.rtx_operators import OPERATORS, run_operator
 from bisect_trt.runners.emulator.steps import Chain, Step, compile_steps
 from bisect_trt.runners.ort_sessions import failure_of_session
 from bisect_trt.runners.ort_values import Value, bytes_of, owned, value_of, viewed
-
-Arrays = Mapping[str, NDArray[Any]]
 
 _SMALL, _LARGE = 1 << 17, 32 << 20
 """Bytes that a node reads, between which two histories run it beside each other: most operators

@@ -21,10 +21,11 @@ from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph, as_graph
 from bisect_trt.graph.passes.capable import with_new_nodes_pinned, with_roundings
 from bisect_trt.graph.save import weights_size
+from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.runners.emulator.constant_store import ConstantStore
 from bisect_trt.runners.emulator.device_constants import DeviceConstants
 from bisect_trt.runners.emulator.kept_activations import KeptActivations, room_beside
-from bisect_trt.runners.emulator.node_by_node import Arrays, LayerValues, NodeByNode
+from bisect_trt.runners.emulator.node_by_node import LayerValues, NodeByNode
 from bisect_trt.runners.emulator.switched_session import SwitchedSession
 from bisect_trt.runners.ort_devices import CPU, Device, load_cuda_libraries
 from bisect_trt.runners.side_by_side import side_by_side

@@ -5,15 +5,15 @@ in another order, and as often as it takes where the answers are not all the sam
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.numerics.confidence import draws_needed
 
-Arrays = Mapping[str, NDArray[Any]]
 Counted = tuple[tuple[Arrays, int], ...]
 Run = Callable[[Arrays], Arrays]
 
