@@ -36,9 +36,11 @@ def looked_at_again(known: Known, bench: Bench) -> Known:
 
 
 def _frontier(known: Known, bench: Bench, answer: PrecisionPlan) -> pd.DataFrame | None:
-    """None where nothing was measured, or the plan shall be fitted to its inputs."""
+    """None where nothing was measured, the plan shall be fitted to its inputs, or none is offered
+    but FP32 as a whole.
+    """
     case, triage, baselines = known.case, known.triage, known.baselines
-    if baselines is None or case.settings.fitted:
+    if baselines is None or case.settings.fitted or answer.base is not case.base.base:
         return None
     bench.observer.station("frontier")
     base, ranking = (case.base, ()) if triage is None else (triage.base, triage.ranking)

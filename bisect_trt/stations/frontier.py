@@ -107,8 +107,9 @@ def measure_frontier(
             judged = {**kinds, GIVEN: case.samples}
         tested = holds if source == "answer" and bench.engine is None else None
         if tested is not None and tested.draws is not None:
-            judged |= _as_tested(case, bench, tested, *tested.draws)
-        row = _row(case, bench, baselines, base.with_pins(pins), source, judged)
+            judged |= _as_tested(case, bench, kinds, *tested.draws)
+        plan = answer if source == "answer" else base.with_pins(pins)
+        row = _row(case, bench, baselines, plan, source, judged)
         if tested is not None and tested.draws is not None:
             row |= _counted(tested)
         rows.append((len(pins), source == "answer", row))
@@ -167,13 +168,12 @@ def _samples(
 
 
 def _as_tested(
-    case: Case, bench: Bench, holds: Holds, stream: int, count: int
+    case: Case, bench: Bench, kinds: dict[str, Sequence[Sample]], stream: int, count: int
 ) -> dict[str, Sequence[Sample]]:
-    """The draws and kept-apart inputs that a test asked about."""
-    redrawn, varied = (kind.tested * holds.set_size for kind in (holds.redrawn, holds.variants))
+    """As many draws as ``kinds`` has, of those that a test asked about."""
+    redrawn, varied = (len(kinds[kind]) for kind in (REDRAWN, VARIANTS))
     copies = redraws(case, bench, stream, count, emulated=True)
     return {
-        HOLDOUT: case.holdout,
         REDRAWN: list(islice(copies, redrawn)),
         VARIANTS: list(islice(variants(case, bench, stream, count), varied)),
     }

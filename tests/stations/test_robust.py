@@ -105,6 +105,10 @@ def test_what_is_robust_without_pins_is_said_so(tmp_path: Path) -> None:
         fixture.model, inputs, require=fixture.require, runner="emulated", out=tmp_path
     )
     assert result.cause.value == "none" and result.pinned == []
+    # The frontier has the answer's row, as the test counted it.
+    (row,) = result.frontier.to_dict(orient="records")
+    assert (row["pins"], row["set"], row["redrawn_tested"]) == (0, "answer", 80)
+    assert row["redrawn_lower_bound"] == result.holds.redrawn.lower_bound
     assert result.holds is not None and result.holds.word.value == "robust"
     saved = json.loads((tmp_path / "run.json").read_text())
     assert saved["robust"] == "robust"

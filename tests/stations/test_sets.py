@@ -104,6 +104,13 @@ def test_the_frontier_shows_what_each_number_of_pins_holds_on(tmp_path: Path) ->
     assert table["given_missed"].notna().any() and table["given_missed"].isna().any()
     answer = table[table["set"] == "answer"].iloc[0]
     assert answer["pins"] == len(result.pinned) and answer["given_share"] == 1.0
+    assert result.holds is not None
+    for kind in ("redrawn", "variants"):  # as its test counted them
+        holding = getattr(result.holds, kind)
+        assert (answer[f"{kind}_passed"], answer[f"{kind}_tested"]) == (
+            holding.passed,
+            holding.tested,
+        )
     everything = table.iloc[-1]
     assert everything["redrawn_share"] == 1.0 and everything["worst_score"] < 0.1
     assert table["redrawn_share"].iloc[0] < 1.0
@@ -137,6 +144,10 @@ def test_a_point_of_the_frontier_can_be_picked(tmp_path: Path) -> None:
     most = run(tmp_path / "most", 4, pick=1.0)
     assert half.passed and most.passed and len(half.pinned) < len(most.pinned)
     assert half.holds is not None and half.holds.redrawn.tested >= 59
+    for found, share in ((half, 0.5), (most, 1.0)):
+        assert found.holds is not None
+        kinds = (found.holds.given, found.holds.redrawn, found.holds.variants)
+        assert min(kind.share for kind in kinds) >= share
     assert half.ranked and half.holds.word.value != "robust"
     # What was picked to hold on a half is not called robust for that by who looks at it later.
     plan = tmp_path / "half" / "plan.json"
