@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from bisect_trt.core.precision import Precision
 from bisect_trt.core.run_files import PLAN, TYPED_MODEL
@@ -14,7 +15,7 @@ from bisect_trt.report.result import Result
 from bisect_trt.stations.settings import options
 
 _ENGINE = "model.engine"
-_FROM = "From where the run was started."
+_FROM = "From where the run was started; plan.json lies in its folder."
 Shape = tuple[int, ...]
 
 
@@ -102,8 +103,12 @@ def _verify(result: Result) -> str:
 
 
 def _plan(result: Result) -> str:
-    """Its path from where the run was started: so are those of the model and its inputs."""
-    return str(result.folder / PLAN)
+    """Its path from where the run was started, as those of the model and its inputs are, where the
+    run was told of a folder; else it lies in the run's.
+    """
+    words = shlex.split(result.command)
+    folder = words[words.index("--out") + 1] if "--out" in words[:-1] else ""
+    return str(Path(folder) / PLAN)
 
 
 def folded(command: str) -> str:

@@ -109,9 +109,9 @@ def note_unsteadiness(what: str, seen: Steadiness | None) -> list[Finding]:
     met = {0: "none", seen.runs: "all"}.get(seen.passed, str(seen.passed))
     worth = "the worst one counts" if 0 < seen.passed < seen.runs else "so nothing hangs on it"
     message = (
-        f"{seen.differing} of {seen.runs} runs of the {what} engine gave other bits than most did "
-        f"(up to {seen.apart:.2g} of the range of output {seen.output!r}); {met} of all runs met "
-        f"the requirement, {worth}"
+        f"{seen.differing} of {seen.runs} runs of the {what} engine gave other bits than the usual "
+        f"(up to {seen.apart:.2g} of the range of output {seen.output!r}); {met} of them "
+        f"met the requirement, {worth}"
     )
     return [Finding("unsteady", "", message)]
 
