@@ -19,12 +19,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from bisect_trt.numerics.arrays import Arrays
 from numpy.typing import NDArray
 
 import bisect_trt
 from benchmarks.common import machine
 from bisect_trt.core.holds import Robustness
+from bisect_trt.numerics.arrays import Arrays
 from fixtures.build import GraphBuilder
 from fixtures.tokens import sentence, token_encoder
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import numpy as np
 import onnx
-from bisect_trt.numerics.arrays import Arrays
 from numpy.typing import NDArray
 
 from benchmarks.common import DETECTOR, MODELS, RECOGNISER, SHARED, load, machine
@@ -17,6 +16,7 @@ from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.load import load_model
+from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.numerics.draws import redrawn, redrawn_lookups
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.runners.ort_lookups import Lookups

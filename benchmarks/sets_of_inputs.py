@@ -13,7 +13,6 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from bisect_trt.numerics.arrays import Arrays
 from numpy.typing import NDArray
 
 import bisect_trt
@@ -29,6 +28,7 @@ from bisect_trt.core.holds import Robustness
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.numerics.aggregates import aggregate
+from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 
 COUNTS, OTHERS, SETS = (8, 24, 64), 2000, 200

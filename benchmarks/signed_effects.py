@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from bisect_trt.numerics.arrays import Arrays
 from numpy.typing import NDArray
 
 from benchmarks.common import machine
@@ -27,6 +26,7 @@ from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.load import load_model
 from bisect_trt.graph.passes.switched import to_switched
+from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.numerics.error_sample import ErrorSample
 from bisect_trt.numerics.requirement_text import load_metrics, parse_requirements
 from bisect_trt.numerics.requirements import Requirements

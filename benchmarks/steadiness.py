@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bisect_trt.numerics.arrays import Arrays
 
 from benchmarks.common import CLASSIFIER, DETECTOR, MODELS, RECOGNISER, load, machine
 from bisect_trt.core.errors import RunnerFailedError
@@ -29,6 +28,7 @@ from bisect_trt.core.sample import Sample
 from bisect_trt.graph.graph import Graph
 from bisect_trt.graph.load import load_model
 from bisect_trt.numerics.apart import farthest_apart
+from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.numerics.draws import can_be_redrawn, redrawn
 from bisect_trt.numerics.variants import variant
 from bisect_trt.runners.base import Repeated

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -35,6 +36,7 @@ def judge_all(
     limit: float = math.inf,
     misses: int = 0,
     size: int = 1,
+    of: int = 0,
 ) -> tuple[PanelResult, tuple[Sample, ...]]:
     """``plan`` on ``samples`` by every judge, the worst of them for each sample.
 
@@ -47,6 +49,7 @@ def judge_all(
             ``misses`` of them use more.
         misses: how many may.
         size: how many samples make a set that is judged together.
+        of: how many sets there will be, for whoever waits; 0 where nobody knows.
 
     Returns:
         The results, and the samples that missed ``limit``.
@@ -54,7 +57,7 @@ def judge_all(
     names: list[str] = []
     results: list[SampleResult] = []
     missed: list[Sample] = []
-    violating = 0
+    violating, began = 0, time.perf_counter()
     # A few samples are in memory at a time.
     for panel in _chunks(bench, judges, samples, size):
         left = misses - len(missed) // size
@@ -75,10 +78,18 @@ def judge_all(
             if not meets(results[-1], limit):
                 missed += panel[place * size : (place + 1) * size]
         with _in_time(limit):
-            bench.tell(f"{len(results)} inputs or draws, {violating} violate")
+            bench.tell(_progress(len(results), of, violating, time.perf_counter() - began))
         if math.isfinite(limit) and len(missed) > misses * size:
             break
     return PanelResult(plan, tuple(names), tuple(results)), tuple(missed)
+
+
+def _progress(done: int, of: int, violating: int, spent: float) -> str:
+    """How far it is, in words; ``spent`` in seconds."""
+    if not 0 < done < of:
+        return f"{done} inputs or draws, {violating} violate"
+    left = spent / done * (of - done)
+    return f"{done} of {of} inputs or draws, {violating} violate, about {left:.0f} s left of these"
 
 
 def _chunks(

@@ -87,7 +87,8 @@ def _measured(
 ) -> Holds:
     """As :func:`measure_holds`."""
     size, test = set_size(case), draws.test
-    given = judge_all(bench, judges, plan, case.samples, size=size)[0]
+    set_count = len(case.samples) // size
+    given = judge_all(bench, judges, plan, case.samples, size=size, of=set_count)[0]
     alone = given.results
     if size > 1:  # each was run: nothing is run again; a metric of all of them is not of one
         singly = () if case.requirements.tells_of_all else case.samples
@@ -98,7 +99,8 @@ def _measured(
     )
     apart = size if size == 1 else max(1, len(case.holdout))
     copies = [*redrawn.results, *varied.results]
-    held_out = judge_all(bench, judges, plan, case.holdout, size=apart)[0]
+    several = len(case.holdout) // apart
+    held_out = judge_all(bench, judges, plan, case.holdout, size=apart, of=several)[0]
     return Holds(
         given=_holding(given, None),
         redrawn=_holding(redrawn, test.confidence),
@@ -233,7 +235,9 @@ def refused_by(
     given = case.samples if given is None else given
     size = min(set_size(case), len(given))
     may = spared(case, GIVEN, len(given)) if size == 1 else 0
-    found, missed = judge_all(bench, judges, plan, given, limit=limit, misses=may, size=size)
+    found, missed = judge_all(
+        bench, judges, plan, given, limit=limit, misses=may, size=size, of=len(given) // size
+    )
     if found.missed(limit) <= may:
         return None
     # What must come down is the worst of those that are not spared.
@@ -255,15 +259,19 @@ def _tested(
     """
     stream = iter(samples)
     first = islice(stream, test.enough * size)
+    few, enough = test.may_miss_first, test.enough
     found, missed = judge_all(
-        bench, judges, plan, first, limit=limit, misses=test.may_miss_first, size=size
+        bench, judges, plan, first, limit=limit, misses=few, size=size, of=enough
     )
     seen = found.missed(min(1.0, limit))
     ended = len(found.results) < test.enough  # no more samples, or no more time
     if seen == 0 or ended or (math.isfinite(limit) and seen > test.may_miss_first):
         return found, missed
     left = test.misses - seen
-    more, others = judge_all(bench, judges, plan, stream, limit=limit, misses=left, size=size)
+    further = test.draws - enough
+    more, others = judge_all(
+        bench, judges, plan, stream, limit=limit, misses=left, size=size, of=further
+    )
     together = PanelResult(plan, found.names + more.names, found.results + more.results)
     return together, missed + others
 

@@ -12,7 +12,6 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from bisect_trt.numerics.arrays import Arrays
 
 import bisect_trt
 from bisect_trt.core.errors import BadInputError
@@ -22,6 +21,7 @@ from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.core.stop import BudgetSpentError
 from bisect_trt.core.verdict import Verdict
+from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.probe.result import GIVEN, ProbeResult
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.stations.case import load
