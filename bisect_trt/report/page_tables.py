@@ -13,12 +13,9 @@ import pandas as pd
 from bisect_trt.core.names import printable
 from bisect_trt.report.figures.figure import short
 from bisect_trt.report.result import Result
-from bisect_trt.report.tables import worst_inputs, worst_layers
+from bisect_trt.report.tables import COST_COLUMNS, OUTPUT_COLUMNS, worst_inputs, worst_layers
 
 _MOST_ROWS = 300
-_COST = ["engine", "verdict", "pins", "latency_ms", "engine_mb", "build_s", "context_s", "probe_s"]
-_OUTPUTS = ["baseline", "output", "verdict", "score", "max_abs", "mean_abs", "median_abs"]
-_OUTPUTS += ["rel_range", "cosine", "snr_db"]
 _FRONTIER = ["pins", "set", "given_share", "redrawn_share", "redrawn_lower_bound"]
 _FRONTIER += ["variants_share", "holdout_share", "p50_score", "p95_score", "worst_score"]
 _FRONTIER += ["latency_ms", "relative_bytes"]
@@ -44,12 +41,12 @@ def frontier_rows(table: pd.DataFrame) -> Table:
 
 def output_rows(table: pd.DataFrame) -> Table:
     """A row a baseline and output."""
-    return _table(table, _OUTPUTS)
+    return _table(table, OUTPUT_COLUMNS)
 
 
 def cost_rows(table: pd.DataFrame) -> Table:
     """A row an engine."""
-    return _table(table, _COST)
+    return _table(table, COST_COLUMNS)
 
 
 def search_rows(table: pd.DataFrame) -> Table:

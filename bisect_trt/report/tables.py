@@ -13,6 +13,7 @@ from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.graph.layers import Layer
 from bisect_trt.probe.result import ProbeResult
+from bisect_trt.report.columns import PINS
 from bisect_trt.report.result import Result
 
 _SHOWN_LAYERS, _SHOWN_INPUTS = 40, 12
@@ -52,19 +53,6 @@ OUTPUT_COLUMNS = [
     "rel_range",
     "cosine",
     "snr_db",
-]
-_PIN_COLUMNS = [
-    "layer",
-    "op",
-    "scope",
-    "held",
-    "proved",
-    "proved_on",
-    "tolerance_share",
-    "verdict_without",
-    "score_without",
-    "proof_probe",
-    "missed_on",
 ]
 _STEPS = ("write", "parse", "build", "load", "context", "run")
 
@@ -159,7 +147,7 @@ def pins_table(
             row["proof_probe"] = places[id(found.seen_in or found)]
             row["missed_on"] = found.worst_on
         rows.append(row)
-    return pd.DataFrame(rows, columns=_PIN_COLUMNS)
+    return pd.DataFrame(rows, columns=[column.name for column in PINS])
 
 
 def cost_table(results: Mapping[str, ProbeResult]) -> pd.DataFrame:
