@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 
@@ -162,6 +163,11 @@ def _check_metric(item: Requirement, own: Sequence[str]) -> None:
     if item.limit > 1.0 and (decides or item.metric == "cosine"):
         what = "a share" if decides else "a cosine"
         raise BadInputError(f"--requirement {item.text!r}: {what} is at most 1")
+    least = 0.0 if decides else -1.0 if item.metric == "cosine" else -math.inf
+    if item.limit <= least:
+        raise BadInputError(
+            f"--requirement {item.text!r}: every plan meets it, {item.metric} is {least:g} or more"
+        )
     if not larger and item.limit < 0.0:
         raise BadInputError(f"--requirement {item.text!r}: an error is never negative")
 

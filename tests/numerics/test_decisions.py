@@ -114,6 +114,8 @@ def test_a_tolerance_may_have_an_aggregate_too() -> None:
         ("max_abs@p0<=1", "unknown aggregate"),
         ("max_abs@all<=1", "is marked where it is named, --metric MODULE:FUNCTION@all"),
         ("top1<=0.9", "bounded with >="),
+        ("mask_iou>=0", "every plan meets it, mask_iou is 0 or more"),
+        ("cosine>=-1", "every plan meets it, cosine is -1 or more"),
         ("top1>=1.5", "at most 1"),
         ("top0>=0.5", "unknown metric"),
         ("atol=1,atol=2", "twice"),
