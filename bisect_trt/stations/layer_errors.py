@@ -105,7 +105,7 @@ def _traced(case: Case, bench: Bench, pool: Executor) -> dict[str, dict[str, Any
             while _too_many(waiting):
                 found.add(number, waiting.popleft())
             done += 1
-            bench.observer.progress(done, expected, last)
+            bench.observer.progress(min(done, expected), expected, last)
         for layer in waiting:
             found.add(number, layer)
     return found.rows()
