@@ -187,12 +187,12 @@ def _measure(case: Case, bench: Bench, beside: Beside | None = None) -> Iterator
 def _search(case: Case, bench: Bench, beside: Beside) -> Iterator[Known]:
     """Every station in turn, what is known after each; ends early where one settles the case."""
     known = Known(case)
+    check_runs(bench, case.holdout)
     for known in _measure(case, bench, beside):
         yield known
     if known.settled is not None or known.baselines is None:
         return
     baselines, engine = known.baselines, known.engine
-    check_runs(bench, case.holdout)
     unseen = None if case.settings.fitted else look_beyond(case, bench, baselines)
     known = known.with_(unseen=unseen)
     if unseen is not None and unseen.holds is not None and engine is None:

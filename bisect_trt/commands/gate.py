@@ -8,6 +8,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from bisect_trt.core.stop import is_stop
 from bisect_trt.pipeline import run
 from bisect_trt.report.consoles import screen
 from bisect_trt.report.exits import ended_by, guarded, output
@@ -72,6 +73,8 @@ def _entry(name: str, settings: Settings, observer: ProgressObserver) -> Entry:
     try:
         result = run(settings, observer)
     except Exception as error:  # no model's error is another's, whoever's mistake it is
+        if is_stop(error):
+            raise
         code, words = ended_by(error)
         return Entry(name, code, error=words)
     return Entry(name, result.exit_code, result)

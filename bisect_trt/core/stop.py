@@ -4,6 +4,7 @@ reaches the main thread alone; and what ends a search whose budget is spent.
 
 from __future__ import annotations
 
+import traceback
 from threading import Event
 
 STOPPING = Event()
@@ -13,10 +14,23 @@ def is_stop(error: BaseException) -> bool:
     """Whether the user ended the work: Ctrl-C in the middle of a library's call may come out of it
     as another error, of a lock that it held say.
     """
-    seen: BaseException | None = error
-    while seen is not None and not isinstance(seen, KeyboardInterrupt):
-        seen = seen.__cause__ or seen.__context__
-    return seen is not None or (STOPPING.is_set() and isinstance(error, Exception))
+    if STOPPING.is_set() or isinstance(error, KeyboardInterrupt):
+        return True
+    # Not what the caller was handling already: a run may be started where Ctrl-C is answered.
+    frames = traceback.walk_tb(error.__traceback__)
+    ours = {id(frame) for frame, _ in frames}
+    seen, known = error.__cause__ or _context(error), set[int]()
+    while seen is not None and id(seen) not in known:
+        known.add(id(seen))
+        inside = {id(frame) for frame, _ in traceback.walk_tb(seen.__traceback__)}
+        if isinstance(seen, KeyboardInterrupt) and inside & ours:
+            return True
+        seen = seen.__cause__ or _context(seen)
+    return False
+
+
+def _context(error: BaseException) -> BaseException | None:
+    return None if error.__suppress_context__ else error.__context__
 
 
 class StoppedError(KeyboardInterrupt):

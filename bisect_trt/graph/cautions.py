@@ -76,7 +76,7 @@ def _whole_bodies(graph: Graph) -> Iterator[Finding]:
     """
     nodes = graph.proto.graph.node
     inside = {
-        name: max(map(_count, (body for _, body in subgraphs(node))), default=0)
+        name: max((_count(body) for _, body in subgraphs(node)), default=0)
         for node, name in zip(nodes, graph.names, strict=True)
     }
     every = len(nodes) + sum(inside.values())
@@ -85,7 +85,7 @@ def _whole_bodies(graph: Graph) -> Iterator[Finding]:
         is_layer = graph.role(index, Precision.FP16).kind is Kind.LAYER
         if is_layer and count >= _MUCH * every:
             message = (
-                f"layer {name!r} holds {count} of the model's {every} nodes: {_an(node.op_type)} "
+                f"layer {name!r} holds {count} of {every} nodes that run: {_an(node.op_type)} "
                 "is lowered or pinned as a whole; where its condition or count is always the same, "
                 "make that a constant and fold it, and its layers are told apart"
             )

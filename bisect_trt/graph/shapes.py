@@ -93,7 +93,8 @@ def with_shapes(
     unstored = [i for i in light.graph.input if i.name not in stored]
     del light.graph.input[:]
     light.graph.input.extend(unstored)
-    light.graph.initializer.extend(small[name] for name in sorted(stored))
+    there = {t.name for t in light.graph.initializer}
+    light.graph.initializer.extend(small[name] for name in sorted(stored - there))
     _give_to_bodies(light.graph, small)
     try:
         return onnx.shape_inference.infer_shapes(light, data_prop=True).graph

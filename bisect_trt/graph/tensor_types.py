@@ -113,9 +113,11 @@ def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
     graph.output.extend(source.output)
     declared = {i.name for i in source.input}
     for tensor in source.initializer:
+        if tensor.name in declared:
+            continue
         if tensor.data_type == TensorProto.INT64 and math.prod(tensor.dims) <= _A_SHAPE:
             graph.initializer.append(tensor)
-        elif tensor.name not in declared:
+        else:
             graph.input.append(
                 helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
             )

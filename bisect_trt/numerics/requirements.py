@@ -15,7 +15,7 @@ from bisect_trt.core.holds import at_least
 from bisect_trt.numerics.aggregates import WORST, aggregate
 from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.numerics.decisions import decision, is_decision
-from bisect_trt.numerics.scores import elementwise, fraction
+from bisect_trt.numerics.scores import MOST, elementwise, fraction
 from bisect_trt.numerics.tensor_error import TensorError, tensor_error
 
 TaskMetric = Callable[[Arrays, Arrays], float]
@@ -78,7 +78,7 @@ class Requirement:
             return fraction(1.0 - value, 1.0 - self.limit)
         if not self.own and self.metric in ("snr_db", "psnr_db"):
             # An exponent beyond this leaves float64.
-            return float(10.0 ** min((self.limit - value) / 20.0, 9.0))
+            return min(float(10.0 ** min((self.limit - value) / 20.0, 9.0)), MOST)
         if self.limit > 0.0 and value > 0.0:
             return self.limit / value
         return (

@@ -13,7 +13,7 @@ _NOTHING_ALLOWED = 1e9
 finite.
 """
 
-_MOST = 9.99e8
+MOST = 9.99e8
 """No other finite score is larger."""
 
 
@@ -58,11 +58,11 @@ def elementwise(
         if bool((used == np.inf).any()):
             return _NOTHING_ALLOWED
         worst = max(worst, float(used.max()))
-    return min(worst, _MOST)
+    return min(worst, MOST)
 
 
 def fraction(value: float, limit: float) -> float:
     """The score of a ``value`` of which ``limit`` is allowed, both in the metric's unit."""
     if value <= 0.0:
         return 0.0
-    return min(value / limit, _MOST) if limit > 0.0 else _NOTHING_ALLOWED
+    return min(value / limit, MOST) if limit > 0.0 else _NOTHING_ALLOWED

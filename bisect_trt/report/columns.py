@@ -201,9 +201,10 @@ FRONTIER = _columns(
     *_shares("holdout"),
     *_shares("redrawn"),
     *_shares("variants"),
-    "p50_score number the median score over all of these, in tolerances",
+    "p50_score number the median score over all of these (of the answer's test, over a part of its "
+    "draws), in tolerances",
     "p95_score number what 95 % keep to",
-    "worst_score number the largest",
+    "worst_score number the largest of all",
     "latency_ms number of the engine of these pins, where one was built",
     "relative_bytes number bytes read and written, over those of everything lowered",
     "given_missed text the given inputs that miss, worst first: three, and how many more",

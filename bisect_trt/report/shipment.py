@@ -15,7 +15,7 @@ from bisect_trt.report.result import Result
 from bisect_trt.stations.settings import options
 
 _ENGINE = "model.engine"
-_FROM = "From where the run was started; plan.json lies in its folder."
+_FROM = "From where the run was started."
 Shape = tuple[int, ...]
 
 
@@ -103,9 +103,7 @@ def _verify(result: Result) -> str:
 
 
 def _plan(result: Result) -> str:
-    """Its path from where the run was started, as those of the model and its inputs are, where the
-    run was told of a folder; else it lies in the run's.
-    """
+    """Its path from where the run was started, as those of the model and its inputs are."""
     words = shlex.split(result.command)
     folder = words[words.index("--out") + 1] if "--out" in words[:-1] else ""
     return str(Path(folder) / PLAN)

@@ -66,7 +66,7 @@ def summarise(known: Known, ledger: Ledger, seconds: float, command: str = "run"
     found = _result(known, ledger, diagnosis, _answer(known, ledger, diagnosis), seconds)
     if command == "run":
         return found
-    return replace(found, complete=False, command=as_command(known.case.settings, command))
+    return replace(found, complete=False, command=_command(known, ledger, command))
 
 
 def summarise_interrupted(known: Known, ledger: Ledger, seconds: float) -> Result | None:
@@ -202,10 +202,15 @@ def _result(
         threads=thread_count(),
         out_of_time=known.out_of_time,
         interrupted=known.interrupted,
-        command=as_command(settings),
+        command=_command(known, ledger),
         model_digest=case.model.digest,
         dynamic_inputs=dynamic_inputs(case.graph.proto),
     )
+
+
+def _command(known: Known, ledger: Ledger, command: str = "run") -> str:
+    """What makes the same again in the same folder: its plan is found from where it is started."""
+    return as_command(replace(known.case.settings, out=ledger.folder), command)
 
 
 def _shown(

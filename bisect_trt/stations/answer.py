@@ -48,7 +48,7 @@ def holds_of_answer(known: Known, bench: Bench) -> Holds | None:
         give_back()
     seconds = known.baselines.probe_seconds(len(known.case.samples))
     # Tests that were made have refused something, and have spent their part of the risk.
-    if bench.tests == 0 or settings.fitted or settings.pick is not None:
+    if bench.tests == 0 or settings.fitted:
         test = planned_test(known.case, MAX_TESTS, bench.usual_seconds, last=True)
     else:
         test = next_test(known.case, bench)

@@ -71,6 +71,22 @@ class FreshTest:
         part = round(self.misses * self.enough / self.draws)
         return min(self.misses, part + 1)
 
+    def may_miss(self, tested: int, case: Case) -> int:
+        """How many of ``tested`` draws may miss where there are no others: as many as leave the
+        share bounded, or of what is picked that share met.
+
+        Args:
+            tested: no more of the kind could be made.
+            case: says what is asked for.
+        """
+        pick = case.settings.pick
+        if pick is not None:
+            return tested - at_least(pick, tested)
+        wanted, most = wanted_of_unseen(case), 0
+        while most < self.misses and draws_needed(wanted, self.confidence, most + 1) <= tested:
+            most += 1
+        return most
+
 
 def planned_test(case: Case, number: int, usual_seconds: float, *, last: bool) -> FreshTest:
     """The test number ``number`` (from 0); ``last`` if it is the only one that will be made.
@@ -113,11 +129,16 @@ def next_test(case: Case, bench: Bench) -> FreshTest:
         bench: of the run.
     """
     bench.tests += 1
-    test = planned_test(case, bench.tests - 1, bench.usual_seconds, last=False)
+    return asked(case, planned_test(case, bench.tests - 1, bench.usual_seconds, last=False))
+
+
+def asked(case: Case, test: FreshTest) -> FreshTest:
+    """``test``, or where a point of the frontier is picked one of all its draws: what is picked has
+    to hold on that share of them, and not to bound it.
+    """
     pick = case.settings.pick
     if pick is None:
         return test
-    # What is picked has to hold on that share of them, and not to bound it.
     return replace(test, misses=test.draws - at_least(pick, test.draws), enough=test.draws)
 
 

@@ -90,7 +90,10 @@ def measure_frontier(
     # The answer first, and then those around it: these are what it is compared with.
     sets.sort(key=lambda s: abs(len(s[0]) - len(answer.pinned)))
     sets.insert(0, (answer.pinned, "answer"))
-    kinds = _samples(case, bench, len(sets), answer)
+    tested = holds if bench.engine is None and holds is not None and holds.draws else None
+    # Where nothing was searched the test has said it all.
+    said = tested is not None and not ranking
+    kinds = _samples(case, bench, 0 if said else len(sets), answer)
     key = bench.prober.key("frontier", answer.digest, *(base.with_pins(s[0]).digest for s in sets))
     before = bench.journal.recall(key)
     # A repeated command asks no further than the first one did.
@@ -105,13 +108,12 @@ def measure_frontier(
         judged = kinds
         if source == "answer" and bench.prober.knows(answer):
             judged = {**kinds, GIVEN: case.samples}
-        tested = holds if source == "answer" and bench.engine is None else None
-        if tested is not None and tested.draws is not None:
-            judged |= _as_tested(case, bench, kinds, *tested.draws)
+        by_test = tested if source == "answer" else None
+        if by_test is not None and by_test.draws is not None:
+            judged |= _as_tested(case, bench, kinds, *by_test.draws)
         plan = answer if source == "answer" else base.with_pins(pins)
         row = _row(case, bench, baselines, plan, source, judged)
-        if tested is not None and tested.draws is not None:
-            row |= _counted(tested)
+        row |= _counted(by_test) if by_test is not None else {}
         rows.append((len(pins), source == "answer", row))
     ordered = [row for *_, row in sorted(rows, key=lambda r: r[:2])]
     return Frontier(pd.DataFrame(ordered), len(sets))
@@ -155,10 +157,10 @@ def _some_given(case: Case, bench: Bench, answer: PrecisionPlan) -> list[Sample]
 def _samples(
     case: Case, bench: Bench, rows: int, answer: PrecisionPlan
 ) -> dict[str, Sequence[Sample]]:
-    """What each of ``rows`` rows is judged on."""
+    """What each of ``rows`` rows is judged on; without copies where there is none."""
     size = set_size(case)
     redrawn, varied = _copies(rows, bench.usual_seconds)
-    sets = max(1, redrawn // size), max(1, varied // size)
+    sets = [max(1, redrawn // size), max(1, varied // size)] if rows else [0, 0]
     return {
         GIVEN: case.samples if size > 1 else _some_given(case, bench, answer),
         HOLDOUT: evenly(case.holdout, _GIVEN),
@@ -182,11 +184,14 @@ def _as_tested(
 def _counted(holds: Holds) -> dict[str, object]:
     """What a test counted, of every kind and by every judge."""
     found: dict[str, object] = {}
+    worst: list[float] = []
     for kind in (GIVEN, HOLDOUT, REDRAWN, VARIANTS):
         holding: Holding = getattr(holds, kind)
         bound = holding.lower_bound if kind != GIVEN and holding.tested else np.nan
         found |= _share(kind, holding.passed, holding.tested, bound)
-    return found
+        if holding.tested:
+            worst.append(holding.worst_score)
+    return found | {"worst_score": max(worst, default=np.nan)}
 
 
 def _row(

@@ -204,12 +204,12 @@ def _refused(
     size, test = set_size(case), draws.test
     for kind in tuple(draws.kinds):
         found, missed = _tested(bench, judges, plan, draws.of(kind), test, limit=limit, size=size)
-        # Without a miss the first look is enough; what ended before the second has none to spare.
-        may = test.misses if len(found.results) >= test.draws else 0
-        if found.missed(limit) > may:
-            tested = max(len(found.results), draws.seen(kind))
-            spares = test.misses if case.settings.pick is not None else 0
-            return Refusal(kind, missed, tested, found.score(spares))
+        count, misses = len(found.results), found.missed(limit)
+        # Without a miss the first look is enough; where no more could be made fewer have to tell.
+        may = test.misses if count >= test.draws else test.may_miss(count, case)
+        if misses > may or (misses > test.may_miss_first and count < test.draws):
+            spares = may if case.settings.pick is not None and misses > may else 0
+            return Refusal(kind, missed, max(count, draws.seen(kind)), found.score(spares))
         draws.hear(kind, found)
     return None
 

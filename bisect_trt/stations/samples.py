@@ -134,7 +134,7 @@ def _check_array(
 
 def suspicious_inputs(samples: Sequence[Sample]) -> list[str]:
     """A sentence for each of the model's inputs that looks like noise or is constant, in how many
-    samples: errors on such inputs say little.
+    of the samples that are looked at: errors on such inputs say little.
     """
     found: dict[str, list[str]] = {}
     for sample in evenly(samples, MOST_LOOKED_AT):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from bisect_trt.stations.case import Case
 from bisect_trt.stations.drawn import movable, wants_variants
-from bisect_trt.stations.fresh_test import planned_test, set_size
+from bisect_trt.stations.fresh_test import asked, planned_test, set_size
 from bisect_trt.stations.frontier import frontier_size
 from bisect_trt.stations.layer_errors import MOST_TRACED
 from bisect_trt.stations.panel import panel_draws
@@ -62,7 +62,7 @@ def expected_work(case: Case, *, passes: bool, probe_seconds: float, usual_secon
         usual_seconds: what one usually takes; it decides the number of draws.
     """
     given, size, layers = len(case.samples), set_size(case), len(case.names)
-    test = planned_test(case, 0, usual_seconds, last=case.settings.fitted)
+    test = asked(case, planned_test(case, 0, usual_seconds, last=case.settings.fitted))
     kinds = movable(case, emulated=True) + wants_variants(case)
     draws = kinds * test.enough * size
     held_out = len(case.holdout)

@@ -61,6 +61,23 @@ def test_an_error_that_nobody_foresaw_is_of_one_model(
     assert "out of memory" in made["models"][1]["said"]
 
 
+def test_ctrl_c_that_comes_out_as_another_error_ends_the_gate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bisect.toml").write_text(DEFAULTS + entry("a", "healthy") + entry("b", "healthy"))
+    runs = []
+
+    def stopped(settings: Settings, observer: Observer) -> Result:
+        runs.append(settings)
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            raise RuntimeError("cannot release un-acquired lock") from error
+
+    monkeypatch.setattr("bisect_trt.commands.gate.run", stopped)
+    assert gate(tmp_path).exit_code == 130 and len(runs) == 1
+
+
 def test_a_gate_is_closed_by_one_and_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -431,3 +431,22 @@ def test_variants_that_are_the_same_count_once(tmp_path: Path) -> None:
     assert (result.holds.variants.passed, result.holds.variants.tested) == (8, 8)
     assert result.holds.variants.lower_bound < 0.7 and result.holds.word.value == "undecided"
     assert any("8 variants differ" in f.message for f in result.findings)
+
+
+@pytest.mark.parametrize("options", [{"pick": 0.5}, {"robust": 0.5}])
+def test_a_share_is_asked_of_as_many_variants_as_there_are(
+    tmp_path: Path, options: dict[str, float]
+) -> None:
+    """Eight of them, where a test would make two hundred: some may miss here, too."""
+    fixture = residual()
+    result = bisect_trt.bisect(
+        fixture.model,
+        fresh(fixture, 8),
+        require="rel_range<=6e-5",
+        runner="emulated",
+        out=tmp_path,
+        variants=f"{__name__}:negated",
+        **options,
+    )
+    assert result.passed and result.holds is not None
+    assert 0 < result.holds.variants.tested <= 8 and result.holds.variants.share >= 0.5
