@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 from bisect_trt.core.beside import Beside
@@ -75,6 +76,7 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
         open_bench(case, observer, time_budget=time_budget, begin=plans) as bench,
         closing(Beside()) as beside,
     ):
+        case = replace(case, on_engine=bench.engine is not None)
         discard(bench.folder)
         reproducer.FOLDER.remove(bench.folder / REPRODUCER)
         latest = Known(case)

@@ -59,6 +59,7 @@ class Case:
     stay in FP32, or reduced, whatever the search would say; ``begin`` the pins of an older plan
     that it begins with; ``marked`` the layers that the tables show, None for all.
     ``usual_seconds`` is about what an emulated inference takes, counted from the model.
+    ``on_engine`` is true where an engine has the last word.
     """
 
     settings: Settings
@@ -78,6 +79,7 @@ class Case:
     held_low: frozenset[str] = frozenset()
     begin: frozenset[str] = frozenset()
     marked: frozenset[str] | None = None
+    on_engine: bool = False
 
     @cached_property
     def names(self) -> tuple[str, ...]:

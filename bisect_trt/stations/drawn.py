@@ -164,7 +164,8 @@ def wants_variants(case: Case) -> bool:
     """
     asked = case.settings.variants
     if asked == "auto":
-        return len(case.samples) < FEW_INPUTS or not movable(case, emulated=True)
+        few = len(case.samples) < FEW_INPUTS
+        return few or not movable(case, emulated=not case.on_engine)
     return asked != "none"
 
 

@@ -131,6 +131,7 @@ def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verifica
     case = load(settings, observer)
     saved.check_model(case.graph)
     with open_bench(case, observer, "-verify") as bench:
+        case = replace(case, on_engine=bench.engine is not None)
         observer.station("verify")
         if settings.variants != "auto":  # kinds that were named and make none are refused now
             next(variants(case, bench, SEARCH_STREAM, 1), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -410,6 +411,14 @@ def test_ctrl_c_before_a_set_is_in_hand_says_what_all_pins_hold_on(
     saved = json.loads((tmp_path / "run.json").read_text())
     assert saved["passed"] and saved["interrupted"] and saved["robust"] == "undecided"
     assert (saved["holds"]["given"]["passed"], saved["holds"]["given"]["tested"]) == (1, 1)
+
+
+def test_an_engine_takes_no_moved_tables_and_is_tested_on_variants(tmp_path: Path) -> None:
+    """However many sentences are given: their copies are the emulators' alone."""
+    inputs = [sentence(n) for n in range(30)]
+    case = load(Settings(token_encoder(1), inputs, out=tmp_path), Observer())
+    assert len(case.samples) == 24 and not wants_variants(case)
+    assert wants_variants(replace(case, on_engine=True))
 
 
 def negated(inputs: Mapping[str, NDArray[Any]], _: np.random.Generator) -> dict[str, NDArray[Any]]:
