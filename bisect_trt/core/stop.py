@@ -17,16 +17,19 @@ def is_stop(error: BaseException) -> bool:
     if STOPPING.is_set() or isinstance(error, KeyboardInterrupt):
         return True
     # Not what the caller was handling already: a run may be started where Ctrl-C is answered.
-    frames = traceback.walk_tb(error.__traceback__)
-    ours = {id(frame) for frame, _ in frames}
+    ours = _frames(error)
     seen, known = error.__cause__ or _context(error), set[int]()
     while seen is not None and id(seen) not in known:
         known.add(id(seen))
-        inside = {id(frame) for frame, _ in traceback.walk_tb(seen.__traceback__)}
-        if isinstance(seen, KeyboardInterrupt) and inside & ours:
+        if isinstance(seen, KeyboardInterrupt) and _frames(seen) & ours:
             return True
         seen = seen.__cause__ or _context(seen)
     return False
+
+
+def _frames(error: BaseException) -> set[int]:
+    """Those that ``error`` passed through until now."""
+    return {id(frame) for frame, _ in traceback.walk_tb(error.__traceback__)}
 
 
 def _context(error: BaseException) -> BaseException | None:

@@ -425,17 +425,22 @@ def negated(inputs: Mapping[str, NDArray[Any]], _: np.random.Generator) -> dict[
     return {name: -array for name, array in inputs.items()}
 
 
-def test_variants_that_are_the_same_count_once(tmp_path: Path) -> None:
-    """A function without chance makes one of each input, which the search has seen: no draws."""
-    fixture = healthy()
-    result = bisect_trt.bisect(
+def run_with_negated(fixture: Fixture, require: str, out: Path, **options: Any) -> Result:
+    """Eight inputs, of each of which there is one variant."""
+    return bisect_trt.bisect(
         fixture.model,
         fresh(fixture, 8),
-        require="rel_range<=0.1",
+        require=require,
         runner="emulated",
-        out=tmp_path,
+        out=out,
         variants=f"{__name__}:negated",
+        **options,
     )
+
+
+def test_variants_that_are_the_same_count_once(tmp_path: Path) -> None:
+    """A function without chance makes one of each input, which the search has seen: no draws."""
+    result = run_with_negated(healthy(), "rel_range<=0.1", tmp_path)
     assert result.holds is not None
     assert (result.holds.variants.passed, result.holds.variants.tested) == (8, 8)
     assert result.holds.variants.lower_bound < 0.7 and result.holds.word.value == "undecided"
@@ -447,15 +452,6 @@ def test_a_share_is_asked_of_as_many_variants_as_there_are(
     tmp_path: Path, options: dict[str, float]
 ) -> None:
     """Eight of them, where a test would make two hundred: some may miss here, too."""
-    fixture = residual()
-    result = bisect_trt.bisect(
-        fixture.model,
-        fresh(fixture, 8),
-        require="rel_range<=6e-5",
-        runner="emulated",
-        out=tmp_path,
-        variants=f"{__name__}:negated",
-        **options,
-    )
+    result = run_with_negated(residual(), "rel_range<=6e-5", tmp_path, **options)
     assert result.passed and result.holds is not None
     assert 0 < result.holds.variants.tested <= 8 and result.holds.variants.share >= 0.5
