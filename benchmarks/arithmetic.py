@@ -1,5 +1,5 @@
 """How an engine's FP16 layers compute, bit for bit, each alone: held against FP32 sums and against
-``bisect_trt.runners.emulator.rtx_arithmetic``.
+``bisect_trt.runners.emulator.rtx.arithmetic``.
 
 ``python -m benchmarks.arithmetic`` on a machine with a GPU. It keeps what the engine gave in
 results/layers-fp16.npz, which the tests hold the kernels to, and the table in
@@ -48,7 +48,7 @@ def main() -> None:
     head = [
         "layer, alone",
         "equal to FP32 sums",
-        "equal to bisect_trt.runners.emulator.rtx_arithmetic",
+        "equal to bisect_trt.runners.emulator.rtx.arithmetic",
     ]
     lines = [
         "# FP16 layers, bit for bit",

@@ -18,11 +18,11 @@ from pathlib import Path
 from benchmarks.common import machine
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision
-from bisect_trt.report.cured import table_of_cures, write_cures
-from bisect_trt.stations.cures import try_cures
-from bisect_trt.stations.reduce_model import fresh_engines, model_and_samples
-from bisect_trt.stations.seen import Budget
-from bisect_trt.stations.settings import Settings
+from bisect_trt.report.pieces.cured import table_of_cures, write_cures
+from bisect_trt.stations.asked.settings import Settings
+from bisect_trt.stations.pieces.cures import try_cures
+from bisect_trt.stations.pieces.reduce_model import fresh_engines, model_and_samples
+from bisect_trt.stations.pieces.seen import Budget
 
 
 class _Printed(Observer):

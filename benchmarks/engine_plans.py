@@ -20,10 +20,10 @@ from benchmarks.plan_cases import CASES, PlanCase
 from benchmarks.plans import UNSEEN, UNSEEN_FROM
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
-from bisect_trt.graph.graph import Graph
-from bisect_trt.graph.load import load_model
-from bisect_trt.numerics.requirement_text import load_metrics, parse_requirements
-from bisect_trt.runners.ort_reference import Reference
+from bisect_trt.graph.files.load import load_model
+from bisect_trt.graph.model.graph import Graph
+from bisect_trt.numerics.requirements.requirement_text import load_metrics, parse_requirements
+from bisect_trt.runners.ort.reference import Reference
 from bisect_trt.runners.tensorrt.runner import TensorRTRunner
 
 _AT_ONCE = 50

@@ -27,7 +27,7 @@ from bisect_trt.core.errors import BisectError
 from bisect_trt.core.precision import Precision
 from bisect_trt.pipeline import compare
 from bisect_trt.report.result import Result
-from bisect_trt.stations.settings import Settings
+from bisect_trt.stations.asked.settings import Settings
 from fixtures.models import ALL
 from tests import models
 

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from benchmarks.common import DETECTOR, MODELS, RECOGNISER, SHARED, load, machine
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
-from bisect_trt.graph.graph import Graph
-from bisect_trt.graph.load import load_model
+from bisect_trt.graph.files.load import load_model
+from bisect_trt.graph.model.graph import Graph
 from bisect_trt.numerics.arrays import Arrays
-from bisect_trt.numerics.draws import redrawn, redrawn_lookups
+from bisect_trt.numerics.draws.draws import redrawn, redrawn_lookups
 from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.runners.ort_lookups import Lookups
+from bisect_trt.runners.ort.lookups import Lookups
 from fixtures.models import encoder_decomposed, residual
 from fixtures.tokens import sentence, token_encoder
 

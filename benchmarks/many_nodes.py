@@ -23,9 +23,9 @@ from benchmarks.large_models import MAKERS
 from benchmarks.model_builder import Inputs
 from bisect_trt.core.precision import Precision
 from bisect_trt.core.sample import Sample
-from bisect_trt.graph.graph import Graph
-from bisect_trt.runners.emulator.constant_store import ConstantStore
-from bisect_trt.runners.emulator.switched_session import SwitchedSession
+from bisect_trt.graph.model.graph import Graph
+from bisect_trt.runners.emulator.constants.constant_store import ConstantStore
+from bisect_trt.runners.emulator.switched.switched_session import SwitchedSession
 
 LIMITS = {"chain of 20,000": 90, "wide, 20,000": 90, "chain of 60,000": 300}
 LIMITS |= {"ViT-S": 40, "RT-DETR R101": 120}

@@ -26,11 +26,11 @@ from benchmarks.model_builder import Made
 
 _NEED = """
 import sys
-from bisect_trt.graph.graph import Graph
-from bisect_trt.graph.inputs import input_specs
-from bisect_trt.graph.load import load_model
-from bisect_trt.stations.need import need_of
-from bisect_trt.stations.settings import Settings
+from bisect_trt.graph.model.graph import Graph
+from bisect_trt.graph.model.inputs import input_specs
+from bisect_trt.graph.files.load import load_model
+from bisect_trt.stations.case.need import need_of
+from bisect_trt.stations.asked.settings import Settings
 model = load_model(sys.argv[1]).proto
 settings = Settings(sys.argv[1], (sys.argv[2],), require=("max_abs<=1",))
 need = need_of(Graph(model), settings, input_specs(model))

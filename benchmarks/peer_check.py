@@ -16,14 +16,14 @@ from onnx import helper
 from bisect_trt.core.piece import Piece
 from bisect_trt.core.precision import Precision
 from bisect_trt.core.sample import Sample
-from bisect_trt.graph.graph import Graph
-from bisect_trt.graph.load import load_model
-from bisect_trt.runners.recorded import outputs_of
-from bisect_trt.stations.engine_trials import EngineTrials
-from bisect_trt.stations.reduce_model import fresh_engines
-from bisect_trt.stations.seen import Budget
-from bisect_trt.stations.settings import Settings
-from bisect_trt.stations.specimens import Specimen
+from bisect_trt.graph.files.load import load_model
+from bisect_trt.graph.model.graph import Graph
+from bisect_trt.runners.ort.recorded import outputs_of
+from bisect_trt.stations.asked.settings import Settings
+from bisect_trt.stations.pieces.engine_trials import EngineTrials
+from bisect_trt.stations.pieces.reduce_model import fresh_engines
+from bisect_trt.stations.pieces.seen import Budget
+from bisect_trt.stations.pieces.specimens import Specimen
 
 WORKERS = 11
 

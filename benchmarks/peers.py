@@ -23,8 +23,8 @@ from benchmarks.whole_run import Run, runs, true_score
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph import list_layers
-from bisect_trt.graph.layers import node_names
-from bisect_trt.numerics.requirement_text import parse_requirements
+from bisect_trt.graph.model.layers import node_names
+from bisect_trt.numerics.requirements.requirement_text import parse_requirements
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 
 PYTHON = ROOT / ".cache" / "peers" / "bin" / "python"

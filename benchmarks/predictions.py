@@ -25,13 +25,13 @@ from benchmarks.ranking_prefix import rank
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
-from bisect_trt.numerics.variants import KINDS, kinds_for, variant
+from bisect_trt.numerics.draws.variants import KINDS, kinds_for, variant
 from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.stations.case import Case, load
-from bisect_trt.stations.drawn import REDRAWN, redraws
-from bisect_trt.stations.open_bench import open_bench
-from bisect_trt.stations.panel import panel_samples
-from bisect_trt.stations.settings import Settings
+from bisect_trt.stations.asked.settings import Settings
+from bisect_trt.stations.bench.open_bench import open_bench
+from bisect_trt.stations.case.case import Case, load
+from bisect_trt.stations.draws.drawn import REDRAWN, redraws
+from bisect_trt.stations.draws.panel import panel_samples
 
 SIZES = {
     "det": (2, 6, 12, 24, 48, 96),

@@ -15,14 +15,14 @@ from pathlib import Path
 
 from bisect_trt.core.observer import Observer
 from bisect_trt.search.prefix import shortest_prefix
-from bisect_trt.stations.baselines import measure_baselines
-from bisect_trt.stations.bench import Bench
-from bisect_trt.stations.case import Case, load
-from bisect_trt.stations.open_bench import open_bench
-from bisect_trt.stations.panel import Panel, PanelSamples, panel_samples
-from bisect_trt.stations.settings import Settings
-from bisect_trt.stations.triage import Triage, find_cause
-from bisect_trt.stations.unseen import Unseen
+from bisect_trt.stations.asked.settings import Settings
+from bisect_trt.stations.baselines.baselines import measure_baselines
+from bisect_trt.stations.bench.bench import Bench
+from bisect_trt.stations.bench.open_bench import open_bench
+from bisect_trt.stations.case.case import Case, load
+from bisect_trt.stations.cause.triage import Triage, find_cause
+from bisect_trt.stations.cause.unseen import Unseen
+from bisect_trt.stations.draws.panel import Panel, PanelSamples, panel_samples
 
 
 def rank(case: Case, bench: Bench, samples: PanelSamples) -> Triage:

@@ -27,8 +27,8 @@ from benchmarks.few_inputs import (
 from bisect_trt.core.holds import Robustness
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
-from bisect_trt.numerics.aggregates import aggregate
 from bisect_trt.numerics.arrays import Arrays
+from bisect_trt.numerics.requirements.aggregates import aggregate
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 
 COUNTS, OTHERS, SETS = (8, 24, 64), 2000, 200

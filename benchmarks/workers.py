@@ -13,7 +13,7 @@ from benchmarks.common import SHARED, load
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph import list_layers
-from bisect_trt.graph.load import load_model
+from bisect_trt.graph.files.load import load_model
 from bisect_trt.runners.base import Runner
 from bisect_trt.runners.emulator.fleet import EmulatedFleet
 from bisect_trt.runners.emulator.runner import EmulatedRunner

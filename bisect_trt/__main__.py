@@ -22,7 +22,7 @@ def entry() -> None:
     try:
         import click
 
-        from bisect_trt.core.memory import share_arenas
+        from bisect_trt.core.machine.memory import share_arenas
 
         share_arenas()  # before any thread has its own
         from bisect_trt.cli import main

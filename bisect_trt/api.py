@@ -18,14 +18,14 @@ from bisect_trt.pipeline import cure as try_cures
 from bisect_trt.pipeline import reduce as run_reduction
 from bisect_trt.pipeline import run
 from bisect_trt.report.result import Result
-from bisect_trt.stations.cures import Cures
-from bisect_trt.stations.reduce import Reduced
-from bisect_trt.stations.saved_plan import SavedPlan, read_plan
-from bisect_trt.stations.seen import Seen
-from bisect_trt.stations.settings import Settings, options
-from bisect_trt.stations.source import Source
-from bisect_trt.stations.verify import Verification
-from bisect_trt.stations.verify import verify as check_plan_holds
+from bisect_trt.stations.answer.verify import Verification
+from bisect_trt.stations.answer.verify import verify as check_plan_holds
+from bisect_trt.stations.asked.saved_plan import SavedPlan, read_plan
+from bisect_trt.stations.asked.settings import Settings, options
+from bisect_trt.stations.asked.source import Source
+from bisect_trt.stations.pieces.cures import Cures
+from bisect_trt.stations.pieces.reduce import Reduced
+from bisect_trt.stations.pieces.seen import Seen
 
 
 def _with_options(command: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -11,50 +11,50 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from bisect_trt.core.beside import Beside
 from bisect_trt.core.finding import Finding
+from bisect_trt.core.machine.beside import Beside
+from bisect_trt.core.machine.stop import BudgetSpentError, StoppedError, is_stop
+from bisect_trt.core.machine.time_budget import TimeBudget, TimedObserver
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision
-from bisect_trt.core.stop import BudgetSpentError, StoppedError, is_stop
-from bisect_trt.core.time_budget import TimeBudget, TimedObserver
-from bisect_trt.report import cured, reproducer
-from bisect_trt.report.cured import write_cures
-from bisect_trt.report.headline import left_behind
-from bisect_trt.report.reduced import headline, nothing_bad
-from bisect_trt.report.reproducer import write_reproducer
+from bisect_trt.report.files.write import discard, write_report, write_tables
+from bisect_trt.report.pieces import cured, reproducer
+from bisect_trt.report.pieces.cured import write_cures
+from bisect_trt.report.pieces.reduced import headline, nothing_bad
+from bisect_trt.report.pieces.reproducer import write_reproducer
 from bisect_trt.report.result import Result
 from bisect_trt.report.summary import summarise, summarise_interrupted
-from bisect_trt.report.write import discard, write_report, write_tables
-from bisect_trt.stations.answer import (
+from bisect_trt.report.words.headline import left_behind
+from bisect_trt.stations.answer.answer import (
     begin_steadiness,
     holds_of_answer,
     with_steadiness,
 )
-from bisect_trt.stations.answer_tables import looked_at_again
-from bisect_trt.stations.baselines import measure_baselines, nothing_to_pin, tf32_to_blame
-from bisect_trt.stations.bench import Bench
-from bisect_trt.stations.bisect import bisect
-from bisect_trt.stations.case import Case, load
-from bisect_trt.stations.cure_model import cure_model
-from bisect_trt.stations.cures import Cures
-from bisect_trt.stations.cut_short import end_search, with_set_in_hand
-from bisect_trt.stations.engine_ahead import baseline_plans
-from bisect_trt.stations.engine_baselines import begin_engine, measure_engine, with_table
-from bisect_trt.stations.engine_to_blame import REPRODUCER, piece_to_blame
-from bisect_trt.stations.engine_verdict import decide_on_engine
-from bisect_trt.stations.golden import check_golden
-from bisect_trt.stations.known import Known
-from bisect_trt.stations.let_go import let_go
-from bisect_trt.stations.open_bench import open_bench
-from bisect_trt.stations.reduce import Reduced
-from bisect_trt.stations.reduce_model import files_read, reduce_model, result_folder
-from bisect_trt.stations.run_folder import refuse_answer
-from bisect_trt.stations.seen import Seen
-from bisect_trt.stations.settings import Settings
-from bisect_trt.stations.thread_limit import within_threads
-from bisect_trt.stations.triage import Triage, find_cause
-from bisect_trt.stations.unseen import look_beyond
-from bisect_trt.stations.usable import check_runs
+from bisect_trt.stations.answer.answer_tables import looked_at_again
+from bisect_trt.stations.answer.cut_short import end_search, with_set_in_hand
+from bisect_trt.stations.answer.known import Known
+from bisect_trt.stations.asked.settings import Settings
+from bisect_trt.stations.asked.thread_limit import within_threads
+from bisect_trt.stations.baselines.baselines import measure_baselines, nothing_to_pin, tf32_to_blame
+from bisect_trt.stations.baselines.golden import check_golden
+from bisect_trt.stations.bench.bench import Bench
+from bisect_trt.stations.bench.engine_ahead import baseline_plans
+from bisect_trt.stations.bench.let_go import let_go
+from bisect_trt.stations.bench.open_bench import open_bench
+from bisect_trt.stations.bench.run_folder import refuse_answer
+from bisect_trt.stations.case.case import Case, load
+from bisect_trt.stations.cause.triage import Triage, find_cause
+from bisect_trt.stations.cause.unseen import look_beyond
+from bisect_trt.stations.draws.usable import check_runs
+from bisect_trt.stations.engine.baselines import begin_engine, measure_engine, with_table
+from bisect_trt.stations.pieces.cure_model import cure_model
+from bisect_trt.stations.pieces.cures import Cures
+from bisect_trt.stations.pieces.engine_to_blame import REPRODUCER, piece_to_blame
+from bisect_trt.stations.pieces.reduce import Reduced
+from bisect_trt.stations.pieces.reduce_model import files_read, reduce_model, result_folder
+from bisect_trt.stations.pieces.seen import Seen
+from bisect_trt.stations.plans.bisect import bisect
+from bisect_trt.stations.verdict.engine_verdict import decide_on_engine
 
 REDUCED, CURED = "reduced", "cured"
 """What the default folders of :func:`reduce` and :func:`cure` end with."""

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 
-from bisect_trt.report import progress
+from bisect_trt.report.terminal import progress
 from tests.engines import judged
 
 __all__ = ["judged"]
@@ -94,7 +94,7 @@ def waves() -> NDArray[np.float32]:
 @pytest.fixture
 def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test on fresh draws makes half as many: what it claims is then a little less, no more."""
-    monkeypatch.setattr("bisect_trt.stations.fresh_test._MOST", 100)
+    monkeypatch.setattr("bisect_trt.stations.draws.fresh_test._MOST", 100)
 
 
 @pytest.fixture
@@ -102,8 +102,8 @@ def fewest_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test on fresh draws makes as many as it needs at least, none of which may miss: enough
     where nothing is searched by it.
     """
-    monkeypatch.setattr("bisect_trt.stations.fresh_test._FURTHER", 0.0)
-    monkeypatch.setattr("bisect_trt.stations.fresh_test._TOLD", 0.0)
+    monkeypatch.setattr("bisect_trt.stations.draws.fresh_test._FURTHER", 0.0)
+    monkeypatch.setattr("bisect_trt.stations.draws.fresh_test._TOLD", 0.0)
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def eight_draws(monkeypatch: pytest.MonkeyPatch, fewest_draws: None) -> None:
     """A test on fresh draws makes eight, as of the slowest models: enough where the cause, the pins
     and the files are what is looked at.
     """
-    monkeypatch.setattr("bisect_trt.stations.fresh_test._LONGEST", 0.0)
+    monkeypatch.setattr("bisect_trt.stations.draws.fresh_test._LONGEST", 0.0)
 
 
 def forbid_inferences(monkeypatch: pytest.MonkeyPatch) -> None:

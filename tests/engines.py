@@ -145,7 +145,7 @@ def judged(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Callable[..., tuple[bisect_trt.Result, Engine]]:
     def run(fixture: Fixture, engine: Engine, **options: Any) -> tuple[bisect_trt.Result, Engine]:
-        monkeypatch.setattr("bisect_trt.stations.open_bench.open_engine", lambda *_: engine)
+        monkeypatch.setattr("bisect_trt.stations.bench.open_bench.open_engine", lambda *_: engine)
         return bisect_trt.bisect(
             fixture.model,
             fixture.inputs,

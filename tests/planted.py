@@ -17,9 +17,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
-from bisect_trt.graph.graph import Graph
+from bisect_trt.graph.model.graph import Graph
 from bisect_trt.runners.base import Repeated
-from bisect_trt.runners.recorded import outputs_of
+from bisect_trt.runners.ort.recorded import outputs_of
 
 PATTERN = ("Conv", "Relu", "Add")
 RUNS = 6

@@ -12,9 +12,9 @@ import pytest
 import bisect_trt
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
-from bisect_trt.graph.patterns import find_patterns
+from bisect_trt.graph.model.patterns import find_patterns
 from bisect_trt.report.result import Result
-from bisect_trt.stations.samples import suspicious_inputs
+from bisect_trt.stations.case.samples import suspicious_inputs
 from fixtures import cases
 from fixtures.__main__ import FILES, input_bytes, model_bytes
 from fixtures.cases.encoder import encoder

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from bisect_trt.cli import main
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.graph.weak_forms import trtexec_arguments
+from bisect_trt.graph.passes.weak_forms import trtexec_arguments
 from fixtures.__main__ import input_bytes, model_bytes
 from fixtures.models import Fixture, encoder_decomposed, encoder_layernorm, unsavable
 

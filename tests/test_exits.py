@@ -21,11 +21,11 @@ from click.testing import CliRunner
 
 import bisect_trt
 from bisect_trt.cli import main
+from bisect_trt.core.disk.run_files import RESULT_FILES
+from bisect_trt.core.disk.scratch import draft_prefix, sweep
 from bisect_trt.core.errors import BadInputError
-from bisect_trt.core.run_files import RESULT_FILES
-from bisect_trt.core.scratch import draft_prefix, sweep
-from bisect_trt.core.stop import STOPPING, is_stop
-from bisect_trt.report.exits import guarded
+from bisect_trt.core.machine.stop import STOPPING, is_stop
+from bisect_trt.report.terminal.exits import guarded
 from fixtures.__main__ import input_bytes, model_bytes
 from fixtures.models import Fixture, encoder_decomposed, residual
 from tests.conftest import HANG_S, without_progress

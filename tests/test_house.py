@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,65 @@ FORBIDDEN = {
 }
 ALLOWED_ABOVE = {"search": {"core"}}
 """The search knows names and verdicts only: of the rooms above it, it may enter the first."""
+
+INNER = {
+    "core": ("disk", "machine", "user"),
+    "numerics": ("errors", "requirements", "draws"),
+    "graph": ("tensors", "files", "model", "passes", "inspection"),
+    "runners": (
+        "base",
+        "workers",
+        "ort",
+        "device_check",
+        "onnxruntime_cuda",
+        "emulator",
+        "tensorrt",
+        "doctor",
+    ),
+    "runners/emulator": (
+        "constants",
+        "rtx",
+        "by_node",
+        "switched",
+        "runner",
+        "rtx_runner",
+        "whole_model",
+        "server",
+        "fleet",
+    ),
+    "stations": (
+        "asked",
+        "case",
+        "bench",
+        "draws",
+        "baselines",
+        "engine",
+        "cause",
+        "plans",
+        "verdict",
+        "answer",
+        "pieces",
+        "cost",
+    ),
+    "report": (
+        "record",
+        "words",
+        "figures",
+        "page",
+        "result",
+        "summary",
+        "files",
+        "runs",
+        "pieces",
+        "terminal",
+    ),
+}
+"""What stands within a room, from the ground up: each imports only what is before it. A module that
+is not named lies under all of them.
+"""
+
+MOST_FILES = 20
+"""A folder with more modules holds more than one concern."""
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 
@@ -80,6 +140,33 @@ def test_a_room_imports_only_rooms_above_it(path: Path) -> None:
             )
 
 
+def _inner(parts: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """Each room with inner ones that a module stands in, and its place there."""
+    for depth in range(1, len(parts)):
+        room, within = "/".join(parts[:depth]), parts[depth]
+        if room in INNER:
+            yield room, INNER[room].index(within) if within in INNER[room] else -1
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_within_a_room_imports_go_one_way_too(path: Path) -> None:
+    where = path.relative_to(PACKAGE).with_suffix("")
+    places = dict(_inner(where.parts)) if path.name != "__init__.py" else {}  # it hands names on
+    for module in imports(path):
+        if module.startswith("bisect_trt."):
+            for room, place in _inner(module.split(".")[1:]):
+                assert place <= places.get(room, place), f"{where} imports {module}"
+
+
+def test_folders_hold_one_concern() -> None:
+    held = Counter(path.parent for path in FILES if path.name != "__init__.py")
+    assert {str(f.relative_to(PACKAGE)): n for f, n in held.items() if n > MOST_FILES} == {}
+    named = {PACKAGE / room / within for room, inner in INNER.items() for within in inner}
+    assert [n for n in named if not n.is_dir() and not n.with_suffix(".py").is_file()] == []
+    rooms = {f for f in held if f != PACKAGE and f.parent.relative_to(PACKAGE).as_posix() in INNER}
+    assert rooms <= named, f"no place in INNER: {rooms - named}"
+
+
 def test_workers_know_no_models() -> None:
     for path in (PACKAGE / "runners" / "workers").glob("*.py"):
         ours = {m for m in imports(path) if m.startswith("bisect_trt.")}
@@ -94,7 +181,7 @@ def test_onnx_runtime_s_private_parts_have_one_place() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Attribute) and node.attr in ("_sess", "_ortvalue")
     }
-    assert touched == {"ort_values.py"}
+    assert touched == {"values.py"}
 
 
 def test_modules_are_named_for_what_they_hold() -> None:

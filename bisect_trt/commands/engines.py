@@ -14,18 +14,24 @@ from bisect_trt.core.errors import EXIT_NOT_MET, EXIT_OK
 from bisect_trt.core.names import printable
 from bisect_trt.core.precision import Precision
 from bisect_trt.pipeline import CURED, REDUCED, cure, reduce
-from bisect_trt.report.consoles import screen
-from bisect_trt.report.cured import cures_as_json
-from bisect_trt.report.exits import guarded, output
-from bisect_trt.report.options import ENGINE_PRECISION, JSON, QUIET, NamedPath, settings_options
-from bisect_trt.report.progress import progress
-from bisect_trt.report.reduced import as_record
-from bisect_trt.report.screen import print_cures, print_reduced
-from bisect_trt.report.write import to_json
+from bisect_trt.report.files.write import to_json
+from bisect_trt.report.pieces.cured import cures_as_json
+from bisect_trt.report.pieces.reduced import as_record
+from bisect_trt.report.terminal.consoles import screen
+from bisect_trt.report.terminal.exits import guarded, output
+from bisect_trt.report.terminal.options import (
+    ENGINE_PRECISION,
+    JSON,
+    QUIET,
+    NamedPath,
+    settings_options,
+)
+from bisect_trt.report.terminal.progress import progress
+from bisect_trt.report.terminal.screen import print_cures, print_reduced
 from bisect_trt.runners.doctor import examine
-from bisect_trt.stations.reduce import Reduced
-from bisect_trt.stations.reduce_model import result_folder
-from bisect_trt.stations.settings import Settings
+from bisect_trt.stations.asked.settings import Settings
+from bisect_trt.stations.pieces.reduce import Reduced
+from bisect_trt.stations.pieces.reduce_model import result_folder
 
 
 @click.command("reduce")

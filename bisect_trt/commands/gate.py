@@ -8,11 +8,10 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from bisect_trt.core.stop import is_stop
+from bisect_trt.core.machine.stop import is_stop
 from bisect_trt.pipeline import run
-from bisect_trt.report.consoles import screen
-from bisect_trt.report.exits import ended_by, guarded, output
-from bisect_trt.report.gate import (
+from bisect_trt.report.files.write import to_json
+from bisect_trt.report.runs.gate import (
     Entry,
     Gate,
     check_gate_folder,
@@ -20,12 +19,13 @@ from bisect_trt.report.gate import (
     gate_record,
     write_gate,
 )
-from bisect_trt.report.options import JSON, QUIET, NamedPath, run_options
-from bisect_trt.report.progress import ProgressObserver, progress
-from bisect_trt.report.screen import print_page
-from bisect_trt.report.write import to_json
-from bisect_trt.stations.project_file import PROJECT_FILE, read_project
-from bisect_trt.stations.settings import Settings
+from bisect_trt.report.terminal.consoles import screen
+from bisect_trt.report.terminal.exits import ended_by, guarded, output
+from bisect_trt.report.terminal.options import JSON, QUIET, NamedPath, run_options
+from bisect_trt.report.terminal.progress import ProgressObserver, progress
+from bisect_trt.report.terminal.screen import print_page
+from bisect_trt.stations.asked.project_file import PROJECT_FILE, read_project
+from bisect_trt.stations.asked.settings import Settings
 
 
 @click.command("gate")

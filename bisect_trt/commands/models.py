@@ -8,20 +8,20 @@ import click
 
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.precision import Precision
-from bisect_trt.graph.graph import Graph
-from bisect_trt.graph.inspection import inspect_model
-from bisect_trt.graph.load import load_model
+from bisect_trt.graph.files.load import load_model
+from bisect_trt.graph.files.save import check_target, save_model, save_text
+from bisect_trt.graph.inspection.inspection import inspect_model
+from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.passes.marked import mark_outputs, select_tensors
 from bisect_trt.graph.passes.typed import to_typed
-from bisect_trt.graph.save import check_target, save_model, save_text
-from bisect_trt.graph.weak_forms import polygraphy_script, trtexec_arguments
-from bisect_trt.report.consoles import screen
-from bisect_trt.report.exits import guarded, output
-from bisect_trt.report.options import JSON, MODEL, PLAN, PRECISION, NamedPath
-from bisect_trt.report.progress import progress
-from bisect_trt.report.screen import print_inspection
-from bisect_trt.report.write import to_json
-from bisect_trt.stations.saved_plan import read_plan
+from bisect_trt.graph.passes.weak_forms import polygraphy_script, trtexec_arguments
+from bisect_trt.report.files.write import to_json
+from bisect_trt.report.terminal.consoles import screen
+from bisect_trt.report.terminal.exits import guarded, output
+from bisect_trt.report.terminal.options import JSON, MODEL, PLAN, PRECISION, NamedPath
+from bisect_trt.report.terminal.progress import progress
+from bisect_trt.report.terminal.screen import print_inspection
+from bisect_trt.stations.asked.saved_plan import read_plan
 
 
 @click.command("inspect")

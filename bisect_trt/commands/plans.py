@@ -10,16 +10,16 @@ from click.core import ParameterSource
 
 from bisect_trt.core.errors import EXIT_NOT_MET, EXIT_OK, BadInputError
 from bisect_trt.pipeline import compare, run
-from bisect_trt.report.consoles import screen
-from bisect_trt.report.exits import guarded, output
-from bisect_trt.report.options import JSON, PLAN, QUIET, settings_options
-from bisect_trt.report.progress import progress
-from bisect_trt.report.screen import print_comparison, print_verdict, print_verification
-from bisect_trt.report.write import to_json
-from bisect_trt.stations.estimate import estimate
-from bisect_trt.stations.saved_plan import read_plan
-from bisect_trt.stations.settings import Settings
-from bisect_trt.stations.verify import verify
+from bisect_trt.report.files.write import to_json
+from bisect_trt.report.terminal.consoles import screen
+from bisect_trt.report.terminal.exits import guarded, output
+from bisect_trt.report.terminal.options import JSON, PLAN, QUIET, settings_options
+from bisect_trt.report.terminal.progress import progress
+from bisect_trt.report.terminal.screen import print_comparison, print_verdict, print_verification
+from bisect_trt.stations.answer.verify import verify
+from bisect_trt.stations.asked.saved_plan import read_plan
+from bisect_trt.stations.asked.settings import Settings
+from bisect_trt.stations.cost.estimate import estimate
 
 
 @click.command("run")

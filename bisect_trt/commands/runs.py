@@ -8,15 +8,15 @@ import click
 
 from bisect_trt.core.errors import EXIT_NOT_MET, EXIT_OK
 from bisect_trt.core.names import printable
-from bisect_trt.report.consoles import screen
-from bisect_trt.report.exits import guarded, output
-from bisect_trt.report.options import JSON, QUIET, NamedPath
-from bisect_trt.report.progress import progress
-from bisect_trt.report.read_run import read_run
-from bisect_trt.report.run_diff import diff_runs
-from bisect_trt.report.run_diff_page import as_page, as_record, write_diff
-from bisect_trt.report.screen import print_page
-from bisect_trt.report.write import to_json, write_documents
+from bisect_trt.report.files.read_run import read_run
+from bisect_trt.report.files.write import to_json, write_documents
+from bisect_trt.report.runs.run_diff import diff_runs
+from bisect_trt.report.runs.run_diff_page import as_page, as_record, write_diff
+from bisect_trt.report.terminal.consoles import screen
+from bisect_trt.report.terminal.exits import guarded, output
+from bisect_trt.report.terminal.options import JSON, QUIET, NamedPath
+from bisect_trt.report.terminal.progress import progress
+from bisect_trt.report.terminal.screen import print_page
 
 
 @click.command("report")

@@ -11,7 +11,7 @@ from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.core.steadiness import Steadiness
 from bisect_trt.core.verdict import Verdict
-from bisect_trt.numerics.tensor_error import TensorError
+from bisect_trt.numerics.errors.tensor_error import TensorError
 from bisect_trt.probe.journal import Journal, Row, content_key
 from bisect_trt.probe.result import SampleResult, Vector
 

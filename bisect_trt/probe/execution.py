@@ -11,10 +11,10 @@ from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.core.steadiness import Steadiness
 from bisect_trt.core.verdict import Verdict
-from bisect_trt.numerics.apart import farthest_apart
 from bisect_trt.numerics.arrays import Arrays
-from bisect_trt.numerics.error_sample import ErrorSample
-from bisect_trt.numerics.requirements import Judged, Requirements
+from bisect_trt.numerics.errors.apart import farthest_apart
+from bisect_trt.numerics.requirements.error_sample import ErrorSample
+from bisect_trt.numerics.requirements.requirements import Judged, Requirements
 from bisect_trt.probe.answers import Answers
 from bisect_trt.probe.journal import Row
 from bisect_trt.probe.references import References

@@ -18,8 +18,8 @@ from bisect_trt.core.names import some_of
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.numerics.arrays import Arrays
-from bisect_trt.numerics.error_sample import ErrorSample
-from bisect_trt.numerics.requirements import Requirements
+from bisect_trt.numerics.requirements.error_sample import ErrorSample
+from bisect_trt.numerics.requirements.requirements import Requirements
 from bisect_trt.probe.answers import Answers
 from bisect_trt.probe.execution import Execution
 from bisect_trt.probe.journal import Journal, Row, content_key

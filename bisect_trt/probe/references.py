@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from bisect_trt.core.sample import Sample
 from bisect_trt.numerics.arrays import Arrays
-from bisect_trt.runners.ort_reference import Reference
+from bisect_trt.runners.ort.reference import Reference
 
 _MOST_BYTES = 8 << 20
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.steadiness import Steadiness, together
 from bisect_trt.core.verdict import Verdict
-from bisect_trt.numerics.requirements import Judged
-from bisect_trt.numerics.tensor_error import SHAPE_CHANGED, TensorError, mean_of, worst_of
+from bisect_trt.numerics.errors.tensor_error import SHAPE_CHANGED, TensorError, mean_of, worst_of
+from bisect_trt.numerics.requirements.requirements import Judged
 
 Vector = NDArray[np.float32]
 GIVEN = "given"

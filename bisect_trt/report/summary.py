@@ -11,27 +11,27 @@ import onnx
 import onnxruntime as ort
 import pandas as pd
 
-from bisect_trt.core.cores import thread_count
 from bisect_trt.core.diagnosis import Cause, Diagnosis
 from bisect_trt.core.finding import Finding
+from bisect_trt.core.machine.cores import thread_count
 from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.graph.inputs import dynamic_inputs
+from bisect_trt.graph.model.inputs import dynamic_inputs
 from bisect_trt.probe.result import ProbeResult
-from bisect_trt.report.layers_table import layers_table
-from bisect_trt.report.requirement_scores import requirements_table
-from bisect_trt.report.result import Result
-from bisect_trt.report.run_facts import engine_facts, search_facts
-from bisect_trt.report.tables import (
+from bisect_trt.report.record.layers_table import layers_table
+from bisect_trt.report.record.requirement_scores import requirements_table
+from bisect_trt.report.record.run_facts import engine_facts, search_facts
+from bisect_trt.report.record.tables import (
     cost_table,
     findings_of,
     outputs_table,
     pins_table,
     search_table,
 )
-from bisect_trt.stations.command_text import as_command
-from bisect_trt.stations.cut_short import best_so_far
-from bisect_trt.stations.known import Known
-from bisect_trt.stations.ledger import Ledger
+from bisect_trt.report.result import Result
+from bisect_trt.stations.answer.cut_short import best_so_far
+from bisect_trt.stations.answer.known import Known
+from bisect_trt.stations.asked.command_text import as_command
+from bisect_trt.stations.bench.ledger import Ledger
 from bisect_trt.version import __version__
 
 

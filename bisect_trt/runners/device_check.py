@@ -18,8 +18,8 @@ from bisect_trt.core.errors import BisectError, RunnerUnavailableError, one_line
 from bisect_trt.core.precision import Precision
 from bisect_trt.graph.passes.emulated import rounding_model
 from bisect_trt.numerics.rounding import rounded
-from bisect_trt.runners.ort_devices import Device, cuda_device, why_no_provider
-from bisect_trt.runners.ort_sessions import run_all, session_as_written
+from bisect_trt.runners.ort.devices import Device, cuda_device, why_no_provider
+from bisect_trt.runners.ort.sessions import run_all, session_as_written
 from bisect_trt.runners.workers.process import IsolatedWorker
 
 CHECKER = "bisect_trt.runners.device_check:DeviceChecker"

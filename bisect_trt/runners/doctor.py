@@ -11,7 +11,7 @@ import onnxruntime as ort
 
 from bisect_trt.core.errors import BisectError, one_line
 from bisect_trt.runners.device_check import why_not_on_cuda
-from bisect_trt.runners.ort_devices import gpu_facts, visible_gpus, why_no_provider
+from bisect_trt.runners.ort.devices import gpu_facts, visible_gpus, why_no_provider
 from bisect_trt.runners.tensorrt.runner import WORKER
 from bisect_trt.runners.workers.process import IsolatedWorker
 

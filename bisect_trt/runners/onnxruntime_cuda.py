@@ -22,18 +22,18 @@ from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.core.verdict import Verdict
-from bisect_trt.graph.graph import Graph, as_graph
+from bisect_trt.graph.files.runtime_forms import session_form
+from bisect_trt.graph.model.graph import Graph, as_graph
 from bisect_trt.graph.passes.typed import to_typed
-from bisect_trt.graph.runtime_forms import session_form
-from bisect_trt.runners.ort_devices import (
+from bisect_trt.runners.ort.devices import (
     CPU_PROVIDER,
     CUDA_PROVIDER,
     load_cuda_libraries,
     why_no_provider,
 )
-from bisect_trt.runners.ort_profiles import cpu_nodes
-from bisect_trt.runners.ort_sessions import session_options
-from bisect_trt.runners.ort_weights import WEIGHTS_FOLDER
+from bisect_trt.runners.ort.profiles import cpu_nodes
+from bisect_trt.runners.ort.sessions import session_options
+from bisect_trt.runners.ort.weights import WEIGHTS_FOLDER
 from bisect_trt.runners.workers.crew import Crew
 from bisect_trt.runners.workers.process import IsolatedWorker
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 
-from bisect_trt.core.stop import BudgetSpentError
+from bisect_trt.core.machine.stop import BudgetSpentError
 from bisect_trt.search.oracle import Oracle, ProbeFunction
 from bisect_trt.search.pool import Pool
 from bisect_trt.search.position import Position

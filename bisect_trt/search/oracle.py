@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from bisect_trt.core.stop import BudgetSpentError
+from bisect_trt.core.machine.stop import BudgetSpentError
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.search.record import Probe
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from bisect_trt.core.machine.stop import BudgetSpentError
 from bisect_trt.core.piece import Bypass, Piece
-from bisect_trt.core.stop import BudgetSpentError
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.search.find import find_pins
 from bisect_trt.search.one_minimal import one_minimal

@@ -17,8 +17,8 @@ from bisect_trt.cli import main
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.observer import Observer
 from bisect_trt.pipeline import run
-from bisect_trt.stations.project_file import read_project
-from bisect_trt.stations.settings import Settings
+from bisect_trt.stations.asked.project_file import read_project
+from bisect_trt.stations.asked.settings import Settings
 from fixtures.__main__ import FILES
 from tests.conftest import forbid_inferences
 

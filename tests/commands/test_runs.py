@@ -20,12 +20,12 @@ from bisect_trt import pipeline
 from bisect_trt.cli import main
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.holds import Holding
-from bisect_trt.core.stop import StoppedError
+from bisect_trt.core.machine.stop import StoppedError
 from bisect_trt.graph import list_layers
-from bisect_trt.report.read_run import read_run
-from bisect_trt.report.run_diff import diff_runs
-from bisect_trt.stations.case import Case
-from bisect_trt.stations.settings import Settings
+from bisect_trt.report.files.read_run import read_run
+from bisect_trt.report.runs.run_diff import diff_runs
+from bisect_trt.stations.asked.settings import Settings
+from bisect_trt.stations.case.case import Case
 from fixtures.models import (
     Fixture,
     branch,

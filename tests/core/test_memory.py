@@ -14,7 +14,7 @@ LIMIT = 1 << 30
 
 CHILD = f"""
 import resource, sys
-from bisect_trt.core.memory import free_bytes
+from bisect_trt.core.machine.memory import free_bytes
 before = free_bytes()
 resource.setrlimit(resource.RLIMIT_AS, ({LIMIT}, {LIMIT}))
 empty = free_bytes()
@@ -40,7 +40,7 @@ def test_a_limit_of_the_address_space_counts() -> None:
 
 ARENAS = """
 import ctypes, sys, threading
-from bisect_trt.core.memory import share_arenas
+from bisect_trt.core.machine.memory import share_arenas
 if sys.argv[1] == "shared":
     share_arenas()
 libc = ctypes.CDLL(None)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from bisect_trt.core import threads
-from bisect_trt.core.threads import in_order
+from bisect_trt.core.machine import threads
+from bisect_trt.core.machine.threads import in_order
 
 
 @pytest.fixture(params=[1, 2, 5], autouse=True)

@@ -20,13 +20,13 @@ from bisect_trt.core.holds import Robustness
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph import list_layers
-from bisect_trt.graph.graph import Graph
+from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.passes.branchless import without_branches
 from bisect_trt.graph.passes.capable import with_roundings
 from bisect_trt.graph.passes.emulated import rounding_model
 from bisect_trt.graph.passes.segmented import cut
 from bisect_trt.graph.passes.switched import to_switched
-from bisect_trt.numerics.requirement_text import parse_requirements
+from bisect_trt.numerics.requirements.requirement_text import parse_requirements
 from bisect_trt.numerics.rounding import rounded
 from bisect_trt.runners.device_check import (
     awkward_numbers,
@@ -35,14 +35,14 @@ from bisect_trt.runners.device_check import (
     wrong_roundings,
 )
 from bisect_trt.runners.doctor import examine
-from bisect_trt.runners.emulator.captured_session import CapturedSession
-from bisect_trt.runners.emulator.device_constants import DeviceConstants
+from bisect_trt.runners.emulator.constants.device_constants import DeviceConstants
 from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.runners.emulator.segment_session import SegmentSession
-from bisect_trt.runners.ort_devices import cuda_device
-from bisect_trt.runners.ort_reference import Reference
-from bisect_trt.runners.ort_sessions import run_all, session_as_written
-from bisect_trt.runners.ort_values import owned, value_of, viewed
+from bisect_trt.runners.emulator.switched.captured_session import CapturedSession
+from bisect_trt.runners.emulator.switched.segment_session import SegmentSession
+from bisect_trt.runners.ort.devices import cuda_device
+from bisect_trt.runners.ort.reference import Reference
+from bisect_trt.runners.ort.sessions import run_all, session_as_written
+from bisect_trt.runners.ort.values import owned, value_of, viewed
 from fixtures.models import ALL, Fixture, encoder_decomposed, residual, unsavable
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]

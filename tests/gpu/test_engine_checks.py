@@ -15,7 +15,7 @@ from bisect_trt.core.sample import Sample
 from bisect_trt.pipeline import compare
 from bisect_trt.runners.doctor import examine
 from bisect_trt.runners.tensorrt.runner import TensorRTRunner
-from bisect_trt.stations.settings import Settings
+from bisect_trt.stations.asked.settings import Settings
 from fixtures.models import encoder_layernorm, waves
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]

@@ -21,7 +21,7 @@ from bisect_trt.graph import list_layers
 from bisect_trt.runners.base import Repeated
 from bisect_trt.runners.doctor import examine
 from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.runners.ort_devices import visible_gpus
+from bisect_trt.runners.ort.devices import visible_gpus
 from bisect_trt.runners.tensorrt.runner import TensorRTRunner
 from fixtures import cases
 from fixtures.models import ALL, Fixture, encoder_decomposed, healthy, residual, unsavable

@@ -13,7 +13,7 @@ from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.runners.onnxruntime_cuda import OrtCudaRunner
-from bisect_trt.runners.ort_devices import why_no_provider
+from bisect_trt.runners.ort.devices import why_no_provider
 from fixtures.models import encoder_decomposed, residual, tf32_victim
 
 pytestmark = [

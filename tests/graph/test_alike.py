@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from bisect_trt.graph.alike import nodes_alike
-from bisect_trt.graph.graph import Graph
+from bisect_trt.graph.model.alike import nodes_alike
+from bisect_trt.graph.model.graph import Graph
 
 
 def model(*nodes: tuple[str, str, list[str]]) -> Graph:

@@ -14,8 +14,8 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import Precision
-from bisect_trt.graph.inspection import inspect_model
-from bisect_trt.graph.load import load_model
+from bisect_trt.graph.files.load import load_model
+from bisect_trt.graph.inspection.inspection import inspect_model
 from bisect_trt.runners.tensorrt.build import build_engine
 from bisect_trt.runners.tensorrt.module import import_tensorrt
 from bisect_trt.runners.tensorrt.records import EngineRequest, Profile

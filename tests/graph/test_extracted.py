@@ -18,9 +18,9 @@ from onnx import TensorProto, helper, numpy_helper
 from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.piece import Bypass, Piece
 from bisect_trt.core.sample import Sample
-from bisect_trt.graph.graph import Graph
+from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.passes.extracted import Extractor, declare_shapes
-from bisect_trt.runners.recorded import Recorded, outputs_of
+from bisect_trt.runners.ort.recorded import Recorded, outputs_of
 from fixtures.models import ALL
 from tests.conftest import same
 from tests.graph.node_models import cases, feed_of

@@ -7,8 +7,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from bisect_trt.graph.graph import Graph
-from bisect_trt.graph.inference_work import inference_work
+from bisect_trt.graph.inspection.inference_work import inference_work
+from bisect_trt.graph.model.graph import Graph
 
 
 def model(node: onnx.NodeProto, weight: np.ndarray, taken: list[object]) -> Graph:

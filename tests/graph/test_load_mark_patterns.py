@@ -11,14 +11,14 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.precision import Precision
-from bisect_trt.graph import load as load_module
-from bisect_trt.graph.cautions import cautions
-from bisect_trt.graph.graph import Graph
-from bisect_trt.graph.load import load_model
+from bisect_trt.graph.files import load as load_module
+from bisect_trt.graph.files.load import load_model
+from bisect_trt.graph.files.save import save_model
+from bisect_trt.graph.inspection.cautions import cautions
+from bisect_trt.graph.inspection.weight_range import weight_findings
+from bisect_trt.graph.model.graph import Graph
+from bisect_trt.graph.model.patterns import find_patterns
 from bisect_trt.graph.passes.marked import mark_outputs, select_tensors
-from bisect_trt.graph.patterns import find_patterns
-from bisect_trt.graph.save import save_model
-from bisect_trt.graph.weight_range import weight_findings
 from fixtures.models import branch, encoder_decomposed, encoder_layernorm, loop
 from tests.conftest import run_model
 

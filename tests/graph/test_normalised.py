@@ -14,8 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.graph import list_layers
-from bisect_trt.graph.load import load_model
-from bisect_trt.graph.normalised import normalised
+from bisect_trt.graph.files.load import load_model
+from bisect_trt.graph.files.normalised import normalised
 from fixtures.models import ALL, branch, encoder_decomposed
 from tests.conftest import run_model, same
 

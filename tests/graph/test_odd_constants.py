@@ -12,11 +12,11 @@ from click.testing import CliRunner
 from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.cli import main
+from bisect_trt.core.disk.files import written_whole
 from bisect_trt.core.errors import BadInputError
-from bisect_trt.core.files import written_whole
-from bisect_trt.graph.layers import node_names
-from bisect_trt.graph.load import load_model
-from bisect_trt.graph.save import save_model
+from bisect_trt.graph.files.load import load_model
+from bisect_trt.graph.files.save import save_model
+from bisect_trt.graph.model.layers import node_names
 
 FLOAT = TensorProto.FLOAT
 

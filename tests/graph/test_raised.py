@@ -11,9 +11,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.graph.graph import Graph
-from bisect_trt.graph.load import load_model
-from bisect_trt.graph.opset import raised
+from bisect_trt.graph.files.load import load_model
+from bisect_trt.graph.model.graph import Graph
+from bisect_trt.graph.model.opset import raised
 from bisect_trt.graph.passes.typed import to_typed
 from tests.conftest import run_model
 

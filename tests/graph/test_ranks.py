@@ -9,8 +9,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.graph.passes.marked import mark_outputs
-from bisect_trt.graph.ranks import complete_ranks
-from bisect_trt.graph.tensor_types import infer_types
+from bisect_trt.graph.tensors.ranks import complete_ranks
+from bisect_trt.graph.tensors.tensor_types import infer_types
 from tests.graph.node_models import cases
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64

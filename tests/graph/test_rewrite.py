@@ -14,8 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.graph import list_layers, to_emulated, to_typed
-from bisect_trt.graph.layers import with_unique_names
-from bisect_trt.graph.tensor_types import infer_types
+from bisect_trt.graph.model.layers import with_unique_names
+from bisect_trt.graph.tensors.tensor_types import infer_types
 from fixtures.models import ALL
 from tests.conftest import run_model, same
 

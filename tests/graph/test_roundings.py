@@ -9,7 +9,7 @@ from onnx import TensorProto
 
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.graph import Graph, to_emulated
-from bisect_trt.graph.roundings import is_rounded, list_roundings
+from bisect_trt.graph.model.roundings import is_rounded, list_roundings
 from fixtures.models import branch, encoder_decomposed, residual
 
 GRAPHS = {make.__name__: Graph(make().model) for make in (encoder_decomposed, residual)}

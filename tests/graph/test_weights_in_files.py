@@ -13,23 +13,24 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from bisect_trt.core import part_copy
+from bisect_trt.core.disk import part_copy
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
-from bisect_trt.graph import mapped_files, runtime_forms
-from bisect_trt.graph.graph import Graph
-from bisect_trt.graph.load import load_model
+from bisect_trt.graph.files import runtime_forms
+from bisect_trt.graph.files.load import load_model
+from bisect_trt.graph.files.runtime_forms import file_form
+from bisect_trt.graph.files.save import save_model, weights_size, write_model
+from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.passes.marked import mark_outputs
 from bisect_trt.graph.passes.typed import to_typed
-from bisect_trt.graph.runtime_forms import file_form
-from bisect_trt.graph.save import save_model, weights_size, write_model
-from bisect_trt.graph.tensor_values import array_of, place_of
-from bisect_trt.graph.wire import WireError, without_large_values
+from bisect_trt.graph.tensors import mapped_files
+from bisect_trt.graph.tensors.tensor_values import array_of, place_of
+from bisect_trt.graph.tensors.wire import WireError, without_large_values
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.runners.emulator.whole_model import WholeModelRunner
-from bisect_trt.runners.ort_reference import Reference
-from bisect_trt.stations.seeded_weights import kept_apart, with_seeded_weights
+from bisect_trt.runners.ort.reference import Reference
+from bisect_trt.stations.pieces.seeded_weights import kept_apart, with_seeded_weights
 
 SIZE = 160
 """A matrix of so many rows and columns is large enough to stay in its file."""
@@ -132,9 +133,9 @@ def test_over_the_limit_the_values_go_beside(
         assert (stream.tell() - offset) % 4096 == 0
         part_copy.copy_part(source, offset, length, stream)
 
-    monkeypatch.setattr("bisect_trt.graph.save.PROTOBUF_LIMIT", 1000)
-    monkeypatch.setattr("bisect_trt.graph.save._SHARED", shared)
-    monkeypatch.setattr("bisect_trt.graph.save.copy_part", copy_part)
+    monkeypatch.setattr("bisect_trt.graph.files.save.PROTOBUF_LIMIT", 1000)
+    monkeypatch.setattr("bisect_trt.graph.files.save._SHARED", shared)
+    monkeypatch.setattr("bisect_trt.graph.files.save.copy_part", copy_part)
     both = PrecisionPlan(Precision.FP16, ["first", "second"])
     save_model(to_typed(load_model(path).proto, both), tmp_path / "typed.onnx")
     assert (tmp_path / "typed.onnx").stat().st_size < 10_000
@@ -162,7 +163,7 @@ def test_every_emulator_gives_what_it_gives_from_memory(path: Path) -> None:
 def test_the_reference_is_the_model_itself(
     path: Path, large: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bisect_trt.runners.turns.LARGE", large)
+    monkeypatch.setattr("bisect_trt.runners.ort.turns.LARGE", large)
     reference = Reference(Graph(load_model(path).proto))
     found = [reference.outputs(Sample("s", X))["y"]]
     reference.release()

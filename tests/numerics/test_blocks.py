@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 
 from bisect_trt.core.precision import Precision
-from bisect_trt.graph.tensor_values import rounded_values
-from bisect_trt.numerics import block_sums, blocks, error_sample
-from bisect_trt.numerics.draws import redrawn
-from bisect_trt.numerics.error_sample import ErrorSample
-from bisect_trt.numerics.requirement_text import parse_requirements
+from bisect_trt.graph.tensors.tensor_values import rounded_values
+from bisect_trt.numerics import blocks
+from bisect_trt.numerics.draws.draws import redrawn
+from bisect_trt.numerics.draws.variants import variant
+from bisect_trt.numerics.errors import block_sums
+from bisect_trt.numerics.errors.tensor_error import tensor_error
+from bisect_trt.numerics.requirements import error_sample
+from bisect_trt.numerics.requirements.error_sample import ErrorSample
+from bisect_trt.numerics.requirements.requirement_text import parse_requirements
 from bisect_trt.numerics.rounding import rounded, to_storage
-from bisect_trt.numerics.tensor_error import tensor_error
-from bisect_trt.numerics.variants import variant
 
 SHAPE = (7, 31, 5)
 
@@ -99,7 +101,7 @@ def test_draws_and_roundings(monkeypatch: pytest.MonkeyPatch) -> None:
         ]
 
     at_once = made()
-    for module in ("bisect_trt.numerics.variants", "bisect_trt.graph.tensor_values"):
+    for module in ("bisect_trt.numerics.draws.variants", "bisect_trt.graph.tensors.tensor_values"):
         monkeypatch.setattr(f"{module}.slices", lambda size, *_: blocks.slices(size, 100))
     for one, other in zip(made(), at_once, strict=True):
         np.testing.assert_array_equal(one, other)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from bisect_trt.core.errors import BadInputError
-from bisect_trt.numerics import block_sums
-from bisect_trt.numerics.requirement_text import load_metrics, parse_requirements
-from bisect_trt.numerics.tensor_error import mean_of, tensor_error, worst_of
+from bisect_trt.numerics.errors import block_sums
+from bisect_trt.numerics.errors.tensor_error import mean_of, tensor_error, worst_of
+from bisect_trt.numerics.requirements.requirement_text import load_metrics, parse_requirements
 
 ARRAYS = hnp.arrays(np.float32, (3, 5), elements=st.floats(-1e3, 1e3, width=32))
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bisect_trt.core.errors import BadInputError
-from bisect_trt.numerics.aggregates import aggregate, is_aggregate
-from bisect_trt.numerics.decisions import decision, is_decision, places_of
-from bisect_trt.numerics.requirement_text import load_metrics, parse_requirements
+from bisect_trt.numerics.requirements.aggregates import aggregate, is_aggregate
+from bisect_trt.numerics.requirements.decisions import decision, is_decision, places_of
+from bisect_trt.numerics.requirements.requirement_text import load_metrics, parse_requirements
 from bisect_trt.numerics.scores import times
 
 

@@ -7,14 +7,14 @@ import pytest
 
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.precision import Precision
-from bisect_trt.numerics.draws import (
+from bisect_trt.numerics.draws.draws import (
     can_be_redrawn,
     can_redraw_lookups,
     redrawn,
     redrawn_lookups,
 )
+from bisect_trt.numerics.draws.variants import KINDS, check_kinds, kinds_for, variant
 from bisect_trt.numerics.rounding import STEPS, rounded
-from bisect_trt.numerics.variants import KINDS, check_kinds, kinds_for, variant
 
 IMAGE = np.sin(np.arange(3 * 16 * 24, dtype=np.float32)).reshape(1, 3, 16, 24)
 IDS = np.arange(12, dtype=np.int64).reshape(1, 12)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bisect_trt.core.cores import at_most
-from bisect_trt.numerics import noise
-from bisect_trt.numerics.draws import redrawn, redrawn_lookups
-from bisect_trt.numerics.noise import LARGE, deviation, with_noise
+from bisect_trt.core.machine.cores import at_most
+from bisect_trt.numerics.draws import noise
+from bisect_trt.numerics.draws.draws import redrawn, redrawn_lookups
+from bisect_trt.numerics.draws.noise import LARGE, deviation, with_noise
 
 
 def plus(block: NDArray[Any], numbers: NDArray[Any]) -> NDArray[Any]:
@@ -78,6 +78,6 @@ def test_what_is_too_large_to_be_squared_stays_as_it_is(monkeypatch: pytest.Monk
     low[::2] = np.finfo(np.float32).min
     infinite = np.where(low < 0.0, -np.inf, 0.0).astype(np.float32)
     for large in (LARGE, 1000):
-        monkeypatch.setattr("bisect_trt.numerics.movable.LARGE", large)
+        monkeypatch.setattr("bisect_trt.numerics.draws.movable.LARGE", large)
         found = redrawn({"low": low, "infinite": infinite}, np.random.default_rng(1))
         assert found["low"] is low and found["infinite"] is infinite

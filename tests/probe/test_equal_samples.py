@@ -14,9 +14,9 @@ from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.stations.case import load
-from bisect_trt.stations.open_bench import open_bench
-from bisect_trt.stations.settings import Settings
+from bisect_trt.stations.asked.settings import Settings
+from bisect_trt.stations.bench.open_bench import open_bench
+from bisect_trt.stations.case.case import load
 from fixtures.models import residual
 
 Outputs = Mapping[str, NDArray[Any]]

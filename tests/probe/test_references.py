@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from bisect_trt.core.sample import Sample
-from bisect_trt.graph.graph import Graph
+from bisect_trt.graph.model.graph import Graph
 from bisect_trt.probe import references as module
 from bisect_trt.probe.references import References
-from bisect_trt.runners.ort_reference import Reference
+from bisect_trt.runners.ort.reference import Reference
 from fixtures.models import healthy
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from bisect_trt.core.observer import Observer
-from bisect_trt.stations.case import load
-from bisect_trt.stations.open_bench import open_bench
-from bisect_trt.stations.settings import Settings
+from bisect_trt.stations.asked.settings import Settings
+from bisect_trt.stations.bench.open_bench import open_bench
+from bisect_trt.stations.case.case import load
 from fixtures.models import residual
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.verdict import Verdict
-from bisect_trt.numerics.tensor_error import tensor_error
+from bisect_trt.numerics.errors.tensor_error import tensor_error
 from bisect_trt.probe.result import ProbeResult, SampleResult
 
 

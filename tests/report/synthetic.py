@@ -14,7 +14,8 @@ from bisect_trt.core.finding import Finding
 from bisect_trt.core.holds import Holding, Holds
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.steadiness import Steadiness
-from bisect_trt.report.result import EngineFacts, Result, SearchFacts
+from bisect_trt.report.record.record import EngineFacts, SearchFacts
+from bisect_trt.report.result import Result
 
 OPS = ("Conv", "MatMul", "Add", "Softmax", "Pow")
 FRONTIER = (0, 2, 8, 32, 128)

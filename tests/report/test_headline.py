@@ -14,13 +14,13 @@ from bisect_trt.core.diagnosis import Cause
 from bisect_trt.core.holds import Holding
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.numerics.confidence import lower_bound
-from bisect_trt.report.headline import headline, next_step
-from bisect_trt.report.held_on import caption_of, holds_sentences, meaning_of, of_one_input
-from bisect_trt.report.markdown import as_markdown
-from bisect_trt.report.page import as_html
+from bisect_trt.report.page.page import as_html
 from bisect_trt.report.result import Result
-from bisect_trt.report.screen import print_verdict
-from bisect_trt.report.sentences import search_sentences
+from bisect_trt.report.terminal.screen import print_verdict
+from bisect_trt.report.words.headline import headline, next_step
+from bisect_trt.report.words.held_on import caption_of, holds_sentences, meaning_of, of_one_input
+from bisect_trt.report.words.markdown import as_markdown
+from bisect_trt.report.words.sentences import search_sentences
 from bisect_trt.search.facts import Regime
 from tests.report.synthetic import synthetic_result
 

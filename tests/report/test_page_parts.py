@@ -21,11 +21,11 @@ from bisect_trt.report.figures.figure import label
 from bisect_trt.report.figures.frontier import frontier_figure
 from bisect_trt.report.figures.modules import modules_figure
 from bisect_trt.report.figures.ranges import channels_figure, ranges_figure
-from bisect_trt.report.page import as_html
-from bisect_trt.report.page_tables import layer_data, pin_rows
-from bisect_trt.report.requirement_scores import requirement_scores
-from bisect_trt.report.screen import print_verdict
-from bisect_trt.report.sentences import misses_alone, sources, unproved
+from bisect_trt.report.page.page import as_html
+from bisect_trt.report.page.page_tables import layer_data, pin_rows
+from bisect_trt.report.record.requirement_scores import requirement_scores
+from bisect_trt.report.terminal.screen import print_verdict
+from bisect_trt.report.words.sentences import misses_alone, sources, unproved
 from tests.report.synthetic import synthetic_result
 
 RESULT = synthetic_result(80)

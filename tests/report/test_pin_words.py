@@ -9,9 +9,9 @@ import pytest
 
 import bisect_trt
 from bisect_trt.graph import list_layers
-from bisect_trt.graph.layers import Layer
-from bisect_trt.graph.patterns import Pattern, find_patterns
-from bisect_trt.report.pin_words import in_words
+from bisect_trt.graph.model.layers import Layer
+from bisect_trt.graph.model.patterns import Pattern, find_patterns
+from bisect_trt.report.record.pin_words import in_words
 from bisect_trt.search.facts import (
     Regime,
     count_violations,

@@ -17,13 +17,13 @@ from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision
 from bisect_trt.core.sample import Sample
-from bisect_trt.graph.graph import Graph
-from bisect_trt.report.reproducer import FOLDER, write_reproducer
-from bisect_trt.runners.recorded import outputs_of
+from bisect_trt.graph.model.graph import Graph
+from bisect_trt.report.pieces.reproducer import FOLDER, write_reproducer
+from bisect_trt.runners.ort.recorded import outputs_of
 from bisect_trt.runners.tensorrt.build_only import BuildOnlyRunner
-from bisect_trt.stations.engine_trials import EngineTrials
-from bisect_trt.stations.reduce import SMALL, Reduced, reduce_piece
-from bisect_trt.stations.seen import Budget
+from bisect_trt.stations.pieces.engine_trials import EngineTrials
+from bisect_trt.stations.pieces.reduce import SMALL, Reduced, reduce_piece
+from bisect_trt.stations.pieces.seen import Budget
 from tests.conftest import HANG_S
 from tests.networks import branching
 from tests.planted import PlantedRunner, residual

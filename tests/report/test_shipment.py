@@ -8,9 +8,9 @@ from dataclasses import replace
 import pandas as pd
 
 from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.report.shipment import profile_of_inputs, recipes
-from bisect_trt.stations.command_text import as_command
-from bisect_trt.stations.settings import Settings
+from bisect_trt.report.page.shipment import profile_of_inputs, recipes
+from bisect_trt.stations.asked.command_text import as_command
+from bisect_trt.stations.asked.settings import Settings
 from tests.report.synthetic import synthetic_result
 
 SHIPPED = synthetic_result(40)

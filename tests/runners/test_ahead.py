@@ -11,8 +11,8 @@ import pytest
 
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
+from bisect_trt.graph.files.runtime_forms import file_form
 from bisect_trt.graph.passes.typed import to_typed
-from bisect_trt.graph.runtime_forms import file_form
 from bisect_trt.runners.tensorrt.ahead import TIMES_NOTHING, EnginesAhead
 from bisect_trt.runners.tensorrt.profile import profile_of
 from bisect_trt.runners.tensorrt.records import EngineAnswer, EngineRequest

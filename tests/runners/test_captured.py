@@ -16,11 +16,11 @@ from bisect_trt.graph.passes.branchless import without_branches
 from bisect_trt.graph.passes.segmented import Segment, cut
 from bisect_trt.graph.passes.switched import to_switched
 from bisect_trt.graph.passes.weights_chosen import with_weights_chosen
-from bisect_trt.runners.emulator.captured_session import CapturedSession
-from bisect_trt.runners.emulator.constant_store import ConstantStore
-from bisect_trt.runners.emulator.segment_session import SegmentSession
-from bisect_trt.runners.ort_devices import CPU
-from bisect_trt.runners.ort_values import owned, value_of, viewed
+from bisect_trt.runners.emulator.constants.constant_store import ConstantStore
+from bisect_trt.runners.emulator.switched.captured_session import CapturedSession
+from bisect_trt.runners.emulator.switched.segment_session import SegmentSession
+from bisect_trt.runners.ort.devices import CPU
+from bisect_trt.runners.ort.values import owned, value_of, viewed
 from tests.runners.test_branchless import PAIRS, network
 
 
@@ -64,7 +64,7 @@ def test_places_change_no_number(
 
 
 def test_a_shape_too_many_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bisect_trt.runners.emulator.captured_session._MOST_SHAPES", 2)
+    monkeypatch.setattr("bisect_trt.runners.emulator.switched.captured_session._MOST_SHAPES", 2)
     (segment,) = cut(to_switched(network(), *PAIRS[0]), network(), 1)
     kept = CapturedSession(without_branches(segment), ConstantStore(network()), 0, CPU)
     setting = np.zeros(len(segment.flags) + len(segment.weights), np.bool_)

@@ -23,11 +23,11 @@ from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph import list_layers
-from bisect_trt.graph.graph import Graph
-from bisect_trt.graph.load import load_model
-from bisect_trt.graph.tensor_values import place_of
+from bisect_trt.graph.files.load import load_model
+from bisect_trt.graph.model.graph import Graph
+from bisect_trt.graph.tensors.tensor_values import place_of
 from bisect_trt.probe.journal import Journal
-from bisect_trt.runners import device_check, ort_devices
+from bisect_trt.runners import device_check
 from bisect_trt.runners.device_check import (
     DeviceChecker,
     Strictness,
@@ -36,20 +36,21 @@ from bisect_trt.runners.device_check import (
     wrong_roundings,
 )
 from bisect_trt.runners.doctor import examine
-from bisect_trt.runners.emulator.device_constants import DeviceConstants
+from bisect_trt.runners.emulator.constants.device_constants import DeviceConstants
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.runners.emulator.server import EmulationServer, server_arguments
-from bisect_trt.runners.ort_devices import CPU, CUDA_PROVIDER, Device, cuda_device
-from bisect_trt.runners.ort_sessions import failure_of_session, session_as_written
-from bisect_trt.stations import emulator_choice, emulator_workers
-from bisect_trt.stations.case import Case, load
-from bisect_trt.stations.emulator_choice import (
+from bisect_trt.runners.ort import devices as ort_devices
+from bisect_trt.runners.ort.devices import CPU, CUDA_PROVIDER, Device, cuda_device
+from bisect_trt.runners.ort.sessions import failure_of_session, session_as_written
+from bisect_trt.stations.asked.settings import Settings
+from bisect_trt.stations.bench import emulator_choice, emulator_workers
+from bisect_trt.stations.bench.emulator_choice import (
     emulator_device,
     open_emulator,
 )
-from bisect_trt.stations.emulator_workers import gpus_in_turn, open_fleet
-from bisect_trt.stations.open_bench import open_bench
-from bisect_trt.stations.settings import Settings
+from bisect_trt.stations.bench.emulator_workers import gpus_in_turn, open_fleet
+from bisect_trt.stations.bench.open_bench import open_bench
+from bisect_trt.stations.case.case import Case, load
 from fixtures.models import Fixture, branch, encoder_decomposed, healthy, residual
 
 PLANTED = Device(name="planted")

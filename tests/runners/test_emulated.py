@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph import list_layers, to_emulated
-from bisect_trt.graph.graph import Graph
+from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.passes.switched import to_switched
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from fixtures.build import GraphBuilder

@@ -35,7 +35,7 @@ from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.runners.emulator.server import SERVER, server_arguments
 from bisect_trt.runners.workers.crew import Crew
 from bisect_trt.runners.workers.process import IsolatedWorker
-from bisect_trt.stations import emulator_workers
+from bisect_trt.stations.bench import emulator_workers
 from fixtures.models import encoder_decomposed, residual
 from tests.conftest import HANG_S
 

@@ -13,11 +13,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
-from bisect_trt.graph.graph import Graph
-from bisect_trt.runners.emulator import segment_session
-from bisect_trt.runners.emulator.constant_store import ConstantStore
+from bisect_trt.graph.model.graph import Graph
+from bisect_trt.runners.emulator.constants.constant_store import ConstantStore
 from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.runners.emulator.switched_session import SwitchedSession
+from bisect_trt.runners.emulator.switched import segment_session
+from bisect_trt.runners.emulator.switched.switched_session import SwitchedSession
 from bisect_trt.runners.emulator.whole_model import WholeModelRunner
 
 WIDTH = 256

@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
-from bisect_trt.graph.graph import Graph
-from bisect_trt.numerics.draws import redrawn_lookups
+from bisect_trt.graph.model.graph import Graph
+from bisect_trt.numerics.draws.draws import redrawn_lookups
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.runners.emulator.whole_model import WholeModelRunner
-from bisect_trt.runners.ort_devices import Device
-from bisect_trt.runners.ort_lookups import Lookups
-from bisect_trt.runners.ort_reference import Reference
+from bisect_trt.runners.ort.devices import Device
+from bisect_trt.runners.ort.lookups import Lookups
+from bisect_trt.runners.ort.reference import Reference
 from fixtures.tokens import sentence, token_encoder
 
 WORDS = "/embed/Gather"

@@ -6,16 +6,16 @@ import onnx
 import pytest
 import threadpoolctl
 
-from bisect_trt.core.cores import at_most, thread_count
-from bisect_trt.runners.ort_sessions import (
+from bisect_trt.core.machine.cores import at_most, thread_count
+from bisect_trt.runners.ort.sessions import (
     node_session,
     reference_session,
     session_as_written,
     switched_session,
 )
-from bisect_trt.stations.emulator_workers import shared_out
-from bisect_trt.stations.settings import Settings
-from bisect_trt.stations.thread_limit import within_threads
+from bisect_trt.stations.asked.settings import Settings
+from bisect_trt.stations.asked.thread_limit import within_threads
+from bisect_trt.stations.bench.emulator_workers import shared_out
 
 MODEL = onnx.parser.parse_model("""
     <ir_version: 8, opset_import: ["" : 17]>

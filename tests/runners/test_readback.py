@@ -17,7 +17,7 @@ import pytest
 from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.verdict import Verdict
-from bisect_trt.runners.ort_profiles import cpu_nodes
+from bisect_trt.runners.ort.profiles import cpu_nodes
 from bisect_trt.runners.tensorrt.readback import (
     dishonoured_in_engine,
     engine_layers,

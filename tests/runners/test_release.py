@@ -6,10 +6,10 @@ import numpy as np
 
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
-from bisect_trt.graph.graph import Graph
+from bisect_trt.graph.model.graph import Graph
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.runners.emulator.whole_model import WholeModelRunner
-from bisect_trt.runners.turns import Holder
+from bisect_trt.runners.ort.turns import Holder
 from fixtures.models import residual
 
 

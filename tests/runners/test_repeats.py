@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bisect_trt.numerics.apart import farthest_apart
 from bisect_trt.numerics.arrays import Arrays
+from bisect_trt.numerics.errors.apart import farthest_apart
 from bisect_trt.runners.tensorrt.repeats import ENOUGH, run_repeatedly, same_bits
 
 

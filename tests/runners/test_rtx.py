@@ -20,7 +20,10 @@ from onnx import TensorProto, helper
 import bisect_trt
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
-from bisect_trt.runners.emulator import node_by_node, rounded_sums, rtx_arithmetic, rtx_operators
+from bisect_trt.runners.emulator.by_node import node_by_node
+from bisect_trt.runners.emulator.rtx import arithmetic as rtx_arithmetic
+from bisect_trt.runners.emulator.rtx import operators as rtx_operators
+from bisect_trt.runners.emulator.rtx import rounded_sums
 from bisect_trt.runners.emulator.rtx_runner import RtxRunner
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from fixtures.layers import layers_side_by_side
@@ -198,8 +201,9 @@ def test_an_engine_with_fp16_sums_gets_its_plan_confirmed_with_them(
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr("bisect_trt.stations.open_bench.open_engine", lambda *_: Engine(emulator))
-    monkeypatch.setattr("bisect_trt.stations.bench.has_rtx_sums", lambda *_: True)
+    bench = "bisect_trt.stations.bench"
+    monkeypatch.setattr(f"{bench}.open_bench.open_engine", lambda *_: Engine(emulator))
+    monkeypatch.setattr(f"{bench}.bench.has_rtx_sums", lambda *_: True)
     result = bisect_trt.bisect(
         fixture.model, fixture.inputs, require=fixture.require, out=tmp_path, robust=0
     )

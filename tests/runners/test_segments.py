@@ -14,13 +14,17 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.core.precision import Precision
 from bisect_trt.core.sample import Sample
-from bisect_trt.graph.graph import Graph
-from bisect_trt.runners.emulator import switched_session
-from bisect_trt.runners.emulator.constant_store import ConstantStore
-from bisect_trt.runners.emulator.kept_activations import MOST_BYTES, KeptActivations, room_beside
-from bisect_trt.runners.emulator.plan_session import _WORTH_IT
-from bisect_trt.runners.emulator.segment_session import _WORTH_SETTLING, SegmentSession
-from bisect_trt.runners.emulator.switched_session import (
+from bisect_trt.graph.model.graph import Graph
+from bisect_trt.runners.emulator.constants.constant_store import ConstantStore
+from bisect_trt.runners.emulator.switched import switched_session
+from bisect_trt.runners.emulator.switched.kept_activations import (
+    MOST_BYTES,
+    KeptActivations,
+    room_beside,
+)
+from bisect_trt.runners.emulator.switched.plan_session import _WORTH_IT
+from bisect_trt.runners.emulator.switched.segment_session import _WORTH_SETTLING, SegmentSession
+from bisect_trt.runners.emulator.switched.switched_session import (
     _SMALL,
     SwitchedSession,
     segments_on_gpu,

@@ -14,14 +14,14 @@ import pytest
 
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
-from bisect_trt.graph.activations import inference_bytes
-from bisect_trt.graph.graph import Graph
+from bisect_trt.graph.inspection.activations import inference_bytes
+from bisect_trt.graph.model.graph import Graph
 from bisect_trt.probe.references import References
-from bisect_trt.runners import side_by_side as module
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.runners.emulator.whole_model import WholeModelRunner
-from bisect_trt.runners.ort_reference import Reference
-from bisect_trt.runners.side_by_side import Room, side_by_side
+from bisect_trt.runners.ort import side_by_side as module
+from bisect_trt.runners.ort.reference import Reference
+from bisect_trt.runners.ort.side_by_side import Room, side_by_side
 from fixtures.models import residual
 
 

@@ -15,13 +15,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
-from bisect_trt.graph.graph import Graph
-from bisect_trt.graph.load import load_model
+from bisect_trt.graph.files.load import load_model
+from bisect_trt.graph.model.graph import Graph
 from bisect_trt.runners.emulator import whole_model
 from bisect_trt.runners.emulator.whole_model import WholeModelRunner
-from bisect_trt.runners.ort_reference import Reference
-from bisect_trt.runners.ort_sessions import reference_session
-from bisect_trt.runners.ort_weights import opened
+from bisect_trt.runners.ort.reference import Reference
+from bisect_trt.runners.ort.sessions import reference_session
+from bisect_trt.runners.ort.weights import opened
 
 PLAN = PrecisionPlan(Precision.FP16)
 
@@ -44,7 +44,7 @@ def graph(tmp_path: Path) -> Graph:
 def test_many_weights_are_held_in_turn(
     graph: Graph, many: int, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bisect_trt.runners.turns.MANY", many)
+    monkeypatch.setattr("bisect_trt.runners.ort.turns.MANY", many)
     made: list[ReferenceType[ort.InferenceSession]] = []
 
     def seen(*given: Any, **named: Any) -> ort.InferenceSession:
@@ -52,7 +52,7 @@ def test_many_weights_are_held_in_turn(
         made.append(ref(session))
         return session
 
-    monkeypatch.setattr("bisect_trt.runners.ort_sessions.opened", seen)
+    monkeypatch.setattr("bisect_trt.runners.ort.sessions.opened", seen)
     sample = Sample("s", {"x": np.linspace(-1, 1, 128, dtype=np.float32)[None]})
     reference = Reference(graph)
     second = WholeModelRunner(graph, turns=reference.turns)
@@ -73,7 +73,7 @@ def test_many_weights_are_held_in_turn(
 def test_no_session_is_opened_while_one_of_the_model_s_other_form_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("bisect_trt.runners.side_by_side.thread_count", lambda: 4)
+    monkeypatch.setattr("bisect_trt.runners.ort.side_by_side.thread_count", lambda: 4)
     graph = Graph(
         onnx.parser.parse_model("""
             <ir_version: 8, opset_import: ["" : 17]>

@@ -16,21 +16,21 @@ import pytest
 import bisect_trt
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.finding import Finding
+from bisect_trt.core.machine.stop import BudgetSpentError
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
-from bisect_trt.core.stop import BudgetSpentError
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.probe.result import GIVEN, ProbeResult
 from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.stations.case import load
-from bisect_trt.stations.effect_rows import EffectRows
-from bisect_trt.stations.holds import Refusal
-from bisect_trt.stations.ledger import Ledger
-from bisect_trt.stations.open_bench import open_bench
-from bisect_trt.stations.settings import Settings
-from bisect_trt.stations.triage import _others
+from bisect_trt.stations.asked.settings import Settings
+from bisect_trt.stations.bench.ledger import Ledger
+from bisect_trt.stations.bench.open_bench import open_bench
+from bisect_trt.stations.case.case import load
+from bisect_trt.stations.cause.effect_rows import EffectRows
+from bisect_trt.stations.cause.triage import _others
+from bisect_trt.stations.draws.holds import Refusal
 from fixtures.models import Fixture, encoder_decomposed, healthy, residual
 from tests.conftest import run_model
 

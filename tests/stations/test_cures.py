@@ -18,13 +18,13 @@ from bisect_trt.core.errors import BadInputError, RunnerUnavailableError
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision
 from bisect_trt.core.sample import Sample
-from bisect_trt.graph.graph import Graph
-from bisect_trt.report.cured import FOLDER, headline_of_cures, write_cures
-from bisect_trt.runners.recorded import outputs_of
+from bisect_trt.graph.model.graph import Graph
+from bisect_trt.report.pieces.cured import FOLDER, headline_of_cures, write_cures
+from bisect_trt.runners.ort.recorded import outputs_of
 from bisect_trt.runners.tensorrt.records import AS_USUAL, EngineOptions
-from bisect_trt.stations.cures import AS_IT_IS, Cures, OpenWith, try_cures
-from bisect_trt.stations.engine_trials import PROCESSES, OpenRunner
-from bisect_trt.stations.seen import Budget
+from bisect_trt.stations.pieces.cures import AS_IT_IS, Cures, OpenWith, try_cures
+from bisect_trt.stations.pieces.engine_trials import PROCESSES, OpenRunner
+from bisect_trt.stations.pieces.seen import Budget
 from tests.planted import PlantedRunner, residual, unsteady
 
 Case = tuple[onnx.ModelProto, dict[str, NDArray[np.float32]]]

@@ -23,9 +23,11 @@ from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.core.verdict import Verdict
-from bisect_trt.stations import engine_baselines, robust_search, usable
-from bisect_trt.stations.engine_baselines import EngineBaselines, with_table
-from bisect_trt.stations.engine_table import EngineTable
+from bisect_trt.stations.draws import usable
+from bisect_trt.stations.engine import baselines as engine_baselines
+from bisect_trt.stations.engine.baselines import EngineBaselines, with_table
+from bisect_trt.stations.engine.table import EngineTable
+from bisect_trt.stations.plans import robust_search
 from fixtures.models import residual
 from tests.engines import Engine, Judged, WorseOnDraws
 

@@ -17,8 +17,8 @@ import bisect_trt
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.pipeline import compare
-from bisect_trt.report.headline import headline
-from bisect_trt.stations.settings import Settings
+from bisect_trt.report.words.headline import headline
+from bisect_trt.stations.asked.settings import Settings
 from fixtures.models import Fixture, encoder_layernorm, waves
 from tests.conftest import forbid_inferences
 from tests.engines import Changed
@@ -37,7 +37,7 @@ def compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Compared:
 
     def run(fixture: Fixture, change: Change, *profiles: str) -> tuple[bisect_trt.Result, Changed]:
         engine = Changed(fixture, change)
-        monkeypatch.setattr("bisect_trt.stations.open_bench.open_engine", lambda *_: engine)
+        monkeypatch.setattr("bisect_trt.stations.bench.open_bench.open_engine", lambda *_: engine)
         settings = Settings(
             fixture.model,
             [fixture.inputs],

@@ -9,7 +9,7 @@ import pytest
 
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.verdict import Verdict
-from bisect_trt.stations.engine_judge import EngineJudge
+from bisect_trt.stations.verdict.engine_judge import EngineJudge
 
 LAYERS = [f"l{i}" for i in range(10)]
 

@@ -16,13 +16,13 @@ import pytest
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.core.verdict import Verdict
-from bisect_trt.numerics.tensor_error import tensor_error
+from bisect_trt.numerics.errors.tensor_error import tensor_error
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.search.tolerance_share import tightened
-from bisect_trt.stations import engine_verdict
-from bisect_trt.stations.engine_diagnosis import Fp32, what_fp32_is
-from bisect_trt.stations.engine_table import probe_effect_matters
-from bisect_trt.stations.holds import Refusal
+from bisect_trt.stations.draws.holds import Refusal
+from bisect_trt.stations.engine.diagnosis import Fp32, what_fp32_is
+from bisect_trt.stations.engine.table import probe_effect_matters
+from bisect_trt.stations.verdict import engine_verdict
 from fixtures.models import encoder_decomposed, residual, tf32_victim
 from tests.engines import Engine, Judged, WorseOnDraws
 

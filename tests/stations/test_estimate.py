@@ -8,10 +8,10 @@ import pytest
 
 import bisect_trt
 from bisect_trt.core.observer import Observer
-from bisect_trt.stations.case import Case, load
-from bisect_trt.stations.estimate import estimate
-from bisect_trt.stations.settings import Settings
-from bisect_trt.stations.work import Work, expected_work
+from bisect_trt.stations.asked.settings import Settings
+from bisect_trt.stations.case.case import Case, load
+from bisect_trt.stations.cost.estimate import estimate
+from bisect_trt.stations.cost.work import Work, expected_work
 from fixtures.models import encoder_decomposed, healthy
 
 FIXTURE = encoder_decomposed()

@@ -12,9 +12,9 @@ from click.testing import CliRunner
 
 import bisect_trt
 from bisect_trt.cli import main
-from bisect_trt.numerics.variants import check_kinds
-from bisect_trt.report.read_run import read_run
-from bisect_trt.report.sentences import score_without
+from bisect_trt.numerics.draws.variants import check_kinds
+from bisect_trt.report.files.read_run import read_run
+from bisect_trt.report.words.sentences import score_without
 from fixtures.models import Fixture, conv_clip, encoder_decomposed, healthy, residual
 
 FIXTURE = residual()

@@ -14,14 +14,14 @@ from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.probe.result import PanelResult, SampleResult
-from bisect_trt.stations import fresh_draws
-from bisect_trt.stations.case import Case, load
-from bisect_trt.stations.drawn import REDRAWN, VARIANTS
-from bisect_trt.stations.fresh_draws import Draws
-from bisect_trt.stations.fresh_test import FreshTest, planned_test
-from bisect_trt.stations.holds import put_to_test
-from bisect_trt.stations.open_bench import open_bench
-from bisect_trt.stations.settings import Settings
+from bisect_trt.stations.asked.settings import Settings
+from bisect_trt.stations.bench.open_bench import open_bench
+from bisect_trt.stations.case.case import Case, load
+from bisect_trt.stations.draws import fresh_draws
+from bisect_trt.stations.draws.drawn import REDRAWN, VARIANTS
+from bisect_trt.stations.draws.fresh_draws import Draws
+from bisect_trt.stations.draws.fresh_test import FreshTest, planned_test
+from bisect_trt.stations.draws.holds import put_to_test
 from fixtures.models import healthy
 
 MADE: list[int] = []

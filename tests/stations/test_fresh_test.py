@@ -16,9 +16,12 @@ from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.numerics.confidence import lower_bound
-from bisect_trt.stations import answer, fresh_test
-from bisect_trt.stations.case import Case, load
-from bisect_trt.stations.fresh_test import (
+from bisect_trt.stations.answer import answer
+from bisect_trt.stations.asked.settings import Settings
+from bisect_trt.stations.bench.open_bench import open_bench
+from bisect_trt.stations.case.case import Case, load
+from bisect_trt.stations.draws import fresh_test
+from bisect_trt.stations.draws.fresh_test import (
     MAX_TESTS,
     FreshTest,
     fitted,
@@ -26,9 +29,7 @@ from bisect_trt.stations.fresh_test import (
     shortened,
     wanted_of_unseen,
 )
-from bisect_trt.stations.holds import Refusal, first_refusal, measure_holds
-from bisect_trt.stations.open_bench import open_bench
-from bisect_trt.stations.settings import Settings
+from bisect_trt.stations.draws.holds import Refusal, first_refusal, measure_holds
 from fixtures.models import Fixture, healthy
 
 
@@ -222,7 +223,7 @@ def test_what_ends_before_its_look_does_has_no_miss_to_spare(
         for i in range(count - bad)
     ]
     few[3:3] = [Sample("bad", {n: np.float32(a * 1e9) for n, a in arrays.items()}, True)] * bad
-    monkeypatch.setattr("bisect_trt.stations.fresh_draws.variants", lambda *_: iter(few))
+    monkeypatch.setattr("bisect_trt.stations.draws.fresh_draws.variants", lambda *_: iter(few))
     test, refused, holds = first_test_of(case)
     assert (refused is not None) == refuses and holds.variants.tested in (count, test.enough)
 

@@ -19,10 +19,10 @@ import bisect_trt
 from bisect_trt.core.diagnosis import Cause
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.graph.inspection import inspect_model
-from bisect_trt.graph.load import load_model
-from bisect_trt.report.headline import headline
-from bisect_trt.runners.ort_sessions import reference_session
+from bisect_trt.graph.files.load import load_model
+from bisect_trt.graph.inspection.inspection import inspect_model
+from bisect_trt.report.words.headline import headline
+from bisect_trt.runners.ort.sessions import reference_session
 from fixtures.models import encoder_decomposed, healthy, residual, unsavable, waves
 from tests.conftest import run_model, same
 from tests.graph.test_normalised import function_model

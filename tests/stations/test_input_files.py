@@ -13,9 +13,9 @@ import pytest
 
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.lazy_arrays import LazyArrays
-from bisect_trt.graph.inputs import InputSpec
-from bisect_trt.stations.input_files import find_files
-from bisect_trt.stations.samples import load_samples
+from bisect_trt.graph.model.inputs import InputSpec
+from bisect_trt.stations.case.input_files import find_files
+from bisect_trt.stations.case.samples import load_samples
 
 SPECS = [InputSpec("x", np.dtype(np.float32), (1, 4))]
 TWO = [*SPECS, InputSpec("y", np.dtype(np.int64), (2,))]

@@ -14,13 +14,13 @@ from click.testing import CliRunner
 from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.cli import main
-from bisect_trt.core.memory import frees_activations
-from bisect_trt.graph.activations import live_bytes
-from bisect_trt.graph.graph import Graph
-from bisect_trt.runners.emulator.kept_activations import room_beside
-from bisect_trt.runners.side_by_side import ROOM_BYTES
-from bisect_trt.stations import need
-from bisect_trt.stations.array_files import headers_of
+from bisect_trt.core.machine.memory import frees_activations
+from bisect_trt.graph.inspection.activations import live_bytes
+from bisect_trt.graph.model.graph import Graph
+from bisect_trt.runners.emulator.switched.kept_activations import room_beside
+from bisect_trt.runners.ort.side_by_side import ROOM_BYTES
+from bisect_trt.stations.case import need
+from bisect_trt.stations.case.array_files import headers_of
 
 ROOT = Path(__file__).resolve().parents[2]
 KB = 1024
@@ -145,7 +145,7 @@ def tell():  # not getrusage: its peak is also that of whoever started this proc
     print("PEAK", *(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")))
 atexit.register(tell)
 from bisect_trt.cli import main
-from bisect_trt.core.memory import frees_activations
+from bisect_trt.core.machine.memory import frees_activations
 main(sys.argv[1:])
 """
 

@@ -14,13 +14,13 @@ from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
-from bisect_trt.graph.graph import Graph
+from bisect_trt.graph.model.graph import Graph
 from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.runners.recorded import outputs_of
-from bisect_trt.stations.engine_trials import BAD_SHARE, PROCESSES, EngineTrials, told
-from bisect_trt.stations.explained import what_rounding_explains
-from bisect_trt.stations.reduce import Reduced, reduce_piece
-from bisect_trt.stations.seen import Budget, Seen, Suspect
+from bisect_trt.runners.ort.recorded import outputs_of
+from bisect_trt.stations.pieces.engine_trials import BAD_SHARE, PROCESSES, EngineTrials, told
+from bisect_trt.stations.pieces.explained import what_rounding_explains
+from bisect_trt.stations.pieces.reduce import Reduced, reduce_piece
+from bisect_trt.stations.pieces.seen import Budget, Seen, Suspect
 from fixtures.models import ALL, Fixture
 from tests.conftest import run_model
 from tests.planted import PlantedRunner, residual, unsteady

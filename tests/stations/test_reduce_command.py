@@ -25,7 +25,7 @@ CHECK = """
 import sys
 sys.path.insert(0, {root!r})
 import numpy as np, onnx
-from bisect_trt.runners.recorded import outputs_of
+from bisect_trt.runners.ort.recorded import outputs_of
 from tests.planted import with_wrong_kernel
 inputs, expected = np.load(sys.argv[2]), np.load(sys.argv[3])
 found = outputs_of(with_wrong_kernel(onnx.load(sys.argv[1]), 0.05), dict(inputs), "piece")

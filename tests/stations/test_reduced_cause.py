@@ -15,8 +15,8 @@ from bisect_trt.core.diagnosis import Cause
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.probe.result import ProbeResult
-from bisect_trt.stations.reduced_cause import diagnose_reduced
-from bisect_trt.stations.sensitivity import Sensitivity
+from bisect_trt.stations.cause.reduced_cause import diagnose_reduced
+from bisect_trt.stations.cause.sensitivity import Sensitivity
 from fixtures.models import residual
 
 FP16 = PrecisionPlan(Precision.FP16)

@@ -16,19 +16,19 @@ from numpy.typing import NDArray
 import bisect_trt
 from bisect_trt import PrecisionPlan, Result
 from bisect_trt.core.errors import BadInputError, RunnerFailedError
+from bisect_trt.core.machine.stop import StoppedError
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.sample import Sample
-from bisect_trt.core.stop import StoppedError
-from bisect_trt.numerics.draws import redrawn
-from bisect_trt.numerics.requirement_text import parse_requirements
-from bisect_trt.numerics.variants import variant
+from bisect_trt.numerics.draws.draws import redrawn
+from bisect_trt.numerics.draws.variants import variant
+from bisect_trt.numerics.requirements.requirement_text import parse_requirements
 from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.stations import unseen
-from bisect_trt.stations.case import load
-from bisect_trt.stations.drawn import redraws, wants_variants
-from bisect_trt.stations.fresh_test import wanted_of_variants
-from bisect_trt.stations.open_bench import open_bench
-from bisect_trt.stations.settings import Settings
+from bisect_trt.stations.asked.settings import Settings
+from bisect_trt.stations.bench.open_bench import open_bench
+from bisect_trt.stations.case.case import load
+from bisect_trt.stations.cause import unseen
+from bisect_trt.stations.draws.drawn import redraws, wants_variants
+from bisect_trt.stations.draws.fresh_test import wanted_of_variants
 from fixtures.build import GraphBuilder
 from fixtures.models import Fixture, encoder_decomposed, healthy, residual, tf32_victim
 from fixtures.tokens import sentence, token_encoder

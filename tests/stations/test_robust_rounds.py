@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bisect_trt.core.machine.stop import BudgetSpentError
 from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.core.stop import BudgetSpentError
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.search import prefix
 from bisect_trt.search.tolerance_share import Room
-from bisect_trt.stations import robust_search
-from bisect_trt.stations.holds import Refusal
-from bisect_trt.stations.robust_search import RobustSet
-from bisect_trt.stations.settings import Settings
+from bisect_trt.stations.asked.settings import Settings
+from bisect_trt.stations.draws.holds import Refusal
+from bisect_trt.stations.plans import robust_search
+from bisect_trt.stations.plans.robust_search import RobustSet
 
 
 def searched(names: list[str], strength: dict[str, float], fewest: int = 0) -> RobustSet | None:

@@ -12,7 +12,7 @@ import bisect_trt
 from bisect_trt.cli import main
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.precision import Precision
-from bisect_trt.stations.settings import Settings, options
+from bisect_trt.stations.asked.settings import Settings, options
 from fixtures.models import healthy
 
 

@@ -12,11 +12,12 @@ import pytest
 import bisect_trt
 from bisect_trt import Result
 from bisect_trt.core.observer import Observer
-from bisect_trt.stations import effect_rows, frontier, sensitivity
-from bisect_trt.stations.case import load
-from bisect_trt.stations.open_bench import open_bench
-from bisect_trt.stations.sensitivity import Sensitivity, measure_sensitivity
-from bisect_trt.stations.settings import Settings
+from bisect_trt.stations.asked.settings import Settings
+from bisect_trt.stations.bench.open_bench import open_bench
+from bisect_trt.stations.case.case import load
+from bisect_trt.stations.cause import effect_rows, sensitivity
+from bisect_trt.stations.cause.sensitivity import Sensitivity, measure_sensitivity
+from bisect_trt.stations.plans import frontier
 from fixtures.build import GraphBuilder
 from fixtures.models import Fixture, residual, waves
 from tests.conftest import forbid_inferences

@@ -13,12 +13,12 @@ import pytest
 import bisect_trt
 from bisect_trt import Result
 from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.machine.stop import BudgetSpentError
+from bisect_trt.core.machine.time_budget import TimeBudget, TimedObserver
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
-from bisect_trt.core.stop import BudgetSpentError
-from bisect_trt.core.time_budget import TimeBudget, TimedObserver
-from bisect_trt.stations.seen import Budget
+from bisect_trt.stations.pieces.seen import Budget
 from fixtures.models import healthy, residual
 from tests.engines import Judged, Unsteady
 
@@ -31,7 +31,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr("bisect_trt.core.time_budget.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("bisect_trt.core.machine.time_budget.time.monotonic", lambda: self.now)
 
 
 @pytest.fixture

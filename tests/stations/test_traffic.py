@@ -12,11 +12,11 @@ import pytest
 
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.stations.case import Case, load
-from bisect_trt.stations.layer_errors import trace_layers
-from bisect_trt.stations.open_bench import open_bench
-from bisect_trt.stations.settings import Settings
-from bisect_trt.stations.traffic import relative_bytes
+from bisect_trt.stations.asked.settings import Settings
+from bisect_trt.stations.baselines.layer_errors import trace_layers
+from bisect_trt.stations.bench.open_bench import open_bench
+from bisect_trt.stations.case.case import Case, load
+from bisect_trt.stations.plans.traffic import relative_bytes
 
 
 def traced(tmp_path: Path) -> tuple[Case, pd.DataFrame]:

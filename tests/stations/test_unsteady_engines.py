@@ -13,7 +13,7 @@ import pytest
 
 import bisect_trt
 from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.stations import open_bench
+from bisect_trt.stations.bench import open_bench
 from fixtures.models import residual
 from tests.engines import Engine, Judged, Unsteady
 

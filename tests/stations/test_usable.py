@@ -10,13 +10,13 @@ import pytest
 
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.sample import Sample
-from bisect_trt.runners import side_by_side as module
-from bisect_trt.runners import turns
-from bisect_trt.stations.bench import Bench
-from bisect_trt.stations.case import load
-from bisect_trt.stations.open_bench import open_bench
-from bisect_trt.stations.settings import Settings
-from bisect_trt.stations.usable import usable
+from bisect_trt.runners.ort import side_by_side as module
+from bisect_trt.runners.ort import turns
+from bisect_trt.stations.asked.settings import Settings
+from bisect_trt.stations.bench.bench import Bench
+from bisect_trt.stations.bench.open_bench import open_bench
+from bisect_trt.stations.case.case import load
+from bisect_trt.stations.draws.usable import usable
 from fixtures.models import residual
 
 

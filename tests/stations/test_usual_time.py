@@ -15,17 +15,18 @@ import bisect_trt
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
-from bisect_trt.graph.graph import Graph
-from bisect_trt.numerics.noise import LARGE
+from bisect_trt.graph.model.graph import Graph
+from bisect_trt.numerics.draws.noise import LARGE
 from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.result import ProbeResult
-from bisect_trt.stations import holds, triage
-from bisect_trt.stations.baselines import Baselines
-from bisect_trt.stations.bench import Bench
-from bisect_trt.stations.case import load
-from bisect_trt.stations.open_bench import open_bench
-from bisect_trt.stations.settings import Settings
-from bisect_trt.stations.usual_time import usual_seconds
+from bisect_trt.stations.asked.settings import Settings
+from bisect_trt.stations.baselines.baselines import Baselines
+from bisect_trt.stations.bench.bench import Bench
+from bisect_trt.stations.bench.open_bench import open_bench
+from bisect_trt.stations.case.case import load
+from bisect_trt.stations.case.usual_time import usual_seconds
+from bisect_trt.stations.cause import triage
+from bisect_trt.stations.draws import holds
 from fixtures.models import encoder_decomposed, healthy
 from tests.conftest import forbid_inferences
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import onnx
 from onnx import TensorProto
 
-from bisect_trt.graph.graph import Graph
-from bisect_trt.graph.save import weights_size
+from bisect_trt.graph.files.save import weights_size
+from bisect_trt.graph.model.graph import Graph
 
 PREFIX = "bisect_trt."
 _IR_WITH_NODE_METADATA = 10

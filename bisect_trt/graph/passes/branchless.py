@@ -12,7 +12,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from bisect_trt.graph.passes.segmented import Segment, is_switch
-from bisect_trt.graph.tensor_types import opset_of
+from bisect_trt.graph.tensors.tensor_types import opset_of
 
 _SELECTS, _LISTS = 9, 11
 """The opsets that ``Where`` and ``SequenceConstruct`` came with."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.graph.graph import Graph
-from bisect_trt.graph.operator_rules import HAVE_BF16
-from bisect_trt.graph.opset import (
+from bisect_trt.graph.model.graph import Graph
+from bisect_trt.graph.model.opset import (
     CAST_HAS_BF16,
     PRODUCTS_BROADCAST,
     lacks_bf16,
     operators,
 )
+from bisect_trt.graph.tensors.operator_rules import HAVE_BF16
 
 
 def with_roundings(graph: Graph, base: Precision) -> Graph:

@@ -14,15 +14,15 @@ import onnx
 from onnx import helper, numpy_helper
 
 from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.graph.graph import Graph, as_graph
-from bisect_trt.graph.layers import Role
-from bisect_trt.graph.operator_rules import CONTROL_FLOW, FLOAT, STORAGE_TYPE
-from bisect_trt.graph.opset import CAST_HAS_BF16
+from bisect_trt.graph.model.graph import Graph, as_graph
+from bisect_trt.graph.model.layers import Role
+from bisect_trt.graph.model.opset import CAST_HAS_BF16
+from bisect_trt.graph.model.roundings import is_rounded
 from bisect_trt.graph.passes.capable import with_new_nodes_pinned, with_roundings
 from bisect_trt.graph.passes.frame import Frame
 from bisect_trt.graph.passes.rewriter import Rewriter
-from bisect_trt.graph.roundings import is_rounded
-from bisect_trt.graph.tensor_types import Scope
+from bisect_trt.graph.tensors.operator_rules import CONTROL_FLOW, FLOAT, STORAGE_TYPE
+from bisect_trt.graph.tensors.tensor_types import Scope
 from bisect_trt.numerics.rounding import TF32_SPLITTER
 
 

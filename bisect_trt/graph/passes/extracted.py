@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 from bisect_trt.core.piece import Piece
-from bisect_trt.graph.graph import Graph
-from bisect_trt.graph.layers import with_unique_names
-from bisect_trt.graph.operator_rules import is_standard
-from bisect_trt.graph.tensor_types import UNKNOWN, captured_names
+from bisect_trt.graph.model.graph import Graph
+from bisect_trt.graph.model.layers import with_unique_names
+from bisect_trt.graph.tensors.operator_rules import is_standard
+from bisect_trt.graph.tensors.tensor_types import UNKNOWN, captured_names
 
 _OF_SHAPES = frozenset({"Shape", "Size"})
 _DRAWN = frozenset(

@@ -16,10 +16,10 @@ import onnx
 from onnx import helper, numpy_helper
 
 from bisect_trt.core.errors import BadInputError
-from bisect_trt.graph.layernorm_chains import Chain, find_chains
-from bisect_trt.graph.layers import with_unique_names
-from bisect_trt.graph.opset import HAS_LAYER_NORMALIZATION, raised
-from bisect_trt.graph.tensor_types import opset_of
+from bisect_trt.graph.model.layernorm_chains import Chain, find_chains
+from bisect_trt.graph.model.layers import with_unique_names
+from bisect_trt.graph.model.opset import HAS_LAYER_NORMALIZATION, raised
+from bisect_trt.graph.tensors.tensor_types import opset_of
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import onnx
 
-from bisect_trt.graph.operator_rules import is_standard
 from bisect_trt.graph.passes.segmented import Segment
+from bisect_trt.graph.tensors.operator_rules import is_standard
 
 
 def joined(segments: Sequence[Segment], outputs: Sequence[str]) -> Segment:

@@ -13,9 +13,9 @@ import onnx
 from onnx import helper
 
 from bisect_trt.core.errors import BadInputError
-from bisect_trt.graph.graph import Graph, as_graph
-from bisect_trt.graph.patterns import find_patterns
-from bisect_trt.graph.tensor_types import infer_types
+from bisect_trt.graph.model.graph import Graph, as_graph
+from bisect_trt.graph.model.patterns import find_patterns
+from bisect_trt.graph.tensors.tensor_types import infer_types
 
 
 def select_tensors(model: onnx.ModelProto | Graph, selectors: Iterable[str]) -> list[str]:

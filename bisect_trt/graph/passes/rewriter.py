@@ -15,14 +15,15 @@ import onnx
 from onnx import AttributeProto
 
 from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.graph.constants import Constants
-from bisect_trt.graph.dims import name_placeholder_dims
-from bisect_trt.graph.graph import Graph
-from bisect_trt.graph.layers import Kind, Role, node_names, role_of
-from bisect_trt.graph.operator_rules import FLOAT
-from bisect_trt.graph.passes.frame import Frame, drop_unread
-from bisect_trt.graph.tensor_types import Scope, subgraphs
-from bisect_trt.graph.tensor_values import rounded_tensor
+from bisect_trt.graph.model.graph import Graph
+from bisect_trt.graph.model.layers import Kind, Role, node_names, role_of
+from bisect_trt.graph.model.unread import drop_unread
+from bisect_trt.graph.passes.frame import Frame
+from bisect_trt.graph.tensors.constants import Constants
+from bisect_trt.graph.tensors.dims import name_placeholder_dims
+from bisect_trt.graph.tensors.operator_rules import FLOAT
+from bisect_trt.graph.tensors.tensor_types import Scope, subgraphs
+from bisect_trt.graph.tensors.tensor_values import rounded_tensor
 
 Chooser = Callable[[str], Precision]
 

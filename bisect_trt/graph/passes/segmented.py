@@ -14,10 +14,10 @@ from itertools import accumulate
 import onnx
 from onnx import helper
 
-from bisect_trt.graph.graph import Graph
-from bisect_trt.graph.operator_rules import FLOAT, is_standard
+from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.passes.switched import Flag, SwitchedModel, Weight
-from bisect_trt.graph.tensor_types import UNKNOWN, captured_names
+from bisect_trt.graph.tensors.operator_rules import FLOAT, is_standard
+from bisect_trt.graph.tensors.tensor_types import UNKNOWN, captured_names
 
 MOST_SEGMENTS = 16
 _FEWEST_NODES = 48

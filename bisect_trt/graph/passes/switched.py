@@ -16,13 +16,14 @@ import onnx
 from onnx import TensorProto, helper
 
 from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.graph.graph import Graph
-from bisect_trt.graph.layers import Kind
-from bisect_trt.graph.operator_rules import CONTROL_FLOW, FLOAT, MOVES, is_standard
+from bisect_trt.graph.model.graph import Graph
+from bisect_trt.graph.model.layers import Kind
+from bisect_trt.graph.model.roundings import NodeRoundings, Rounding, list_roundings
+from bisect_trt.graph.model.unread import drop_unread
 from bisect_trt.graph.passes.emulated import EmulationRewriter
-from bisect_trt.graph.passes.frame import Frame, drop_unread
-from bisect_trt.graph.roundings import NodeRoundings, Rounding, list_roundings
-from bisect_trt.graph.tensor_types import Scope, captured_names
+from bisect_trt.graph.passes.frame import Frame
+from bisect_trt.graph.tensors.operator_rules import CONTROL_FLOW, FLOAT, MOVES, is_standard
+from bisect_trt.graph.tensors.tensor_types import Scope, captured_names
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class _Use:
 def to_switched(graph: Graph, low: Precision, pin: Precision) -> SwitchedModel:
     """The model for all plans of one base: each rounding has a switch.
 
-    The roundings are those of :func:`~bisect_trt.graph.roundings.list_roundings`.
+    The roundings are those of :func:`~bisect_trt.graph.model.roundings.list_roundings`.
 
     Args:
         graph: the FP32 model, read only.

@@ -10,12 +10,12 @@ import onnx
 from onnx import helper
 
 from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.graph.graph import Graph, as_graph
-from bisect_trt.graph.layers import Role
-from bisect_trt.graph.operator_rules import FLOAT, STORAGE_TYPE, TYPE_AGNOSTIC, is_standard
+from bisect_trt.graph.model.graph import Graph, as_graph
+from bisect_trt.graph.model.layers import Role
 from bisect_trt.graph.passes.capable import with_bf16_operators, with_new_nodes_pinned
 from bisect_trt.graph.passes.frame import Frame
 from bisect_trt.graph.passes.rewriter import Rewriter
+from bisect_trt.graph.tensors.operator_rules import FLOAT, STORAGE_TYPE, TYPE_AGNOSTIC, is_standard
 
 
 def to_typed(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> onnx.ModelProto:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bisect_trt.report.failure_sources import is_measured
 from bisect_trt.report.figures.along_network import NETWORK, line_of, marks_of
 from bisect_trt.report.figures.figure import ACCENT, BAD, GOOD, Figure, log_axis, positive
+from bisect_trt.report.record.failure_sources import is_measured
 
 _OWN = "introduced_rel_range"
 _FINITE = {"rel_range": "finite", _OWN: "introduced_finite", "engine_rel_range": "engine_finite"}

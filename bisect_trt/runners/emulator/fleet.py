@@ -16,7 +16,7 @@ from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.runners.emulator.runner import EmulatedRunner, versions_on
-from bisect_trt.runners.ort_devices import CPU, Device
+from bisect_trt.runners.ort.devices import CPU, Device
 from bisect_trt.runners.workers.crew import Crew
 
 _CHUNK = 12

@@ -15,20 +15,20 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from bisect_trt.core.memory import frees_activations
+from bisect_trt.core.machine.memory import frees_activations
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
-from bisect_trt.graph.graph import Graph, as_graph
+from bisect_trt.graph.files.save import weights_size
+from bisect_trt.graph.model.graph import Graph, as_graph
 from bisect_trt.graph.passes.capable import with_new_nodes_pinned, with_roundings
-from bisect_trt.graph.save import weights_size
 from bisect_trt.numerics.arrays import Arrays
-from bisect_trt.runners.emulator.constant_store import ConstantStore
-from bisect_trt.runners.emulator.device_constants import DeviceConstants
-from bisect_trt.runners.emulator.kept_activations import KeptActivations, room_beside
-from bisect_trt.runners.emulator.node_by_node import LayerValues, NodeByNode
-from bisect_trt.runners.emulator.switched_session import SwitchedSession
-from bisect_trt.runners.ort_devices import CPU, Device, load_cuda_libraries
-from bisect_trt.runners.side_by_side import side_by_side
+from bisect_trt.runners.emulator.by_node.node_by_node import LayerValues, NodeByNode
+from bisect_trt.runners.emulator.constants.constant_store import ConstantStore
+from bisect_trt.runners.emulator.constants.device_constants import DeviceConstants
+from bisect_trt.runners.emulator.switched.kept_activations import KeptActivations, room_beside
+from bisect_trt.runners.emulator.switched.switched_session import SwitchedSession
+from bisect_trt.runners.ort.devices import CPU, Device, load_cuda_libraries
+from bisect_trt.runners.ort.side_by_side import side_by_side
 
 _KEPT_SESSIONS = 2
 """Most runs need the base's session and once TF32's; each holds one network's activations."""

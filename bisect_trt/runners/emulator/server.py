@@ -10,7 +10,7 @@ import onnx
 from numpy.typing import NDArray
 
 from bisect_trt.core.errors import BadInputError
-from bisect_trt.core.memory import (
+from bisect_trt.core.machine.memory import (
     free_activations_at_once,
     frees_activations,
     keep_large_blocks_apart,
@@ -18,10 +18,10 @@ from bisect_trt.core.memory import (
 )
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
-from bisect_trt.graph.save import PROTOBUF_LIMIT, held_size, weights_size, write_model
+from bisect_trt.graph.files.save import PROTOBUF_LIMIT, held_size, weights_size, write_model
 from bisect_trt.runners.device_check import DeviceChecker
 from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.runners.ort_devices import CPU, Device
+from bisect_trt.runners.ort.devices import CPU, Device
 
 Arrays = dict[str, NDArray[Any]]
 SERVER = "bisect_trt.runners.emulator.server:EmulationServer"

@@ -15,15 +15,15 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from bisect_trt.core.memory import give_back
+from bisect_trt.core.machine.memory import give_back
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
-from bisect_trt.graph.graph import Graph, as_graph
+from bisect_trt.graph.model.graph import Graph, as_graph
 from bisect_trt.graph.passes.emulated import to_emulated
-from bisect_trt.runners.ort_sessions import reference_session, run_all
-from bisect_trt.runners.ort_weights import RoundedConstants
-from bisect_trt.runners.side_by_side import Room, side_by_side
-from bisect_trt.runners.turns import Turns
+from bisect_trt.runners.ort.sessions import reference_session, run_all
+from bisect_trt.runners.ort.side_by_side import Room, side_by_side
+from bisect_trt.runners.ort.turns import Turns
+from bisect_trt.runners.ort.weights import RoundedConstants
 
 
 class WholeModelRunner:

@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 
+from bisect_trt.core.disk.scratch import scratch
 from bisect_trt.core.errors import RunnerFailedError, RunnerUnavailableError
-from bisect_trt.core.scratch import scratch
 from bisect_trt.runners.tensorrt.build_only import WORKER
 from bisect_trt.runners.tensorrt.records import Built, EngineRequest, Prebuilt
 from bisect_trt.runners.workers.process import IsolatedWorker

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bisect_trt.core.disk.files import write_whole
 from bisect_trt.core.errors import RunnerFailedError
-from bisect_trt.core.files import write_whole
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.runners.tensorrt.records import Built, EngineRequest
 from bisect_trt.runners.tensorrt.weak import apply_weak_types

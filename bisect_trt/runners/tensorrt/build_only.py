@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
-from bisect_trt.graph.graph import Graph
+from bisect_trt.graph.files.runtime_forms import file_form
+from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.passes.typed import to_typed
-from bisect_trt.graph.runtime_forms import file_form
 from bisect_trt.runners.tensorrt.build import build_engine, make_logger
 from bisect_trt.runners.tensorrt.cuda import Cuda, import_cuda
 from bisect_trt.runners.tensorrt.execute import LoadedEngine

@@ -12,8 +12,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from bisect_trt.core.disk.files import write_whole
 from bisect_trt.core.errors import RunnerFailedError
-from bisect_trt.core.files import write_whole
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.runners.tensorrt.buffers import Buffers, np_dtype
 from bisect_trt.runners.tensorrt.cuda import Cuda

@@ -10,7 +10,7 @@ import onnx
 
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.sample import Sample
-from bisect_trt.graph.inputs import input_specs
+from bisect_trt.graph.model.inputs import input_specs
 from bisect_trt.runners.tensorrt.records import Profile, Shape
 
 _MOST_SHAPE_VALUES = 64

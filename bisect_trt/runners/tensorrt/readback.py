@@ -8,7 +8,7 @@ from typing import Any
 
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.graph.layers import Layer
+from bisect_trt.graph.model.layers import Layer
 from bisect_trt.runners.tensorrt.records import EngineLayer
 
 _TYPE_NAME = {

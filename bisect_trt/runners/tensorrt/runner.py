@@ -19,14 +19,14 @@ import onnx
 from numpy.typing import NDArray
 
 from bisect_trt.core.errors import RunnerFailedError
+from bisect_trt.core.machine.threads import in_order
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
-from bisect_trt.core.threads import in_order
-from bisect_trt.graph.graph import Graph, as_graph
-from bisect_trt.graph.layers import with_unique_names
+from bisect_trt.graph.files.runtime_forms import file_form
+from bisect_trt.graph.model.graph import Graph, as_graph
+from bisect_trt.graph.model.layers import with_unique_names
 from bisect_trt.graph.passes.marked import mark_outputs
 from bisect_trt.graph.passes.typed import to_typed
-from bisect_trt.graph.runtime_forms import file_form
 from bisect_trt.runners.base import Repeated
 from bisect_trt.runners.tensorrt.ahead import TIMES_NOTHING, EnginesAhead
 from bisect_trt.runners.tensorrt.caches import cache_file

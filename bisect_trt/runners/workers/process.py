@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from bisect_trt.core.errors import RunnerFailedError
-from bisect_trt.core.stop import STOPPING
+from bisect_trt.core.machine.stop import STOPPING
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.runners.workers.failures import raise_failure
 from bisect_trt.runners.workers.pulse import Pulse

@@ -1,0 +1,1 @@
+"""Files whole or not at all, scratch folders, copies by the system."""

@@ -1,0 +1,1 @@
+"""Cores, memory, threads, time, and being asked to stop."""

@@ -1,0 +1,1 @@
+"""Models out of files and into them."""

@@ -1,0 +1,83 @@
+"""Model-local functions written out, so that their layers can be lowered, pinned and named."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+import onnx
+from onnx import inliner
+
+from bisect_trt.core.errors import BadInputError, one_line
+from bisect_trt.graph.tensors.tensor_types import subgraphs
+
+_NUMBERED = re.compile(r"^(.*)__(\d+)$", re.DOTALL)
+
+
+def inlined(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
+    """``model`` without model-local functions: itself where it has none.
+
+    A node of a function bears the name of the call and its own, ``block.3/matmul``, calls within
+    calls likewise.
+
+    Args:
+        model: its weights need not be loaded.
+        where: what an error names.
+
+    Raises:
+        BadInputError: the functions cannot be written out.
+    """
+    if not model.functions:
+        return model
+    try:
+        plain = inliner.inline_local_functions(model)
+    except Exception as error:  # the C++ library raises what it likes for functions it refuses
+        raise BadInputError(
+            f"{where}: its model-local functions cannot be written out ({one_line(error, 160)}), "
+            "and layers inside them could not be lowered; export the model without functions"
+        ) from error
+    own = {node.name for node in _nodes(model.graph.node)}
+    calls = list(_calls(model.graph.node, _bodies(model), "", 0))
+    for node in _nodes(plain.graph.node):
+        found = _NUMBERED.match(node.name)
+        if found is None or node.name in own or not 0 < int(found.group(2)) <= len(calls):
+            continue
+        node.name = f"{calls[int(found.group(2)) - 1]}/{found.group(1)}"
+    return plain
+
+
+def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    for node in nodes:
+        yield node
+        for _, body in subgraphs(node):
+            yield from _nodes(body.node)
+
+
+Function = tuple[str, str, str]
+
+
+def _bodies(model: onnx.ModelProto) -> dict[Function, onnx.FunctionProto]:
+    return {(f.domain, f.name, getattr(f, "overload", "")): f for f in model.functions}
+
+
+def _calls(
+    nodes: Iterable[onnx.NodeProto],
+    bodies: dict[Function, onnx.FunctionProto],
+    scope: str,
+    depth: int,
+) -> Iterator[str]:
+    """The calls' names in the order in which the inliner numbers them: as they come, what a call
+    calls behind it.
+    """
+    if depth > len(bodies):
+        return  # a function that calls itself: the inliner has refused it
+    for node in nodes:
+        body = bodies.get((node.domain, node.op_type, getattr(node, "overload", "")))
+        if body is None:
+            for _, graph in subgraphs(node):
+                yield from _calls(graph.node, bodies, scope, depth)
+            continue
+        name = node.name or f"{node.op_type}_{next(iter(node.output), '')}"
+        full = f"{scope}/{name}" if scope else name
+        yield full
+        yield from _calls(body.node, bodies, full, depth + 1)

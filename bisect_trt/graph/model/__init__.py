@@ -1,0 +1,1 @@
+"""A model with what can be known of its graph, found out once."""

@@ -1,0 +1,120 @@
+"""What a model says of the inputs that a caller must supply."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from bisect_trt.core.errors import BadInputError
+from bisect_trt.graph.tensors.dims import is_placeholder
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """What the model says of one graph input; ``shape`` holds an int, a symbolic name or None for
+    each axis.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int | str | None, ...] | None
+
+
+def input_specs(model: onnx.ModelProto) -> list[InputSpec]:
+    """The inputs a caller must supply: graph inputs without an initialiser.
+
+    Raises:
+        BadInputError: one is a sequence or an optional.
+    """
+    given = {t.name for t in model.graph.initializer}
+    specs = []
+    for value in model.graph.input:
+        if value.name in given:
+            continue
+        if not value.type.HasField("tensor_type"):
+            raise BadInputError(
+                f"model: input {value.name!r} is no tensor; sequences and optionals cannot be fed "
+                "from .npz"
+            )
+        tensor = value.type.tensor_type
+        shape = tuple(_dimension(d) for d in tensor.shape.dim) if tensor.HasField("shape") else None
+        dtype = (
+            object
+            if tensor.elem_type == TensorProto.STRING
+            else helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+        )
+        specs.append(InputSpec(value.name, np.dtype(dtype), shape))
+    return specs
+
+
+def fixed_shape(spec: InputSpec) -> tuple[int, ...] | None:
+    """The shape that the model asks for; None where it leaves a dimension open."""
+    sizes = [size for size in spec.shape or () if isinstance(size, int)]
+    return tuple(sizes) if spec.shape is not None and len(sizes) == len(spec.shape) else None
+
+
+def dynamic_inputs(model: onnx.ModelProto) -> list[str]:
+    """The inputs whose shapes ``model`` leaves open, for an engine's profile to bound."""
+    return [
+        spec.name
+        for spec in input_specs(model)
+        if spec.shape is None or not all(isinstance(size, int) for size in spec.shape)
+    ]
+
+
+def check_array(
+    where: str,
+    spec: InputSpec,
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    symbols: dict[str, int],
+) -> None:
+    """Refuse an array that the model does not take, by its header.
+
+    Args:
+        where: what the message names.
+        spec: what the model takes.
+        dtype: of the array.
+        shape: of the array.
+        symbols: the sizes that symbolic dimensions have in this sample so far; added to.
+
+    Raises:
+        BadInputError: another dtype, rank or size.
+    """
+    if dtype != spec.dtype:
+        hint = "convert it with .astype()"
+        if spec.dtype.kind == "V":  # what NumPy has no type for
+            hint = "NumPy's files cannot hold it: give it through --input MODULE:FUNCTION"
+        if spec.dtype.hasobject:
+            raise BadInputError(
+                f"{where}: input {spec.name!r} is text; models that take text are not supported"
+            )
+        raise BadInputError(
+            f"{where}: input {spec.name!r} is {dtype}, the model takes {spec.dtype}; {hint}"
+        )
+    if spec.shape is not None and len(shape) != len(spec.shape):
+        raise BadInputError(
+            f"{where}: input {spec.name!r} has {len(shape)} dimensions, the model takes "
+            f"{len(spec.shape)}"
+        )
+    for axis, (size, dim) in enumerate(zip(shape, spec.shape or (), strict=False)):
+        if isinstance(dim, int) and size != dim:
+            raise BadInputError(
+                f"{where}: input {spec.name!r} has size {size} on axis {axis}, the model takes "
+                f"{dim}"
+            )
+        if isinstance(dim, str) and symbols.setdefault(dim, size) != size:
+            raise BadInputError(
+                f"{where}: input {spec.name!r} has size {size} on axis {axis}, but {dim!r} is "
+                f"{symbols[dim]} elsewhere"
+            )
+
+
+def _dimension(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
+    if is_placeholder(dim):
+        return None
+    return int(dim.dim_value) if dim.WhichOneof("value") == "dim_value" else str(dim.dim_param)

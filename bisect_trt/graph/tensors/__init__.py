@@ -1,0 +1,1 @@
+"""What tensors are: operators' rules, types, ranks, values wherever they lie."""

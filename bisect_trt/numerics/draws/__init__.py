@@ -1,0 +1,1 @@
+"""Other inputs made from the given ones."""

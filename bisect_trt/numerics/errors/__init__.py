@@ -1,0 +1,1 @@
+"""How far tensors are from what they should be."""

@@ -1,0 +1,1 @@
+"""What "good enough" means, in numbers."""

@@ -1,0 +1,195 @@
+"""Requirements as people write them, and the user's own metrics."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from bisect_trt.core.errors import BadInputError
+from bisect_trt.numerics.requirements.aggregates import WORST, is_aggregate
+from bisect_trt.numerics.requirements.decisions import is_decision
+from bisect_trt.numerics.requirements.requirements import (
+    METRICS,
+    CollectiveMetric,
+    Requirement,
+    Requirements,
+    TaskMetric,
+)
+from bisect_trt.numerics.requirements.user_metric import UserMetric
+
+DEFAULT_REQUIREMENTS = ("rel_range<=1e-2",)
+"""No element of any output moves by more than 1 % of that output's range. Scale free, so it fits
+most models."""
+
+_AT_LEAST = ("cosine", "snr_db", "psnr_db")
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_OUTPUT, _AGGREGATE = r"(?:(?P<output>.+):)?", r"(?:@(?P<aggregate>[\w.]+))?"
+_CONDITION = re.compile(
+    rf"^{_OUTPUT}(?P<metric>[A-Za-z_]\w*){_AGGREGATE}\s*(?P<op><=|>=)\s*(?P<value>{_NUMBER})$"
+)
+_PART = rf"(?P<{{0}}>[ar]tol)\s*=\s*(?P<{{0}}_value>{_NUMBER})"
+_TOLERANCE = re.compile(
+    rf"^{_OUTPUT}{_PART.format('first')}(?:\s*,\s*{_PART.format('second')})?{_AGGREGATE}$"
+)
+ALL = "@all"
+
+
+def parse_requirements(
+    texts: Sequence[str],
+    outputs: Sequence[str],
+    metrics: Mapping[str, TaskMetric] | None = None,
+    collective: Mapping[str, CollectiveMetric] | None = None,
+) -> Requirements:
+    """Read conditions such as ``max_abs<=1e-2``, ``logits:cosine@mean>=0.999`` or
+    ``atol=1e-3,rtol=1e-2@p99``.
+
+    Args:
+        texts: the conditions; none means the default.
+        outputs: the model's, by name.
+        metrics: the user's own for one input, by name.
+        collective: the user's own for all inputs at once, by name.
+
+    Raises:
+        BadInputError: an unknown form, metric, aggregate or output, or a limit that nothing can
+            meet.
+    """
+    singles, of_all = dict(metrics or {}), dict(collective or {})
+    own = (*singles, *of_all)
+    items = tuple(_parse(text.strip(), outputs, own) for text in (texts or DEFAULT_REQUIREMENTS))
+    unused = sorted(set(own) - {item.metric for item in items})
+    if unused:
+        raise BadInputError(
+            f"--metric {unused[0]}: no --requirement uses it; add one such as {unused[0]}<=0.1"
+        )
+    for item in items:
+        if item.metric in of_all and item.aggregate != WORST:
+            raise BadInputError(
+                f"--requirement {item.text!r}: {item.metric} sees all inputs at once; leave out "
+                f"@{item.aggregate}"
+            )
+    return Requirements(items, singles, of_all)
+
+
+def check_requirements(texts: Sequence[str], metrics: Sequence[str]) -> None:
+    """Refuse conditions that no model could be asked.
+
+    Args:
+        texts: as for :func:`parse_requirements`.
+        metrics: ``module:function`` or ``module:function@all``; nothing is imported.
+
+    Raises:
+        BadInputError: names the condition.
+    """
+    own = [metric.removesuffix(ALL).rpartition(":")[2] for metric in metrics]
+    for text in texts:
+        _read(text.strip(), own)
+
+
+def _parse(text: str, outputs: Sequence[str], own: Sequence[str]) -> Requirement:
+    item = _read(text, own)
+    if item.output is not None and item.output not in outputs:
+        raise BadInputError(
+            f"--requirement {text!r}: the model has no output {item.output!r}; it has "
+            f"{', '.join(outputs)}"
+        )
+    return item
+
+
+def _read(text: str, own: Sequence[str]) -> Requirement:
+    tolerance = _TOLERANCE.match(text)
+    condition = _CONDITION.match(text)
+    if tolerance is not None:
+        item = _tolerance(text, tolerance)
+    elif condition is not None:
+        item = Requirement(
+            text,
+            condition["metric"],
+            float(condition["value"]),
+            at_least=condition["op"] == ">=",
+            output=condition["output"],
+            aggregate=condition["aggregate"] or WORST,
+            own=condition["metric"] in own,
+        )
+        _check_metric(item, own)
+    else:
+        raise BadInputError(
+            f"--requirement {text!r}: not understood; write METRIC<=VALUE, OUTPUT:METRIC>=VALUE, "
+            "METRIC@mean<=VALUE or atol=A,rtol=R"
+        )
+    if not is_aggregate(item.aggregate):
+        raise BadInputError(
+            f"--requirement {text!r}: unknown aggregate @{item.aggregate}; write @worst, @mean, "
+            "@median or a percentile such as @p95"
+            + "; a metric of all inputs is marked where it is named, --metric MODULE:FUNCTION@all"
+            * (item.aggregate == "all")
+        )
+    return item
+
+
+def _tolerance(text: str, found: re.Match[str]) -> Requirement:
+    parts = {found["first"]: float(found["first_value"])}
+    if found["second"] == found["first"]:
+        raise BadInputError(f"--requirement {text!r}: {found['first']} is there twice")
+    if found["second"] is not None:
+        parts[found["second"]] = float(found["second_value"])
+    absolute, relative = parts.get("atol", 0.0), parts.get("rtol", 0.0)
+    if absolute < 0 or relative < 0 or absolute + relative == 0:
+        raise BadInputError(f"--requirement {text!r}: tolerances must be positive")
+    return Requirement(
+        text,
+        "atol",
+        absolute,
+        relative=relative,
+        output=found["output"],
+        aggregate=found["aggregate"] or WORST,
+    )
+
+
+def _check_metric(item: Requirement, own: Sequence[str]) -> None:
+    decides = is_decision(item.metric)
+    if item.metric in own:
+        return
+    if item.metric not in METRICS and not decides:
+        known = (*METRICS, "top1", "top5", "argmax", "mask_iou", *own)
+        raise BadInputError(
+            f"--requirement {item.text!r}: unknown metric {item.metric!r}; known are "
+            f"{', '.join(known)}"
+        )
+    larger = decides or item.metric in _AT_LEAST
+    if item.at_least != larger:
+        right = ">=" if larger else "<="
+        raise BadInputError(f"--requirement {item.text!r}: {item.metric} is bounded with {right}")
+    if item.limit > 1.0 and (decides or item.metric == "cosine"):
+        what = "a share" if decides else "a cosine"
+        raise BadInputError(f"--requirement {item.text!r}: {what} is at most 1")
+    least = 0.0 if decides else -1.0 if item.metric == "cosine" else -math.inf
+    if item.limit <= least:
+        raise BadInputError(
+            f"--requirement {item.text!r}: every plan meets it, {item.metric} is {least:g} or more"
+        )
+    if not larger and item.limit < 0.0:
+        raise BadInputError(f"--requirement {item.text!r}: an error is never negative")
+
+
+def load_metrics(
+    metrics: Sequence[str | Callable[..., float]],
+) -> tuple[dict[str, UserMetric], dict[str, UserMetric]]:
+    """The user's metrics for one input, and those for all inputs at once (``@all``), by name: that
+    of the function.
+
+    Args:
+        metrics: ``module:function``, ``module:function@all``, or functions for one input.
+
+    Raises:
+        BadInputError: names what cannot be imported, or is no function.
+    """
+    singles: dict[str, UserMetric] = {}
+    of_all: dict[str, UserMetric] = {}
+    for metric in metrics:
+        told_all = isinstance(metric, str) and metric.endswith(ALL)
+        found = UserMetric(metric.removesuffix(ALL) if isinstance(metric, str) else metric)
+        if found.name in singles or found.name in of_all:
+            raise BadInputError(f"--metric {found.name}: two metrics have this name; rename one")
+        (of_all if told_all else singles)[found.name] = found
+    return singles, of_all

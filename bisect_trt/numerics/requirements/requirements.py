@@ -1,0 +1,256 @@
+"""What "good enough" means: conditions on outputs, read from text, scored in multiples of the
+tolerance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+from bisect_trt.core.holds import at_least
+from bisect_trt.numerics.arrays import Arrays
+from bisect_trt.numerics.errors.tensor_error import TensorError, tensor_error
+from bisect_trt.numerics.requirements.aggregates import WORST, aggregate
+from bisect_trt.numerics.requirements.decisions import decision, is_decision
+from bisect_trt.numerics.scores import MOST, elementwise, fraction
+
+TaskMetric = Callable[[Arrays, Arrays], float]
+CollectiveMetric = Callable[[Sequence[Arrays], Sequence[Arrays]], float]
+
+METRICS = ("max_abs", "mean_abs", "median_abs", "rmse", "rel_range", "cosine", "snr_db", "psnr_db")
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """One condition. ``output`` None means every output; ``metric`` is 'atol' for an elementwise
+    tolerance.
+
+    ``limit`` bounds the metric from above, or from below if ``at_least``; for a tolerance it is the
+    absolute part and ``relative`` the part that scales with the reference. ``aggregate`` says what
+    of several inputs is bounded: 'worst' is each of them. ``own`` metrics are the user's, on a
+    scale that nobody knows.
+    """
+
+    text: str
+    metric: str
+    limit: float
+    at_least: bool = False
+    relative: float = 0.0
+    output: str | None = None
+    aggregate: str = WORST
+    own: bool = False
+
+    def value(self, reference: NDArray[Any], candidate: NDArray[Any], error: TensorError) -> float:
+        """The metric's value for one output.
+
+        Args:
+            reference: one output, any shape, any numeric or boolean dtype.
+            candidate: the same output of a plan, of the same shape.
+            error: what :func:`~bisect_trt.numerics.errors.tensor_error.tensor_error` says of the
+                two.
+
+        Returns:
+            In the metric's unit, for an elementwise tolerance the share of it that is used; NaN
+            where a value is not finite.
+        """
+        if not error.finite:
+            return math.nan
+        if self.metric == "atol":
+            return elementwise(reference, candidate, self.limit, self.relative)
+        if is_decision(self.metric):
+            return decision(self.metric, reference, candidate)
+        return float(getattr(error, self.metric))
+
+    def score_of(self, value: float) -> float:
+        """How much of the tolerance a metric's ``value`` uses: at most 1 passes, 1.4 misses by
+        40 %, inf is not finite.
+        """
+        if math.isnan(value):
+            return math.inf
+        if self.metric == "atol":
+            return value
+        if not self.at_least:
+            return fraction(value, self.limit)
+        if not self.own and (self.metric == "cosine" or is_decision(self.metric)):
+            return fraction(1.0 - value, 1.0 - self.limit)
+        if not self.own and self.metric in ("snr_db", "psnr_db"):
+            # An exponent beyond this leaves float64.
+            return min(float(10.0 ** min((self.limit - value) / 20.0, 9.0)), MOST)
+        if self.limit > 0.0 and value > 0.0:
+            return self.limit / value
+        return (
+            1.0
+            if value >= self.limit
+            else 1.0 + fraction(self.limit - value, abs(self.limit) or 1.0)
+        )
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One sample's outputs beside the reference: ``score`` in tolerances, taken alone; ``values``
+    of each condition in its metric's unit, NaN for one that is told of all inputs at once; errors
+    by output.
+    """
+
+    score: float
+    values: tuple[float, ...]
+    errors: Mapping[str, TensorError]
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """All conditions of a run. ``metrics`` are the user's own for one input, ``collective`` those
+    for all inputs at once.
+    """
+
+    items: tuple[Requirement, ...]
+    metrics: Mapping[str, TaskMetric]
+    collective: Mapping[str, CollectiveMetric] = field(default_factory=dict)
+
+    @property
+    def of_sets(self) -> bool:
+        """Whether some condition is on all inputs together, so that no input passes alone."""
+        return self.tells_of_all or any(item.aggregate != WORST for item in self.items)
+
+    @property
+    def tells_of_all(self) -> bool:
+        """Whether some metric sees all inputs at once."""
+        return any(item.metric in self.collective for item in self.items)
+
+    @property
+    def proportional(self) -> bool:
+        """Whether every score is in proportion to the error, as far as is known: a cosine's goes
+        with its square, a decision's by jumps, and nobody knows how a user's metric does.
+        """
+        return not any(i.own or i.metric == "cosine" or is_decision(i.metric) for i in self.items)
+
+    def score(self, reference: Arrays, candidate: Arrays) -> float:
+        """The score alone of :meth:`judge`."""
+        return self.judge(reference, candidate).score
+
+    def judge(self, reference: Arrays, candidate: Arrays) -> Judged:
+        """One sample's outputs held against the reference.
+
+        Args:
+            reference: arrays by output name, any numeric or boolean dtype.
+            candidate: the same outputs of a plan; a changed shape is an error without numbers.
+
+        Returns:
+            Each output's errors, each condition's value, and the largest score of any
+            (see :meth:`Requirement.score_of`): at most 1 passes, infinite where a value is not
+            finite.
+
+        Raises:
+            BadInputError: a metric of the user's is at fault.
+        """
+        errors = {name: tensor_error(reference[name], candidate[name]) for name in reference}
+        if not all(e.finite for e in errors.values()):
+            return Judged(math.inf, (math.nan,) * len(self.items), errors)
+        worst, values = 0.0, []
+        for item in self.items:
+            if item.metric in self.collective:
+                values.append(math.nan)
+                continue
+            if item.metric in self.metrics:
+                found = [self.metrics[item.metric](reference, candidate)]
+            else:
+                names = [n for n in reference if item.output in (None, n)]
+                found = [item.value(reference[n], candidate[n], errors[n]) for n in names]
+            # Of several outputs the one that is worst off.
+            value = max(found, key=item.score_of, default=math.nan)
+            values.append(value)
+            worst = max(worst, item.score_of(value)) if found else worst
+        return Judged(worst, tuple(values), errors)
+
+    def judge_all(self, references: Sequence[Arrays], candidates: Sequence[Arrays]) -> list[float]:
+        """The values of the collective metrics, in the order of their conditions.
+
+        Args:
+            references: the outputs of each input, arrays by name.
+            candidates: the same of a plan.
+
+        Raises:
+            BadInputError: a metric is at fault.
+        """
+        return [
+            self.collective[i.metric](references, candidates)
+            for i in self.items
+            if i.metric in self.collective
+        ]
+
+    def together(
+        self,
+        values: Sequence[Sequence[float]],
+        share: float = 1.0,
+        collective: Sequence[float] = (),
+    ) -> float:
+        """The score of several inputs together.
+
+        Args:
+            values: of each input, the ``values`` of :meth:`judge`.
+            share: of the inputs that must meet the conditions on each: the worst of the others
+                does not count.
+            collective: what :meth:`judge_all` gave.
+        """
+        each = [
+            max(
+                (
+                    item.score_of(value)
+                    for item, value in zip(self.items, of_one, strict=True)
+                    if item.aggregate == WORST and item.metric not in self.collective
+                ),
+                default=0.0,
+            )
+            for of_one in values
+        ]
+        worst = _worst(each, share) if each else 0.0
+        told = iter(collective)
+        for place, item in enumerate(self.items):
+            if item.metric in self.collective:
+                worst = max(worst, item.score_of(next(told)))
+            elif item.aggregate != WORST:
+                column = [of_one[place] for of_one in values]
+                value = aggregate(item.aggregate, column, at_least=item.at_least)
+                worst = max(worst, item.score_of(value))
+        return worst
+
+    def by_condition(
+        self,
+        values: Sequence[Sequence[float]],
+        share: float = 1.0,
+        collective: Sequence[float] = (),
+    ) -> tuple[float, ...]:
+        """The score of each condition over several inputs, one at least; where a share is spared
+        they may all pass and :meth:`together` not, since different inputs miss them.
+
+        Args:
+            values: as for :meth:`together`.
+            share: likewise.
+            collective: likewise; NaN, which no score passes, where there are none.
+        """
+        told, found = iter(collective), []
+        for place, item in enumerate(self.items):
+            column = [of_one[place] for of_one in values]
+            if item.metric in self.collective:
+                found.append(item.score_of(next(told, math.nan)))
+            elif item.aggregate != WORST:
+                value = aggregate(item.aggregate, column, at_least=item.at_least)
+                found.append(item.score_of(value))
+            else:
+                found.append(_worst([item.score_of(value) for value in column], share))
+        return tuple(found)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The conditions as the user wrote them."""
+        return tuple(item.text for item in self.items)
+
+
+def _worst(scores: Sequence[float], share: float) -> float:
+    """The largest of ``scores``, one at least, but for so many as need not pass."""
+    spared = len(scores) - at_least(share, len(scores))
+    return sorted(scores, reverse=True)[min(spared, len(scores) - 1)]

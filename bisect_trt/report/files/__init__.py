@@ -1,0 +1,1 @@
+"""A run's folder: its files written, and read again."""

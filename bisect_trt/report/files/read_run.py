@@ -1,0 +1,188 @@
+"""A run's folder back as the one record, so that it can be shown and compared without running."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from bisect_trt.core.diagnosis import Cause
+from bisect_trt.core.disk.run_files import RUN
+from bisect_trt.core.errors import BadInputError, one_line
+from bisect_trt.core.finding import Finding
+from bisect_trt.core.holds import Holding, Holds
+from bisect_trt.core.names import printable
+from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.core.steadiness import Steadiness
+from bisect_trt.report.record.columns import TABLES
+from bisect_trt.report.record.csv_files import from_csv
+from bisect_trt.report.record.record import (
+    FORMAT,
+    KINDS,
+    EngineFacts,
+    ProbeEffect,
+    Record,
+    SearchFacts,
+)
+
+Json = Mapping[str, Any]
+_SOMETIMES = ("engines", "inputs", "frontier")
+
+
+def read_run(folder: Path) -> Record:
+    """What the run in ``folder`` found.
+
+    Raises:
+        BadInputError: it is no run's folder, one of another version, or one that is not whole.
+    """
+    if not folder.is_dir():
+        raise BadInputError(f"{folder}: no such folder; give the --out of a run")
+    path = folder / RUN
+    if not path.is_file():
+        raise BadInputError(
+            f"{folder}: not the folder of a finished run (it has no {RUN}); `bisect-trt run` "
+            "writes one"
+        )
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadInputError(f"{path}: cannot be read ({one_line(error, 80)})") from error
+    form = data.get("format") if isinstance(data, dict) else None
+    if form != FORMAT:
+        raise BadInputError(
+            f"{path}: not in the form that this version reads ({FORMAT}); run the same command "
+            "again: the answers are in the journal"
+        )
+    try:
+        return _result(data, folder)
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        reason = f"no {error}" if isinstance(error, KeyError) else one_line(error, 120)
+        raise BadInputError(
+            f"{path}: damaged ({reason}); run the same command again: the answers are in the "
+            "journal"
+        ) from error
+
+
+def _result(data: Json, folder: Path) -> Record:
+    tables = {name: _table(folder, name) for name in TABLES}
+    pinned = [str(name) for name in data["pinned"]]
+    exact = {printable(name): name for name in pinned}
+    layers = tables["layers"]["layer"].map(lambda name: exact.get(name, name))
+    engine = {k: v for k, v in data["engine"].items() if k != "cost"}
+    return Record(
+        model=data["model"],
+        precision=Precision(data["precision"]),
+        runner=data["runner"],
+        cause=Cause(data["cause"]),
+        sentence=data["sentence"],
+        passed=_flag(data["passed"]),
+        complete=_flag(data["complete"]),
+        plan=_plan(data),
+        score=_number(data["score"]),
+        base_score=_number(data["base_score"]),
+        layer_count=int(data["layers"]),
+        layers=tables["layers"].assign(layer=layers),
+        outputs=tables["outputs"],
+        search=tables["search"],
+        pins=tables["pins"].assign(layer=pinned),
+        requirements=tuple(data["requirements"]),
+        samples=tuple(data["samples"]),
+        findings=[Finding(**found) for found in data["findings"]],
+        probes=dict(data["probes"]),
+        new_probes=int(data["new_probes"]),
+        effect_runs=int(data["effect_runs"]),
+        seconds=_number(data["seconds"]),
+        folder=folder,
+        versions=dict(data["versions"]),
+        cost=tables["engines"],
+        engine=_engine(engine) if engine else None,
+        search_facts=_search(data["search"]) if data["search"] else None,
+        metrics=tuple(data["metrics"]),
+        rewritten=tuple(data["rewritten"]),
+        holds=_holds(data) if data["asked"] else None,
+        ranked=_flag(data["ranked"]),
+        holds_on=_number(data["holds_on"]),
+        inputs=tables["inputs"],
+        frontier=tables["frontier"],
+        by_requirement=_by_requirement(data),
+        budget_minutes=data["budget"] and float(data["budget"]["minutes"]),
+        out_of_time=bool(data["budget"] and data["budget"]["ended_the_search"]),
+        interrupted=_flag(data["interrupted"]),
+        command=data["command"],
+        model_digest=data["model_sha256"],
+        dynamic_inputs=tuple(data["dynamic_inputs"]),
+        threads=int(data["machine"]["threads"]),
+    )
+
+
+def _plan(data: Json) -> PrecisionPlan:
+    its = data["plan"]
+    held, pinned = frozenset(its["held"]), frozenset(data["pinned"])
+    return PrecisionPlan(Precision(its["base"]), pinned, Precision(its["pin_precision"]), held)
+
+
+def _table(folder: Path, name: str) -> pd.DataFrame:
+    path = folder / f"{name}.csv"
+    if not path.is_file() and name in _SOMETIMES:
+        return pd.DataFrame()
+    try:
+        # newline="": a line break inside quotes is data.
+        with path.open(encoding="utf-8", newline="") as stream:
+            table = from_csv(stream.read(), TABLES[name])
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"{path.name}: {one_line(error, 80)}") from error
+    return table if len(table) or name == "pins" else pd.DataFrame()
+
+
+def _holds(data: Json) -> Holds:
+    found: dict[str, Any] = dict(data["asked"])
+    if "reach" in found:
+        found["reach"] = _number(found["reach"])
+    for kind in KINDS:
+        worst = _number(data["holds"][kind]["worst_score"])
+        found[kind] = Holding(**{**data["holds"][kind], "worst_score": worst})
+    return Holds(**found)
+
+
+def _engine(data: Json) -> EngineFacts:
+    facts = {**data, "fp32_likeness_to_tf32": _number(data["fp32_likeness_to_tf32"])}
+    for name, kind in (("probe_effect", ProbeEffect), ("steadiness", Steadiness)):
+        if facts.get(name) is not None:
+            facts[name] = kind(**{k: _unboxed(v) for k, v in facts[name].items()})
+    return EngineFacts(**facts)
+
+
+def _search(data: Json) -> SearchFacts:
+    return SearchFacts(**{**data, "suspicion_auc": _number(data["suspicion_auc"])})
+
+
+def _by_requirement(data: Json) -> pd.DataFrame:
+    rows = data["by_requirement"]
+    read = [
+        {
+            "requirement": row["requirement"],
+            **{name: _number(row[name]) for name in ("lowered_score", "plan_score")},
+            "baselines": {label: _number(score) for label, score in row["baselines"].items()},
+        }
+        for row in rows
+    ]
+    return pd.DataFrame(read)
+
+
+def _number(value: Any) -> float:
+    """JSON has neither NaN nor infinities: null, and strings, stand for them."""
+    return math.nan if value is None else float(value)
+
+
+def _unboxed(value: Any) -> Any:
+    return _number(value) if value in (None, "inf", "-inf") else value
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{value!r} is neither true nor false")
+    return value

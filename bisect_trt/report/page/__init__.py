@@ -1,0 +1,1 @@
+"""What a browser shows, also in a notebook."""

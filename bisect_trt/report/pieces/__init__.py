@@ -1,0 +1,1 @@
+"""What reductions and cures say, and the folders they leave."""

@@ -1,0 +1,1 @@
+"""One record of a run and its tables, in numbers."""

@@ -1,0 +1,226 @@
+"""The tables of a run, a row a baseline, probe, pin, layer or engine."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from bisect_trt.core.finding import Finding
+from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.graph.model.layers import Layer
+from bisect_trt.probe.result import ProbeResult
+from bisect_trt.report.record.columns import PINS
+from bisect_trt.report.record.record import Record
+
+_SHOWN_LAYERS, _SHOWN_INPUTS = 40, 12
+_LAYER_COLUMNS = [
+    "layer",
+    "op",
+    "pinned",
+    "alone_score",
+    "introduced_max_abs",
+    "max_abs",
+    "snr_db",
+    "finite",
+    "engine_max_abs",
+    "engine_finite",
+    "ref_min",
+    "ref_max",
+]
+
+COST_COLUMNS = [
+    "engine",
+    "verdict",
+    "pins",
+    "latency_ms",
+    "engine_mb",
+    "build_s",
+    "context_s",
+    "probe_s",
+]
+OUTPUT_COLUMNS = [
+    "baseline",
+    "output",
+    "verdict",
+    "score",
+    "max_abs",
+    "mean_abs",
+    "median_abs",
+    "rel_range",
+    "cosine",
+    "snr_db",
+]
+_STEPS = ("write", "parse", "build", "load", "context", "run")
+
+
+def outputs_table(baselines: Mapping[str, ProbeResult]) -> pd.DataFrame:
+    """A row for each baseline and output: worst errors over the samples, then their means."""
+    rows: list[dict[str, Any]] = []
+    for label, result in baselines.items():
+        if not result.worst:
+            rows.append(
+                {
+                    "baseline": label,
+                    "output": "",
+                    "verdict": result.verdict.value,
+                    "score": result.score,
+                }
+            )
+        for output, error in result.worst.items():
+            mean = result.mean[output]
+            rows.append(
+                {
+                    "baseline": label,
+                    "output": output,
+                    "verdict": result.verdict.value,
+                    "score": result.score,
+                    **error.as_dict(),
+                    "mean_over_samples_max_abs": mean.max_abs,
+                    "mean_over_samples_rmse": mean.rmse,
+                    "mean_over_samples_cosine": mean.cosine,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def search_table(probes: Sequence[ProbeResult]) -> pd.DataFrame:
+    """A row for each distinct probe, in order."""
+    rows = [
+        {
+            "probe": index,
+            "runner": p.runner,
+            "on": p.on,
+            "base": p.plan.base.value,
+            "pins": len(p.plan.pinned),
+            "verdict": p.verdict.value,
+            "score": p.score,
+            "seconds": round(p.seconds, 4),
+            "note": p.note,
+            "pinned": json.dumps(sorted(p.plan.pinned))
+            if len(p.plan.pinned) <= 64
+            else f"{len(p.plan.pinned)} layers",
+        }
+        for index, p in enumerate(probes)
+    ]
+    return pd.DataFrame(rows)
+
+
+def pins_table(
+    layers: Sequence[Layer],
+    plan: PrecisionPlan,
+    proof: Mapping[str, ProbeResult],
+    log: Sequence[ProbeResult],
+    shares: Mapping[str, float],
+) -> pd.DataFrame:
+    """A row for each pin of ``plan`` with its proof.
+
+    Args:
+        layers: of the model, in network order; so are the rows.
+        plan: whose pins are shown.
+        proof: by layer, the probe of the plan without it.
+        log: every probe of the run; ``proof_probe`` is the place in it.
+        shares: by runner, the part of the tolerance that it was held to (``tolerance_share``); 1
+            where it is none of them.
+    """
+    places = {id(probe): place for place, probe in enumerate(log)}
+    rows: list[dict[str, Any]] = []
+    for layer in layers:
+        if layer.name not in plan.pinned:
+            continue
+        row: dict[str, Any] = {"layer": layer.name, "op": layer.op, "scope": layer.scope}
+        row["held"] = layer.name in plan.held
+        found = proof.get(layer.name)
+        if found is None:
+            row |= {"proved": False, "proved_on": "", "tolerance_share": math.nan}
+            row |= {"verdict_without": "", "score_without": math.nan, "proof_probe": -1}
+            row["missed_on"] = ""
+        else:
+            share = shares.get(found.runner, 1.0)
+            row |= {"proved": True, "proved_on": found.runner, "tolerance_share": share}
+            row["verdict_without"] = found.verdict.value
+            # Its score is told in units of what it was held to.
+            row["score_without"] = found.score * share
+            row["proof_probe"] = places[id(found.seen_in or found)]
+            row["missed_on"] = found.worst_on
+        rows.append(row)
+    return pd.DataFrame(rows, columns=[column.name for column in PINS])
+
+
+def cost_table(results: Mapping[str, ProbeResult]) -> pd.DataFrame:
+    """A row for each engine: latency, size, build time, and the tool's own share of the probe's
+    time.
+    """
+    rows: list[dict[str, Any]] = []
+    for label, result in results.items():
+        facts = result.facts
+        if "latency_ms" in facts:
+            seconds = facts["seconds"]
+            rows.append(
+                {
+                    "engine": label,
+                    "verdict": result.verdict.value,
+                    "pins": len(result.plan.pinned),
+                    "latency_ms": facts["latency_ms"],
+                    "engine_mb": facts["engine_bytes"] / 1e6,
+                    **{f"{step}_s": seconds.get(step, math.nan) for step in _STEPS},
+                    "probe_s": result.seconds,
+                    "own_share": _own_share(result.seconds, facts),
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def findings_of(results: Sequence[ProbeResult]) -> list[Finding]:
+    """What the engines' builders and read-backs found, each once; a probe that broke says so with
+    its log's last lines.
+    """
+    found: dict[str, Finding] = {}
+    for result in results:
+        for entry in result.facts.get("findings", ()):
+            found.setdefault(entry["message"], Finding(**entry))
+        if result.note and not result.worst:
+            plan = f"{result.plan.base.value} with {len(result.plan.pinned)} pins"
+            message = f"{result.runner}, {plan}: {result.verdict}: {result.note}"
+            found.setdefault(message, Finding("engine-failure", "", message))
+    return list(found.values())
+
+
+def worst_inputs(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the inputs' table worth showing: those with the largest scores under the plan."""
+    scored = [c for c in table if str(c).startswith("plan_score_")]
+    if not scored:
+        return table.head(_SHOWN_INPUTS)
+    order = table[scored].max(axis=1).sort_values(ascending=False, kind="stable").index
+    return table.loc[order].head(_SHOWN_INPUTS)
+
+
+def worst_layers(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the layer table worth showing: pinned layers, then those that do most alone."""
+    by = next(c for c in ("alone_score", "introduced_max_abs", "layer") if c in table)
+    ranked = table.sort_values(["pinned", by], ascending=[False, False], kind="stable")
+    return ranked[[c for c in _LAYER_COLUMNS if c in ranked]].head(_SHOWN_LAYERS)
+
+
+def shown_pins(result: Record) -> pd.DataFrame:
+    """The pins with their proof; where none is proved, with what each layer does alone."""
+    if result.pins["proved"].any() or result.pins.empty:
+        return result.pins
+    pins = result.pins[["layer", "op", "scope"]]
+    if "alone_score" not in result.layers:
+        return pins
+    return pins.merge(result.layers[["layer", "alone_score"]], on="layer", how="left")
+
+
+def _own_share(seconds: float, facts: Mapping[str, Any]) -> float:
+    """The part of a probe's ``seconds`` that is not TensorRT's: typed model, transport,
+    comparison.
+    """
+    theirs = sum(
+        facts.get("seconds", {}).get(step, 0.0)
+        for step in ("parse", "build", "load", "context", "run", "latency")
+    )
+    return (seconds - theirs) / seconds if seconds else math.nan

@@ -1,0 +1,1 @@
+"""Several runs: what changed between two, what a gate over many found."""

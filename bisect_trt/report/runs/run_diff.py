@@ -1,0 +1,270 @@
+"""Two runs side by side: of a model's versions, of TensorRT's, of GPUs. Names match layers."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pandas as pd
+
+from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.holds import Holding, Robustness, at_least
+from bisect_trt.core.names import printable
+from bisect_trt.report.record.record import KINDS, Record
+
+_MEASURES = ("engine_rel_range", "rel_range")
+"""What tells whether a layer is better or worse: its accumulated error over its range, on the
+engine where both runs have that."""
+
+_APART = 1.5
+"""Errors that differ by less are the same: other inputs of a kind move them by as much."""
+
+_NOT_ASKED = "not asked"
+
+_BOUND = re.compile(r"=([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)(?=,|@|$)")
+"""Of a requirement: the numbers, not those in an output's name."""
+
+_RANKS = (None, Robustness.LUCKY, Robustness.UNDECIDED, Robustness.ROBUST)
+
+
+@dataclass(frozen=True)
+class RunDiff:
+    """``worse`` are the sentences that make the second run one that must not be released, if any.
+    ``unasked`` says which requirement only one run has, and what the second asked less of;
+    ``untold`` is true where that leaves open whether the second is worse.
+
+    ``layers`` has a row for each layer whose error differs by more than half, the worst first,
+    ``measure`` is the column compared, of ``matched`` layers with one name in both. Of the pins and
+    layers that only one run has, those are ``unmatched`` that the other model lacks.
+    """
+
+    before: Record
+    after: Record
+    worse: tuple[str, ...]
+    unasked: tuple[str, ...]
+    untold: bool
+    requirements: pd.DataFrame
+    holds: pd.DataFrame
+    pins: pd.DataFrame
+    layers: pd.DataFrame
+    matched: int
+    measure: str
+    unmatched_before: tuple[str, ...]
+    unmatched_after: tuple[str, ...]
+    changed: pd.DataFrame
+
+    @property
+    def gained(self) -> list[str]:
+        """The layers that only the second run pins."""
+        return [str(n) for n in self.pins.loc[self.pins["change"] == "gained", "layer"]]
+
+    @property
+    def lost(self) -> list[str]:
+        """The layers that only the first run pins."""
+        return [str(n) for n in self.pins.loc[self.pins["change"] != "gained", "layer"]]
+
+
+def diff_runs(before: Record, after: Record) -> RunDiff:
+    """What changed from one run to the other.
+
+    Raises:
+        BadInputError: no layer is in both, so that they are not of one model.
+    """
+    first, second = (dict.fromkeys(map(str, r.layers["layer"])) for r in (before, after))
+    if not first.keys() & second.keys():
+        raise BadInputError(
+            f"cannot be compared: no layer is in both {before.folder} and {after.folder}; give two "
+            "runs of one model"
+        )
+    measure = next((m for m in _MEASURES if m in before.layers and m in after.layers), "")
+    requirements = _requirements(before, after)
+    eased = tuple(_eased(before, after))
+    return RunDiff(
+        before,
+        after,
+        tuple(_worse(before, after, requirements)),
+        (*_unasked(before, after, requirements), *eased),
+        bool(eased) or _untold(requirements),
+        requirements,
+        _holds(before, after),
+        _pins(before, after),
+        _layers(before, after, measure),
+        len(first.keys() & second.keys()),
+        measure,
+        tuple(name for name in first if name not in second),
+        tuple(name for name in second if name not in first),
+        _changed(before, after),
+    )
+
+
+def _scores(result: Record) -> dict[str, float]:
+    """Of each requirement, under the plan; where none passed, with everything lowered."""
+    table = result.by_requirement
+    if table.empty:
+        return dict.fromkeys(result.requirements, math.nan)
+    scores = table["plan_score"].fillna(table["lowered_score"])
+    return dict(zip(table["requirement"].map(str), scores.map(float), strict=True))
+
+
+def _requirements(before: Record, after: Record) -> pd.DataFrame:
+    old, new = _scores(before), _scores(after)
+    # 2e-3 asks what 0.002 does: as the second run writes it.
+    written = {_plain(text): text for text in (*old, *new)}
+    old = {written[_plain(text)]: score for text, score in old.items()}
+    new = {written[_plain(text)]: score for text, score in new.items()}
+    rows = []
+    for text in dict.fromkeys((*old, *new)):
+        told = [_told(text, scores, r) for scores, r in ((old, before), (new, after))]
+        a, b = old.get(text, math.nan), new.get(text, math.nan)
+        row: dict[str, object] = {"requirement": text, "before": told[0], "after": told[1]}
+        rows.append({**row, "score before": a, "score after": b})
+    return pd.DataFrame(rows)
+
+
+def _plain(text: str) -> str:
+    """A requirement with its bounds in one way of writing numbers, and no blanks around them."""
+    close = re.sub(r"\s*([<>=,]+)\s*", r"\1", text.strip())
+    return _BOUND.sub(lambda bound: f"={float(bound[1])!r}", close)
+
+
+def _told(text: str, scores: dict[str, float], result: Record) -> str:
+    if text not in scores:
+        return _NOT_ASKED
+    if math.isnan(scores[text]):
+        return "met" if result.passed else "not known"
+    return "met" if scores[text] <= 1.0 else "missed"
+
+
+def _unasked(before: Record, after: Record, requirements: pd.DataFrame) -> Iterator[str]:
+    for row in requirements.to_dict(orient="records"):
+        for here, there, run in (("before", "after", after), ("after", "before", before)):
+            if row[there] == _NOT_ASKED:
+                yield f"{row['requirement']} is {row[here]} {here}, and not asked in {run.folder}"
+
+
+def _eased(before: Record, after: Record) -> Iterator[str]:
+    """The shares of inputs that the second run asked less of, and does not show to hold anyway."""
+    was, now = before.holds, after.holds
+    if was is None or now is None:
+        return
+    fewer = now.given.passed < at_least(was.wanted_of_given, now.given.tested)
+    if now.wanted_of_given < was.wanted_of_given and fewer:
+        yield f"{_per_cent(was.wanted_of_given)} of the given inputs had to hold before, and " + (
+            f"{_per_cent(now.wanted_of_given)} in {after.folder}"
+        )
+    asked = "none" if now.fitted else _per_cent(now.wanted)
+    drawn = ((now.redrawn, was.wanted), (now.variants, was.wanted_of_variants))
+    fewer = any(kind.tested and kind.lower_bound < wanted for kind, wanted in drawn)
+    if not was.fitted and (now.fitted or now.wanted < was.wanted) and fewer:
+        yield f"{_per_cent(was.wanted)} of unseen inputs had to hold before, and " + (
+            f"{asked} in {after.folder}"
+        )
+
+
+def _of_unseen(result: Record) -> str:
+    """The share that was asked for; blank where none was, or no plan was tested."""
+    return "" if result.holds is None or result.holds.fitted else _per_cent(result.holds.wanted)
+
+
+def _per_cent(share: float) -> str:
+    return f"{100.0 * share:.3g} %"
+
+
+def _untold(requirements: pd.DataFrame) -> bool:
+    """Whether the first asked what the second did not, or the second misses what is new in it."""
+    new = (requirements["before"] == _NOT_ASKED) & (requirements["after"] != "met")
+    return bool(((requirements["after"] == _NOT_ASKED) | new).any())
+
+
+def _worse(before: Record, after: Record, requirements: pd.DataFrame) -> Iterator[str]:
+    missed = (requirements["before"] == "met") & (requirements["after"] == "missed")
+    for text in requirements.loc[missed, "requirement"]:
+        yield f"{text} was met and is missed."
+    if before.passed and not after.passed:
+        yield f"A plan met the requirements and none does now: {after.sentence}"
+    if before.holds is not None and after.holds is not None:
+        was, now = before.holds.word, after.holds.word
+        if _RANKS.index(now) < _RANKS.index(was):
+            what = now if now is not None else "not even right on the given inputs"
+            yield f"The plan was {was} and is {what}."
+
+
+def _holds(before: Record, after: Record) -> pd.DataFrame:
+    rows = []
+    for kind in KINDS:
+        found: list[Holding] = [getattr(r.holds, kind, Holding()) for r in (before, after)]
+        if not any(holding.tested for holding in found):
+            continue
+        row: dict[str, object] = {"inputs": kind}
+        for when, holding in zip(("before", "after"), found, strict=True):
+            row[when] = f"{holding.passed} of {holding.tested}" if holding.tested else ""
+            row[f"at least {when}"] = holding.lower_bound or math.nan
+            row[f"worst score {when}"] = holding.worst_score
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _pins(before: Record, after: Record) -> pd.DataFrame:
+    """Gained, lost, or lost with the layer itself; what each does alone in the run that pins it."""
+    old, new = set(before.pinned), set(after.pinned)
+    there = set(map(str, after.layers["layer"])).union(after.pinned)
+    changes = [
+        (name, before, "lost" if name in there else "lost, no such layer")
+        for name in before.pinned
+        if name not in new
+    ]
+    changes += [(name, after, "gained") for name in after.pinned if name not in old]
+    rows = []
+    for name, result, change in changes:
+        alone = result.layers.set_index("layer").get("alone_score", pd.Series(dtype=float))
+        rows.append({"layer": name, "change": change, "score alone": alone.get(name, math.nan)})
+    return pd.DataFrame(rows, columns=["layer", "change", "score alone"])
+
+
+def _layers(before: Record, after: Record, measure: str) -> pd.DataFrame:
+    columns = ["layer", "op", "change", "before", "after", "ratio"]
+    if not measure:
+        return pd.DataFrame(columns=columns)
+    finite = f"{measure.removesuffix('rel_range')}finite"
+    kept = ["layer", "op", measure, finite]
+    both = before.layers[kept].merge(after.layers[kept[:1] + kept[2:]], on="layer")
+    old, new = (both[f"{measure}_{side}"].astype(float) for side in ("x", "y"))
+    was, now = (both[f"{finite}_{side}"].astype("boolean").fillna(True) for side in ("x", "y"))
+    ratio = (new / old).where(old != new, 1.0)
+    change = pd.Series("same", index=both.index)
+    change[(ratio > _APART)] = "worse"
+    change[(ratio < 1.0 / _APART)] = "better"
+    change[(was & ~now).astype(bool)] = "worse, not finite any more"
+    change[(~was & now).astype(bool)] = "better, finite now"
+    table = both[["layer", "op"]].assign(change=change, before=old, after=new, ratio=ratio)
+    better = change.str.startswith("better")
+    table = table.assign(better=better, size=ratio.where(~better, 1.0 / ratio))[change != "same"]
+    by = ["better", "size"]
+    return table.sort_values(by, ascending=[True, False], kind="stable")[columns]
+
+
+def _changed(before: Record, after: Record) -> pd.DataFrame:
+    """What the runs were made with, where that differs."""
+    asked = []
+    for result in (before, after):
+        asked.append(
+            {
+                "model": result.model,
+                "precision": result.precision.value,
+                "runner": result.runner,
+                "cause": result.cause.value,
+                "plan's base": result.plan.base.value,
+                "pins": str(len(result.pinned)),
+                "layers": str(result.layer_count),
+                "inputs": ", ".join(map(printable, result.samples[:4])),
+                "of the given inputs": _per_cent(result.holds_on),
+                "of unseen inputs": _of_unseen(result),
+                "threads": str(result.threads),
+                **dict(result.versions),
+            }
+        )
+    names = dict.fromkeys((*asked[0], *asked[1]))
+    rows = [{"what": n, "before": asked[0].get(n, ""), "after": asked[1].get(n, "")} for n in names]
+    return pd.DataFrame([row for row in rows if row["before"] != row["after"]])

@@ -1,0 +1,148 @@
+"""How a command ends: an exit code, and one line for a person where something went wrong."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import click
+
+from bisect_trt.core.errors import (
+    EXIT_INTERNAL,
+    EXIT_INTERRUPTED,
+    EXIT_MACHINE,
+    NO_THREADS,
+    BisectError,
+    MachineError,
+    is_out_of_memory,
+    is_out_of_threads,
+    one_line,
+)
+from bisect_trt.core.machine.stop import STOPPING, StoppedError, is_stop
+
+Command = Callable[..., int | None]
+
+
+def _interrupt(number: int, frame: object) -> None:
+    """SIGTERM is answered as Ctrl-C is: workers ended, the best plan written."""
+    STOPPING.set()
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Both signals tell the waiting threads too, inside the block."""
+    STOPPING.clear()
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, _interrupt) for number in signals]
+    try:
+        yield
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)
+
+
+def guarded(command: Command) -> Command:
+    """Turn the tool's errors into one line and an exit code; nobody sees a traceback for their own
+    mistake, or their machine's.
+    """
+
+    @functools.wraps(command)
+    def wrapper(*args: Any, **kwargs: Any) -> None:
+        _prepare_streams()
+        try:
+            with _interruptible():
+                code = command(*args, **kwargs) or 0
+        except (KeyboardInterrupt, Exception) as error:
+            if is_stop(error):
+                said = str(error) if isinstance(error, StoppedError) else "nothing was kept"
+                code, words = EXIT_INTERRUPTED, one_line(f"interrupted; {said}", 1000)
+            else:
+                code, words = ended_by(error)
+            _complain(words)
+        sys.exit(code)
+
+    return wrapper
+
+
+@contextmanager
+def output(*, is_product: bool = False) -> Iterator[None]:
+    """What is printed inside never decides how a command ends: its reader may stop reading.
+
+    Args:
+        is_product: whether the text is what was asked for, and not the word on it: then a full disk
+            is an error.
+
+    Raises:
+        MachineError: the product could not be written.
+    """
+    try:
+        yield
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _silence()
+    except OSError as error:
+        _silence()
+        words = f"standard output cannot be written ({error.strerror})"
+        if is_product:
+            raise MachineError(words) from error
+        _complain(words)
+
+
+def ended_by(error: BaseException) -> tuple[int, str]:
+    """The exit code of a command that ``error`` ends, and the one line that says whose it is.
+
+    An error that nobody foresaw is our own: its traceback goes to stderr, for whoever mends it.
+    """
+    if isinstance(error, BisectError):
+        return error.exit_code, one_line(error, 500)
+    if is_out_of_memory(error):
+        words = "out of memory; use smaller or fewer inputs, fewer --workers, or a larger machine"
+        return EXIT_MACHINE, words
+    if is_out_of_threads(error):
+        return EXIT_MACHINE, NO_THREADS
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return EXIT_MACHINE, one_line(f"{where}{error.strerror or error}")
+    with suppress(OSError):
+        traceback.print_exception(error)
+    # 1 would mean "cannot be met".
+    return EXIT_INTERNAL, "internal error, please report it with the lines above"
+
+
+def _complain(words: str) -> None:
+    with suppress(OSError):
+        click.echo(f"bisect-trt: {words}", err=True)
+
+
+def _prepare_streams() -> None:
+    """Give the process standard streams, where it was started without, so that no file of ours
+    takes their place; and let characters that their encoding lacks be written as escapes.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, ValueError, OSError):
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+
+
+def _silence() -> None:
+    """Nothing more goes to standard output, also not when Python flushes it at the end."""
+    with suppress(OSError, ValueError, AttributeError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

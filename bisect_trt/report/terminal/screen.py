@@ -1,0 +1,241 @@
+"""What a person sees in the terminal at the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+
+from bisect_trt.core.finding import VANISHING
+from bisect_trt.core.holds import Robustness
+from bisect_trt.core.names import printable, some_of
+from bisect_trt.graph.inspection.inspection import Inspection
+from bisect_trt.numerics.scores import times
+from bisect_trt.report.page.small_page import Page
+from bisect_trt.report.pieces.cured import headline_of_cures, lines_of_cures
+from bisect_trt.report.pieces.reduced import figures, nothing_bad, reduced_how
+from bisect_trt.report.pieces.reduced import headline as headline_of_piece
+from bisect_trt.report.record.record import Record
+from bisect_trt.report.record.tables import worst_layers
+from bisect_trt.report.words.headline import answer_lines, files_line, tone
+from bisect_trt.report.words.held_on import holds_sentences, of_one_input
+from bisect_trt.report.words.sentences import (
+    judged_by,
+    number,
+    score_without,
+    search_sentences,
+    unproved,
+)
+from bisect_trt.stations.answer.verify import Verification
+from bisect_trt.stations.pieces.cures import Cures
+from bisect_trt.stations.pieces.reduce import Reduced
+from bisect_trt.stations.pieces.seen import Seen
+
+_SHOWN_PINS = 20
+_KEPT = 3
+_COLOURS = {"ok": "green", "unsure": "yellow", "bad": "red"}
+
+
+def print_verdict(console: Console, result: Record) -> None:
+    """The answer, the pins with their proof, the outputs, where the files are."""
+    said, *lines = answer_lines(result)
+    console.print(printable(said), style=f"bold {_COLOURS[tone(result)]}")
+    for line in lines:
+        console.print(printable(line))
+    if len(result.pins):
+        table = _table(["pinned layer", "op", "without it"])
+        for row in list(result.pins.itertuples())[:_SHOWN_PINS]:
+            if not row.proved:
+                why = "held by --pin" if row.held else unproved(result)
+                table.add_row(printable(str(row.layer)), str(row.op), why)
+                continue
+            table.add_row(
+                printable(str(row.layer)),
+                str(row.op),
+                f"{row.verdict_without}, {score_without(row)}",
+            )
+        console.print(table)
+        if len(result.pins) > _SHOWN_PINS:
+            console.print(f"... and {len(result.pins) - _SHOWN_PINS} more in pins.csv")
+        console.print(printable(search_sentences(result)[0]) if result.search_facts else "")
+    if len(result.outputs):
+        console.print(
+            _frame(result.outputs[["baseline", "output", "verdict", "max_abs", "cosine", "snr_db"]])
+        )
+    _print_findings(console, result)
+    probes = f"{sum(result.probes.values())} probes ({result.new_probes} new)"
+    made = f"{probes} and {result.effect_runs} single-layer runs"
+    counted = f"{made} in {result.seconds:.1f} s"
+    console.print(printable(f"{counted}; {judged_by(result)}"))
+    console.print(printable(files_line(result)), soft_wrap=True)
+
+
+def _print_findings(console: Console, result: Record) -> None:
+    """The findings that may matter, each in full, what inputs look like last; constants that partly
+    vanish are many and harmless, so one line for all.
+    """
+    vanishing = [f for f in result.findings if f.kind == VANISHING]
+    others = [f for f in result.findings if f.kind != VANISHING]
+    others.sort(key=lambda f: (not f.weighty, f.kind == "input"))
+    lines = [f.message for f in others[:5]]
+    if len(others) > 5:
+        more = len(others) - 5
+        lines.append(f"{more} more finding{'s' * (more > 1)} in report.md")
+    if vanishing:
+        lines.append(
+            f"values below {result.precision.value}'s smallest number become zero in "
+            f"{len(vanishing)} of the constants; "
+            "report.md names them"
+        )
+    for line in lines:
+        console.print(printable(f"note: {line}"), style="yellow")
+
+
+def print_comparison(console: Console, result: Record) -> None:
+    """The baselines' outputs and the layers that err most."""
+    if result.outputs.empty:
+        console.print(printable(result.sentence))
+        return
+    console.print(
+        _frame(
+            result.outputs[
+                [
+                    "baseline",
+                    "output",
+                    "verdict",
+                    "score",
+                    "max_abs",
+                    "mean_abs",
+                    "cosine",
+                    "snr_db",
+                ]
+            ]
+        )
+    )
+    console.print(_frame(worst_layers(result.layers)))
+    console.print(printable(f"all layers: {result.folder}/layers.csv"))
+
+
+def print_verification(console: Console, verification: Verification) -> None:
+    """The answer, then each way in which the plan was looked at."""
+    answer = "The plan holds." if verification.passed else "The plan does not hold."
+    holds = verification.holds
+    if verification.passed and holds is not None and holds.word is Robustness.LUCKY:
+        answer = "The plan holds on the given inputs, by luck: on others it misses more than asked."
+    answer = of_one_input(answer, holds)
+    console.print(answer, style="bold green" if verification.passed else "bold red")
+    shown = () if holds is None else (holds.given, holds.holdout)
+    missed = [kind for kind in shown if kind.passed < kind.tested]
+    for line in (
+        *holds_sentences(holds),
+        *(f"Worst of those that miss: {kind.worst}, {times(kind.worst_score)}." for kind in missed),
+        *verification.notes,
+    ):
+        console.print(printable(line))
+    table = _table(["", "checked", "found"])
+    for check in verification.checks:
+        table.add_row(
+            {True: "ok", False: "no", None: "-"}[check.holds],
+            printable(check.what),
+            printable(check.detail),
+        )
+    console.print(table)
+    pins, base = len(verification.plan.pinned), verification.plan.base.value.upper()
+    console.print(
+        printable(
+            f"{pins} layers in FP32, the rest in {base}; requirement: "
+            f"{', '.join(verification.requirements)}"
+        ),
+    )
+
+
+def print_inspection(console: Console, inspection: Inspection) -> None:
+    """Counts first, then what deserves attention."""
+    console.print(
+        f"{printable(inspection.model)}: opset {inspection.opset}, {len(inspection.layers)} layers",
+    )
+    rows = [
+        (layer.name, layer.op, layer.scope, inspection.suspects.get(layer.name, ""))
+        for layer in inspection.layers
+    ]
+    # A column that nothing stands in is left out.
+    heads = ("layer", "op", "scope", "suspect because")
+    shown = [i for i, _ in enumerate(heads) if any(row[i] for row in rows)]
+    table = _table([heads[i] for i in shown])
+    for row in rows:
+        table.add_row(*(printable(row[i]) for i in shown))
+    console.print(table)
+    for pattern in inspection.patterns:
+        how = "written out" if pattern.decomposed else "one operator"
+        console.print(printable(f"{pattern.kind} ({how}): {', '.join(pattern.layers)}"))
+    alike: dict[str, list[str]] = {}
+    for name, reason in inspection.kept.items():
+        alike.setdefault(reason, []).append(name)
+    for reason, names in alike.items():
+        console.print(printable(f"kept in FP32: {some_of(names, _KEPT)} ({reason})"))
+    for line in (*(f.message for f in inspection.findings), *inspection.advice):
+        console.print(printable(f"note: {line}"), style="yellow")
+
+
+def print_cures(console: Console, cures: Cures, folder: Path) -> None:
+    """The answer, then what was tried.
+
+    Args:
+        console: where to.
+        cures: what was tried.
+        folder: of the table and the model.
+    """
+    good = not cures.needed or cures.smallest is not None
+    console.print(printable(headline_of_cures(cures)), style="bold green" if good else "bold red")
+    for line in lines_of_cures(cures):
+        console.print(printable(line), soft_wrap=True)
+    console.print(printable(f"table: {folder}"), soft_wrap=True)
+
+
+def print_reduced(console: Console, found: Reduced | Seen, folder: Path) -> None:
+    """The piece, what it shows, how it was found and where it is.
+
+    Args:
+        console: where to.
+        found: the piece, or what the whole shows where it is not bad.
+        folder: of the reproducer.
+    """
+    if not isinstance(found, Reduced):
+        console.print(printable(nothing_bad(found)), style="bold green")
+        return
+    console.print(printable(headline_of_piece(found)), style="bold red")
+    for line in (*figures(found), *reduced_how(found)):
+        console.print(printable(line))
+    console.print(printable(f"reproducer: {folder}"), soft_wrap=True)
+
+
+def _table(columns: list[str]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _frame(frame: pd.DataFrame) -> Table:
+    table = _table([str(c) for c in frame.columns])
+    for row in frame.to_numpy(dtype=object).tolist():
+        table.add_row(*(printable(number(v)) for v in row))
+    return table
+
+
+def print_page(console: Console, page: Page) -> None:
+    """A page of sections, tables cut where they would fill more than a screen."""
+    console.print(printable(page.answer), style="bold green" if page.good else "bold red")
+    for line in page.lines:
+        console.print(printable(line))
+    for section in page.sections:
+        console.print()
+        console.print(printable(section.heading), style="bold")
+        for line in section.lines:
+            console.print(printable(line))
+        if len(section.table):
+            console.print(_frame(section.table.head(_SHOWN_PINS)))
+        if len(section.table) > _SHOWN_PINS:
+            console.print(f"... and {len(section.table) - _SHOWN_PINS} more")

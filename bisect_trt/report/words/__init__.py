@@ -1,0 +1,1 @@
+"""What a record says to people, in sentences."""

@@ -1,0 +1,187 @@
+"""The answer's first words: the verdict in a sentence, its colour, and what to do next."""
+
+from __future__ import annotations
+
+import math
+
+from bisect_trt.core.diagnosis import Cause
+from bisect_trt.core.holds import Robustness
+from bisect_trt.core.precision import Precision
+from bisect_trt.numerics.scores import times
+from bisect_trt.report.record.record import Record
+from bisect_trt.report.words.held_on import holds_sentences, of_one_input
+
+_BROKEN = ("build-failed", "crashed", "timed-out")
+
+_NEARLY_ALL = 0.9
+"""Of the layers: a plan with so many pins is FP32 with casts around it."""
+
+_FEW = 0.25
+"""Of the given inputs: where no more ask for nearly all pins, they may be what is unusual."""
+
+_ENGINE_TO_BLAME = {
+    Cause.UNSTEADY: "The engine does not make up its mind: no plan can be trusted on it.",
+    Cause.ENGINE_FAILED: "TensorRT does not build or run the model, in FP32 either.",
+}
+
+
+def headline(result: Record) -> str:
+    """The answer in one sentence, and what it would mislead without."""
+    said = [f.message.partition(": ")[0] for f in result.findings if f.weighty]
+    answer = of_one_input(_answer(result), result.holds if result.passed else None)
+    return " ".join([answer, *(f"But {words}." for words in said)])
+
+
+def _answer(result: Record) -> str:
+    name = result.precision.value.upper()
+    if result.cause is Cause.GOLDEN_MISMATCH:
+        return "The reference itself differs from the golden outputs: nothing was searched."
+    if result.cause in _ENGINE_TO_BLAME:
+        return _ENGINE_TO_BLAME[result.cause]
+    if not result.passed:
+        return "No plan found meets the requirement."
+    if result.cause is Cause.NONE:
+        held = len(result.plan.held)
+        if held:
+            pinned = f"with what --pin holds in FP32 (layers: {held})"
+            return f"{name} meets the requirement {pinned}{_of_given(result)}."
+        return f"{name} meets the requirement as it is{_of_given(result)}: nothing to pin."
+    if result.cause is Cause.TF32:
+        return "Strict FP32 meets the requirement: turn TF32 off."
+    each = "each of the others" if result.plan.held else "each"
+    proof = f"{each} proved to be needed" if result.complete else "not yet proved to be minimal"
+    share = result.pins["tolerance_share"].min() if len(result.pins) else math.nan
+    if result.complete and share < 1.0:
+        proof = f"{each} proved to be needed within {share:.2g} of the tolerance"
+    broken = result.pins["verdict_without"].isin(_BROKEN).sum() if len(result.pins) else 0
+    if broken:
+        # A run that breaks is no wrong number: the reader has to know which of the two it was.
+        proof += f" ({broken} because the run breaks without it)"
+    if result.ranked:
+        proof = "ranked by what each does, not proved one by one"
+    pins, layers = len(result.pinned), result.layer_count
+    kept = f"Keep {pins} of {layers} layers in FP32"
+    if _nearly_all(result):
+        few = "Hardly any" if pins < layers else "No"
+        kept = f"{few} layer can leave FP32: keep {pins} of {layers} there"
+    if result.plan.held:
+        kept += f" ({len(result.plan.held)} of them held by --pin)"
+    return f"{kept} and the requirement is met{_of_given(result)}; {proof}."
+
+
+def _of_given(result: Record) -> str:
+    """On how many of the given inputs, where ``--holds-on`` or ``--pick`` let some miss it."""
+    given = result.holds.given if result.holds is not None else None
+    if given is None or given.passed == given.tested:
+        return ""
+    return f" on {given.passed} of the {given.tested} given inputs"
+
+
+def _nearly_all(result: Record) -> bool:
+    """Whether a search that came to its end found hardly another thing than FP32."""
+    free = result.layer_count - len(result.plan.held)
+    searched = (result.complete or result.ranked) and not result.out_of_time
+    found = len(result.plan.chosen)
+    return result.passed and searched and found >= max(2.0, _NEARLY_ALL * free)
+
+
+def tone(result: Record) -> str:
+    """What the first glance says: ``bad`` where no plan passes, ``unsure`` where nothing but the
+    given inputs speaks for it or it leaves hardly a layer to lower, else ``ok``.
+    """
+    if not result.passed:
+        return "bad"
+    known = result.holds is None or result.holds.word is Robustness.ROBUST
+    return "ok" if known and not _nearly_all(result) else "unsure"
+
+
+def next_step(result: Record) -> str:
+    """What to do where the answer is not yet good, blank where it is."""
+    if tone(result) != "unsure":
+        return ""
+    if result.interrupted:
+        return "What next: run the same command again: it goes on from here."
+    if result.out_of_time:
+        return "What next: run the same command again, or with a larger --budget: it goes on."
+    steps = []
+    if _nearly_all(result):
+        if _meets_in_tf32(result):
+            steps.append("run everything in TF32, which meets it on the given inputs")
+        if fewer := _with_fewer(result):
+            steps.append(fewer)
+        if not steps:
+            steps.append("ship it in FP32, or loosen the requirement")
+    if result.holds is not None and result.holds.word is not Robustness.ROBUST:
+        if result.holds.fitted:
+            steps.append("search without --robust 0")
+        else:
+            more = "give more inputs of the kind that it will meet"
+            on = f" and search on with --start-from {result.folder}/plan.json"
+            steps.append(more + (on if result.pinned else ""))
+    return f"What next: {'; '.join(steps)}."
+
+
+def _meets_in_tf32(result: Record) -> bool:
+    """Whether everything in TF32 was run, as a baseline, and met the requirement."""
+    if result.outputs.empty or result.precision is Precision.TF32:
+        return False
+    ran = result.outputs["baseline"].str.removesuffix(", second emulator").str.split().str[-1]
+    verdicts = result.outputs.loc[ran == Precision.TF32.value, "verdict"]
+    return len(verdicts) > 0 and bool((verdicts == "pass").all())
+
+
+def _with_fewer(result: Record) -> str:
+    """What to do where some set on the frontier with fewer pins held on a given input, blank where
+    none did: where it missed on a few, look at those.
+    """
+    if result.frontier.empty:
+        return ""
+    fewer = result.frontier[result.frontier["pins"] < len(result.plan.pinned)]
+    some = fewer[fewer["given_passed"] > 0]
+    if some.empty:
+        return ""
+    best = some.sort_values(["given_passed", "pins"], ascending=[False, True]).iloc[0]
+    tested, names = best["given_tested"], best.get("given_missed")
+    missed = tested - best["given_passed"]
+    if isinstance(names, str) and 0 < missed <= _FEW * tested:
+        near = "is a near tie, run without it" if missed == 1 else "are near ties, run without them"
+        return (
+            f"look at {names}: with {best['pins']} pins no other of {tested} given inputs misses "
+            f"(if {'it' if missed == 1 else 'they'} {near})"
+        )
+    return "take fewer pins, which hold on some inputs (frontier.csv, --pick SHARE)"
+
+
+def answer_lines(result: Record) -> list[str]:
+    """The answer's first lines: the sentence, on what it holds, the cause, before and after."""
+    lines = [headline(result), *holds_sentences(result.holds)[:2]]
+    lines += [line for line in (next_step(result), result.sentence) if line]
+    if not math.isnan(result.base_score):
+        after = f"   after: {score_after(result)}" if result.passed else ""
+        wanted = ", ".join(result.requirements)
+        lines.append(f"before: {times(result.base_score)}{after}   requirement: {wanted}")
+    return lines
+
+
+def score_after(result: Record) -> str:
+    """What the plan uses of the tolerance, and what the worst of the inputs does that may miss."""
+    said = times(result.score)
+    given = result.holds.given if result.holds is not None else None
+    if given is None or given.passed == given.tested or not given.worst_score > 1.0:
+        return said
+    return f"{said} on those that count, {times(given.worst_score)} on the worst given input"
+
+
+def left_behind(result: Record) -> str:
+    """What an interrupted run leaves, for the terminal."""
+    told = " ".join([_answer(result), *holds_sentences(result.holds)])
+    return (
+        f"the best plan so far is in {result.folder}; run the same command again to go on from "
+        f"here. {told}"
+    )
+
+
+def files_line(result: Record) -> str:
+    """Where the report is, and the model to ship."""
+    shipped = f"   model to ship: {result.folder}/model.typed.onnx" if result.passed else ""
+    return f"report: {result.folder}/report.html{shipped}"

@@ -1,0 +1,1 @@
+"""The network run node by node, for every layer's values."""

@@ -1,0 +1,1 @@
+"""A model's constants, exact and rounded, once for all sessions."""

@@ -1,0 +1,95 @@
+"""A model's constants as ONNX Runtime holds them, exact and rounded, shared by every session that
+is fed with them.
+"""
+
+from __future__ import annotations
+
+from threading import RLock
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+from onnx import helper
+
+from bisect_trt.core.errors import BadInputError, one_line
+from bisect_trt.core.precision import Precision
+from bisect_trt.graph.model.graph import Graph
+from bisect_trt.graph.tensors.mapped_files import let_go
+from bisect_trt.graph.tensors.tensor_values import rounded_values
+from bisect_trt.runners.ort.values import Value, owned, value_of
+
+
+class Lent:
+    """Who was given which of a graph's constants: a rounded version that gives way to another must
+    outlive the calls that are fed with it, and no more than those.
+
+    ``lock`` is held by whoever asks for constants from several threads. ``by`` has the owners of
+    what each borrower was fed with last, until a version gives way: a call in work holds its own
+    list, and who finds none here asks again.
+    """
+
+    def __init__(self) -> None:
+        self.lock = RLock()
+        self.by: WeakKeyDictionary[object, list[ort.OrtValue]] = WeakKeyDictionary()
+
+
+class ConstantStore:
+    """The constants of one graph; of each, one rounded version is kept: weights are held twice at
+    most, and a third time only while a call is fed with a version that gave way.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        sparse = graph.proto.graph.sparse_initializer
+        if sparse:
+            name = sparse[0].values.name
+            raise BadInputError(
+                f"model: sparse initialiser {name!r} cannot be emulated; store it as a dense tensor"
+            )
+        self._arrays = graph.constants
+        self._exact = {name: _ort_value(name, array) for name, array in graph.constants.items()}
+        self._rounded: dict[str, tuple[Precision, ort.OrtValue]] = {}
+        self.lent = Lent()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._exact
+
+    def value(self, name: str, precision: Precision = Precision.FP32) -> Value:
+        """The constant ``name``, rounded to ``precision``, alive as long as it is not asked for in
+        another.
+        """
+        return value_of(self.owner(name, precision))
+
+    def owner(self, name: str, precision: Precision) -> ort.OrtValue:
+        """What owns :meth:`value`; several threads may ask."""
+        if precision is Precision.FP32:
+            return self._exact[name]
+        with self.lent.lock:
+            held = self._rounded.get(name)
+            if held is None or held[0] is not precision:
+                if held is not None:
+                    held = None
+                    del self._rounded[name]  # two would be in memory for a moment
+                    self.lent.by.clear()
+                exact = self._arrays[name]
+                held = (precision, owned(rounded_values(exact, precision, np.dtype(np.float32))))
+                let_go(exact)
+                self._rounded[name] = held
+            return held[1]
+
+
+def _ort_value(name: str, array: NDArray[Any]) -> ort.OrtValue:
+    """A constant as ONNX Runtime holds it; NumPy's own types go without a copy."""
+    try:
+        # ml_dtypes: bfloat16 and the 8-bit floats, which ONNX Runtime takes as raw bits.
+        if array.dtype.kind == "V":
+            bits = array.view(np.uint16 if array.dtype.itemsize == 2 else np.uint8)
+            return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(
+                bits, helper.np_dtype_to_tensor_dtype(array.dtype)
+            )
+        return owned(array)
+    except Exception as error:
+        raise BadInputError(
+            f"model: constant {name!r} ({array.dtype}) cannot be emulated ({one_line(error, 80)})"
+        ) from error

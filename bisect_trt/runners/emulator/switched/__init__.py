@@ -1,0 +1,1 @@
+"""All plans in one model, run in segments: the fast way."""

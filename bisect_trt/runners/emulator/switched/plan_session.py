@@ -1,0 +1,96 @@
+"""A plan that runs on many samples: the segments as one session, without switches and cuts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from threading import Lock
+
+import numpy as np
+
+from bisect_trt.graph.passes.joined import joined
+from bisect_trt.runners.emulator.constants.constant_store import ConstantStore
+from bisect_trt.runners.emulator.switched.segment_session import SegmentSession
+from bisect_trt.runners.emulator.switched.switches import Setting
+from bisect_trt.runners.ort.devices import CPU
+from bisect_trt.runners.ort.values import Value
+
+_WORTH_IT = 16
+"""Of an OCR detector such a session takes 70 ms to make and 8 ms less a run, on two cores side by
+side; of thousands of small nodes it pays after 24 runs. A test on fresh draws makes a hundred and
+more, a panel forty."""
+
+_COUNTED = 8
+
+
+class PlanSession:
+    """Runs the plan in work from the start to the end, once it was asked for that often; the
+    numbers are those of the segments, bit for bit. There is one at a time.
+
+    Args:
+        segments: of the model, in order.
+        outputs: what the model gives.
+        constants: of the model.
+        threads: what one call may use; 0 leaves it to the machine.
+    """
+
+    def __init__(
+        self,
+        segments: Sequence[SegmentSession],
+        outputs: Sequence[str],
+        constants: ConstantStore,
+        threads: int,
+    ) -> None:
+        self._segments, self._outputs = segments, tuple(outputs)
+        self._constants, self._threads = constants, threads
+        self._uses: dict[frozenset[str], int] = {}
+        self._ready: tuple[frozenset[str], SegmentSession, Setting] | None = None
+        self._lock = Lock()
+
+    def run(
+        self, given: Mapping[str, Value], lowered: frozenset[str], settings: Sequence[Setting]
+    ) -> dict[str, Value] | None:
+        """The outputs by name; None where the segments should be run. Several threads may ask.
+
+        Args:
+            given: the model's inputs.
+            lowered: the plan's layers, by which its runs are counted.
+            settings: of the segments' switches.
+
+        Raises:
+            RunnerFailedError: with ONNX Runtime's words.
+        """
+        with self._lock:
+            ready = self._ready
+            if ready is None or ready[0] != lowered:
+                uses = self._uses[lowered] = self._uses.pop(lowered, 0) + 1
+                if len(self._uses) > _COUNTED:
+                    del self._uses[next(iter(self._uses))]
+                if uses <= _WORTH_IT:
+                    return None
+                # Plans that are asked for in turn would open a session each time.
+                self._uses.clear()
+                self._ready = None  # two would be in memory for a moment
+                ready = self._ready = (lowered, *self._opened(settings))
+        return ready[1].run(given, ready[2])
+
+    def foretell(self, lowered: frozenset[str], runs: int) -> None:
+        """Hear that a plan will be run so often: where that is often enough, it is run so from the
+        first time on.
+
+        Args:
+            lowered: the plan's layers.
+            runs: at least.
+        """
+        if runs > _WORTH_IT:
+            with self._lock:
+                self._uses[lowered] = max(self._uses.pop(lowered, 0), _WORTH_IT)
+
+    def _opened(self, settings: Sequence[Setting]) -> tuple[SegmentSession, Setting]:
+        parts = list(zip(self._segments, settings, strict=True))
+        whole = joined([part.as_set(setting) for part, setting in parts], self._outputs)
+        states = {n: state for part, setting in parts for n, state in part.states(setting).items()}
+        session = SegmentSession(whole, self._constants, self._threads, CPU, settles=False)
+        session.open()
+        whole.model.Clear()  # of many nodes it takes as much as the session
+        setting = np.asarray([states[n] for n in (*whole.flags, *whole.weights)], np.bool_)
+        return session, setting

@@ -1,0 +1,243 @@
+"""The probe's fast way: sessions for all plans of a base precision, the roundings switched by what
+is fed.
+
+The model is cut into segments (see :mod:`bisect_trt.graph.passes.segmented`), and what is alive at
+the cuts is kept for a while: a probe starts at the segment in which its plan first differs from one
+that was run on the same sample. A plan that is run on many samples gets a session of its own (see
+``plan_session``). The numbers are those of a run from the start, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Hashable, Iterator, Mapping
+from functools import partial
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bisect_trt.core.errors import RunnerFailedError
+from bisect_trt.core.machine.threads import in_order
+from bisect_trt.core.precision import Precision
+from bisect_trt.core.sample import Sample
+from bisect_trt.graph.inspection.activations import activations, inference_bytes
+from bisect_trt.graph.model.graph import Graph
+from bisect_trt.graph.model.inputs import fixed_shape, input_specs
+from bisect_trt.graph.passes.segmented import MOST_SEGMENTS, cut
+from bisect_trt.graph.passes.switched import to_switched
+from bisect_trt.runners.emulator.constants.constant_store import ConstantStore
+from bisect_trt.runners.emulator.constants.device_constants import DeviceConstants
+from bisect_trt.runners.emulator.switched.kept_activations import KeptActivations
+from bisect_trt.runners.emulator.switched.plan_session import PlanSession
+from bisect_trt.runners.emulator.switched.segment_session import SegmentSession
+from bisect_trt.runners.emulator.switched.switches import Setting, Switches
+from bisect_trt.runners.ort.devices import CPU, Device
+from bisect_trt.runners.ort.side_by_side import Room, side_by_side
+from bisect_trt.runners.ort.values import Value, owned, value_of, viewed
+
+Arrays = dict[str, NDArray[Any]]
+Tensors = dict[str, Value]
+
+
+_ON_GPU, _LITTLE = 4, 16 << 20
+"""Segments there, of a model that holds no more bytes at a time: an effect then takes 0.6 of an
+inference in the mean."""
+
+_SMALL = 32 << 10
+"""Bytes of the usual tensor up to which a switch selects in place of branching: rounding what may
+not be asked for then costs no more than entering a body. Of 20,000 nodes the sessions take 0.4 GB
+so and 0.75 GB with bodies, and a probe 0.8 of the time; an OCR detector's probe, of tensors of
+0.5 MB, would take 1.5 times as long.
+"""
+
+
+class SwitchedSession:
+    """Executes a model with any of its layers lowered to ``low`` and the others in ``pin``.
+
+    For another device than the CPU the model is cut less: what crosses a cut is copied to the host
+    and back.
+
+    Args:
+        graph: the FP32 model.
+        constants: its constants, in the memory of ``device``.
+        low: what lowered layers run in.
+        pin: what the others run in.
+        threads: what one call of ONNX Runtime may use; 0 leaves it to the machine.
+        device: what computes.
+        kept: where activations are kept; None for a store of its own.
+        segments: the most that the model is cut into.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        constants: ConstantStore | DeviceConstants,
+        low: Precision,
+        pin: Precision,
+        threads: int,
+        device: Device = CPU,
+        *,
+        kept: KeptActivations | None = None,
+        segments: int = MOST_SEGMENTS,
+    ) -> None:
+        most = segments if device == CPU else min(segments, segments_on_gpu(graph))
+        parts = cut(to_switched(graph, low, pin), graph, most)
+        self._switches = Switches(parts)
+        self._segments = [SegmentSession(part, constants, threads, device) for part in parts]
+        self._room, self._device = Room(graph, threads), device
+        self._outputs = graph.outputs
+        self._graph, self._chosen, self._open = graph, False, False
+        # A tensor is let go behind the last segment that takes it.
+        last = {name: place for place, part in enumerate(parts) for name in part.takes}
+        last |= dict.fromkeys(graph.outputs, len(parts))
+        self._last = last
+        self._kept = KeptActivations() if kept is None else kept
+        # Another session may share the store; an id could come again.
+        self._own = object()
+        self._settings: tuple[frozenset[str], list[Setting], list[bytes]] | None = None
+        self._whole: PlanSession | None = None
+        if len(parts) > 1 and isinstance(constants, ConstantStore):
+            self._whole = PlanSession(self._segments, graph.outputs, constants, threads)
+
+    @property
+    def on_cpu(self) -> tuple[str, ...]:
+        """What the CPU ran in place of another device, known after the first inference."""
+        return tuple(name for segment in self._segments for name in segment.on_cpu)
+
+    def at_once(self, sample: Sample) -> int:
+        """How many runs on samples like ``sample`` are made side by side; of a GPU one."""
+        return self._room.at_once(sample) if self._device == CPU else 1
+
+    def foretell(self, lowered: frozenset[str], runs: int) -> None:
+        """As :meth:`PlanSession.foretell`."""
+        if self._whole is not None:
+            self._whole.foretell(lowered, runs)
+
+    def run(self, sample: Sample, lowered: frozenset[str]) -> Arrays:
+        """The outputs by name for one sample; several threads may ask.
+
+        Raises:
+            RunnerFailedError: with ONNX Runtime's words.
+        """
+        self._choose_switches(sample)
+        if not self._open:
+            self._open = True
+            deque(in_order(SegmentSession.open, self._segments), maxlen=0)
+        settings, prefixes = self._set(lowered)
+        given, owners = _given(sample.arrays)
+        count = len(self._segments)
+        # From the last cut back: the first that is kept spares most.
+        keys: list[Hashable] = (
+            [(self._own, sample.digest, prefixes[place]) for place in range(count - 1, 0, -1)]
+            if count > 1
+            else []
+        )
+        found = self._kept.first_of(keys)
+        if found is None and self._whole is not None:
+            results = self._whole.run(given, lowered, settings)
+            if results is not None:
+                del owners
+                return self._fetched(results)
+        start = 0 if found is None else count - 1 - found[0]
+        tensors = given if found is None else {**given, **found[1]}
+        for place in range(start, count):
+            tensors = self._advance(tensors, place, settings[place])
+            if place + 1 < count:
+                alive = {n: v for n, v in tensors.items() if n not in given}
+                self._kept.keep(keys[count - 2 - place], alive)
+        outputs = self._fetched(tensors)
+        del owners
+        return outputs
+
+    def effects(
+        self, sample: Sample, wanted: Collection[str]
+    ) -> Iterator[tuple[str, Arrays | None]]:
+        """The outputs with one layer lowered, for each of ``wanted``.
+
+        The run with none lowered advances segment by segment; at each one, the layers that first
+        change something there are run from its beginning to the end.
+
+        Args:
+            sample: the inputs.
+            wanted: layer ids.
+
+        Returns:
+            (layer, outputs by name), by segments; None for outputs that cannot be computed.
+
+        Raises:
+            RunnerFailedError: the model itself cannot be run.
+        """
+        self._choose_switches(sample)
+        by_segment: dict[int, list[str]] = {}
+        for name in wanted:
+            by_segment.setdefault(self._switches.start_of(name), []).append(name)
+        nothing = self._switches.of(())
+        tensors, owners = _given(sample.arrays)
+        at_once = self.at_once(sample)
+        for place in range(max(by_segment, default=-1) + 1):
+            names = by_segment.get(place, ())
+            finish = partial(self._finished, tensors, place)
+            yield from zip(names, side_by_side(finish, names, lambda _: at_once), strict=True)
+            tensors = self._advance(tensors, place, nothing[place])
+        del owners
+
+    def _choose_switches(self, sample: Sample) -> None:
+        """Whether switches select or branch, by the first sample."""
+        if self._chosen or self._device != CPU:
+            return
+        self._chosen = True
+        told = activations(self._graph, sample.shapes)
+        if told is not None and told.usual <= _SMALL:
+            for segment in self._segments:
+                segment.selects = True
+
+    def _finished(self, tensors: Tensors, start: int, layer: str) -> Arrays | None:
+        """The outputs with ``layer`` lowered, from the cut before segment ``start`` on."""
+        settings = self._switches.of((layer,))
+        try:
+            for place in range(start, len(self._segments)):
+                tensors = self._advance(tensors, place, settings[place])
+            return self._fetched(tensors)
+        except RunnerFailedError:
+            return None
+
+    def _advance(self, tensors: Tensors, place: int, setting: Setting) -> Tensors:
+        """What is alive behind segment ``place``."""
+        alive = {**tensors, **self._segments[place].run(tensors, setting)}
+        return {name: value for name, value in alive.items() if self._last.get(name, -1) > place}
+
+    def _fetched(self, tensors: Tensors) -> Arrays:
+        return {name: viewed(tensors[name]) for name in self._outputs}
+
+    def _set(self, lowered: frozenset[str]) -> tuple[list[Setting], list[bytes]]:
+        """The switches, and by what the activations before each segment are known; those of the
+        last plan where it is the same.
+        """
+        known = self._settings
+        if known is not None and known[0] == lowered:
+            return known[1:]
+        settings = self._switches.of(lowered)
+        prefixes, before = [], blake2b(digest_size=16)
+        for setting in settings:
+            prefixes.append(before.digest())
+            before.update(np.packbits(setting).tobytes())
+        self._settings = (lowered, settings, prefixes)
+        return settings, prefixes
+
+
+def _given(arrays: Mapping[str, NDArray[Any]]) -> tuple[Tensors, list[Any]]:
+    """The inputs as ONNX Runtime's values, and their owners, which must outlive them."""
+    owners = {name: owned(array) for name, array in arrays.items()}
+    return {name: value_of(owner) for name, owner in owners.items()}, list(owners.values())
+
+
+def segments_on_gpu(graph: Graph) -> int:
+    """How many segments a model is cut into where each cut costs a copy to the host and back: one
+    where its inputs' shapes do not tell what would be copied.
+    """
+    shapes = {spec.name: fixed_shape(spec) for spec in input_specs(graph.proto)}
+    known = {name: shape for name, shape in shapes.items() if shape is not None}
+    held = inference_bytes(graph, known) if len(known) == len(shapes) else None
+    return _ON_GPU if held is not None and held <= _LITTLE else 1

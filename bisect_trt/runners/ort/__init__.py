@@ -1,0 +1,1 @@
+"""ONNX Runtime: its sessions, devices and values, the reference."""

@@ -1,0 +1,42 @@
+"""Layers that a plan leaves beyond the reduced precision's range, because the requirement does not
+see them.
+"""
+
+from __future__ import annotations
+
+from bisect_trt.core.finding import Finding
+from bisect_trt.core.names import some_of
+from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.stations.answer.known import Known
+from bisect_trt.stations.bench.bench import Bench
+from bisect_trt.stations.case.case import Case
+
+_SHOWN = 4
+
+
+def note_left_overflowing(case: Case, known: Known, bench: Bench, answer: PrecisionPlan) -> None:
+    """Say which layers give infinities in the model that ``answer`` writes, though their inputs are
+    right: the outputs may hide it (a normalisation that divides by infinity gives zeros), a mask is
+    meant so.
+
+    Args:
+        case: the model's layers.
+        known: has the layers' errors.
+        bench: keeps what is said.
+        answer: the plan that is written.
+    """
+    if known.baselines is None or not case.settings.precision.is_storage:
+        return
+    table = known.baselines.layers
+    finite = table["introduced_finite"].astype(bool) | table["underflows"].astype(bool)
+    lowered = set(case.names) - answer.pinned
+    left = [str(name) for name in table.loc[~finite, "layer"] if name in lowered]
+    if not left:
+        return
+    count = "1 layer leaves" if len(left) == 1 else f"{len(left)} layers leave"
+    message = (
+        f"{count} {case.settings.precision.value.upper()}'s range with the plan too: "
+        f"{some_of(left, _SHOWN)} give infinities, which the requirement does not see; "
+        "where they are no masks, ask for more (--requirement) or pin them (--pin)"
+    )
+    bench.note(Finding("left-overflowing", left[0], message))

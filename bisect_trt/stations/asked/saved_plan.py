@@ -1,0 +1,125 @@
+"""A plan as a run saved it, with what it was found for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bisect_trt.core.errors import BadInputError, one_line
+from bisect_trt.core.finding import Finding
+from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.graph.model.graph import Graph
+
+_LISTS = ("requirements", "metrics", "rewritten")
+
+
+@dataclass(frozen=True)
+class SavedPlan:
+    """A plan.json: the plan, the requirements and metrics it was found for, on which share of the
+    given and of unseen inputs it has to meet them (None where an older version did not say), the
+    layers that a rewrite made before, and whether it was ``fitted`` to its inputs.
+    """
+
+    plan: PrecisionPlan
+    path: Path
+    requirements: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
+    rewritten: tuple[str, ...] = ()
+    holds_on: float = 1.0
+    robust: float | None = None
+    fitted: bool = False
+
+    @property
+    def searched(self) -> Precision:
+        """The precision of a run that looks at this plan; strict FP32 is the answer of one that
+        found nothing lower.
+        """
+        return self.plan.base if self.plan.base is not Precision.FP32 else Precision.FP16
+
+    def check_model(self, graph: Graph) -> None:
+        """Refuse another model.
+
+        Raises:
+            BadInputError: the plan pins layers that the model lacks, or is for a rewritten model
+                and it is none.
+        """
+        absent = sorted(set(self.rewritten).difference(graph.names))
+        if absent:
+            raise BadInputError(
+                f"{self.path}: the plan is for a model rewritten with --rewrite, and this one has "
+                f"no layer {absent[0]!r}; use model.rewritten.onnx of the run's folder, or pass "
+                "--rewrite layernorm to verify"
+            )
+        graph.check_plan(self.plan)
+
+
+def read_plan(path: Path) -> SavedPlan:
+    """What a plan.json holds.
+
+    Raises:
+        BadInputError: it cannot be read, or is none.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInputError(f"{path}: cannot be read ({one_line(error, 80)})") from error
+    plan, more = PrecisionPlan.from_json(text, str(path)), json.loads(text)
+    requirements, metrics, rewritten = (_list_of_text(path, k, more.get(k)) for k in _LISTS)
+    held, robust = (_share(path, key, more.get(key)) for key in ("holds_on", "robust"))
+    share = 1.0 if held is None else held
+    fitted = more.get("fitted") is True
+    return SavedPlan(plan, path, requirements, metrics, rewritten, share, robust, fitted)
+
+
+def begun_at(path: Path | None, names: Sequence[str]) -> tuple[frozenset[str], Finding | None]:
+    """The pins of an older plan that a search can begin with, and what became of the others.
+
+    Args:
+        path: of the plan.json; None for no plan, which gives no pins.
+        names: the layers that are searched.
+
+    Raises:
+        BadInputError: the plan cannot be read, or pins layers and none of these.
+    """
+    if path is None:
+        return frozenset(), None
+    pinned = read_plan(path).plan.pinned
+    known = pinned.intersection(names)
+    absent = sorted(pinned - known)
+    if absent and not known:
+        raise BadInputError(
+            f"--start-from {path}: pins {absent[0]!r}, and none of its pins is a layer that is "
+            "searched here; leave the option out"
+        )
+    if not absent:
+        return known, None
+    words = (
+        f"{len(absent)} of the {len(pinned)} pins of {path} are no layers that are searched here: "
+        f"{', '.join(absent[:4])}{' ...' if len(absent) > 4 else ''}"
+    )
+    return known, Finding("start-from", absent[0], words)
+
+
+def _share(path: Path, key: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 < value <= 1.0:
+        raise BadInputError(
+            f"{path}: not a plan that bisect-trt wrote ({key!r} must be a share); run "
+            "`bisect-trt run` to make one"
+        )
+    return float(value)
+
+
+def _list_of_text(path: Path, key: str, value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+        raise BadInputError(
+            f"{path}: not a plan that bisect-trt wrote ({key!r} must be a list of text); run "
+            "`bisect-trt run` to make one"
+        )
+    return tuple(value)

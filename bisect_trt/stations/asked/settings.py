@@ -1,0 +1,298 @@
+"""What a run is asked to do: each option declared once, as a field with its flag and help text.
+
+The command line and the notebook calls are made from these fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import onnx
+
+from bisect_trt.core.precision import Precision
+from bisect_trt.stations.asked.option import PLANNING, Option, checked, option
+from bisect_trt.stations.asked.shares import Shares
+from bisect_trt.stations.asked.source import Feed, Source
+
+PROBE_TIMEOUT_S = 900.0
+
+_ENGINES = frozenset({"reduce", "cure"})
+_EVERYWHERE = PLANNING | _ENGINES
+_RUN = frozenset({"run"})
+_JUDGED = frozenset({"run", "verify"})
+
+
+@dataclass(frozen=True)
+class Settings(Shares):
+    """Everything a run depends on.
+
+    The strings and single values that a notebook would pass are accepted and normalised.
+
+    Raises:
+        BadInputError: a value is none of its option's.
+    """
+
+    model: str | Path | onnx.ModelProto
+    inputs: Sequence[Source]
+    precision: Precision = option(
+        Precision.FP16,
+        "--precision",
+        "What unpinned layers run in.",
+        help_of={"verify": "Must be the plan's, which is the default."},
+        kind=Precision,
+        choices=("fp16", "bf16", "tf32"),
+    )
+    runner: str = option(
+        "auto",
+        "--runner",
+        "What executes the plans.",
+        choices=("auto", "emulated", "tensorrt", "onnxruntime-cuda"),
+        help_of={
+            "reduce": "The engine: auto is tensorrt, and emulated is none.",
+            "cure": "The engine: auto is tensorrt, the only one.",
+        },
+        commands=_EVERYWHERE,
+    )
+    emulate_on: str = option(
+        "cpu",  # the figures that are published were made there
+        "--emulate-on",
+        "Where the emulator computes; auto is cuda where that works and is faster, cpu with --ray.",
+        choices=("auto", "cpu", "cuda"),
+    )
+    require: Sequence[str] = option(
+        (),
+        "--requirement",
+        "Such as max_abs<=1e-2, logits:cosine@mean>=0.999, top1@mean>=0.99 or "
+        "atol=1e-3,rtol=1e-2@p95. Default: rel_range<=1e-2.",
+        help_of={"verify": "As for run. Default: those that the plan was found for."},
+        repeatable=True,
+    )
+    metrics: Sequence[str | Callable[..., float]] = option(
+        (),
+        "--metric",
+        "MODULE:FUNCTION, a task metric for --requirement; with @all it sees all inputs at once.",
+        help_of={"verify": "As for run. Default: those that the plan was found for."},
+        repeatable=True,
+    )
+    robust: float | None = option(
+        None,
+        "--robust",
+        "The share of unseen inputs that the plan shall meet the requirement on, tested on redrawn "
+        "roundings and variants; 0 fits the given inputs only. Default: 0.95, or what --holds-on "
+        "asks for if that is less.",
+        help_of={
+            "verify": "The share of unseen inputs from which on the plan is called robust; the "
+            "exit code does not depend on it. Default: as for run."
+        },
+        kind=float,
+        least=0.0,
+        most=0.999,
+        metavar="SHARE",
+        commands=_JUDGED,
+    )
+    holds_on: float | None = option(
+        None,
+        "--holds-on",
+        "The share of the given inputs that must meet the requirement. Default: 1.",
+        help_of={"verify": "As for run. Default: that which the plan was found for."},
+        kind=float,
+        least=0.0,
+        most=1.0,
+        above=True,
+        metavar="SHARE",
+        commands=_JUDGED,
+    )
+    pick: float | None = option(
+        None,
+        "--pick",
+        "Take the fewest ranked layers that hold on this share of inputs and draws, a point of "
+        "frontier.csv, and say what it holds on.",
+        kind=float,
+        least=0.0,
+        most=1.0,
+        above=True,
+        metavar="SHARE",
+        commands=_RUN,
+    )
+    start_from: Path | None = option(
+        None,
+        "--start-from",
+        "Begin the search at an older plan.json: fewer probes where little has changed.",
+        kind=Path,
+        metavar="PLAN",
+        commands=_RUN,
+    )
+    pin: Sequence[str] = option(
+        (),
+        "--pin",
+        "Layers whose id the expression is found in stay in FP32 whatever the search says.",
+        repeatable=True,
+        metavar="REGEX",
+        commands=_RUN,
+    )
+    lower: Sequence[str] = option(
+        (),
+        "--lower",
+        "Likewise, layers that are never pinned.",
+        repeatable=True,
+        metavar="REGEX",
+        commands=_RUN,
+    )
+    mark: Sequence[str] = option(
+        (),
+        "--mark",
+        "Only these in the layer tables: a layer, a glob, an operator such as MatMul, a pattern "
+        "such as LayerNorm. On an engine only they are marked.",
+        repeatable=True,
+        metavar="SELECTOR",
+        commands=_RUN | {"compare"},
+    )
+    infinite: Sequence[str] = option(
+        (),
+        "--infinite",
+        "An input that may hold -inf, such as an additive attention mask.",
+        repeatable=True,
+        metavar="INPUT",
+        commands=_EVERYWHERE,
+    )
+    holdout: Sequence[Source] = option(
+        (),
+        "--holdout",
+        "Inputs that the search never sees, judged at the end: files, folders, globs; 'none' keeps "
+        "no given input apart. Default: a fifth of 20 inputs or more, none with --robust 0.",
+        help_of={"verify": "Inputs counted apart, whatever the exit code. Default: none."},
+        repeatable=True,
+        commands=_JUDGED,
+    )
+    variants: str = option(
+        "auto",
+        "--variants",
+        "Kinds of variants, such as shift,flip or MODULE:FUNCTION; none; auto takes all that fit "
+        "where fewer than 20 inputs are searched with.",
+        metavar="KINDS",
+        commands=_JUDGED,
+    )
+    stacked: bool = option(
+        False,
+        "--stacked",
+        "Each array of the input files holds many samples, along its first axis.",
+        kind=bool,
+        commands=_EVERYWHERE,
+    )
+    golden: str | Path | Feed | None = option(
+        None,
+        "--golden",
+        "The original framework's outputs (.npz), checked against the reference.",
+        kind=Path,
+    )
+    out: Path | None = option(
+        None,
+        "--out",
+        "The run's folder. Default: reports/MODEL-PRECISION.",
+        help_of={
+            "verify": "Where answers are kept. Default: reports/MODEL-PRECISION-verify.",
+            "compare": "Where the tables go. Default: reports/MODEL-PRECISION-compare.",
+            "reduce": "The reproducer's folder. Default: reports/MODEL-reduced.",
+            "cure": "Where table and model go. Default: reports/MODEL-cured.",
+        },
+        kind=Path,
+        commands=_EVERYWHERE,
+    )
+    rewrite: str | None = option(
+        None,
+        "--rewrite",
+        "First rewrite the model: exact, checked on the inputs, or refused.",
+        choices=("layernorm",),
+    )
+    trt_module: str | None = option(
+        None,
+        "--trt-module",
+        "Which TensorRT. Default: whichever imports.",
+        choices=("tensorrt", "tensorrt_rtx"),
+        commands=_EVERYWHERE,
+    )
+    typing: str = option(
+        "strong",
+        "--typing",
+        "Weak: flags, for TensorRT 8.6 to 10.x.",
+        choices=("strong", "weak"),
+        commands=_EVERYWHERE,
+    )
+    profiles: Sequence[str] = option(
+        (),
+        "--profile",
+        "INPUT:MIN/OPT/MAX, such as x:1x3x32x32/1x3x64x64/1x3x99x99. Default: from the inputs.",
+        repeatable=True,
+    )
+    probe_timeout_s: float = option(
+        PROBE_TIMEOUT_S,
+        "--probe-timeout",
+        "Seconds that an engine may take to build and run, or a worker's inference.",
+        help_of={"reduce": "Seconds that an engine may take to build and run, or the check."},
+        kind=float,
+        least=0.0,
+        above=True,
+        commands=_EVERYWHERE,
+    )
+    workers: int = option(
+        1,
+        "--workers",
+        "Probes at a time, a process each.",
+        kind=int,
+        least=1,
+        commands=_RUN | _ENGINES,
+        help_of=dict.fromkeys(_ENGINES, "Fresh processes at a time, on one GPU."),
+    )
+    threads: int | None = option(
+        None,
+        "--threads",
+        "Threads that compute, of all workers together. Default: those that may be used here.",
+        kind=int,
+        least=1,
+        commands=_EVERYWHERE,
+    )
+    ray: str | None = option(
+        None,
+        "--ray",
+        "Run the workers on this Ray cluster; 'local' starts one here.",
+        metavar="ADDRESS",
+        commands=_RUN,
+    )
+    budget: float | None = option(
+        None,
+        "--budget",
+        "Minutes: the command then ends with the best so far; a run has tested it.",
+        kind=float,
+        least=0.0,
+        above=True,
+        metavar="MINUTES",
+        commands=_RUN | _ENGINES,
+    )
+    max_builds: int | None = option(
+        None,
+        "--max-builds",
+        "Engine builds beyond the baselines. Default: 8, with --certify engine as many as needed.",
+        kind=int,
+        least=0,
+        commands=_RUN | _ENGINES,
+        help_of=dict.fromkeys(_ENGINES, "Builds, or calls of --check. Default: as needed."),
+    )
+    certify: str = option(
+        "emulated",
+        "--certify",
+        "Where each pin is proved: engine builds the model once without each.",
+        choices=("emulated", "engine"),
+        commands=_RUN,
+    )
+
+    def __post_init__(self) -> None:
+        for name, its in options().items():
+            object.__setattr__(self, name, checked(its, getattr(self, name)))
+        self.check_shares()
+
+
+def options() -> dict[str, Option]:
+    """The options of :class:`Settings` by field name, in the order of its fields."""
+    return {f.name: f.metadata["option"] for f in fields(Settings) if "option" in f.metadata}

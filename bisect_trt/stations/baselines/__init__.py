@@ -1,0 +1,1 @@
+"""The whole network at each precision, emulated, before anything is searched."""

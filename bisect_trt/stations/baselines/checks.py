@@ -1,0 +1,132 @@
+"""What the baselines show to be the user's to mend: the model, the metric or the requirement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from bisect_trt.core.errors import BadInputError, RunnerFailedError, one_line
+from bisect_trt.core.sample import evenly
+from bisect_trt.numerics.arrays import Arrays
+from bisect_trt.numerics.requirements.decisions import places_of
+from bisect_trt.numerics.requirements.requirements import Requirements
+from bisect_trt.probe.result import ProbeResult
+from bisect_trt.runners.ort.reference import Reference
+from bisect_trt.stations.bench.bench import Bench
+from bisect_trt.stations.case.case import Case
+
+_MOST_CHECKED = 4
+
+
+def check_reference(fp32: ProbeResult, requirements: Requirements) -> None:
+    """Refuse a reference of which nothing can be compared: every plan would pass.
+
+    Raises:
+        BadInputError: names the output.
+    """
+    looked_at = {item.output for item in requirements.items}
+    seen = {n: e for n, e in fp32.worst.items() if None in looked_at or n in looked_at}
+    if seen and not any(error.elements for error in seen.values()):
+        raise BadInputError(
+            f"output {next(iter(seen))!r} is empty on the given inputs, so there is nothing to "
+            "compare: give inputs for which the model answers"
+        )
+    for name, error in seen.items():
+        if error.elements and error.ref_nonfinite == error.elements:
+            raise BadInputError(
+                f"output {name!r} of the FP32 reference is NaN or infinite everywhere, so there is "
+                "nothing to compare: look at the model and its inputs, or name the other outputs "
+                "in --requirement (OUTPUT:METRIC<=VALUE)"
+            )
+
+
+def check_decisions(case: Case, bench: Bench) -> None:
+    """Refuse a top-K of outputs that have no more values than K: whatever a plan does is right.
+
+    Raises:
+        BadInputError: names the condition and the outputs.
+    """
+    asked = [item for item in case.requirements.items if places_of(item.metric)]
+    outputs = bench.references.of(case.samples[0]) if asked else {}
+    sizes = {name: (1, *array.shape)[-1] for name, array in outputs.items()}
+    for item in asked:
+        looked_at = {n: size for n, size in sizes.items() if item.output in (None, n)}
+        if all(size <= places_of(item.metric) for size in looked_at.values()):
+            said = ", ".join(f"{name!r} has {size}" for name, size in looked_at.items())
+            raise BadInputError(
+                f"--requirement {item.text}: always true, for along its last axis output {said} "
+                "values; ask for another output or metric"
+            )
+
+
+def check_model(case: Case, bench: Bench, fp32: ProbeResult) -> None:
+    """Strict FP32 misses: not of the model's making where the emulator cannot run what it writes,
+    or where ONNX's converter made another model of it.
+
+    Args:
+        case: the model as it was given.
+        bench: whose emulator runs it.
+        fp32: what strict FP32 showed.
+
+    Raises:
+        BadInputError: says which opset is asked for.
+    """
+    graph, raised = case.graph, bench.emulator.capable
+    if raised is graph and fp32.worst:
+        return
+    way = ""
+    if raised is not graph:
+        way = f" at opset {raised.opset}, which {case.settings.precision.value} needs"
+        samples = evenly(case.samples, _MOST_CHECKED)
+        exact = [bench.references.of(sample) for sample in samples]
+        try:
+            other = Reference(raised)
+            score = _together(case, exact, [other.outputs(sample) for sample in samples])
+        except (BadInputError, RunnerFailedError) as error:
+            way += f" ({one_line(error, 160)})"
+        else:
+            if score <= 1.0 and fp32.worst:
+                return
+            way += f" (ONNX's converter made another model of opset {graph.opset})" * (score > 1.0)
+    if fp32.worst:
+        raise BadInputError(
+            f"{case.model.name}: computes something else{way}; export it again with that opset"
+        )
+    raise BadInputError(
+        f"{case.model.name}: cannot be emulated{way}: {fp32.note or fp32.verdict.value}; export it "
+        "again with another opset"
+    )
+
+
+def check_metrics(case: Case, bench: Bench) -> None:
+    """Strict FP32 misses: the fault of a metric of the user's where it refuses the reference
+    itself.
+
+    Raises:
+        BadInputError: names the condition.
+    """
+    if not case.metrics:
+        return
+    samples = evenly(case.samples, _MOST_CHECKED)
+    references = [bench.references.of(sample) for sample in samples]
+    asked, share = case.requirements, case.settings.share_of_given
+    for item in asked.items:
+        if item.metric not in {*asked.metrics, *asked.collective}:
+            continue
+        alone = replace(asked, items=(item,))
+        values = [alone.judge(outputs, outputs).values for outputs in references]
+        told = alone.judge_all(references, references)
+        if alone.together(values, share, told) > 1.0:
+            worst = max(told or [of_one[0] for of_one in values], key=item.score_of)
+            raise BadInputError(
+                f"--metric {item.metric}: it gives {worst:g} for the reference beside itself, "
+                f"which misses {item.text!r}: the metric or the requirement is wrong"
+            )
+
+
+def _together(case: Case, references: Sequence[Arrays], found: Sequence[Arrays]) -> float:
+    """The score of several inputs' outputs beside the reference's, by all that is asked."""
+    asked = case.requirements
+    values = [asked.judge(*pair).values for pair in zip(references, found, strict=True)]
+    share = case.settings.share_of_given
+    return asked.together(values, share, asked.judge_all(references, found))

@@ -1,0 +1,181 @@
+"""The golden outputs held against the reference; where they differ, why: the usual mistakes of
+preprocessing, tried on the inputs one by one and two at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bisect_trt.core.diagnosis import Cause, Diagnosis
+from bisect_trt.core.errors import BadInputError, RunnerFailedError
+from bisect_trt.core.sample import Sample
+from bisect_trt.numerics.arrays import Arrays
+from bisect_trt.numerics.requirements.requirement_text import (
+    DEFAULT_REQUIREMENTS,
+    parse_requirements,
+)
+from bisect_trt.numerics.requirements.requirements import Requirements
+from bisect_trt.numerics.scores import times
+from bisect_trt.stations.bench.bench import Bench
+from bisect_trt.stations.case.case import Case
+
+Change = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+_MEAN, _DEVIATION = (
+    np.asarray(v, np.float32) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+)
+
+
+def check_golden(case: Case, bench: Bench) -> Diagnosis | None:
+    """The end of the run if the reference itself misses the golden outputs; None if it meets them,
+    or none were given.
+
+    Raises:
+        BadInputError: a golden output has another shape than the model's.
+    """
+    golden = case.golden
+    if golden is None:
+        return None
+    sample = case.samples[0]
+    reference = bench.references.of(sample)
+    for name, array in golden.items():
+        if array.shape != reference[name].shape:
+            raise BadInputError(
+                f"--golden: output {name!r} has shape {array.shape}, the model gives "
+                f"{reference[name].shape}"
+            )
+    asked = _for_golden(case.requirements, golden)
+    score = _score(asked, golden, reference)
+    if score <= 1.0:
+        return None
+    bench.observer.station("golden outputs")
+
+    def remaining(arrays: Arrays) -> float:
+        return _score(asked, golden, case.reference.outputs(Sample("changed", arrays)))
+
+    found = explain_golden(sample.arrays, remaining)
+    case.reference.release()
+    why = (
+        "none of the usual mistakes of preprocessing explains it: look at the export, or at what "
+        "else the framework does to its input."
+    )
+    if found is not None:
+        why = (
+            f"they are those of input {found.input!r} {found.words} ({times(found.score)}): mend "
+            "the preprocessing, not the engine."
+        )
+    return Diagnosis(
+        Cause.GOLDEN_MISMATCH,
+        f"The reference itself differs from the golden outputs ({times(score)}); {why}",
+    )
+
+
+def _for_golden(asked: Requirements, golden: Arrays) -> Requirements:
+    """The conditions that golden outputs are held to: those on an input alone, and the usual one
+    for each output that none of them looks at.
+    """
+    alone = [item for item in asked.items if item.metric not in asked.collective]
+    every = any(item.output is None for item in alone)  # a metric of the user's sees them all
+    seen = golden if every else {item.output for item in alone}
+    texts = [f"{n}:{text}" for n in golden if n not in seen for text in DEFAULT_REQUIREMENTS]
+    usual = parse_requirements(texts, list(golden), {}).items if texts else ()
+    return Requirements((*alone, *usual), asked.metrics)
+
+
+def _score(asked: Requirements, golden: Arrays, outputs: Arrays) -> float:
+    """The reference's ``outputs`` held against the golden ones; what these lack is right."""
+    return asked.score({**outputs, **golden}, outputs)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """``words`` say what was done to ``input`` where the golden outputs come from; ``score`` is
+    what then remains.
+    """
+
+    input: str
+    words: str
+    score: float
+
+
+def explain_golden(inputs: Arrays, score: Callable[[Arrays], float]) -> Explanation | None:
+    """The first change of an input with which the reference gives the golden outputs (``score`` at
+    most 1), the simplest first.
+
+    ``score`` runs the reference on changed inputs and holds the outputs against the golden ones.
+    None if no change explains them.
+    """
+    for name, array in inputs.items():
+        if array.dtype != np.float32 or array.ndim < 3:
+            continue
+        singles = list(_changes(array))
+        pairs = (
+            (f"{first}, then {second}", _then(one, other))
+            for first, one in singles
+            for second, other in singles
+            if first != second and not _undo(first, second)
+        )
+        for words, change in chain(singles, pairs):
+            try:
+                remaining = score({**inputs, name: np.ascontiguousarray(change(array), np.float32)})
+            except RunnerFailedError:
+                continue
+            if remaining <= 1.0:
+                return Explanation(name, words, remaining)
+    return None
+
+
+def _changes(array: NDArray[np.float32]) -> Iterator[tuple[str, Change]]:
+    """What people forget or do twice; channels are the axis of size 3 behind the batch."""
+    yield "divided by 255", lambda x: x / np.float32(255.0)
+    yield "multiplied by 255", lambda x: x * np.float32(255.0)
+    yield "scaled from [0, 1] to [-1, 1]", lambda x: x * np.float32(2.0) - np.float32(1.0)
+    yield "scaled from [-1, 1] to [0, 1]", lambda x: (x + np.float32(1.0)) / np.float32(2.0)
+    axis = next((a for a in (1, array.ndim - 1, 0) if a < array.ndim and array.shape[a] == 3), None)
+    if axis is None:
+        return
+    shape = [3 if a == axis else 1 for a in range(array.ndim)]
+    mean, deviation = _MEAN.reshape(shape), _DEVIATION.reshape(shape)
+    yield "its channels reversed (BGR and RGB)", lambda x: np.flip(x, axis)
+    yield "normalised with ImageNet's mean and deviation", lambda x: (x - mean) / deviation
+    yield (
+        "without the normalisation by ImageNet's mean and deviation",
+        lambda x: x * deviation + mean,
+    )
+    yield (
+        "its channels reversed before the normalisation (BGR and RGB)",
+        lambda x: (np.flip(x * deviation + mean, axis) - mean) / deviation,
+    )
+    if array.ndim == 4:
+        last = (array.shape[0], *array.shape[2:], array.shape[1])
+        yield (
+            "its memory in the order NHWC, read as NCHW",
+            lambda x: np.transpose(x, (0, 2, 3, 1)).reshape(x.shape),
+        )
+        yield (
+            "its memory in the order NCHW, read as NHWC",
+            lambda x: np.transpose(x.reshape(last), (0, 3, 1, 2)),
+        )
+
+
+def _then(one: Change, other: Change) -> Change:
+    return lambda x: other(one(x))
+
+
+_OPPOSITES = (
+    {"divided by 255", "multiplied by 255"},
+    {"scaled from [0, 1] to [-1, 1]", "scaled from [-1, 1] to [0, 1]"},
+    {
+        "normalised with ImageNet's mean and deviation",
+        "without the normalisation by ImageNet's mean and deviation",
+    },
+    {"its memory in the order NHWC, read as NCHW", "its memory in the order NCHW, read as NHWC"},
+)
+
+
+def _undo(first: str, second: str) -> bool:
+    return {first, second} in _OPPOSITES

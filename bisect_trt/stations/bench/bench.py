@@ -1,0 +1,277 @@
+"""The bench: the open runners, the journal and the workers of one run, closed whatever happens.
+
+It is the one mutable thing that the stations share; what they find travels in frozen records.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Lock
+
+from bisect_trt.core.errors import RunnerFailedError
+from bisect_trt.core.finding import Finding
+from bisect_trt.core.machine.time_budget import TimeBudget
+from bisect_trt.core.observer import Observer
+from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.core.sample import Sample, evenly
+from bisect_trt.numerics.arrays import Arrays
+from bisect_trt.numerics.requirements.error_sample import ErrorSample
+from bisect_trt.numerics.scores import times
+from bisect_trt.probe.journal import Journal, Row
+from bisect_trt.probe.prober import Prober
+from bisect_trt.probe.references import References
+from bisect_trt.probe.result import GIVEN, ProbeResult
+from bisect_trt.runners.base import Runner
+from bisect_trt.runners.emulator.fleet import EmulatedFleet
+from bisect_trt.runners.emulator.rtx_runner import RtxRunner
+from bisect_trt.runners.emulator.runner import EmulatedRunner
+from bisect_trt.runners.emulator.whole_model import WholeModelRunner
+from bisect_trt.runners.ort.devices import CPU
+from bisect_trt.stations.bench.engine_choice import EngineRunner, has_rtx_sums
+from bisect_trt.stations.bench.ledger import Ledger
+from bisect_trt.stations.bench.metric_reads import MetricReads
+from bisect_trt.stations.case.case import Case
+
+_SECOND_SEES = 4
+
+_ON_GPU, _OF_THREE = 0.05, 0.4
+"""Beside two cores; a third of a draw's inferences are the second emulator's."""
+
+_FAR, _NOTICED_S = 16.0, 0.05
+"""So many times what was counted, and at least so many seconds: it was not counted right."""
+
+_AGAIN, _AGAIN_S = 5, 1.0
+
+
+class Bench:
+    """``prober`` and ``second`` emulate, in two arithmetics; ``engine`` builds, None without one.
+
+    ``emulator`` runs in this process, ``fleet`` on workers where there are some; ``rtx_sums`` is
+    true where layer tables follow the measured sums of TensorRT for RTX. ``time`` ends probes whose
+    time is spent. ``in_turn`` if the second emulator and the reference make room for each other.
+    ``tests`` counts those on fresh draws. ``in_hand`` is the smallest set of pins that passed all
+    that the robust search in work is made with, None where none did.
+    """
+
+    def __init__(
+        self,
+        case: Case,
+        observer: Observer,
+        folder: Path,
+        journal: Journal,
+        opened: EngineRunner | None,
+        emulator: EmulatedRunner,
+        fleet: EmulatedFleet | None,
+        time_budget: TimeBudget,
+    ) -> None:
+        self.observer = observer
+        self.time = time_budget
+        self.folder = folder
+        self.journal = journal
+        self.opened = opened
+        self.in_turn = case.reference.turns.one_at_a_time
+        self.emulator, self.fleet = emulator, fleet
+        on_gpu = self._on_gpu if emulator.device != CPU else None
+        kept, draws = folder / "references.tmp", not case.settings.fitted
+        self.references = References(case.reference, kept, on_gpu, lasting=draws)
+        self.log: list[ProbeResult] = []
+        self.tests, self._took_s = 0, 0.0
+        self.in_hand: frozenset[str] | None = None
+        self._gpu_lock = Lock()
+        self.rtx_sums = has_rtx_sums(opened, case.settings.precision)
+        self._case = case
+        self._key = MetricReads(case.metrics, case.key, journal).key
+        self._found: list[Finding] = []
+        self._best: int | None = None
+        self._error_samples: dict[tuple[str, PrecisionPlan], ErrorSample] = {}
+        other: Runner = (
+            RtxRunner(emulator)
+            if self.rtx_sums
+            else WholeModelRunner(case.graph, emulator.constants.owner, case.reference.turns)
+        )
+        self.prober = self.prober_of(fleet or emulator, 1 if fleet is None else len(fleet))
+        # Sums as TensorRT's take seconds an inference: a few inputs must do.
+        few = tuple(evenly(case.samples, _SECOND_SEES))
+        self.second_sees = few if self.rtx_sums else case.samples
+        self.second = self.prober_of(other, given=self.second_sees)
+        workers = case.settings.workers
+        self.engine = self.prober_of(opened, workers) if opened is not None else None
+
+    def _on_gpu(self, sample: Sample) -> Arrays:
+        """The FP32 outputs of what was drawn, where strict FP32 on the GPU emulates: ViT-L's take
+        11 ms there and 330 ms on 6 cores.
+        """
+        with self._gpu_lock:
+            return next(iter(self.emulator.outputs(PrecisionPlan(Precision.FP32), [sample])))
+
+    @property
+    def usual_seconds(self) -> float:
+        """About what one of a draw's inferences takes in the mean, counted from the model: on a GPU
+        a small part of it, but for those of a second emulator, which is on the CPU.
+        """
+        if not self._is_far:
+            return self._counted_s
+        return float(_FAR ** round(math.log(self._took_s, _FAR)))
+
+    @property
+    def _counted_s(self) -> float:
+        usual = self._case.usual_seconds
+        if self.emulator.device != CPU:
+            usual *= _ON_GPU if self.engine is not None else _OF_THREE
+        return usual
+
+    def took(self, seconds: float) -> None:
+        """Hear that an emulated inference took so long. Loops, and what stands behind shapes that
+        follow from values, are not counted; only where that is far from what was counted does a
+        clock decide, and by powers of 16.
+
+        What is far is looked at again, and kept: a machine that was busy when a small network's
+        first probes ran gave 117 pins tested on 25 draws where it otherwise gives 107 and 80.
+        """
+        self._took_s = seconds
+        if self._is_far:
+            self._took_s = min(seconds, self._timed_again())
+
+    @property
+    def _is_far(self) -> bool:
+        return self._took_s >= max(_FAR * self._counted_s, _NOTICED_S)
+
+    def _timed_again(self) -> float:
+        """An inference's seconds by the quickest of a few, each from the inputs on; of a slow one's
+        there are fewer. Infinite where it fails.
+        """
+        sample, plan = self._case.samples[0], self._case.base
+        key = self.prober.key("took", plan.digest, sample.digest)
+        known = self.journal.recall(key)
+        if known is not None:
+            return float(known[0])
+        quickest, began = math.inf, time.perf_counter()
+        for _ in range(_AGAIN):
+            self.emulator.forget()
+            before = time.perf_counter()
+            try:
+                next(iter(self.emulator.outputs(plan, [sample])))
+            except RunnerFailedError:  # the probe has said so
+                break
+            now = time.perf_counter()
+            quickest = min(quickest, now - before)
+            if now - began > _AGAIN_S:
+                break
+        self.journal.record([Row(key, "took", quickest)])
+        return quickest
+
+    @property
+    def probers(self) -> list[Prober]:
+        """All of them, the judge last."""
+        return [p for p in (self.prober, self.second, self.engine) if p is not None]
+
+    @property
+    def judges(self) -> list[Prober]:
+        """Who must pass a plan: the engine, or else both emulators."""
+        return [self.engine] if self.engine is not None else [self.prober, self.second]
+
+    @property
+    def judge(self) -> Prober:
+        """Who has the last word."""
+        return self.engine or self.prober
+
+    def plan_for(self, prober: Prober, plan: PrecisionPlan) -> PrecisionPlan:
+        """``plan`` as ``prober`` takes it: an engine is told of pins, not of what they run in."""
+        return plan.with_pins_in(Precision.FP32) if prober is self.engine else plan
+
+    def error_sample(self, sample: Sample) -> ErrorSample:
+        """The elements that stand for all of ``sample``'s outputs, chosen once; whatever is held,
+        the same ones, since the journal's vectors are theirs.
+        """
+        return self.disturbed(sample, PrecisionPlan(self._case.settings.precision))
+
+    def disturbed(self, sample: Sample, plan: PrecisionPlan) -> ErrorSample:
+        """The elements of ``sample``'s outputs that ``plan`` disturbs most, and some at random."""
+        key = (sample.digest, plan)
+        if key not in self._error_samples:
+            case, reference = self._case, self.references.of(sample)
+            limit = max(256, min(4096, 4_000_000 // max(1, len(case.layers))))
+            candidate: Arrays
+            try:
+                candidate = next(iter(self.emulator.outputs(plan, [sample])))
+            except RunnerFailedError:  # a rounded index out of range: the plan's own probe tells
+                candidate = reference
+            chosen = ErrorSample(case.requirements, reference, candidate, limit)
+            self._error_samples[key] = chosen
+        return self._error_samples[key]
+
+    def ledger(self) -> Ledger:
+        """What was done until now."""
+        engine = self.engine.runner if self.engine is not None else None
+        return Ledger(
+            self.folder,
+            tuple(self.log),
+            (self.prober.runner.name, self.second.runner.name),
+            self.judge.runner.name,
+            {p.runner.name: len(p.plans) for p in self.probers if p.plans},
+            sum(p.new_probes for p in self.probers),
+            tuple(self.engine.done.values()) if self.engine is not None else (),
+            dict(self.prober.runner.versions) | (dict(engine.versions) if engine else {}),
+            tuple(self._found),
+        )
+
+    def tell_probes(self) -> None:
+        """Let the observer hear of each probe from here on."""
+        for prober in filter(None, (self.prober, self.engine)):
+            prober.on_probe = self._tell
+
+    def found(self, findings: Sequence[Finding]) -> tuple[Finding, ...]:
+        """``findings``, told to the observer."""
+        for finding in findings:
+            self.observer.finding(finding.message)
+        return tuple(findings)
+
+    def note(self, finding: Finding) -> None:
+        """Tell the observer, once, and keep it for the ledger."""
+        if finding not in self._found:
+            self._found += self.found([finding])
+
+    def _tell(self, result: ProbeResult) -> None:
+        pins = len(result.plan.pinned)
+        note = f"{result.runner}, {pins} pins: {result.verdict.value}, {times(result.score)}"
+        # Of a panel the search itself knows when it is passed.
+        if result.on == GIVEN and result.verdict.passed and self._case.settings.fitted:
+            self._best = min(pins, self._best if self._best is not None else pins)
+            self.observer.best(self._best)
+        self.tell(note)
+
+    def tell(self, note: str) -> None:
+        """What was done last, beside the number of plans that were probed until now."""
+        self.observer.progress(sum(len(p.plans) for p in self.probers), 0, note)
+
+    def prober_of(
+        self, runner: Runner, workers: int = 1, given: Sequence[Sample] | None = None
+    ) -> Prober:
+        """A prober of ``runner`` on the given samples, or on ``given``, that shares the log.
+
+        Args:
+            runner: what executes the plans.
+            workers: probes at a time.
+            given: on which samples.
+        """
+        case = self._case
+        # Only growing a set and telling an engine's FP32 need the signed errors of each probe.
+        vectors = case.settings.fitted or self.opened is not None
+        prober = Prober(
+            runner,
+            case.samples if given is None else given,
+            self.references,
+            case.requirements,
+            self.journal,
+            self._key,
+            self.error_sample if vectors else None,
+            workers,
+            self.log,
+            64 if runner is self.opened else 8,
+            1.0 if case.requirements.of_sets else case.settings.share_of_given,
+        )
+        prober.before_each = self.time.check
+        return prober

@@ -1,0 +1,131 @@
+"""Where the emulator computes: on the CPU, or on a GPU where that works and is asked for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import onnxruntime as ort
+
+from bisect_trt.core.errors import BisectError, RunnerUnavailableError, one_line
+from bisect_trt.core.finding import Finding
+from bisect_trt.core.names import some_of
+from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.probe.journal import Journal, Row, content_key
+from bisect_trt.runners.device_check import why_not_on_cuda
+from bisect_trt.runners.emulator.runner import EmulatedRunner
+from bisect_trt.runners.ort.devices import (
+    CPU,
+    Device,
+    cuda_device,
+    gpu_facts,
+    visible_gpus,
+    why_no_provider,
+)
+from bisect_trt.stations.asked.settings import Settings
+from bisect_trt.stations.case.case import Case
+
+_ALONE, _BESIDE = 0.9, 0.5
+"""What the emulators' activations may take of the GPU's free memory: alone, and beside an engine
+that is built and run there too.
+"""
+
+_TIMED = 2
+_SHOWN = 5
+
+
+def emulator_device(settings: Settings) -> tuple[Device, tuple[Finding, ...]]:
+    """What ``--emulate-on`` names, and what there is to say of it; for ``auto`` CUDA where it
+    works, to be timed by :func:`open_emulator`. Nothing is written.
+
+    Raises:
+        RunnerUnavailableError: CUDA was asked for and cannot work here.
+    """
+    asked = settings.emulate_on
+    if asked == "cpu" or settings.ray is not None:  # a cluster's GPUs are none of this machine's
+        return (cuda_device("cuda on Ray") if asked == "cuda" else CPU), ()
+    if asked == "auto" and why_no_provider() is not None:
+        return CPU, ()
+    reason = why_not_on_cuda()
+    if reason is not None and asked == "cuda":
+        raise RunnerUnavailableError(f"--emulate-on cuda: {reason}")
+    if reason is not None:
+        words = f"emulated on the CPU, since CUDA does not work here: {reason}"
+        return CPU, (Finding("emulate-on", "", words),)
+    gpus = visible_gpus() or ["0"]
+    name, free = gpu_facts(gpus[0])
+    share = _ALONE if settings.runner == "emulated" else _BESIDE
+    # This process' sessions are on the first GPU, as are those of every len(gpus)-th worker.
+    sharing = 1 + (-(-settings.workers // len(gpus)) if settings.workers > 1 else 0)
+    return cuda_device(name, 0, int(free * share / sharing)), ()
+
+
+def open_emulator(
+    case: Case, device: Device, journal: Journal | None
+) -> tuple[EmulatedRunner, tuple[Finding, ...]]:
+    """The emulator of this process, and what there is to say of where it computes.
+
+    Args:
+        case: the model, the inputs and the settings.
+        device: as of :func:`emulator_device`; ``auto`` takes it where it is faster than the CPU's
+            plain inference.
+        journal: remembers what was chosen, so that the same command goes on with its own answers.
+    """
+    settings = case.settings
+    if device == CPU or settings.ray is not None:
+        return EmulatedRunner(case.graph, settings.precision), ()
+    key = content_key("emulate-on", case.key, settings.emulate_on, device.name, ort.__version__)
+    found = journal.recall(key) if journal is not None else None
+    emulator = EmulatedRunner(case.graph, settings.precision, device=device)
+    if found is None:
+        meta = _tried(case, emulator, timed=settings.emulate_on == "auto")
+        if journal is not None:
+            journal.record([Row(key, "emulate-on", meta)])
+    else:
+        meta = found[0]
+    findings = _findings(meta["layers_on_cpu"], device, meta["failure"])
+    if not meta["chosen"]:
+        emulator = EmulatedRunner(case.graph, settings.precision, constants=emulator.constants)
+    return emulator, findings
+
+
+def _tried(case: Case, emulator: EmulatedRunner, *, timed: bool) -> dict[str, Any]:
+    """What one inference shows, plain data: whether ``emulator`` is chosen, which layers the CPU
+    ran in its device's place, and why nothing ran.
+    """
+    sample, plan = case.samples[0], PrecisionPlan(Precision.FP32)
+    try:
+        seconds = _seconds(lambda: list(emulator.outputs(plan, [sample])), _TIMED if timed else 0)
+    except BisectError as error:
+        if not timed:
+            raise
+        return {"chosen": False, "layers_on_cpu": [], "failure": one_line(error)}
+    faster = not timed or seconds < _seconds(lambda: case.reference.outputs(sample), _TIMED)
+    layers = emulator.layers_on_cpu if faster else []
+    return {"chosen": faster, "layers_on_cpu": layers, "failure": ""}
+
+
+def _seconds(run: Callable[[], object], times: int) -> float:
+    """The least of ``times`` calls after one that is not counted; 0 where none is."""
+    run()
+    taken = []
+    for _ in range(times):
+        began = time.perf_counter()
+        run()
+        taken.append(time.perf_counter() - began)
+    return min(taken, default=0.0)
+
+
+def _findings(layers: Sequence[str], device: Device, failure: str) -> tuple[Finding, ...]:
+    if failure:
+        words = f"emulated on the CPU, since this model does not run on {device.name}: {failure}"
+        return (Finding("emulate-on", "", words),)
+    if not layers:
+        return ()
+    named = some_of([repr(name) for name in layers], _SHOWN)
+    words = (
+        f"the emulator on {device.name} runs layers on the CPU, for which CUDA has no kernel: "
+        f"{named}; the numbers are the same, the time is not"
+    )
+    return (Finding("cpu-fallback", layers[0], words),)

@@ -1,0 +1,245 @@
+"""``load``: what a run works on, read and checked before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.finding import Finding
+from bisect_trt.core.observer import Observer
+from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.sample import Sample
+from bisect_trt.graph.files.load import LoadedModel, load_model
+from bisect_trt.graph.inspection.cautions import cautions
+from bisect_trt.graph.inspection.weight_range import weight_findings
+from bisect_trt.graph.model.graph import Graph
+from bisect_trt.graph.model.inputs import input_specs
+from bisect_trt.graph.model.layers import Layer
+from bisect_trt.numerics.arrays import Arrays
+from bisect_trt.numerics.draws.draws import can_be_redrawn, can_redraw_lookups
+from bisect_trt.numerics.draws.variants import check_kinds
+from bisect_trt.numerics.requirements.requirement_text import load_metrics, parse_requirements
+from bisect_trt.numerics.requirements.requirements import Requirements
+from bisect_trt.numerics.requirements.user_metric import UserMetric
+from bisect_trt.probe.journal import content_key
+from bisect_trt.runners.ort.lookups import Lookups
+from bisect_trt.runners.ort.reference import Reference
+from bisect_trt.runners.tensorrt.profile import profile_of
+from bisect_trt.stations.asked.named_layers import held_layers, marked_layers
+from bisect_trt.stations.asked.saved_plan import begun_at
+from bisect_trt.stations.asked.settings import Settings
+from bisect_trt.stations.case.array_files import read_npz
+from bisect_trt.stations.case.checked_rewrite import rewritten
+from bisect_trt.stations.case.given_inputs import load_inputs
+from bisect_trt.stations.case.need import check_need, need_of
+from bisect_trt.stations.case.samples import suspicious_inputs
+from bisect_trt.stations.case.usual_time import usual_seconds
+from bisect_trt.version import __version__
+
+_ALL_TOGETHER = (
+    "--holds-on {:g} does nothing here: a requirement is on all inputs together, and none is let "
+    "miss"
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Model, inputs and requirements of one run, all of them usable.
+
+    ``holdout`` are inputs that no search sees; ``layers`` those that can run at the settings'
+    precision; ``golden`` the original
+    framework's outputs, if they were given; ``rewritten`` maps the layers that ``--rewrite`` made
+    to those they stand for; ``findings`` what could be said before anything ran; ``reference`` the
+    opened FP32 model, ``metrics`` the user's own. ``held_pins`` and ``held_low`` are layers that
+    stay in FP32, or reduced, whatever the search would say; ``begin`` the pins of an older plan
+    that it begins with; ``marked`` the layers that the tables show, None for all.
+    ``usual_seconds`` is about what an emulated inference takes, counted from the model.
+    ``on_engine`` is true where an engine has the last word.
+    """
+
+    settings: Settings
+    model: LoadedModel
+    graph: Graph
+    samples: tuple[Sample, ...]
+    holdout: tuple[Sample, ...]
+    layers: tuple[Layer, ...]
+    requirements: Requirements
+    golden: Arrays | None
+    rewritten: Mapping[str, tuple[str, ...]]
+    findings: tuple[Finding, ...]
+    reference: Reference
+    usual_seconds: float
+    metrics: tuple[UserMetric, ...] = ()
+    held_pins: frozenset[str] = frozenset()
+    held_low: frozenset[str] = frozenset()
+    begin: frozenset[str] = frozenset()
+    marked: frozenset[str] | None = None
+    on_engine: bool = False
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The ids of the layers that are searched, in network order: those that are not held."""
+        held = self.held_pins | self.held_low
+        return tuple(layer.name for layer in self.layers if layer.name not in held)
+
+    @cached_property
+    def base(self) -> PrecisionPlan:
+        """Everything lowered but for the layers that ``--pin`` holds."""
+        return PrecisionPlan(self.settings.precision, held=self.held_pins)
+
+    @cached_property
+    def lookups(self) -> Lookups:
+        """What token ids stand for, for samples that cannot be moved themselves."""
+        return Lookups(self.graph)
+
+    @cached_property
+    def moves_inputs(self) -> bool:
+        """Whether some given input can be moved a little."""
+        return any(can_be_redrawn(s.arrays, self.graph.discrete) for s in self.samples)
+
+    @cached_property
+    def moves_lookups(self) -> bool:
+        """Whether none can, and what some given input looks up can."""
+        if self.moves_inputs or not self.graph.lookups:
+            return False
+        return any(can_redraw_lookups(self.lookups.of(s)) for s in self.samples)
+
+    @cached_property
+    def key(self) -> str:
+        """The content that every answer of the journal depends on, the inputs apart."""
+        requirements = self.requirements
+        metrics = [metric.digest for metric in self.metrics]
+        metrics += sorted(requirements.collective)
+        return content_key(__version__, self.model.digest, requirements.texts, metrics)
+
+
+def load(settings: Settings, observer: Observer) -> Case:
+    """Read and check everything.
+
+    Raises:
+        BadInputError: names the file, tensor or option that cannot be used.
+    """
+    observer.station("load")
+    model = load_model(settings.model)
+    check_kinds(settings.variants)
+    graph, specs = Graph(model.proto), input_specs(model.proto)
+    check_need(need_of(graph, settings, specs), model.name)
+    samples, holdout, counted = load_inputs(settings, specs, observer)
+    replaced = dict[str, tuple[str, ...]]()
+    if settings.rewrite is not None:
+        fused = rewritten(model.proto, samples, settings.rewrite)
+        replaced = fused.replaced
+        digest = f"{model.digest}+{settings.rewrite}"
+        model = replace(model, proto=fused.model, digest=digest)
+        graph = Graph(model.proto)
+    reference = Reference(graph, model.name)
+    layers = _layers(graph, settings, model.name)
+    held_pins, held_low = held_layers(settings, layers)
+    searched = [x.name for x in layers if x.name not in held_pins | held_low]
+    begin, told = begun_at(settings.start_from, searched)
+    metrics, collective = load_metrics(settings.metrics)
+    _refuse_sequences(model)
+    requirements = parse_requirements(settings.require, graph.outputs, metrics, collective)
+    if settings.profiles:  # nonsense is an error with every runner
+        profile_of(graph.proto, (*samples, *holdout), settings.profiles)
+    golden = _load_golden(settings, graph, len(samples))
+    findings = (*counted, *_findings(settings, graph, samples, replaced))
+    if requirements.of_sets and settings.asked_of_given < 1.0:
+        findings += (Finding("holds-on", "", _ALL_TOGETHER.format(settings.asked_of_given)),)
+    findings += (told,) if told is not None else ()
+    for finding in findings:
+        observer.finding(finding.message)
+    return Case(
+        settings,
+        model,
+        graph,
+        tuple(samples),
+        tuple(holdout),
+        layers,
+        requirements,
+        golden,
+        replaced,
+        findings,
+        reference,
+        usual_seconds(graph, samples),
+        (*metrics.values(), *collective.values()),
+        held_pins,
+        held_low,
+        begin,
+        marked_layers(settings, graph, layers),
+    )
+
+
+def _layers(graph: Graph, settings: Settings, name: str) -> tuple[Layer, ...]:
+    layers = graph.layers_at(settings.precision)
+    if not layers:
+        others = sorted({f"{n.domain}.{n.op_type}" for n in graph.proto.graph.node if n.domain})
+        why = "integer, quantised or already reduced models have no FP32 layers"
+        if others:
+            why = f"{others[0]} and other operators that are not ONNX's own are never lowered"
+        raise BadInputError(
+            f"{name}: no layer can run in {settings.precision.value}: there is nothing to search "
+            f"({why})"
+        )
+    return layers
+
+
+def _refuse_sequences(model: LoadedModel) -> None:
+    for output in model.proto.graph.output:
+        if not output.type.HasField("tensor_type"):
+            raise BadInputError(
+                f"{model.name}: output {output.name!r} is no tensor; sequences cannot be compared"
+            )
+
+
+def _findings(
+    settings: Settings,
+    graph: Graph,
+    samples: list[Sample],
+    replaced: Mapping[str, tuple[str, ...]],
+) -> tuple[Finding, ...]:
+    found = []
+    if replaced:
+        message = (
+            f"{len(replaced)} LayerNorms were rewritten as one operator each; model.rewritten.onnx "
+            "is what the plan is for"
+        )
+        found.append(Finding("rewrite", next(iter(replaced)), message))
+    for sentence in suspicious_inputs(samples):
+        found.append(Finding("input", sentence.partition(":")[0], sentence))
+    return (*found, *cautions(graph), *weight_findings(graph, settings.precision))
+
+
+def _load_golden(settings: Settings, graph: Graph, inputs: int) -> Arrays | None:
+    """The golden outputs by name, checked against the model's; they belong to one input."""
+    golden = settings.golden
+    if golden is None:
+        return None
+    if isinstance(golden, Mapping):
+        where, arrays = "--golden", dict(golden)
+    else:
+        where = f"--golden {golden}"
+        if not Path(golden).is_file():
+            raise BadInputError(f"{where}: no such file")
+        arrays = read_npz(Path(golden))
+    unknown = [n for n in arrays if n not in graph.outputs]
+    if unknown or not arrays:
+        named = repr(unknown[0]) if unknown else "nothing"
+        raise BadInputError(
+            f"{where}: holds {named}, which is no output of the model; it has "
+            f"{', '.join(graph.outputs)}"
+        )
+    found = {name: np.asarray(a) for name, a in arrays.items()}
+    for name, array in found.items():
+        if array.dtype.kind not in "biuf":
+            raise BadInputError(f"{where}: output {name!r} holds {array.dtype}, no plain numbers")
+    if inputs > 1:
+        raise BadInputError(
+            f"--golden belongs to one input, and {inputs} were given; pass one --input"
+        )
+    return found

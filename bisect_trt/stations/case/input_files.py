@@ -1,0 +1,243 @@
+"""Inputs as people have them: .npz, .npy, polygraphy's JSON, stacked arrays, a loader in Python.
+
+What lies in files of one sample each is read when it is needed, and again when it was not used for
+a while.
+"""
+
+from __future__ import annotations
+
+import base64
+import glob
+import io
+import json
+import re
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bisect_trt.core.disk.scratch import scratch
+from bisect_trt.core.errors import BadInputError, MachineError, one_line
+from bisect_trt.core.lazy_arrays import LazyArrays
+from bisect_trt.core.user.user_code import load_function, users_code
+from bisect_trt.graph.model.inputs import InputSpec, check_array
+from bisect_trt.numerics.arrays import Arrays
+from bisect_trt.stations.case.array_files import read_npy, read_npz, write_npz
+
+Function = Callable[[], Any]
+ENDINGS = (".npz", ".npy", ".json")
+_END = object()
+_LOADER = re.compile(r"^[^*?\[\]]+:[A-Za-z_]\w*$")
+
+
+def read_sources(
+    source: str | Path | Function | Iterator[Any],
+    specs: Sequence[InputSpec],
+    *,
+    stacked: bool,
+    option: str = "--input",
+) -> Iterator[tuple[str, Arrays]]:
+    """The samples that ``source`` names, one after the other.
+
+    Args:
+        source: a file, a folder of them, a glob, or a function by itself, by ``module:function`` or
+            by ``file.py:function``, which gives mappings of input name to array, one a sample; or
+            what gives these.
+        specs: what the model takes: names the array of an .npy file, and tells along which axis
+            arrays are stacked.
+        stacked: whether each array of a file holds many samples, along its first axis.
+        option: which named the source, for messages.
+
+    Returns:
+        (name, arrays by input name).
+
+    Raises:
+        BadInputError: names what cannot be found or read.
+    """
+    if not isinstance(source, (str, Path)):
+        yield from _from_loader(shown(source), source, option)
+        return
+    if is_loader(source):
+        yield from _from_loader(str(source), load_function(str(source), option), option)
+        return
+    for path in find_files([source]):
+        if path.suffix == ".json":
+            yield from _from_json(path)
+            continue
+        if not stacked:
+            yield str(path), LazyArrays(partial(_read, path, specs, False))
+            continue
+        arrays = _read(path, specs, True)
+        counts = {len(a) if a.ndim else 0 for a in arrays.values()}
+        if len(counts) != 1 or counts == {0}:
+            raise BadInputError(
+                f"{path}: --stacked: the arrays have no first axis of one length; it is the one of "
+                "the samples"
+            )
+        for number in range(counts.pop()):
+            yield f"{path}[{number}]", {n: _slice(a, number, specs, n) for n, a in arrays.items()}
+
+
+def shown(source: object) -> str:
+    """``source`` as a message names it."""
+    if isinstance(source, (str, Path)):
+        return str(source)
+    return str(getattr(source, "__qualname__", type(source).__name__))
+
+
+def is_loader(source: str | Path) -> bool:
+    """Whether ``source`` names a function that gives the samples."""
+    return _LOADER.match(str(source)) is not None and not Path(source).exists()
+
+
+def find_files(sources: Sequence[str | Path]) -> list[Path]:
+    """The files that paths, folders and globs name, in order, each once.
+
+    Raises:
+        BadInputError: names what is not there.
+    """
+    found: dict[Path, None] = {}
+    for source in sources:
+        if not str(source):
+            raise BadInputError("--input '': an empty name; give a file, a folder or a glob")
+        path = Path(source)
+        if path.is_dir():
+            inside = sorted(p for p in path.iterdir() if p.suffix in ENDINGS and not p.is_dir())
+            # Beside arrays a .json is more likely labels than inputs.
+            matches = [p for p in inside if p.suffix != ".json"] or inside
+        elif path.exists():
+            matches = [path]
+        else:
+            matches = sorted(Path(p) for p in glob.glob(str(source)))
+        if not matches:
+            kind = "holds no .npz, .npy or .json file" if path.is_dir() else "no such file"
+            raise BadInputError(
+                f"{source}: {kind}; give an .npz, .npy or .json file, a folder of them, a glob, or "
+                "MODULE:FUNCTION"
+            )
+        for match in matches:
+            if match.is_dir() or not match.exists():
+                kind = "a folder" if match.is_dir() else "a link to a file that is not there"
+                raise BadInputError(f"{match}: {kind}; give an .npz, .npy or .json file")
+        found.update(dict.fromkeys(matches))
+    return list(found)
+
+
+def _read(path: Path, specs: Sequence[InputSpec], stacked: bool) -> dict[str, NDArray[Any]]:
+    check = None if stacked else partial(_check_header, path, specs, {})
+    if path.suffix != ".npy":
+        return read_npz(path, check)
+    if len(specs) != 1:
+        names = ", ".join(s.name for s in specs)
+        raise BadInputError(
+            f"{path}: one array, and the model takes {names}; save named arrays with "
+            "numpy.savez(path, name=array)"
+        )
+    return {specs[0].name: read_npy(path, specs[0].name, check)}
+
+
+def _check_header(
+    path: Path,
+    specs: Sequence[InputSpec],
+    symbols: dict[str, int],
+    name: str,
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+) -> None:
+    """Refuse what the model does not take before it is read."""
+    for spec in specs:
+        if spec.name == name:
+            check_array(str(path), spec, dtype, shape, symbols)
+
+
+def _slice(array: NDArray[Any], number: int, specs: Sequence[InputSpec], name: str) -> NDArray[Any]:
+    """One sample: without the stacked axis, or with it as a batch of one where the model's own
+    first axis is the one that was stacked along.
+    """
+    shapes = [s.shape for s in specs if s.name == name]
+    along_batch = bool(shapes) and shapes[0] is not None and array.ndim == len(shapes[0])
+    return np.asarray(array[number : number + 1] if along_batch else array[number])
+
+
+def _from_json(path: Path) -> Iterator[tuple[str, Arrays]]:
+    """polygraphy's list of feed dictionaries (``--save-inputs``): each array is an .npy file in
+    base 64 under "array".
+    """
+    try:
+        feeds = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadInputError(f"{path}: not readable JSON ({one_line(error)})") from error
+    if not isinstance(feeds, list) or not all(isinstance(feed, dict) for feed in feeds):
+        raise BadInputError(f"{path}: not a list of feed dictionaries, as polygraphy saves them")
+    for number, feed in enumerate(feeds):
+        arrays = {name: _decoded(f"{path}[{number}]", name, a) for name, a in feed.items()}
+        yield f"{path}[{number}]", arrays
+
+
+def _decoded(where: str, name: str, value: Any) -> NDArray[Any]:
+    try:
+        data = base64.b64decode(value["array"], validate=True)
+        stream = io.BytesIO(data)
+        found: NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
+    except Exception as error:  # NumPy's parser of headers raises what Python's would
+        raise BadInputError(
+            f"{where}: input {name!r} is no array as polygraphy saves it ({one_line(error)})"
+        ) from error
+    return found
+
+
+def _from_loader(
+    text: str, source: Function | Iterator[Any], option: str
+) -> Iterator[tuple[str, Arrays]]:
+    """What a function of the user's yields. Each sample is put on disk as it comes, so that a long
+    generator need not fit into memory.
+    """
+    spool = scratch("inputs")
+    for number, arrays in enumerate(_yielded(text, source, option)):
+        where = f"{text}[{number}]"
+        objects = [n for n, a in arrays.items() if a.dtype.hasobject]
+        if objects:
+            raise BadInputError(
+                f"{where}: input {objects[0]!r} holds Python objects, yield plain numbers"
+            )
+        path = Path(spool.name) / f"{number}.npz"
+        try:
+            write_npz(path, arrays, zipfile.ZIP_STORED)
+        except OSError as error:
+            raise MachineError(f"{path}: cannot be written ({error.strerror})") from error
+        yield where, LazyArrays(partial(_read_spooled, spool, path))
+
+
+def _yielded(
+    text: str, source: Function | Iterator[Any], option: str
+) -> Iterator[dict[str, NDArray[Any]]]:
+    """What ``source`` yields, each piece of its work done as the user's code."""
+    what, number = f"{option} {text}", 0
+    with users_code(what):
+        given = source() if callable(source) else source
+        if isinstance(given, Mapping):
+            raise BadInputError(f"{what}: gives one mapping; yield {{'input': array}} for each")
+        samples = iter(given)
+    while True:
+        with users_code(what):
+            feed = next(samples, _END)
+            if feed is _END:
+                return
+            if not isinstance(feed, Mapping):
+                kind = type(feed).__name__
+                raise BadInputError(
+                    f"{text}[{number}]: not a mapping but {kind}; yield {{'input': array}}"
+                )
+            arrays = {str(n): np.asarray(a) for n, a in feed.items()}
+        yield arrays
+        number += 1
+
+
+def _read_spooled(spool: tempfile.TemporaryDirectory[str], path: Path) -> dict[str, NDArray[Any]]:
+    """``spool`` is held so that the folder stays as long as a sample of it."""
+    return read_npz(path)

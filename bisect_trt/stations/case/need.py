@@ -1,0 +1,179 @@
+"""How much memory a run needs, told before its weights and inputs are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bisect_trt.core.errors import BadInputError, MachineError
+from bisect_trt.core.machine.cores import thread_count
+from bisect_trt.core.machine.memory import (
+    LARGE,
+    MANY,
+    free_activations_at_once,
+    in_words,
+    keep_large_blocks_apart,
+    room_bytes,
+)
+from bisect_trt.graph.files.save import weights_size
+from bisect_trt.graph.inspection.activations import live_bytes
+from bisect_trt.graph.model.graph import Graph
+from bisect_trt.graph.model.inputs import InputSpec
+from bisect_trt.runners.emulator.switched.kept_activations import room_beside
+from bisect_trt.runners.ort.side_by_side import ROOM_BYTES
+from bisect_trt.stations.asked.settings import Settings
+from bisect_trt.stations.case.array_files import headers_of
+from bisect_trt.stations.case.input_files import find_files, is_loader
+
+PROCESS = 200_000_000
+"""What this program and its libraries take by themselves."""
+
+_NETWORKS = 3.75
+"""How often an inference's activations are held: two histories with their roundings beside a
+reference, and what compares them. 2.15 GB of them took 8.19 GB (benchmarks/results/memory.md)."""
+
+_KEPT = 20
+"""Inferences' worth of activations that fill the store at the cuts, and as many again of draws with
+their references, if neither is full before."""
+
+_DRAWS = 128 << 20
+"""Bytes of draws and references in memory, and of what the sessions of a few plans hold beside:
+fitted to the peaks of benchmarks/results/memory.md."""
+
+_NODE = 75_000
+"""Bytes of a node in the sessions that hold it: 20,000 of small tensors took 1.4 GB, and of larger
+ones, whose switches branch, 5,000 took 0.53 GB."""
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Need:
+    """``weights`` and ``activations`` (of one plain inference) in bytes; ``workers`` beside the
+    process itself. ``activations`` is 0 where the inputs' shapes are not known beforehand.
+    ``nodes`` is their number.
+    """
+
+    weights: int
+    activations: int
+    workers: int
+    nodes: int
+
+    @property
+    def bytes(self) -> int:
+        """About the peak of all processes. A worker shares the weights as they are with the others
+        and holds no reference.
+        """
+        each = PROCESS + _NODE * self.nodes + self._filled(room_beside(self.weights))
+        own = self._copies * self.weights + _NETWORKS * self.activations + self._filled(_DRAWS)
+        worker = each + self.weights + (_NETWORKS - 1) * self.activations
+        # The workers together make as many inferences at once as this process does.
+        more = self._more_at_once * (2 if self.workers else 1)
+        return int(each + own + more + self.workers * worker)
+
+    @property
+    def _more_at_once(self) -> int:
+        """What inferences side by side hold beyond two of them, which were measured above."""
+        most = min(ROOM_BYTES, thread_count() * self.activations)
+        return max(0, most - 2 * self.activations)
+
+    @property
+    def _copies(self) -> float:
+        """How often weights are held: as they are, rounded, by a session that prepared them for its
+        kernels. Large ones are in memory as they are or in a session, small ones in two sessions
+        while the system's library keeps blocks that were freed.
+        """
+        if self.weights >= LARGE:
+            return 2.0
+        return 3.0 if self.weights >= MANY else 4.5
+
+    def _filled(self, store: int) -> int:
+        """What lies in a store of so many bytes; those are empty where activations are large."""
+        return 0 if self.activations >= LARGE else min(store, _KEPT * self.activations)
+
+    @property
+    def sentence(self) -> str:
+        """The need for a person."""
+        return (
+            f"about {in_words(self.bytes)} of memory ({in_words(self.weights)} of weights, "
+            f"{in_words(self.activations)} of activations)"
+        )
+
+
+def need_of(graph: Graph, settings: Settings, specs: Sequence[InputSpec]) -> Need:
+    """What a run of ``graph`` needs; of the inputs only headers are read.
+
+    Args:
+        graph: the model.
+        settings: the inputs and workers.
+        specs: what the model takes.
+    """
+    shapes = _largest_shapes(settings, specs)
+    live = live_bytes(graph, shapes) if shapes is not None else 0
+    asked = settings.workers if settings.workers > 1 and settings.ray is None else 0
+    beside = min(asked, thread_count())  # no more are hired
+    return Need(weights_size(graph.proto), live, beside, len(graph.proto.graph.node))
+
+
+def check_need(need: Need, where: str) -> None:
+    """Refuse what does not fit, and let a large run, and no other of this process, save memory
+    where it costs some time.
+
+    Args:
+        need: of the run.
+        where: what an error names.
+
+    Raises:
+        MachineError: there is less free memory.
+    """
+    room = room_bytes(PROCESS)
+    if room is not None and need.bytes > room:
+        if need.workers:
+            what = "use --workers 1"
+        elif need.activations > need.weights:
+            what = "give a smaller --input (a smaller batch or picture)"
+        else:
+            what = "use a machine with more memory (`inspect` and `export` need less)"
+        raise MachineError(
+            f"{where}: this needs {need.sentence}, and may take {in_words(room)}: {what}"
+        )
+    free_activations_at_once(need.activations >= LARGE)
+    if need.activations >= LARGE or need.weights >= MANY:
+        keep_large_blocks_apart()
+
+
+def _largest_shapes(settings: Settings, specs: Sequence[InputSpec]) -> Shapes | None:
+    """The shapes of the largest input that can be told; None where none can."""
+    names = [spec.name for spec in specs]
+    found: list[Shapes] = []
+    for source in (*settings.inputs, *(s for s in settings.holdout if s != "none")):
+        if isinstance(source, Mapping):
+            found.append({str(n): tuple(a.shape) for n, a in source.items() if hasattr(a, "shape")})
+        elif isinstance(source, (str, Path)) and not is_loader(source):
+            found += _of_files(source, names, settings.stacked)
+    return max(found, key=_elements, default=None)
+
+
+def _of_files(source: str | Path, names: Sequence[str], stacked: bool) -> list[Shapes]:
+    """Of the largest array file that ``source`` names; a compressed one may be larger inside, which
+    its header tells.
+    """
+    try:
+        files = [p for p in find_files([source]) if p.suffix in (".npy", ".npz")]
+        if not files:
+            return []
+        headers = headers_of(max(files, key=lambda p: p.stat().st_size), names)
+    except (BadInputError, OSError):  # whoever reads it says what is wrong
+        return []
+    return [{n: (1, *shape[1:]) if stacked else shape for n, shape in headers.items()}]
+
+
+def _elements(shapes: Shapes) -> int:
+    total = 0
+    for shape in shapes.values():
+        count = 1
+        for size in shape:
+            count *= size
+        total += count
+    return total

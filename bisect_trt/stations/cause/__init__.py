@@ -1,0 +1,1 @@
+"""What kind of problem it is, and what each layer does alone."""

@@ -1,0 +1,155 @@
+"""What is wrong with the reduced precision, as measured: overflow, rounding or accumulation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Mapping, Sequence
+
+import pandas as pd
+
+from bisect_trt.core.diagnosis import Cause, Diagnosis
+from bisect_trt.core.precision import Precision
+from bisect_trt.numerics.scores import times
+from bisect_trt.probe.result import ProbeResult
+from bisect_trt.stations.cause.sensitivity import Sensitivity
+
+_SHOWN, _MOST_PROBED = 4, 16
+
+_TELLING = 8
+"""Of fewer layers that were measured alone it is not said that the error is spread over many."""
+
+
+def diagnose_reduced(
+    base: ProbeResult,
+    table: pd.DataFrame,
+    sensitivity: Sensitivity,
+    probe: Callable[[frozenset[str]], ProbeResult],
+    precision: Precision,
+    overflowing_weights: frozenset[str] = frozenset(),
+    where: str = "",
+    *,
+    layers: int,
+    alone: Callable[[str], ProbeResult] | None = None,
+    together: bool = False,
+) -> Diagnosis:
+    """Overflow, rounding in a few layers, or accumulation over many: told apart by measured
+    effects.
+
+    Overflow is the cause if the layers that turn finite inputs into infinities, or hold a constant
+    that does not fit, account for at least half of the error (one probe); rounding, if some layer
+    misses the requirement alone; else no single layer does, and the error accumulates. It is
+    unknown where too few layers were measured to tell, or not on what is missed.
+
+    Args:
+        base: the probe of everything lowered.
+        table: a row a layer, with ``introduced_finite`` and ``underflows``.
+        sensitivity: what each layer does alone.
+        probe: the result of a set of pins.
+        precision: for the sentence.
+        overflowing_weights: layers with a constant that does not fit.
+        where: what the scores are the worst of, where these are not the given inputs alone.
+        layers: how many are searched.
+        alone: everything pinned but one layer, on the given inputs; where what they are asked
+            together is missed, of which one input's score says nothing.
+        together: whether such a thing is missed on draws only, of which ``alone`` tells nothing.
+    """
+    name = precision.value.upper()
+    overflow = _overflow(name, base, table, probe, overflowing_weights)
+    if overflow is not None:
+        return overflow
+    scores = sensitivity.scores
+    suspects = sorted(sensitivity.must_pin, key=lambda n: (-scores[n], n))
+    if suspects and together and alone is None:
+        return Diagnosis(
+            Cause.UNKNOWN,
+            f"Whether the {name} error is that of few layers or of many was not measured: one "
+            "input's says little of what is asked of several together.",
+        )
+    asked = suspects[:_MOST_PROBED] if alone is not None else []
+    guilty = _guilty({n: scores[n] for n in suspects} if alone is None else _probed(asked, alone))
+    if guilty:
+        on = where if alone is None else ""
+        return Diagnosis(
+            Cause.ROUNDING,
+            f"{name} rounding in {_named(list(guilty))} alone misses the requirement "
+            f"({times(max(guilty.values()))}{on}).",
+        )
+    seen = "" if base.verdict.passed else f" ({times(base.score)}{where})"
+    probed = len(asked) if len(asked) < len(suspects) else 0
+    return _spread(name, seen, len(scores), layers, probed)
+
+
+def _overflow(
+    name: str,
+    base: ProbeResult,
+    table: pd.DataFrame,
+    probe: Callable[[frozenset[str]], ProbeResult],
+    overflowing_weights: frozenset[str],
+) -> Diagnosis | None:
+    """Where layers that are not finite make half of the error or more."""
+    overflows = ~table["introduced_finite"].astype(bool) | table["layer"].isin(overflowing_weights)
+    not_finite = tuple(str(n) for n in table.loc[overflows, "layer"])
+    if not not_finite:
+        return None
+    without = probe(frozenset(not_finite))
+    cured = math.isinf(base.score) and math.isfinite(without.score)
+    if not (cured or without.score <= base.score / 2.0):
+        return None
+    under = frozenset(table.loc[table["underflows"].astype(bool), "layer"])
+    return _not_finite(name, not_finite, under - overflowing_weights)
+
+
+def _spread(name: str, seen: str, count: int, every: int, probed: int) -> Diagnosis:
+    """What is said where no layer is seen to miss the requirement alone: of ``count`` of ``every``
+    that were measured, or of the first ``probed``, where these were asked and not all suspects.
+    """
+    if count < min(every, _TELLING):
+        return Diagnosis(
+            Cause.UNKNOWN,
+            f"The {name} error{seen} is that of a few layers or of many: there was time to measure "
+            f"{count} of {every} alone.",
+        )
+    of = f" of {every}" if count < every else ""
+    which = f"{count}{of} measured layers"
+    if probed:
+        which = f"{probed} layers that do most to one input"
+    return Diagnosis(
+        Cause.ACCUMULATION,
+        f"The {name} error accumulates{seen}: none of the {which} misses the requirement alone.",
+    )
+
+
+def _probed(suspects: Sequence[str], alone: Callable[[str], ProbeResult]) -> dict[str, float]:
+    """What each of ``suspects`` scores by itself, until as many miss as are named."""
+    found: dict[str, float] = {}
+    for name in suspects:
+        found[name] = alone(name).score
+        if len(_guilty(found)) == _SHOWN:
+            break
+    return found
+
+
+def _guilty(scores: Mapping[str, float]) -> dict[str, float]:
+    return {name: score for name, score in scores.items() if not score <= 1.0}
+
+
+def _not_finite(name: str, layers: Sequence[str], underflowing: Container[str]) -> Diagnosis:
+    """Layers whose values are not finite: beyond the range, or divided by what became zero."""
+    under = tuple(n for n in layers if n in underflowing)
+    over = tuple(n for n in layers if n not in underflowing)
+    why = f"in {_named(under)}: small values become zero there, and what divides by them is lost"
+    if not over:
+        return Diagnosis(Cause.ROUNDING, f"{name} underflows {why}.")
+    beside = f" It underflows {why}." if under else ""
+    return Diagnosis(
+        Cause.OVERFLOW,
+        f"{name} overflows in {_named(over)}: values or constants beyond its range become infinite "
+        f"there.{beside}",
+    )
+
+
+def _named(layers: Sequence[str]) -> str:
+    shown, more = ", ".join(layers[:_SHOWN]), len(layers) - _SHOWN
+    if more <= 0:
+        return shown
+    return f"{shown} and {more} more layers" if more > 1 else f"{shown} and one more layer"

@@ -1,0 +1,1 @@
+"""What a run would cost, told before it starts."""

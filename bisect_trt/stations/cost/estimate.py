@@ -1,0 +1,228 @@
+"""What a run would cost, said before it starts."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from bisect_trt.core.disk.scratch import scratch
+from bisect_trt.core.errors import RunnerFailedError
+from bisect_trt.core.machine.memory import in_words, room_bytes
+from bisect_trt.core.machine.time_budget import TimeBudget
+from bisect_trt.core.observer import Observer
+from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.sample import Sample, evenly
+from bisect_trt.graph.model.inputs import input_specs
+from bisect_trt.probe.journal import Journal
+from bisect_trt.runners.emulator.runner import EmulatedRunner
+from bisect_trt.search.facts import information_bound
+from bisect_trt.stations.asked.settings import Settings
+from bisect_trt.stations.asked.thread_limit import within_threads
+from bisect_trt.stations.bench.bench import Bench
+from bisect_trt.stations.bench.emulator_choice import emulator_device, open_emulator
+from bisect_trt.stations.case.case import Case, load
+from bisect_trt.stations.case.need import PROCESS, need_of
+from bisect_trt.stations.cause.sensitivity import time_allowed
+from bisect_trt.stations.cost.work import FITTED_SHARE, expected_probes, expected_work
+from bisect_trt.stations.draws.drawn import redraws, variants
+
+_LARGE_SHARE = 0.1
+_REPORT_S = 0.5
+
+_DRAWS, _TIMED_S = 8, 1.0
+"""So many draws are timed, or as many as take a second."""
+
+_STREAM = 1000
+"""Of draws that are thrown away."""
+
+Done = TypeVar("Done")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run would cost, for ``samples`` inputs by ``workers`` workers.
+
+    ``memory_bytes`` is about the peak of all processes, ``free_bytes`` what it may take, 0 where
+    nobody says. ``probes`` is expected, ``fewest`` for a set of one pin that is fitted to the given
+    inputs, ``most`` for one of a tenth of the layers; ``information_bound`` is the fewest
+    yes-or-no answers that tell a fiftieth of the layers from the others; ``draws`` are the samples
+    that are made to search and to test with. ``seconds`` follows from these counts and one measured
+    inference of each kind, of which ``seconds_per_probe`` is a plan's on one sample; an engine's
+    builds are not in it.
+    """
+
+    layers: int
+    samples: int
+    workers: int
+    memory_bytes: int
+    free_bytes: int
+    effect_runs: int
+    probes: int
+    fewest: int
+    most: int
+    information_bound: float
+    draws: int
+    seconds_per_probe: float
+    seconds: float
+
+    @property
+    def sentence(self) -> str:
+        """The estimate for a person."""
+        inputs = "1 input" if self.samples == 1 else f"{self.samples} inputs"
+        workers = "1 worker" if self.workers == 1 else f"{self.workers} workers"
+        memory = f"about {in_words(self.memory_bytes)} of memory"
+        if self.free_bytes:
+            memory += f" (there is room for {in_words(self.free_bytes)})"
+        return (
+            f"{self.layers} layers, {inputs}, {workers}: about {self.probes} probes and "
+            f"{self.effect_runs} single-layer runs and {self.draws} draws in {self.seconds:.0f} s, "
+            f"{memory}."
+        )
+
+
+@within_threads
+def estimate(settings: Settings, observer: Observer) -> Estimate:
+    """Price a run without searching or writing anything: an inference of each kind is measured, and
+    the search's own figures say how many there will be.
+
+    Args:
+        settings: of the run.
+        observer: hears of the progress.
+
+    Raises:
+        BadInputError: what a run would refuse too.
+    """
+    started = time.process_time()  # nearly all of it imports, in a command
+    loaded, case = _seconds(lambda: load(settings, observer))
+    observer.station("timed inferences")
+    timed = _timed(case, observer)
+    work = expected_work(
+        case, passes=timed.passes, probe_seconds=timed.inference, usual_seconds=timed.usual
+    )
+    count = len(case.names)
+    usual, large = (
+        min(count, max(2, round(share * count))) for share in (FITTED_SHARE, _LARGE_SHARE)
+    )
+    rows_s = work.rows * timed.alone
+    seconds = (
+        _REPORT_S
+        + started
+        + loaded
+        + timed.opened
+        + work.traces * timed.trace
+        + work.emulations * timed.emulated
+        + work.drawn * (timed.made + timed.emulated)
+        + work.second_asked * timed.second
+        + min(rows_s, time_allowed(rows_s))
+    )
+    if settings.budget is not None:
+        seconds = min(seconds, 60.0 * settings.budget)
+    return Estimate(
+        len(case.layers),
+        len(case.samples),
+        settings.workers,
+        need_of(case.graph, settings, input_specs(case.graph.proto)).bytes,
+        room_bytes(PROCESS) or 0,
+        work.rows,
+        work.probes,
+        expected_probes(1),
+        expected_probes(large),
+        information_bound(count, usual),
+        work.drawn,
+        timed.inference,
+        seconds,
+    )
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """Seconds: of opening the sessions, of an ``inference``, and with all that belongs to it of a
+    sample ``made`` (with its reference), ``emulated`` and judged, judged by the ``second``
+    emulator, gone through node by node (``trace``), with one layer lowered ``alone``. ``usual`` is
+    the bench's. ``passes`` if everything lowered does, on the given inputs and a few copies.
+    """
+
+    opened: float
+    inference: float
+    made: float
+    emulated: float
+    second: float
+    trace: float
+    alone: float
+    usual: float
+    passes: bool
+
+
+def _timed(case: Case, observer: Observer) -> _Timed:
+    """Each kind as a run does it, in a folder that is thrown away."""
+    emulator, _ = open_emulator(case, emulator_device(case.settings)[0], None)
+    sample, plan = case.samples[0], case.base
+    with scratch("estimate") as made, closing(Journal(Path(made))) as journal:
+        bench = Bench(case, observer, Path(made), journal, None, emulator, None, TimeBudget(None))
+        judges = (bench.prober, bench.second)
+        opened, results = _seconds(lambda: [judge.probe(plan) for judge in judges])
+        inference, _ = _seconds(lambda: _outputs(emulator, plan, sample))
+        list(redraws(case, bench, _STREAM, 1, emulated=True))  # opens the reference again
+        count = max(1, min(_DRAWS, int(_TIMED_S / max(inference, 1e-6))))
+        spent, draws = _seconds(
+            lambda: list(redraws(case, bench, _STREAM + 1, count, emulated=True)) or [sample]
+        )
+        (first_s, first), (second_s, second) = (
+            _seconds(partial(judge.judge, plan, draws)) for judge in judges
+        )
+        # What a search is made for: some copies that miss, where the given inputs pass.
+        varied = bench.prober.judge(plan, variants(case, bench, _STREAM + 1, count))
+        trace, _ = _seconds(lambda: _gone_through(emulator, plan, sample))
+        some = evenly(case.names, count)
+        alone = partial(_each_alone, case, bench, sample, some)
+        alone()  # opens the sessions of segments
+        rows_s, _ = _seconds(alone)
+        bench.references.close()
+        bench.took(inference)
+    missed = sum(panel.missed() for panel in (first, second, varied))
+    passes = all(result.verdict.passed for result in results) and not missed
+    made_s, emulated_s, asked_s = (s / len(draws) for s in (spent, first_s, second_s))
+    # They share the inference that the layers' own begin in.
+    row = max(0.0, rows_s - inference) / max(1, len(some))
+    return _Timed(
+        opened,
+        inference,
+        made_s,
+        emulated_s,
+        asked_s,
+        trace,
+        row,
+        bench.usual_seconds,
+        passes,
+    )
+
+
+def _seconds(job: Callable[[], Done]) -> tuple[float, Done]:
+    began = time.perf_counter()
+    done = job()
+    return time.perf_counter() - began, done
+
+
+def _outputs(emulator: EmulatedRunner, plan: PrecisionPlan, sample: Sample) -> None:
+    with suppress(RunnerFailedError):  # the run says what it means
+        next(iter(emulator.outputs(plan, [sample])))
+
+
+def _each_alone(case: Case, bench: Bench, sample: Sample, layers: Sequence[str]) -> None:
+    """What the effects of ``layers`` take."""
+    reference = bench.references.of(sample)
+    with suppress(RunnerFailedError):
+        for _, outputs in bench.emulator.effects(sample, case.settings.precision, layers):
+            if outputs is not None:
+                case.requirements.score(reference, outputs)
+
+
+def _gone_through(emulator: EmulatedRunner, plan: PrecisionPlan, sample: Sample) -> None:
+    with suppress(RunnerFailedError):
+        deque(emulator.trace(sample, plan), maxlen=0)

@@ -1,0 +1,1 @@
+"""Inputs beside the given ones, and how a plan is tested on them."""

@@ -1,0 +1,196 @@
+"""What a robust search is made with: the given inputs, redrawn copies and variants, and a judge of
+plans on all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from threading import Lock
+
+from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.sample import Sample
+from bisect_trt.probe.prober import Prober
+from bisect_trt.probe.result import GIVEN, PanelResult, ProbeResult, SampleResult
+from bisect_trt.stations.bench.bench import Bench
+from bisect_trt.stations.case.case import Case
+from bisect_trt.stations.draws.drawn import (
+    REDRAWN,
+    SEARCH_STREAM,
+    VARIANTS,
+    redraws,
+    variants,
+)
+from bisect_trt.stations.draws.fresh_test import set_size, spared
+from bisect_trt.stations.draws.holds import Refusal
+
+PANEL_DRAWS = 20
+_PANEL_SETS = 3
+
+PANEL_S, _FEWEST = 32.0, 4
+"""Of a slow model the panel has as many copies of each kind as are made and run once in so
+many seconds as a rule, and a few at least: what it lets through is for fresh draws to refuse."""
+
+
+@dataclass(frozen=True)
+class PanelSamples:
+    """The samples of each kind that a search begins with."""
+
+    given: tuple[Sample, ...]
+    redrawn: tuple[Sample, ...]
+    variants: tuple[Sample, ...]
+
+    def by_kind(self) -> dict[str, tuple[Sample, ...]]:
+        """The kinds by name."""
+        return {GIVEN: self.given, REDRAWN: self.redrawn, VARIANTS: self.variants}
+
+
+def panel_draws(case: Case, usual_seconds: float) -> int:
+    """How many copies of a kind the panel begins with.
+
+    Args:
+        case: says how many make a set.
+        usual_seconds: what an inference usually takes.
+    """
+    size = set_size(case)
+    sets = PANEL_DRAWS if size == 1 else _PANEL_SETS
+    # There are two kinds, each run by the reference and by the emulator.
+    fitting = int(PANEL_S / (4.0 * usual_seconds * size))
+    return size * min(sets, max(_FEWEST if size == 1 else 1, fitting))
+
+
+def panel_samples(case: Case, bench: Bench, first: int | None = None) -> PanelSamples:
+    """The given inputs, redrawn copies, and variants where inputs are few.
+
+    Args:
+        case: gives the inputs.
+        bench: where the copies' references are.
+        first: how many sets of each kind of copies, if not all.
+    """
+    count = panel_draws(case, bench.usual_seconds)
+    some = count if first is None else min(count, first * set_size(case))
+    return PanelSamples(
+        case.samples,
+        tuple(islice(redraws(case, bench, SEARCH_STREAM, count, emulated=True), some)),
+        tuple(islice(variants(case, bench, SEARCH_STREAM, count), some)),
+    )
+
+
+class Panel:
+    """Judges plans on all samples, those first that did worst before: a failing plan is mostly
+    told by a few runs. Of each kind so many may miss as :func:`spared` says. ``smallest`` is the
+    smallest set that was kept and not forgotten.
+
+    Args:
+        case: says how many may miss.
+        bench: whose emulators judge.
+        base: the plan without pins.
+        samples: of each kind.
+    """
+
+    def __init__(
+        self, case: Case, bench: Bench, base: PrecisionPlan, samples: PanelSamples
+    ) -> None:
+        self._case = case
+        self._prober = bench.prober
+        # Where an engine has the last word, or nobody has, it need not hold by both arithmetics.
+        decides = bench.engine is None and case.settings.pick is None
+        self._second = bench.second if decides else None
+        self.base = base
+        self._samples = {kind: list(those) for kind, those in samples.by_kind().items() if those}
+        self._elsewhere = dict.fromkeys(self._samples, 0)
+        self._bench = bench
+        self._kept: list[frozenset[str]] = []
+        self._lock = Lock()
+
+    def ask(self, pins: frozenset[str], limit: float, few: int | None = None) -> ProbeResult:
+        """The first emulator's verdict on ``pins`` within ``limit`` times the tolerance.
+
+        Its score is the worst one that is not spared, in units of ``limit``.
+
+        Args:
+            pins: the layers.
+            limit: how many tolerances each sample may use.
+            few: so many of each kind, those that did worst before, beside those that may miss; None
+                for all.
+        """
+        return self._asked(self._prober, pins, limit, few)
+
+    def ask_second(self, pins: frozenset[str], limit: float) -> ProbeResult | None:
+        """As :meth:`ask` on all samples, by the second emulator; None where it has no say."""
+        return self._asked(self._second, pins, limit, None) if self._second is not None else None
+
+    def _asked(
+        self, prober: Prober, pins: frozenset[str], limit: float, few: int | None
+    ) -> ProbeResult:
+        plan = self.base.with_pins(pins)
+        size = set_size(self._case)
+        with self._lock:
+            kinds = {kind: list(those) for kind, those in self._samples.items()}
+        results: list[SampleResult] = []
+        names: list[str] = []
+        score, seen_in = 0.0, None
+        for kind, samples in kinds.items():
+            may = spared(self._case, kind, len(samples) + self._elsewhere[kind])
+            asked = samples if few is None else samples[: (may + few) * size]
+            found = prober.judge(plan, asked, limit=limit, misses=may, size=size)
+            results += found.results
+            names += found.names
+            if seen_in is None or found.score(may) > score or found.missed(limit) > may:
+                seen_in = found.logged
+            score = max(score, found.score(may))
+            if found.missed(limit) > may:
+                self._learn(kind, samples, found, size)
+                break
+        runner = prober.runner.name
+        together = ProbeResult.over(plan, runner, results, {}, score=score, names=names)
+        return replace(together, seen_in=seen_in).under(limit)
+
+    @property
+    def smallest(self) -> frozenset[str] | None:
+        """The answer if nothing better is found in time; None where nothing was kept."""
+        with self._lock:
+            return min(self._kept, key=len, default=None)
+
+    def keep(self, pins: frozenset[str]) -> None:
+        """Let ``pins``, which passed, be the answer if nothing better is found in time."""
+        with self._lock:
+            self._kept.append(pins)
+        self._hold()
+
+    def forget(self, below: int) -> None:
+        """What was kept is no answer if it has fewer pins than the search goes on with."""
+        with self._lock:
+            self._kept = [pins for pins in self._kept if len(pins) >= below]
+        self._hold()
+
+    def _hold(self) -> None:
+        """Whoever ends the search, or watches it, asks the bench."""
+        best = self._bench.in_hand = self.smallest
+        self._bench.observer.best(len(self._case.names) if best is None else len(best))
+
+    def add(self, refusal: Refusal) -> None:
+        """Let the samples that refused a plan join; the others of that test count as passed, as
+        they do with more pins.
+        """
+        known = {s.digest for s in self._samples.get(refusal.kind, ())}
+        size = set_size(self._case)
+        sets = [refusal.samples[i : i + size] for i in range(0, len(refusal.samples), size)]
+        new = [s for of in sets if any(s.digest not in known for s in of) for s in of]
+        passed = refusal.tested * size - len(refusal.samples)
+        joined = {refusal.kind: new + self._samples.get(refusal.kind, [])}
+        self._samples = {**joined, **{k: v for k, v in self._samples.items() if k not in joined}}
+        if refusal.kind != GIVEN:
+            elsewhere = self._elsewhere.get(refusal.kind, 0)
+            self._elsewhere[refusal.kind] = elsewhere + passed
+
+    def _learn(self, kind: str, samples: Sequence[Sample], found: PanelResult, size: int) -> None:
+        """Ask the kind that failed first next time, and in it the sets that did worst."""
+        sets = [list(samples[i : i + size]) for i in range(0, len(samples), size)]
+        scores = [r.score for r in found.results]
+        order = sorted(range(len(scores)), key=lambda i: -scores[i])
+        ordered = [sets[i] for i in order] + sets[len(scores) :]
+        with self._lock:
+            rest = {k: v for k, v in self._samples.items() if k != kind}
+            self._samples = {kind: [s for of in ordered for s in of], **rest}

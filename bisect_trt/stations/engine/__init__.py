@@ -1,0 +1,1 @@
+"""What the engine is and does before anything is searched: its baselines, its layers."""

@@ -1,0 +1,1 @@
+"""A piece to blame: the smallest that shows a fault, and what cures it."""

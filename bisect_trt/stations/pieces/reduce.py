@@ -1,0 +1,226 @@
+"""``reduce``: the smallest piece of a model on which an engine fails, is wrong or unsteady, or that
+a command of the user's calls bad.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import onnx
+from numpy.typing import NDArray
+
+from bisect_trt.core.disk.scratch import scratch
+from bisect_trt.core.errors import BadInputError, RunnerFailedError
+from bisect_trt.core.machine.stop import BudgetSpentError
+from bisect_trt.core.observer import Observer
+from bisect_trt.core.piece import Piece
+from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.core.sample import Sample
+from bisect_trt.core.verdict import Verdict
+from bisect_trt.graph.files.save import weights_size
+from bisect_trt.graph.model.graph import Graph
+from bisect_trt.graph.passes.typed import to_typed
+from bisect_trt.search.reduce import Reduction, reduce
+from bisect_trt.stations.pieces.seeded_weights import Seeded, with_seeded_weights
+from bisect_trt.stations.pieces.seen import Budget, Seen, Suspect
+from bisect_trt.stations.pieces.specimens import Specimen, Specimens
+
+SMALL = 5 << 20
+"""Bytes: what bug trackers take as an attachment."""
+
+
+class Trials(Protocol):
+    """Says of a piece whether it is bad: an engine's answers, or a command's exit code."""
+
+    budget: Budget
+    precision: Precision
+    explained: Precision
+    versions: Mapping[str, str]
+
+    def try_whole(self, specimen: Specimen) -> Seen:
+        """What the whole model shows; no suspect where it is fine."""
+        ...
+
+    def ask(self, specimen: Specimen) -> Verdict:
+        """PASS where ``specimen`` is still bad. May raise :class:`BudgetSpentError`."""
+        ...
+
+    def figures(self, specimen: Specimen) -> Seen:
+        """What ``specimen`` shows in full; it was seen to be bad before."""
+        ...
+
+    def known(self, specimen: Specimen) -> Seen:
+        """What ``specimen`` showed when it was last asked about."""
+        ...
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the search: how many pieces it tried, and how many nodes were left after it."""
+
+    what: str
+    tried: int
+    left: int
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """The smallest piece that was seen to be bad, and what it showed.
+
+    ``explained`` is the precision whose rounding was allowed for. ``model`` is what the engine was
+    given, typed at ``precision``; ``sample`` its inputs, by name, and ``expected`` its outputs in
+    FP32 on ONNX Runtime. ``nodes`` are the kept ones with their operators, ``bypassed`` those whose
+    input is read in place of their output, ``of`` the number in the whole model. ``seeded`` are
+    weights that were drawn anew. ``complete`` says that no node can be left out, ``interrupted``
+    that the user ended the search, ``always`` that no piece tried was ever fine.
+    """
+
+    suspect: Suspect
+    precision: Precision
+    explained: Precision
+    model: onnx.ModelProto
+    sample: Sample
+    expected: Mapping[str, NDArray[Any]]
+    nodes: tuple[tuple[str, str], ...]
+    bypassed: tuple[str, ...]
+    of: int
+    whole: Seen
+    seen: Seen
+    steps: tuple[Step, ...]
+    complete: bool
+    always: bool
+    builds: int
+    seconds: float
+    interrupted: bool = False
+    seeded: tuple[Seeded, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+def reduce_piece(
+    graph: Graph, sample: Sample, trials: Trials, observer: Observer
+) -> Reduced | Seen:
+    """The smallest bad piece of a model on one input; what the whole shows where it is not bad.
+
+    Args:
+        graph: the FP32 model.
+        sample: the input on which it is bad.
+        trials: says of a piece whether it is; counts the builds and ends the search when they are
+            spent.
+        observer: hears of each piece.
+
+    Raises:
+        BadInputError: ONNX Runtime cannot run the model on the sample, or the budget does not allow
+            for trying the whole.
+    """
+    began = time.perf_counter()
+    with scratch("recorded") as folder:
+        specimens = Specimens(graph, sample, Path(folder))
+        search = _Search(specimens, trials, observer, sample)
+        whole = search.try_whole()
+        if whole.suspect is None:
+            return whole
+        observer.station("reduce")
+        found = reduce(specimens.nodes, search.ask, specimens.bypasses)
+        piece = found.piece or specimens.whole
+        specimen = specimens.of(piece)
+        seeded: tuple[Seeded, ...] = ()
+        if found.interrupted:
+            seen = trials.known(specimen)
+        else:
+            observer.station("the piece")
+            specimen, seeded = search.seeded(specimen)
+            seen = trials.figures(specimen)
+        return Reduced(
+            # Not seen again, it is still what it was seen to be before.
+            seen.suspect or whole.suspect,
+            trials.precision,
+            trials.explained,
+            to_typed(specimen.model, PrecisionPlan(trials.precision)),
+            specimen.sample,
+            specimen.expected,
+            specimens.described(piece),
+            tuple(sorted(b.node for b in piece.bypassed)),
+            len(specimens.nodes),
+            whole,
+            seen,
+            _steps(found),
+            found.complete,
+            all(probe.verdict in (Verdict.PASS, Verdict.UNSURE) for probe in found.probes),
+            trials.budget.spent,
+            time.perf_counter() - began,
+            found.interrupted,
+            seeded,
+            trials.versions,
+        )
+
+
+class _Search:
+    """What is asked of the trials, told to the observer."""
+
+    def __init__(
+        self, specimens: Specimens, trials: Trials, observer: Observer, sample: Sample
+    ) -> None:
+        self._specimens = specimens
+        self._input = sample.name
+        self._trials = trials
+        self._observer = observer
+        self._tried = 0
+
+    def try_whole(self) -> Seen:
+        self._observer.station("the whole model")
+        try:
+            return self._trials.try_whole(self._specimens.of(self._specimens.whole))
+        except RunnerFailedError as error:
+            raise BadInputError(f"the model cannot be run on the reference: {error}") from error
+        except BudgetSpentError:
+            raise BadInputError(
+                f"{self._input}: not even the whole model can be tried on it, and no input before "
+                "it showed it bad: raise --max-builds or --budget"
+            ) from None
+
+    def ask(self, piece: Piece) -> Verdict:
+        """The whole was seen to be bad already; a piece that cannot be made is unclear."""
+        if piece == self._specimens.whole:
+            return Verdict.PASS
+        try:
+            specimen = self._specimens.of(piece)
+        except RunnerFailedError:
+            return Verdict.UNSURE
+        verdict = self._trials.ask(specimen)
+        self._tried += 1
+        word = "still bad" if verdict.passed else "not bad" if verdict is Verdict.FAIL else verdict
+        self._observer.progress(self._tried, 0, f"{len(piece.kept)} nodes: {word}")
+        return verdict
+
+    def seeded(self, specimen: Specimen) -> tuple[Specimen, tuple[Seeded, ...]]:
+        """``specimen`` with drawn weights, where it is large and they show the same."""
+        arrays = [*specimen.sample.arrays.values(), *specimen.expected.values()]
+        if weights_size(specimen.model) + sum(a.nbytes for a in arrays) <= SMALL:
+            return specimen, ()
+        model, seeded = with_seeded_weights(specimen.model)
+        if not seeded:
+            return specimen, ()
+        try:
+            drawn = self._specimens.with_weights(specimen, model)
+            if self._trials.ask(drawn).passed:
+                return drawn, seeded
+        except (RunnerFailedError, BudgetSpentError):
+            pass
+        return specimen, ()
+
+
+def _steps(found: Reduction) -> tuple[Step, ...]:
+    steps: list[Step] = []
+    left = 0
+    for probe in found.probes:
+        if probe.verdict.passed:
+            left = min(left or len(probe.piece.kept), len(probe.piece.kept))
+        if steps and steps[-1].what == probe.step:
+            steps[-1] = replace(steps[-1], tried=steps[-1].tried + 1, left=left)
+        else:
+            steps.append(Step(probe.step, 1, left))
+    return tuple(steps)

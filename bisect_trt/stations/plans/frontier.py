@@ -1,0 +1,255 @@
+"""How many inputs each number of pins holds on: from the luckiest few to all, along the ranking."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import pandas as pd
+
+from bisect_trt.core.finding import Finding
+from bisect_trt.core.holds import CONFIDENCE, Holding, Holds
+from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.sample import Sample, evenly
+from bisect_trt.numerics.confidence import lower_bound
+from bisect_trt.probe.journal import Row
+from bisect_trt.probe.result import GIVEN, PanelResult, meets
+from bisect_trt.stations.baselines.baselines import Baselines
+from bisect_trt.stations.bench.bench import Bench
+from bisect_trt.stations.case.case import Case
+from bisect_trt.stations.draws.drawn import HOLDOUT, REDRAWN, VARIANTS, redraws, variants
+from bisect_trt.stations.draws.fresh_test import MAX_TESTS, set_size
+from bisect_trt.stations.plans.traffic import relative_bytes
+
+STEPS = (0, 2, 8, 32, 128, 512, 2048)
+"""How many of the ranked layers are pinned; the answer and all layers are shown beside them."""
+
+_GIVEN, _HARD, _REDRAWN, _VARIANTS = 24, 8, 16, 8
+_NAMED = 3
+_QUANTILES = {"p50_score": 0.5, "p95_score": 0.95, "worst_score": 1.0}
+STREAM = MAX_TESTS + 2
+"""Draws of its own: what a row says was not tuned on them."""
+
+
+TIME_BUDGET_S, _FEWEST = 12.0, 4
+"""Of a slow model each row is judged on fewer copies, of which there are a few at least; when the
+time is over, the rows that are left are left out, and that is said."""
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """``table`` has a row for each number of pins; of ``rows`` there was time for so many."""
+
+    table: pd.DataFrame
+    rows: int
+
+    def cut_short(self) -> list[Finding]:
+        """That rows were left out, where some were."""
+        if len(self.table) == self.rows:
+            return []
+        message = (
+            f"frontier.csv has {len(self.table)} of {self.rows} rows, those next to the answer: "
+            f"this model's take longer than the {TIME_BUDGET_S:.0f} s that it may take"
+        )
+        return [Finding("frontier", "", message)]
+
+
+def measure_frontier(
+    case: Case,
+    bench: Bench,
+    baselines: Baselines,
+    base: PrecisionPlan,
+    ranking: Sequence[str],
+    answer: PrecisionPlan,
+    holds: Holds | None = None,
+    *,
+    again: bool = False,
+) -> Frontier:
+    """For each number of pins the share of each kind of input that meets the requirement, its
+    bound, and the scores; judged by the first emulator. The answer's row says what its test did,
+    on the draws of that: others would be a second test, of which nobody is told.
+
+    Args:
+        case: the inputs.
+        bench: what runs the plans.
+        baselines: the layers' sizes.
+        base: the plan without pins.
+        ranking: the layers, most harmful first; none where nothing was searched.
+        answer: the plan that is written; its row says so under ``set``.
+        holds: what the emulators' test of it showed; None where it was not tested so.
+        again: whether it will be measured again: where the time is over now, it need not be then.
+    """
+    every = len(ranking)
+    lengths = sorted({n for n in STEPS if n < every} | {every})
+    prefixes = (base.with_pins(ranking[:n]).pinned for n in lengths)
+    sets = [(pins, "ranking") for pins in prefixes if pins != answer.pinned]
+    # The answer first, and then those around it: these are what it is compared with.
+    sets.sort(key=lambda s: abs(len(s[0]) - len(answer.pinned)))
+    sets.insert(0, (answer.pinned, "answer"))
+    tested = holds if bench.engine is None and holds is not None and holds.draws else None
+    # Where nothing was searched the test has said it all.
+    said = tested is not None and not ranking
+    kinds = _samples(case, bench, 0 if said else len(sets), answer)
+    key = bench.prober.key("frontier", answer.digest, *(base.with_pins(s[0]).digest for s in sets))
+    before = bench.journal.recall(key)
+    # A repeated command asks no further than the first one did.
+    most = int(before[0]) if before is not None else len(sets)
+    rows, deadline = [], time.monotonic() + TIME_BUDGET_S
+    for number, (pins, source) in enumerate(sets[:most]):
+        if before is None and number and time.monotonic() > deadline:
+            if not again:
+                bench.journal.record([Row(key, "frontier", number)])
+            break
+        bench.observer.progress(number, len(sets), f"{len(pins)} pins")
+        judged = kinds
+        if source == "answer" and bench.prober.knows(answer):
+            judged = {**kinds, GIVEN: case.samples}
+        by_test = tested if source == "answer" else None
+        if by_test is not None and by_test.draws is not None:
+            judged |= _as_tested(case, bench, kinds, *by_test.draws)
+        plan = answer if source == "answer" else base.with_pins(pins)
+        row = _row(case, bench, baselines, plan, source, judged)
+        row |= _counted(by_test) if by_test is not None else {}
+        rows.append((len(pins), source == "answer", row))
+    ordered = [row for *_, row in sorted(rows, key=lambda r: r[:2])]
+    return Frontier(pd.DataFrame(ordered), len(sets))
+
+
+def frontier_size(layers: int, usual_seconds: float) -> tuple[int, int]:
+    """About how many rows the frontier of so many layers has, and on how many samples each is
+    judged where one input was given.
+
+    Args:
+        layers: that are searched.
+        usual_seconds: about what one emulated inference takes on any machine.
+    """
+    rows = sum(steps < layers for steps in STEPS) + 2
+    return rows, 1 + sum(_copies(rows, usual_seconds))
+
+
+def _copies(rows: int, usual_seconds: float) -> tuple[int, int]:
+    """How many redrawn copies and variants each of ``rows`` rows is judged on."""
+    wanted = (_REDRAWN + _VARIANTS) * rows * usual_seconds / TIME_BUDGET_S
+    fewer = max(1.0, wanted)
+    return max(_FEWEST, int(_REDRAWN / fewer)), max(_FEWEST, int(_VARIANTS / fewer))
+
+
+def _some_given(case: Case, bench: Bench, answer: PrecisionPlan) -> list[Sample]:
+    """A few of the given inputs, those that everything lowered misses by most, and some of those
+    that are known to miss under ``answer``: a row that left these out would promise more.
+    """
+
+    def score(plan: PrecisionPlan, sample: Sample) -> float:
+        found = bench.prober.known(plan, sample)
+        return 0.0 if found is None or meets(found, 1.0) else found.score
+
+    chosen = {sample.digest: sample for sample in evenly(case.samples, _GIVEN)}
+    hard = sorted(case.samples, key=lambda sample: -score(case.base, sample))[:_HARD]
+    missed = evenly([s for s in case.samples if score(answer, s) > 0.0], _GIVEN)
+    chosen |= {s.digest: s for s in (*hard, *missed) if score(case.base, s) + score(answer, s) > 0}
+    return [sample for sample in case.samples if sample.digest in chosen]
+
+
+def _samples(
+    case: Case, bench: Bench, rows: int, answer: PrecisionPlan
+) -> dict[str, Sequence[Sample]]:
+    """What each of ``rows`` rows is judged on; without copies where there is none."""
+    size = set_size(case)
+    redrawn, varied = _copies(rows, bench.usual_seconds)
+    sets = [max(1, redrawn // size), max(1, varied // size)] if rows else [0, 0]
+    return {
+        GIVEN: case.samples if size > 1 else _some_given(case, bench, answer),
+        HOLDOUT: evenly(case.holdout, _GIVEN),
+        REDRAWN: list(redraws(case, bench, STREAM, sets[0] * size, emulated=True)),
+        VARIANTS: list(variants(case, bench, STREAM, sets[1] * size)),
+    }
+
+
+def _as_tested(
+    case: Case, bench: Bench, kinds: dict[str, Sequence[Sample]], stream: int, count: int
+) -> dict[str, Sequence[Sample]]:
+    """As many draws as ``kinds`` has, of those that a test asked about."""
+    redrawn, varied = (len(kinds[kind]) for kind in (REDRAWN, VARIANTS))
+    copies = redraws(case, bench, stream, count, emulated=True)
+    return {
+        REDRAWN: list(islice(copies, redrawn)),
+        VARIANTS: list(islice(variants(case, bench, stream, count), varied)),
+    }
+
+
+def _counted(holds: Holds) -> dict[str, object]:
+    """What a test counted, of every kind and by every judge."""
+    found: dict[str, object] = {}
+    worst: list[float] = []
+    for kind in (GIVEN, HOLDOUT, REDRAWN, VARIANTS):
+        holding: Holding = getattr(holds, kind)
+        bound = holding.lower_bound if kind != GIVEN and holding.tested else np.nan
+        found |= _share(kind, holding.passed, holding.tested, bound)
+        if holding.tested:
+            worst.append(holding.worst_score)
+    return found | {"worst_score": max(worst, default=np.nan)}
+
+
+def _row(
+    case: Case,
+    bench: Bench,
+    baselines: Baselines,
+    plan: PrecisionPlan,
+    source: str,
+    kinds: dict[str, Sequence[Sample]],
+) -> dict[str, object]:
+    row: dict[str, object] = {"pins": len(plan.pinned), "set": source}
+    scores: list[float] = []
+    missed: dict[str, object] = {}
+    bench.emulator.foretell(plan, sum(map(len, kinds.values())))
+    for kind, samples in kinds.items():
+        size = set_size(case)
+        if kind == HOLDOUT and size > 1:
+            size = max(1, len(samples))
+        found = bench.prober.judge(plan, samples, size=size)
+        row |= _shares(kind, found)
+        if kind == GIVEN and size == 1:
+            missed["given_missed"] = _missed(found)
+        scores += [r.score for r in found.results]
+    for name, share in _QUANTILES.items():
+        ordered = sorted(scores)
+        row[name] = ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else np.nan
+    row["latency_ms"] = _latency(bench, plan)
+    row["relative_bytes"] = relative_bytes(case, baselines.layers, plan)
+    return row | missed
+
+
+def _missed(found: PanelResult) -> str:
+    """The names of the samples that missed, the worst first: a few, and how many more."""
+    results = zip(found.names, found.results, strict=True)
+    worst = sorted((-r.score, name) for name, r in results if not meets(r, 1.0))
+    more = [f"{len(worst) - _NAMED} more"] if len(worst) > _NAMED else []
+    return ", ".join([*(name for _, name in worst[:_NAMED]), *more])
+
+
+def _shares(kind: str, found: PanelResult) -> dict[str, object]:
+    tested, passed = len(found.results), found.passed()
+    drawn = kind != GIVEN and tested > 0
+    bound = lower_bound(passed, tested, CONFIDENCE) if drawn else np.nan
+    return _share(kind, passed, tested, bound)
+
+
+def _share(kind: str, passed: int, tested: int, bound: float) -> dict[str, object]:
+    return {
+        f"{kind}_passed": passed,
+        f"{kind}_tested": tested,
+        f"{kind}_share": passed / tested if tested else np.nan,
+        f"{kind}_lower_bound": bound,
+    }
+
+
+def _latency(bench: Bench, plan: PrecisionPlan) -> float:
+    """What the engine of ``plan`` takes, NaN where none was built."""
+    if bench.engine is None:
+        return math.nan
+    built = bench.engine.done.get(bench.plan_for(bench.engine, plan))
+    return float(built.facts.get("latency_ms", math.nan)) if built is not None else math.nan

@@ -1,0 +1,300 @@
+"""A set of pins that holds on inputs nobody has shown, with a figure that says how sure we are.
+
+Layers are ranked by the mean square, over several samples, of what each alone does to the most
+disturbed outputs; the shortest prefix of that ranking which passes a panel (given inputs, copies
+with redrawn roundings, variants) is a set that leaves little to luck, because the sets are nested.
+It is made smaller where that can be proved: removals are judged on the panel with a margin. The
+last word is said by fresh draws. A set that they refuse gives its failures to the panel, and the
+search goes on; the confidence is split over the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from bisect_trt.core.holds import Holds, at_least
+from bisect_trt.core.machine.stop import BudgetSpentError
+from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.numerics.confidence import lower_bound
+from bisect_trt.probe.result import ProbeResult
+from bisect_trt.search import find_pins
+from bisect_trt.search.one_minimal import one_minimal
+from bisect_trt.search.prefix import longer, shortest_prefix
+from bisect_trt.search.tolerance_share import Room
+from bisect_trt.stations.bench.bench import Bench
+from bisect_trt.stations.bench.engine_ahead import begin
+from bisect_trt.stations.case.case import Case
+from bisect_trt.stations.cause.unseen import Unseen
+from bisect_trt.stations.draws.fresh_test import next_test, set_size, wanted_of_unseen
+from bisect_trt.stations.draws.holds import Refusal, put_to_test, refused_by
+from bisect_trt.stations.draws.panel import Panel
+
+MARGIN, SHRINK_MARGIN = 0.95, 0.8
+"""Parts of their room that a prefix, and a set that was chosen freely, must keep to on the panel,
+by trial on two text models: the freer the choice, the more of it is luck."""
+
+_GLANCE = 4
+"""Samples of each kind by which a prefix is told to be too short, or passed for now."""
+
+SHRINK_PROBES = 32
+"""Shrinking takes so many probes, and then one a pin to prove it: a count, and not the clock, so
+that the same command gives the same answer. What they cannot bring to an end is not given, and a
+prefix of so many pins that they could not is not shrunk: of two such sets that fresh draws passed,
+one of 295 pins shrunk to 248 and one of 50 to 32, neither held on 95 % of unseen inputs."""
+
+MOST_SHRUNK = SHRINK_PROBES - 2
+"""Two of the probes are of all pins and of none."""
+
+MAX_ROUNDS = 6
+"""Each ends with a test, or two; a round that was refused makes the next set larger (``longer``),
+by at least 1, 2, 4 ... layers: by one layer a round a small set would not get anywhere."""
+
+
+@dataclass(frozen=True)
+class RobustSet:
+    """``pinned`` with the tests that it passed. ``proof`` maps pins to a probe of the set without
+    them that fails on some sample; ``limit`` is the share of the tolerance that it was held to.
+
+    ``prefix`` is the length of the ranking's prefix that it comes from; ``ranked`` is true if not
+    every pin is proved: the set was cut from the ranking.
+    ``holds`` is None where fresh draws refused every set.
+    """
+
+    pinned: frozenset[str]
+    proof: Mapping[str, ProbeResult]
+    limit: float
+    holds: Holds | None
+    prefix: int
+    ranked: bool
+
+
+def search_robustly(
+    case: Case,
+    bench: Bench,
+    base: PrecisionPlan,
+    ranking: Sequence[str],
+    strength: Mapping[str, float],
+    unseen: Unseen,
+    room: Room,
+    fewest: int = 0,
+) -> RobustSet | None:
+    """The set, tested; None where even all pins miss the requirement within ``room``.
+
+    Args:
+        case: gives the inputs, and the share that is asked for.
+        bench: what runs the plans; both emulators judge, also where an engine has the last word.
+        base: the plan without pins.
+        ranking: the layers, most harmful first.
+        strength: the mean square of what each does to the outputs, where it was measured.
+        unseen: what to search with, and what is known of everything lowered.
+        room: the share of the tolerance that the emulators are held to, and what all pins use.
+        fewest: a set of fewer pins is not given: an engine refused one.
+    """
+    panel = Panel(case, bench, base, unseen.samples)
+    if unseen.refused is not None:
+        panel.add(unseen.refused)
+    try:
+        return _in_rounds(case, bench, panel, ranking, strength, room, fewest)
+    except BudgetSpentError:
+        # The smallest prefix that passed is an answer at any time; its test comes at the end of the
+        # run, as all pins' does where none has passed yet.
+        bench.time.search_ended()
+        found = panel.smallest
+        if found is None or len(found) < fewest:
+            found = frozenset(ranking)
+        return RobustSet(found, {}, room.kept, None, len(found), True)
+
+
+def _in_rounds(
+    case: Case,
+    bench: Bench,
+    panel: Panel,
+    ranking: Sequence[str],
+    strength: Mapping[str, float],
+    room: Room,
+    fewest: int,
+) -> RobustSet | None:
+    """The set after rounds of search and test."""
+    # No fewer than those of an older plan: of a few, what is not needed is shrunk.
+    ranking = as_searched(case, ranking)
+    base, shortest = panel.base, max(len(case.begin), fewest)
+    left = [strength.get(name, 0.0) for name in ranking]
+    best: RobustSet | None = None
+    for tried in range(MAX_ROUNDS):
+        length = _prefix(panel, ranking, room, shortest, left)
+        if length is None:
+            break
+        refused: list[Refusal] = []
+        ranked = ranking[:length]
+        for candidate in _candidates(case, bench, panel, ranked, room):
+            if len(candidate.pinned) < fewest:
+                continue
+            plan = base.with_pins(candidate.pinned)
+            pins = f"{len(candidate.pinned)} pins"
+            bench.tell(f"{pins}, fresh draws")
+            against, holds = _last_word(case, bench, plan, room.limit)
+            if against is None:
+                return replace(candidate, holds=holds)
+            bench.tell(f"{pins} refused by fresh draws ({against.kind}): the search goes on")
+            refused.append(against)
+        for refusal in refused:
+            panel.add(refusal)
+        best = RobustSet(frozenset(ranked), {}, room.kept, None, length, True)
+        if length == len(ranking):
+            break
+        # A panel that has learnt may still know too little.
+        shortest = longer(left, length, room.kept / refused[-1].score, 2**tried)
+        panel.forget(below=shortest)
+    return best
+
+
+def margin(case: Case, bench: Bench) -> float:
+    """The part of its room that a prefix is held to: all of it, which is no margin, where a point
+    of the frontier is picked, or the given inputs are so many that they bound the share asked for
+    by themselves. Prefixes are nested, so that little is left to luck then: a detector with 200
+    pages has 96 pins so and 133 with a margin, on 99 and 100 % of unseen pages. For an engine,
+    which errs a little otherwise, a margin is kept: what it refuses costs a build.
+
+    Args:
+        case: gives the inputs, and says how many must hold.
+        bench: knows whether an engine decides.
+    """
+    if case.settings.pick is not None:
+        return 1.0
+    sets = len(case.samples) // set_size(case)
+    bound = lower_bound(at_least(case.settings.asked_of_given, sets), sets)
+    return 1.0 if bound >= wanted_of_unseen(case) and bench.engine is None else MARGIN
+
+
+def as_searched(case: Case, ranking: Sequence[str]) -> list[str]:
+    """``ranking`` with the layers of an older plan first, in their order.
+
+    Args:
+        case: says which plan to begin at, if any.
+        ranking: most harmful first.
+    """
+    return sorted(ranking, key=lambda name: name not in case.begin)
+
+
+def _candidates(
+    case: Case,
+    bench: Bench,
+    panel: Panel,
+    ranked: Sequence[str],
+    room: Room,
+) -> Iterator[RobustSet]:
+    """What is worth a test: a smaller set of which every pin is proved, then the prefix ``ranked``
+    itself; the prefix alone where it is too long for that, or where a point of the frontier was
+    asked for.
+    """
+    if case.settings.pick is None and len(ranked) <= MOST_SHRUNK:
+        proof = _shrunk(panel, ranked, room.within(SHRINK_MARGIN), bench.prober.workers)
+        if proof is not None:
+            pins = frozenset(proof)
+            held_to = room.within(SHRINK_MARGIN)
+            yield RobustSet(pins, proof, held_to, None, len(ranked), False)
+            if len(pins) == len(ranked):
+                return
+    yield RobustSet(frozenset(ranked), {}, room.kept, None, len(ranked), True)
+
+
+def _last_word(
+    case: Case, bench: Bench, plan: PrecisionPlan, limit: float
+) -> tuple[Refusal | None, Holds | None]:
+    """What refuses ``plan``, or else what it holds on by both emulators.
+
+    What an engine decides is tested there: of it the second emulator is asked about the given
+    inputs, while the engine is built.
+    """
+    if bench.engine is not None and bench.engine.new_probes:  # else it repeats another run
+        built = bench.plan_for(bench.engine, plan)
+        if not bench.engine.knows(built):
+            begin(bench.opened, built)
+    if bench.engine is not None:
+        judges, given = [bench.second], bench.second_sees
+        return refused_by(case, bench, judges, plan, limit, given), None
+    judges, test = [bench.prober, bench.second], next_test(case, bench)
+    bench.emulator.foretell(plan, test.enough)
+    return put_to_test(case, bench, judges, plan, test, limit)
+
+
+def _prefix(
+    panel: Panel,
+    ranking: Sequence[str],
+    room: Room,
+    shortest: int,
+    strength: Sequence[float],
+) -> int | None:
+    """How many of the ranking, ``shortest`` at least, pass the panel with the room's margin by both
+    emulators; all of it where only that passes, and without one, since what all pins leave is no
+    rounding of a layer's.
+
+    Most prefixes are told by the samples that did worst; what they pass all others must pass too.
+    The second emulator, which opens a session for each plan, is asked about what is left.
+    """
+
+    def within(count: int) -> float:
+        return room.limit if count == len(ranking) else room.kept
+
+    def whole(count: int) -> bool:
+        pins = frozenset(ranking[:count])
+        passed = panel.ask(pins, within(count)).verdict.passed
+        if passed:
+            panel.keep(pins)
+        return passed
+
+    answered = False
+
+    def passes(count: int) -> bool:
+        nonlocal answered
+        # The first that passes is an answer at any time; all pins are one without being asked.
+        answered = answered or count == len(ranking)
+        if not answered:
+            answered = whole(count)
+            return answered
+        return panel.ask(frozenset(ranking[:count]), within(count), _GLANCE).verdict.passed
+
+    while (length := shortest_prefix(len(ranking), passes, first=shortest)) is not None:
+        every = length == len(ranking)
+        if not whole(length):
+            if every:
+                return None
+            shortest = length + 1
+            continue
+        second = panel.ask_second(frozenset(ranking[:length]), within(length))
+        if second is None or second.verdict.passed or every:
+            return length
+        shortest = longer(strength, length, 1.0 / second.score)
+        panel.forget(below=shortest)
+        answered = False
+    return None
+
+
+def _shrunk(
+    panel: Panel, ranked: Sequence[str], within: float, workers: int
+) -> Mapping[str, ProbeResult] | None:
+    """A part of ``ranked`` of which no single pin can be left out on the panel ``within`` that
+    share of the tolerance, each with the probe that shows it; None where ``ranked`` does not keep
+    to it itself, or nothing was proved in so many probes.
+    """
+    if not ranked:
+        return {}
+    if not panel.ask(frozenset(ranked), within).verdict.passed:
+        return None
+    suspicion = {name: float(len(ranked) - place) for place, name in enumerate(ranked)}
+    found = find_pins(
+        list(reversed(ranked)),
+        lambda pins: panel.ask(pins, within).verdict,
+        suspicion=suspicion,
+        workers=workers,
+        max_probes=SHRINK_PROBES,
+    )
+    if not found.complete:
+        return None
+    left = [name for name in reversed(ranked) if name in found.pinned]
+    minimal = one_minimal(left, lambda p: panel.ask(p, within), lambda r: r.verdict.passed)
+    second = panel.ask_second(minimal.pinned, within)
+    if second is not None and not second.verdict.passed:
+        return None
+    return minimal.proof if set(minimal.proof) == minimal.pinned else None

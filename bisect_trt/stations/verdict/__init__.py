@@ -1,0 +1,1 @@
+"""The engine's word on what the emulators found."""

@@ -1,0 +1,257 @@
+"""Search on the emulator, decide on the engine: each probe of an engine is a build, so the search
+is not made of them.
+
+The emulator's answer is built once. If the engine disagrees, the emulator's tolerance is scaled by
+the observed ratio and searched again, which costs no build; what is left is repaired and, on
+request, proved by the engine's own probes. A run of what is built costs milliseconds: the given
+inputs decide with fresh draws, and a plan that these refuse counts as one that passed by luck.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from bisect_trt.core.holds import Holds
+from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.probe.prober import Prober
+from bisect_trt.probe.result import ProbeResult
+from bisect_trt.search.one_minimal import one_minimal
+from bisect_trt.search.tolerance_share import MARGIN, Room, matching_limit, tightened
+from bisect_trt.stations.plans.bisect import Bisection
+
+DEFAULT_MAX_BUILDS = 8
+MAX_SEARCHES = 4
+WORTHWHILE = 1.2
+"""How much wider a limit must be to be worth another search and build."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The engine's word on a plan. ``bisection`` is the search the plan came from, ``repaired`` the
+    pins the engine added.
+
+    ``builds`` counts those beyond the baselines. ``proof`` maps a pin to the engine's probe that
+    failed without it, where ``--certify engine`` asked for that. ``holds`` is the test on fresh
+    draws that the plan passed on the engine, if there was one, and ``refused`` says that it did
+    not pass it.
+    """
+
+    plan: PrecisionPlan
+    result: ProbeResult
+    bisection: Bisection | None
+    builds: int
+    repaired: frozenset[str]
+    proof: dict[str, ProbeResult]
+    out_of_budget: bool
+    holds: Holds | None = None
+    refused: bool = False
+
+    @property
+    def passed(self) -> bool:
+        """True if the engine built from the plan meets the requirements."""
+        return self.result.verdict.passed
+
+    @property
+    def limit(self) -> float:
+        """The share of the tolerance that the emulator had to keep to."""
+        return self.bisection.limit if self.bisection is not None else 1.0
+
+
+class OutOfBuildsError(Exception):
+    """The budget of builds is spent."""
+
+
+class EngineJudge:
+    """Decides with ``engine``; ``ranked`` are the layers, most suspicious first, that a repair pins
+    next.
+
+    ``search`` gives the emulator's answer within a share of the tolerance, None where even all pins
+    miss it there; ``emulated_score`` scores a set of pins on the emulator; ``floors`` are the
+    all-pinned scores on (emulator, engine). ``drawn_score`` gives the largest score of a set over
+    the emulated draws that the search was made with; ``tested`` is what fresh draws say of a set on
+    the engine, None where they refuse it or nobody asks them. ``meanwhile`` is called with a set
+    that was searched for and will be built next.
+    """
+
+    def __init__(
+        self,
+        engine: Prober,
+        base: PrecisionPlan,
+        ranked: Sequence[str],
+        search: Callable[[float], Bisection | None],
+        emulated_score: Callable[[frozenset[str]], float],
+        max_builds: int | None,
+        certify: bool,
+        floors: tuple[float, float] = (0.0, 0.0),
+        drawn_score: Callable[[frozenset[str]], float] | None = None,
+        tested: Callable[[frozenset[str]], Holds | None] | None = None,
+        meanwhile: Callable[[frozenset[str]], None] = lambda _: None,
+    ) -> None:
+        self._meanwhile = meanwhile
+        self._floors = floors
+        self._drawn_score = drawn_score
+        self._tested = tested
+        self._holds: dict[frozenset[str], Holds | None] = {}
+        self._engine = engine
+        self._base = base.with_pins_in(Precision.FP32)
+        self._ranked = list(ranked)
+        self._search = search
+        self._emulated_score = emulated_score
+        self._certify = certify
+        unbounded = math.inf if certify else DEFAULT_MAX_BUILDS
+        self._max_builds = max_builds if max_builds is not None else unbounded
+        self._tried: dict[frozenset[str], ProbeResult] = {}
+        self._bisection: Bisection | None = None
+
+    def decide(self, limit: float) -> Judgement:
+        """Search within ``limit`` of the tolerance, build, and go on until the engine passes or the
+        budget is spent.
+        """
+        pins: frozenset[str] = frozenset()
+        proof: dict[str, ProbeResult] = {}
+        spent = False
+        try:
+            for _ in range(MAX_SEARCHES):
+                found = self._search(limit)
+                if found is None or found.pinned in self._tried:
+                    break
+                self._bisection, pins = found, found.pinned
+                result = self._build(pins, self._meanwhile)
+                if result.verdict.passed and self._is_no_luck(pins):
+                    pins = self._shrunk(pins, limit)
+                    break
+                limit = self._next_limit(limit, pins, result)
+            if pins not in self._tried or not self._tried[pins].verdict.passed:
+                pins = self._repaired(pins)
+                if self._tried[pins].verdict.passed:
+                    self._is_no_luck(pins)
+            if self._certify and self._tried[pins].verdict.passed:
+                pins, proof = self._certified(pins)
+        except OutOfBuildsError:
+            spent = True
+        answer = self._so_far(out_of_budget=spent)
+        return answer if answer.plan.chosen != pins else replace(answer, proof=proof)
+
+    def _so_far(self, out_of_budget: bool) -> Judgement:
+        """The best plan tried until now, proofs apart: the smallest that passed, else the one that
+        missed least (none tried: all pins' baseline).
+        """
+        if not self._tried:
+            everything = frozenset(self._ranked)
+            self._tried[everything] = self._engine.probe(self._base.with_pins(everything))
+        passed = [(pins, r) for pins, r in self._tried.items() if r.verdict.passed]
+        sure = [(pins, r) for pins, r in passed if self._holds.get(pins) is not None]
+        if sure:
+            answer, result = min(sure, key=lambda x: len(x[0]))
+        elif any(pins not in self._holds for pins, _ in passed):
+            untested = [(pins, r) for pins, r in passed if pins not in self._holds]
+            answer, result = min(untested, key=lambda x: len(x[0]))
+        elif passed:  # all by luck: the most pins have the least of it
+            answer, result = max(passed, key=lambda x: len(x[0]))
+        else:
+            answer, result = min(self._tried.items(), key=lambda x: x[1].score)
+        found = self._bisection
+        added = answer - found.pinned if found is not None else answer
+        plan, builds = self._base.with_pins(answer), len(self._tried)
+        holds = self._holds.get(answer)
+        refused = answer in self._holds and holds is None
+        return Judgement(plan, result, found, builds, added, {}, out_of_budget, holds, refused)
+
+    def _is_no_luck(self, pins: frozenset[str]) -> bool:
+        """Whether fresh draws on the engine do not refuse ``pins``, which pass the given inputs."""
+        if self._tested is None:
+            return True
+        if pins not in self._holds:
+            self._holds[pins] = self._tested(pins)
+        return self._holds[pins] is not None
+
+    def _next_limit(self, limit: float, pins: frozenset[str], result: ProbeResult) -> float:
+        """The share of the tolerance to search within after ``pins`` missed.
+
+        Where the engine's score has a place among the emulated draws', it is one more draw, and the
+        next set only has to be a little larger; beyond all of them the two differ.
+        """
+        one_of_them = self._drawn_score is not None and result.score <= self._drawn_score(pins)
+        if result.verdict.passed or one_of_them:
+            return Room(limit, self._floors[0], MARGIN).kept
+        return tightened(limit, result.score, self._emulated_score(pins), self._floors)
+
+    def _build(
+        self, pins: frozenset[str], meanwhile: Callable[[frozenset[str]], None] = lambda _: None
+    ) -> ProbeResult:
+        if pins not in self._tried:
+            if len(self._tried) >= self._max_builds:
+                raise OutOfBuildsError
+            meanwhile(pins)
+            self._tried[pins] = self._engine.probe(self._base.with_pins(pins))
+        return self._tried[pins]
+
+    def _repaired(self, pins: frozenset[str]) -> frozenset[str]:
+        """``pins`` and the fewest further layers, in order of suspicion, with which the engine
+        passes: galloping, then bisecting.
+        """
+        rest = [name for name in self._ranked if name not in pins]
+        low, high = 0, max(2, len(pins) // 4)
+        while high < len(rest) and not self._build(pins | frozenset(rest[:high])).verdict.passed:
+            low, high = high, 4 * high
+        high = min(high, len(rest))
+        if not self._build(pins | frozenset(rest[:high])).verdict.passed:
+            return pins | frozenset(rest)  # not even with all of them
+        while high - low > max(1, high // 8):
+            middle = (low + high) // 2
+            if self._build(pins | frozenset(rest[:middle])).verdict.passed:
+                high = middle
+            else:
+                low = middle
+        return pins | frozenset(rest[:high])
+
+    def _shrunk(self, pins: frozenset[str], limit: float) -> frozenset[str]:
+        """A smaller set that passes too: searched for within more of the tolerance, where the
+        engine left much of it unused.
+        """
+        for _ in range(MAX_SEARCHES):
+            emulated = self._emulated_score(pins)
+            wider = matching_limit(self._tried[pins].score, emulated, self._floors)
+            if wider > WORTHWHILE * limit:  # what is built is known to fail from somewhere on
+                failing = min(self._emulated_score(p) for p in self._refused())
+                wider = min(wider, Room(failing, self._floors[0], MARGIN).kept)
+            worthwhile = wider > WORTHWHILE * limit and len(self._tried) < self._max_builds
+            found = self._search(wider) if worthwhile else None
+            if found is None or len(found.pinned) >= len(pins):
+                break
+            if not self._build(found.pinned, self._meanwhile).verdict.passed:
+                break
+            if not self._is_no_luck(found.pinned):
+                break
+            self._bisection, pins, limit = found, found.pinned, wider
+        return pins
+
+    def _refused(self) -> list[frozenset[str]]:
+        """The sets that the engine, or its fresh draws, refused; no pins among them: these fail
+        wherever there is something to search.
+        """
+        tried = self._tried.items()
+        failed = [pins for pins, result in tried if not result.verdict.passed]
+        by_luck = [pins for pins, holds in self._holds.items() if holds is None]
+        return [frozenset(), *failed, *by_luck]
+
+    def _certified(self, pins: frozenset[str]) -> tuple[frozenset[str], dict[str, ProbeResult]]:
+        """Each removal built: superfluous pins go, until a whole round finds none."""
+
+        def ahead(sets: list[frozenset[str]]) -> None:
+            self._engine.probe_many([self._base.with_pins(s) for s in sets])
+
+        found = one_minimal(
+            [name for name in reversed(self._ranked) if name in pins],
+            self._build,
+            lambda result: (
+                result.verdict.passed and self._is_no_luck(result.plan.pinned - self._base.held)
+            ),
+            ahead=ahead if math.isinf(self._max_builds) else None,  # idle GPUs build the next ones
+            workers=self._engine.workers,
+        )
+        # A set that only fresh draws refuse is no proof on the given inputs.
+        proof = {name: r for name, r in found.proof.items() if not r.verdict.passed}
+        return found.pinned, proof
