@@ -143,7 +143,10 @@ def _public_names() -> str:
 
 
 def _directive(thing: Any) -> str:
-    said = f"::: {thing.__module__}.{thing.__qualname__}\n    options: {{heading_level: 3}}"
+    kin = thing.__mro__ if isinstance(thing, type) else (thing,)
+    described = [one for one in kin if one.__doc__ == thing.__doc__][-1]  # a record, by its base
+    options = f"heading_level: 3, heading: {thing.__name__}"
+    said = f"::: {described.__module__}.{described.__qualname__}\n    options: {{{options}}}"
     if thing.__module__ == "bisect_trt.api":
         said += "\n\n" + _chosen(thing.__name__)
     return said

@@ -12,6 +12,31 @@ CONFIDENCE = 0.95
 _RARE = 1.0 - CONFIDENCE
 
 
+class InputKind(str, Enum):
+    """What a plan is judged on; the value is its name in files."""
+
+    GIVEN = "given"
+    REDRAWN = "redrawn"
+    VARIANTS = "variants"
+    HOLDOUT = "holdout"
+
+    def __str__(self) -> str:
+        return self.value
+
+    @property
+    def words(self) -> str:
+        """As tables and plots call it."""
+        return _WORDS[self]
+
+
+_WORDS = {
+    InputKind.GIVEN: "given inputs",
+    InputKind.REDRAWN: "redrawn roundings",
+    InputKind.VARIANTS: "variants",
+    InputKind.HOLDOUT: "held out",
+}
+
+
 class Robustness(str, Enum):
     """What the tests say of inputs that nobody has shown."""
 
@@ -77,6 +102,11 @@ class Holds:
     holdout_size: int = 1
     has_margin: bool = True
     draws: tuple[int, int] | None = None
+
+    def of(self, kind: InputKind) -> Holding:
+        """What was found on inputs of ``kind``."""
+        found: Holding = getattr(self, kind.value)
+        return found
 
     @property
     def word(self) -> Robustness | None:

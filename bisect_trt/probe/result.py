@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bisect_trt.core.holds import InputKind
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.steadiness import Steadiness, together
 from bisect_trt.core.verdict import Verdict
@@ -17,7 +18,6 @@ from bisect_trt.numerics.errors.tensor_error import SHAPE_CHANGED, TensorError, 
 from bisect_trt.numerics.requirements.requirements import Judged
 
 Vector = NDArray[np.float32]
-GIVEN = "given"
 
 
 @dataclass(frozen=True)
@@ -112,11 +112,16 @@ class ProbeResult:
     seconds: float
     note: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    on: str = GIVEN
+    on: str = InputKind.GIVEN
     steadiness: Steadiness | None = None
     by_condition: tuple[float, ...] = ()
     worst_on: str = ""
     seen_in: ProbeResult | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def on_given(self) -> bool:
+        """Whether it was run on the given inputs, not on a panel."""
+        return self.on == InputKind.GIVEN
 
     @staticmethod
     def over(
@@ -124,7 +129,7 @@ class ProbeResult:
         runner: str,
         samples: Sequence[SampleResult],
         facts: Mapping[str, Any],
-        on: str = GIVEN,
+        on: str = InputKind.GIVEN,
         score: float | None = None,
         names: Sequence[str] = (),
     ) -> ProbeResult:

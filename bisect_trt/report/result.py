@@ -10,7 +10,7 @@ from bisect_trt.report.record.record import Record
 
 @dataclass(frozen=True, repr=False)
 class Result(Record):
-    """The record of a run; as a cell's last line the first screen of its report."""
+    __doc__ = Record.__doc__  # its fields are what it is; as a cell's last line it shows itself
 
     def __repr__(self) -> str:
         return as_text(self)

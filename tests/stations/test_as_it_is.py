@@ -16,13 +16,14 @@ import pytest
 import bisect_trt
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.finding import Finding
+from bisect_trt.core.holds import InputKind
 from bisect_trt.core.machine.stop import BudgetSpentError
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.numerics.arrays import Arrays
-from bisect_trt.probe.result import GIVEN, ProbeResult
+from bisect_trt.probe.result import ProbeResult
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.stations.asked.settings import Settings
 from bisect_trt.stations.bench.ledger import Ledger
@@ -202,7 +203,9 @@ def test_a_set_that_an_emulator_refused_is_not_held() -> None:
     base = PrecisionPlan(Precision.FP16)
 
     def probe(pins: str, runner: str, verdict: Verdict) -> ProbeResult:
-        return ProbeResult(base.with_pins(pins), runner, verdict, 0.5, {}, {}, 0.0, on=GIVEN)
+        return ProbeResult(
+            base.with_pins(pins), runner, verdict, 0.5, {}, {}, 0.0, on=InputKind.GIVEN
+        )
 
     log = (
         probe("ab", "one", Verdict.PASS),

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bisect_trt.core.holds import InputKind
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.verdict import Verdict
@@ -18,7 +19,6 @@ from bisect_trt.stations.asked.settings import Settings
 from bisect_trt.stations.bench.open_bench import open_bench
 from bisect_trt.stations.case.case import Case, load
 from bisect_trt.stations.draws import fresh_draws
-from bisect_trt.stations.draws.drawn import REDRAWN, VARIANTS
 from bisect_trt.stations.draws.fresh_draws import Draws
 from bisect_trt.stations.draws.fresh_test import FreshTest, planned_test
 from bisect_trt.stations.draws.holds import put_to_test
@@ -74,23 +74,29 @@ def test_what_did_worst_comes_first_within_each_look(tmp_path: Path) -> None:
     case = case_of(tmp_path)
     with open_bench(case, Observer()) as bench:
         draws = Draws(case, bench, [bench.prober, bench.second], FreshTest(1, 0.03, 12, 2, 4))
-        assert draws.kinds == [VARIANTS, REDRAWN]
-        made = {kind: list(islice(draws.of(kind), 7)) for kind in (VARIANTS, REDRAWN)}
-        draws.hear(VARIANTS, results([0.1, 0.4, 0.3, 0.2]))
-        draws.hear(REDRAWN, results([0.1, 0.2, 0.9, 0.3, 0.5, 0.7]))
-        assert draws.kinds == [REDRAWN, VARIANTS]
-        expected = {VARIANTS: [1, 2, 3, 0, 4, 5, 6], REDRAWN: [2, 3, 1, 0, 5, 4, 6]}
+        assert draws.kinds == [InputKind.VARIANTS, InputKind.REDRAWN]
+        made = {
+            kind: list(islice(draws.of(kind), 7))
+            for kind in (InputKind.VARIANTS, InputKind.REDRAWN)
+        }
+        draws.hear(InputKind.VARIANTS, results([0.1, 0.4, 0.3, 0.2]))
+        draws.hear(InputKind.REDRAWN, results([0.1, 0.2, 0.9, 0.3, 0.5, 0.7]))
+        assert draws.kinds == [InputKind.REDRAWN, InputKind.VARIANTS]
+        expected = {
+            InputKind.VARIANTS: [1, 2, 3, 0, 4, 5, 6],
+            InputKind.REDRAWN: [2, 3, 1, 0, 5, 4, 6],
+        }
         for kind, order in expected.items():
             again = list(draws.of(kind))
             assert again[:7] == [made[kind][i] for i in order]
             assert len(again) == 12 == len({s.digest for s in again})
-        assert (draws.seen(VARIANTS), draws.seen(REDRAWN)) == (4, 6)
+        assert (draws.seen(InputKind.VARIANTS), draws.seen(InputKind.REDRAWN)) == (4, 6)
 
 
 def test_sets_keep_their_order(tmp_path: Path) -> None:
     case = case_of(tmp_path, (1.0, 0.5), require="max_abs@mean<=1")
     with open_bench(case, Observer()) as bench:
         draws = Draws(case, bench, [bench.prober], FreshTest(1, 0.03, 6, 0, 6))
-        made = list(draws.of(REDRAWN))
-        draws.hear(REDRAWN, results([0.1, 0.9]))
-        assert list(draws.of(REDRAWN)) == made
+        made = list(draws.of(InputKind.REDRAWN))
+        draws.hear(InputKind.REDRAWN, results([0.1, 0.9]))
+        assert list(draws.of(InputKind.REDRAWN)) == made

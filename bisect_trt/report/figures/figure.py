@@ -12,10 +12,16 @@ from typing import Any
 
 from markupsafe import escape
 
+from bisect_trt.core.holds import InputKind
 from bisect_trt.core.names import printable
 
 ACCENT, BAD, GOOD, MUTED = "#4c8bf5", "#e5484d", "#30a46c", "#8b8d98"
-SERIES = {"given": "#4c8bf5", "redrawn": "#e5733c", "variants": "#b58b1b", "holdout": "#30a46c"}
+SERIES = {
+    InputKind.GIVEN: "#4c8bf5",
+    InputKind.REDRAWN: "#e5733c",
+    InputKind.VARIANTS: "#b58b1b",
+    InputKind.HOLDOUT: "#30a46c",
+}
 _LONGEST = 64
 
 

@@ -7,14 +7,8 @@ from typing import Any
 
 import pandas as pd
 
+from bisect_trt.core.holds import InputKind
 from bisect_trt.report.figures.figure import MUTED, SERIES, Figure, short
-
-_WORDS = {
-    "given": "given inputs",
-    "redrawn": "redrawn roundings",
-    "variants": "variants",
-    "holdout": "held out",
-}
 
 _APART = 0.09
 """Of the axis: so far apart two numbers of three digits stand beside each other at 390 pixels."""
@@ -30,7 +24,7 @@ def frontier_figure(frontier: pd.DataFrame) -> Figure | None:
     # None pinned has no place on a logarithmic axis, and linear ones hide where it is decided.
     places = [math.log1p(p) for p in pins]
     data: list[dict[str, Any]] = []
-    for kind, words in _WORDS.items():
+    for kind in InputKind:
         if not (frontier[f"{kind}_tested"] > 0).any():
             continue
         passed, tested = frontier[f"{kind}_passed"], frontier[f"{kind}_tested"]
@@ -39,7 +33,7 @@ def frontier_figure(frontier: pd.DataFrame) -> Figure | None:
             {
                 "type": "scatter",
                 "mode": "lines+markers",
-                "name": words,
+                "name": kind.words,
                 "x": [short(x) for x in places],
                 "y": [None if math.isnan(s) else short(s) for s in frontier[f"{kind}_share"]],
                 "text": [f"{p} pins: {c}" for p, c in zip(pins, counts, strict=True)],

@@ -14,7 +14,7 @@ from bisect_trt.core.diagnosis import Cause
 from bisect_trt.core.disk.run_files import RUN
 from bisect_trt.core.errors import BadInputError, one_line
 from bisect_trt.core.finding import Finding
-from bisect_trt.core.holds import Holding, Holds
+from bisect_trt.core.holds import Holding, Holds, InputKind
 from bisect_trt.core.names import printable
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.steadiness import Steadiness
@@ -22,7 +22,6 @@ from bisect_trt.report.record.columns import TABLES
 from bisect_trt.report.record.csv_files import from_csv
 from bisect_trt.report.record.record import (
     FORMAT,
-    KINDS,
     EngineFacts,
     ProbeEffect,
     Record,
@@ -142,9 +141,9 @@ def _holds(data: Json) -> Holds:
     found: dict[str, Any] = dict(data["asked"])
     if "reach" in found:
         found["reach"] = _number(found["reach"])
-    for kind in KINDS:
-        worst = _number(data["holds"][kind]["worst_score"])
-        found[kind] = Holding(**{**data["holds"][kind], "worst_score": worst})
+    for kind in InputKind:
+        worst = _number(data["holds"][kind.value]["worst_score"])
+        found[kind.value] = Holding(**{**data["holds"][kind.value], "worst_score": worst})
     return Holds(**found)
 
 

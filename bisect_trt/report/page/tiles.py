@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from bisect_trt.core.holds import Holds
+from bisect_trt.core.holds import Holds, InputKind
 from bisect_trt.report.record.record import Record
 from bisect_trt.report.words.sentences import number
 
@@ -78,19 +78,14 @@ def held_kinds(holds: Holds | None) -> list[Held]:
     """What the plan was tested on, a kind a row; nothing where no plan passes."""
     if holds is None:
         return []
-    named = (
-        ("given inputs", holds.given),
-        ("redrawn roundings", holds.redrawn),
-        ("variants", holds.variants),
-        ("held out", holds.holdout),
-    )
     found = []
-    for name, kind in named:
-        if kind.tested:
-            drawn = kind is not holds.given
-            bound = f"at least {100.0 * kind.lower_bound:.1f} % of all" if drawn else ""
-            worst = _score(kind.worst_score)
+    for kind in InputKind:
+        its = holds.of(kind)
+        if its.tested:
+            drawn = kind is not InputKind.GIVEN
+            bound = f"at least {100.0 * its.lower_bound:.1f} % of all" if drawn else ""
+            worst = _score(its.worst_score)
             # The file's own name: the path is in inputs.csv.
-            of = re.split(r"[\\/]", kind.worst)[-1]
-            found.append(Held(name, kind.passed, kind.tested, kind.share, bound, worst, of))
+            of = re.split(r"[\\/]", its.worst)[-1]
+            found.append(Held(kind.words, its.passed, its.tested, its.share, bound, worst, of))
     return found

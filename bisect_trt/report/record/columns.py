@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bisect_trt.core.holds import InputKind
+
 TEXT, NUMBER, COUNT, FLAG = "text", "number", "count", "flag"
 
 
@@ -182,9 +184,9 @@ INPUTS = _columns(
 )
 
 
-def _shares(kind: str) -> list[str]:
+def _shares(kind: InputKind) -> list[str]:
     bound = "the share of all such inputs at least, 95 % confidence"
-    if kind == "given":
+    if kind is InputKind.GIVEN:
         bound = "always blank: the search saw these, so they bound nothing"
     return [
         f"{kind}_passed count inputs ({kind}) that meet the requirement",
@@ -197,10 +199,10 @@ def _shares(kind: str) -> list[str]:
 FRONTIER = _columns(
     "pins count layers in FP32",
     "set text ranking: so many of the ranked layers; answer: the plan that was written",
-    *_shares("given"),
-    *_shares("holdout"),
-    *_shares("redrawn"),
-    *_shares("variants"),
+    *_shares(InputKind.GIVEN),
+    *_shares(InputKind.HOLDOUT),
+    *_shares(InputKind.REDRAWN),
+    *_shares(InputKind.VARIANTS),
     "p50_score number the median score over all of these (of the answer's test, over a part of its "
     "draws), in tolerances",
     "p95_score number what 95 % keep to",

@@ -14,14 +14,12 @@ import pandas as pd
 from bisect_trt.core.diagnosis import Cause
 from bisect_trt.core.errors import EXIT_NOT_MET, EXIT_OK
 from bisect_trt.core.finding import Finding
-from bisect_trt.core.holds import Holding, Holds, Robustness, word_of
+from bisect_trt.core.holds import Holding, Holds, InputKind, Robustness, word_of
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.steadiness import Steadiness
 
 FORMAT = 1
 """Of run.json: raised where a reader of an earlier one would go wrong."""
-
-KINDS = ("given", "redrawn", "variants", "holdout")
 
 
 @dataclass(frozen=True)
@@ -236,13 +234,15 @@ class Record:
 
     def _holds_json(self) -> dict[str, Any]:
         holds = self.holds
-        found = {k: getattr(holds, k) if holds is not None else Holding() for k in KINDS}
-        return {kind: asdict(holding) for kind, holding in found.items()}
+        return {
+            kind.value: asdict(holds.of(kind) if holds is not None else Holding())
+            for kind in InputKind
+        }
 
     def _asked_json(self) -> dict[str, Any]:
         if self.holds is None:
             return {}
-        apart = (*KINDS, "draws")
+        apart = (*InputKind, "draws")
         return {name: value for name, value in vars(self.holds).items() if name not in apart}
 
     def _engine_json(self) -> dict[str, Any]:

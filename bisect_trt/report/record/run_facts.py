@@ -6,7 +6,6 @@ import math
 
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.graph.model.patterns import find_patterns
-from bisect_trt.probe.result import GIVEN
 from bisect_trt.report.record.pin_words import in_words
 from bisect_trt.report.record.record import EngineFacts, ProbeEffect, SearchFacts
 from bisect_trt.search.facts import (
@@ -64,7 +63,7 @@ def search_facts(known: Known, ledger: Ledger, plan: PrecisionPlan) -> SearchFac
     first = ledger.emulators[0]
     searched = [p for p in ledger.log if p.plan.base is plan.base and p.runner == first]
     # On a panel a probe ends early, and is held to a share of the tolerance: no two compare.
-    alike = [(p.plan.pinned, p.verdict.passed) for p in searched if p.on == GIVEN]
+    alike = [(p.plan.pinned, p.verdict.passed) for p in searched if p.on_given]
     return SearchFacts(
         regime=regime.value if regime is not None else "",
         spread_over=len(pinned),

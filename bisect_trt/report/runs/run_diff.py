@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import pandas as pd
 
 from bisect_trt.core.errors import BadInputError
-from bisect_trt.core.holds import Holding, Robustness, at_least
+from bisect_trt.core.holds import Holding, InputKind, Robustness, at_least
 from bisect_trt.core.names import printable
-from bisect_trt.report.record.record import KINDS, Record
+from bisect_trt.report.record.record import Record
 
 _MEASURES = ("engine_rel_range", "rel_range")
 """What tells whether a layer is better or worse: its accumulated error over its range, on the
@@ -193,11 +193,11 @@ def _worse(before: Record, after: Record, requirements: pd.DataFrame) -> Iterato
 
 def _holds(before: Record, after: Record) -> pd.DataFrame:
     rows = []
-    for kind in KINDS:
-        found: list[Holding] = [getattr(r.holds, kind, Holding()) for r in (before, after)]
+    for kind in InputKind:
+        found = [r.holds.of(kind) if r.holds is not None else Holding() for r in (before, after)]
         if not any(holding.tested for holding in found):
             continue
-        row: dict[str, object] = {"inputs": kind}
+        row: dict[str, object] = {"inputs": kind.value}
         for when, holding in zip(("before", "after"), found, strict=True):
             row[when] = f"{holding.passed} of {holding.tested}" if holding.tested else ""
             row[f"at least {when}"] = holding.lower_bound or math.nan

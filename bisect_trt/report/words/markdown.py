@@ -7,9 +7,10 @@ from typing import Any
 
 import pandas as pd
 
+from bisect_trt.core.holds import Holds, InputKind
 from bisect_trt.core.names import markdown
 from bisect_trt.numerics.scores import times
-from bisect_trt.report.record.record import KINDS, Record
+from bisect_trt.report.record.record import Record
 from bisect_trt.report.record.tables import COST_COLUMNS, OUTPUT_COLUMNS, shown_pins
 from bisect_trt.report.words.headline import headline, next_step, score_after
 from bisect_trt.report.words.held_on import holds_sentences
@@ -28,12 +29,6 @@ _PIN_COLUMNS = [
     "score_without",
 ]
 _REQUIREMENT_COLUMNS = ["requirement", "lowered_score", "plan_score"]
-_KIND_WORDS = {
-    "given": "given",
-    "redrawn": "redrawn roundings",
-    "variants": "variants",
-    "holdout": "held out",
-}
 
 
 def as_markdown(result: Record) -> str:
@@ -54,7 +49,7 @@ def answer_lines(result: Record) -> Iterator[str]:
     made = f"{probes} probes, {result.effect_runs} single-layer runs"
     yield f"- judged by: `{result.runner}` ({made})"
     if result.holds is not None:
-        yield from ("", "## What it holds on", "", *table_lines(_holds_table(result)))
+        yield from ("", "## What it holds on", "", *table_lines(_holds_table(result.holds)))
 
 
 def _lines(result: Record) -> Iterator[str]:
@@ -81,14 +76,14 @@ def _lines(result: Record) -> Iterator[str]:
     yield from ("", "## Versions", "", markdown(versions))
 
 
-def _holds_table(result: Record) -> pd.DataFrame:
+def _holds_table(holds: Holds) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
-    for kind in KINDS:
-        found = getattr(result.holds, kind)
+    for kind in InputKind:
+        found = holds.of(kind)
         if found.tested:
             rows.append(
                 {
-                    "inputs": _KIND_WORDS[kind],
+                    "inputs": kind.words,
                     "passed": found.passed,
                     "tested": found.tested,
                     "at least": f"{100.0 * found.lower_bound:.1f} %" if found.lower_bound else "",

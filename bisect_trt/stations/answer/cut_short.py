@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from bisect_trt.core.machine.stop import BudgetSpentError
 from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.probe.result import GIVEN, ProbeResult
+from bisect_trt.probe.result import ProbeResult
 from bisect_trt.stations.answer.known import Known
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.bench.ledger import Ledger
@@ -115,7 +115,7 @@ def _confirm(known: Known, bench: Bench) -> None:
     passed = {
         probe.plan.pinned
         for probe in bench.log
-        if probe.on == GIVEN
+        if probe.on_given
         and probe.runner == bench.prober.runner.name
         and probe.verdict.passed
         and probe.plan == known.base.with_pins(probe.plan.pinned)

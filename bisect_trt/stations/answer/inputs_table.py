@@ -7,11 +7,10 @@ import math
 
 import pandas as pd
 
+from bisect_trt.core.holds import InputKind
 from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.probe.result import GIVEN
 from bisect_trt.stations.answer.known import Known
 from bisect_trt.stations.bench.bench import Bench
-from bisect_trt.stations.draws.drawn import HOLDOUT
 
 
 def inputs_table(known: Known, bench: Bench, answer: PrecisionPlan | None) -> pd.DataFrame:
@@ -27,7 +26,10 @@ def inputs_table(known: Known, bench: Bench, answer: PrecisionPlan | None) -> pd
     requirements = known.case.requirements
     # A metric that sees all inputs at once gives none of them a score.
     alone = any(item.metric not in requirements.collective for item in requirements.items)
-    named = [(GIVEN, s) for s in known.case.samples] + [(HOLDOUT, s) for s in known.case.holdout]
+    named = [
+        *((InputKind.GIVEN, s) for s in known.case.samples),
+        *((InputKind.HOLDOUT, s) for s in known.case.holdout),
+    ]
     plans = {"lowered": known.base.with_pins(())} | ({"plan": answer} if answer else {})
     for kind, sample in named:
         row: dict[str, object] = {"input": sample.name, "kind": kind}

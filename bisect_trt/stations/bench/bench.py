@@ -23,7 +23,7 @@ from bisect_trt.numerics.scores import times
 from bisect_trt.probe.journal import Journal, Row
 from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.references import References
-from bisect_trt.probe.result import GIVEN, ProbeResult
+from bisect_trt.probe.result import ProbeResult
 from bisect_trt.runners.base import Runner
 from bisect_trt.runners.emulator.fleet import EmulatedFleet
 from bisect_trt.runners.emulator.rtx_runner import RtxRunner
@@ -238,7 +238,7 @@ class Bench:
         pins = len(result.plan.pinned)
         note = f"{result.runner}, {pins} pins: {result.verdict.value}, {times(result.score)}"
         # Of a panel the search itself knows when it is passed.
-        if result.on == GIVEN and result.verdict.passed and self._case.settings.fitted:
+        if result.on_given and result.verdict.passed and self._case.settings.fitted:
             self._best = min(pins, self._best if self._best is not None else pins)
             self.observer.best(self._best)
         self.tell(note)

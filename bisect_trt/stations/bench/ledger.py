@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.probe.result import GIVEN, ProbeResult
+from bisect_trt.probe.result import ProbeResult
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Ledger:
 
     def of(self, runner: str, plan: PrecisionPlan) -> ProbeResult | None:
         """What ``runner`` showed of ``plan`` on the given inputs; None if it was not asked."""
-        found = (p for p in self.log if p.runner == runner and p.plan == plan and p.on == GIVEN)
+        found = (p for p in self.log if p.runner == runner and p.plan == plan and p.on_given)
         return next(found, None)
 
     def of_first(self, plan: PrecisionPlan) -> ProbeResult | None:
@@ -41,7 +41,7 @@ class Ledger:
 
     def worst_of(self, plan: PrecisionPlan, runners: Sequence[str]) -> ProbeResult | None:
         """The worst that any of ``runners`` showed of ``plan``."""
-        found = [p for p in self.log if p.plan == plan and p.runner in runners and p.on == GIVEN]
+        found = [p for p in self.log if p.plan == plan and p.runner in runners and p.on_given]
         return max(found, key=lambda r: r.score, default=None)
 
     def smallest_passing(self, base: PrecisionPlan, judges: Sequence[str]) -> frozenset[str] | None:
@@ -53,7 +53,7 @@ class Ledger:
         heard = self.emulators if set(judges) <= set(self.emulators) else judges
         for probe in self.log:
             pins = probe.plan.pinned
-            if probe.on != GIVEN or probe.plan != base.with_pins(pins):
+            if not probe.on_given or probe.plan != base.with_pins(pins):
                 continue
             if probe.verdict.passed:
                 passed.setdefault(pins, set()).add(probe.runner)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bisect_trt.core.diagnosis import Cause, Diagnosis
+from bisect_trt.core.holds import InputKind
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample, evenly
 from bisect_trt.core.verdict import Verdict
@@ -25,7 +26,6 @@ from bisect_trt.stations.cause.sensitivity import (
     time_allowed,
 )
 from bisect_trt.stations.cause.unseen import Unseen
-from bisect_trt.stations.draws.drawn import REDRAWN
 from bisect_trt.stations.draws.fresh_test import set_size
 from bisect_trt.stations.engine.baselines import EngineBaselines
 
@@ -193,7 +193,7 @@ def _others(unseen: Unseen, size: int) -> str:
     against = unseen.refused
     if against is None or not unseen.lowered.verdict.passed:
         return "others like them do not"
-    kind = "roundings redrawn" if against.kind == REDRAWN else against.kind
+    kind = "roundings redrawn" if against.kind == InputKind.REDRAWN else against.kind
     missed = len(against.samples) // size
     return f"{missed} of {against.tested} {kind} {'misses' if missed == 1 else 'miss'} it"
 

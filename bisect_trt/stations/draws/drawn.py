@@ -40,8 +40,6 @@ from bisect_trt.stations.draws.usable import usable
 
 Item = TypeVar("Item")
 
-REDRAWN, VARIANTS, HOLDOUT = "redrawn", "variants", "holdout"
-
 _REPEATS = 50
 """So many in a row that were made before: there are hardly others."""
 
@@ -257,7 +255,11 @@ def _variants(
 
 
 def _vary(
-    source: Sample, kind: str, sources: list[Sample], seed: list[int], discrete: frozenset[str]
+    source: Sample,
+    kind: str,
+    sources: list[Sample],
+    seed: list[int],
+    discrete: frozenset[str],
 ) -> Arrays:
     random = np.random.default_rng(seed)
     if is_own_kind(kind):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from bisect_trt.core.holds import InputKind
 from bisect_trt.core.sample import Sample
 from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.result import PanelResult
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.case.case import Case
-from bisect_trt.stations.draws.drawn import REDRAWN, VARIANTS, redraws, variants
+from bisect_trt.stations.draws.drawn import redraws, variants
 from bisect_trt.stations.draws.fresh_test import FreshTest, set_size
 
 _MOST = 2048
@@ -32,15 +33,15 @@ class Draws:
     def __init__(self, case: Case, bench: Bench, judges: Sequence[Prober], test: FreshTest) -> None:
         self.test = test
         # Variants refuse more often, and what is refused need not be tested to its end.
-        self.kinds = [VARIANTS, REDRAWN]
+        self.kinds = [InputKind.VARIANTS, InputKind.REDRAWN]
         self._case, self._bench = case, bench
         self._emulated = bench.engine not in judges
         self._count = test.draws * set_size(case)
-        self._made: dict[str, tuple[list[Sample], Iterator[Sample]]] = {}
-        self._worst: dict[str, float] = {}
-        self._seen: dict[str, int] = {}
+        self._made: dict[InputKind, tuple[list[Sample], Iterator[Sample]]] = {}
+        self._worst: dict[InputKind, float] = {}
+        self._seen: dict[InputKind, int] = {}
 
-    def of(self, kind: str) -> Iterator[Sample]:
+    def of(self, kind: InputKind) -> Iterator[Sample]:
         """Those of ``kind``, redrawn or variants."""
         if self._count > _MOST:
             return self._drawn(kind)
@@ -48,7 +49,7 @@ class Draws:
             self._made[kind] = [], self._drawn(kind)
         return _again(*self._made[kind])
 
-    def hear(self, kind: str, found: PanelResult) -> None:
+    def hear(self, kind: InputKind, found: PanelResult) -> None:
         """Let what one judge passed be asked of the next one worst first: either look of a test
         counts the same draws in any order, and what will be refused is by the first few.
 
@@ -66,13 +67,13 @@ class Draws:
         order = sorted(range(len(scores)), key=lambda i: (i >= self.test.enough, -scores[i]))
         samples[: len(scores)] = [samples[i] for i in order]
 
-    def seen(self, kind: str) -> int:
+    def seen(self, kind: InputKind) -> int:
         """On how many of ``kind`` a judge was heard."""
         return self._seen.get(kind, 0)
 
-    def _drawn(self, kind: str) -> Iterator[Sample]:
+    def _drawn(self, kind: InputKind) -> Iterator[Sample]:
         case, bench, stream = self._case, self._bench, self.test.stream
-        if kind == VARIANTS:
+        if kind == InputKind.VARIANTS:
             return variants(case, bench, stream, self._count)
         return redraws(case, bench, stream, self._count, emulated=self._emulated)
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from bisect_trt.core.holds import CONFIDENCE, at_least
+from bisect_trt.core.holds import CONFIDENCE, InputKind, at_least
 from bisect_trt.numerics.confidence import draws_needed
-from bisect_trt.probe.result import GIVEN
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.case.case import Case
-from bisect_trt.stations.draws.drawn import VARIANTS, wants_variants
+from bisect_trt.stations.draws.drawn import wants_variants
 
 WANTED = 0.95
 """The share of unseen inputs that a plan shall hold on, where nobody asks for another."""
@@ -184,7 +183,7 @@ def _seconds_a_draw(case: Case, probe_seconds: float) -> float:
     return max(3.0 * probe_seconds * set_size(case) * kinds, 1e-6)
 
 
-def spared(case: Case, kind: str, count: int) -> int:
+def spared(case: Case, kind: InputKind, count: int) -> int:
     """How many of ``count`` samples of ``kind`` may miss the requirement.
 
     Args:
@@ -196,10 +195,10 @@ def spared(case: Case, kind: str, count: int) -> int:
         count //= set_size(case)
     if case.settings.pick is not None:
         return count - at_least(case.settings.pick, count)
-    if kind == GIVEN:
+    if kind == InputKind.GIVEN:
         share = case.settings.share_of_given if set_size(case) == 1 else 1.0
     else:
-        wanted = wanted_of_variants(case) if kind == VARIANTS else wanted_of_unseen(case)
+        wanted = wanted_of_variants(case) if kind == InputKind.VARIANTS else wanted_of_unseen(case)
         # What bounds a share lets about half as many miss: what just keeps to the share on a
         # panel would be refused, and the panel would have learnt nothing.
         share = (1.0 + wanted) / 2.0

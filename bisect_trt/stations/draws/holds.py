@@ -9,16 +9,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from bisect_trt.core.holds import CONFIDENCE, Holding, Holds
+from bisect_trt.core.holds import CONFIDENCE, Holding, Holds, InputKind
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.numerics.confidence import lower_bound
 from bisect_trt.probe.prober import Prober
-from bisect_trt.probe.result import GIVEN, PanelResult
+from bisect_trt.probe.result import PanelResult
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.case.case import Case
 from bisect_trt.stations.draws.all_judges import judge_all
-from bisect_trt.stations.draws.drawn import REDRAWN, VARIANTS
 from bisect_trt.stations.draws.fresh_draws import Draws
 from bisect_trt.stations.draws.fresh_test import (
     FreshTest,
@@ -37,7 +36,7 @@ class Refusal:
     tolerances.
     """
 
-    kind: str
+    kind: InputKind
     samples: tuple[Sample, ...]
     tested: int
     score: float
@@ -95,7 +94,7 @@ def _measured(
         alone = judge_all(bench, judges, plan, singly)[0].results
     redrawn, varied = (
         _tested(bench, judges, plan, draws.of(kind), test, size=size)[0]
-        for kind in (REDRAWN, VARIANTS)
+        for kind in (InputKind.REDRAWN, InputKind.VARIANTS)
     )
     apart = size if size == 1 else max(1, len(case.holdout))
     copies = [*redrawn.results, *varied.results]
@@ -234,14 +233,14 @@ def refused_by(
     """
     given = case.samples if given is None else given
     size = min(set_size(case), len(given))
-    may = spared(case, GIVEN, len(given)) if size == 1 else 0
+    may = spared(case, InputKind.GIVEN, len(given)) if size == 1 else 0
     found, missed = judge_all(
         bench, judges, plan, given, limit=limit, misses=may, size=size, of=len(given) // size
     )
     if found.missed(limit) <= may:
         return None
     # What must come down is the worst of those that are not spared.
-    return Refusal(GIVEN, missed, len(found.results), found.score(may))
+    return Refusal(InputKind.GIVEN, missed, len(found.results), found.score(may))
 
 
 def _tested(

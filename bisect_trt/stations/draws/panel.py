@@ -9,19 +9,14 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from threading import Lock
 
+from bisect_trt.core.holds import InputKind
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.probe.prober import Prober
-from bisect_trt.probe.result import GIVEN, PanelResult, ProbeResult, SampleResult
+from bisect_trt.probe.result import PanelResult, ProbeResult, SampleResult
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.case.case import Case
-from bisect_trt.stations.draws.drawn import (
-    REDRAWN,
-    SEARCH_STREAM,
-    VARIANTS,
-    redraws,
-    variants,
-)
+from bisect_trt.stations.draws.drawn import SEARCH_STREAM, redraws, variants
 from bisect_trt.stations.draws.fresh_test import set_size, spared
 from bisect_trt.stations.draws.holds import Refusal
 
@@ -41,9 +36,13 @@ class PanelSamples:
     redrawn: tuple[Sample, ...]
     variants: tuple[Sample, ...]
 
-    def by_kind(self) -> dict[str, tuple[Sample, ...]]:
+    def by_kind(self) -> dict[InputKind, tuple[Sample, ...]]:
         """The kinds by name."""
-        return {GIVEN: self.given, REDRAWN: self.redrawn, VARIANTS: self.variants}
+        return {
+            InputKind.GIVEN: self.given,
+            InputKind.REDRAWN: self.redrawn,
+            InputKind.VARIANTS: self.variants,
+        }
 
 
 def panel_draws(case: Case, usual_seconds: float) -> int:
@@ -181,11 +180,13 @@ class Panel:
         passed = refusal.tested * size - len(refusal.samples)
         joined = {refusal.kind: new + self._samples.get(refusal.kind, [])}
         self._samples = {**joined, **{k: v for k, v in self._samples.items() if k not in joined}}
-        if refusal.kind != GIVEN:
+        if refusal.kind != InputKind.GIVEN:
             elsewhere = self._elsewhere.get(refusal.kind, 0)
             self._elsewhere[refusal.kind] = elsewhere + passed
 
-    def _learn(self, kind: str, samples: Sequence[Sample], found: PanelResult, size: int) -> None:
+    def _learn(
+        self, kind: InputKind, samples: Sequence[Sample], found: PanelResult, size: int
+    ) -> None:
         """Ask the kind that failed first next time, and in it the sets that did worst."""
         sets = [list(samples[i : i + size]) for i in range(0, len(samples), size)]
         scores = [r.score for r in found.results]

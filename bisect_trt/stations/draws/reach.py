@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from bisect_trt.core.holds import InputKind
 from bisect_trt.numerics.confidence import draws_needed
 from bisect_trt.numerics.prediction import limit_of_sets, prediction_limit
 from bisect_trt.numerics.requirements.decisions import is_decision
 from bisect_trt.probe.journal import Row
-from bisect_trt.probe.result import GIVEN, SampleResult
+from bisect_trt.probe.result import SampleResult
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.case.case import Case
 from bisect_trt.stations.draws.fresh_test import set_size, spared, wanted_of_unseen
@@ -43,7 +44,7 @@ def reach(
     if not given or not has_margin(case, copies):  # no time was left to run them
         return math.inf
     found = sorted((result.score for result in given), reverse=True)
-    least = found[min(spared(case, GIVEN, len(found)), len(found) - 1)]
+    least = found[min(spared(case, InputKind.GIVEN, len(found)), len(found) - 1)]
     return max(least, floor + prediction_limit(scores, len(case.samples), share))
 
 

@@ -12,16 +12,16 @@ import numpy as np
 import pandas as pd
 
 from bisect_trt.core.finding import Finding
-from bisect_trt.core.holds import CONFIDENCE, Holding, Holds
+from bisect_trt.core.holds import CONFIDENCE, Holds, InputKind
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample, evenly
 from bisect_trt.numerics.confidence import lower_bound
 from bisect_trt.probe.journal import Row
-from bisect_trt.probe.result import GIVEN, PanelResult, meets
+from bisect_trt.probe.result import PanelResult, meets
 from bisect_trt.stations.baselines.baselines import Baselines
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.case.case import Case
-from bisect_trt.stations.draws.drawn import HOLDOUT, REDRAWN, VARIANTS, redraws, variants
+from bisect_trt.stations.draws.drawn import redraws, variants
 from bisect_trt.stations.draws.fresh_test import MAX_TESTS, set_size
 from bisect_trt.stations.plans.traffic import relative_bytes
 
@@ -107,7 +107,7 @@ def measure_frontier(
         bench.observer.progress(number, len(sets), f"{len(pins)} pins")
         judged = kinds
         if source == "answer" and bench.prober.knows(answer):
-            judged = {**kinds, GIVEN: case.samples}
+            judged = {**kinds, InputKind.GIVEN: case.samples}
         by_test = tested if source == "answer" else None
         if by_test is not None and by_test.draws is not None:
             judged |= _as_tested(case, bench, kinds, *by_test.draws)
@@ -156,28 +156,28 @@ def _some_given(case: Case, bench: Bench, answer: PrecisionPlan) -> list[Sample]
 
 def _samples(
     case: Case, bench: Bench, rows: int, answer: PrecisionPlan
-) -> dict[str, Sequence[Sample]]:
+) -> dict[InputKind, Sequence[Sample]]:
     """What each of ``rows`` rows is judged on; without copies where there is none."""
     size = set_size(case)
     redrawn, varied = _copies(rows, bench.usual_seconds)
     sets = [max(1, redrawn // size), max(1, varied // size)] if rows else [0, 0]
     return {
-        GIVEN: case.samples if size > 1 else _some_given(case, bench, answer),
-        HOLDOUT: evenly(case.holdout, _GIVEN),
-        REDRAWN: list(redraws(case, bench, STREAM, sets[0] * size, emulated=True)),
-        VARIANTS: list(variants(case, bench, STREAM, sets[1] * size)),
+        InputKind.GIVEN: case.samples if size > 1 else _some_given(case, bench, answer),
+        InputKind.HOLDOUT: evenly(case.holdout, _GIVEN),
+        InputKind.REDRAWN: list(redraws(case, bench, STREAM, sets[0] * size, emulated=True)),
+        InputKind.VARIANTS: list(variants(case, bench, STREAM, sets[1] * size)),
     }
 
 
 def _as_tested(
-    case: Case, bench: Bench, kinds: dict[str, Sequence[Sample]], stream: int, count: int
-) -> dict[str, Sequence[Sample]]:
+    case: Case, bench: Bench, kinds: dict[InputKind, Sequence[Sample]], stream: int, count: int
+) -> dict[InputKind, Sequence[Sample]]:
     """As many draws as ``kinds`` has, of those that a test asked about."""
-    redrawn, varied = (len(kinds[kind]) for kind in (REDRAWN, VARIANTS))
+    redrawn, varied = (len(kinds[kind]) for kind in (InputKind.REDRAWN, InputKind.VARIANTS))
     copies = redraws(case, bench, stream, count, emulated=True)
     return {
-        REDRAWN: list(islice(copies, redrawn)),
-        VARIANTS: list(islice(variants(case, bench, stream, count), varied)),
+        InputKind.REDRAWN: list(islice(copies, redrawn)),
+        InputKind.VARIANTS: list(islice(variants(case, bench, stream, count), varied)),
     }
 
 
@@ -185,9 +185,9 @@ def _counted(holds: Holds) -> dict[str, object]:
     """What a test counted, of every kind and by every judge."""
     found: dict[str, object] = {}
     worst: list[float] = []
-    for kind in (GIVEN, HOLDOUT, REDRAWN, VARIANTS):
-        holding: Holding = getattr(holds, kind)
-        bound = holding.lower_bound if kind != GIVEN and holding.tested else np.nan
+    for kind in InputKind:
+        holding = holds.of(kind)
+        bound = holding.lower_bound if kind != InputKind.GIVEN and holding.tested else np.nan
         found |= _share(kind, holding.passed, holding.tested, bound)
         if holding.tested:
             worst.append(holding.worst_score)
@@ -200,7 +200,7 @@ def _row(
     baselines: Baselines,
     plan: PrecisionPlan,
     source: str,
-    kinds: dict[str, Sequence[Sample]],
+    kinds: dict[InputKind, Sequence[Sample]],
 ) -> dict[str, object]:
     row: dict[str, object] = {"pins": len(plan.pinned), "set": source}
     scores: list[float] = []
@@ -208,11 +208,11 @@ def _row(
     bench.emulator.foretell(plan, sum(map(len, kinds.values())))
     for kind, samples in kinds.items():
         size = set_size(case)
-        if kind == HOLDOUT and size > 1:
+        if kind == InputKind.HOLDOUT and size > 1:
             size = max(1, len(samples))
         found = bench.prober.judge(plan, samples, size=size)
         row |= _shares(kind, found)
-        if kind == GIVEN and size == 1:
+        if kind == InputKind.GIVEN and size == 1:
             missed["given_missed"] = _missed(found)
         scores += [r.score for r in found.results]
     for name, share in _QUANTILES.items():
@@ -231,14 +231,14 @@ def _missed(found: PanelResult) -> str:
     return ", ".join([*(name for _, name in worst[:_NAMED]), *more])
 
 
-def _shares(kind: str, found: PanelResult) -> dict[str, object]:
+def _shares(kind: InputKind, found: PanelResult) -> dict[str, object]:
     tested, passed = len(found.results), found.passed()
-    drawn = kind != GIVEN and tested > 0
+    drawn = kind != InputKind.GIVEN and tested > 0
     bound = lower_bound(passed, tested, CONFIDENCE) if drawn else np.nan
     return _share(kind, passed, tested, bound)
 
 
-def _share(kind: str, passed: int, tested: int, bound: float) -> dict[str, object]:
+def _share(kind: InputKind, passed: int, tested: int, bound: float) -> dict[str, object]:
     return {
         f"{kind}_passed": passed,
         f"{kind}_tested": tested,
