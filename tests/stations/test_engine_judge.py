@@ -9,7 +9,7 @@ import pytest
 
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.verdict import Verdict
-from bisect_trt.stations.verdict.engine_judge import EngineJudge
+from bisect_trt.stations.verdict.engine_judge import Emulated, EngineJudge
 
 LAYERS = [f"l{i}" for i in range(10)]
 
@@ -68,10 +68,7 @@ def test_no_set_is_built_beyond_what_the_engine_refused(best: float) -> None:
         engine,  # type: ignore[arg-type]
         base,
         LAYERS,
-        searched,
-        emulated,
-        None,
-        False,
+        Emulated(searched, emulated),
         floors=(0.6, 0.6),
     )
     judgement = judge.decide(1.0)

@@ -9,7 +9,7 @@ import onnx
 from onnx import inliner
 
 from bisect_trt.core.errors import BadInputError, one_line
-from bisect_trt.graph.tensors.tensor_types import subgraphs
+from bisect_trt.graph.tensors.tensor_types import every_node, subgraphs
 
 _NUMBERED = re.compile(r"^(.*)__(\d+)$", re.DOTALL)
 
@@ -36,21 +36,14 @@ def inlined(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
             f"{where}: its model-local functions cannot be written out ({one_line(error, 160)}), "
             "and layers inside them could not be lowered; export the model without functions"
         ) from error
-    own = {node.name for node in _nodes(model.graph.node)}
+    own = {node.name for node in every_node(model.graph.node)}
     calls = list(_calls(model.graph.node, _bodies(model), "", 0))
-    for node in _nodes(plain.graph.node):
+    for node in every_node(plain.graph.node):
         found = _NUMBERED.match(node.name)
         if found is None or node.name in own or not 0 < int(found.group(2)) <= len(calls):
             continue
         node.name = f"{calls[int(found.group(2)) - 1]}/{found.group(1)}"
     return plain
-
-
-def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    for node in nodes:
-        yield node
-        for _, body in subgraphs(node):
-            yield from _nodes(body.node)
 
 
 Function = tuple[str, str, str]

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 import onnx
 
 from bisect_trt.graph.files.inlined import inlined
-from bisect_trt.graph.tensors.tensor_types import captured_names, subgraphs
+from bisect_trt.graph.tensors.tensor_types import captured_names, every_node, subgraphs
 
 _SPELLED_OUT = "ai.onnx"
 
@@ -25,7 +25,7 @@ def normalised(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
         BadInputError: its functions cannot be written out.
     """
     plain = inlined(model, where)
-    spelled = any(n.domain == _SPELLED_OUT for n in _all_nodes(plain.graph)) or any(
+    spelled = any(n.domain == _SPELLED_OUT for n in every_node(plain.graph.node)) or any(
         o.domain == _SPELLED_OUT for o in plain.opset_import
     )
     unsorted = any(not _in_order(graph) for graph in _graphs(plain.graph))
@@ -34,7 +34,7 @@ def normalised(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
     if plain is model:
         plain = onnx.ModelProto()
         plain.CopyFrom(model)
-    for node in _all_nodes(plain.graph):
+    for node in every_node(plain.graph.node):
         if node.domain == _SPELLED_OUT:
             node.domain = ""
     _spell_imports(plain)
@@ -60,11 +60,6 @@ def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     for node in graph.node:
         for _, body in subgraphs(node):
             yield from _graphs(body)
-
-
-def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    for one in _graphs(graph):
-        yield from one.node
 
 
 def _reads(node: onnx.NodeProto) -> set[str]:

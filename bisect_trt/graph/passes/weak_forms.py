@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import onnx
 
@@ -14,7 +14,7 @@ from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.names import printable
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.graph.model.graph import Graph, as_graph
-from bisect_trt.graph.tensors.tensor_types import subgraphs
+from bisect_trt.graph.tensors.tensor_types import every_node
 
 _BUILDER_FLAG = {Precision.FP16: "--fp16", Precision.BF16: "--bf16"}
 
@@ -64,7 +64,7 @@ def names_in_tensorrt(graph: Graph, pinned: Iterable[str]) -> dict[str, str]:
         BadInputError: a pin has its name not to itself; the parser numbers those of several nodes
             in an order of its own.
     """
-    uses = Counter(_parsers_name(node) for node in _nodes(graph.proto.graph))
+    uses = Counter(_parsers_name(node) for node in every_node(graph.proto.graph.node))
     called = dict(zip(graph.names, map(_parsers_name, graph.proto.graph.node), strict=True))
     found = {layer: called[layer] for layer in pinned}
     shared = sorted(layer for layer, name in found.items() if uses[name] > 1)
@@ -79,13 +79,6 @@ def names_in_tensorrt(graph: Graph, pinned: Iterable[str]) -> dict[str, str]:
 
 def _parsers_name(node: onnx.NodeProto) -> str:
     return node.name or (f"node_of_{node.output[0]}" if node.output else "")
-
-
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    for node in graph.node:
-        yield node
-        for _, body in subgraphs(node):
-            yield from _nodes(body)
 
 
 _SCRIPT = '''"""Weak typing for polygraphy and TensorRT 8.6 to 10.x, written by bisect-trt.

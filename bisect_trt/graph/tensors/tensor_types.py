@@ -9,7 +9,7 @@ variables carry the types on.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import onnx
@@ -62,6 +62,14 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
     for attribute in node.attribute:
         if attribute.type == AttributeProto.GRAPH:
             yield attribute.name, attribute.g
+
+
+def every_node(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """``nodes`` and those of all bodies within them, each before its bodies."""
+    for node in nodes:
+        yield node
+        for _, body in subgraphs(node):
+            yield from every_node(body.node)
 
 
 def captured_names(node: onnx.NodeProto) -> tuple[str, ...]:

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pandas as pd
-from jinja2 import Environment, PackageLoader
 
-from bisect_trt.core.names import markdown, printable
+from bisect_trt.core.names import markdown
+from bisect_trt.report.page.html import environment
 from bisect_trt.report.words.markdown import table_lines
-from bisect_trt.report.words.sentences import number
 
 _MOST_ROWS = 500
 
@@ -40,11 +39,7 @@ class Page:
 
 def page_as_html(page: Page) -> str:
     """A page without scripts that works offline."""
-    # The template's name ends in .j2: what is chosen by endings would escape nothing.
-    environment = Environment(loader=PackageLoader("bisect_trt.report"), autoescape=True)
-    environment.filters["printable"] = printable
-    environment.filters["cell"] = number
-    return environment.get_template("page.html.j2").render(page=page, most=_MOST_ROWS)
+    return environment().get_template("page.html.j2").render(page=page, most=_MOST_ROWS)
 
 
 def page_as_markdown(page: Page) -> str:

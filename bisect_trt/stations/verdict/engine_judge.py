@@ -63,16 +63,35 @@ class OutOfBuildsError(Exception):
     """The budget of builds is spent."""
 
 
-class EngineJudge:
-    """Decides with ``engine``; ``ranked`` are the layers, most suspicious first, that a repair pins
-    next.
+@dataclass(frozen=True)
+class Emulated:
+    """What the emulators do for a judge.
 
-    ``search`` gives the emulator's answer within a share of the tolerance, None where even all pins
-    miss it there; ``emulated_score`` scores a set of pins on the emulator; ``floors`` are the
-    all-pinned scores on (emulator, engine). ``drawn_score`` gives the largest score of a set over
-    the emulated draws that the search was made with; ``tested`` is what fresh draws say of a set on
-    the engine, None where they refuse it or nobody asks them. ``meanwhile`` is called with a set
-    that was searched for and will be built next.
+    ``search`` gives their answer within a share of the tolerance, None where even all pins miss it
+    there; ``score`` scores a set of pins on the given inputs, ``score_on_draws`` is its largest
+    score over the draws that the search was made with, None without any. ``meanwhile`` is called
+    with a set that was searched for and will be built next.
+    """
+
+    search: Callable[[float], Bisection | None]
+    score: Callable[[frozenset[str]], float]
+    score_on_draws: Callable[[frozenset[str]], float] | None = None
+    meanwhile: Callable[[frozenset[str]], None] = lambda _: None
+
+
+class EngineJudge:
+    """Decides with ``engine``.
+
+    Args:
+        engine: what builds and runs.
+        base: the plan that sets of pins belong to.
+        ranked: the layers, most suspicious first, that a repair pins next.
+        emulated: what searches and foretells.
+        floors: the all-pinned scores on (emulator, engine).
+        max_builds: at most so many; None for as many as are usual, or as a certificate takes.
+        certify: whether each pin is to be proved by the engine's own probes.
+        tested: what fresh draws say of a set on the engine, None where they refuse it; None if
+            nobody asks them.
     """
 
     def __init__(
@@ -80,25 +99,19 @@ class EngineJudge:
         engine: Prober,
         base: PrecisionPlan,
         ranked: Sequence[str],
-        search: Callable[[float], Bisection | None],
-        emulated_score: Callable[[frozenset[str]], float],
-        max_builds: int | None,
-        certify: bool,
-        floors: tuple[float, float] = (0.0, 0.0),
-        drawn_score: Callable[[frozenset[str]], float] | None = None,
+        emulated: Emulated,
+        floors: tuple[float, float],
+        max_builds: int | None = None,
+        certify: bool = False,
         tested: Callable[[frozenset[str]], Holds | None] | None = None,
-        meanwhile: Callable[[frozenset[str]], None] = lambda _: None,
     ) -> None:
-        self._meanwhile = meanwhile
+        self._emulated = emulated
         self._floors = floors
-        self._drawn_score = drawn_score
         self._tested = tested
         self._holds: dict[frozenset[str], Holds | None] = {}
         self._engine = engine
         self._base = base.with_pins_in(Precision.FP32)
         self._ranked = list(ranked)
-        self._search = search
-        self._emulated_score = emulated_score
         self._certify = certify
         unbounded = math.inf if certify else DEFAULT_MAX_BUILDS
         self._max_builds = max_builds if max_builds is not None else unbounded
@@ -114,11 +127,11 @@ class EngineJudge:
         spent = False
         try:
             for _ in range(MAX_SEARCHES):
-                found = self._search(limit)
+                found = self._emulated.search(limit)
                 if found is None or found.pinned in self._tried:
                     break
                 self._bisection, pins = found, found.pinned
-                result = self._build(pins, self._meanwhile)
+                result = self._build(pins, self._emulated.meanwhile)
                 if result.verdict.passed and self._is_no_luck(pins):
                     pins = self._shrunk(pins, limit)
                     break
@@ -173,10 +186,11 @@ class EngineJudge:
         Where the engine's score has a place among the emulated draws', it is one more draw, and the
         next set only has to be a little larger; beyond all of them the two differ.
         """
-        one_of_them = self._drawn_score is not None and result.score <= self._drawn_score(pins)
+        on_draws = self._emulated.score_on_draws
+        one_of_them = on_draws is not None and result.score <= on_draws(pins)
         if result.verdict.passed or one_of_them:
             return Room(limit, self._floors[0], MARGIN).kept
-        return tightened(limit, result.score, self._emulated_score(pins), self._floors)
+        return tightened(limit, result.score, self._emulated.score(pins), self._floors)
 
     def _build(
         self, pins: frozenset[str], meanwhile: Callable[[frozenset[str]], None] = lambda _: None
@@ -212,16 +226,16 @@ class EngineJudge:
         engine left much of it unused.
         """
         for _ in range(MAX_SEARCHES):
-            emulated = self._emulated_score(pins)
+            emulated = self._emulated.score(pins)
             wider = matching_limit(self._tried[pins].score, emulated, self._floors)
             if wider > WORTHWHILE * limit:  # what is built is known to fail from somewhere on
-                failing = min(self._emulated_score(p) for p in self._refused())
+                failing = min(self._emulated.score(p) for p in self._refused())
                 wider = min(wider, Room(failing, self._floors[0], MARGIN).kept)
             worthwhile = wider > WORTHWHILE * limit and len(self._tried) < self._max_builds
-            found = self._search(wider) if worthwhile else None
+            found = self._emulated.search(wider) if worthwhile else None
             if found is None or len(found.pinned) >= len(pins):
                 break
-            if not self._build(found.pinned, self._meanwhile).verdict.passed:
+            if not self._build(found.pinned, self._emulated.meanwhile).verdict.passed:
                 break
             if not self._is_no_luck(found.pinned):
                 break

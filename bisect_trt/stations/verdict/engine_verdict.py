@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from bisect_trt.core.holds import Holds
 from bisect_trt.core.precision import PrecisionPlan
@@ -23,7 +24,7 @@ from bisect_trt.stations.engine.steadiness import begin_further
 from bisect_trt.stations.plans.bisect import Bisection, bisect, known_strength
 from bisect_trt.stations.plans.robust_search import MARGIN, as_searched
 from bisect_trt.stations.verdict.build_wait import use_build_wait
-from bisect_trt.stations.verdict.engine_judge import EngineJudge, Judgement
+from bisect_trt.stations.verdict.engine_judge import Emulated, EngineJudge, Judgement
 
 
 def decide_on_engine(
@@ -65,18 +66,18 @@ def decide_on_engine(
             emulators.hear_refused(pins, refused)
         return holds
 
+    asked = Emulated(emulators.search, emulators.score)
+    if robust:
+        asked = replace(asked, score_on_draws=emulators.score_on_draws, meanwhile=meanwhile)
     judge = EngineJudge(
         engine,
         triage.base,
         sorted(case.names, key=lambda n: -suspicion.get(n, -math.inf)),
-        emulators.search,
-        emulators.score,
+        asked,
+        (triage.pinned.score, baselines.pinned.score),
         case.settings.max_builds,
         case.settings.certify == "engine",
-        (triage.pinned.score, baselines.pinned.score),
-        emulators.score_on_draws if robust else None,
         tested if robust else None,
-        meanwhile if robust else lambda _: None,
     )
     judgement = judge.decide(triage.limit)
     emulators.score(judgement.plan.pinned)
