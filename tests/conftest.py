@@ -121,9 +121,9 @@ def forbid_inferences(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("an inference was made")
 
     for inference in (
-        "emulator.node_by_node.NodeByNode._execute",
-        "emulator.segment_session.SegmentSession.run",
+        "emulator.by_node.node_by_node.NodeByNode._execute",
+        "emulator.switched.segment_session.SegmentSession.run",
         "emulator.whole_model.run_all",
-        "ort_reference.run_all",
+        "ort.reference.run_all",
     ):
         monkeypatch.setattr(f"bisect_trt.runners.{inference}", forbidden)

@@ -134,8 +134,8 @@ def test_the_need_follows_what_is_held(
 
 PEAK = """
 import atexit, sys
-from bisect_trt.runners import turns
-from bisect_trt.stations import need
+from bisect_trt.runners.ort import turns
+from bisect_trt.stations.case import need
 for module in (turns, need):
     assert module.LARGE and module.MANY
     module.LARGE = LARGE << 20
