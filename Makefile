@@ -41,7 +41,7 @@ gpu-test: $(VENV)/.ready
 	$(BIN)/python -m pytest -m gpu tests/gpu
 
 gpu-bench: $(VENV)/.ready
-	$(BIN)/python -m benchmarks.engines
+	$(BIN)/python -m benchmarks.engines.engines
 
 lint: $(VENV)/.ready $(STUBS)/.ready
 	$(BIN)/ruff check .
@@ -59,7 +59,7 @@ docs: $(VENV)/.ready $(VENV)/.docs
 
 # What the benchmark holds the tool against, with the versions those need. Without it the benchmark says so and goes on.
 PEERS := .cache/peers
-$(PEERS)/.ready: benchmarks/peers.txt
+$(PEERS)/.ready: benchmarks/requirements-peers.txt
 	$(PYTHON) -m venv --clear $(PEERS)
 	$(PEERS)/bin/python -m pip --disable-pip-version-check -q install -r $<
 	@touch $@
@@ -79,7 +79,7 @@ assets:
 
 # Models of gigabytes, for minutes; those that do not fit into the memory that is free are left out.
 bench-large: $(VENV)/.ready
-	$(BIN)/python -m benchmarks.large
+	$(BIN)/python -m benchmarks.sizes.large
 
 fixtures: $(VENV)/.ready
 	$(BIN)/python -m fixtures

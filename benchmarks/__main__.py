@@ -11,7 +11,13 @@ from pathlib import Path
 
 from benchmarks.common import machine, reports
 
-STATIONS = (("probe",), ("whole_run", "peers"), ("scale",), ("workers",), ("searching",))
+STATIONS = (
+    ("probe",),
+    ("peers.whole_run", "peers.peers"),
+    ("scale",),
+    ("workers",),
+    ("searching",),
+)
 """Each tuple in a process of its own: what one leaves in memory slows the next (the graph stage by
 a quarter).
 """

@@ -15,7 +15,7 @@ from typing import Any
 
 import bisect_trt
 from benchmarks.common import RESULTS, machine
-from benchmarks.engines import table
+from benchmarks.engines.engines import table
 from bisect_trt.core.errors import BisectError, RunnerFailedError
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample

@@ -131,8 +131,8 @@ def test_the_constants_of_a_batch_normalization_are_rounded_once_combined() -> N
 
 
 def test_an_engine_gave_what_the_kernels_give() -> None:
-    """Recorded on an H100 by ``python -m benchmarks.arithmetic``; the terms of one rounding are
-    added in an unknown order.
+    """Recorded on an H100 by ``python -m benchmarks.engines.arithmetic``; the terms of one rounding
+    are added in an unknown order.
     """
     model, inputs = layers_side_by_side()
     sample = Sample("layers", inputs)

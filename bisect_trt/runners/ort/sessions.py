@@ -42,10 +42,10 @@ def session_options(threads: int = 0) -> ort.SessionOptions:
     """What every session begins with.
 
     Threads that wait sleep: spinning ones gain next to nothing when alone, and of several busy
-    processes each spins away what the others could use (benchmarks/neighbours.py). Their number is
-    said, not left to ONNX Runtime: it knows of no quota, would tie them to cores that others are
-    tied to as well, and its sums of some convolutions follow the number. A run that has to spare
-    memory keeps no freed activations for the next call.
+    processes each spins away what the others could use (benchmarks/sizes/neighbours.py). Their
+    number is said, not left to ONNX Runtime: it knows of no quota, would tie them to cores that
+    others are tied to as well, and its sums of some convolutions follow the number. A run that has
+    to spare memory keeps no freed activations for the next call.
 
     Args:
         threads: what one call may use; 0 is all that the process may.

@@ -1,11 +1,11 @@
 """One runtime on one GPU family: how TensorRT for RTX 1.6.1.120 computes FP16 layers on Hopper.
 
 As far as it could be reproduced bit for bit, seen layer by layer against the engine on an H100
-(``benchmarks/arithmetic.py``): matrix products and convolutions keep their sums in FP16, rounded
-after every 16 terms, as a tensor core's FP16 accumulator does, and a bias is added to the rounded
-sum. Spatial convolutions sum blocks of 32 channels one after the other, place by place within a
-block; few channels are padded to a power of two, so that a rounding covers several places. A
-BatchNormalization's constants become one scale and one shift, each rounded. A HardSigmoid's slope
+(``benchmarks/engines/arithmetic.py``): matrix products and convolutions keep their sums in FP16,
+rounded after every 16 terms, as a tensor core's FP16 accumulator does, and a bias is added to the
+rounded sum. Spatial convolutions sum blocks of 32 channels one after the other, place by place
+within a block; few channels are padded to a power of two, so that a rounding covers several places.
+A BatchNormalization's constants become one scale and one shift, each rounded. A HardSigmoid's slope
 is rounded, and so are a Softmax's exponentials and their sum. Depthwise convolutions and means sum
 in FP32, as the emulator does. Forms that were not reproduced are left to the emulator.
 

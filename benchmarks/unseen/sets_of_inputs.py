@@ -1,10 +1,10 @@
-"""What copies of a set of inputs say of other sets: ``python -m benchmarks.sets_of_inputs
+"""What copies of a set of inputs say of other sets: ``python -m benchmarks.unseen.sets_of_inputs
 [--repeats 6] [--first 0]``.
 
-The small models of :mod:`benchmarks.few_inputs` with a requirement on all inputs together, each
-searched with one set; every plan is judged on 200 other sets of as many inputs, drawn from 2,000
-that no search saw. A row counts the plans of which as many copies of the set held as were asked
-for, and those called robust; of either, how many hold on less than 93 % of the other sets.
+The small models of :mod:`benchmarks.unseen.few_inputs` with a requirement on all inputs together,
+each searched with one set; every plan is judged on 200 other sets of as many inputs, drawn from
+2,000 that no search saw. A row counts the plans of which as many copies of the set held as were
+asked for, and those called robust; of either, how many hold on less than 93 % of the other sets.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import bisect_trt
-from benchmarks.few_inputs import (
+from benchmarks.unseen.few_inputs import (
     UNSEEN_FROM,
     begun,
     classifier,

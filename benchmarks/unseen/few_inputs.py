@@ -1,5 +1,5 @@
-"""What copies of a few inputs say of others: ``python -m benchmarks.few_inputs [--repeats 10]
-[--first 0]``.
+"""What copies of a few inputs say of others: ``python -m benchmarks.unseen.few_inputs [--repeats
+10] [--first 0]``.
 
 Small models whose inputs differ as real ones do, each searched with 1 to 16 inputs; every plan is
 judged on 200 others. A row counts the plans of which as many copies held as were asked for, and

@@ -1,10 +1,10 @@
 """Do weights' roundings, which add with their signs, rank layers better than mean squares do?
 
-``python -m benchmarks.signed_effects [--cases "det;rec;NAFNet"]`` lowers each layer's constants and
-what it computes apart, on two inputs, at the output elements that everything lowered disturbs
-most. ``squares`` ranks by the mean square of both together, as the tool does; ``signed`` pins in
-turn the layer that takes most from (sum of the constants' effects) squared plus the sum of the
-others' squares. Both prefixes are judged on 48 unseen inputs by one emulator.
+``python -m benchmarks.unseen.signed_effects [--cases "det;rec;NAFNet"]`` lowers each layer's
+constants and what it computes apart, on two inputs, at the output elements that everything lowered
+disturbs most. ``squares`` ranks by the mean square of both together, as the tool does; ``signed``
+pins in turn the layer that takes most from (sum of the constants' effects) squared plus the sum of
+the others' squares. Both prefixes are judged on 48 unseen inputs by one emulator.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common import machine
-from benchmarks.plan_cases import CASES, PlanCase
+from benchmarks.models.plan_cases import CASES, PlanCase
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.files.load import load_model
@@ -164,7 +164,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--cases", default=";".join(SIZES))
     asked = parser.parse_args()
-    print(f"`python -m benchmarks.signed_effects {shlex.join(sys.argv[1:])}`, {machine()}\n")
+    print(f"`python -m benchmarks.unseen.signed_effects {shlex.join(sys.argv[1:])}`, {machine()}\n")
     print(f"| model | pins | squares: hold of {UNSEEN}, p95 | signed: hold, p95 | pins in both |")
     print("| --- | --- | --- | --- | --- |", flush=True)
     for name in asked.cases.split(";"):

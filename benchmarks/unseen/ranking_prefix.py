@@ -1,9 +1,10 @@
 """The line to beat: the shortest prefix of the ranking that holds on the given inputs and on copies
 with redrawn roundings, neither shrunk nor tested.
 
-``python -m benchmarks.ranking_prefix MODEL INPUTS OUT REQUIREMENT [METRIC] [--pins N]`` writes
-``run.json`` into the folder OUT, with the keys of the command's that ``benchmarks.plans`` reads.
-With ``--pins`` the prefix is the first N layers, whatever it holds on.
+``python -m benchmarks.unseen.ranking_prefix MODEL INPUTS OUT REQUIREMENT [METRIC] [--pins N]``
+writes ``run.json`` into the folder OUT, with the keys of the command's that
+``benchmarks.unseen.plans`` reads. With ``--pins`` the prefix is the first N layers, whatever it
+holds on.
 """
 
 from __future__ import annotations

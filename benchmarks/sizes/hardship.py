@@ -1,8 +1,8 @@
 """Runs under hardship: killed at random moments, its workers killed, on a disk of 200 kB, two at
 once; each must end with the undisturbed answer, or with one line that says what to do.
 
-``python -m benchmarks.hardship [--kills 50] [--worker-kills 30]`` prints the table that is kept as
-benchmarks/results/hardship.md. The small disk needs the right to mount one.
+``python -m benchmarks.sizes.hardship [--kills 50] [--worker-kills 30]`` prints the table that is
+kept as benchmarks/results/hardship.md. The small disk needs the right to mount one.
 """
 
 from __future__ import annotations

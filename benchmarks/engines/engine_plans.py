@@ -1,8 +1,8 @@
 """Do plans hold on an engine, on inputs that nothing has seen? Needs a GPU and TensorRT.
 
-``python -m benchmarks.engine_plans [CASE ...]`` searches PP-OCRv4 det and rec with 64 inputs, and
-as version 0.3.0 did with one (``--robust 0``), and runs 200 other inputs through the engine of each
-plan.
+``python -m benchmarks.engines.engine_plans [CASE ...]`` searches PP-OCRv4 det and rec with 64
+inputs, and as version 0.3.0 did with one (``--robust 0``), and runs 200 other inputs through the
+engine of each plan.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 
 import bisect_trt
 from benchmarks.common import machine
-from benchmarks.plan_cases import CASES, PlanCase
-from benchmarks.plans import UNSEEN, UNSEEN_FROM
+from benchmarks.models.plan_cases import CASES, PlanCase
+from benchmarks.unseen.plans import UNSEEN, UNSEEN_FROM
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.files.load import load_model
@@ -83,7 +83,7 @@ def row(case: PlanCase, count: int, robust: float) -> str:
 
 def main() -> None:
     """Print the table."""
-    print(f"`python -m benchmarks.engine_plans {' '.join(sys.argv[1:])}`, {machine()}\n")
+    print(f"`python -m benchmarks.engines.engine_plans {' '.join(sys.argv[1:])}`, {machine()}\n")
     print(
         "| model | inputs | --robust | pins | word | redrawn on the engine | builds | seconds "
         "| 200 unseen inputs hold on the engine | worst |"

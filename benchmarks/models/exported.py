@@ -1,5 +1,5 @@
 """Well-known architectures with seeded weights, exported by PyTorch's dynamo exporter:
-``python -m benchmarks.exported FOLDER [NAMES]`` writes NAME.onnx and NAME.npz (needs torch,
+``python -m benchmarks.models.exported FOLDER [NAMES]`` writes NAME.onnx and NAME.npz (needs torch,
 torchvision, transformers and onnxscript, which bisect-trt itself does not).
 """
 

@@ -1,9 +1,10 @@
 """Do engines make up their minds? Every model at every precision, in several fresh processes.
 
-``python -m benchmarks.steadiness [--models FOLDER] [--only NAMES] [--precisions fp32,fp16]
+``python -m benchmarks.engines.steadiness [--models FOLDER] [--only NAMES] [--precisions fp32,fp16]
 [--processes 3] [--repeats 3] [--at-once 4] [--inputs 6]`` needs a GPU; FOLDER holds what
-``benchmarks.exported`` wrote. Each process builds its engines and runs every input so many times in
-two contexts, further where answers differ. An error is the largest over the reference's range.
+``benchmarks.models.exported`` wrote. Each process builds its engines and runs every input so many
+times in two contexts, further where answers differ. An error is the largest over the reference's
+range.
 """
 
 from __future__ import annotations
@@ -181,7 +182,7 @@ def main() -> None:
     parser.add_argument("--inputs", type=int, default=6)
     parser.add_argument("--at-once", type=int, default=4)
     asked = parser.parse_args()
-    print(f"`python -m benchmarks.steadiness {shlex.join(sys.argv[1:])}`, {machine()}\n")
+    print(f"`python -m benchmarks.engines.steadiness {shlex.join(sys.argv[1:])}`, {machine()}\n")
     print(
         "| model | precision | processes | of these mixed | runs wrong | least error | largest "
         "| answers |"

@@ -19,7 +19,7 @@ from pathlib import Path
 import onnx
 
 from benchmarks.common import ROOT, load
-from benchmarks.whole_run import Run, runs, true_score
+from benchmarks.peers.whole_run import Run, runs, true_score
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph import list_layers

@@ -1,5 +1,5 @@
 """What runs of the command cost each other, and what busy loops beside them cost, on two cores:
-``python -m benchmarks.neighbours [ROUNDS]``.
+``python -m benchmarks.sizes.neighbours [ROUNDS]``.
 
 Paired: each round makes both sides one after the other, so that a drifting machine hurts both.
 """

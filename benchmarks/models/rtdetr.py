@@ -1,6 +1,6 @@
 """RT-DETR with ResNet-101 by seeded code: the operators, shapes and counts of what PyTorch exports
-(``benchmarks.exported`` does that where torch is installed), so that it costs what a trained one
-costs.
+(``benchmarks.models.exported`` does that where torch is installed), so that it costs what a trained
+one costs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.model_builder import Builder, Made
+from benchmarks.models.model_builder import Builder, Made
 
 
 def _bottlenecks(to: Builder, x: str, depths: Sequence[int]) -> list[str]:

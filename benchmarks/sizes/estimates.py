@@ -1,4 +1,4 @@
-"""What ``--dry-run`` says beside what the run then takes: ``python -m benchmarks.estimates``.
+"""What ``--dry-run`` says beside what the run then takes: ``python -m benchmarks.sizes.estimates``.
 
 Both sides of a row are made one after the other; the estimate shall be right within a factor of
 two.

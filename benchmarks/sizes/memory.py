@@ -1,7 +1,7 @@
 """Is the promise of memory kept by models of ordinary sizes, and does the estimate agree?
 
-``python -m benchmarks.memory [NAMES]``. The promise is that of ``benchmarks.large``: at most 2.5
-times the weights, 3 times a plain inference's activations and 300 MB. The estimate is what
+``python -m benchmarks.sizes.memory [NAMES]``. The promise is that of ``benchmarks.sizes.large``: at
+most 2.5 times the weights, 3 times a plain inference's activations and 300 MB. The estimate is what
 ``--dry-run`` says of a run: at most 10 % below the peak, and about 30 % from it.
 """
 
@@ -20,9 +20,9 @@ import numpy as np
 import onnx
 
 from benchmarks.common import CLASSIFIER, DETECTOR, MODELS, RECOGNISER, RESULTS, machine
-from benchmarks.large import PLAIN, measured, of_weights
-from benchmarks.large_models import vit_small
-from benchmarks.model_builder import Made
+from benchmarks.models.large_models import vit_small
+from benchmarks.models.model_builder import Made
+from benchmarks.sizes.large import PLAIN, measured, of_weights
 
 _NEED = """
 import sys
@@ -146,7 +146,7 @@ def main() -> None:
     columns = ["model", "weights", "activations", "promise", "estimated", "off", *COMMANDS, "kept"]
     head = [
         "# Memory: what is promised, estimated and taken\n",
-        f"`python -m benchmarks.memory`, {machine()}\n",
+        f"`python -m benchmarks.sizes.memory`, {machine()}\n",
         "Megabytes (1e6 bytes); under each command the largest resident set that the system",
         "counted. The promise: 2.5 times the weights, 3 times a plain inference's activations (its",
         "peak less the weights), 300 MB. Off: the estimate beside the larger peak of the runs.\n",

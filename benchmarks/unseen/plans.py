@@ -1,12 +1,12 @@
 """Do plans hold on inputs that nothing has seen? Each model searched with 1, 8, 64 and 200 inputs.
 
-``python -m benchmarks.plans [--cases "det;rec"] [--counts 1,8] [--ways robust,fitted,old,prefix]
-[--jobs N]`` prints a row for each as soon as it is there; ``old`` runs ``--old CHECKOUT``,
-``prefix`` is ``benchmarks.ranking_prefix``, ``prefix 60`` its first 60 layers. With ``--repeats
-20`` each search is made so often with other inputs, and it is counted how often a plan called
-robust holds on fewer inputs than it was said to. Every plan is judged on 200 inputs and 48 redrawn
-copies that no search saw, by both emulators. Whoever ends it keeps the rows that are printed, and
-no process goes on.
+``python -m benchmarks.unseen.plans [--cases "det;rec"] [--counts 1,8] [--ways
+robust,fitted,old,prefix] [--jobs N]`` prints a row for each as soon as it is there; ``old`` runs
+``--old CHECKOUT``, ``prefix`` is ``benchmarks.unseen.ranking_prefix``, ``prefix 60`` its first 60
+layers. With ``--repeats 20`` each search is made so often with other inputs, and it is counted how
+often a plan called robust holds on fewer inputs than it was said to. Every plan is judged on 200
+inputs and 48 redrawn copies that no search saw, by both emulators. Whoever ends it keeps the rows
+that are printed, and no process goes on.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from queue import SimpleQueue
 import numpy as np
 
 from benchmarks.common import ROOT, machine
-from benchmarks.plan_cases import CASES, PlanCase
+from benchmarks.models.plan_cases import CASES, PlanCase
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.files.load import load_model
@@ -117,7 +117,14 @@ def _arguments(job: Job, case: PlanCase, model: Path, folder: Path) -> list[str]
     """The module that searches, and its arguments."""
     inputs, out = str(folder / "inputs"), f"{folder}/out"
     if job.way.startswith("prefix"):
-        found = ["benchmarks.ranking_prefix", str(model), inputs, out, case.require, *case.metrics]
+        found = [
+            "benchmarks.unseen.ranking_prefix",
+            str(model),
+            inputs,
+            out,
+            case.require,
+            *case.metrics,
+        ]
         pins = job.way.removeprefix("prefix").strip()
         return [*found, "--pins", pins] if pins else found
     found = ["bisect_trt", "run", str(model), "--input", inputs, "--out", out]
@@ -171,7 +178,14 @@ def rows(jobs: list[Job], at_once: int) -> Generator[Outcome, None, None]:
         cores = f"{place * share}-{(place + 1) * share - 1}"
         pinned = ["taskset", "-c", cores] if at_once > 1 else []
         child = subprocess.Popen(
-            [*pinned, sys.executable, "-m", "benchmarks.plans", "--job", json.dumps(asdict(job))],
+            [
+                *pinned,
+                sys.executable,
+                "-m",
+                "benchmarks.unseen.plans",
+                "--job",
+                json.dumps(asdict(job)),
+            ],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             text=True,
@@ -239,7 +253,7 @@ def main() -> None:
         for way in asked.ways.split(",")
         for repeat in range(asked.repeats or 1)
     ]
-    print(f"`python -m benchmarks.plans {shlex.join(sys.argv[1:])}`, {machine()}\n")
+    print(f"`python -m benchmarks.unseen.plans {shlex.join(sys.argv[1:])}`, {machine()}\n")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     outcomes: list[Outcome] = []
     found = rows(jobs, asked.jobs)

@@ -1,8 +1,8 @@
 """How an engine's FP16 layers compute, bit for bit, each alone: held against FP32 sums and against
 ``bisect_trt.runners.emulator.rtx.arithmetic``.
 
-``python -m benchmarks.arithmetic`` on a machine with a GPU. It keeps what the engine gave in
-results/layers-fp16.npz, which the tests hold the kernels to, and the table in
+``python -m benchmarks.engines.arithmetic`` on a machine with a GPU. It keeps what the engine gave
+in results/layers-fp16.npz, which the tests hold the kernels to, and the table in
 results/layers-fp16.md.
 """
 
@@ -13,7 +13,7 @@ from datetime import date
 import numpy as np
 
 from benchmarks.common import RESULTS
-from benchmarks.engines import table
+from benchmarks.engines.engines import table
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.runners.emulator.runner import EmulatedRunner
@@ -53,7 +53,7 @@ def main() -> None:
     lines = [
         "# FP16 layers, bit for bit",
         "",
-        f"`python -m benchmarks.arithmetic`, {date.today()}, {known}",
+        f"`python -m benchmarks.engines.arithmetic`, {date.today()}, {known}",
         "",
         "The share of the elements that the engine gives exactly as the emulator does, by its "
         "usual rule and by the measured one.",

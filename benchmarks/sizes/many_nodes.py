@@ -1,7 +1,8 @@
 """Models of many nodes and of real sizes: whole runs, and what a probe costs that starts late.
 
-``python -m benchmarks.many_nodes [NAMES]`` makes them by seeded code and prints a table of each;
-without names all of them (half an hour). ``probes`` as the first word leaves out the whole runs.
+``python -m benchmarks.sizes.many_nodes [NAMES]`` makes them by seeded code and prints a table of
+each; without names all of them (half an hour). ``probes`` as the first word leaves out the whole
+runs.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import numpy as np
 import onnx
 
 from benchmarks.common import machine
-from benchmarks.large_models import MAKERS
-from benchmarks.model_builder import Inputs
+from benchmarks.models.large_models import MAKERS
+from benchmarks.models.model_builder import Inputs
 from bisect_trt.core.precision import Precision
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.model.graph import Graph
@@ -144,7 +145,7 @@ def main() -> None:
     only_probes = names[:1] == ["probes"]
     names = names[1:] if only_probes else names
     names = names or list(MAKERS)
-    print(f"# Many nodes\n\n`python -m benchmarks.many_nodes`, {machine()}\n")
+    print(f"# Many nodes\n\n`python -m benchmarks.sizes.many_nodes`, {machine()}\n")
     for table in (probes,) if only_probes else (runs, probes):
         for line in table(names):
             print(line, flush=True)

@@ -1,8 +1,8 @@
 """Is the promise of memory kept? Seeded models of many bytes through every command.
 
-``python -m benchmarks.large [NAMES]`` or ``make bench-large``. The promise: at most 2.5 times the
-weights, 3 times a plain inference's activations and 300 MB, as the system counts them (the largest
-resident set, mapped files included).
+``python -m benchmarks.sizes.large [NAMES]`` or ``make bench-large``. The promise: at most 2.5 times
+the weights, 3 times a plain inference's activations and 300 MB, as the system counts them (the
+largest resident set, mapped files included).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from benchmarks.common import RESULTS, machine
+from benchmarks.common import RESULTS, ROOT, machine
 from bisect_trt.core.machine.memory import free_bytes, in_words
 
 MB = 1 << 20
@@ -145,7 +145,7 @@ def _save(
 def measured(arguments: list[str], folder: Path) -> tuple[int, float, int, str]:
     """(exit code, seconds, peak in bytes, standard output) of a process of this Python."""
     began = time.perf_counter()
-    root = str(Path(__file__).resolve().parent.parent)
+    root = str(ROOT)
     with (folder / "stdout").open("w+") as out, (folder / "stderr").open("w") as err:
         process = subprocess.Popen(
             [sys.executable, *arguments],

@@ -1,8 +1,9 @@
 """Models of real sizes by seeded code: long chains, wide graphs, a ViT-S and an RT-DETR with
 ResNet-101.
 
-The networks have the operators, shapes and counts of what PyTorch exports (``benchmarks.exported``
-does that where torch is installed), with seeded weights: they cost what the trained ones cost.
+The networks have the operators, shapes and counts of what PyTorch exports
+(``benchmarks.models.exported`` does that where torch is installed), with seeded weights: they cost
+what the trained ones cost.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.model_builder import Builder, Made
-from benchmarks.rtdetr import rtdetr_r101
+from benchmarks.models.model_builder import Builder, Made
+from benchmarks.models.rtdetr import rtdetr_r101
 
 
 def chain(nodes: int) -> Made:

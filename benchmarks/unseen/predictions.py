@@ -1,9 +1,9 @@
 """What tells the share of unseen inputs that a plan holds on: redrawn copies, or which variants?
 
-``python -m benchmarks.predictions [--cases "det;rec"] [--given 2]`` pins prefixes of the ranking
-that one given input makes, so many given inputs of each model in turn, and holds the share of 24
-variants of a kind, and of 48 redrawn copies, of that input against the share of 48 others. One
-emulator judges.
+``python -m benchmarks.unseen.predictions [--cases "det;rec"] [--given 2]`` pins prefixes of the
+ranking that one given input makes, so many given inputs of each model in turn, and holds the share
+of 24 variants of a kind, and of 48 redrawn copies, of that input against the share of 48 others.
+One emulator judges.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.common import machine
-from benchmarks.plan_cases import CASES, PlanCase
-from benchmarks.ranking_prefix import rank
+from benchmarks.models.plan_cases import CASES, PlanCase
+from benchmarks.unseen.ranking_prefix import rank
+from bisect_trt.core.holds import InputKind
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
@@ -30,7 +31,7 @@ from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.stations.asked.settings import Settings
 from bisect_trt.stations.bench.open_bench import open_bench
 from bisect_trt.stations.case.case import Case, load
-from bisect_trt.stations.draws.drawn import REDRAWN, redraws
+from bisect_trt.stations.draws.drawn import redraws
 from bisect_trt.stations.draws.panel import panel_samples
 
 SIZES = {
@@ -73,7 +74,7 @@ def measure(case: PlanCase, given_inputs: int) -> list[Row]:
             loaded = load(settings, Observer())
             with open_bench(loaded, Observer()) as bench:
                 ranking = rank(loaded, bench, panel_samples(loaded, bench)).ranking
-                kinds = {REDRAWN: list(redraws(loaded, bench, 1, REDRAWS, emulated=True))}
+                kinds = {InputKind.REDRAWN: list(redraws(loaded, bench, 1, REDRAWS, emulated=True))}
             unseen = unseen or [Sample("", case.make(UNSEEN_FROM + n)) for n in range(UNSEEN)]
             for kind in kinds_for(given):
                 made = (variant(kind, given, [], np.random.default_rng(n)) for n in range(VARIANTS))
@@ -123,7 +124,7 @@ def main() -> None:
     parser.add_argument("--cases", default=";".join(SIZES))
     parser.add_argument("--given", type=int, default=2)
     asked = parser.parse_args()
-    print(f"`python -m benchmarks.predictions {shlex.join(sys.argv[1:])}`, {machine()}\n")
+    print(f"`python -m benchmarks.unseen.predictions {shlex.join(sys.argv[1:])}`, {machine()}\n")
     lines: list[str] = []
     print(f"| model | given | pins | unseen | {' | '.join(COLUMNS)} |")
     print(f"| --- | --- | --- | --- |{' --- |' * len(COLUMNS)}", flush=True)

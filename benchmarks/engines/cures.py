@@ -1,8 +1,8 @@
 """Which cures make an engine right and steady in many fresh processes? Needs a GPU and TensorRT.
 
-``python -m benchmarks.cures MODEL INPUT OUT [--piece REPRODUCER] [--processes 20] [--workers 8]``
-tries what ``bisect-trt cure`` tries, in more processes than it takes; each runs the input 20 times
-and more. Rows are printed as they come, and OUT is the command's folder.
+``python -m benchmarks.engines.cures MODEL INPUT OUT [--piece REPRODUCER] [--processes 20]
+[--workers 8]`` tries what ``bisect-trt cure`` tries, in more processes than it takes; each runs the
+input 20 times and more. Rows are printed as they come, and OUT is the command's folder.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=20)
     parser.add_argument("--workers", type=int, default=8)
     asked = parser.parse_args()
-    print(f"`python -m benchmarks.cures {shlex.join(sys.argv[1:])}`, {machine()}\n")
+    print(f"`python -m benchmarks.engines.cures {shlex.join(sys.argv[1:])}`, {machine()}\n")
     settings = Settings(asked.model, [asked.input], runner="tensorrt")
     observer = _Printed()
     graph, samples = model_and_samples(settings, observer)

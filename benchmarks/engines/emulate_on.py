@@ -1,12 +1,12 @@
-"""The emulator on the GPU against the CPU: ``python -m benchmarks.emulate_on [--models FOLDER]
-[--limit SECONDS] [PART ...]``.
+"""The emulator on the GPU against the CPU: ``python -m benchmarks.engines.emulate_on [--models
+FOLDER] [--limit SECONDS] [PART ...]``.
 
 Parts are ``check`` (strict FP32, roundings), ``fixtures``, ``MODEL`` (time of a probe over a plain
 inference on both devices, verdicts, layers' effects) and ``run MODEL cuda`` or ``... cpu`` (a whole
 run with ``--runner tensorrt``, emulated there), for each MODEL.onnx with its MODEL.npz in FOLDER
-(``python -m benchmarks.exported FOLDER ViT-L RT-DETR-R101`` writes them); without names all of
-them. Each part is a process of its own with a limit; rows are printed as they come, and a part that
-fails says why and lets the next begin.
+(``python -m benchmarks.models.exported FOLDER ViT-L RT-DETR-R101`` writes them); without names all
+of them. Each part is a process of its own with a limit; rows are printed as they come, and a part
+that fails says why and lets the next begin.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ def main() -> None:
     print(f"# The emulator on the GPU\n\n{machine()}\n", flush=True)
     for name in asked.parts or known:
         began = time.perf_counter()
-        command = [sys.executable, "-m", "benchmarks.emulate_on", "--here", name]
+        command = [sys.executable, "-m", "benchmarks.engines.emulate_on", "--here", name]
         command += ["--models", str(asked.models)] if asked.models is not None else []
         code = bounded(command, asked.limit)
         ended = {0: "done", None: "stopped at its limit"}.get(code, f"failed, exit code {code}")

@@ -1,6 +1,6 @@
 """How far a copy must be moved for its roundings to fall anew, and no farther.
 
-``python -m benchmarks.holds`` prints a row for each model and amount; ``holds.md`` keeps it.
+``python -m benchmarks.unseen.holds`` prints a row for each model and amount; ``holds.md`` keeps it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def table(
 
 def main() -> None:
     """Print the table."""
-    print(f"# How far copies are moved\n\n`python -m benchmarks.holds`, {machine()}\n")
+    print(f"# How far copies are moved\n\n`python -m benchmarks.unseen.holds`, {machine()}\n")
     print("| model | amount | FP32 output moves | errors correlate | largest error, relative |")
     print("| --- | --- | --- | --- | --- |")
     residual_, encoder = residual(), encoder_decomposed()

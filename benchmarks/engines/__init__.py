@@ -1,0 +1,1 @@
+"""Real engines, on a GPU."""

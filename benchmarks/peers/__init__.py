@@ -1,0 +1,1 @@
+"""The whole command beside what others offer."""

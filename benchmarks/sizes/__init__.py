@@ -1,0 +1,1 @@
+"""Real sizes: memory, time, neighbours, hardship."""
