@@ -45,6 +45,7 @@ from bisect_trt.stations.bench.run_folder import refuse_answer
 from bisect_trt.stations.case.case import Case, load
 from bisect_trt.stations.cause.triage import Triage, find_cause
 from bisect_trt.stations.cause.unseen import look_beyond
+from bisect_trt.stations.cost.work import expected_sets
 from bisect_trt.stations.draws.usable import check_runs
 from bisect_trt.stations.engine.baselines import begin_engine, measure_engine, with_table
 from bisect_trt.stations.pieces.cure_model import cure_model
@@ -212,7 +213,8 @@ def _search(case: Case, bench: Bench, beside: Beside) -> Iterator[Known]:
     yield known
     bench.observer.station("bisect")
     bench.tell_probes()
-    bisection = bisect(case, bench, baselines, triage, triage.limit)
+    with bench.counting(expected_sets(case)):
+        bisection = bisect(case, bench, baselines, triage, triage.limit)
     known = known.with_(bisection=bisection)
     if bisection is not None:
         bench.observer.best(len(bisection.pinned))

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import bisect_trt
-from bisect_trt import Result
+from bisect_trt import Result, pipeline
 from bisect_trt.core.observer import Observer
 from bisect_trt.stations.asked.settings import Settings
 from bisect_trt.stations.bench.open_bench import open_bench
@@ -130,3 +130,32 @@ def test_a_run_without_any_time_to_measure_still_answers(
     again = run(tmp_path)
     assert again.pinned == result.pinned
     assert len(pd.read_csv(tmp_path / "frontier.csv")) == 1
+
+
+class Heard(Observer):
+    """What each station told of its progress."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, list[tuple[int, int]]] = {}
+
+    def station(self, name: str) -> None:
+        self._of = self.told.setdefault(name, [])
+
+    def progress(self, done: int, expected: int, note: str) -> None:
+        self._of.append((done, expected))
+
+
+@pytest.mark.parametrize("robust", [0.0, 0.95])
+def test_a_search_and_what_follows_tell_how_much_is_left(
+    tmp_path: Path, eight_draws: None, robust: float
+) -> None:
+    fixture, heard = residual(), Heard()
+    asked = {"require": [fixture.require], "robust": robust, "out": tmp_path / "run"}
+    result = pipeline.run(Settings(fixture.model, [fixture.inputs], **asked), heard)
+    counted = [(done, most) for done, most in heard.told["bisect"] if most]
+    assert counted and all(0 <= done < most for done, most in counted)
+    assert counted == sorted(counted) and len({most for _, most in counted}) == 1
+    if robust:
+        assert {most for _, most in heard.told["frontier"]} == {len(result.frontier)}
+        made = [most for _, most in heard.told["unseen inputs"]]
+        assert made and all(made)

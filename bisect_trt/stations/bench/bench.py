@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 
@@ -85,6 +86,7 @@ class Bench:
         self._case = case
         self._key = MetricReads(case.metrics, case.key, journal).key
         self._found: list[Finding] = []
+        self._counted = 0, 0
         self._best: int | None = None
         self._error_samples: dict[tuple[str, PrecisionPlan], ErrorSample] = {}
         other: Runner = (
@@ -241,11 +243,29 @@ class Bench:
         if result.on_given and result.verdict.passed and self._case.settings.fitted:
             self._best = min(pins, self._best if self._best is not None else pins)
             self.observer.best(self._best)
-        self.tell(note)
+        begun, expected = self._counted
+        done = self._plans - begun
+        if done < expected:
+            self.observer.progress(done, expected, note)
+        else:  # beyond what was expected nobody knows what is left
+            self.tell(note)
+
+    @contextmanager
+    def counting(self, expected: int) -> Iterator[None]:
+        """Meanwhile the plans that are probed are told as parts of about ``expected``."""
+        self._counted = self._plans, expected
+        try:
+            yield
+        finally:
+            self._counted = 0, 0
 
     def tell(self, note: str) -> None:
         """What was done last, beside the number of plans that were probed until now."""
-        self.observer.progress(sum(len(p.plans) for p in self.probers), 0, note)
+        self.observer.progress(self._plans, 0, note)
+
+    @property
+    def _plans(self) -> int:
+        return sum(len(p.plans) for p in self.probers)
 
     def prober_of(
         self, runner: Runner, workers: int = 1, given: Sequence[Sample] | None = None

@@ -52,6 +52,28 @@ def expected_probes(pins: int) -> int:
     return 2 * _BASELINES + _PROBES_A_PIN * pins
 
 
+def expected_sets(case: Case) -> int:
+    """How many sets of pins a search asks about, baselines apart.
+
+    Args:
+        case: the layers, and whether a set is fitted to the given inputs.
+    """
+    layers = len(case.names)
+    if case.settings.fitted:
+        return _PROBES_A_PIN * max(2, round(FITTED_SHARE * layers))
+    return round(2 * _steps(layers)) + _shrunk(layers)
+
+
+def _steps(layers: int) -> float:
+    """Of the search for a prefix."""
+    return math.log2(max(2.0, _USUAL * layers))
+
+
+def _shrunk(layers: int) -> int:
+    """The sets that are asked about to make a prefix smaller."""
+    return SHRINK_PROBES if _USUAL * layers <= MOST_SHRUNK else 0
+
+
 def expected_work(case: Case, *, passes: bool, probe_seconds: float, usual_seconds: float) -> Work:
     """What a run of ``case`` is expected to execute.
 
@@ -71,18 +93,17 @@ def expected_work(case: Case, *, passes: bool, probe_seconds: float, usual_secon
         if passes:
             return Work(traces, emulations, draws, draws + 2 * given, 0, _BASELINES)
         rows = affordable(layers, probe_seconds * given) * given
-        probes = expected_probes(max(2, round(FITTED_SHARE * layers)))
+        probes = 2 * _BASELINES + expected_sets(case)
         return Work(traces, emulations + probes * given, draws, draws + 2 * given, rows, probes)
     made = kinds * panel_draws(case, usual_seconds)
     if passes:
         return Work(traces, emulations, made + draws, draws + 2 * given, 0, _BASELINES)
-    panel, steps = given + made, math.log2(max(2.0, _USUAL * layers))
+    panel, steps = given + made, _steps(layers)
     prefix = panel * (1.0 + steps / 2.0) + _FAILING * panel * 1.5 * steps
-    shrunk = SHRINK_PROBES if _USUAL * layers <= MOST_SHRUNK else 0
-    shrinking = shrunk * panel * (_PASSING + (1.0 - _PASSING) * _FAILING)
+    shrinking = _shrunk(layers) * panel * (_PASSING + (1.0 - _PASSING) * _FAILING)
     frontier_rows, seen = frontier_size(layers, usual_seconds)
     emulations += round(prefix + shrinking) + frontier_rows * (seen + held_out)
     ranked = ranked_count(len(case.layers))
     rows = ranked * affordable(layers, probe_seconds * ranked)
-    probes = 2 * _BASELINES + round(2 * steps) + shrunk + frontier_rows
+    probes = 2 * _BASELINES + expected_sets(case) + frontier_rows
     return Work(traces, emulations, made + draws + seen, draws + 2 * given, rows, probes)

@@ -4,7 +4,7 @@ plans on all of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from threading import Lock
@@ -69,11 +69,20 @@ def panel_samples(case: Case, bench: Bench, first: int | None = None) -> PanelSa
     """
     count = panel_draws(case, bench.usual_seconds)
     some = count if first is None else min(count, first * set_size(case))
-    return PanelSamples(
-        case.samples,
-        tuple(islice(redraws(case, bench, SEARCH_STREAM, count, emulated=True), some)),
-        tuple(islice(variants(case, bench, SEARCH_STREAM, count), some)),
-    )
+    made: dict[InputKind, tuple[Sample, ...]] = {}
+    for kind, drawn in (
+        (InputKind.REDRAWN, redraws(case, bench, SEARCH_STREAM, count, emulated=True)),
+        (InputKind.VARIANTS, variants(case, bench, SEARCH_STREAM, count)),
+    ):
+        made[kind] = tuple(_told(bench, kind, some, drawn))
+    return PanelSamples(case.samples, made[InputKind.REDRAWN], made[InputKind.VARIANTS])
+
+
+def _told(bench: Bench, kind: InputKind, count: int, drawn: Iterator[Sample]) -> Iterator[Sample]:
+    """The first ``count``, each told of when it is there with its reference."""
+    for number, sample in enumerate(islice(drawn, count), start=1):
+        bench.observer.progress(number, count, f"{kind.words} made")
+        yield sample
 
 
 class Panel:

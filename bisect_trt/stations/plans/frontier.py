@@ -99,22 +99,23 @@ def measure_frontier(
     # A repeated command asks no further than the first one did.
     most = int(before[0]) if before is not None else len(sets)
     rows, deadline = [], time.monotonic() + TIME_BUDGET_S
-    for number, (pins, source) in enumerate(sets[:most]):
-        if before is None and number and time.monotonic() > deadline:
-            if not again:
-                bench.journal.record([Row(key, "frontier", number)])
-            break
-        bench.observer.progress(number, len(sets), f"{len(pins)} pins")
-        judged = kinds
-        if source == "answer" and bench.prober.knows(answer):
-            judged = {**kinds, InputKind.GIVEN: case.samples}
-        by_test = tested if source == "answer" else None
-        if by_test is not None and by_test.draws is not None:
-            judged |= _as_tested(case, bench, kinds, *by_test.draws)
-        plan = answer if source == "answer" else base.with_pins(pins)
-        row = _row(case, bench, baselines, plan, source, judged)
-        row |= _counted(by_test) if by_test is not None else {}
-        rows.append((len(pins), source == "answer", row))
+    with bench.counting(len(sets)):
+        for number, (pins, source) in enumerate(sets[:most]):
+            if before is None and number and time.monotonic() > deadline:
+                if not again:
+                    bench.journal.record([Row(key, "frontier", number)])
+                break
+            bench.observer.progress(number, len(sets), f"{len(pins)} pins")
+            judged = kinds
+            if source == "answer" and bench.prober.knows(answer):
+                judged = {**kinds, InputKind.GIVEN: case.samples}
+            by_test = tested if source == "answer" else None
+            if by_test is not None and by_test.draws is not None:
+                judged |= _as_tested(case, bench, kinds, *by_test.draws)
+            plan = answer if source == "answer" else base.with_pins(pins)
+            row = _row(case, bench, baselines, plan, source, judged)
+            row |= _counted(by_test) if by_test is not None else {}
+            rows.append((len(pins), source == "answer", row))
     ordered = [row for *_, row in sorted(rows, key=lambda r: r[:2])]
     return Frontier(pd.DataFrame(ordered), len(sets))
 
