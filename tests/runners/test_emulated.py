@@ -17,6 +17,7 @@ from bisect_trt.graph import list_layers, to_emulated
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.passes.switched import to_switched
 from bisect_trt.runners.emulator.runner import EmulatedRunner
+from bisect_trt.runners.emulator.whole_model import WholeModelRunner
 from fixtures.build import GraphBuilder
 from fixtures.models import ALL, Fixture, encoder_decomposed, residual
 from tests.conftest import run_model
@@ -51,6 +52,24 @@ def test_equals_the_emulated_model(make: Callable[[], Fixture], base: Precision)
             np.testing.assert_allclose(
                 got[output.name], value, rtol=2 * ULP[base], atol=ULP[base] * largest
             )
+
+
+@pytest.mark.parametrize("base", [Precision.FP16, Precision.BF16])
+def test_a_written_out_layernorm_may_be_pinned_as_a_whole(base: Precision) -> None:
+    """ONNX Runtime fuses it with the casts beside it, and has no kernel for that in BF16."""
+    fixture = encoder_decomposed()
+    sample = Sample("s", fixture.inputs)
+    names = [layer.name for layer in list_layers(fixture.model)]
+    for prefix in ("/head", "/encoder/layers.0/norm1"):
+        plan = PrecisionPlan(base, [name for name in names if name.startswith(prefix)])
+        assert plan.pinned
+        one, other = (
+            next(runner.outputs(plan, [sample]))
+            for runner in (WholeModelRunner(fixture.model), EmulatedRunner(fixture.model, base))
+        )
+        for name, value in one.items():
+            largest = np.abs(value).max()
+            np.testing.assert_allclose(other[name], value, atol=4 * ULP[base] * largest)
 
 
 def test_trace_gives_accumulated_and_introduced_errors() -> None:

@@ -16,7 +16,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from bisect_trt.core.machine.memory import give_back
-from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.model.graph import Graph, as_graph
 from bisect_trt.graph.passes.emulated import to_emulated
@@ -24,6 +24,15 @@ from bisect_trt.runners.ort.sessions import reference_session, run_all
 from bisect_trt.runners.ort.side_by_side import Room, side_by_side
 from bisect_trt.runners.ort.turns import Turns
 from bisect_trt.runners.ort.weights import RoundedConstants
+
+_SWALLOW_CASTS = (
+    "LayerNormFusion",  # of older ONNX Runtimes
+    "LayerNormFusionL1",
+    "LayerNormFusionL2",
+    "SimplifiedLayerNormFusion",
+)
+"""Fusions that take the casts around a normalisation into it, and whose node has no kernel for BF16
+on a CPU: a model whose written-out LayerNorm is pinned as a whole was refused. FP16 has one."""
 
 
 class WholeModelRunner:
@@ -80,7 +89,10 @@ class WholeModelRunner:
             self.release()  # two sessions of one model would be in memory for a moment
             self._turns.take(self)
             session = reference_session(
-                to_emulated(graph, plan), quantised=graph.quantised, constants=self._constants
+                to_emulated(graph, plan),
+                quantised=graph.quantised,
+                constants=self._constants,
+                without=_SWALLOW_CASTS if plan.base is Precision.BF16 else (),
             )
             kept = self._kept = (plan, graph, session)
         return kept[2]

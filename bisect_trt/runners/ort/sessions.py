@@ -4,7 +4,7 @@ relies on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -69,6 +69,7 @@ def reference_session(
     quantised: bool = False,
     shares_weights: bool = False,
     constants: RoundedConstants | None = None,
+    without: Sequence[str] = (),
 ) -> ort.InferenceSession:
     """A session over a whole model, with ONNX Runtime's default optimisations.
 
@@ -82,6 +83,7 @@ def reference_session(
         shares_weights: whether large weights are used where they are, and not put into another
             order first: no copy of them is made, and a product takes longer.
         constants: gives the rounded constants of an emulated model.
+        without: optimisers that are left out, by their names.
 
     Raises:
         BadInputError: ONNX Runtime cannot load the model.
@@ -96,7 +98,7 @@ def reference_session(
     if quantised or shares_weights:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     try:
-        return opened(model, options, constants, shares_weights=shares_weights)
+        return opened(model, options, constants, shares_weights=shares_weights, without=without)
     except BisectError:
         raise
     # ONNX Runtime has an exception class for each status, all direct children of Exception.

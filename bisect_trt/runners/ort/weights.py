@@ -4,7 +4,7 @@ sessions of the process.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from weakref import WeakKeyDictionary
 
 import onnx
@@ -34,6 +34,7 @@ def opened(
     *,
     shares_weights: bool = False,
     device: Device = CPU,
+    without: Sequence[str] = (),
 ) -> ort.InferenceSession:
     """A session over ``model``.
 
@@ -45,6 +46,7 @@ def opened(
             Without it ONNX Runtime maps them, makes the order of them that it likes, and lets each
             go: that is no more memory for one session, and more for several.
         device: what computes; another than the CPU gives the same bits every time.
+        without: ONNX Runtime's optimisers that are left out, by their names.
 
     Raises:
         RunnerUnavailableError: the device does not start.
@@ -66,7 +68,11 @@ def opened(
             options.add_external_initializers([t.name for t in form.rounded], rounded)
         # Falling back it would print, and compute elsewhere.
         session = ort.InferenceSession(
-            form.content, options, providers=device.providers, enable_fallback=0
+            form.content,
+            options,
+            providers=device.providers,
+            enable_fallback=0,
+            disabled_optimizers=list(without),
         )
     if device.provider not in session.get_providers():
         raise RunnerUnavailableError(
