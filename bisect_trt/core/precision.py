@@ -54,6 +54,8 @@ class PrecisionPlan:
     def __post_init__(self) -> None:
         object.__setattr__(self, "base", Precision(self.base))
         object.__setattr__(self, "held", frozenset(self.held))
+        if isinstance(self.pinned, str):  # its letters would be taken for layers
+            raise TypeError(f"pinned takes the names of layers, such as [{self.pinned!r}]")
         pinned = frozenset(self.pinned)  # as it is, where it is one: a run may hold a thousand
         object.__setattr__(self, "pinned", self.held | pinned if self.held else pinned)
         object.__setattr__(self, "pin_precision", Precision(self.pin_precision))

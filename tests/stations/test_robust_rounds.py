@@ -17,6 +17,7 @@ from bisect_trt.search.tolerance_share import Room
 from bisect_trt.stations.asked.settings import Settings
 from bisect_trt.stations.draws.holds import Refusal
 from bisect_trt.stations.plans import robust_search
+from bisect_trt.stations.plans.panel_sets import shortest_passing
 from bisect_trt.stations.plans.robust_search import RobustSet
 
 
@@ -25,7 +26,11 @@ def searched(names: list[str], strength: dict[str, float], fewest: int = 0) -> R
     case: Any = SimpleNamespace(begin=(), settings=SimpleNamespace(pick=None))
     bench: Any = SimpleNamespace(tell=lambda _: None, prober=SimpleNamespace(workers=1))
     panel: Any = SimpleNamespace(
-        base=PrecisionPlan("fp16"), add=lambda _: None, forget=lambda below: None
+        base=PrecisionPlan("fp16"),
+        add=lambda _: None,
+        forget=lambda below: None,
+        ask=lambda *_: None,
+        breaking=lambda _: [],
     )
     return robust_search._in_rounds(
         case, bench, panel, names, strength, Room(1.0, 0.0, 0.95), fewest
@@ -52,7 +57,7 @@ def test_a_refused_prefix_grows_to_what_should_pass(
         return (None, "holds") if score <= 1.0 else (Refusal("variants", (), 9, score), None)
 
     monkeypatch.setattr(robust_search, "_last_word", last_word)
-    monkeypatch.setattr(robust_search, "_prefix", lambda *asked: max(62, asked[3]))
+    monkeypatch.setattr(robust_search, "shortest_passing", lambda *asked: max(62, asked[3]))
     if not grow:
         monkeypatch.setattr(prefix, "grown", lambda _, length, __: length)
     found = searched(names, strength)
@@ -67,8 +72,8 @@ def test_a_set_of_fewer_pins_than_an_engine_refused_is_not_given(
     """Of 24 pins, each of which can be tried, 10 would do on the panel."""
     names = [f"layer{k}" for k in range(40)]
     smaller = frozenset(names[:10])
-    monkeypatch.setattr(robust_search, "_prefix", lambda *_: 24)
-    monkeypatch.setattr(robust_search, "_shrunk", lambda *_: dict.fromkeys(smaller))
+    monkeypatch.setattr(robust_search, "shortest_passing", lambda *_: 24)
+    monkeypatch.setattr(robust_search, "shrunk", lambda *_: dict.fromkeys(smaller))
     monkeypatch.setattr(robust_search, "_last_word", lambda *_: (None, "holds"))
     found = searched(names, {}, fewest)
     assert found is not None and len(found.pinned) == (24 if fewest else 10)
@@ -81,8 +86,8 @@ def test_only_what_can_be_proved_is_shrunk(
     """Of so many pins 10 would do on the panel; of more than can be proved nobody asks that."""
     names = [f"layer{k}" for k in range(40)]
     proof = dict.fromkeys(names[:10]) if proved else None
-    monkeypatch.setattr(robust_search, "_prefix", lambda *_: length)
-    monkeypatch.setattr(robust_search, "_shrunk", lambda *_: proof)
+    monkeypatch.setattr(robust_search, "shortest_passing", lambda *_: length)
+    monkeypatch.setattr(robust_search, "shrunk", lambda *_: proof)
     monkeypatch.setattr(robust_search, "_last_word", lambda *_: (None, "holds"))
     found = searched(names, {})
     assert found is not None and found.ranked is (len(found.pinned) == length)
@@ -125,6 +130,12 @@ class Panel:
     def keep(self, pins: frozenset[str]) -> None:
         self.kept.append(pins)
 
+    def breaking(self, _: frozenset[str]) -> list[Any]:
+        return []
+
+    def set_aside(self, _: frozenset[str]) -> bool:
+        return False
+
     def forget(self, below: int) -> None:
         self.kept = [pins for pins in self.kept if len(pins) >= below]
 
@@ -138,7 +149,7 @@ def test_a_prefix_is_what_all_samples_and_both_emulators_pass(
     panel: Any = Panel(40, 1000, unseen, more)
     names = [f"layer{k}" for k in range(200)]
     # What the layers do is not known: each refusal adds a tenth.
-    found = robust_search._prefix(panel, names, Room(1.0, 0.0, 0.95), 0, [math.inf] * 200)
+    found = shortest_passing(panel, names, Room(1.0, 0.0, 0.95), 0, [math.inf] * 200)
     assert found == (second[-1] if second else 200)
     assert panel.asked_second[: len(second or [])] == (second or [])
     assert panel.asked_second[-1] == found, "the last word is the second emulator's"
@@ -155,7 +166,7 @@ def test_all_samples_are_not_asked_about_all_pins_on_the_way() -> None:
     """
     panel: Any = Panel(150, 1000)
     names = [f"layer{k}" for k in range(200)]
-    assert robust_search._prefix(panel, names, Room(1.0, 0.0, 0.95), 0, [math.inf] * 200) == 150
+    assert shortest_passing(panel, names, Room(1.0, 0.0, 0.95), 0, [math.inf] * 200) == 150
     assert (200, 4) in panel.asked and (200, None) not in panel.asked
     assert panel.kept == [frozenset(names[:150])]
 
@@ -188,7 +199,7 @@ def test_what_the_given_inputs_bound_by_themselves_keeps_no_margin(
 def test_all_pins_that_miss_the_panel_are_no_prefix() -> None:
     panel: Any = Panel(30, 1000)
     names = [f"layer{k}" for k in range(29)]
-    assert robust_search._prefix(panel, names, Room(1.0, 0.0, 0.95), 0, [1.0] * 29) is None
+    assert shortest_passing(panel, names, Room(1.0, 0.0, 0.95), 0, [1.0] * 29) is None
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -25,7 +27,7 @@ from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.bench.open_bench import open_bench
 from bisect_trt.stations.case.case import load
 from bisect_trt.stations.case.usual_time import usual_seconds
-from bisect_trt.stations.cause import triage
+from bisect_trt.stations.cause import each_alone
 from bisect_trt.stations.draws import holds
 from fixtures.models import encoder_decomposed, healthy
 from tests.conftest import forbid_inferences
@@ -67,15 +69,33 @@ def test_a_busy_moment_changes_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     assert kept[0] == kept[1]
 
 
-def test_what_is_looked_at_again_is_run_from_its_inputs_on(tmp_path: Path) -> None:
+def noted(called: list[str], name: str, its: Callable[..., Any]) -> Callable[..., Any]:
+    """``its``, which writes down that it was called."""
+
+    def call(*arguments: Any) -> Any:
+        called.append(name)
+        return its(*arguments)
+
+    return call
+
+
+def test_what_is_looked_at_again_is_run_from_its_inputs_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A Loop is not counted, and from the last activations kept nobody would see what it takes."""
     model = looped(300)
     given = {"x": np.random.default_rng(0).normal(size=(96, 96)).astype(np.float32)}
     settings = Settings(model, [given], require=["max_abs<=1e-3"], out=tmp_path)
     case = load(settings, Observer())
     with open_bench(case, Observer()) as bench:
-        first = bench.prober.probe(case.base)
-        assert bench._timed_again() > first.seconds / 4.0 > 2.0 * case.usual_seconds
+        bench.prober.probe(case.base)
+        called: list[str] = []
+        for name in ("forget", "outputs"):
+            its = getattr(bench.emulator, name)
+            monkeypatch.setattr(bench.emulator, name, noted(called, name, its))
+        timed = bench._timed_again()
+        assert called == ["forget", "outputs"] * (len(called) // 2) and called
+        assert timed > 2.0 * case.usual_seconds
 
 
 def looped(trips: int) -> onnx.ModelProto:
@@ -118,7 +138,7 @@ def test_a_busy_machine_has_its_layers_measured_all_the_same(
         asked.append(expected_s)
         return 60.0
 
-    monkeypatch.setattr(triage, "time_allowed", allowed)
+    monkeypatch.setattr(each_alone, "time_allowed", allowed)
     monkeypatch.setattr(Baselines, "probe_seconds", lambda *_: 10.0)
     bisect_trt.bisect(
         FIXTURE.model, FIXTURE.inputs, require=FIXTURE.require, runner="emulated", out=tmp_path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.machine.cores import thread_count
 from bisect_trt.core.machine.memory import LARGE
 from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.core.sample import evenly
+from bisect_trt.core.sample import Sample, evenly
 from bisect_trt.numerics.blocks import all_finite
 from bisect_trt.numerics.errors.channel_peaks import channel_peaks, quartiles
 from bisect_trt.numerics.errors.tensor_error import TensorError, mean_of, tensor_error, worst_of
@@ -61,17 +61,23 @@ _CHANNELS_SECOND = frozenset(
 _SHOWN = ("max_abs", "mean_abs", "median_abs", "rmse", "rel_range", "cosine", "snr_db")
 
 
-def trace_layers(case: Case, bench: Bench) -> pd.DataFrame:
+def trace_layers(case: Case, bench: Bench, samples: Sequence[Sample] | None = None) -> pd.DataFrame:
     """A row for each lowered layer in network order: the worst and mean accumulated errors over the
     samples (two of them at most), the introduced errors (prefix ``introduced_``) and the
     reference's range; ``underflows`` where values that are not finite come from small ones that
     became zero; how the reference's largest magnitudes spread over channels (``channel_peak_*``).
 
     Recalled from the journal where it is there.
+
+    Args:
+        case: the layers and the given inputs.
+        bench: what goes through the network.
+        samples: others than the given inputs.
     """
     precision = case.settings.precision
     how = "kernels" if bench.rtx_sums else ""
-    digests = [sample.digest for sample in evenly(case.samples, MOST_TRACED)]
+    samples = _looked_at(case, bench) if samples is None else samples
+    digests = [sample.digest for sample in samples]
     key = bench.prober.key("layers", precision.value, how, *digests)
     found = bench.journal.recall(key)
     rows: dict[str, dict[str, Any]]
@@ -79,7 +85,7 @@ def trace_layers(case: Case, bench: Bench) -> pd.DataFrame:
         rows = found[0]
     else:
         with ThreadPoolExecutor(thread_count()) as pool:
-            rows = _traced(case, bench, pool)
+            rows = _traced(case, bench, samples, pool)
         bench.journal.record([Row(key, "layers", rows)])
     records = [
         {"layer": x.name, "op": x.op, "scope": x.scope, **_UNKNOWN, **rows.get(x.name, {})}
@@ -88,9 +94,26 @@ def trace_layers(case: Case, bench: Bench) -> pd.DataFrame:
     return pd.DataFrame(records)
 
 
-def _traced(case: Case, bench: Bench, pool: Executor) -> dict[str, dict[str, Any]]:
+def _looked_at(case: Case, bench: Bench) -> list[Sample]:
+    """Samples spread over the given ones; among them one with values that are not finite, where
+    there is any: where they come from must not be missed.
+    """
+
+    def is_finite(sample: Sample) -> bool:
+        found = bench.prober.known(case.base, sample)
+        return found is None or math.isfinite(found.score)
+
+    chosen = list(evenly(case.samples, MOST_TRACED))
+    if all(map(is_finite, chosen)):
+        broken = next((s for s in case.samples if not is_finite(s)), None)
+        chosen[-1:] = [broken] if broken is not None else chosen[-1:]
+    return chosen
+
+
+def _traced(
+    case: Case, bench: Bench, samples: Sequence[Sample], pool: Executor
+) -> dict[str, dict[str, Any]]:
     plan = PrecisionPlan(case.settings.precision)
-    samples = evenly(case.samples, MOST_TRACED)
     found = _Found(len(samples))
     ops = {layer.name: layer.op for layer in case.layers}
     expected = len(samples) * len(case.layers)

@@ -59,6 +59,9 @@ def open_bench(
         raise StoppedError("run the same command again to go on from here") from error
 
 
+_NO_BUILDS = "no engine judges here: --certify engine and --max-builds change nothing"
+
+
 @contextmanager
 def _opened(
     case: Case,
@@ -90,6 +93,9 @@ def _opened(
         bench = Bench(case, heard, folder, journal, engine, emulator, fleet, clock)
         for finding in (*findings, *noted):
             bench.note(finding)
+        chosen = case.settings
+        if engine is None and (chosen.certify == "engine" or chosen.max_builds is not None):
+            bench.note(Finding("no-engine", "", _NO_BUILDS))
         if journal.note:
             bench.note(Finding("journal", JOURNAL, journal.note))
         if engine is not None and case.moves_lookups:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from bisect_trt.core.diagnosis import Cause, Diagnosis
 from bisect_trt.core.holds import InputKind
 from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.core.sample import Sample, evenly
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.numerics.scores import times
 from bisect_trt.probe.result import ProbeResult
@@ -17,28 +16,16 @@ from bisect_trt.search.tolerance_share import MARGIN, matching_limit
 from bisect_trt.stations.baselines.baselines import Baselines
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.case.case import Case
+from bisect_trt.stations.cause.each_alone import layers_seen, measure_each_alone
 from bisect_trt.stations.cause.held import blame_lowered
 from bisect_trt.stations.cause.reduced_cause import diagnose_reduced
 from bisect_trt.stations.cause.sensitivity import (
     Sensitivity,
-    measure_sensitivity,
     suspicion_of,
-    time_allowed,
 )
 from bisect_trt.stations.cause.unseen import Unseen
 from bisect_trt.stations.draws.fresh_test import set_size
 from bisect_trt.stations.engine.baselines import EngineBaselines
-
-_MOST_RANKED, _FEWEST_RANKED, _RANKED_ROWS = 8, 2, 800
-"""Layers are ranked over as many samples as make so many rows: by count and not by the clock, so
-that the same command gives the same answer. Four or eight samples rank the text models' layers no
-better than two (benchmarks/results/holds.md)."""
-
-_ROW = 0.5
-"""A row takes about half an inference: it starts at its layer, and some are made side by side."""
-
-_SHARE_OF_TIME = 0.4
-"""Of what a run's budget leaves for the search."""
 
 
 @dataclass(frozen=True)
@@ -79,34 +66,6 @@ def _missed_with_all_pins(
     )
 
 
-def _each_alone(
-    case: Case,
-    bench: Bench,
-    emulated: Baselines,
-    unseen: Unseen | None,
-    suspicion: Mapping[str, float],
-    heavy: frozenset[str],
-) -> Sensitivity:
-    """What each layer does alone, of those for which there is time: the most suspicious first.
-
-    Beyond the given inputs what overflows by itself, or by a constant as the ``heavy`` ones do, is
-    pinned meanwhile, for the others' effects to be seen.
-    """
-    ranked_on = _ranked_on(case, bench, unseen)
-    seconds = emulated.probe_seconds(len(case.samples))
-    # By the clock a busy machine's rows would not fit: of 279 layers 95 were measured where there
-    # is time for all of them, and all were pinned where 6 are enough.
-    usual = min(seconds, bench.usual_seconds)
-    budget_s = time_allowed(len(case.names) * len(ranked_on) * usual * _ROW)
-    budget_s = min(budget_s, max(0.0, _SHARE_OF_TIME * bench.time.left_s))
-    lowered = case.base
-    if unseen is not None:
-        finite = emulated.layers["introduced_finite"].astype(bool)
-        overflowing = heavy.union(str(n) for n in emulated.layers.loc[~finite, "layer"])
-        lowered = lowered.with_pins(overflowing.intersection(case.names))
-    return measure_sensitivity(case, bench, suspicion, ranked_on, lowered, budget_s, seconds)
-
-
 def _of_held(case: Case, decided: ProbeResult, emulated: Baselines) -> Cause:
     """What layers that ``--lower`` holds do, where all others are pinned and FP32 itself passes."""
     layers = emulated.layers
@@ -144,14 +103,17 @@ def find_cause(
         return missed
     suspicion = suspicion_of(emulated.layers)
     heavy = frozenset(f.where for f in case.findings if f.kind == "weight-overflow")
-    sensitivity = _each_alone(case, bench, emulated, unseen, suspicion, heavy)
+    sensitivity = measure_each_alone(case, bench, emulated, unseen, suspicion, heavy)
     limit = _first_limit(emulated.lowered, pinned, engine)
     lowered = emulated.lowered
     if unseen is not None and unseen.lowered.score > lowered.score:
         lowered = unseen.lowered
+    refused = unseen.refused if unseen is not None else None
+    if refused is not None and refused.score > lowered.score:
+        lowered = replace(lowered, score=refused.score, verdict=Verdict.FAIL)
     diagnosis = diagnose_reduced(
         lowered.under(limit),
-        emulated.layers,
+        layers_seen(case, bench, emulated, unseen, sensitivity),
         sensitivity.under(limit),
         lambda pins: bench.prober.probe(base.with_pins(pins)).under(limit),
         case.settings.precision,
@@ -166,9 +128,13 @@ def find_cause(
         said = f"{diagnosis.sentence} The given inputs pass, but {others}."
         diagnosis = replace(diagnosis, sentence=said)
     strength = sensitivity.strength
-    # What was too many to measure stands behind what was, by the error it introduces.
+    # Every set needs what misses alone, be it on other elements, or another output, than those that
+    # are disturbed most; but for what only inputs show that need not hold. What was too many to
+    # measure stands behind what was, by the error it introduces.
+    alone = sensitivity.must_pin if case.settings.share_of_given >= 1.0 else frozenset()
     ranking = sorted(
-        case.names, key=lambda n: (-strength.get(n, -1.0), -suspicion.get(n, -math.inf))
+        case.names,
+        key=lambda n: (n not in alone, -strength.get(n, -1.0), -suspicion.get(n, -math.inf)),
     )
     return Triage(diagnosis, base, pinned, sensitivity, limit, tuple(ranking), unseen)
 
@@ -196,38 +162,6 @@ def _others(unseen: Unseen, size: int) -> str:
     kind = "roundings redrawn" if against.kind == InputKind.REDRAWN else against.kind
     missed = len(against.samples) // size
     return f"{missed} of {against.tested} {kind} {'misses' if missed == 1 else 'miss'} it"
-
-
-def _ranked_on(case: Case, bench: Bench, unseen: Unseen | None) -> tuple[Sample, ...]:
-    """The samples on which each layer alone is measured: the given ones that everything lowered
-    does worst on, for where it is hardly noticed no layer's effect is seen, and draws, spread over
-    their kinds.
-    """
-    if unseen is None:
-        return case.samples
-    count = ranked_count(len(case.layers))
-    # From the end: variants disturb more than redrawn copies do.
-    others = [*reversed(unseen.samples.variants), *reversed(unseen.samples.redrawn)]
-    first = _worst(case, bench, case.samples, max(1, count // 2) if others else count)
-    return (*first, *evenly(others, count - len(first)))
-
-
-def _worst(case: Case, bench: Bench, samples: Sequence[Sample], most: int) -> list[Sample]:
-    """At most ``most`` of ``samples`` with the largest scores; of equal ones some, spread."""
-    by_score: dict[float, list[Sample]] = {}
-    for sample in samples:
-        found = bench.prober.known(case.base, sample)
-        score = math.inf if found is None or math.isnan(found.score) else found.score
-        by_score.setdefault(score, []).append(sample)
-    chosen: list[Sample] = []
-    for score in sorted(by_score, reverse=True):
-        chosen += evenly(by_score[score], most - len(chosen))
-    return chosen
-
-
-def ranked_count(layers: int) -> int:
-    """On how many samples of a panel so many layers are measured, each alone."""
-    return max(_FEWEST_RANKED, min(_MOST_RANKED, _RANKED_ROWS // max(1, layers)))
 
 
 def _first_limit(

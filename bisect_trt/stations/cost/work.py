@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from bisect_trt.stations.baselines.layer_errors import MOST_TRACED
 from bisect_trt.stations.case.case import Case
+from bisect_trt.stations.cause.each_alone import ranked_count
 from bisect_trt.stations.cause.sensitivity import affordable
-from bisect_trt.stations.cause.triage import ranked_count
 from bisect_trt.stations.draws.drawn import movable, wants_variants
 from bisect_trt.stations.draws.fresh_test import asked, planned_test, set_size
 from bisect_trt.stations.draws.panel import panel_draws
 from bisect_trt.stations.plans.frontier import frontier_size
-from bisect_trt.stations.plans.robust_search import MOST_SHRUNK, SHRINK_PROBES
+from bisect_trt.stations.plans.panel_sets import MOST_SHRUNK, SHRINK_PROBES
 
 _BASELINES = 3
 _USUAL = 0.25

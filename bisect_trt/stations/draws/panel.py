@@ -4,6 +4,7 @@ plans on all of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -17,6 +18,7 @@ from bisect_trt.probe.result import PanelResult, ProbeResult, SampleResult
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.case.case import Case
 from bisect_trt.stations.draws.drawn import SEARCH_STREAM, redraws, variants
+from bisect_trt.stations.draws.evidence import left_over
 from bisect_trt.stations.draws.fresh_test import set_size, spared
 from bisect_trt.stations.draws.holds import Refusal
 
@@ -192,6 +194,27 @@ class Panel:
         if refusal.kind != InputKind.GIVEN:
             elsewhere = self._elsewhere.get(refusal.kind, 0)
             self._elsewhere[refusal.kind] = elsewhere + passed
+
+    def breaking(self, pins: frozenset[str]) -> list[Sample]:
+        """The samples on which ``pins`` were seen to leave outputs that are not finite."""
+        plan, found = self.base.with_pins(pins), list[Sample]()
+        for sample in (s for samples in self._samples.values() for s in samples):
+            known = self._prober.known(plan, sample)
+            if known is not None and math.isinf(known.score):
+                found.append(sample)
+        return found
+
+    def set_aside(self, every: frozenset[str]) -> bool:
+        """Leave out the draws that ``every`` layer pinned misses too: they say nothing of pins.
+        Whether there were any.
+        """
+        plan, size = self.base.with_pins(every), set_size(self._case)
+        judges = [judge for judge in (self._prober, self._second) if judge is not None]
+        before = sum(map(len, self._samples.values()))
+        for kind, samples in list(self._samples.items()):
+            if kind is not InputKind.GIVEN:
+                self._samples[kind] = left_over(self._bench, judges, plan, samples, size)
+        return sum(map(len, self._samples.values())) < before
 
     def _learn(
         self, kind: InputKind, samples: Sequence[Sample], found: PanelResult, size: int

@@ -18,33 +18,26 @@ from bisect_trt.core.machine.stop import BudgetSpentError
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.numerics.confidence import lower_bound
 from bisect_trt.probe.result import ProbeResult
-from bisect_trt.search import find_pins
-from bisect_trt.search.one_minimal import one_minimal
-from bisect_trt.search.prefix import longer, shortest_prefix
+from bisect_trt.search.prefix import longer
 from bisect_trt.search.tolerance_share import Room
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.bench.engine_ahead import begin
 from bisect_trt.stations.case.case import Case
 from bisect_trt.stations.cause.unseen import Unseen
+from bisect_trt.stations.draws.evidence import evidence_of
 from bisect_trt.stations.draws.fresh_test import next_test, set_size, wanted_of_unseen
-from bisect_trt.stations.draws.holds import Refusal, put_to_test, refused_by
+from bisect_trt.stations.draws.holds import Refusal, measure_holds, put_to_test, refused_by
 from bisect_trt.stations.draws.panel import Panel
+from bisect_trt.stations.plans.panel_sets import MOST_SHRUNK, shortest_passing, shrunk
+from bisect_trt.stations.plans.rare_breaks import first_that_break
 
 MARGIN, SHRINK_MARGIN = 0.95, 0.8
 """Parts of their room that a prefix, and a set that was chosen freely, must keep to on the panel,
 by trial on two text models: the freer the choice, the more of it is luck."""
 
-_GLANCE = 4
-"""Samples of each kind by which a prefix is told to be too short, or passed for now."""
-
-SHRINK_PROBES = 32
-"""Shrinking takes so many probes, and then one a pin to prove it: a count, and not the clock, so
-that the same command gives the same answer. What they cannot bring to an end is not given, and a
-prefix of so many pins that they could not is not shrunk: of two such sets that fresh draws passed,
-one of 295 pins shrunk to 248 and one of 50 to 32, neither held on 95 % of unseen inputs."""
-
-MOST_SHRUNK = SHRINK_PROBES - 2
-"""Two of the probes are of all pins and of none."""
+_LONG = 0.5
+"""A prefix of so many of the layers is looked at: what breaks on few inputs may stand far behind
+what disturbs the others, and all between are pinned with it."""
 
 MAX_ROUNDS = 6
 """Each ends with a test, or two; a round that was refused makes the next set larger (``longer``),
@@ -118,13 +111,22 @@ def _in_rounds(
     """The set after rounds of search and test."""
     # No fewer than those of an older plan: of a few, what is not needed is shrunk.
     ranking = as_searched(case, ranking)
+    looked = False
     base, shortest = panel.base, max(len(case.begin), fewest)
     left = [strength.get(name, 0.0) for name in ranking]
     best: RobustSet | None = None
     for tried in range(MAX_ROUNDS):
-        length = _prefix(panel, ranking, room, shortest, left)
+        length = shortest_passing(panel, ranking, room, shortest, left)
         if length is None:
             break
+        if not looked and length >= _LONG * len(ranking) > 1.0:
+            looked = True
+            half = frozenset(ranking[: length // 2])
+            panel.ask(half, 1.0)
+            if breaking := panel.breaking(half):
+                ranking = first_that_break(case, bench, base, breaking, ranking)
+                left = [strength.get(name, 0.0) for name in ranking]
+                length = shortest_passing(panel, ranking, room, shortest, left) or length
         refused: list[Refusal] = []
         ranked = ranking[:length]
         for candidate in _candidates(case, bench, panel, ranked, room):
@@ -133,7 +135,7 @@ def _in_rounds(
             plan = base.with_pins(candidate.pinned)
             pins = f"{len(candidate.pinned)} pins"
             bench.tell(f"{pins}, fresh draws")
-            against, holds = _last_word(case, bench, plan, room.limit)
+            against, holds = _last_word(case, bench, plan, base.with_pins(ranking), room.limit)
             if against is None:
                 return replace(candidate, holds=holds)
             bench.tell(f"{pins} refused by fresh draws ({against.kind}): the search goes on")
@@ -189,7 +191,7 @@ def _candidates(
     asked for.
     """
     if case.settings.pick is None and len(ranked) <= MOST_SHRUNK:
-        proof = _shrunk(panel, ranked, room.within(SHRINK_MARGIN), bench.prober.workers)
+        proof = shrunk(panel, ranked, room.within(SHRINK_MARGIN), bench.prober.workers)
         if proof is not None:
             pins = frozenset(proof)
             held_to = room.within(SHRINK_MARGIN)
@@ -200,9 +202,10 @@ def _candidates(
 
 
 def _last_word(
-    case: Case, bench: Bench, plan: PrecisionPlan, limit: float
+    case: Case, bench: Bench, plan: PrecisionPlan, every: PrecisionPlan, limit: float
 ) -> tuple[Refusal | None, Holds | None]:
-    """What refuses ``plan``, or else what it holds on by both emulators.
+    """What refuses ``plan``, or else what it holds on by both emulators. What ``every`` layer
+    pinned misses too refuses nothing.
 
     What an engine decides is tested there: of it the second emulator is asked about the given
     inputs, while the engine is built.
@@ -216,85 +219,10 @@ def _last_word(
         return refused_by(case, bench, judges, plan, limit, given), None
     judges, test = [bench.prober, bench.second], next_test(case, bench)
     bench.emulator.foretell(plan, test.enough)
-    return put_to_test(case, bench, judges, plan, test, limit)
-
-
-def _prefix(
-    panel: Panel,
-    ranking: Sequence[str],
-    room: Room,
-    shortest: int,
-    strength: Sequence[float],
-) -> int | None:
-    """How many of the ranking, ``shortest`` at least, pass the panel with the room's margin by both
-    emulators; all of it where only that passes, and without one, since what all pins leave is no
-    rounding of a layer's.
-
-    Most prefixes are told by the samples that did worst; what they pass all others must pass too.
-    The second emulator, which opens a session for each plan, is asked about what is left.
-    """
-
-    def within(count: int) -> float:
-        return room.limit if count == len(ranking) else room.kept
-
-    def whole(count: int) -> bool:
-        pins = frozenset(ranking[:count])
-        passed = panel.ask(pins, within(count)).verdict.passed
-        if passed:
-            panel.keep(pins)
-        return passed
-
-    answered = False
-
-    def passes(count: int) -> bool:
-        nonlocal answered
-        # The first that passes is an answer at any time; all pins are one without being asked.
-        answered = answered or count == len(ranking)
-        if not answered:
-            answered = whole(count)
-            return answered
-        return panel.ask(frozenset(ranking[:count]), within(count), _GLANCE).verdict.passed
-
-    while (length := shortest_prefix(len(ranking), passes, first=shortest)) is not None:
-        every = length == len(ranking)
-        if not whole(length):
-            if every:
-                return None
-            shortest = length + 1
-            continue
-        second = panel.ask_second(frozenset(ranking[:length]), within(length))
-        if second is None or second.verdict.passed or every:
-            return length
-        shortest = longer(strength, length, 1.0 / second.score)
-        panel.forget(below=shortest)
-        answered = False
-    return None
-
-
-def _shrunk(
-    panel: Panel, ranked: Sequence[str], within: float, workers: int
-) -> Mapping[str, ProbeResult] | None:
-    """A part of ``ranked`` of which no single pin can be left out on the panel ``within`` that
-    share of the tolerance, each with the probe that shows it; None where ``ranked`` does not keep
-    to it itself, or nothing was proved in so many probes.
-    """
-    if not ranked:
-        return {}
-    if not panel.ask(frozenset(ranked), within).verdict.passed:
-        return None
-    suspicion = {name: float(len(ranked) - place) for place, name in enumerate(ranked)}
-    found = find_pins(
-        list(reversed(ranked)),
-        lambda pins: panel.ask(pins, within).verdict,
-        suspicion=suspicion,
-        workers=workers,
-        max_probes=SHRINK_PROBES,
-    )
-    if not found.complete:
-        return None
-    left = [name for name in reversed(ranked) if name in found.pinned]
-    minimal = one_minimal(left, lambda p: panel.ask(p, within), lambda r: r.verdict.passed)
-    second = panel.ask_second(minimal.pinned, within)
-    if second is not None and not second.verdict.passed:
-        return None
-    return minimal.proof if set(minimal.proof) == minimal.pinned else None
+    against, holds = put_to_test(case, bench, judges, plan, test, limit)
+    if against is None:
+        return None, holds
+    evidence = evidence_of(case, bench, plan, every, against)
+    if evidence is None:
+        return None, measure_holds(case, bench, judges, plan, test)
+    return evidence, None

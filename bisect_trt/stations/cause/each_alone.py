@@ -1,0 +1,140 @@
+"""What each layer does alone: on which inputs that is measured, and what their table misses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+
+from bisect_trt.core.sample import Sample, evenly
+from bisect_trt.stations.baselines.baselines import Baselines
+from bisect_trt.stations.baselines.layer_errors import MOST_TRACED, trace_layers
+from bisect_trt.stations.bench.bench import Bench
+from bisect_trt.stations.case.case import Case
+from bisect_trt.stations.cause.sensitivity import Sensitivity, measure_sensitivity, time_allowed
+from bisect_trt.stations.cause.unseen import Unseen
+
+_MOST_RANKED, _FEWEST_RANKED, _RANKED_ROWS = 8, 2, 800
+"""Layers are ranked over as many samples as make so many rows: by count and not by the clock, so
+that the same command gives the same answer. Four or eight samples rank the text models' layers no
+better than two (benchmarks/results/holds.md)."""
+
+_ROW = 0.5
+"""A row takes about half an inference: it starts at its layer, and some are made side by side."""
+
+_SHARE_OF_TIME = 0.4
+"""Of what a run's budget leaves for the search."""
+
+
+def measure_each_alone(
+    case: Case,
+    bench: Bench,
+    emulated: Baselines,
+    unseen: Unseen | None,
+    suspicion: Mapping[str, float],
+    heavy: frozenset[str],
+) -> Sensitivity:
+    """What each layer does alone, of those for which there is time: the most suspicious first.
+
+    Beyond the given inputs what overflows by itself, or by a constant as the ``heavy`` ones do, is
+    pinned meanwhile, for the others' effects to be seen.
+
+    Args:
+        case: the layers and what is asked for.
+        bench: what runs each.
+        emulated: the baselines, and the layers' table.
+        unseen: what everything lowered shows beyond the given inputs; None where only these count.
+        suspicion: by layer, the larger the sooner.
+        heavy: layers with a constant beyond the range.
+    """
+    samples = ranked_on(case, bench, unseen)
+    seconds = emulated.probe_seconds(len(case.samples))
+    # By the clock a busy machine's rows would not fit: of 279 layers 95 were measured where there
+    # is time for all of them, and all were pinned where 6 are enough.
+    usual = min(seconds, bench.usual_seconds)
+    budget_s = time_allowed(len(case.names) * len(samples) * usual * _ROW)
+    budget_s = min(budget_s, max(0.0, _SHARE_OF_TIME * bench.time.left_s))
+    lowered = case.base
+    if unseen is not None:
+        finite = emulated.layers["introduced_finite"].astype(bool)
+        overflowing = heavy.union(str(n) for n in emulated.layers.loc[~finite, "layer"])
+        lowered = lowered.with_pins(overflowing.intersection(case.names))
+    return measure_sensitivity(case, bench, suspicion, samples, lowered, budget_s, seconds)
+
+
+def layers_seen(
+    case: Case,
+    bench: Bench,
+    emulated: Baselines,
+    unseen: Unseen | None,
+    sensitivity: Sensitivity,
+) -> pd.DataFrame:
+    """The table of the layers; of one that breaks alone on another input than those of the table it
+    says what it says of it there.
+
+    Args:
+        case: the layers and the given inputs.
+        bench: what goes through the network.
+        emulated: the baselines, with the table.
+        unseen: as for :func:`measure_each_alone`.
+        sensitivity: what each layer does alone.
+    """
+    layers = emulated.layers
+    finite = set(layers.loc[layers["introduced_finite"].astype(bool), "layer"])
+    broken = {name for name, score in sensitivity.scores.items() if math.isinf(score)} & finite
+    samples = [s for s in ranked_on(case, bench, unseen) if _breaks(case, bench, s)]
+    if not broken or not samples:
+        return layers
+    there = trace_layers(case, bench, evenly(samples, MOST_TRACED)).set_index("layer")
+    columns = ["introduced_finite", "underflows"]
+    rows = layers["layer"].isin(broken)
+    layers = layers.copy()
+    layers.loc[rows, columns] = there.loc[layers.loc[rows, "layer"], columns].to_numpy()
+    return layers
+
+
+def _breaks(case: Case, bench: Bench, sample: Sample) -> bool:
+    """Whether everything lowered gives values there that are not finite."""
+    found = bench.prober.known(case.base, sample)
+    return found is not None and math.isinf(found.score)
+
+
+def ranked_on(case: Case, bench: Bench, unseen: Unseen | None) -> tuple[Sample, ...]:
+    """The samples on which each layer alone is measured: the given ones that everything lowered
+    does worst on, for where it is hardly noticed no layer's effect is seen, and draws, spread over
+    their kinds, among them what refused everything lowered.
+
+    Args:
+        case: the given inputs.
+        bench: knows how they do.
+        unseen: the draws; None where only the given inputs count.
+    """
+    if unseen is None:
+        return case.samples
+    count = ranked_count(len(case.layers))
+    # From the end: variants disturb more than redrawn copies do.
+    others = [*reversed(unseen.samples.variants), *reversed(unseen.samples.redrawn)]
+    first = _worst(case, bench, case.samples, max(1, count // 2) if others else count)
+    # What refused everything lowered shows what is wrong with it; the panel may not.
+    refused = unseen.refused.samples if unseen.refused is not None else ()
+    missed = evenly(refused, min(len(refused), -(-(count - len(first)) // 2)))
+    return (*first, *missed, *evenly(others, count - len(first) - len(missed)))
+
+
+def _worst(case: Case, bench: Bench, samples: Sequence[Sample], most: int) -> list[Sample]:
+    """At most ``most`` of ``samples`` with the largest scores; of equal ones some, spread."""
+    by_score: dict[float, list[Sample]] = {}
+    for sample in samples:
+        found = bench.prober.known(case.base, sample)
+        score = math.inf if found is None or math.isnan(found.score) else found.score
+        by_score.setdefault(score, []).append(sample)
+    chosen: list[Sample] = []
+    for score in sorted(by_score, reverse=True):
+        chosen += evenly(by_score[score], most - len(chosen))
+    return chosen
+
+
+def ranked_count(layers: int) -> int:
+    """On how many samples of a panel so many layers are measured, each alone."""
+    return max(_FEWEST_RANKED, min(_MOST_RANKED, _RANKED_ROWS // max(1, layers)))

@@ -1,0 +1,67 @@
+"""Layers that miss the requirement by themselves come first, and are told by what is seen where
+they do: on a given input that no table looks at, or on a draw.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import bisect_trt
+from bisect_trt.core.diagnosis import Cause
+from fixtures.build import GraphBuilder
+from fixtures.models import waves
+
+
+def scaled(places: int, *factors: float) -> list[dict[str, np.ndarray]]:
+    return [{"x": waves(1, 1, places) * np.float32(factor)} for factor in factors]
+
+
+def test_what_breaks_on_some_inputs_alone_is_ranked_before_what_disturbs_most(
+    tmp_path: Path, eight_draws: None
+) -> None:
+    """Forty outputs of rising size, the larger ones beyond the range: of the first of these only a
+    few values are, where nobody looks among so many others, and 38 of 41 layers were pinned.
+    """
+    build, random = GraphBuilder(0), np.random.default_rng(0)
+    made = build.op("MatMul", "x", build.normal(16, 8))
+    factors = [build.weight(10.0 ** (k / 4 - 2)) for k in range(40)]
+    outputs = {build.op("Mul", made, factor): [4, 8] for factor in factors}
+    model = build.model({"x": [4, 16]}, outputs)
+    given = [{"x": random.normal(size=(4, 16)).astype(np.float32)} for _ in range(8)]
+    result = bisect_trt.bisect(model, given, runner="emulated", out=tmp_path / "run")
+    layers = result.layers.set_index("layer")
+    needed = set(layers.index[~(layers["alone_score"] <= 1.0)])
+    assert result.cause is Cause.OVERFLOW and needed <= set(result.pinned)
+    assert max(layers["rank"][list(needed)]) == len(needed) < 20
+    assert len(result.pinned) <= len(needed) + 1
+
+
+def squared(limit: float) -> onnx.ModelProto:
+    """A square that overflows beyond ``limit``, and what undoes it."""
+    build = GraphBuilder(0)
+    root = 255.0 / limit
+    large = build.op("Mul", "x", build.weight(root))
+    square = build.op("Mul", large, large)
+    back = build.op("Sqrt", square)
+    return build.model({"x": [1, 32]}, {back: [1, 32]})
+
+
+@pytest.mark.usefixtures("fewest_draws")
+def test_an_overflow_that_few_given_inputs_show_is_one(tmp_path: Path) -> None:
+    """The table looks at the first and the last of five; the third is beyond the range."""
+    given = scaled(32, 0.5, 0.4, 2.0, 0.6, 0.3)
+    limit = 1.2 * float(np.abs(given[0]["x"]).max())
+    result = bisect_trt.bisect(squared(limit), given, runner="emulated", out=tmp_path / "run")
+    assert result.cause is Cause.OVERFLOW and "/Mul_1" in result.sentence
+
+
+def test_an_overflow_that_only_draws_show_is_one(tmp_path: Path) -> None:
+    given = scaled(32, 0.97, 0.98, 0.99, 1.0)
+    limit = 1.02 * float(np.abs(given[3]["x"]).max())
+    result = bisect_trt.bisect(squared(limit), given, runner="emulated", out=tmp_path / "run")
+    assert result.cause is Cause.OVERFLOW and "/Mul_1" in result.sentence
+    assert "The given inputs pass, but" in result.sentence and "/Mul_1" in result.pinned
