@@ -26,6 +26,7 @@ from bisect_trt.report.terminal.progress import ProgressObserver, progress
 from bisect_trt.report.terminal.screen import print_page
 from bisect_trt.stations.asked.project_file import PROJECT_FILE, read_project
 from bisect_trt.stations.asked.settings import Settings
+from bisect_trt.stations.bench.run_folder import held_folder
 
 
 @click.command("gate")
@@ -51,15 +52,16 @@ def gate_command(
     source = click.get_current_context().get_parameter_source
     given = {n: v for n, v in chosen.items() if source(n) is not ParameterSource.DEFAULT}
     project = read_project(config, out, given)
-    check_gate_folder(project.out)
+    check_gate_folder(project.out, project.runs)
     gate = Gate(project.out, (), len(project.runs))
-    for name, settings in project.runs.items():
-        with progress(
-            quiet=quiet, verbose=verbose, budget=settings.budget, subject=name
-        ) as observer:
-            entry = _entry(name, settings, observer)
-        gate = Gate(project.out, (*gate.entries, entry), gate.planned)
-        write_gate(gate)  # whoever interrupts has the table so far
+    with held_folder(project.out):
+        for name, settings in project.runs.items():
+            with progress(
+                quiet=quiet, verbose=verbose, budget=settings.budget, subject=name
+            ) as observer:
+                entry = _entry(name, settings, observer)
+            gate = Gate(project.out, (*gate.entries, entry), gate.planned)
+            write_gate(gate)  # whoever interrupts has the table so far
     with output():
         if as_json:
             click.echo(to_json(gate_record(gate)))

@@ -125,7 +125,11 @@ def not_written(where: str, error: Exception, advice: str = "") -> BisectError:
 
 def one_line(error: BaseException | str, limit: int = 300) -> str:
     """The message of ``error`` on one line, shortened to ``limit`` characters, without what a
-    terminal would obey.
+    terminal would obey. What is left out is in the middle: libraries begin with where they are in
+    their own code, and end with what is wrong.
     """
     text = printable(" ".join(str(error).split())) or type(error).__name__
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    if len(text) <= limit:
+        return text
+    begin = limit // 3
+    return f"{text[:begin]}…{text[begin + 1 - limit :]}"

@@ -19,6 +19,7 @@ from bisect_trt.core.observer import Observer
 from bisect_trt.pipeline import run
 from bisect_trt.stations.asked.project_file import read_project
 from bisect_trt.stations.asked.settings import Settings
+from bisect_trt.stations.bench.run_folder import held_folder
 from fixtures.__main__ import FILES
 from tests.conftest import forbid_inferences
 
@@ -76,6 +77,18 @@ def test_ctrl_c_that_comes_out_as_another_error_ends_the_gate(
 
     monkeypatch.setattr("bisect_trt.commands.gate.run", stopped)
     assert gate(tmp_path).exit_code == 130 and len(runs) == 1
+
+
+def test_a_gate_has_its_folder_to_itself(tmp_path: Path) -> None:
+    (tmp_path / "bisect.toml").write_text(DEFAULTS + entry("good", "healthy"))
+    out = tmp_path / "reports" / "gate"
+    with held_folder(out):
+        ended = gate(tmp_path)
+    assert ended.exit_code == 2 and "another run is using this folder" in ended.stderr
+    assert list(out.iterdir()) == []
+    (tmp_path / "bisect.toml").write_text(DEFAULTS + entry("'gate.json'", "healthy"))
+    ended = gate(tmp_path)
+    assert ended.exit_code == 2 and "[models.gate.json]: the gate writes a file" in ended.stderr
 
 
 def test_a_gate_is_closed_by_one_and_goes_on_where_it_was(

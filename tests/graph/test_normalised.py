@@ -77,6 +77,9 @@ def test_functions_are_written_out_under_their_calls_names(named: bool) -> None:
     if named:
         assert layers[:3] == ["one/matmul", "one/first/square", "one/first/tanh"]
         assert "two/second/tanh" in layers and "between" in layers
+    else:
+        assert layers[:2] == ["Block_h/MatMul_m", "Block_h/Squash_k/Mul_s"]
+        assert all("/" in name for name in layers if name != "between")
     assert len(set(layers)) == len(layers)
     assert model.functions, "the user's own model is left as it was"
 

@@ -43,6 +43,20 @@ def test_argmax_is_over_channels() -> None:
     assert decision("argmax", rows, np.float32([[0, 1], [0, 1]])) == 0.5
 
 
+def test_class_ids_are_decisions_already() -> None:
+    """An argmax in the graph: along a row of ids the largest one tells nothing."""
+    ids = np.int64([[[7, 1, 2, 1], [3, 9, 0, 1]]])
+    other = np.int64([[[7, 2, 0, 0], [0, 9, 1, 1]]])
+    for metric in ("argmax", "top1", "top5"):
+        assert decision(metric, ids, other) == 3 / 8
+        assert decision(metric, ids > 1, other > 1) == 5 / 8
+
+
+def test_what_overshoots_a_sigmoid_is_no_logit() -> None:
+    chances, moved = np.float32([-0.1, 0.6, 1.1, 0.1]), np.float32([-0.1, 0.4, 1.1, 0.1])
+    assert decision("mask_iou", chances, moved) == 0.5
+
+
 def test_masks_are_cut_at_a_half_or_at_nought() -> None:
     chances, moved = np.float32([0.4, 0.6, 0.9, 0.1]), np.float32([0.6, 0.7, 0.2, 0.1])
     assert decision("mask_iou", chances, moved) == pytest.approx(1 / 3)

@@ -90,8 +90,10 @@ def test_with_one_input_the_answer_says_so_before_anything_else() -> None:
         "Copies of the one input hold as often as was asked; how far other inputs are from it one "
         "input does not tell."
     )
-    unknown = replace(alone, given=Holding(2, 2))
+    unknown = replace(alone, given=Holding(2, 2), has_margin=False)
     assert "anything: a decision tells only whether" in holds_sentences(unknown)[1]
+    beyond = replace(unknown, has_margin=True)
+    assert "by more than any number of tolerances" in holds_sentences(beyond)[1]
     few = replace(several, given=Holding(3, 3), reach=1.25)
     assert holds_sentences(few)[0].startswith("Undecided. Holds on given 3 of 3 inputs")
     assert holds_sentences(few)[1] == (

@@ -27,6 +27,8 @@ from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.names import cell, printable, uncell
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.verdict import Verdict
+from bisect_trt.graph.files.load import load_model
+from bisect_trt.graph.files.save import save_model
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.passes import annotated as annotation
 from bisect_trt.numerics.errors.tensor_error import tensor_error
@@ -40,6 +42,7 @@ from bisect_trt.report.record.csv_files import from_csv, to_csv
 from bisect_trt.report.record.tables import cost_table
 from bisect_trt.report.words.markdown import as_markdown
 from bisect_trt.stations.engine import layer_errors as engine_layer_errors
+from fixtures.build import GraphBuilder
 from fixtures.models import Fixture, encoder_decomposed, healthy, unsavable
 from tests.conftest import run_model, same
 
@@ -292,6 +295,19 @@ def test_large_weights_are_left_out_of_it(monkeypatch: pytest.MonkeyPatch) -> No
             was.data_type,
         )
         assert now.ByteSize() <= 1100 and (now.raw_data or now.external_data)
+
+
+def test_weights_that_lie_in_files_are_left_out_of_it_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(annotation, "_WHOLE_BYTES", 100)
+    build = GraphBuilder(0)
+    build.op("MatMul", "x", build.normal(256, 256))
+    onnx.save(build.model({"x": [1, 256]}, {"/MatMul_output_0": [1, 256]}), tmp_path / "m.onnx")
+    graph = Graph(load_model(tmp_path / "m.onnx").proto)
+    assert graph.proto.ByteSize() < 2000, "the values stayed in the file"
+    save_model(annotation.annotated(graph, {}, {}), tmp_path / "light.onnx")
+    assert (tmp_path / "light.onnx").stat().st_size < 2000
 
 
 def test_no_run_is_told_in_one_line(runs: dict[str, Result], tmp_path: Path) -> None:

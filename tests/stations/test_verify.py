@@ -19,6 +19,7 @@ from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.graph import list_layers
 from fixtures.build import GraphBuilder
 from fixtures.models import encoder_decomposed, healthy, tf32_victim
+from tests.conftest import run_model
 
 pytestmark = pytest.mark.usefixtures("few_draws")
 
@@ -84,6 +85,19 @@ def test_a_plan_that_holds(files: tuple[Path, Path, Path]) -> None:
         True,
     )
     assert verify(files, "--quiet") == (0, "")
+
+
+def test_golden_outputs_are_checked(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    with np.load(files[1]) as arrays:
+        outputs = run_model(onnx.load(files[0]), dict(arrays))
+    name = onnx.load(files[0]).graph.output[0].name
+    for factor, holds in ((1.0, True), (1.3, False)):
+        np.savez(tmp_path / "golden.npz", **{name: outputs[0] * np.float32(factor)})
+        code, output = verify(files, "--json", "--golden", str(tmp_path / "golden.npz"))
+        answer = json.loads(output)
+        assert code == (0 if holds else 1)
+        (check,) = (c for c in answer["checks"] if c["what"] == "golden outputs")
+        assert check["holds"] is holds and (holds or "itself differs" in check["detail"])
 
 
 def test_a_missing_pin_is_seen(files: tuple[Path, Path, Path]) -> None:

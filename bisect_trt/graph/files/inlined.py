@@ -29,6 +29,7 @@ def inlined(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
     """
     if not model.functions:
         return model
+    model = _named_inside(model)
     try:
         plain = inliner.inline_local_functions(model)
     except Exception as error:  # the C++ library raises what it likes for functions it refuses
@@ -44,6 +45,20 @@ def inlined(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
             continue
         node.name = f"{calls[int(found.group(2)) - 1]}/{found.group(1)}"
     return plain
+
+
+def _named_inside(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with a name for every node of its functions: the inliner numbers names alone."""
+    inside = [node for f in model.functions for node in every_node(f.node)]
+    if all(node.name for node in inside):
+        return model
+    named = onnx.ModelProto()
+    named.CopyFrom(model)
+    for function in named.functions:
+        for node in every_node(function.node):
+            if not node.name and node.output:
+                node.name = f"{node.op_type}_{node.output[0]}"
+    return named
 
 
 Function = tuple[str, str, str]

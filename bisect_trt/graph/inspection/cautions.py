@@ -27,6 +27,16 @@ _MUCH = 0.5
 
 _SHOWN = 4
 _LOW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+_RANDOM = frozenset(
+    {
+        "Bernoulli",
+        "Multinomial",
+        "RandomNormal",
+        "RandomNormalLike",
+        "RandomUniform",
+        "RandomUniformLike",
+    }
+)
 _LINEAR = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
 
 
@@ -67,7 +77,30 @@ def cautions(graph: Graph) -> list[Finding]:
             "becomes a whole step"
         )
         found.append(Finding("quantised", "", message, True))
-    return [*found, *_of_quantisation(graph), *_whole_bodies(graph)]
+    return [*found, *_random(graph), *_of_quantisation(graph), *_whole_bodies(graph)]
+
+
+def _random(graph: Graph) -> Iterator[Finding]:
+    """Nodes that draw numbers anew at every run."""
+    drawing = [
+        name
+        for node, name in zip(graph.proto.graph.node, graph.names, strict=True)
+        if is_standard(node) and (node.op_type in _RANDOM or _is_training(graph, node))
+    ]
+    if drawing:
+        message = (
+            f"random numbers are drawn by {some_of(drawing, _SHOWN)}: no two runs are the same, so "
+            "no plan can be judged; make them inputs, or export the model for inference"
+        )
+        yield Finding("random", drawing[0], message, True)
+
+
+def _is_training(graph: Graph, node: onnx.NodeProto) -> bool:
+    """Whether it is a Dropout that drops: since opset 12 its third input says so."""
+    if node.op_type != "Dropout" or len(node.input) < 3:
+        return False
+    mode = graph.constants.get(node.input[2])
+    return mode is not None and bool(np.any(mode))
 
 
 def _whole_bodies(graph: Graph) -> Iterator[Finding]:

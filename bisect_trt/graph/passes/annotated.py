@@ -13,6 +13,7 @@ from onnx import TensorProto
 
 from bisect_trt.graph.files.save import weights_size
 from bisect_trt.graph.model.graph import Graph
+from bisect_trt.graph.tensors.tensor_values import size_of
 
 PREFIX = "bisect_trt."
 _IR_WITH_NODE_METADATA = 10
@@ -72,7 +73,7 @@ def _light(source: onnx.ModelProto) -> onnx.ModelProto:
     for name in ("node", "input", "output", "value_info", "sparse_initializer"):
         getattr(graph, name).extend(getattr(source.graph, name))
     for tensor in source.graph.initializer:
-        if tensor.ByteSize() <= _KEPT_BYTES:
+        if size_of(tensor) <= _KEPT_BYTES:
             graph.initializer.append(tensor)
             continue
         left_out = graph.initializer.add(name=tensor.name, data_type=tensor.data_type)

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _TOP = re.compile(r"^top([1-9]\d*)$")
-_MASK_AT = 0.5
+_MASK_AT, _OVERSHOOT = 0.5, 0.25
+"""What is interpolated after a sigmoid overshoots 0 to 1 by less; logits do by more, as a rule."""
 
 
 def is_decision(metric: str) -> bool:
@@ -32,9 +33,11 @@ def decision(metric: str, reference: NDArray[Any], candidate: NDArray[Any]) -> f
 
     ``topK``: of the rows along the last axis, those whose largest element in the reference is among
     the K largest of the candidate. ``argmax``: of all places, those whose largest channel is the
-    same; channels are axis 1 from four dimensions on (N, C, H, W), else the last axis.
-    ``mask_iou``: intersection over union of what lies above 0.5, or above 0 where the reference
-    holds values outside of 0 to 1 (logits); 1 where both masks are empty.
+    same; channels are axis 1 from four dimensions on (N, C, H, W), else the last axis. Of an output
+    of integers or truth values, which are decisions already (the ids of classes), both are the
+    share of elements that are the same. ``mask_iou``: intersection over union of what lies above
+    0.5, or above 0 where the reference holds values well outside of 0 to 1 (logits); 1 where both
+    masks are empty.
 
     Args:
         metric: one that :func:`is_decision` knows.
@@ -51,12 +54,13 @@ def decision(metric: str, reference: NDArray[Any], candidate: NDArray[Any]) -> f
         return 1.0
     if metric == "mask_iou":
         return _mask_iou(reference, candidate)
+    if not is_decision(metric):
+        raise ValueError(f"{metric!r} is no decision")
+    if reference.dtype.kind in "iub":
+        return float(np.mean(reference == candidate))
     if metric == "argmax":
         axis = 1 if reference.ndim >= 4 else -1
         return float(np.mean(np.argmax(reference, axis) == np.argmax(candidate, axis)))
-    found = _TOP.match(metric)
-    if found is None:
-        raise ValueError(f"{metric!r} is no decision")
     ref = np.atleast_1d(reference).reshape(-1, np.atleast_1d(reference).shape[-1])
     got = np.atleast_1d(candidate).reshape(ref.shape)
     wanted = np.argmax(ref, axis=1)
@@ -64,12 +68,13 @@ def decision(metric: str, reference: NDArray[Any], candidate: NDArray[Any]) -> f
     # How many are larger, or as large and earlier: the order that argmax breaks ties in.
     places = np.arange(ref.shape[1])
     ahead = (got > chosen[:, None]) | ((got == chosen[:, None]) & (places < wanted[:, None]))
-    return float(np.mean(ahead.sum(axis=1) < int(found[1])))
+    return float(np.mean(ahead.sum(axis=1) < places_of(metric)))
 
 
 def _mask_iou(reference: NDArray[Any], candidate: NDArray[Any]) -> float:
     low, high = float(np.min(reference)), float(np.max(reference))
-    threshold = _MASK_AT if low >= 0.0 and high <= 1.0 else 0.0
+    within = low >= -_OVERSHOOT and high <= 1.0 + _OVERSHOOT
+    threshold = _MASK_AT if within else 0.0
     ref, got = reference > threshold, candidate > threshold
     union = int(np.count_nonzero(ref | got))
     return int(np.count_nonzero(ref & got)) / union if union else 1.0

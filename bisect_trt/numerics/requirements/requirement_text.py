@@ -154,7 +154,7 @@ def _check_metric(item: Requirement, own: Sequence[str]) -> None:
         known = (*METRICS, "top1", "top5", "argmax", "mask_iou", *own)
         raise BadInputError(
             f"--requirement {item.text!r}: unknown metric {item.metric!r}; known are "
-            f"{', '.join(known)}"
+            f"{', '.join(known)}, and those that --metric MODULE:FUNCTION names"
         )
     larger = decides or item.metric in _AT_LEAST
     if item.at_least != larger:

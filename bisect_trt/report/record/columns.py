@@ -136,7 +136,7 @@ SEARCH = _columns(
     "verdict text as in outputs.csv",
     "score number in tolerances: at most 1 passes",
     "seconds number of the probe",
-    "note text why it could not be run",
+    "note text why it could not be run; of a panel how many of its samples miss",
     "pinned text the layers as a JSON list; over 64, how many",
 )
 

@@ -156,9 +156,13 @@ class Record:
         """0 if the plan written meets the requirements, 1 if none found does; 1 also where a
         search that its budget ended leaves a plan which its test refutes.
         """
+        return EXIT_OK if self.passed and not self.is_refuted else EXIT_NOT_MET
+
+    @property
+    def is_refuted(self) -> bool:
+        """Whether a budget ended the search with a plan that its test refutes."""
         holds = self.holds
-        refuted = self.out_of_time and holds is not None and holds.word in (None, Robustness.LUCKY)
-        return EXIT_OK if self.passed and not refuted else EXIT_NOT_MET
+        return self.out_of_time and holds is not None and holds.word in (None, Robustness.LUCKY)
 
     def plan_json(self) -> str:
         """The content of plan.json: the plan, what it was found for, and the layers that a rewrite
@@ -186,6 +190,7 @@ class Record:
             "cause": self.cause.value,
             "sentence": self.sentence,
             "passed": self.passed,
+            "exit_code": self.exit_code,
             "complete": self.complete,
             "pinned": self.pinned,
             "layers": self.layer_count,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,11 @@ class Entry:
     error: str = ""
 
     @property
+    def is_refuted(self) -> bool:
+        """Whether its plan meets the requirements on the given inputs and closes the gate still."""
+        return self.exit_code == 1 and self.result is not None and self.result.passed
+
+    @property
     def said(self) -> str:
         """The answer in one sentence; where the requirements are missed, which, and why."""
         found = self.result
@@ -66,12 +71,18 @@ class Gate:
         return max((entry.exit_code for entry in self.entries), default=0)
 
 
-def check_gate_folder(folder: Path) -> None:
+def check_gate_folder(folder: Path, models: Iterable[str]) -> None:
     """Refuse a folder with files of the gate's names that no gate wrote.
 
+    Args:
+        folder: where the files will be.
+        models: their names, which are those of folders there.
+
     Raises:
-        BadInputError: there is one, or it is no folder.
+        BadInputError: there is one, it is no folder, or a model is called as one of the files.
     """
+    if taken := sorted(_OWNED.files.intersection(models)):
+        raise BadInputError(f"[models.{taken[0]}]: the gate writes a file of that name")
     if folder.exists() and not folder.is_dir():
         raise BadInputError(f"--out {folder}: not a folder; choose another name")
     strange = sorted(name for name in _OWNED.files if (folder / name).exists())
@@ -103,16 +114,20 @@ def _word(entry: Entry) -> str:
 
 def gate_page(gate: Gate) -> Page:
     """The table, with a link to each model's report."""
-    missed = [e.name for e in gate.entries if e.exit_code == 1]
-    broken = [e.name for e in gate.entries if e.exit_code > 1]
+    missed = _names(e for e in gate.entries if e.exit_code == 1 and not e.is_refuted)
+    refuted = _names(e for e in gate.entries if e.is_refuted)
+    broken = _names(e for e in gate.entries if e.exit_code > 1)
     done = len(gate.entries)
+    closed = [f"{missed} missed the requirements"] if missed else []
+    closed += [f"{refuted} ended the budget with a plan that a test refutes"] if refuted else []
+    lines = []
     if broken:
-        answer = f"Not decided: {', '.join(broken)} could not be judged."
-    elif missed:
-        answer = f"Closed: {', '.join(missed)} missed the requirements."
+        answer = f"Not decided: {broken} could not be judged."
+        lines = [f"{'; '.join(closed)}."] if closed else []
+    elif closed:
+        answer = f"Closed: {'; '.join(closed)}."
     else:
         answer = f"Open: {done} of {gate.planned} models meet their requirements."
-    lines = [f"{', '.join(missed)} missed the requirements."] if broken and missed else []
     if done < gate.planned:
         lines.append(f"{gate.planned - done} models have not been run yet.")
     links = {e.name: f"{e.name}/report.html" for e in gate.entries if e.result is not None}
@@ -120,6 +135,10 @@ def gate_page(gate: Gate) -> Page:
     return Page(
         "bisect-trt gate", answer, good, [Section("Models", gate_table(gate), (), links)], lines
     )
+
+
+def _names(entries: Iterable[Entry]) -> str:
+    return ", ".join(entry.name for entry in entries)
 
 
 def gate_record(gate: Gate) -> dict[str, Any]:

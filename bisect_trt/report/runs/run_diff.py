@@ -184,6 +184,8 @@ def _worse(before: Record, after: Record, requirements: pd.DataFrame) -> Iterato
         yield f"{text} was met and is missed."
     if before.passed and not after.passed:
         yield f"A plan met the requirements and none does now: {after.sentence}"
+    elif before.exit_code < after.exit_code:
+        yield "The run ended with 0 and now with 1: its budget left a plan that a test refutes."
     if before.holds is not None and after.holds is not None:
         was, now = before.holds.word, after.holds.word
         if _RANKS.index(now) < _RANKS.index(was):

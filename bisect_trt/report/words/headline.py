@@ -66,7 +66,10 @@ def _answer(result: Record) -> str:
         kept = f"{few} layer can leave FP32: keep {pins} of {layers} there"
     if result.plan.held:
         kept += f" ({len(result.plan.held)} of them held by --pin)"
-    return f"{kept} and the requirement is met{_of_given(result)}; {proof}."
+    met = f"the requirement is met{_of_given(result)}"
+    if result.is_refuted:
+        met = "the given inputs meet the requirement, but a test refutes it (the budget is spent)"
+    return f"{kept} and {met}; {proof}."
 
 
 def _of_given(result: Record) -> str:

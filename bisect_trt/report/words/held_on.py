@@ -36,12 +36,10 @@ def holds_sentences(holds: Holds | None) -> list[str]:
         else_ = "" if holds.variants.tested else ", nor variants"
         lines.append(f"No copies with redrawn roundings were tested{else_}.")
     if holds.variants.tested:
-        advice = ": give 20 inputs or more, and a fifth is kept apart to test on"
         apart = holds.holdout.tested * holds.holdout_size
         few = given.tested * size + apart < FEW_INPUTS
-        lines.append(
-            f"Variants of the given inputs are no substitute for real ones{advice if few else ''}."
-        )
+        advice = ": give 20 inputs or more" if few else ""
+        lines.append(f"Variants of the given inputs are no substitute for real ones{advice}.")
     return lines
 
 
@@ -104,6 +102,8 @@ def _beyond(holds: Holds) -> str:
     copies = f"{copies} of the {whose} hold as often as was asked, but {other} may use"
     if holds.set_size > 1 and math.isinf(holds.reach):
         return f"{copies} anything: so few inputs, or such a metric, do not tell."
+    if math.isinf(holds.reach) and holds.has_margin:
+        return f"{copies} anything: some copies miss it by more than any number of tolerances."
     if math.isinf(holds.reach):  # a decision that never changed, or one that did
         return f"{copies} anything: a decision tells only whether it changed, not how nearly."
     return f"{copies} up to {times(holds.reach)}, {far}."

@@ -49,6 +49,7 @@ from bisect_trt.stations.asked.saved_plan import SavedPlan
 from bisect_trt.stations.asked.settings import Settings
 from bisect_trt.stations.asked.thread_limit import within_threads
 from bisect_trt.stations.baselines.baselines import quickest_s
+from bisect_trt.stations.baselines.golden import check_golden
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.bench.open_bench import open_bench
 from bisect_trt.stations.case.case import Case, load
@@ -87,6 +88,9 @@ class Verification:
     def passed(self) -> bool:
         """No check failed."""
         return all(check.holds is not False for check in self.checks)
+
+    def __bool__(self) -> bool:
+        return self.passed
 
     def as_json(self) -> dict[str, Any]:
         """The answer for machines."""
@@ -135,7 +139,7 @@ def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verifica
         observer.station("verify")
         if settings.variants != "auto":  # kinds that were named and make none are refused now
             next(variants(case, bench, SEARCH_STREAM, 1), None)
-        checks = _judgements(bench, saved.plan)
+        checks = _golden(case, bench) + _judgements(bench, saved.plan)
         checks += [_typed(case.graph, saved.plan), _parsed(case, saved.plan)]
         checks += _written(case.graph, saved.plan)
         others = (PrecisionPlan(Precision.FP32), case.base)
@@ -146,6 +150,15 @@ def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verifica
         holds = replace(holds, fitted=saved.fitted)
         notes = [f.message for f in case.findings if f.kind == "copies"]
         return Verification(saved.plan, checks, case.requirements.texts, holds, notes)
+
+
+def _golden(case: Case, bench: Bench) -> list[Check]:
+    """Whether the reference gives the golden outputs, where there are some."""
+    if case.golden is None:
+        return []
+    differs = check_golden(case, bench)
+    said = differs.sentence if differs is not None else "the reference gives them"
+    return [Check("golden outputs", differs is None, said)]
 
 
 def _judgements(bench: Bench, plan: PrecisionPlan) -> list[Check]:

@@ -24,6 +24,12 @@ class Shares:
                 "one of the two out"
             )
 
+        if self.pick is not None and self.holds_on is not None:
+            raise BadInputError(
+                f"--pick {self.pick:g}: it is the share of the given inputs too; leave --holds-on "
+                "out"
+            )
+
     @property
     def asked_of_given(self) -> float:
         """The share of the given inputs that ``--holds-on`` asks for."""

@@ -38,8 +38,7 @@ def claimed_folder(case: Case, folder: Path) -> Iterator[Journal]:
             that the run reads, or holds no usable journal.
         MachineError: the disk is full.
     """
-    _make(folder)
-    with _held(folder):
+    with held_folder(folder):
         _check_files(folder, case)
         with scratch_in(folder), closing(Journal(folder)) as journal:
             journal.record([Row(_OWNER, _OWNER, _source_of(case))])
@@ -106,11 +105,16 @@ def _make(folder: Path) -> None:
 
 
 @contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Nobody else runs in ``folder`` inside the block; the system lets go of it with the process.
+def held_folder(folder: Path) -> Iterator[None]:
+    """``folder``, made if it is not there; nobody else runs in it inside the block. The system lets
+    go of it with the process.
 
     The folder itself is locked: SQLite has locks of its own on the journal.
+
+    Raises:
+        BadInputError: the folder cannot be written, or is in use.
     """
+    _make(folder)
     if fcntl is None:
         yield
         return

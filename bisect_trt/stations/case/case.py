@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+from onnx import TensorProto
 
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.finding import Finding
@@ -143,7 +144,7 @@ def load(settings: Settings, observer: Observer) -> Case:
     searched = [x.name for x in layers if x.name not in held_pins | held_low]
     begin, told = begun_at(settings.start_from, searched)
     metrics, collective = load_metrics(settings.metrics)
-    _refuse_sequences(model)
+    _refuse_incomparable(graph, model.name)
     requirements = parse_requirements(settings.require, graph.outputs, metrics, collective)
     if settings.profiles:  # nonsense is an error with every runner
         profile_of(graph.proto, (*samples, *holdout), settings.profiles)
@@ -189,11 +190,16 @@ def _layers(graph: Graph, settings: Settings, name: str) -> tuple[Layer, ...]:
     return layers
 
 
-def _refuse_sequences(model: LoadedModel) -> None:
-    for output in model.proto.graph.output:
+def _refuse_incomparable(graph: Graph, name: str) -> None:
+    for output in graph.proto.graph.output:
         if not output.type.HasField("tensor_type"):
             raise BadInputError(
-                f"{model.name}: output {output.name!r} is no tensor; sequences cannot be compared"
+                f"{name}: output {output.name!r} is no tensor; sequences cannot be compared"
+            )
+        if graph.types.type_of(output.name) == TensorProto.STRING:
+            raise BadInputError(
+                f"{name}: output {output.name!r} is text, which engines do not have and no metric "
+                "compares: cut the model before it"
             )
 
 
