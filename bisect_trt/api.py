@@ -72,6 +72,7 @@ def bisect(
     Raises:
         BadInputError: something that the caller can mend.
         RunnerUnavailableError: the runner asked for is not there.
+        MachineError: memory, the disk or the workers gave out. All three are a ``BisectError``.
     """
     return run(_settings("bisect", "run", model, inputs, chosen), observer)
 
@@ -99,8 +100,10 @@ def verify(
     """
     if isinstance(plan, PrecisionPlan):
         saved = SavedPlan(plan, Path("plan"))
-    else:
+    elif isinstance(plan, (str, Path)):
         saved = read_plan(Path(plan))
+    else:
+        raise BadInputError(f"plan: a {type(plan).__name__}; pass a PrecisionPlan or a plan's path")
     settings = _settings("verify", "verify", model, inputs, {"precision": saved.searched, **chosen})
     return check_plan_holds(settings, saved, observer or Observer())
 
@@ -183,6 +186,8 @@ def _several(inputs: Source | Sequence[Source]) -> list[Source]:
     """The samples one by one; an array says not which input it is, and is refused."""
     if isinstance(inputs, np.ndarray):
         raise BadInputError("inputs: an array without a name; pass {'input name': array}")
+    if inputs is None:
+        raise BadInputError("inputs: None; pass {'input name': array}, or files")
     if isinstance(inputs, Sequence) and not isinstance(inputs, (str, Path)):
         return list(inputs)
     return [inputs]

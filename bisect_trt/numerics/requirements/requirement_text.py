@@ -56,6 +56,10 @@ def parse_requirements(
     """
     singles, of_all = dict(metrics or {}), dict(collective or {})
     own = (*singles, *of_all)
+    if any(not isinstance(text, str) for text in texts):
+        raise BadInputError(
+            "--requirement: a function is no condition; pass it as a metric, and a condition on it"
+        )
     items = tuple(_parse(text.strip(), outputs, own) for text in (texts or DEFAULT_REQUIREMENTS))
     unused = sorted(set(own) - {item.metric for item in items})
     if unused:

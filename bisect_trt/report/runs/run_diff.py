@@ -66,17 +66,22 @@ class RunDiff:
         return [str(n) for n in self.pins.loc[self.pins["change"] != "gained", "layer"]]
 
 
+_FEWEST_ALIKE = 0.1
+"""Of the smaller model's layers: where fewer have the same names it is another model."""
+
+
 def diff_runs(before: Record, after: Record) -> RunDiff:
     """What changed from one run to the other.
 
     Raises:
-        BadInputError: no layer is in both, so that they are not of one model.
+        BadInputError: hardly a layer is in both, so that they are not of one model.
     """
     first, second = (dict.fromkeys(map(str, r.layers["layer"])) for r in (before, after))
-    if not first.keys() & second.keys():
+    both, fewer = len(first.keys() & second.keys()), min(len(first), len(second))
+    if both < _FEWEST_ALIKE * fewer or not both:
         raise BadInputError(
-            f"cannot be compared: no layer is in both {before.folder} and {after.folder}; give two "
-            "runs of one model"
+            f"cannot be compared: of {fewer} layers {both} in both {before.folder} and "
+            f"{after.folder}; give two runs of one model"
         )
     measure = next((m for m in _MEASURES if m in before.layers and m in after.layers), "")
     requirements = _requirements(before, after)
