@@ -82,7 +82,7 @@ def layers_seen(
     """
     layers = emulated.layers
     finite = set(layers.loc[layers["introduced_finite"].astype(bool), "layer"])
-    broken = {name for name, score in sensitivity.scores.items() if math.isinf(score)} & finite
+    broken = sensitivity.breaks & finite
     samples = [s for s in ranked_on(case, bench, unseen) if _breaks(case, bench, s)]
     if not broken or not samples:
         return layers

@@ -66,8 +66,13 @@ class Sensitivity:
 
     @property
     def must_pin(self) -> frozenset[str]:
-        """The layers that break the requirement alone."""
+        """The layers that miss the requirement alone."""
         return frozenset(name for name, score in self.scores.items() if not score <= 1.0)
+
+    @property
+    def breaks(self) -> frozenset[str]:
+        """The layers that alone leave outputs that are not finite."""
+        return frozenset(name for name, score in self.scores.items() if not math.isfinite(score))
 
 
 def measure_sensitivity(
