@@ -38,6 +38,7 @@ from bisect_trt.stations.asked.thread_limit import within_threads
 from bisect_trt.stations.baselines.baselines import measure_baselines, nothing_to_pin, tf32_to_blame
 from bisect_trt.stations.baselines.golden import check_golden
 from bisect_trt.stations.bench.bench import Bench
+from bisect_trt.stations.bench.counted import plans_of
 from bisect_trt.stations.bench.engine_ahead import baseline_plans
 from bisect_trt.stations.bench.let_go import let_go
 from bisect_trt.stations.bench.open_bench import open_bench
@@ -209,11 +210,11 @@ def _search(case: Case, bench: Bench, beside: Beside) -> Iterator[Known]:
     if not isinstance(triage, Triage):
         yield known.with_(settled=triage)
         return
-    known = known.with_(triage=triage)
+    known = known.with_(triage=triage, baselines=replace(baselines, layers=triage.layers))
     yield known
     bench.observer.station("bisect")
     bench.tell_probes()
-    with bench.counting(expected_sets(case)):
+    with bench.counting(plans_of(bench, expected_sets(case))):
         bisection = bisect(case, bench, baselines, triage, triage.limit)
     known = known.with_(bisection=bisection)
     if bisection is not None:

@@ -178,7 +178,8 @@ def _result(
         findings=_findings(known, ledger),
         probes=ledger.probes,
         new_probes=ledger.new_probes,
-        effect_runs=known.triage.sensitivity.runs if known.triage is not None else 0,
+        effect_runs=ledger.further_rows
+        + (known.triage.sensitivity.runs if known.triage is not None else 0),
         seconds=round(seconds, 3),  # as run.json has it: what is read again is the same
         folder=ledger.folder,
         versions={**versions(), **ledger.versions},

@@ -55,6 +55,12 @@ def test_class_ids_are_decisions_already() -> None:
 def test_what_overshoots_a_sigmoid_is_no_logit() -> None:
     chances, moved = np.float32([-0.1, 0.6, 1.1, 0.1]), np.float32([-0.1, 0.4, 1.1, 0.1])
     assert decision("mask_iou", chances, moved) == 0.5
+    logits = np.float32([-0.2, 0.1, 0.4])
+    assert decision("mask_iou", logits, -logits) == 0.0
+
+
+def test_a_quantised_classifier_s_scores_are_scores() -> None:
+    assert decision("top1", np.uint8([[1, 2, 3]]), np.uint8([[1, 2, 4]])) == 1.0
 
 
 def test_masks_are_cut_at_a_half_or_at_nought() -> None:

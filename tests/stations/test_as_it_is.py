@@ -31,7 +31,7 @@ from bisect_trt.stations.bench.open_bench import open_bench
 from bisect_trt.stations.case.case import load
 from bisect_trt.stations.cause.effect_rows import EffectRows
 from bisect_trt.stations.cause.triage import _others
-from bisect_trt.stations.draws.holds import Refusal
+from bisect_trt.stations.draws.evidence import Refusal
 from fixtures.models import Fixture, encoder_decomposed, healthy, residual
 from tests.conftest import run_model
 

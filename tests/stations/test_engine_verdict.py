@@ -19,7 +19,7 @@ from bisect_trt.core.verdict import Verdict
 from bisect_trt.numerics.errors.tensor_error import tensor_error
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.search.tolerance_share import tightened
-from bisect_trt.stations.draws.holds import Refusal
+from bisect_trt.stations.draws.evidence import Refusal
 from bisect_trt.stations.engine.diagnosis import Fp32, what_fp32_is
 from bisect_trt.stations.engine.table import probe_effect_matters
 from bisect_trt.stations.verdict import engine_verdict

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
+import bisect_trt
 from bisect_trt.core.holds import InputKind
-from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.probe.result import PanelResult, SampleResult
-from bisect_trt.stations.draws.evidence import evidence_of, left_over
-from bisect_trt.stations.draws.holds import Refusal
+from bisect_trt.stations.draws.evidence import (
+    Refusal,
+    all_in_fp32,
+    missed_by_every,
+    told_by_pins,
+)
 from bisect_trt.stations.draws.panel import Panel, PanelSamples
+from fixtures.build import GraphBuilder
+from fixtures.models import waves
 
 LOW = PrecisionPlan("fp16")
 EVERY = LOW.with_pins(("a", "b"))
@@ -48,7 +57,13 @@ def bench_of(first: Judge, second: Judge) -> Any:
 
 
 def case_of(size: int = 1) -> Any:
-    return SimpleNamespace(requirements=SimpleNamespace(of_sets=size > 1), samples=[0] * size)
+    return SimpleNamespace(
+        requirements=SimpleNamespace(of_sets=size > 1),
+        samples=[0] * size,
+        settings=SimpleNamespace(pick=None),
+        held_low=frozenset(),
+        names=("a", "b"),
+    )
 
 
 def refusal(numbers: list[int], kind: InputKind = InputKind.VARIANTS) -> Refusal:
@@ -60,26 +75,34 @@ def refusal(numbers: list[int], kind: InputKind = InputKind.VARIANTS) -> Refusal
     [
         (({1, 2}, set()), (set(), set()), [1, 2]),  # pins mend both
         (({1, 2}, {2}), (set(), set()), [1]),
-        (({1, 2}, {1, 2, 3}), (set(), set()), None),
+        (({1, 2}, {1, 2, 3}), (set(), set()), []),
         (({1}, set()), ({2}, {2}), [1]),  # the second one's misses are held against its own FP32
         ((set(), {1, 2}), ({1, 2}, set()), [1, 2]),
     ],
 )
 def test_a_draw_that_all_pins_miss_refuses_nothing(
-    first: tuple[set[int], set[int]], second: tuple[set[int], set[int]], left: list[int] | None
+    first: tuple[set[int], set[int]], second: tuple[set[int], set[int]], left: list[int]
 ) -> None:
     bench = bench_of(Judge(*first), Judge(*second))
-    found = evidence_of(case_of(), bench, LOW, EVERY, refusal([1, 2]))
-    assert (found and [s.name for s in found.samples]) == (left and [f"s{n}" for n in left])
+    found = missed_by_every(case_of(), bench, LOW, EVERY, refusal([1, 2]))
+    assert found == {SAMPLES[n].digest for n in {1, 2}.difference(left)}
     assert bench.noted == ([] if left == [1, 2] else ["fp32-misses"])
 
 
 def test_sets_are_judged_together_and_given_inputs_always_speak() -> None:
     bench = bench_of(Judge({0, 2}, {2}), Judge(set(), set()))
-    found = evidence_of(case_of(2), bench, LOW, EVERY, refusal([0, 1, 2, 3]))
-    assert found is not None and [s.name for s in found.samples] == ["s0", "s1"]
+    found = missed_by_every(case_of(2), bench, LOW, EVERY, refusal([0, 1, 2, 3]))
+    assert found == {SAMPLES[2].digest, SAMPLES[3].digest}
     given = refusal([2], InputKind.GIVEN)
-    assert evidence_of(case_of(), bench, LOW, EVERY, given) is given
+    assert missed_by_every(case_of(), bench, LOW, EVERY, given) == set()
+
+
+def test_what_is_held_low_or_runs_in_tf32_is_no_fp32() -> None:
+    case = case_of()
+    assert all_in_fp32(case, LOW) == EVERY
+    assert all_in_fp32(case, LOW.with_pins_in(Precision.TF32)) is None
+    case.held_low = frozenset({"a"})
+    assert all_in_fp32(case, LOW) is None
 
 
 def test_a_panel_sets_such_draws_aside_and_keeps_the_given_inputs() -> None:
@@ -87,11 +110,37 @@ def test_a_panel_sets_such_draws_aside_and_keeps_the_given_inputs() -> None:
     bench = bench_of(first, second)
     bench.engine = None
     case = case_of()
-    case.settings = SimpleNamespace(pick=None)
     given, drawn = tuple(SAMPLES[:2]), tuple(SAMPLES[2:])
     panel = Panel(case, bench, LOW, PanelSamples(given, drawn, ()))
-    assert panel.set_aside(frozenset(("a", "b"))) and not panel.set_aside(frozenset(("a", "b")))
+    assert panel.set_aside() and not panel.set_aside()
     kept = {kind: [s.name for s in samples] for kind, samples in panel._samples.items()}
     assert kept == {InputKind.GIVEN: ["s0", "s1"], InputKind.REDRAWN: ["s2", "s5"]}
     assert (2, 3) not in second.asked, "what one judge misses the next is not asked"
-    assert left_over(bench, [first], EVERY, SAMPLES[:2], 1) == SAMPLES[1:2]
+    assert told_by_pins(case, bench, [first], EVERY, SAMPLES[:2]) == SAMPLES[1:2]
+    assert told_by_pins(case, bench, [first], None, SAMPLES[:2]) == SAMPLES[:2]
+
+
+def rounded() -> tuple[onnx.ModelProto, list[dict[str, np.ndarray]]]:
+    """A Round of what lies a hair below a half for a given input, beside layers that FP16 spoils:
+    on copies FP32's own sums fall to either side.
+    """
+    build = GraphBuilder(3)
+    tie = build.op("MatMul", "x", build.normal(256, 32, scale=400.0))
+    steps = build.op("Round", tie)
+    fine = build.op("Mul", build.op("Tanh", "x"), build.weight(3.0))
+    return build.model({"x": [1, 256]}, {steps: [1, 32], fine: [1, 256]}), [
+        {"x": waves(seed, 1, 256)} for seed in range(8)
+    ]
+
+
+def test_a_search_that_meets_such_draws_ends_with_a_plan(tmp_path: Path) -> None:
+    """It said that there was none while ``verify`` of all pins held."""
+    model, given = rounded()
+    result = bisect_trt.bisect(
+        model, given, require="max_abs<=0.5", runner="emulated", out=tmp_path / "run"
+    )
+    fp32 = bisect_trt.PrecisionPlan("fp16", [x.name for x in bisect_trt.graph.list_layers(model)])
+    held = bisect_trt.verify(model, given, fp32, require="max_abs<=0.5", out=tmp_path / "verify")
+    assert held.holds is not None and held.holds.given.passed == 8
+    assert result.passed and result.pinned == ["/MatMul", "/Round"]
+    assert [f.where for f in result.findings if f.kind == "fp32-misses"] == [""]

@@ -21,6 +21,7 @@ from bisect_trt.stations.asked.settings import Settings
 from bisect_trt.stations.bench.open_bench import open_bench
 from bisect_trt.stations.case.case import Case, load
 from bisect_trt.stations.draws import fresh_test
+from bisect_trt.stations.draws.evidence import Refusal
 from bisect_trt.stations.draws.fresh_test import (
     MAX_TESTS,
     FreshTest,
@@ -29,7 +30,7 @@ from bisect_trt.stations.draws.fresh_test import (
     shortened,
     wanted_of_unseen,
 )
-from bisect_trt.stations.draws.holds import Refusal, first_refusal, measure_holds
+from bisect_trt.stations.draws.holds import first_refusal, measure_holds
 from fixtures.models import Fixture, healthy
 
 

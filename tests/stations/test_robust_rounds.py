@@ -15,7 +15,7 @@ from bisect_trt.core.verdict import Verdict
 from bisect_trt.search import prefix
 from bisect_trt.search.tolerance_share import Room
 from bisect_trt.stations.asked.settings import Settings
-from bisect_trt.stations.draws.holds import Refusal
+from bisect_trt.stations.draws.evidence import Refusal
 from bisect_trt.stations.plans import robust_search
 from bisect_trt.stations.plans.panel_sets import shortest_passing
 from bisect_trt.stations.plans.robust_search import RobustSet
@@ -23,14 +23,14 @@ from bisect_trt.stations.plans.robust_search import RobustSet
 
 def searched(names: list[str], strength: dict[str, float], fewest: int = 0) -> RobustSet | None:
     """What the rounds end with, where the panel and the tests are made of numbers."""
-    case: Any = SimpleNamespace(begin=(), settings=SimpleNamespace(pick=None))
+    # Some of the given inputs may miss: no layer is asked where it breaks few.
+    settings = SimpleNamespace(pick=None, share_of_given=0.9)
+    case: Any = SimpleNamespace(begin=(), settings=settings)
     bench: Any = SimpleNamespace(tell=lambda _: None, prober=SimpleNamespace(workers=1))
     panel: Any = SimpleNamespace(
         base=PrecisionPlan("fp16"),
         add=lambda _: None,
         forget=lambda below: None,
-        ask=lambda *_: None,
-        breaking=lambda _: [],
     )
     return robust_search._in_rounds(
         case, bench, panel, names, strength, Room(1.0, 0.0, 0.95), fewest
@@ -102,9 +102,11 @@ class Panel:
 
     base = PrecisionPlan("fp16")
 
-    def __init__(self, needed: int, asks: int, unseen: int = 0, more: int = 0) -> None:
+    def __init__(
+        self, needed: int, asks: int, unseen: int = 0, more: int = 0, odd: int = 0
+    ) -> None:
         self.needed, self.asks = [f"layer{k}" for k in range(needed)], asks
-        self.unseen, self.more = unseen, more
+        self.unseen, self.more, self.odd = unseen, more, odd
         self.kept: list[frozenset[str]] = []
         self.asked: list[tuple[int, int | None]] = []
         self.asked_second: list[int] = []
@@ -115,6 +117,8 @@ class Panel:
             raise BudgetSpentError
         self.asked.append((len(pins), few))
         needed = self.needed[: len(self.needed) - self.unseen] if few else self.needed
+        if self.odd:  # a draw that nothing passes
+            return SimpleNamespace(verdict=Verdict.FAIL)
         return SimpleNamespace(verdict=Verdict.PASS if pins >= set(needed) else Verdict.FAIL)
 
     def ask_second(self, pins: frozenset[str], _: float) -> Any:
@@ -130,11 +134,9 @@ class Panel:
     def keep(self, pins: frozenset[str]) -> None:
         self.kept.append(pins)
 
-    def breaking(self, _: frozenset[str]) -> list[Any]:
-        return []
-
-    def set_aside(self, _: frozenset[str]) -> bool:
-        return False
+    def set_aside(self) -> bool:
+        aside, self.odd = self.odd, 0
+        return aside > 0
 
     def forget(self, below: int) -> None:
         self.kept = [pins for pins in self.kept if len(pins) >= below]
@@ -196,6 +198,13 @@ def test_what_the_given_inputs_bound_by_themselves_keeps_no_margin(
     assert robust_search.margin(case, on_engine) == (1.0 if picked else 0.95)
 
 
+def test_draws_that_nothing_passes_are_set_aside() -> None:
+    panel: Any = Panel(20, 1000, odd=1)
+    names = [f"layer{k}" for k in range(200)]
+    assert shortest_passing(panel, names, Room(1.0, 0.0, 0.95), 0, [1.0] * 200) == 20
+    assert panel.odd == 0
+
+
 def test_all_pins_that_miss_the_panel_are_no_prefix() -> None:
     panel: Any = Panel(30, 1000)
     names = [f"layer{k}" for k in range(29)]
@@ -237,7 +246,9 @@ def cut_short(
 
     monkeypatch.setattr(robust_search, "Panel", lambda *_: panel)
     monkeypatch.setattr(robust_search, "_last_word", too_late)
-    case: Any = SimpleNamespace(begin=(), settings=SimpleNamespace(pick=None))
+    # Some of the given inputs may miss: no layer is asked where it breaks few.
+    settings = SimpleNamespace(pick=None, share_of_given=0.9)
+    case: Any = SimpleNamespace(begin=(), settings=settings)
     bench: Any = SimpleNamespace(
         tell=lambda _: None,
         prober=SimpleNamespace(workers=1),

@@ -14,6 +14,7 @@ import bisect_trt
 from bisect_trt.core.diagnosis import Cause
 from fixtures.build import GraphBuilder
 from fixtures.models import waves
+from tests.conftest import forbid_inferences
 
 
 def scaled(places: int, *factors: float) -> list[dict[str, np.ndarray]]:
@@ -38,6 +39,39 @@ def test_what_breaks_on_some_inputs_alone_is_ranked_before_what_disturbs_most(
     assert result.cause is Cause.OVERFLOW and needed <= set(result.pinned)
     assert max(layers["rank"][list(needed)]) == len(needed) < 20
     assert len(result.pinned) <= len(needed) + 1
+
+
+def test_each_input_may_break_another_layer(
+    tmp_path: Path, eight_draws: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of eight branches each is beyond the range on one input, among 48 others that round: all 64
+    layers were pinned. The same command again asks nobody and says the same.
+    """
+    build, random = GraphBuilder(0), np.random.default_rng(1)
+    outputs = dict[str, list[int]]()
+    inputs = {f"x{k}": [1, 4] for k in range(8)} | {"z": [1, 16]}
+    for k in range(8):
+        build.scope = f"/h{k}"
+        large = build.op("Mul", f"x{k}", build.weight(2.0**10))
+        outputs[build.op("Mul", large, build.weight(2.0**-10))] = [1, 4]
+    build.scope = "/n"
+    for _ in range(48):
+        outputs[build.op("MatMul", "z", build.weight(random.normal(size=(16, 8))))] = [1, 8]
+    model = build.model(inputs, outputs)
+    given = []
+    for k in range(8):
+        arrays = {n: 0.01 * random.normal(size=s).astype(np.float32) for n, s in inputs.items()}
+        arrays["z"] *= np.float32(100.0)
+        arrays[f"x{k}"] = np.full((1, 4), 100.0, np.float32)
+        given.append({n: a.astype(np.float32) for n, a in arrays.items()})
+    asked = {"require": [f"{n}:max_abs<={'1e-3' if n[1] == 'h' else '0.05'}" for n in outputs]}
+    asked |= {"runner": "emulated", "out": tmp_path / "run"}
+    result = bisect_trt.bisect(model, given, **asked)
+    assert result.passed and len(result.pinned) <= 18
+    assert {f"/h{k}/Mul" for k in range(8)} <= set(result.pinned)
+    forbid_inferences(monkeypatch)
+    again = bisect_trt.bisect(model, given, **asked)
+    assert (again.pinned, again.new_probes, again.effect_runs) == (result.pinned, 0, 0)
 
 
 def squared(limit: float) -> onnx.ModelProto:

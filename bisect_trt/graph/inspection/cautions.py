@@ -17,7 +17,7 @@ from bisect_trt.core.precision import Precision
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.model.layers import Kind
 from bisect_trt.graph.tensors.operator_rules import QUANTISES, is_standard
-from bisect_trt.graph.tensors.tensor_types import subgraphs
+from bisect_trt.graph.tensors.tensor_types import every_node, subgraphs
 
 _MANY = 0.1
 """From this share of the float nodes on the first line has to say it."""
@@ -85,7 +85,7 @@ def _random(graph: Graph) -> Iterator[Finding]:
     drawing = [
         name
         for node, name in zip(graph.proto.graph.node, graph.names, strict=True)
-        if is_standard(node) and (node.op_type in _RANDOM or _is_training(graph, node))
+        if any(n.op_type in _RANDOM or _is_training(graph, n) for n in every_node([node]))
     ]
     if drawing:
         message = (
@@ -96,11 +96,13 @@ def _random(graph: Graph) -> Iterator[Finding]:
 
 
 def _is_training(graph: Graph, node: onnx.NodeProto) -> bool:
-    """Whether it is a Dropout that drops: since opset 12 its third input says so."""
+    """Whether it is a Dropout that drops: since opset 12 its third input says so, and its second
+    how much.
+    """
     if node.op_type != "Dropout" or len(node.input) < 3:
         return False
-    mode = graph.constants.get(node.input[2])
-    return mode is not None and bool(np.any(mode))
+    share, mode = (graph.constants.get(name) for name in node.input[1:3])
+    return mode is not None and bool(np.any(mode)) and (share is None or bool(np.any(share)))
 
 
 def _whole_bodies(graph: Graph) -> Iterator[Finding]:

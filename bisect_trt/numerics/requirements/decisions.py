@@ -34,10 +34,10 @@ def decision(metric: str, reference: NDArray[Any], candidate: NDArray[Any]) -> f
     ``topK``: of the rows along the last axis, those whose largest element in the reference is among
     the K largest of the candidate. ``argmax``: of all places, those whose largest channel is the
     same; channels are axis 1 from four dimensions on (N, C, H, W), else the last axis. Of an output
-    of integers or truth values, which are decisions already (the ids of classes), both are the
-    share of elements that are the same. ``mask_iou``: intersection over union of what lies above
-    0.5, or above 0 where the reference holds values well outside of 0 to 1 (logits); 1 where both
-    masks are empty.
+    of truth values or integers of more than eight bits, which are decisions already (the ids of
+    classes), both are the share of elements that are the same. ``mask_iou``: intersection over
+    union of what lies above 0.5, or above 0 where the reference holds values well outside of 0 to 1
+    (logits); 1 where both masks are empty.
 
     Args:
         metric: one that :func:`is_decision` knows.
@@ -56,7 +56,7 @@ def decision(metric: str, reference: NDArray[Any], candidate: NDArray[Any]) -> f
         return _mask_iou(reference, candidate)
     if not is_decision(metric):
         raise ValueError(f"{metric!r} is no decision")
-    if reference.dtype.kind in "iub":
+    if reference.dtype.kind == "b" or (reference.dtype.kind in "iu" and reference.itemsize > 1):
         return float(np.mean(reference == candidate))
     if metric == "argmax":
         axis = 1 if reference.ndim >= 4 else -1
@@ -73,8 +73,8 @@ def decision(metric: str, reference: NDArray[Any], candidate: NDArray[Any]) -> f
 
 def _mask_iou(reference: NDArray[Any], candidate: NDArray[Any]) -> float:
     low, high = float(np.min(reference)), float(np.max(reference))
-    within = low >= -_OVERSHOOT and high <= 1.0 + _OVERSHOOT
-    threshold = _MASK_AT if within else 0.0
+    within = low >= -_OVERSHOOT and high <= 1.0 + _OVERSHOOT and high > _MASK_AT
+    threshold = _MASK_AT if within or 0.0 <= low <= high <= 1.0 else 0.0
     ref, got = reference > threshold, candidate > threshold
     union = int(np.count_nonzero(ref | got))
     return int(np.count_nonzero(ref & got)) / union if union else 1.0

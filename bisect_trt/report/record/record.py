@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from bisect_trt.core.diagnosis import Cause
-from bisect_trt.core.errors import EXIT_NOT_MET, EXIT_OK
+from bisect_trt.core.errors import EXIT_INTERRUPTED, EXIT_NOT_MET, EXIT_OK
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.holds import Holding, Holds, InputKind, Robustness, word_of
 from bisect_trt.core.precision import Precision, PrecisionPlan
@@ -190,7 +190,7 @@ class Record:
             "cause": self.cause.value,
             "sentence": self.sentence,
             "passed": self.passed,
-            "exit_code": self.exit_code,
+            "exit_code": EXIT_INTERRUPTED if self.interrupted else self.exit_code,
             "complete": self.complete,
             "pinned": self.pinned,
             "layers": self.layer_count,

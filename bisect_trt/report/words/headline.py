@@ -19,6 +19,8 @@ _NEARLY_ALL = 0.9
 _FEW = 0.25
 """Of the given inputs: where no more ask for nearly all pins, they may be what is unusual."""
 
+_REFUTED = "a test refutes it (the budget is spent)"
+
 _ENGINE_TO_BLAME = {
     Cause.UNSTEADY: "The engine does not make up its mind: no plan can be trusted on it.",
     Cause.ENGINE_FAILED: "TensorRT does not build or run the model, in FP32 either.",
@@ -40,6 +42,8 @@ def _answer(result: Record) -> str:
         return _ENGINE_TO_BLAME[result.cause]
     if not result.passed:
         return "No plan found meets the requirement."
+    if result.cause is Cause.NONE and result.is_refuted:
+        return f"{name} meets the requirement on the given inputs, but {_REFUTED}."
     if result.cause is Cause.NONE:
         held = len(result.plan.held)
         if held:
@@ -68,7 +72,7 @@ def _answer(result: Record) -> str:
         kept += f" ({len(result.plan.held)} of them held by --pin)"
     met = f"the requirement is met{_of_given(result)}"
     if result.is_refuted:
-        met = "the given inputs meet the requirement, but a test refutes it (the budget is spent)"
+        met = f"the given inputs meet the requirement, but {_REFUTED}"
     return f"{kept} and {met}; {proof}."
 
 

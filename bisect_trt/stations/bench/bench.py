@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
@@ -86,7 +86,8 @@ class Bench:
         self._case = case
         self._key = MetricReads(case.metrics, case.key, journal).key
         self._found: list[Finding] = []
-        self._counted = 0, 0
+        self._place: Callable[[], tuple[int, int]] = lambda: (self.plans_asked, 0)
+        self.further_rows = 0
         self._best: int | None = None
         self._error_samples: dict[tuple[str, PrecisionPlan], ErrorSample] = {}
         other: Runner = (
@@ -218,6 +219,7 @@ class Bench:
             tuple(self.engine.done.values()) if self.engine is not None else (),
             dict(self.prober.runner.versions) | (dict(engine.versions) if engine else {}),
             tuple(self._found),
+            self.further_rows,
         )
 
     def tell_probes(self) -> None:
@@ -243,28 +245,26 @@ class Bench:
         if result.on_given and result.verdict.passed and self._case.settings.fitted:
             self._best = min(pins, self._best if self._best is not None else pins)
             self.observer.best(self._best)
-        begun, expected = self._counted
-        done = self._plans - begun
-        if done < expected:
-            self.observer.progress(done, expected, note)
-        else:  # beyond what was expected nobody knows what is left
-            self.tell(note)
+        self.tell(note)
 
     @contextmanager
-    def counting(self, expected: int) -> Iterator[None]:
-        """Meanwhile the plans that are probed are told as parts of about ``expected``."""
-        self._counted = self._plans, expected
+    def counting(self, place: Callable[[], tuple[int, int]]) -> Iterator[None]:
+        """Meanwhile what is told is beside ``place``: what is done, and of how much, 0 where nobody
+        knows.
+        """
+        before, self._place = self._place, place
         try:
             yield
         finally:
-            self._counted = 0, 0
+            self._place = before
 
     def tell(self, note: str) -> None:
         """What was done last, beside the number of plans that were probed until now."""
-        self.observer.progress(self._plans, 0, note)
+        self.observer.progress(*self._place(), note)
 
     @property
-    def _plans(self) -> int:
+    def plans_asked(self) -> int:
+        """How many plans were asked about, by all who judge."""
         return sum(len(p.plans) for p in self.probers)
 
     def prober_of(

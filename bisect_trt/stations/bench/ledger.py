@@ -17,7 +17,8 @@ class Ledger:
 
     ``emulators`` are the names of the first and the second, ``judge`` the name of who has the last
     word. ``probes`` counts plans by runner, ``new_probes`` those that the journal did not answer.
-    ``findings`` are what the bench itself had to say.
+    ``findings`` are what the bench itself had to say, ``further_rows`` counts single-layer runs of
+    the search.
     """
 
     folder: Path
@@ -29,6 +30,7 @@ class Ledger:
     engine_results: tuple[ProbeResult, ...]
     versions: Mapping[str, str]
     findings: tuple[Finding, ...] = ()
+    further_rows: int = 0
 
     def of(self, runner: str, plan: PrecisionPlan) -> ProbeResult | None:
         """What ``runner`` showed of ``plan`` on the given inputs; None if it was not asked."""

@@ -14,6 +14,8 @@ from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.case.case import Case
 from bisect_trt.stations.cause.sensitivity import Sensitivity, measure_sensitivity, time_allowed
 from bisect_trt.stations.cause.unseen import Unseen
+from bisect_trt.stations.draws.evidence import all_in_fp32, told_by_pins
+from bisect_trt.stations.draws.fresh_test import set_size
 
 _MOST_RANKED, _FEWEST_RANKED, _RANKED_ROWS = 8, 2, 800
 """Layers are ranked over as many samples as make so many rows: by count and not by the clock, so
@@ -119,7 +121,10 @@ def ranked_on(case: Case, bench: Bench, unseen: Unseen | None) -> tuple[Sample, 
     # What refused everything lowered shows what is wrong with it; the panel may not.
     refused = unseen.refused.samples if unseen.refused is not None else ()
     missed = evenly(refused, min(len(refused), -(-(count - len(first)) // 2)))
-    return (*first, *missed, *evenly(others, count - len(first) - len(missed)))
+    drawn = [*missed, *evenly(others, count - len(first) - len(missed))]
+    # Where FP32 misses, so does each layer alone.
+    every = all_in_fp32(case, case.base) if set_size(case) == 1 else None
+    return (*first, *told_by_pins(case, bench, [bench.prober], every, drawn))
 
 
 def _worst(case: Case, bench: Bench, samples: Sequence[Sample], most: int) -> list[Sample]:

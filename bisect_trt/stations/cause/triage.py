@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import pandas as pd
+
 from bisect_trt.core.diagnosis import Cause, Diagnosis
 from bisect_trt.core.holds import InputKind
 from bisect_trt.core.precision import PrecisionPlan
@@ -35,7 +37,8 @@ class Triage:
     ``base`` is the plan without pins, with the precision that a pin really runs in; ``pinned`` the
     emulated probe of all pins; ``limit`` the share of the tolerance to search within at first;
     ``ranking`` are all layers, most harmful first; ``unseen`` what a robust search begins
-    with, None where the given inputs are all.
+    with, None where the given inputs are all; ``layers`` their table, with what was seen to break
+    on other inputs.
     """
 
     diagnosis: Diagnosis
@@ -45,6 +48,7 @@ class Triage:
     limit: float
     ranking: tuple[str, ...]
     unseen: Unseen | None
+    layers: pd.DataFrame
 
 
 def _missed_with_all_pins(
@@ -111,9 +115,10 @@ def find_cause(
     refused = unseen.refused if unseen is not None else None
     if refused is not None and refused.score > lowered.score:
         lowered = replace(lowered, score=refused.score, verdict=Verdict.FAIL)
+    layers = layers_seen(case, bench, emulated, unseen, sensitivity)
     diagnosis = diagnose_reduced(
         lowered.under(limit),
-        layers_seen(case, bench, emulated, unseen, sensitivity),
+        layers,
         sensitivity.under(limit),
         lambda pins: bench.prober.probe(base.with_pins(pins)).under(limit),
         case.settings.precision,
@@ -131,13 +136,14 @@ def find_cause(
     # Every set needs what breaks alone, be it on other elements, or in another output, than those
     # that are disturbed most; but for what only inputs show that need not hold. (What misses alone
     # by rounding may still hold among others: ranked so, a text model had 403 pins and not 393.)
-    breaks = sensitivity.breaks if case.settings.share_of_given >= 1.0 else frozenset()
+    each = case.settings.share_of_given >= 1.0 and not case.requirements.of_sets
+    breaks = sensitivity.breaks if each else frozenset()
     # What was too many to measure stands behind what was, by the error it introduces.
     ranking = sorted(
         case.names,
         key=lambda n: (n not in breaks, -strength.get(n, -1.0), -suspicion.get(n, -math.inf)),
     )
-    return Triage(diagnosis, base, pinned, sensitivity, limit, tuple(ranking), unseen)
+    return Triage(diagnosis, base, pinned, sensitivity, limit, tuple(ranking), unseen, layers)
 
 
 def _alone_on_all(

@@ -11,9 +11,9 @@ from bisect_trt.probe.result import ProbeResult, SampleResult
 from bisect_trt.stations.baselines.baselines import Baselines
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.case.case import Case
-from bisect_trt.stations.draws.evidence import evidence_of
+from bisect_trt.stations.draws.evidence import Refusal, all_in_fp32
 from bisect_trt.stations.draws.fresh_test import next_test, set_size, spared
-from bisect_trt.stations.draws.holds import Refusal, measure_holds, put_to_test
+from bisect_trt.stations.draws.holds import put_to_test
 from bisect_trt.stations.draws.panel import PanelSamples, panel_samples
 
 
@@ -78,11 +78,5 @@ def _on(case: Case, bench: Bench, samples: PanelSamples) -> ProbeResult:
 
 def _tested(case: Case, bench: Bench) -> tuple[Refusal | None, Holds | None]:
     """What on fresh draws refuses everything lowered, or on what it holds."""
-    judges, test = [bench.prober, bench.second], next_test(case, bench)
-    against, holds = put_to_test(case, bench, judges, case.base, test, 1.0)
-    if against is None:
-        return None, holds
-    evidence = evidence_of(case, bench, case.base, case.base.with_pins(case.names), against)
-    if evidence is None:
-        return None, measure_holds(case, bench, judges, case.base, test)
-    return evidence, None
+    judges, every = [bench.prober, bench.second], all_in_fp32(case, case.base)
+    return put_to_test(case, bench, judges, case.base, next_test(case, bench), 1.0, every)

@@ -22,6 +22,7 @@ class Draws:
     than a few thousand, as inputs that are judged in sets may be, each time anew.
 
     ``kinds`` is the order in which a test asks for them: what refuses a plan soonest comes first.
+    Those whose digests are in ``without`` are left out.
 
     Args:
         case: the given samples.
@@ -37,6 +38,7 @@ class Draws:
         self._case, self._bench = case, bench
         self._emulated = bench.engine not in judges
         self._count = test.draws * set_size(case)
+        self.without = set[str]()
         self._made: dict[InputKind, tuple[list[Sample], Iterator[Sample]]] = {}
         self._worst: dict[InputKind, float] = {}
         self._seen: dict[InputKind, int] = {}
@@ -44,10 +46,12 @@ class Draws:
     def of(self, kind: InputKind) -> Iterator[Sample]:
         """Those of ``kind``, redrawn or variants."""
         if self._count > _MOST:
-            return self._drawn(kind)
-        if kind not in self._made:
-            self._made[kind] = [], self._drawn(kind)
-        return _again(*self._made[kind])
+            drawn = self._drawn(kind)
+        else:
+            if kind not in self._made:
+                self._made[kind] = [], self._drawn(kind)
+            drawn = _again(*self._made[kind])
+        return (s for s in drawn if s.digest not in self.without) if self.without else drawn
 
     def hear(self, kind: InputKind, found: PanelResult) -> None:
         """Let what one judge passed be asked of the next one worst first: either look of a test
@@ -61,7 +65,7 @@ class Draws:
         self._worst[kind] = found.score()
         self.kinds.sort(key=lambda k: -self._worst.get(k, 0.0))
         samples = self._made[kind][0] if kind in self._made else []
-        if len(found.results) > len(samples) or set_size(self._case) > 1:
+        if len(found.results) > len(samples) or set_size(self._case) > 1 or self.without:
             return
         scores = [r.score for r in found.results]
         order = sorted(range(len(scores)), key=lambda i: (i >= self.test.enough, -scores[i]))

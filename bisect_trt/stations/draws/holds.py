@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 
 from bisect_trt.core.holds import CONFIDENCE, Holding, Holds, InputKind
@@ -18,6 +17,7 @@ from bisect_trt.probe.result import PanelResult
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.case.case import Case
 from bisect_trt.stations.draws.all_judges import judge_all
+from bisect_trt.stations.draws.evidence import Refusal, missed_by_every
 from bisect_trt.stations.draws.fresh_draws import Draws
 from bisect_trt.stations.draws.fresh_test import (
     FreshTest,
@@ -29,19 +29,6 @@ from bisect_trt.stations.draws.fresh_test import (
 from bisect_trt.stations.draws.reach import has_margin, reach
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """What spoke against a plan: samples of one ``kind`` that missed, of so many ``tested`` by some
-    judge; ``score`` is the worst draw's, or of given inputs the worst that is not spared, in
-    tolerances.
-    """
-
-    kind: InputKind
-    samples: tuple[Sample, ...]
-    tested: int
-    score: float
-
-
 def put_to_test(
     case: Case,
     bench: Bench,
@@ -49,8 +36,10 @@ def put_to_test(
     plan: PrecisionPlan,
     test: FreshTest,
     limit: float,
+    every: PrecisionPlan | None = None,
 ) -> tuple[Refusal | None, Holds | None]:
-    """What speaks against ``plan`` (:func:`first_refusal`), or else on what it holds.
+    """What speaks against ``plan`` (:func:`first_refusal`), or else on what it holds. Draws that
+    ``every`` layer pinned misses too speak against no plan; they are counted.
 
     Args:
         case: the given inputs, those kept apart, and what is asked for.
@@ -59,9 +48,18 @@ def put_to_test(
         plan: with the precision that a pin really runs in, for the emulators.
         test: which draws, and the confidence of their bounds.
         limit: how many tolerances each may use, so as not to be refused.
+        every: the plan with all layers pinned, where that is FP32 as a whole; None where nothing is
+            known of it.
     """
     draws = Draws(case, bench, judges, test)
     against = _first_refusal(case, bench, judges, plan, draws, limit)
+    while against is not None and every is not None:
+        of_no_pins = missed_by_every(case, bench, plan, every, against)
+        if not of_no_pins:
+            break
+        draws.without |= of_no_pins
+        against = _first_refusal(case, bench, judges, plan, draws, limit)
+    draws.without.clear()
     holds = _measured(case, bench, judges, plan, draws) if against is None else None
     return against, holds
 

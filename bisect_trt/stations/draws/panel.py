@@ -18,9 +18,8 @@ from bisect_trt.probe.result import PanelResult, ProbeResult, SampleResult
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.case.case import Case
 from bisect_trt.stations.draws.drawn import SEARCH_STREAM, redraws, variants
-from bisect_trt.stations.draws.evidence import left_over
+from bisect_trt.stations.draws.evidence import Refusal, all_in_fp32, told_by_pins
 from bisect_trt.stations.draws.fresh_test import set_size, spared
-from bisect_trt.stations.draws.holds import Refusal
 
 PANEL_DRAWS = 20
 _PANEL_SETS = 3
@@ -196,24 +195,25 @@ class Panel:
             self._elsewhere[refusal.kind] = elsewhere + passed
 
     def breaking(self, pins: frozenset[str]) -> list[Sample]:
-        """The samples on which ``pins`` were seen to leave outputs that are not finite."""
-        plan, found = self.base.with_pins(pins), list[Sample]()
-        for sample in (s for samples in self._samples.values() for s in samples):
-            known = self._prober.known(plan, sample)
-            if known is not None and math.isinf(known.score):
-                found.append(sample)
-        return found
-
-    def set_aside(self, every: frozenset[str]) -> bool:
-        """Leave out the draws that ``every`` layer pinned misses too: they say nothing of pins.
-        Whether there were any.
+        """The samples on which ``pins`` leave outputs that are not finite, by the first emulator.
+        Whatever was asked before, all are.
         """
-        plan, size = self.base.with_pins(every), set_size(self._case)
+        plan, size = self.base.with_pins(pins), set_size(self._case)
+        samples = [s for those in self._samples.values() for s in those]
+        results = self._prober.judge(plan, samples, size=size).results
+        broken = [i for i, r in enumerate(results) if not math.isfinite(r.score)]
+        return [s for i in broken for s in samples[i * size : (i + 1) * size]]
+
+    def set_aside(self) -> bool:
+        """Leave out the draws that FP32 as a whole misses too: they say nothing of pins. Whether
+        there were any.
+        """
         judges = [judge for judge in (self._prober, self._second) if judge is not None]
-        before = sum(map(len, self._samples.values()))
+        every, before = all_in_fp32(self._case, self.base), sum(map(len, self._samples.values()))
         for kind, samples in list(self._samples.items()):
             if kind is not InputKind.GIVEN:
-                self._samples[kind] = left_over(self._bench, judges, plan, samples, size)
+                left = told_by_pins(self._case, self._bench, judges, every, samples)
+                self._samples[kind] = left
         return sum(map(len, self._samples.values())) < before
 
     def _learn(

@@ -99,13 +99,14 @@ def measure_frontier(
     # A repeated command asks no further than the first one did.
     most = int(before[0]) if before is not None else len(sets)
     rows, deadline = [], time.monotonic() + TIME_BUDGET_S
-    with bench.counting(len(sets)):
+    number = 0
+    with bench.counting(lambda: (number, len(sets))):
         for number, (pins, source) in enumerate(sets[:most]):
             if before is None and number and time.monotonic() > deadline:
                 if not again:
                     bench.journal.record([Row(key, "frontier", number)])
                 break
-            bench.observer.progress(number, len(sets), f"{len(pins)} pins")
+            bench.tell(f"{len(pins)} pins")
             judged = kinds
             if source == "answer" and bench.prober.knows(answer):
                 judged = {**kinds, InputKind.GIVEN: case.samples}

@@ -70,25 +70,24 @@ def shortest_passing(
             return answered
         return panel.ask(frozenset(ranking[:count]), within(count), _GLANCE).verdict.passed
 
-    while (length := shortest_prefix(len(ranking), passes, first=shortest)) is not None:
+    while True:
+        length = shortest_prefix(len(ranking), passes, first=shortest)
         every = length == len(ranking)
-        if not whole(length):
-            if not every:
-                shortest = length + 1
-            elif panel.set_aside(frozenset(ranking)):
-                shortest, answered = begun, False
-            else:
+        if length is None or (every and not whole(length)):
+            if not panel.set_aside():
                 return None
-            continue
-        second = panel.ask_second(frozenset(ranking[:length]), within(length))
-        if second is None or second.verdict.passed or every:
-            return length
-        shortest = longer(strength, length, 1.0 / second.score)
-        if shortest == len(ranking) and panel.set_aside(frozenset(ranking)):
-            shortest = length
-        panel.forget(below=shortest)
-        answered = False
-    return None
+            shortest, answered = begun, False
+        elif not every and not whole(length):
+            shortest = length + 1
+        else:
+            second = panel.ask_second(frozenset(ranking[:length]), within(length))
+            if second is None or second.verdict.passed or every:
+                return length
+            shortest = longer(strength, length, 1.0 / second.score)
+            if shortest == len(ranking) and panel.set_aside():
+                shortest = length
+            panel.forget(below=shortest)
+            answered = False
 
 
 def shrunk(

@@ -12,8 +12,9 @@ from bisect_trt.core.sample import Sample, evenly
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.case.case import Case
 from bisect_trt.stations.cause.effect_rows import EffectRows
+from bisect_trt.stations.cause.sensitivity import TIME_BUDGET_S
 
-_LOOKED_AT = 2
+_LOOKED_AT = 4
 
 
 def first_that_break(
@@ -24,7 +25,8 @@ def first_that_break(
     ranking: Sequence[str],
 ) -> list[str]:
     """``ranking`` with the layers first that make outputs which are not finite on some of
-    ``samples``, each of them lowered alone.
+    ``samples``, each of them lowered alone; as it is where nothing breaks, or the layers are too
+    many to be asked.
 
     Args:
         case: the layers.
@@ -34,7 +36,12 @@ def first_that_break(
         ranking: the layers, most harmful first.
     """
     looked_at = evenly(samples, _LOOKED_AT)
+    # By count and not by the clock, so that the same command gives the same answer.
+    expected_s = len(looked_at) * len(ranking) * bench.usual_seconds
+    if not looked_at or expected_s > TIME_BUDGET_S:
+        return list(ranking)
     rows = EffectRows(case, bench, looked_at, base.with_pins(ranking))
     rows.take(list(ranking), math.inf)
+    bench.further_rows += rows.runs
     breaks = {name for name, its in rows.rows.items() if any(math.isinf(s) for s, _ in its)}
     return sorted(ranking, key=lambda name: name not in breaks)

@@ -24,9 +24,9 @@ from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.bench.engine_ahead import begin
 from bisect_trt.stations.case.case import Case
 from bisect_trt.stations.cause.unseen import Unseen
-from bisect_trt.stations.draws.evidence import evidence_of
+from bisect_trt.stations.draws.evidence import Refusal, all_in_fp32
 from bisect_trt.stations.draws.fresh_test import next_test, set_size, wanted_of_unseen
-from bisect_trt.stations.draws.holds import Refusal, measure_holds, put_to_test, refused_by
+from bisect_trt.stations.draws.holds import put_to_test, refused_by
 from bisect_trt.stations.draws.panel import Panel
 from bisect_trt.stations.plans.panel_sets import MOST_SHRUNK, shortest_passing, shrunk
 from bisect_trt.stations.plans.rare_breaks import first_that_break
@@ -38,6 +38,9 @@ by trial on two text models: the freer the choice, the more of it is luck."""
 _LONG = 0.5
 """A prefix of so many of the layers is looked at: what breaks on few inputs may stand far behind
 what disturbs the others, and all between are pinned with it."""
+
+_LOOKS = 4
+"""Each at some of the inputs on which half of the prefix leaves values that are not finite."""
 
 MAX_ROUNDS = 6
 """Each ends with a test, or two; a round that was refused makes the next set larger (``longer``),
@@ -119,14 +122,12 @@ def _in_rounds(
         length = shortest_passing(panel, ranking, room, shortest, left)
         if length is None:
             break
-        if not looked and length >= _LONG * len(ranking) > 1.0:
+        if not looked:
             looked = True
-            half = frozenset(ranking[: length // 2])
-            panel.ask(half, 1.0)
-            if breaking := panel.breaking(half):
-                ranking = first_that_break(case, bench, base, breaking, ranking)
-                left = [strength.get(name, 0.0) for name in ranking]
-                length = shortest_passing(panel, ranking, room, shortest, left) or length
+            ranking, length = _without_rare_breaks(
+                case, bench, panel, ranking, room, shortest, strength, length
+            )
+            left = [strength.get(name, 0.0) for name in ranking]
         refused: list[Refusal] = []
         ranked = ranking[:length]
         for candidate in _candidates(case, bench, panel, ranked, room):
@@ -135,7 +136,7 @@ def _in_rounds(
             plan = base.with_pins(candidate.pinned)
             pins = f"{len(candidate.pinned)} pins"
             bench.tell(f"{pins}, fresh draws")
-            against, holds = _last_word(case, bench, plan, base.with_pins(ranking), room.limit)
+            against, holds = _last_word(case, bench, plan, room.limit)
             if against is None:
                 return replace(candidate, holds=holds)
             bench.tell(f"{pins} refused by fresh draws ({against.kind}): the search goes on")
@@ -149,6 +150,36 @@ def _in_rounds(
         shortest = longer(left, length, room.kept / refused[-1].score, 2**tried)
         panel.forget(below=shortest)
     return best
+
+
+def _without_rare_breaks(
+    case: Case,
+    bench: Bench,
+    panel: Panel,
+    ranking: Sequence[str],
+    room: Room,
+    shortest: int,
+    strength: Mapping[str, float],
+    length: int,
+) -> tuple[list[str], int]:
+    """A ranking, and its shortest prefix that passes, with those layers further in front that break
+    on few inputs, where the prefix of ``length`` has many layers for their sake.
+    """
+    every = case.settings.share_of_given >= 1.0 and not case.requirements.of_sets
+    for _ in range(_LOOKS if every else 0):
+        half = frozenset(ranking[: length // 2])
+        if length < _LONG * len(ranking) or not half:
+            break
+        broken = panel.breaking(half)
+        again = as_searched(case, first_that_break(case, bench, panel.base, broken, ranking))
+        if again == list(ranking):
+            break
+        left = [strength.get(name, 0.0) for name in again]
+        shorter = shortest_passing(panel, again, room, shortest, left)
+        if shorter is None:
+            break
+        ranking, length = again, shorter
+    return list(ranking), length
 
 
 def margin(case: Case, bench: Bench) -> float:
@@ -202,10 +233,10 @@ def _candidates(
 
 
 def _last_word(
-    case: Case, bench: Bench, plan: PrecisionPlan, every: PrecisionPlan, limit: float
+    case: Case, bench: Bench, plan: PrecisionPlan, limit: float
 ) -> tuple[Refusal | None, Holds | None]:
-    """What refuses ``plan``, or else what it holds on by both emulators. What ``every`` layer
-    pinned misses too refuses nothing.
+    """What refuses ``plan``, or else what it holds on by both emulators. What FP32 as a whole
+    misses too refuses nothing.
 
     What an engine decides is tested there: of it the second emulator is asked about the given
     inputs, while the engine is built.
@@ -219,10 +250,4 @@ def _last_word(
         return refused_by(case, bench, judges, plan, limit, given), None
     judges, test = [bench.prober, bench.second], next_test(case, bench)
     bench.emulator.foretell(plan, test.enough)
-    against, holds = put_to_test(case, bench, judges, plan, test, limit)
-    if against is None:
-        return None, holds
-    evidence = evidence_of(case, bench, plan, every, against)
-    if evidence is None:
-        return None, measure_holds(case, bench, judges, plan, test)
-    return evidence, None
+    return put_to_test(case, bench, judges, plan, test, limit, all_in_fp32(case, plan))

@@ -17,8 +17,9 @@ from bisect_trt.stations.bench.engine_ahead import begin, give_up
 from bisect_trt.stations.case.case import Case
 from bisect_trt.stations.cause.sensitivity import suspicion_of
 from bisect_trt.stations.cause.triage import Triage
+from bisect_trt.stations.draws.evidence import Refusal
 from bisect_trt.stations.draws.fresh_test import MAX_TESTS, next_test, set_size
-from bisect_trt.stations.draws.holds import Refusal, put_to_test
+from bisect_trt.stations.draws.holds import put_to_test
 from bisect_trt.stations.engine.baselines import EngineBaselines
 from bisect_trt.stations.engine.steadiness import begin_further
 from bisect_trt.stations.plans.bisect import Bisection, bisect, known_strength
