@@ -14,8 +14,7 @@ from functools import cache
 from typing import Any
 
 import bisect_trt
-from benchmarks.common import RESULTS, machine
-from benchmarks.engines.engines import table
+from benchmarks.common import RESULTS, machine, table
 from bisect_trt.core.errors import BisectError, RunnerFailedError
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample

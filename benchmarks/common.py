@@ -8,9 +8,10 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -55,6 +56,15 @@ def medians(*functions: Callable[[], object], rounds: int = 25) -> list[float]:
                 function()
                 taken.append(time.perf_counter() - began)
     return [statistics.median(t) for t in times]
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    """Markdown."""
+
+    def text(v: Any) -> str:
+        return f"{v:.3g}" if isinstance(v, float) else str(v)
+
+    return ["| " + " | ".join(map(text, row)) + " |" for row in (head, ["---"] * len(head), *rows)]
 
 
 def machine() -> str:

@@ -12,8 +12,7 @@ from datetime import date
 
 import numpy as np
 
-from benchmarks.common import RESULTS
-from benchmarks.engines.engines import table
+from benchmarks.common import RESULTS, table
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.runners.emulator.runner import EmulatedRunner

@@ -41,16 +41,25 @@ def answer(result: Record) -> dict[str, Any]:
 def environment() -> Environment:
     """The package's templates; they escape what they are given."""
     # The template's name ends in .j2: what is chosen by endings would escape nothing.
-    made = Environment(
-        loader=PackageLoader("bisect_trt.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_harmless,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    made = _templates(autoescape=True, finalize=_harmless)
     made.filters |= {"number": number, "times": times, "cell": _cell, "code": _code}
     return made
+
+
+@cache
+def text_environment() -> Environment:
+    """The same for files that no browser reads; whoever fills them escapes."""
+    return _templates(autoescape=False, keep_trailing_newline=True)
+
+
+def _templates(**more: Any) -> Environment:
+    return Environment(
+        loader=PackageLoader("bisect_trt.report"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        **more,
+    )
 
 
 @cache

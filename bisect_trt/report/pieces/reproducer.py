@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from bisect_trt.core.names import markdown
 from bisect_trt.core.precision import Precision
 from bisect_trt.graph.files.save import save_model
 from bisect_trt.report.files.owned_folder import OwnedFolder
 from bisect_trt.report.files.write import to_json
+from bisect_trt.report.page.html import text_environment
 from bisect_trt.report.pieces.reduced import as_json, engine_of, figures, reduced_how, sentence
 from bisect_trt.stations.case.array_files import write_npz
 from bisect_trt.stations.pieces.reduce import SMALL, Reduced
@@ -101,12 +101,4 @@ def _readme(reduced: Reduced, made_by: str, size: int) -> str:
 
 
 def _rendered(name: str, **values: Any) -> str:
-    environment = Environment(
-        loader=PackageLoader("bisect_trt.report"),
-        undefined=StrictUndefined,
-        keep_trailing_newline=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        autoescape=False,
-    )
-    return str(environment.get_template(name).render(**values))
+    return str(text_environment().get_template(name).render(**values))

@@ -26,7 +26,7 @@ from bisect_trt.stations.cause.sensitivity import (
     suspicion_of,
 )
 from bisect_trt.stations.cause.unseen import Unseen
-from bisect_trt.stations.draws.fresh_test import set_size
+from bisect_trt.stations.draws.fresh_test import each_must_hold, set_size
 from bisect_trt.stations.engine.baselines import EngineBaselines
 
 
@@ -136,8 +136,7 @@ def find_cause(
     # Every set needs what breaks alone, be it on other elements, or in another output, than those
     # that are disturbed most; but for what only inputs show that need not hold. (What misses alone
     # by rounding may still hold among others: ranked so, a text model had 403 pins and not 393.)
-    each = case.settings.share_of_given >= 1.0 and not case.requirements.of_sets
-    breaks = sensitivity.breaks if each else frozenset()
+    breaks = sensitivity.breaks if each_must_hold(case) else frozenset()
     # What was too many to measure stands behind what was, by the error it introduces.
     ranking = sorted(
         case.names,
@@ -152,8 +151,7 @@ def _alone_on_all(
     """What a layer does alone on the given inputs together; None where each of them must meet the
     requirement itself, and where together they do, so that what is missed is on draws.
     """
-    each = set_size(case) == 1 and case.settings.share_of_given >= 1.0
-    if each or emulated.lowered.verdict.passed:
+    if each_must_hold(case) or emulated.lowered.verdict.passed:
         return None
     names = case.held_low.union(case.names)
     return lambda name: bench.prober.probe(base.with_pins(names - {name})).under(limit)

@@ -99,8 +99,9 @@ def told_by_pins(
         samples: some draws.
     """
     left = list(samples)
-    for judge in judges if every is not None and left else ():
-        assert every is not None
+    if every is None:
+        return left
+    for judge in judges if left else ():
         found = judge.judge(every, left, size=set_size(case)).results
         kept = [one for one, r in zip(_sets(case, left), found, strict=True) if meets(r, 1.0)]
         left = [sample for one in kept for sample in one]

@@ -212,6 +212,11 @@ def set_size(case: Case) -> int:
     return len(case.samples) if case.requirements.of_sets else 1
 
 
+def each_must_hold(case: Case) -> bool:
+    """Whether every given input must meet the requirement by itself."""
+    return case.settings.share_of_given >= 1.0 and set_size(case) == 1
+
+
 def wanted_of_unseen(case: Case) -> float:
     """The share of unseen inputs that is asked for, or spoken of where a set is fitted.
 

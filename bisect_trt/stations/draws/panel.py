@@ -198,11 +198,10 @@ class Panel:
         """The samples on which ``pins`` leave outputs that are not finite, by the first emulator.
         Whatever was asked before, all are.
         """
-        plan, size = self.base.with_pins(pins), set_size(self._case)
         samples = [s for those in self._samples.values() for s in those]
-        results = self._prober.judge(plan, samples, size=size).results
-        broken = [i for i, r in enumerate(results) if not math.isfinite(r.score)]
-        return [s for i in broken for s in samples[i * size : (i + 1) * size]]
+        results = self._prober.judge(self.base.with_pins(pins), samples).results
+        judged = zip(samples, results, strict=True)
+        return [sample for sample, result in judged if not math.isfinite(result.score)]
 
     def set_aside(self) -> bool:
         """Leave out the draws that FP32 as a whole misses too: they say nothing of pins. Whether

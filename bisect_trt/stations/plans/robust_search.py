@@ -25,7 +25,12 @@ from bisect_trt.stations.bench.engine_ahead import begin
 from bisect_trt.stations.case.case import Case
 from bisect_trt.stations.cause.unseen import Unseen
 from bisect_trt.stations.draws.evidence import Refusal, all_in_fp32
-from bisect_trt.stations.draws.fresh_test import next_test, set_size, wanted_of_unseen
+from bisect_trt.stations.draws.fresh_test import (
+    each_must_hold,
+    next_test,
+    set_size,
+    wanted_of_unseen,
+)
 from bisect_trt.stations.draws.holds import put_to_test, refused_by
 from bisect_trt.stations.draws.panel import Panel
 from bisect_trt.stations.plans.panel_sets import MOST_SHRUNK, shortest_passing, shrunk
@@ -165,8 +170,7 @@ def _without_rare_breaks(
     """A ranking, and its shortest prefix that passes, with those layers further in front that break
     on few inputs, where the prefix of ``length`` has many layers for their sake.
     """
-    every = case.settings.share_of_given >= 1.0 and not case.requirements.of_sets
-    for _ in range(_LOOKS if every else 0):
+    for _ in range(_LOOKS if each_must_hold(case) else 0):
         half = frozenset(ranking[: length // 2])
         if length < _LONG * len(ranking) or not half:
             break
