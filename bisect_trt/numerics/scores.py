@@ -47,17 +47,28 @@ def elementwise(
     """
     ref, got = np.asarray(reference).ravel(), np.asarray(candidate).ravel()
     worst = 0.0
+    # The same memory for each block: fresh pages for each cost more than the rest.
+    room = np.empty((2, min(ref.size, _BLOCK)))
     for start in range(0, ref.size, _BLOCK):
-        exact = ref[start : start + _BLOCK].astype(np.float64)
+        block = slice(start, min(start + _BLOCK, ref.size))
+        allowed, used = room[:, : block.stop - start]
+        np.copyto(allowed, ref[block], casting="unsafe")
+        np.copyto(used, got[block], casting="unsafe")
         with np.errstate(divide="ignore", invalid="ignore"):
-            allowed = absolute + relative * np.abs(exact)
-            error = np.abs(got[start : start + _BLOCK].astype(np.float64) - exact)
-            used = error / allowed
-        # 0 over 0 where nothing is allowed and nothing is wrong; not where the reference is not.
-        used[(error == 0.0) | ~np.isfinite(exact)] = 0.0
-        if bool((used == np.inf).any()):
-            return _NOTHING_ALLOWED
-        worst = max(worst, float(used.max()))
+            used -= allowed
+            np.abs(used, out=used)
+            np.abs(allowed, out=allowed)
+            allowed *= relative
+            allowed += absolute
+            used /= allowed
+        # 0 over 0 where nothing is allowed and nothing is wrong; or the reference is not finite.
+        most = float(used.max())
+        if not math.isfinite(most):
+            finite = np.isfinite(ref[block].astype(np.float64))
+            most = float(np.where(finite & ~np.isnan(used), used, 0.0).max())
+            if math.isinf(most):
+                return _NOTHING_ALLOWED
+        worst = max(worst, most)
     return min(worst, MOST)
 
 

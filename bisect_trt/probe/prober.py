@@ -64,7 +64,7 @@ class Prober:
         error_sample: Callable[[Sample], ErrorSample] | None,
         workers: int = 1,
         log: list[ProbeResult] | None = None,
-        at_once: int = 8,
+        at_once: int = 16,
         share: float = 1.0,
     ) -> None:
         self.runner = runner

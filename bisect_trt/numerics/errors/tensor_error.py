@@ -14,7 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_trt.numerics.errors.block_sums import BlockSums, applies_to, block_sums, value_range
+from bisect_trt.numerics.errors.block_sums import (
+    BlockSums,
+    applies_to,
+    block_sums,
+    dot,
+    value_range,
+)
 from bisect_trt.numerics.errors.medians import median
 
 NAN = float("nan")
@@ -205,13 +211,11 @@ def _cosine(ref: NDArray[np.float64], got: NDArray[np.float64]) -> float:
         return 1.0 if ref_scale == got_scale else 0.0
     if not all(1.0 / _SAFE < scale < _SAFE for scale in (ref_scale, got_scale)):
         ref, got = ref / ref_scale, got / got_scale
-    product = float(np.einsum("i,i->", ref, got))
-    return float(np.clip(product / (_norm(ref) * _norm(got)), -1.0, 1.0))
+    return float(np.clip(dot(ref, got) / (_norm(ref) * _norm(got)), -1.0, 1.0))
 
 
 def _norm(values: NDArray[np.float64]) -> float:
-    # einsum, not np.dot: BLAS wakes its threads, which costs more than they save here.
-    return float(np.sqrt(np.einsum("i,i->", values, values)))
+    return float(np.sqrt(dot(values, values)))
 
 
 def _peak(values: NDArray[np.float64]) -> float:
