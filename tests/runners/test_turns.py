@@ -1,7 +1,10 @@
-"""A copy of many weights is held by one session at a time."""
+"""A copy of many weights is held by one session at a time; of many nodes the sessions of all plans
+and of one are open in turn.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from weakref import ReferenceType, ref
@@ -18,10 +21,13 @@ from bisect_trt.core.sample import Sample
 from bisect_trt.graph.files.load import load_model
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.runners.emulator import whole_model
+from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.runners.emulator.whole_model import WholeModelRunner
 from bisect_trt.runners.ort.reference import Reference
 from bisect_trt.runners.ort.sessions import reference_session
+from bisect_trt.runners.ort.turns import Turns
 from bisect_trt.runners.ort.weights import opened
+from tests.runners.test_segments import layers, network, sample
 
 PLAN = PrecisionPlan(Precision.FP16)
 
@@ -40,11 +46,8 @@ def graph(tmp_path: Path) -> Graph:
     return Graph(load_model(tmp_path / "m.onnx").proto)
 
 
-@pytest.mark.parametrize(("many", "together"), [(1 << 40, 2), (1, 1)])
-def test_many_weights_are_held_in_turn(
-    graph: Graph, many: int, together: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("bisect_trt.runners.ort.turns.MANY", many)
+def sessions_made(monkeypatch: pytest.MonkeyPatch) -> list[ReferenceType[ort.InferenceSession]]:
+    """Those that are opened from here on."""
     made: list[ReferenceType[ort.InferenceSession]] = []
 
     def seen(*given: Any, **named: Any) -> ort.InferenceSession:
@@ -53,6 +56,19 @@ def test_many_weights_are_held_in_turn(
         return session
 
     monkeypatch.setattr("bisect_trt.runners.ort.sessions.opened", seen)
+    return made
+
+
+def alive(made: Sequence[ReferenceType[ort.InferenceSession]]) -> int:
+    return sum(session() is not None for session in made)
+
+
+@pytest.mark.parametrize(("many", "together"), [(1 << 40, 2), (1, 1)])
+def test_many_weights_are_held_in_turn(
+    graph: Graph, many: int, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bisect_trt.runners.ort.turns.MANY", many)
+    made = sessions_made(monkeypatch)
     sample = Sample("s", {"x": np.linspace(-1, 1, 128, dtype=np.float32)[None]})
     reference = Reference(graph)
     second = WholeModelRunner(graph, turns=reference.turns)
@@ -62,12 +78,51 @@ def test_many_weights_are_held_in_turn(
         return exact, next(iter(second.outputs(PLAN, [sample])))["y"]
 
     first = answers()
-    assert sum(session() is not None for session in made) == together
+    assert alive(made) == together
     # Whoever had to go gives the same when it comes back.
     assert all(np.array_equal(*pair) for pair in zip(first, answers(), strict=True))
-    assert sum(session() is not None for session in made) == together
+    assert alive(made) == together
     assert len(made) == (2 if together == 2 else 4)
     assert not np.array_equal(*first)
+
+
+def test_of_many_nodes_sessions_of_all_plans_and_of_one_are_open_in_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph, made = network(), sessions_made(monkeypatch)
+    other = PLAN.with_pins(frozenset(layers()[::2]))
+
+    def answers() -> tuple[list[int], list[NDArray[Any]]]:
+        turns = Turns(graph)
+        first = EmulatedRunner(graph, turns=turns)
+        second = WholeModelRunner(graph, turns=turns)
+        counts: list[int] = []
+        found: list[NDArray[Any]] = []
+
+        def ask(runner: EmulatedRunner | WholeModelRunner, plan: PrecisionPlan, *s: int) -> None:
+            outputs = list(runner.outputs(plan, [sample(seed) for seed in s]))
+            counts.append(alive(made))
+            found.extend(array for each in outputs for array in each.values())
+
+        ask(first, PLAN, 1, 2)
+        ask(second, PLAN, 1)
+        first.foretell(PLAN, 100)
+        ask(first, PLAN, 3, 4)
+        ask(first, other, 1, 2)
+        ask(second, other, 2)
+        first.release()
+        second.release()
+        return counts, found
+
+    together, expected = answers()
+    monkeypatch.setattr("bisect_trt.runners.ort.turns.MANY_NODES", 1)
+    in_turn, found = answers()
+    segments = together[0]
+    assert segments > 4
+    assert together == [segments, segments + 1, segments + 2, segments + 2, segments + 2]
+    assert in_turn == [segments, 1, 2, segments, 1]
+    assert alive(made) == 0
+    assert all(np.array_equal(*pair) for pair in zip(expected, found, strict=True))
 
 
 def test_no_session_is_opened_while_one_of_the_model_s_other_form_runs(

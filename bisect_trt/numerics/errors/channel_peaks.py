@@ -26,22 +26,22 @@ class ChannelPeaks:
     worst_channel: int = -1
 
 
-def channel_peaks(array: NDArray[np.float32], axis: int) -> NDArray[np.float64]:
-    """The largest magnitude of each channel along ``axis``, (channels,) float64, in the tensor's
+def channel_peaks(array: NDArray[np.float32], axis: int) -> NDArray[np.float32]:
+    """The largest magnitude of each channel along ``axis``, (channels,) float32, in the tensor's
     units; values that are not finite are left out. Empty for a tensor of less than two axes, or
     without elements.
     """
     if array.ndim < 2 or not array.size:
-        return np.empty(0)
+        return np.empty(0, np.float32)
     others = tuple(i for i in range(array.ndim) if i != axis % array.ndim)
     sizes = np.abs(array)
     peaks = sizes.max(axis=others)
     if not np.isfinite(peaks).all():
         peaks = np.where(np.isfinite(sizes), sizes, 0.0).max(axis=others)
-    return np.asarray(peaks, np.float64)
+    return np.asarray(peaks, np.float32)
 
 
-def quartiles(peaks: NDArray[np.float64]) -> ChannelPeaks:
+def quartiles(peaks: NDArray[np.float32]) -> ChannelPeaks:
     """What :func:`channel_peaks` gave, (channels,), in five numbers."""
     if not peaks.size:
         return ChannelPeaks()

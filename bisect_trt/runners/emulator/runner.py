@@ -29,6 +29,7 @@ from bisect_trt.runners.emulator.switched.kept_activations import KeptActivation
 from bisect_trt.runners.emulator.switched.switched_session import SwitchedSession
 from bisect_trt.runners.ort.devices import CPU, Device, load_cuda_libraries
 from bisect_trt.runners.ort.side_by_side import side_by_side
+from bisect_trt.runners.ort.turns import Turns
 
 _KEPT_SESSIONS = 2
 """Most runs need the base's session and once TF32's; each holds one network's activations."""
@@ -50,6 +51,7 @@ class EmulatedRunner:
         device: what computes the probes and the effects of single layers; what needs every layer's
             values is run on the CPU.
         constants: those of the same model, where another emulator holds them already.
+        turns: shared with who else opens sessions of the model; None where nobody does.
     """
 
     name = "emulated"
@@ -62,6 +64,7 @@ class EmulatedRunner:
         threads: int = 0,
         device: Device = CPU,
         constants: ConstantStore | None = None,
+        turns: Turns | None = None,
     ) -> None:
         self.versions: Mapping[str, str] = versions_on(device)
         self.graph = as_graph(model)
@@ -74,6 +77,7 @@ class EmulatedRunner:
             self._placed = DeviceConstants(self._capable, device)
         self._base = base
         self._threads = threads
+        self._turns = turns or Turns(self.graph)
         self._switched: dict[tuple[Precision, Precision], SwitchedSession] = {}
         weights = weights_size(self.graph.proto)
         self._node_by_node = NodeByNode(self._capable, self.constants, threads)
@@ -177,6 +181,7 @@ class EmulatedRunner:
                 threads=self._threads,
                 device=self.device,
                 constants=self.constants,
+                turns=self._turns,
             )
             self._after_lookups._placed = self._placed
         return self._after_lookups
@@ -191,6 +196,8 @@ class EmulatedRunner:
         if not lowered and plan.pin_precision is Precision.FP32:
             low = self._base  # any session computes plain FP32
         key = (low, plan.pin_precision)
+        if self._turns.many_nodes and low is self._base:
+            self._switched = {k: s for k, s in self._switched.items() if k == key}
         if key not in self._switched:
             if len(self._switched) == _KEPT_SESSIONS:
                 del self._switched[next(iter(self._switched))]
@@ -201,6 +208,7 @@ class EmulatedRunner:
                 self._threads,
                 self.device,
                 kept=self._kept,
+                turns=self._turns,
             )
         return self._switched[key], lowered
 

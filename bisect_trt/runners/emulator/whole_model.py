@@ -42,7 +42,7 @@ class WholeModelRunner:
     Args:
         model: an FP32 model, or its :class:`Graph`.
         constants: gives rounded constants that another emulator has; without it they are computed.
-        turns: shared with the reference, so that of many weights one of the two holds a copy.
+        turns: shared with the reference and the emulator that searches.
     """
 
     name = "emulated-whole"
@@ -60,6 +60,7 @@ class WholeModelRunner:
         self._graph = as_graph(model)
         self._constants = constants
         self._turns = turns or Turns(self._graph)
+        self._turns.know(self, every_plan=False)
         self._kept: tuple[PrecisionPlan, Graph, ort.InferenceSession] | None = None
         self._room = Room(self._graph)
 
@@ -89,6 +90,7 @@ class WholeModelRunner:
         if kept is None or kept[:2] != (plan, graph):
             self.release()  # two sessions of one model would be in memory for a moment
             self._turns.take(self)
+            self._turns.begin(every_plan=False)
             session = reference_session(
                 to_emulated(graph, plan),
                 quantised=graph.quantised,

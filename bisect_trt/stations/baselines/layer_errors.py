@@ -19,7 +19,7 @@ from bisect_trt.core.machine.memory import LARGE
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample, evenly
 from bisect_trt.numerics.blocks import all_finite
-from bisect_trt.numerics.errors.channel_peaks import channel_peaks, quartiles
+from bisect_trt.numerics.errors.channel_peaks import ChannelPeaks, channel_peaks, quartiles
 from bisect_trt.numerics.errors.tensor_error import TensorError, mean_of, tensor_error, worst_of
 from bisect_trt.probe.journal import Row
 from bisect_trt.runners.emulator.by_node.node_by_node import LayerValues
@@ -180,27 +180,37 @@ class _Found:
         self._accumulated: dict[str, list[list[TensorError]]] = {}
         self._introduced: dict[str, list[list[TensorError]]] = {}
         self._underflows: dict[str, bool] = {}
-        self._peaks: dict[str, NDArray[np.float64]] = {}
+        # Many channels of thousands of layers are large: they are float32's, and let go early.
+        self._peaks: dict[str, NDArray[np.float32]] = {}
+        self._spread: dict[str, ChannelPeaks] = {}
+        self._current = (-1, "")
 
     def add(self, number: int, layer: _Measured) -> None:
         """One more tensor of a layer, of the sample with that number; waits for its errors."""
         for table, error in zip((self._accumulated, self._introduced), layer.errors, strict=True):
             rows = table.setdefault(layer.layer, [[] for _ in range(self._samples)])
             rows[number].append(error.result())
-        found = layer.peaks.result()
-        seen = self._peaks.setdefault(layer.layer, found)
-        if seen.shape == found.shape:
-            np.maximum(seen, found, out=seen)
+        self._add_peaks(number, layer.layer, layer.peaks.result())
         if not layer.finite.result():
             before = self._underflows.get(layer.layer, True)
             self._underflows[layer.layer] = before and layer.in_range
 
+    def _add_peaks(self, number: int, layer: str, found: NDArray[np.float32]) -> None:
+        before, self._current = self._current, (number, layer)
+        if before[0] == self._samples - 1 and before != self._current:
+            # No more tensors will come of it.
+            self._spread[before[1]] = quartiles(self._peaks.pop(before[1]))
+        seen = self._peaks.setdefault(layer, found)
+        if seen.shape == found.shape:
+            np.maximum(seen, found, out=seen)
+
     def rows(self) -> dict[str, dict[str, Any]]:
         """The numbers of each layer."""
+        spread = {n: quartiles(peaks) for n, peaks in self._peaks.items()} | self._spread
         return {
             name: _row(self._accumulated[name], self._introduced[name])
             | {"underflows": self._underflows.get(name, False)}
-            | vars(quartiles(self._peaks[name]))
+            | vars(spread[name])
             for name in self._accumulated
         }
 

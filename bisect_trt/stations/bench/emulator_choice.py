@@ -72,12 +72,12 @@ def open_emulator(
             plain inference.
         journal: remembers what was chosen, so that the same command goes on with its own answers.
     """
-    settings = case.settings
+    settings, turns = case.settings, case.reference.turns
     if device == CPU or settings.ray is not None:
-        return EmulatedRunner(case.graph, settings.precision), ()
+        return EmulatedRunner(case.graph, settings.precision, turns=turns), ()
     key = content_key("emulate-on", case.key, settings.emulate_on, device.name, ort.__version__)
     found = journal.recall(key) if journal is not None else None
-    emulator = EmulatedRunner(case.graph, settings.precision, device=device)
+    emulator = EmulatedRunner(case.graph, settings.precision, device=device, turns=turns)
     if found is None:
         meta = _tried(case, emulator, timed=settings.emulate_on == "auto")
         if journal is not None:
@@ -86,7 +86,9 @@ def open_emulator(
         meta = found[0]
     findings = _findings(meta["layers_on_cpu"], device, meta["failure"])
     if not meta["chosen"]:
-        emulator = EmulatedRunner(case.graph, settings.precision, constants=emulator.constants)
+        emulator = EmulatedRunner(
+            case.graph, settings.precision, constants=emulator.constants, turns=turns
+        )
     return emulator, findings
 
 

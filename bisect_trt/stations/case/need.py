@@ -22,6 +22,7 @@ from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.model.inputs import InputSpec
 from bisect_trt.runners.emulator.switched.kept_activations import room_beside
 from bisect_trt.runners.ort.side_by_side import ROOM_BYTES
+from bisect_trt.runners.ort.turns import MANY_NODES
 from bisect_trt.stations.asked.settings import Settings
 from bisect_trt.stations.case.array_files import headers_of
 from bisect_trt.stations.case.input_files import find_files, is_loader
@@ -41,9 +42,9 @@ _DRAWS = 128 << 20
 """Bytes of draws and references in memory, and of what the sessions of a few plans hold beside:
 fitted to the peaks of benchmarks/results/memory.md."""
 
-_NODE = 75_000
-"""Bytes of a node in the sessions that hold it: 20,000 of small tensors took 1.4 GB, and of larger
-ones, whose switches branch, 5,000 took 0.53 GB."""
+_NODE, _OF_MANY = 75_000, 55_000
+"""Bytes of a node in the sessions that hold it, and where those take turns: 20,000 of small tensors
+took 1.06 GB, and of larger ones, whose switches branch, 8,000 took 0.71 and 4,000 0.4 GB."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -65,12 +66,16 @@ class Need:
         """About the peak of all processes. A worker shares the weights as they are with the others
         and holds no reference.
         """
-        each = PROCESS + _NODE * self.nodes + self._filled(room_beside(self.weights))
+        each = PROCESS + self._node * self.nodes + self._filled(room_beside(self.weights))
         own = self._copies * self.weights + _NETWORKS * self.activations + self._filled(_DRAWS)
         worker = each + self.weights + (_NETWORKS - 1) * self.activations
         # The workers together make as many inferences at once as this process does.
         more = self._more_at_once * (2 if self.workers else 1)
         return int(each + own + more + self.workers * worker)
+
+    @property
+    def _node(self) -> int:
+        return _OF_MANY if self.nodes >= MANY_NODES else _NODE
 
     @property
     def _more_at_once(self) -> int:

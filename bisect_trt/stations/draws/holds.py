@@ -51,6 +51,7 @@ def put_to_test(
         every: the plan with all layers pinned, where that is FP32 as a whole; None where nothing is
             known of it.
     """
+    _foretell(bench, judges, plan, test)
     draws = Draws(case, bench, judges, test)
     against = _first_refusal(case, bench, judges, plan, draws, limit)
     while against is not None and every is not None:
@@ -76,7 +77,13 @@ def measure_holds(
         plan: with the precision that a pin really runs in, for the emulators.
         test: which draws, and the confidence of their bounds.
     """
+    _foretell(bench, judges, plan, test)
     return _measured(case, bench, judges, plan, Draws(case, bench, judges, test))
+
+
+def _foretell(bench: Bench, judges: Sequence[Prober], plan: PrecisionPlan, test: FreshTest) -> None:
+    if bench.prober in judges:
+        bench.emulator.foretell(plan, test.enough)
 
 
 def _measured(

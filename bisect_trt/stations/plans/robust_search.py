@@ -253,5 +253,4 @@ def _last_word(
         judges, given = [bench.second], bench.second_sees
         return refused_by(case, bench, judges, plan, limit, given), None
     judges, test = [bench.prober, bench.second], next_test(case, bench)
-    bench.emulator.foretell(plan, test.enough)
     return put_to_test(case, bench, judges, plan, test, limit, all_in_fp32(case, plan))

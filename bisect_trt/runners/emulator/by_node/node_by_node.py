@@ -219,7 +219,7 @@ class NodeByNode:
     def _keep(step: Step, precision: Precision, results: Sequence[Value], chain: Chain) -> None:
         chain.values.update(zip(step.outputs, results, strict=True))
         if step.lowers(precision):
-            for name in step.reduced_out[precision]:
+            for name in (step.outputs[i] for i in step.reduced_out[precision]):
                 chain.state[name] = precision
 
     def _value(self, name: str, chain: Chain) -> Value:

@@ -7,7 +7,7 @@ once, and a probe makes none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -92,7 +92,7 @@ class NodeSessions:
         return len(self._sessions)
 
     def node(
-        self, index: int, precision: Precision, types: Sequence[str], rounded: frozenset[int]
+        self, index: int, precision: Precision, types: Sequence[str], rounded: Collection[int]
     ) -> NodeSession:
         """The session of one node.
 
@@ -131,7 +131,7 @@ class NodeSessions:
         captures: tuple[str, ...],
         precision: Precision,
         types: Sequence[str],
-        rounded: frozenset[int],
+        rounded: Collection[int],
     ) -> NodeSession:
         new = onnx.NodeProto()
         new.CopyFrom(node)

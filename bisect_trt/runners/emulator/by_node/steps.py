@@ -17,22 +17,24 @@ from bisect_trt.graph.tensors.tensor_types import captured_names
 from bisect_trt.runners.emulator.constants.constant_store import ConstantStore
 from bisect_trt.runners.ort.values import Value
 
+Places = Mapping[Precision, tuple[int, ...]]
+
 
 @dataclass(frozen=True)
 class Step:
     """One node as it is run, with its roundings at each precision.
 
-    ``reduced_in`` holds positions among ``inputs``, ``reduced_out`` tensors; ``frees`` are the
-    tensors that nobody reads after it.
+    ``reduced_in`` holds positions among ``inputs``, ``reduced_out`` among ``outputs``; ``frees``
+    are the tensors that nobody reads after it.
     """
 
     index: int
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    lowered_at: frozenset[Precision]
-    reduced_in: Mapping[Precision, frozenset[int]]
-    reduced_out: Mapping[Precision, tuple[str, ...]]
+    lowered_at: tuple[Precision, ...]
+    reduced_in: Places
+    reduced_out: Places
     frees: tuple[str, ...]
 
     def lowers(self, precision: Precision) -> bool:
@@ -77,6 +79,7 @@ def compile_steps(graph: Graph, constants: ConstantStore) -> list[Step]:
         parts.append((index, slots, inputs, outputs))
     rounded = {p: list_roundings(graph, p) for p in Precision}
     steps = []
+    known = _Known()
     for index, slots, inputs, outputs in parts:
         unread = {t for t in {*inputs, *outputs} if last_use[t] == index}
         here = {p: found[index] for p, found in rounded.items()}
@@ -86,10 +89,27 @@ def compile_steps(graph: Graph, constants: ConstantStore) -> list[Step]:
                 graph.names[index],
                 inputs,
                 outputs,
-                frozenset(p for p in Precision if graph.role(index, p).kind is Kind.LAYER),
-                {p: frozenset(slots.index(s) for s in r.operands) for p, r in here.items()},
-                {p: tuple(x.tensor for x in r.results.values()) for p, r in here.items()},
+                tuple(p for p in Precision if graph.role(index, p).kind is Kind.LAYER),
+                known({p: tuple(map(slots.index, r.operands)) for p, r in here.items()}),
+                known(
+                    {
+                        p: tuple(outputs.index(x.tensor) for x in r.results.values())
+                        for p, r in here.items()
+                    }
+                ),
                 tuple(unread.difference(graph.outputs)),
             )
         )
     return steps
+
+
+class _Known:
+    """The first of equal places: thousands of nodes have the same few, which would be most of what
+    a model's steps take.
+    """
+
+    def __init__(self) -> None:
+        self._first: dict[tuple[tuple[int, ...], ...], Places] = {}
+
+    def __call__(self, places: Places) -> Places:
+        return self._first.setdefault(tuple(places.values()), places)

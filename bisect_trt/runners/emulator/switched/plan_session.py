@@ -12,12 +12,16 @@ from bisect_trt.runners.emulator.constants.constant_store import ConstantStore
 from bisect_trt.runners.emulator.switched.segment_session import SegmentSession
 from bisect_trt.runners.emulator.switched.switches import Setting
 from bisect_trt.runners.ort.devices import CPU
+from bisect_trt.runners.ort.turns import Turns
 from bisect_trt.runners.ort.values import Value
 
 _WORTH_IT = 16
 """Of an OCR detector such a session takes 70 ms to make and 8 ms less a run, on two cores side by
 side; of thousands of small nodes it pays after 24 runs. A test on fresh draws makes a hundred and
 more, a panel forty."""
+
+_WORTH_A_TURN = 48
+"""The same where the segments are closed for it, and opened again after it."""
 
 _COUNTED = 8
 
@@ -31,6 +35,7 @@ class PlanSession:
         outputs: what the model gives.
         constants: of the model.
         threads: what one call may use; 0 leaves it to the machine.
+        turns: whether the segments make room for a session.
     """
 
     def __init__(
@@ -39,9 +44,12 @@ class PlanSession:
         outputs: Sequence[str],
         constants: ConstantStore,
         threads: int,
+        turns: Turns,
     ) -> None:
         self._segments, self._outputs = segments, tuple(outputs)
         self._constants, self._threads = constants, threads
+        self._turns = turns
+        turns.know(self, every_plan=False)
         self._uses: dict[frozenset[str], int] = {}
         self._ready: tuple[frozenset[str], SegmentSession, Setting] | None = None
         self._lock = Lock()
@@ -65,11 +73,12 @@ class PlanSession:
                 uses = self._uses[lowered] = self._uses.pop(lowered, 0) + 1
                 if len(self._uses) > _COUNTED:
                     del self._uses[next(iter(self._uses))]
-                if uses <= _WORTH_IT:
+                if uses <= (_WORTH_A_TURN if self._turns.many_nodes else _WORTH_IT):
                     return None
                 # Plans that are asked for in turn would open a session each time.
                 self._uses.clear()
                 self._ready = None  # two would be in memory for a moment
+                self._turns.begin(every_plan=False)
                 ready = self._ready = (lowered, *self._opened(settings))
         return ready[1].run(given, ready[2])
 
@@ -83,7 +92,12 @@ class PlanSession:
         """
         if runs > _WORTH_IT:
             with self._lock:
-                self._uses[lowered] = max(self._uses.pop(lowered, 0), _WORTH_IT)
+                self._uses[lowered] = max(self._uses.pop(lowered, 0), _WORTH_A_TURN)
+
+    def release(self) -> None:
+        """Let the session go; the plan is counted anew."""
+        with self._lock:
+            self._ready = None
 
     def _opened(self, settings: Sequence[Setting]) -> tuple[SegmentSession, Setting]:
         parts = list(zip(self._segments, settings, strict=True))

@@ -96,6 +96,11 @@ class SegmentSession:
         self._captured: CapturedSession | None = None
         self._captures = device.provider == CUDA_PROVIDER
 
+    @property
+    def is_open(self) -> bool:
+        """Whether :meth:`open` has nothing to do."""
+        return self._switched is not None or self._captures
+
     def open(self) -> None:
         """Make the session that most runs need, where there is none; several segments' are made
         side by side. No lock is taken: whoever holds it may wait for the threads that open. Two who
@@ -104,8 +109,15 @@ class SegmentSession:
         Raises:
             RunnerFailedError: with ONNX Runtime's words.
         """
-        if self._switched is None and not self._captures:
+        if not self.is_open:
             self._switched = self._with_switches()
+
+    def close(self) -> None:
+        """Let all sessions go; whoever runs opens one again. A run in another thread ends first."""
+        with self._lent.lock:
+            self._switched, self._fed = None, (None, {})
+            self._settled.clear()
+            self._lent.by.pop(self, None)
 
     def as_set(self, setting: Setting) -> Segment:
         """The segment with its switches written out as ``setting`` has them."""

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.core.errors import RunnerFailedError
+from bisect_trt.core.machine.memory import give_back
 from bisect_trt.core.machine.threads import in_order
 from bisect_trt.core.precision import Precision
 from bisect_trt.core.sample import Sample
@@ -35,6 +36,7 @@ from bisect_trt.runners.emulator.switched.segment_session import SegmentSession
 from bisect_trt.runners.emulator.switched.switches import Setting, Switches
 from bisect_trt.runners.ort.devices import CPU, Device
 from bisect_trt.runners.ort.side_by_side import Room, side_by_side
+from bisect_trt.runners.ort.turns import Turns
 from bisect_trt.runners.ort.values import Value, owned, value_of, viewed
 
 Arrays = dict[str, NDArray[Any]]
@@ -67,6 +69,7 @@ class SwitchedSession:
         threads: what one call of ONNX Runtime may use; 0 leaves it to the machine.
         device: what computes.
         kept: where activations are kept; None for a store of its own.
+        turns: shared with who else opens sessions of the model; None where nobody does.
         segments: the most that the model is cut into.
     """
 
@@ -80,6 +83,7 @@ class SwitchedSession:
         device: Device = CPU,
         *,
         kept: KeptActivations | None = None,
+        turns: Turns | None = None,
         segments: int = MOST_SEGMENTS,
     ) -> None:
         most = segments if device == CPU else min(segments, segments_on_gpu(graph))
@@ -88,7 +92,7 @@ class SwitchedSession:
         self._segments = [SegmentSession(part, constants, threads, device) for part in parts]
         self._room, self._device = Room(graph, threads), device
         self._outputs = graph.outputs
-        self._graph, self._chosen, self._open = graph, False, False
+        self._graph, self._chosen = graph, False
         # A tensor is let go behind the last segment that takes it.
         last = {name: place for place, part in enumerate(parts) for name in part.takes}
         last |= dict.fromkeys(graph.outputs, len(parts))
@@ -98,8 +102,12 @@ class SwitchedSession:
         self._own = object()
         self._settings: tuple[frozenset[str], list[Setting], list[bytes]] | None = None
         self._whole: PlanSession | None = None
+        self._turns = turns or Turns(graph)
+        self._turns.know(self, every_plan=True)
         if len(parts) > 1 and isinstance(constants, ConstantStore):
-            self._whole = PlanSession(self._segments, graph.outputs, constants, threads)
+            self._whole = PlanSession(
+                self._segments, graph.outputs, constants, threads, self._turns
+            )
 
     @property
     def on_cpu(self) -> tuple[str, ...]:
@@ -122,9 +130,6 @@ class SwitchedSession:
             RunnerFailedError: with ONNX Runtime's words.
         """
         self._choose_switches(sample)
-        if not self._open:
-            self._open = True
-            deque(in_order(SegmentSession.open, self._segments), maxlen=0)
         settings, prefixes = self._set(lowered)
         given, owners = _given(sample.arrays)
         count = len(self._segments)
@@ -135,11 +140,13 @@ class SwitchedSession:
             else []
         )
         found = self._kept.first_of(keys)
-        if found is None and self._whole is not None:
+        # Where the segments may be closed, what is kept at their cuts spares less than it costs.
+        if self._whole is not None and (found is None or self._turns.many_nodes):
             results = self._whole.run(given, lowered, settings)
             if results is not None:
                 del owners
                 return self._fetched(results)
+        self._open_segments()
         start = 0 if found is None else count - 1 - found[0]
         tensors = given if found is None else {**given, **found[1]}
         for place in range(start, count):
@@ -150,6 +157,12 @@ class SwitchedSession:
         outputs = self._fetched(tensors)
         del owners
         return outputs
+
+    def release(self) -> None:
+        """Close the segments; the session of a plan stays."""
+        for segment in self._segments:
+            segment.close()
+        give_back()
 
     def effects(
         self, sample: Sample, wanted: Collection[str]
@@ -173,6 +186,7 @@ class SwitchedSession:
         by_segment: dict[int, list[str]] = {}
         for name in wanted:
             by_segment.setdefault(self._switches.start_of(name), []).append(name)
+        self._open_segments()
         nothing = self._switches.of(())
         tensors, owners = _given(sample.arrays)
         at_once = self.at_once(sample)
@@ -182,6 +196,12 @@ class SwitchedSession:
             yield from zip(names, side_by_side(finish, names, lambda _: at_once), strict=True)
             tensors = self._advance(tensors, place, nothing[place])
         del owners
+
+    def _open_segments(self) -> None:
+        """Open all of them side by side, where they are not."""
+        if not all(segment.is_open for segment in self._segments):
+            self._turns.begin(every_plan=True)
+            deque(in_order(SegmentSession.open, self._segments), maxlen=0)
 
     def _choose_switches(self, sample: Sample) -> None:
         """Whether switches select or branch, by the first sample."""
