@@ -62,12 +62,14 @@ def judge_all(
     for panel in _chunks(bench, judges, samples, size):
         left = misses - len(missed) // size
         found: list[PanelResult] = []
+        asked = panel
         with _in_time(limit):
-            found = [
-                j.judge(bench.plan_for(j, plan), panel, limit=limit, misses=left, size=size)
-                for j in judges
-            ]
-        if not found:
+            for judge in judges:
+                its = bench.plan_for(judge, plan)
+                found.append(judge.judge(its, asked, limit=limit, misses=left, size=size))
+                # What refuses a plan ends it for the next judge too.
+                asked = asked[: len(found[-1].results) * size]
+        if len(found) < len(judges):
             break
         shortest = min(len(f.results) for f in found)
         names += found[0].names[:shortest]
