@@ -125,6 +125,34 @@ def test_of_many_nodes_sessions_of_all_plans_and_of_one_are_open_in_turn(
     assert all(np.array_equal(*pair) for pair in zip(expected, found, strict=True))
 
 
+def test_many_threads_open_what_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bisect_trt.runners.ort.side_by_side.thread_count", lambda: 8)
+    made, runner = sessions_made(monkeypatch), EmulatedRunner(network())
+    several = [sample(seed) for seed in range(9)]
+    list(runner.outputs(PLAN, several))
+    segments = len(made)
+    runner.release()  # the plan is known, its sessions are not there
+    list(runner.outputs(PLAN, several))
+    assert len(made) == 2 * segments
+    # Of another plan they are.
+    list(runner.outputs(PLAN.with_pins(frozenset(layers()[::2])), several))
+    assert len(made) == 2 * segments
+
+
+def test_sessions_that_no_plan_s_can_take_the_place_of_stay_open(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bisect_trt.runners.ort.turns.MANY_NODES", 1)
+    made, turns = sessions_made(monkeypatch), Turns(graph)
+    first = EmulatedRunner(graph, turns=turns)  # too small to be cut
+    second = WholeModelRunner(graph, turns=turns)
+    for seed in range(4):
+        x = np.random.default_rng(seed).standard_normal((1, 128), np.float32)
+        for runner in (first, second):
+            list(runner.outputs(PLAN, [Sample(str(seed), {"x": x})]))
+    assert len(made) == 2
+
+
 def test_no_session_is_opened_while_one_of_the_model_s_other_form_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -7,7 +7,7 @@ layer's values goes node by node (see ``node_by_node``).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -83,17 +83,17 @@ class EmulatedRunner:
         self._node_by_node = NodeByNode(self._capable, self.constants, threads)
         self._kept = KeptActivations(0 if frees_activations() else room_beside(weights))
         self._lowered: tuple[PrecisionPlan, frozenset[str]] | None = None
-        self._ran: PrecisionPlan | None = None
         self._after_lookups: EmulatedRunner | None = None
 
     def outputs(self, plan: PrecisionPlan, samples: Sequence[Sample]) -> Iterator[Arrays]:
         ready = ((*self._taking(sample)._session_for(plan), sample) for sample in samples)
-        # A plan that fails, fails on the first.
-        if plan != self._ran:
-            for asked in islice(ready, 1):
-                yield _run(asked)
-            self._ran = plan
-        yield from side_by_side(_run, ready, lambda asked: asked[0].at_once(asked[2]))
+        for first in islice(ready, 1):
+            # A plan that fails, fails on the first; and one thread opens its sessions.
+            alone = not first[0].is_ready(first[1])
+            if alone:
+                yield _run(first)
+            left = ready if alone else chain([first], ready)
+            yield from side_by_side(_run, left, lambda asked: asked[0].at_once(asked[2]))
 
     @property
     def capable(self) -> Graph:
@@ -196,8 +196,6 @@ class EmulatedRunner:
         if not lowered and plan.pin_precision is Precision.FP32:
             low = self._base  # any session computes plain FP32
         key = (low, plan.pin_precision)
-        if self._turns.many_nodes and low is self._base:
-            self._switched = {k: s for k, s in self._switched.items() if k == key}
         if key not in self._switched:
             if len(self._switched) == _KEPT_SESSIONS:
                 del self._switched[next(iter(self._switched))]

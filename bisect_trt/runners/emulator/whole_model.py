@@ -60,7 +60,7 @@ class WholeModelRunner:
         self._graph = as_graph(model)
         self._constants = constants
         self._turns = turns or Turns(self._graph)
-        self._turns.know(self, every_plan=False)
+        self._turns.introduce(self, every_plan=False)
         self._kept: tuple[PrecisionPlan, Graph, ort.InferenceSession] | None = None
         self._room = Room(self._graph)
 
@@ -71,7 +71,8 @@ class WholeModelRunner:
             # Before a session of the other form is opened, nothing runs in this one.
             for graph, few in groupby(samples, lambda s: self._graph.taking(s.arrays)):
                 ready = ((self._session_of(plan, graph), sample) for sample in few)
-                if self._kept is None or self._kept[:2] != (plan, graph):
+                kept = self._kept  # whoever takes the turn may let it go at any time
+                if kept is None or kept[:2] != (plan, graph):
                     for asked in islice(ready, 1):  # a plan that fails, fails on the first
                         yield _run(asked)
                 yield from side_by_side(_run, ready, lambda s: self._room.at_once(s[1]))
@@ -90,7 +91,7 @@ class WholeModelRunner:
         if kept is None or kept[:2] != (plan, graph):
             self.release()  # two sessions of one model would be in memory for a moment
             self._turns.take(self)
-            self._turns.begin(every_plan=False)
+            self._turns.make_room(every_plan=False)
             session = reference_session(
                 to_emulated(graph, plan),
                 quantised=graph.quantised,

@@ -4,6 +4,7 @@ and of one of many nodes those that hold every plan are open in turn with those 
 
 from __future__ import annotations
 
+from threading import Lock
 from typing import Protocol, runtime_checkable
 from weakref import WeakSet
 
@@ -21,7 +22,7 @@ class Holder(Protocol):
     """Who opens sessions, which hold a copy of the weights in the order that kernels like."""
 
     def release(self) -> None:
-        """Let them go; they are opened again when they are needed."""
+        """Let its own go; they are opened again when they are needed."""
 
 
 class Turns:
@@ -40,7 +41,8 @@ class Turns:
         self.one_at_a_time, self.is_large = size >= MANY, size >= LARGE
         self.many_nodes = len(graph.proto.graph.node) >= MANY_NODES
         self._holder: Holder | None = None
-        self._holders = {kind: WeakSet[Holder]() for kind in (False, True)}
+        self._of_every_plan, self._of_one_plan = WeakSet[Holder](), WeakSet[Holder]()
+        self._lock = Lock()
 
     def take(self, holder: Holder) -> None:
         """Called before ``holder`` opens a session: the one before it lets its own go, and the
@@ -53,12 +55,18 @@ class Turns:
         self._holder = holder
         self._constants.let_go()
 
-    def know(self, holder: Holder, *, every_plan: bool) -> None:
-        """Hear whether each session of ``holder`` holds every plan, or one."""
-        self._holders[every_plan].add(holder)
+    def introduce(self, holder: Holder, *, every_plan: bool) -> None:
+        """Hear that each session of ``holder`` holds every plan, or one."""
+        with self._lock:
+            (self._of_every_plan if every_plan else self._of_one_plan).add(holder)
 
-    def begin(self, *, every_plan: bool) -> None:
-        """Called before sessions that hold every plan, or one, are opened."""
-        if self.many_nodes:
-            for holder in self._holders[not every_plan]:
-                holder.release()
+    def make_room(self, *, every_plan: bool) -> None:
+        """Called before sessions that hold every plan, or one, are opened: of many nodes the others
+        are let go.
+        """
+        if not self.many_nodes:
+            return
+        with self._lock:  # releasing may wait for whoever runs
+            holders = list(self._of_one_plan if every_plan else self._of_every_plan)
+        for holder in holders:
+            holder.release()

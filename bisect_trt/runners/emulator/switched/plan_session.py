@@ -20,14 +20,12 @@ _WORTH_IT = 16
 side; of thousands of small nodes it pays after 24 runs. A test on fresh draws makes a hundred and
 more, a panel forty."""
 
-_WORTH_A_TURN = 48
-"""The same where the segments are closed for it, and opened again after it."""
-
 _COUNTED = 8
 
 
 class PlanSession:
-    """Runs the plan in work from the start to the end, once it was asked for that often; the
+    """Runs the plan in work from the start to the end, once it was asked for that often, or of many
+    nodes where that was foretold: the segments are closed for it, and nothing may run in them. The
     numbers are those of the segments, bit for bit. There is one at a time.
 
     Args:
@@ -49,7 +47,7 @@ class PlanSession:
         self._segments, self._outputs = segments, tuple(outputs)
         self._constants, self._threads = constants, threads
         self._turns = turns
-        turns.know(self, every_plan=False)
+        turns.introduce(self, every_plan=False)
         self._uses: dict[frozenset[str], int] = {}
         self._ready: tuple[frozenset[str], SegmentSession, Setting] | None = None
         self._lock = Lock()
@@ -70,17 +68,23 @@ class PlanSession:
         with self._lock:
             ready = self._ready
             if ready is None or ready[0] != lowered:
-                uses = self._uses[lowered] = self._uses.pop(lowered, 0) + 1
+                counted = 0 if self._turns.many_nodes else 1
+                uses = self._uses[lowered] = self._uses.pop(lowered, 0) + counted
                 if len(self._uses) > _COUNTED:
                     del self._uses[next(iter(self._uses))]
-                if uses <= (_WORTH_A_TURN if self._turns.many_nodes else _WORTH_IT):
+                if uses <= _WORTH_IT:
                     return None
                 # Plans that are asked for in turn would open a session each time.
                 self._uses.clear()
                 self._ready = None  # two would be in memory for a moment
-                self._turns.begin(every_plan=False)
+                self._turns.make_room(every_plan=False)
                 ready = self._ready = (lowered, *self._opened(settings))
         return ready[1].run(given, ready[2])
+
+    def holds(self, lowered: frozenset[str]) -> bool:
+        """Whether a session of the plan is open."""
+        ready = self._ready
+        return ready is not None and ready[0] == lowered
 
     def foretell(self, lowered: frozenset[str], runs: int) -> None:
         """Hear that a plan will be run so often: where that is often enough, it is run so from the
@@ -92,7 +96,7 @@ class PlanSession:
         """
         if runs > _WORTH_IT:
             with self._lock:
-                self._uses[lowered] = max(self._uses.pop(lowered, 0), _WORTH_A_TURN)
+                self._uses[lowered] = max(self._uses.pop(lowered, 0), _WORTH_IT + 1)
 
     def release(self) -> None:
         """Let the session go; the plan is counted anew."""

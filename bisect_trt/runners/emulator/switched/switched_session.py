@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from functools import partial
 from hashlib import blake2b
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -103,11 +104,13 @@ class SwitchedSession:
         self._settings: tuple[frozenset[str], list[Setting], list[bytes]] | None = None
         self._whole: PlanSession | None = None
         self._turns = turns or Turns(graph)
-        self._turns.know(self, every_plan=True)
+        self._opening = Lock()
+        self._ran: frozenset[str] | None = None
         if len(parts) > 1 and isinstance(constants, ConstantStore):
             self._whole = PlanSession(
                 self._segments, graph.outputs, constants, threads, self._turns
             )
+            self._turns.introduce(self, every_plan=True)
 
     @property
     def on_cpu(self) -> tuple[str, ...]:
@@ -145,6 +148,7 @@ class SwitchedSession:
             results = self._whole.run(given, lowered, settings)
             if results is not None:
                 del owners
+                self._ran = lowered
                 return self._fetched(results)
         self._open_segments()
         start = 0 if found is None else count - 1 - found[0]
@@ -156,6 +160,7 @@ class SwitchedSession:
                 self._kept.keep(keys[count - 2 - place], alive)
         outputs = self._fetched(tensors)
         del owners
+        self._ran = lowered
         return outputs
 
     def release(self) -> None:
@@ -197,21 +202,36 @@ class SwitchedSession:
             tensors = self._advance(tensors, place, nothing[place])
         del owners
 
+    def is_ready(self, lowered: frozenset[str]) -> bool:
+        """Whether the plan ran, and its sessions are open still."""
+        by_one = self._whole is not None and self._whole.holds(lowered)
+        return self._ran == lowered and (by_one or self._is_open)
+
+    @property
+    def _is_open(self) -> bool:
+        return all(segment.is_open for segment in self._segments)
+
     def _open_segments(self) -> None:
         """Open all of them side by side, where they are not."""
-        if not all(segment.is_open for segment in self._segments):
-            self._turns.begin(every_plan=True)
+        if self._is_open:
+            return
+        with self._opening:
+            if self._is_open:  # another thread was sooner
+                return
+            # What cannot make room for a plan's session takes no turns: it would never end.
+            if self._whole is not None:
+                self._turns.make_room(every_plan=True)
             deque(in_order(SegmentSession.open, self._segments), maxlen=0)
 
     def _choose_switches(self, sample: Sample) -> None:
         """Whether switches select or branch, by the first sample."""
         if self._chosen or self._device != CPU:
             return
-        self._chosen = True
         told = activations(self._graph, sample.shapes)
         if told is not None and told.usual <= _SMALL:
             for segment in self._segments:
                 segment.selects = True
+        self._chosen = True
 
     def _finished(self, tensors: Tensors, start: int, layer: str) -> Arrays | None:
         """The outputs with ``layer`` lowered, from the cut before segment ``start`` on."""
