@@ -113,7 +113,7 @@ class SegmentSession:
             self._switched = self._with_switches()
 
     def close(self) -> None:
-        """Let all sessions go; whoever runs next opens one, and who is running ends by what it has."""
+        """Let all sessions go; whoever runs next opens one, who is running ends by what it has."""
         with self._lent.lock:
             self._switched, self._fed = None, (None, {})
             self._settled.clear()
