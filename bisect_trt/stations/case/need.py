@@ -44,7 +44,7 @@ fitted to the peaks of benchmarks/results/memory.md."""
 
 _NODE, _OF_MANY = 75_000, 55_000
 """Bytes of a node in the sessions that hold it, and where those take turns: 20,000 of small tensors
-took 1.06 GB, and of larger ones, whose switches branch, 8,000 took 0.71 and 4,000 0.4 GB."""
+took 1.06 GB, and of larger ones, whose switches branch, 8,000 took 0.71 and 4,000 0.6 GB."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
