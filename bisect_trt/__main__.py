@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 _MACHINE, _INTERRUPTED = 4, 130
 
@@ -20,12 +22,13 @@ def entry() -> None:
     """
     gc.set_threshold(*_COLLECTED_AFTER)
     try:
-        import click
+        with _interrupts_held():
+            import click
 
-        from bisect_trt.core.machine.memory import share_arenas
+            from bisect_trt.core.machine.memory import share_arenas
 
-        share_arenas()  # before any thread has its own
-        from bisect_trt.cli import main
+            share_arenas()  # before any thread has its own
+            from bisect_trt.cli import main
 
         try:
             sys.exit(main(prog_name="bisect-trt", standalone_mode=False))
@@ -40,6 +43,25 @@ def entry() -> None:
             raise
         # Python itself would end by the signal where an extension's import was interrupted.
         _end_interrupted()
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Ctrl-C comes at the end, a second later at most: an extension that it interrupts while it is
+    imported may abort the process, as onnx's does.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:  # of a job in the background it is ignored
+        yield
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 def _was_interrupted(error: BaseException | None) -> bool:
