@@ -6,6 +6,8 @@ import csv
 import io
 import json
 import math
+import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -327,6 +329,41 @@ def test_no_run_is_told_in_one_line(runs: dict[str, Result], tmp_path: Path) -> 
         (tmp_path / "run.json").write_text(text)
         with pytest.raises(BadInputError, match=words):
             read_run(tmp_path)
+
+
+def test_a_run_json_that_was_edited_is_shown_or_refused(
+    runs: dict[str, Result], tmp_path: Path
+) -> None:
+    folder = tmp_path / "edited"
+    shutil.copytree(runs["pins"].folder, folder)
+    text = (folder / "run.json").read_text()
+    read = refused = 0
+    for *above, last in _places(json.loads(text)):
+        for wrong in (None, "x", 3, -1.5, [], {}, True):
+            edited = at = json.loads(text)
+            for key in above:
+                at = at[key]
+            if type(at[last]) is type(wrong):
+                continue
+            at[last] = wrong
+            (folder / "run.json").write_text(json.dumps(edited))
+            try:
+                record = read_run(folder)
+            except BadInputError as error:
+                assert "damaged" in str(error) or "not in the form" in str(error)
+                refused += 1
+                continue
+            assert as_html(record) and as_junit(record)
+            read += 1
+    assert refused > 500 and read > 10
+
+
+def _places(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path of each key of a JSON document; of a list's elements, of the first."""
+    if isinstance(value, dict) or (isinstance(value, list) and value):
+        for key in value if isinstance(value, dict) else (0,):
+            yield (*above, key)
+            yield from _places(value[key], (*above, key))
 
 
 def test_the_engine_s_columns_are_documented() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,9 @@ from bisect_trt.report.record.record import (
 )
 
 Json = Mapping[str, Any]
+SCHEMA = "schema/run.schema.json"
+"""Beside the package's modules of reports."""
+
 _SOMETIMES = ("engines", "inputs", "frontier")
 
 
@@ -57,6 +61,7 @@ def read_run(folder: Path) -> Record:
             "again: the answers are in the journal"
         )
     try:
+        _check(data)
         return _result(data, folder)
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else one_line(error, 120)
@@ -64,6 +69,23 @@ def read_run(folder: Path) -> Record:
             f"{path}: damaged ({reason}); run the same command again: the answers are in the "
             "journal"
         ) from error
+
+
+def _check(data: Json) -> None:
+    """Refuse what the schema does not allow, but keys that a later version added.
+
+    Raises:
+        ValueError: where, and what is wrong there.
+    """
+    import jsonschema  # with what it needs 0.1 s, for what reads runs alone
+
+    schema = json.loads(files("bisect_trt.report").joinpath(SCHEMA).read_text(encoding="utf-8"))
+    faults = jsonschema.Draft202012Validator(schema).iter_errors(data)
+    fault = jsonschema.exceptions.best_match(
+        f for f in faults if f.validator != "additionalProperties"
+    )
+    if fault is not None:
+        raise ValueError(f"{fault.json_path.removeprefix('$.')}: {fault.message}")
 
 
 def _result(data: Json, folder: Path) -> Record:
@@ -78,8 +100,8 @@ def _result(data: Json, folder: Path) -> Record:
         runner=data["runner"],
         cause=Cause(data["cause"]),
         sentence=data["sentence"],
-        passed=_flag(data["passed"]),
-        complete=_flag(data["complete"]),
+        passed=data["passed"],
+        complete=data["complete"],
         plan=_plan(data),
         score=_number(data["score"]),
         base_score=_number(data["base_score"]),
@@ -103,14 +125,14 @@ def _result(data: Json, folder: Path) -> Record:
         metrics=tuple(data["metrics"]),
         rewritten=tuple(data["rewritten"]),
         holds=_holds(data) if data["asked"] else None,
-        ranked=_flag(data["ranked"]),
+        ranked=data["ranked"],
         holds_on=_number(data["holds_on"]),
         inputs=tables["inputs"],
         frontier=tables["frontier"],
         by_requirement=_by_requirement(data),
         budget_minutes=data["budget"] and float(data["budget"]["minutes"]),
         out_of_time=bool(data["budget"] and data["budget"]["ended_the_search"]),
-        interrupted=_flag(data["interrupted"]),
+        interrupted=data["interrupted"],
         command=data["command"],
         model_digest=data["model_sha256"],
         dynamic_inputs=tuple(data["dynamic_inputs"]),
@@ -179,9 +201,3 @@ def _number(value: Any) -> float:
 
 def _unboxed(value: Any) -> Any:
     return _number(value) if value in (None, "inf", "-inf") else value
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{value!r} is neither true nor false")
-    return value
