@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from fixtures.models import bf16_victim, branch, encoder_decomposed, loop, waves
 from tests.graph.test_normalised import function_model
-from tests.stations.test_honesty import masked, quantised_network
+from tests.stations.answer.test_honesty import masked, quantised_network
 
 F, H, L, D = (
     TensorProto.FLOAT,

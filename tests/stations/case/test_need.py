@@ -22,7 +22,7 @@ from bisect_trt.runners.ort.side_by_side import ROOM_BYTES
 from bisect_trt.stations.case import need
 from bisect_trt.stations.case.array_files import headers_of
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 KB = 1024
 
 
