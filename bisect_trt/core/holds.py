@@ -87,6 +87,7 @@ class Holds:
     was asked. ``holdout_size`` is how many of the inputs kept apart were judged together.
     ``has_margin`` is false where an input's score says only whether it holds, and not how nearly.
     ``draws`` says which copies were tested: the stream of the test, and how many it may make.
+    ``unfinished`` is true where the run ended before it had tested any.
     """
 
     given: Holding
@@ -102,6 +103,7 @@ class Holds:
     holdout_size: int = 1
     has_margin: bool = True
     draws: tuple[int, int] | None = None
+    unfinished: bool = False
 
     def of(self, kind: InputKind) -> Holding:
         """What was found on inputs of ``kind``."""

@@ -21,6 +21,9 @@ from bisect_trt.probe.references import References
 from bisect_trt.probe.result import SampleResult
 from bisect_trt.runners.base import Repeated, Runner
 
+_AT_ONCE = 64
+"""Samples that are prepared and then run: whoever ends it has answers on those before."""
+
 _MOST_BREAKS = 3
 """Samples on which a runner may break before the others are given up."""
 
@@ -54,6 +57,7 @@ class Execution:
         samples: Sequence[Sample],
         error_sample: Callable[[Sample], ErrorSample] | None,
         kept: dict[str, Arrays] | None = None,
+        prepare: Callable[[Sequence[Sample]], None] | None = None,
     ) -> Iterator[SampleResult]:
         """Each sample's result as it comes; a runner that breaks again and again fails all that are
         left.
@@ -63,15 +67,18 @@ class Execution:
             samples: on which samples.
             error_sample: the elements whose signed errors are kept, if any.
             kept: where the outputs are put, by the sample's digest, if they are needed.
+            prepare: called with some of the samples before they are run; None for nothing.
         """
         left, breaks = list(samples), 0
         while left:
-            done = 0
-            for result in self._until_broken(plan, left, error_sample, kept):
+            part, done = left[:_AT_ONCE], 0
+            if prepare is not None:
+                prepare(part)
+            for result in self._until_broken(plan, part, error_sample, kept):
                 done += 1
                 yield result
             left = left[done:]
-            broken = bool(left) or not result.errors
+            broken = done < len(part) or not result.errors
             # The next sample may be fine, unless it is the plan that cannot be built.
             breaks += broken
             if left and (breaks >= _MOST_BREAKS or result.verdict is Verdict.BUILD_FAILED):
@@ -87,7 +94,7 @@ class Execution:
     ) -> Iterator[SampleResult]:
         """The samples' results up to and with the first on which the runner breaks."""
         self._before_each()
-        self.references.make_ready(samples)
+        self.references.make_ready(samples, self._before_each)
         began, left = time.perf_counter(), len(samples)
         try:
             for sample, outputs in zip(samples, self.runner.outputs(plan, samples), strict=True):

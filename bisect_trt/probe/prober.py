@@ -14,7 +14,6 @@ from dataclasses import replace
 from itertools import islice
 from threading import RLock
 
-from bisect_trt.core.names import some_of
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.numerics.arrays import Arrays
@@ -25,9 +24,12 @@ from bisect_trt.probe.execution import Execution
 from bisect_trt.probe.journal import Journal, Row, content_key
 from bisect_trt.probe.references import References
 from bisect_trt.probe.result import PanelResult, ProbeResult, SampleResult, Vector, meets
+from bisect_trt.probe.sets import Sets
 from bisect_trt.runners.base import Runner
 
 PANEL = "panel"
+_RECORDED = 64
+"""New answers of one probe that a killed process may lose."""
 
 
 class Prober:
@@ -36,7 +38,8 @@ class Prober:
     ``done`` holds this run's probes of the given samples by plan, ``plans`` every plan that was
     asked about; ``log`` lists the probes in order, and may be shared with another prober of the
     same run. ``on_probe`` hears of each; ``before_each`` is called before each inference, and may
-    raise to end the work.
+    raise to end the work; ``on_inference`` hears after each on how many samples, of how many, the
+    plan in work was run.
 
     Args:
         runner: what executes the plans.
@@ -76,6 +79,7 @@ class Prober:
         self.log: list[ProbeResult] = [] if log is None else log
         self.on_probe: Callable[[ProbeResult], None] = lambda _: None
         self.before_each: Callable[[], None] = lambda: None
+        self.on_inference: Callable[[int, int], None] = lambda done, of: None
         self._given = list(given)
         self._at_once = at_once
         self._error_sample = error_sample
@@ -85,6 +89,7 @@ class Prober:
             runner, references, requirements, self._answers, share, lambda: self.before_each()
         )
         self._lock = RLock()
+        self._sets = Sets(self._execution, self._answers, self._lock)
 
     def key(self, *parts: str) -> str:
         """The journal's key of an answer of this runner on this model and these requirements."""
@@ -121,8 +126,6 @@ class Prober:
                     self._note(self._together(plan, known))
                 else:
                     missing.append((plan, known))
-            if missing:
-                self._prepare()
         for plan, known in self._complete_all(missing):
             with self._lock:
                 self.new_probes += 1
@@ -163,7 +166,8 @@ class Prober:
         for chunk in _chunks(panel, -(-self._at_once // size) * size):
             rows: list[Row] = []
             try:
-                for name, found in self._judge_sets(plan, chunk, size, rows):
+                for name, found in self._sets.judged(plan, chunk, size, rows):
+                    self.on_inference(len(rows), len(chunk))
                     names.append(name)
                     results.append(found)
                     missed += not meets(found, limit)
@@ -171,8 +175,7 @@ class Prober:
                         break
             finally:
                 new += len(rows)
-                with self._lock:
-                    self._journal.record(rows)
+                self._record(rows)
             if missed > misses and math.isfinite(limit):
                 break
         answer = PanelResult(plan, tuple(names), tuple(results))
@@ -180,40 +183,6 @@ class Prober:
             self.new_probes += new > 0 and plan not in self.plans
             self.plans.add(plan)
             return replace(answer, logged=self._log_panel(answer))
-
-    def _judge_sets(
-        self, plan: PrecisionPlan, samples: Sequence[Sample], size: int, rows: list[Row]
-    ) -> Iterator[tuple[str, SampleResult]]:
-        """Each set's name and result, as it comes; new answers are added to ``rows``."""
-        sets = [samples[i : i + size] for i in range(0, len(samples), size)]
-        collective = bool(self.requirements.collective)
-        with self._lock:
-            known = {s.digest: self._answers.of(plan, s) for s in samples}
-            told = [self._answers.of_all(plan, of) if collective else [] for of in sets]
-        # Draws may be equal, as rotations of a few token ids are: such are run once.
-        new: dict[str, Sample] = {}
-        for of, values in zip(sets, told, strict=True):
-            for s in of:
-                if values is None or known[s.digest] is None:
-                    new.setdefault(s.digest, s)
-        kept: dict[str, Arrays] | None = {} if collective else None
-        executed = self._execution.run(plan, list(new.values()), None, kept)
-        for of, values in zip(sets, told, strict=True):
-            found = []
-            for sample in of:
-                result = known[sample.digest]
-                asked = values is None or result is None
-                if asked and new.pop(sample.digest, None) is not None:
-                    known[sample.digest] = result = next(executed)
-                    rows.append(self._answers.row(plan, sample, result))
-                assert result is not None
-                found.append(result)
-            if size == 1 and not collective:
-                yield of[0].name, found[0]
-                continue
-            score, more = self._execution.score(plan, of, found, values, kept or {})
-            rows += more
-            yield some_of([s.name for s in of], 1), SampleResult.together(found, score)
 
     def _log_panel(self, answer: PanelResult) -> ProbeResult | None:
         if not answer.results:
@@ -225,12 +194,14 @@ class Prober:
         self.on_probe(result)
         return result
 
-    def _prepare(self) -> None:
-        """What every execution needs, made once and not by two threads."""
-        self._execution.references.prepare(self._given)
-        if self._error_sample is not None:
-            for sample in self._given:
-                self._error_sample(sample)
+    def _prepare(self, samples: Sequence[Sample]) -> None:
+        """What executions on ``samples`` need, made once and not by two threads."""
+        with self._lock:
+            self._execution.references.prepare(samples, self.before_each)
+            if self._error_sample is not None:
+                for sample in samples:
+                    self.before_each()
+                    self._error_sample(sample)
 
     def _complete_all(
         self, missing: Sequence[tuple[PrecisionPlan, dict[str, SampleResult]]]
@@ -243,20 +214,36 @@ class Prober:
     def _complete(
         self, plan: PrecisionPlan, known: dict[str, SampleResult]
     ) -> tuple[PrecisionPlan, dict[str, SampleResult]]:
-        """Run the samples that ``known`` lacks and journal them."""
+        """Run the samples that ``known`` lacks and journal them: whoever ends it in the middle goes
+        on there.
+        """
         wanted = [s for s in self._given if s.digest not in known]
         kept: dict[str, Arrays] | None = {} if self.requirements.collective else None
-        found = list(self._execution.run(plan, wanted, self._error_sample, kept))
-        facts = dict(self.runner.facts(plan))
-        rows = [self._answers.row(plan, s, r) for s, r in zip(wanted, found, strict=True)]
-        if facts:
-            rows.append(self._answers.row_of_facts(plan, facts))
-        if kept is not None:
-            rows += self._execution.score(plan, self._given, found, None, kept)[1]
-        with self._lock:
-            self._journal.record(rows)
+        found: list[SampleResult] = []
+        rows: list[Row] = []
+        try:
+            for result in self._execution.run(
+                plan, wanted, self._error_sample, kept, self._prepare
+            ):
+                rows.append(self._answers.row(plan, wanted[len(found)], result))
+                found.append(result)
+                self.on_inference(len(found), len(wanted))
+                if len(rows) == _RECORDED:
+                    self._record(rows)
+                    rows = []
+            facts = dict(self.runner.facts(plan))
+            if facts:
+                rows.append(self._answers.row_of_facts(plan, facts))
+            if kept is not None:
+                rows += self._execution.score(plan, self._given, found, None, kept)[1]
+        finally:
+            self._record(rows)
         results = {s.digest: r for s, r in zip(wanted, found, strict=True)}
         return plan, {**known, **results}
+
+    def _record(self, rows: Sequence[Row]) -> None:
+        with self._lock:
+            self._journal.record(rows)
 
     def _together(self, plan: PrecisionPlan, known: Mapping[str, SampleResult]) -> ProbeResult:
         facts = self.runner.facts(plan) or self._answers.facts(plan)

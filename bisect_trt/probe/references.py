@@ -84,23 +84,33 @@ class References:
             return 1
         return self._reference.at_once(sample)
 
-    def prepare(self, samples: Sequence[Sample]) -> None:
+    def prepare(self, samples: Sequence[Sample], before_each: Callable[[], None]) -> None:
         """Compute all of ``samples`` once, then let the session and its memory go, unless it will
         be asked again as a rule and its weights are few.
+
+        Args:
+            samples: some of those that are given.
+            before_each: called before each inference; may raise to end the work.
         """
         missing = [s for s in samples if s.digest not in self._prepared]
         for sample in missing:
+            before_each()
             self.of(sample)
-        self._prepared.update(s.digest for s in missing)
+            self._prepared.add(sample.digest)
         if missing and not self._lasting:
             self._reference.release()
 
-    def make_ready(self, samples: Sequence[Sample]) -> None:
+    def make_ready(self, samples: Sequence[Sample], before_each: Callable[[], None]) -> None:
         """Compute those of ``samples`` together, if the weights are so many that the reference
         should not be open while a runner works: of large ones it is closed.
+
+        Args:
+            samples: those that a runner is asked about next.
+            before_each: called before each inference; may raise to end the work.
         """
         if self._reference.turns.one_at_a_time:
             for sample in samples:
+                before_each()
                 self.of(sample)
         if self._reference.is_large:
             self._reference.release()

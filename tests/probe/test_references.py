@@ -72,12 +72,12 @@ def test_a_session_that_will_be_asked_again_stays_open(
     reference, released = Reference(Graph(fixture.model)), []
     monkeypatch.setattr(reference, "release", lambda: released.append(True))
     found = References(reference, tmp_path, lasting=lasting)
-    found.prepare([Sample("given", fixture.inputs)])
+    found.prepare([Sample("given", fixture.inputs)], lambda: None)
     assert len(released) == (not lasting)
     elsewhere = References(reference, tmp_path, lambda _: {}, lasting=lasting)
-    elsewhere.prepare([Sample("given", fixture.inputs)])
+    elsewhere.prepare([Sample("given", fixture.inputs)], lambda: None)
     assert len(released) == 1 + (not lasting), "draws come from elsewhere"
     monkeypatch.setattr(reference.turns, "one_at_a_time", True)
     in_turn = References(reference, tmp_path, lasting=lasting)
-    in_turn.prepare([Sample("given", fixture.inputs)])
+    in_turn.prepare([Sample("given", fixture.inputs)], lambda: None)
     assert len(released) == 2 + (not lasting), "another needs the room"

@@ -394,7 +394,7 @@ def test_draws_are_referred_to_fp32_on_the_device(bed: Bed, tmp_path: Path) -> N
     for emulate_on in ("cpu", "cuda"):
         case = case_of(fixture, tmp_path / emulate_on, emulate_on=emulate_on)
         with open_bench(case, Observer()) as bench:
-            usual.append(bench.usual_seconds)
+            usual.append(bench.pace.usual_seconds)
             on_device = bench.emulator.device == PLANTED
             asked.clear()
             bench.emulator.outputs = lambda plan, samples: asked.append(plan) or iter([{}])

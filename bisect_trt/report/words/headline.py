@@ -181,7 +181,8 @@ def score_after(result: Record) -> str:
 
 def left_behind(result: Record) -> str:
     """What an interrupted run leaves, for the terminal."""
-    told = " ".join([_answer(result), *holds_sentences(result.holds)])
+    answer = of_one_input(_answer(result), result.holds)
+    told = " ".join([answer, *holds_sentences(result.holds)])
     return (
         f"the best plan so far is in {result.folder}; run the same command again to go on from "
         f"here. {told}"

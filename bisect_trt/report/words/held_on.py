@@ -32,7 +32,12 @@ def holds_sentences(holds: Holds | None) -> list[str]:
         lines.append("Searched on the given inputs only (--robust 0): the set is fitted to them.")
     if beyond := _beyond(holds):
         lines.append(beyond)
-    if not holds.redrawn.tested:
+    if holds.unfinished:
+        lines.append(
+            "The run ended before its test on fresh draws and on inputs kept apart had: "
+            "search.csv has what the search saw."
+        )
+    elif not holds.redrawn.tested:
         else_ = "" if holds.variants.tested else ", nor variants"
         lines.append(f"No copies with redrawn roundings were tested{else_}.")
     if holds.variants.tested:

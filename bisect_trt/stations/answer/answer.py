@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect_trt.core.diagnosis import Cause
+from bisect_trt.core.finding import Finding
 from bisect_trt.core.holds import Holds
 from bisect_trt.core.machine.memory import give_back
 from bisect_trt.core.precision import Precision, PrecisionPlan
@@ -36,11 +37,13 @@ def holds_of_answer(known: Known, bench: Bench) -> Holds | None:
         return known.judgement.holds
     if known.judgement is None and known.bisection is not None and known.bisection.holds:
         return known.bisection.holds
+    if known.baselines is None and known.settled is None:
+        # The budget ended the run before a draw could be priced.
+        best = best_so_far(known, bench.ledger())
+        return holds_as_known(known.case, bench, best[1].plan) if best is not None else None
     plan = plan_of_answer(known, bench)
-    if plan is None:
+    if plan is None or known.baselines is None:
         return None
-    if known.baselines is None:  # the budget ended the run before a draw could be priced
-        return holds_as_known(known.case, bench, plan)
     bench.observer.station("what it holds on")
     settings, judged = known.case.settings, known.judgement
     if settings.fitted and known.bisection is not None and bench.engine is None:
@@ -49,16 +52,30 @@ def holds_of_answer(known: Known, bench: Bench) -> Holds | None:
     seconds = known.baselines.probe_seconds(len(known.case.samples))
     # Tests that were made have refused something, and have spent their part of the risk.
     if bench.tests == 0 or settings.fitted:
-        test = planned_test(known.case, MAX_TESTS, bench.usual_seconds, last=True)
+        test = planned_test(known.case, MAX_TESTS, bench.pace.usual_seconds, last=True)
     else:
         test = next_test(known.case, bench)
         refused = known.bisection is not None and not known.out_of_time
         if judged is not None:
             refused = judged.refused
         if refused:
-            test = shortened(test, known.case, bench.usual_seconds)
+            test = shortened(test, known.case, bench.pace.usual_seconds)
+    wanted = test.enough
     test = fitted(test, known.case, seconds, bench.time.left_s)
-    return measure_holds(known.case, bench, bench.judges, plan, test)
+    holds = measure_holds(known.case, bench, bench.judges, plan, test)
+    if test.enough < wanted or bench.time.left_s <= 0.0:
+        _note_budget(bench, holds, wanted)
+    return holds
+
+
+def _note_budget(bench: Bench, holds: Holds, wanted: int) -> None:
+    """Say on how many of the ``wanted`` draws of a kind the budget let the answer be tested."""
+    made = f"{holds.redrawn.tested} redrawn copies and {holds.variants.tested} variants"
+    message = (
+        f"the budget of {bench.time.minutes:g} minutes left time to test the plan on {made}, of "
+        f"{wanted} of a kind: the same command with more minutes goes on"
+    )
+    bench.note(Finding("budget", "", message))
 
 
 def begin_steadiness(known: Known, bench: Bench) -> None:

@@ -10,10 +10,9 @@ from bisect_trt.probe.result import ProbeResult
 from bisect_trt.stations.answer.known import Known
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.bench.ledger import Ledger
+from bisect_trt.stations.draws.evidence import all_in_fp32
 from bisect_trt.stations.draws.holds import holds_as_known
 from bisect_trt.stations.plans.bisect import Bisection
-
-_MOST_CONFIRMED = 3
 
 
 def best_so_far(known: Known, ledger: Ledger) -> tuple[PrecisionPlan, ProbeResult] | None:
@@ -40,6 +39,8 @@ def best_so_far(known: Known, ledger: Ledger) -> tuple[PrecisionPlan, ProbeResul
     else:
         plan = base.with_pins(everything)
         final = ledger.of_first(plan)
+        if final is None and all_in_fp32(known.case, base) is not None:
+            final = ledger.of_first(PrecisionPlan(Precision.FP32))  # the same network
         if final is not None and not final.verdict.passed:
             return None
     return (plan.with_pins_in(Precision.FP32), final) if final is not None else None
@@ -76,8 +77,7 @@ def _with_holds_of_best(known: Known, bench: Bench) -> Known:
     best = best_so_far(known, bench.ledger())
     if best is None or known.settled is not None:
         return known
-    base = known.base if known.engine is None else known.case.base
-    return known.with_(holds=holds_as_known(known.case, bench, base.with_pins(best[0].pinned)))
+    return known.with_(holds=holds_as_known(known.case, bench, best[1].plan))
 
 
 def _with_holds(known: Known, bench: Bench) -> Known:
@@ -112,17 +112,16 @@ def end_search(known: Known, bench: Bench) -> Known:
 
 
 def _confirm(known: Known, bench: Bench) -> None:
-    passed = {
-        probe.plan.pinned
-        for probe in bench.log
-        if probe.on_given
-        and probe.runner == bench.prober.runner.name
-        and probe.verdict.passed
-        and probe.plan == known.base.with_pins(probe.plan.pinned)
-    }
-    for pins in sorted(passed, key=len)[:_MOST_CONFIRMED]:
-        if bench.second.probe(known.base.with_pins(pins)).verdict.passed:
+    base, first = known.base, bench.prober.runner.name
+    its = [p for p in bench.log if p.runner == first and p.plan == base.with_pins(p.plan.pinned)]
+    refused = {p.plan.pinned for p in its if not p.verdict.passed}
+    passed = {p.plan.pinned for p in its if p.on_given}.difference(refused)
+    tried = sorted(passed, key=len)
+    # What refuses a set mostly refuses those of few pins more: each step is twice the last.
+    for pins in (tried[2**step - 1] for step in range(len(tried).bit_length())):
+        if bench.second.probe(base.with_pins(pins)).verdict.passed:
+            bench.observer.best(len(pins))
             return
-    everything = known.base.with_pins(known.case.names)
+    bench.observer.best(len(known.case.names))
     for judge in bench.judges:
-        judge.probe(everything)
+        judge.probe(base.with_pins(known.case.names))

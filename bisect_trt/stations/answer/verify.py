@@ -144,8 +144,8 @@ def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verifica
         checks += _written(case.graph, saved.plan)
         others = (PrecisionPlan(Precision.FP32), case.base)
         probes = [bench.prober.probe(plan) for plan in (saved.plan, *others)]
-        bench.took(quickest_s(probes, len(case.samples)))
-        test = planned_test(case, VERIFYING, bench.usual_seconds, last=True)
+        bench.pace.took(quickest_s(probes, len(case.samples)))
+        test = planned_test(case, VERIFYING, bench.pace.usual_seconds, last=True)
         holds = measure_holds(case, bench, bench.judges, saved.plan, test)
         holds = replace(holds, fitted=saved.fitted)
         notes = [f.message for f in case.findings if f.kind == "copies"]

@@ -82,7 +82,7 @@ def measure_baselines(case: Case, bench: Bench) -> Baselines:
     precision = case.settings.precision
     plans = [PrecisionPlan(Precision.FP32), PrecisionPlan(Precision.TF32), case.base]
     fp32, tf32, reduced = (bench.prober.probe(plan) for plan in plans)
-    bench.took(quickest_s((fp32, tf32, reduced), len(case.samples)))
+    bench.pace.took(quickest_s((fp32, tf32, reduced), len(case.samples)))
     if not fp32.verdict.passed:
         check_metrics(case, bench)
         check_model(case, bench, fp32)

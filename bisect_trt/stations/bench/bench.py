@@ -5,10 +5,10 @@ It is the one mutable thing that the stations share; what they find travels in f
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Lock
 
@@ -21,7 +21,7 @@ from bisect_trt.core.sample import Sample, evenly
 from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.numerics.requirements.error_sample import ErrorSample
 from bisect_trt.numerics.scores import times
-from bisect_trt.probe.journal import Journal, Row
+from bisect_trt.probe.journal import Journal
 from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.references import References
 from bisect_trt.probe.result import ProbeResult
@@ -34,17 +34,13 @@ from bisect_trt.runners.ort.devices import CPU
 from bisect_trt.stations.bench.engine_choice import EngineRunner, has_rtx_sums
 from bisect_trt.stations.bench.ledger import Ledger
 from bisect_trt.stations.bench.metric_reads import MetricReads
+from bisect_trt.stations.bench.pace import Pace
 from bisect_trt.stations.case.case import Case
 
 _SECOND_SEES = 4
 
-_ON_GPU, _OF_THREE = 0.05, 0.4
-"""Beside two cores; a third of a draw's inferences are the second emulator's."""
-
-_FAR, _NOTICED_S = 16.0, 0.05
-"""So many times what was counted, and at least so many seconds: it was not counted right."""
-
-_AGAIN, _AGAIN_S = 5, 1.0
+_SILENT_S = 2.0
+"""After so long a plan's inferences are told one by one."""
 
 
 class Bench:
@@ -54,7 +50,8 @@ class Bench:
     true where layer tables follow the measured sums of TensorRT for RTX. ``time`` ends probes whose
     time is spent. ``in_turn`` if the second emulator and the reference make room for each other.
     ``tests`` counts those on fresh draws. ``in_hand`` is the smallest set of pins that passed all
-    that the robust search in work is made with, None where none did.
+    that the robust search in work is made with, None where none did. ``pace`` says how long an
+    inference takes.
     """
 
     def __init__(
@@ -79,7 +76,7 @@ class Bench:
         kept, draws = folder / "references.tmp", not case.settings.fitted
         self.references = References(case.reference, kept, on_gpu, lasting=draws)
         self.log: list[ProbeResult] = []
-        self.tests, self._took_s = 0, 0.0
+        self.tests, self._told_at = 0, time.monotonic()
         self.in_hand: frozenset[str] | None = None
         self._gpu_lock = Lock()
         self.rtx_sums = has_rtx_sums(opened, case.settings.precision)
@@ -100,6 +97,7 @@ class Bench:
         few = tuple(evenly(case.samples, _SECOND_SEES))
         self.second_sees = few if self.rtx_sums else case.samples
         self.second = self.prober_of(other, given=self.second_sees)
+        self.pace = Pace(case, emulator, journal, self.prober.key, beside_engine=opened is not None)
         workers = case.settings.workers
         self.engine = self.prober_of(opened, workers) if opened is not None else None
 
@@ -109,62 +107,6 @@ class Bench:
         """
         with self._gpu_lock:
             return next(iter(self.emulator.outputs(PrecisionPlan(Precision.FP32), [sample])))
-
-    @property
-    def usual_seconds(self) -> float:
-        """About what one of a draw's inferences takes in the mean, counted from the model: on a GPU
-        a small part of it, but for those of a second emulator, which is on the CPU.
-        """
-        if not self._is_far:
-            return self._counted_s
-        return float(_FAR ** round(math.log(self._took_s, _FAR)))
-
-    @property
-    def _counted_s(self) -> float:
-        usual = self._case.usual_seconds
-        if self.emulator.device != CPU:
-            usual *= _ON_GPU if self.engine is not None else _OF_THREE
-        return usual
-
-    def took(self, seconds: float) -> None:
-        """Hear that an emulated inference took so long. Loops, and what stands behind shapes that
-        follow from values, are not counted; only where that is far from what was counted does a
-        clock decide, and by powers of 16.
-
-        What is far is looked at again, and kept: a machine that was busy when a small network's
-        first probes ran gave 117 pins tested on 25 draws where it otherwise gives 107 and 80.
-        """
-        self._took_s = seconds
-        if self._is_far:
-            self._took_s = min(seconds, self._timed_again())
-
-    @property
-    def _is_far(self) -> bool:
-        return self._took_s >= max(_FAR * self._counted_s, _NOTICED_S)
-
-    def _timed_again(self) -> float:
-        """An inference's seconds by the quickest of a few, each from the inputs on; of a slow one's
-        there are fewer. Infinite where it fails.
-        """
-        sample, plan = self._case.samples[0], self._case.base
-        key = self.prober.key("took", plan.digest, sample.digest)
-        known = self.journal.recall(key)
-        if known is not None:
-            return float(known[0])
-        quickest, began = math.inf, time.perf_counter()
-        for _ in range(_AGAIN):
-            self.emulator.forget()
-            before = time.perf_counter()
-            try:
-                next(iter(self.emulator.outputs(plan, [sample])))
-            except RunnerFailedError:  # the probe has said so
-                break
-            now = time.perf_counter()
-            quickest = min(quickest, now - before)
-            if now - began > _AGAIN_S:
-                break
-        self.journal.record([Row(key, "took", quickest)])
-        return quickest
 
     @property
     def probers(self) -> list[Prober]:
@@ -260,7 +202,13 @@ class Bench:
 
     def tell(self, note: str) -> None:
         """What was done last, beside the number of plans that were probed until now."""
+        self._told_at = time.monotonic()
         self.observer.progress(*self._place(), note)
+
+    def _tell_inference(self, judge: str, done: int, of: int) -> None:
+        """How far a plan's inferences are, where nothing else was told for a while."""
+        if time.monotonic() - self._told_at > _SILENT_S:
+            self.tell(f"{judge}, {done} of {of} inputs or draws")
 
     @property
     def plans_asked(self) -> int:
@@ -294,4 +242,5 @@ class Bench:
             1.0 if case.requirements.of_sets else case.settings.share_of_given,
         )
         prober.before_each = self.time.check
+        prober.on_inference = partial(self._tell_inference, runner.name)
         return prober

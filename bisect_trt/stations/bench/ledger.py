@@ -47,19 +47,21 @@ class Ledger:
         return max(found, key=lambda r: r.score, default=None)
 
     def smallest_passing(self, base: PrecisionPlan, judges: Sequence[str]) -> frozenset[str] | None:
-        """The smallest set of pins that every one of ``judges`` passed, and no emulator refused
-        where these are some of them; None if there is none.
+        """The smallest set of pins that every one of ``judges`` passed on the given inputs, and
+        that missed on none of the others; of these, and of all where ``judges`` are emulators, an
+        emulator's word counts. None if there is none.
         """
         passed: dict[frozenset[str], set[str]] = {}
         refused: set[frozenset[str]] = set()
         heard = self.emulators if set(judges) <= set(self.emulators) else judges
         for probe in self.log:
             pins = probe.plan.pinned
-            if not probe.on_given or probe.plan != base.with_pins(pins):
+            if probe.plan != base.with_pins(pins):
                 continue
-            if probe.verdict.passed:
+            if not probe.verdict.passed:
+                if probe.runner in heard:
+                    refused.add(pins)
+            elif probe.on_given:
                 passed.setdefault(pins, set()).add(probe.runner)
-            elif probe.runner in heard:
-                refused.add(pins)
         sets = [p for p, by in passed.items() if by.issuperset(judges) and p not in refused]
         return min(sets, key=len, default=None)

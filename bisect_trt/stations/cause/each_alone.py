@@ -54,7 +54,7 @@ def measure_each_alone(
     seconds = emulated.probe_seconds(len(case.samples))
     # By the clock a busy machine's rows would not fit: of 279 layers 95 were measured where there
     # is time for all of them, and all were pinned where 6 are enough.
-    usual = min(seconds, bench.usual_seconds)
+    usual = min(seconds, bench.pace.usual_seconds)
     budget_s = time_allowed(len(case.names) * len(samples) * usual * _ROW)
     budget_s = min(budget_s, max(0.0, _SHARE_OF_TIME * bench.time.left_s))
     lowered = case.base

@@ -188,7 +188,7 @@ def _timed(case: Case, observer: Observer) -> _Timed:
         alone()  # opens the sessions of segments
         rows_s, _ = _seconds(alone)
         bench.references.close()
-        bench.took(inference)
+        bench.pace.took(inference)
     missed = sum(panel.missed() for panel in (first, second, varied))
     passes = all(result.verdict.passed for result in results) and not missed
     made_s, emulated_s, asked_s = (s / len(draws) for s in (spent, first_s, second_s))
@@ -202,7 +202,7 @@ def _timed(case: Case, observer: Observer) -> _Timed:
         asked_s,
         trace,
         row,
-        bench.usual_seconds,
+        bench.pace.usual_seconds,
         passes,
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import islice
 
 from bisect_trt.core.lazy_arrays import MOST_BYTES
@@ -54,36 +53,83 @@ def judge_all(
     Returns:
         The results, and the samples that missed ``limit``.
     """
-    names: list[str] = []
-    results: list[SampleResult] = []
-    missed: list[Sample] = []
-    violating, began = 0, time.perf_counter()
-    # A few samples are in memory at a time.
-    for panel in _chunks(bench, judges, samples, size):
-        left = misses - len(missed) // size
-        found: list[PanelResult] = []
-        asked = panel
-        with _in_time(limit):
+    tally, began = _Tally(limit, size), time.perf_counter()
+    panel: Sequence[Sample] = ()
+    try:
+        # A few samples are in memory at a time.
+        for panel in _chunks(bench, judges, samples, size):
+            left = misses - len(tally.missed) // size
+            found: list[PanelResult] = []
+            asked = panel
             for judge in judges:
                 its = bench.plan_for(judge, plan)
                 found.append(judge.judge(its, asked, limit=limit, misses=left, size=size))
                 # What refuses a plan ends it for the next judge too.
                 asked = asked[: len(found[-1].results) * size]
-        if len(found) < len(judges):
-            break
-        shortest = min(len(f.results) for f in found)
-        names += found[0].names[:shortest]
-        together = zip(*(f.results[:shortest] for f in found), strict=True)
-        for place, each in enumerate(together):
-            results.append(max(each, key=lambda r: (not meets(r, limit), r.score)))
-            violating += not meets(results[-1], min(1.0, limit))
-            if not meets(results[-1], limit):
-                missed += panel[place * size : (place + 1) * size]
-        with _in_time(limit):
-            bench.tell(_progress(len(results), of, violating, time.perf_counter() - began))
-        if math.isfinite(limit) and len(missed) > misses * size:
-            break
-    return PanelResult(plan, tuple(names), tuple(results)), tuple(missed)
+            tally.add(panel, found[0].names, zip(*(f.results for f in found), strict=False))
+            panel = ()
+            bench.tell(
+                _progress(len(tally.results), of, tally.violating, time.perf_counter() - began)
+            )
+            if math.isfinite(limit) and len(tally.missed) > misses * size:
+                break
+    except BudgetSpentError:
+        if math.isfinite(limit):
+            raise  # half a test is none
+        # Where the time ends a measurement, what it has tested counts.
+        if size == 1:
+            decided = list(_decided(bench, judges, plan, panel))
+            tally.add(
+                [s for s, _ in decided], [s.name for s, _ in decided], (r for _, r in decided)
+            )
+    return PanelResult(plan, tuple(tally.names), tuple(tally.results)), tuple(tally.missed)
+
+
+class _Tally:
+    """The worst judge's result of each set of ``size`` samples; ``missed`` are samples that use
+    more than ``limit`` tolerances, and ``violating`` counts sets that use more than 1.
+    """
+
+    def __init__(self, limit: float, size: int) -> None:
+        self._limit, self._size = limit, size
+        self.names: list[str] = []
+        self.results: list[SampleResult] = []
+        self.missed: list[Sample] = []
+        self.violating = 0
+
+    def add(
+        self,
+        samples: Sequence[Sample],
+        names: Sequence[str],
+        by_judge: Iterable[Sequence[SampleResult]],
+    ) -> None:
+        """Take what every judge found on each set, as far as the last one came.
+
+        Args:
+            samples: of the sets.
+            names: of the sets.
+            by_judge: the judges' results of each set.
+        """
+        for place, each in enumerate(by_judge):
+            worst = max(each, key=lambda r: (not meets(r, self._limit), r.score))
+            self.names.append(names[place])
+            self.results.append(worst)
+            self.violating += not meets(worst, min(1.0, self._limit))
+            if not meets(worst, self._limit):
+                self.missed += samples[place * self._size : (place + 1) * self._size]
+
+
+def _decided(
+    bench: Bench, judges: Sequence[Prober], plan: PrecisionPlan, samples: Sequence[Sample]
+) -> Iterator[tuple[Sample, list[SampleResult]]]:
+    """Those of ``samples`` that every judge was asked about before the time ended, or that one
+    misses already, with what is known of them.
+    """
+    for sample in samples:
+        known = [judge.known(bench.plan_for(judge, plan), sample) for judge in judges]
+        told = [result for result in known if result is not None]
+        if told and (len(told) == len(judges) or not all(meets(r, 1.0) for r in told)):
+            yield sample, told
 
 
 def _progress(done: int, of: int, violating: int, spent: float) -> str:
@@ -109,15 +155,3 @@ def _chunks(
             # What is made for the reference is still there for the last judge.
             at_once = min(_CHUNK, max(_AHEAD, MOST_BYTES // each - _AHEAD))
         yield [first, *islice(stream, -(-at_once // size) * size - 1)]
-
-
-@contextmanager
-def _in_time(limit: float) -> Iterator[None]:
-    """Where the time ends a measurement, what it has tested counts: the clock knows no outcome.
-    Half a test, which ``limit`` makes it, is none.
-    """
-    try:
-        yield
-    except BudgetSpentError:
-        if math.isfinite(limit):
-            raise

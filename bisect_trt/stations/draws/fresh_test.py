@@ -128,7 +128,7 @@ def next_test(case: Case, bench: Bench) -> FreshTest:
         bench: of the run.
     """
     bench.tests += 1
-    return asked(case, planned_test(case, bench.tests - 1, bench.usual_seconds, last=False))
+    return asked(case, planned_test(case, bench.tests - 1, bench.pace.usual_seconds, last=False))
 
 
 def asked(case: Case, test: FreshTest) -> FreshTest:

@@ -131,11 +131,10 @@ def holds_as_known(case: Case, bench: Bench, plan: PrecisionPlan) -> Holds | Non
         bench: whose judge was asked.
         plan: with the precision that a pin really runs in, for the emulators.
     """
-    judge = bench.judge
-    plan = bench.plan_for(judge, plan)
-    if not judge.knows(plan):
+    judges = [j for j in bench.judges if _knows(j, bench.plan_for(j, plan), case.samples)]
+    if bench.judge not in judges:
         return None
-    given = judge.judge(plan, case.samples, size=set_size(case))
+    given = judge_all(bench, judges, plan, case.samples, size=set_size(case))[0]
     return Holds(
         _holding(given, None),
         Holding(),
@@ -146,7 +145,13 @@ def holds_as_known(case: Case, bench: Bench, plan: PrecisionPlan) -> Holds | Non
         case.settings.fitted,
         1.0 if set_size(case) > 1 else case.settings.share_of_given,
         set_size(case),
+        unfinished=True,
     )
+
+
+def _knows(judge: Prober, plan: PrecisionPlan, samples: Sequence[Sample]) -> bool:
+    """Whether nothing has to be run to say what ``plan`` shows on ``samples``."""
+    return judge.knows(plan) and all(judge.known(plan, s) is not None for s in samples)
 
 
 def first_refusal(

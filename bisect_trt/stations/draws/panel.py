@@ -68,7 +68,7 @@ def panel_samples(case: Case, bench: Bench, first: int | None = None) -> PanelSa
         bench: where the copies' references are.
         first: how many sets of each kind of copies, if not all.
     """
-    count = panel_draws(case, bench.usual_seconds)
+    count = panel_draws(case, bench.pace.usual_seconds)
     some = count if first is None else min(count, first * set_size(case))
     made: dict[InputKind, tuple[Sample, ...]] = {}
     for kind, drawn in (

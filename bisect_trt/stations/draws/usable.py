@@ -76,8 +76,9 @@ def check_runs(bench: Bench, samples: Sequence[Sample]) -> None:
         return sample
 
     in_time = takewhile(lambda _: time.monotonic() < until, new)
-    for sample in side_by_side(look, in_time, bench.references.at_once):
+    for done, sample in enumerate(side_by_side(look, in_time, bench.references.at_once), 1):
         bench.journal.record_later(Row(keys[sample.digest], "runs", True))
+        bench.observer.progress(done, len(new), f"{sample.name}, kept apart, can be run")
 
 
 def _looked_at(
@@ -109,6 +110,7 @@ def _looked_at(
 
 
 def _has_reference(bench: Bench, sample: Sample) -> bool:
+    bench.time.check()
     try:
         outputs = bench.references.of(sample)
     except RunnerFailedError:

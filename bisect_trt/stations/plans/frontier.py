@@ -161,7 +161,7 @@ def _samples(
 ) -> dict[InputKind, Sequence[Sample]]:
     """What each of ``rows`` rows is judged on; without copies where there is none."""
     size = set_size(case)
-    redrawn, varied = _copies(rows, bench.usual_seconds)
+    redrawn, varied = _copies(rows, bench.pace.usual_seconds)
     sets = [max(1, redrawn // size), max(1, varied // size)] if rows else [0, 0]
     return {
         InputKind.GIVEN: case.samples if size > 1 else _some_given(case, bench, answer),

@@ -37,7 +37,7 @@ def first_that_break(
     """
     looked_at = evenly(samples, _LOOKED_AT)
     # By count and not by the clock, so that the same command gives the same answer.
-    expected_s = len(looked_at) * len(ranking) * bench.usual_seconds
+    expected_s = len(looked_at) * len(ranking) * bench.pace.usual_seconds
     if not looked_at or expected_s > TIME_BUDGET_S:
         return list(ranking)
     rows = EffectRows(case, bench, looked_at, base.with_pins(ranking))

@@ -39,7 +39,7 @@ def use_build_wait(
     if known or not engine.new_probes or math.isfinite(bench.time.left_s):
         return
     if bench.tests < MAX_TESTS:
-        test = planned_test(case, bench.tests, bench.usual_seconds, last=False)
+        test = planned_test(case, bench.tests, bench.pace.usual_seconds, last=False)
         draws = Draws(case, bench, [engine], test)
         for kind in draws.kinds:
             for _ in islice(draws.of(kind), test.enough * set_size(case)):

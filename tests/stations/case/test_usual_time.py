@@ -23,8 +23,8 @@ from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.stations.asked.settings import Settings
 from bisect_trt.stations.baselines.baselines import Baselines
-from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.bench.open_bench import open_bench
+from bisect_trt.stations.bench.pace import Pace
 from bisect_trt.stations.case.case import load
 from bisect_trt.stations.case.usual_time import usual_seconds
 from bisect_trt.stations.cause import each_alone
@@ -38,18 +38,18 @@ FIXTURE = encoder_decomposed()
 def test_a_slow_machine_changes_nothing_but_a_wrong_count_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Bench, "_timed_again", lambda _: np.inf)
+    monkeypatch.setattr(Pace, "timed_again", lambda _: np.inf)
     settings = Settings(FIXTURE.model, [FIXTURE.inputs], require=FIXTURE.require, out=tmp_path)
     case = load(settings, Observer())
     with open_bench(case, Observer()) as bench:
-        assert bench.usual_seconds == case.usual_seconds < 1e-3
+        assert bench.pace.usual_seconds == case.usual_seconds < 1e-3
         for seconds in (1e-6, 15.0 * case.usual_seconds, 0.04):
-            bench.took(seconds)
-            assert bench.usual_seconds == case.usual_seconds
+            bench.pace.took(seconds)
+            assert bench.pace.usual_seconds == case.usual_seconds
         found = []
         for seconds in (0.5, 1.0, 3.0, 5.0):
-            bench.took(seconds)
-            found.append(bench.usual_seconds)
+            bench.pace.took(seconds)
+            found.append(bench.pace.usual_seconds)
         assert found == [1.0, 1.0, 1.0, 16.0]
 
 
@@ -62,9 +62,9 @@ def test_a_busy_moment_changes_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     kept = []
     for _ in range(2):
         with open_bench(case, Observer()) as bench:
-            bench.took(0.5)
-            assert bench.usual_seconds == case.usual_seconds
-            kept.append(bench._timed_again())
+            bench.pace.took(0.5)
+            assert bench.pace.usual_seconds == case.usual_seconds
+            kept.append(bench.pace.timed_again())
             forbid_inferences(monkeypatch)
     assert kept[0] == kept[1]
 
@@ -93,7 +93,7 @@ def test_what_is_looked_at_again_is_run_from_its_inputs_on(
         for name in ("forget", "outputs"):
             its = getattr(bench.emulator, name)
             monkeypatch.setattr(bench.emulator, name, noted(called, name, its))
-        timed = bench._timed_again()
+        timed = bench.pace.timed_again()
         assert called == ["forget", "outputs"] * (len(called) // 2) and called
         assert timed > 2.0 * case.usual_seconds
 
@@ -210,7 +210,7 @@ def test_verify_does_not_time_the_opening_of_its_session(
         return replace(probe(prober, plan), seconds=seconds)
 
     monkeypatch.setattr(Prober, "probe", slow_at_first)
-    monkeypatch.setattr(Bench, "took", lambda _, seconds: heard.append(seconds))
+    monkeypatch.setattr(Pace, "took", lambda _, seconds: heard.append(seconds))
     found = bisect_trt.verify(
         fixture.model, fixture.inputs, tmp_path / "plan.json", out=tmp_path / "out"
     )

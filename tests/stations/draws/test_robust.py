@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
@@ -411,6 +412,26 @@ def test_ctrl_c_before_a_set_is_in_hand_says_what_all_pins_hold_on(
     saved = json.loads((tmp_path / "run.json").read_text())
     assert saved["passed"] and saved["interrupted"] and saved["robust"] == "undecided"
     assert (saved["holds"]["given"]["passed"], saved["holds"]["given"]["tested"]) == (1, 1)
+
+
+def test_ctrl_c_never_leaves_a_set_that_copies_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything lowered passes the given input and misses on copies of it, then Ctrl-C comes."""
+    fixture = residual()
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bisect_trt.pipeline.bisect", interrupted)
+    with pytest.raises(StoppedError, match=r"With one input: .*before its test on fresh draws"):
+        run(fixture, tmp_path, require="rel_range<=3.2e-4")
+    probes = pd.read_csv(tmp_path / "search.csv")
+    refused = probes[(probes["runner"] == "emulated") & (probes["pins"] == 0)]
+    assert set(refused["verdict"]) == {"pass", "fail"}, "the given input does not tell"
+    saved = json.loads((tmp_path / "run.json").read_text())
+    assert saved["passed"] and len(saved["pinned"]) == saved["layers"]
+    assert saved["asked"]["unfinished"] and saved["holds"]["given"]["passed"] == 1
 
 
 def test_an_engine_takes_no_moved_tables_and_is_tested_on_variants(tmp_path: Path) -> None:

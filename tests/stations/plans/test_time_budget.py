@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import bisect_trt
@@ -18,6 +21,8 @@ from bisect_trt.core.machine.time_budget import TimeBudget, TimedObserver
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
+from bisect_trt.numerics.arrays import Arrays
+from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.stations.pieces.seen import Budget
 from fixtures.models import healthy, residual
 from tests.engines import Judged, Unsteady
@@ -116,6 +121,45 @@ def test_a_robust_search_ends_with_the_smallest_set_that_passed(
     assert json.loads((tmp_path / "run.json").read_text())["budget"]["ended_the_search"] is False
 
 
+class Slow(EmulatedRunner):
+    """The emulator with a second for each inference."""
+
+    clock: Clock
+
+    def outputs(self, plan: PrecisionPlan, samples: Sequence[Sample]) -> Iterator[Arrays]:
+        for outputs in super().outputs(plan, samples):
+            self.clock.now += 1.0
+            yield outputs
+
+
+def test_many_inputs_end_in_time_and_go_on_where_they_were(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred, of which the first run has time for thirty: none of its answers is lost."""
+    monkeypatch.setattr(Slow, "clock", clock, raising=False)
+    monkeypatch.setattr("bisect_trt.stations.bench.emulator_choice.EmulatedRunner", Slow)
+    random = np.random.default_rng(0)
+    ((name, array),) = FIXTURE.inputs.items()
+    inputs = [{name: array * (1.0 + random.random(dtype=np.float32))} for _ in range(100)]
+    known = []
+    for _ in range(3):
+        result = bisect_trt.bisect(
+            FIXTURE.model,
+            inputs,
+            require="rel_range<=1",
+            runner="emulated",
+            out=tmp_path,
+            budget=0.5,
+            holdout="none",
+        )
+        assert result.out_of_time and not result.passed and clock.now <= 31.0
+        clock.now = 0.0
+        with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as journal:
+            query = "SELECT count(*) FROM answers WHERE kind = 'probe'"
+            known.append(journal.execute(query).fetchone()[0])
+    assert known[0] >= 20 and known[1] >= known[0] + 20 and known[2] >= known[1] + 20
+
+
 class SlowOnDraws(Unsteady):
     """A steady engine on which a draw takes much longer than the emulator's time promises."""
 
@@ -136,6 +180,7 @@ def test_draws_that_spend_the_budget_leave_a_report_of_one_process(
     assert engine.process == 1, "there was no time to build in another"
     assert result.passed and result.engine.steadiness.processes == 1
     assert result.holds is not None and result.holds.redrawn.tested < 59
+    assert any("the budget of 1 minutes left time" in f.message for f in result.findings)
     assert (Path(result.folder) / "report.html").exists()
 
 
@@ -151,8 +196,24 @@ def test_a_fitted_search_ends_with_what_every_judge_passed(
         assert result.holds is not None and result.holds.given.passed == 1
 
 
-def test_no_time_at_all_is_no_plan_and_a_whole_report(clock: Clock, tmp_path: Path) -> None:
+def test_all_pins_are_the_answer_where_only_fp32_was_run(clock: Clock, tmp_path: Path) -> None:
     result = run(tmp_path, Watch(clock, "baselines", 1, 100.0), budget=1.0)
+    assert result.out_of_time and result.passed and len(result.pinned) == result.layer_count
+    assert result.holds is not None and result.holds.given.passed == 1 and result.holds.unfinished
+
+
+class TooLate(Observer):
+    """Lets all the time pass before the first inference."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def station(self, name: str) -> None:
+        self._clock.now += 100.0 * (name == "baselines")
+
+
+def test_no_time_at_all_is_no_plan_and_a_whole_report(clock: Clock, tmp_path: Path) -> None:
+    result = run(tmp_path, TooLate(clock), budget=1.0)
     assert result.out_of_time and not result.passed and result.exit_code == 1
     assert "no plan is known to pass yet" in result.sentence
     assert {"run.json", "report.html", "report.md", "junit.xml"} <= {
