@@ -113,6 +113,20 @@ def headers_of(path: Path, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
         return {}
 
 
+def bytes_inside(path: Path) -> int:
+    """What the arrays of an .npz or .npy file take when they are read; a compressed one is larger
+    inside, which its directory tells.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return sum(entry.file_size for entry in archive.infolist())
+    except Exception:  # no archive, or a damaged one
+        return path.stat().st_size
+
+
 def _kept_promise(stream: IO[bytes], size: int) -> tuple[int, ...]:
     """The shape that the header of ``size`` bytes declares.
 

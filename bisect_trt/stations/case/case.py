@@ -37,7 +37,7 @@ from bisect_trt.stations.asked.settings import Settings
 from bisect_trt.stations.case.array_files import read_npz
 from bisect_trt.stations.case.checked_rewrite import rewritten
 from bisect_trt.stations.case.given_inputs import load_inputs
-from bisect_trt.stations.case.need import check_need, need_of
+from bisect_trt.stations.case.need import check_need, need_of, need_of_samples
 from bisect_trt.stations.case.samples import suspicious_inputs
 from bisect_trt.stations.case.usual_time import usual_seconds
 from bisect_trt.version import __version__
@@ -131,6 +131,7 @@ def load(settings: Settings, observer: Observer) -> Case:
     graph, specs = Graph(model.proto), input_specs(model.proto)
     check_need(need_of(graph, settings, specs), model.name)
     samples, holdout, counted = load_inputs(settings, specs, observer)
+    check_need(need_of_samples(graph, settings, [*samples, *holdout]), model.name)
     replaced = dict[str, tuple[str, ...]]()
     if settings.rewrite is not None:
         fused = rewritten(model.proto, samples, settings.rewrite)

@@ -13,7 +13,7 @@ import json
 import re
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -174,9 +174,11 @@ def _from_json(path: Path) -> Iterator[tuple[str, Arrays]]:
         raise BadInputError(f"{path}: not readable JSON ({one_line(error)})") from error
     if not isinstance(feeds, list) or not all(isinstance(feed, dict) for feed in feeds):
         raise BadInputError(f"{path}: not a list of feed dictionaries, as polygraphy saves them")
-    for number, feed in enumerate(feeds):
-        arrays = {name: _decoded(f"{path}[{number}]", name, a) for name, a in feed.items()}
-        yield f"{path}[{number}]", arrays
+    decoded = (
+        {name: _decoded(f"{path}[{number}]", name, a) for name, a in feed.items()}
+        for number, feed in enumerate(feeds)
+    )
+    yield from _spooled(str(path), decoded)
 
 
 def _decoded(where: str, name: str, value: Any) -> NDArray[Any]:
@@ -194,11 +196,14 @@ def _decoded(where: str, name: str, value: Any) -> NDArray[Any]:
 def _from_loader(
     text: str, source: Function | Iterator[Any], option: str
 ) -> Iterator[tuple[str, Arrays]]:
-    """What a function of the user's yields. Each sample is put on disk as it comes, so that a long
-    generator need not fit into memory.
-    """
+    """What a function of the user's yields."""
+    yield from _spooled(text, _yielded(text, source, option))
+
+
+def _spooled(text: str, samples: Iterable[dict[str, NDArray[Any]]]) -> Iterator[tuple[str, Arrays]]:
+    """``samples``, each put on disk as it comes: all together need not fit into memory."""
     spool = scratch("inputs")
-    for number, arrays in enumerate(_yielded(text, source, option)):
+    for number, arrays in enumerate(samples):
         where = f"{text}[{number}]"
         objects = [n for n, a in arrays.items() if a.dtype.hasobject]
         if objects:

@@ -16,6 +16,7 @@ from bisect_trt.core.machine.memory import (
     keep_large_blocks_apart,
     room_bytes,
 )
+from bisect_trt.core.sample import Sample
 from bisect_trt.graph.files.save import weights_size
 from bisect_trt.graph.inspection.activations import live_bytes
 from bisect_trt.graph.model.graph import Graph
@@ -24,7 +25,7 @@ from bisect_trt.runners.emulator.switched.kept_activations import room_beside
 from bisect_trt.runners.ort.side_by_side import ROOM_BYTES
 from bisect_trt.runners.ort.turns import MANY_NODES
 from bisect_trt.stations.asked.settings import Settings
-from bisect_trt.stations.case.array_files import headers_of
+from bisect_trt.stations.case.array_files import bytes_inside, headers_of
 from bisect_trt.stations.case.input_files import find_files, is_loader
 
 PROCESS = 200_000_000
@@ -114,8 +115,25 @@ def need_of(graph: Graph, settings: Settings, specs: Sequence[InputSpec]) -> Nee
         settings: the inputs and workers.
         specs: what the model takes.
     """
-    shapes = _largest_shapes(settings, specs)
-    live = live_bytes(graph, shapes) if shapes is not None else 0
+    return _need(graph, settings, _told_shapes(settings, specs))
+
+
+def need_of_samples(graph: Graph, settings: Settings, samples: Sequence[Sample]) -> Need:
+    """As :func:`need_of`, of inputs that were read: not all files tell their shapes beforehand, and
+    a loader tells nothing.
+
+    Args:
+        graph: the model.
+        settings: the workers.
+        samples: what it will be run on.
+    """
+    return _need(graph, settings, [sample.shapes for sample in samples])
+
+
+def _need(graph: Graph, settings: Settings, shapes: Sequence[Shapes]) -> Need:
+    """The need with the largest of ``shapes``; of none where they are not known."""
+    largest = max(shapes, key=_elements, default=None)
+    live = live_bytes(graph, largest) if largest is not None else 0
     asked = settings.workers if settings.workers > 1 and settings.ray is None else 0
     beside = min(asked, thread_count())  # no more are hired
     return Need(weights_size(graph.proto), live, beside, len(graph.proto.graph.node))
@@ -148,8 +166,8 @@ def check_need(need: Need, where: str) -> None:
         keep_large_blocks_apart()
 
 
-def _largest_shapes(settings: Settings, specs: Sequence[InputSpec]) -> Shapes | None:
-    """The shapes of the largest input that can be told; None where none can."""
+def _told_shapes(settings: Settings, specs: Sequence[InputSpec]) -> list[Shapes]:
+    """The shapes of inputs, the largest of each source, as far as headers tell them."""
     names = [spec.name for spec in specs]
     found: list[Shapes] = []
     for source in (*settings.inputs, *(s for s in settings.holdout if s != "none")):
@@ -157,18 +175,16 @@ def _largest_shapes(settings: Settings, specs: Sequence[InputSpec]) -> Shapes | 
             found.append({str(n): tuple(a.shape) for n, a in source.items() if hasattr(a, "shape")})
         elif isinstance(source, (str, Path)) and not is_loader(source):
             found += _of_files(source, names, settings.stacked)
-    return max(found, key=_elements, default=None)
+    return found
 
 
 def _of_files(source: str | Path, names: Sequence[str], stacked: bool) -> list[Shapes]:
-    """Of the largest array file that ``source`` names; a compressed one may be larger inside, which
-    its header tells.
-    """
+    """Of the array file with the most bytes inside that ``source`` names."""
     try:
         files = [p for p in find_files([source]) if p.suffix in (".npy", ".npz")]
         if not files:
             return []
-        headers = headers_of(max(files, key=lambda p: p.stat().st_size), names)
+        headers = headers_of(max(files, key=bytes_inside), names)
     except (BadInputError, OSError):  # whoever reads it says what is wrong
         return []
     return [{n: (1, *shape[1:]) if stacked else shape for n, shape in headers.items()}]

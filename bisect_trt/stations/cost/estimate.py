@@ -18,7 +18,6 @@ from bisect_trt.core.machine.time_budget import TimeBudget
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample, evenly
-from bisect_trt.graph.model.inputs import input_specs
 from bisect_trt.probe.journal import Journal
 from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.result import PanelResult
@@ -30,7 +29,7 @@ from bisect_trt.stations.asked.thread_limit import within_threads
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.bench.emulator_choice import emulator_device, open_emulator
 from bisect_trt.stations.case.case import Case, load
-from bisect_trt.stations.case.need import PROCESS, need_of
+from bisect_trt.stations.case.need import PROCESS, need_of_samples
 from bisect_trt.stations.cause.sensitivity import time_allowed
 from bisect_trt.stations.cost.work import FITTED_SHARE, expected_probes, expected_work
 from bisect_trt.stations.draws.drawn import redraws, variants
@@ -130,7 +129,7 @@ def estimate(settings: Settings, observer: Observer) -> Estimate:
         len(case.layers),
         len(case.samples),
         settings.workers,
-        need_of(case.graph, settings, input_specs(case.graph.proto)).bytes,
+        need_of_samples(case.graph, settings, [*case.samples, *case.holdout]).bytes,
         room_bytes(PROCESS) or 0,
         work.rows,
         work.probes,

@@ -28,7 +28,7 @@ from bisect_trt.runners.tensorrt.runner import TensorRTRunner
 from bisect_trt.runners.workers.crew import Crew
 from bisect_trt.runners.workers.process import IsolatedWorker
 from bisect_trt.stations.asked.settings import Settings
-from bisect_trt.stations.case.need import check_need, need_of
+from bisect_trt.stations.case.need import check_need, need_of, need_of_samples
 from bisect_trt.stations.case.samples import load_samples
 from bisect_trt.stations.pieces.check_command import CheckTrials
 from bisect_trt.stations.pieces.engine_trials import EngineTrials, OpenRunner
@@ -86,6 +86,7 @@ def model_and_samples(settings: Settings, observer: Observer) -> tuple[Graph, li
         stacked=settings.stacked,
         infinite=settings.infinite,
     )
+    check_need(need_of_samples(graph, settings, samples), model.name)
     return graph, samples
 
 

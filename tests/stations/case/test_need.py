@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import io
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
+from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.cli import main
@@ -100,6 +105,38 @@ def test_a_large_input_is_what_can_be_made_smaller(
     monkeypatch.setattr(need, "room_bytes", lambda _: 1_000_000)
     asked = ["run", str(tmp_path / "m.onnx"), "--input", str(tmp_path / "x.npz")]
     assert "give a smaller --input" in CliRunner().invoke(main, asked).output
+
+
+def loaded() -> Iterator[dict[str, NDArray[np.float32]]]:
+    yield {"x": np.ones((9000, 256), np.float32)}
+
+
+@pytest.mark.parametrize("kind", ["folder", "json", "loader"])
+def test_the_largest_input_counts_in_whatever_it_lies(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compressed file beside a larger one is larger inside; of JSON and loaders nothing tells
+    the shapes before they are read.
+    """
+    onnx.save(chain("rows"), tmp_path / "m.onnx")
+    (tmp_path / "inputs").mkdir()
+    if kind == "folder":
+        random = np.random.default_rng(0).random((400, 256), np.float32)
+        np.savez(tmp_path / "inputs" / "a.npz", x=random)
+        np.savez_compressed(tmp_path / "inputs" / "b.npz", **next(loaded()))
+        sizes = [(tmp_path / "inputs" / n).stat().st_size for n in ("a.npz", "b.npz")]
+        assert sizes[0] > sizes[1]
+    stream = io.BytesIO()
+    np.save(stream, next(loaded())["x"])
+    feeds = [{"x": {"array": base64.b64encode(stream.getvalue()).decode()}}]
+    (tmp_path / "x.json").write_text(json.dumps(feeds))
+    given = {"folder": "inputs", "json": "x.json", "loader": f"{__name__}:loaded"}[kind]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(need, "room_bytes", lambda _: 230_000_000)
+    result = CliRunner().invoke(main, ["run", "m.onnx", "--input", given, "--out", "out"])
+    assert result.exit_code == 4 and "give a smaller --input" in result.output
+    assert "46.1 MB of activations" in result.output
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
