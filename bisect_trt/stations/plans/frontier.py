@@ -26,7 +26,8 @@ from bisect_trt.stations.draws.fresh_test import MAX_TESTS, set_size
 from bisect_trt.stations.plans.traffic import relative_bytes
 
 STEPS = (0, 2, 8, 32, 128, 512, 2048)
-"""How many of the ranked layers are pinned; the answer and all layers are shown beside them."""
+"""How many of the ranked layers are pinned; the answer, what lies between it and the next of these,
+and all layers are shown beside them."""
 
 _GIVEN, _HARD, _REDRAWN, _VARIANTS = 24, 8, 16, 8
 _NAMED = 3
@@ -83,8 +84,7 @@ def measure_frontier(
         holds: what the emulators' test of it showed; None where it was not tested so.
         again: whether it will be measured again: where the time is over now, it need not be then.
     """
-    every = len(ranking)
-    lengths = sorted({n for n in STEPS if n < every} | {every})
+    lengths = _lengths(len(ranking), len(answer.pinned))
     prefixes = (base.with_pins(ranking[:n]).pinned for n in lengths)
     sets = [(pins, "ranking") for pins in prefixes if pins != answer.pinned]
     # The answer first, and then those around it: these are what it is compared with.
@@ -121,6 +121,16 @@ def measure_frontier(
     return Frontier(pd.DataFrame(ordered), len(sets))
 
 
+def _lengths(every: int, answer: int) -> list[int]:
+    """How many of ``every`` ranked layers are pinned: steps, and between the answer and the next of
+    these on either side.
+    """
+    steps = {n for n in STEPS if n < every} | {every}
+    below = max((n for n in steps if n < answer), default=answer)
+    above = min((n for n in steps if n > answer), default=answer)
+    return sorted(steps | {(below + answer) // 2, (answer + above) // 2})
+
+
 def frontier_size(layers: int, usual_seconds: float) -> tuple[int, int]:
     """About how many rows the frontier of so many layers has, and on how many samples each is
     judged where one input was given.
@@ -129,7 +139,7 @@ def frontier_size(layers: int, usual_seconds: float) -> tuple[int, int]:
         layers: that are searched.
         usual_seconds: about what one emulated inference takes on any machine.
     """
-    rows = sum(steps < layers for steps in STEPS) + 2
+    rows = sum(steps < layers for steps in STEPS) + 4
     return rows, 1 + sum(_copies(rows, usual_seconds))
 
 

@@ -47,6 +47,9 @@ what disturbs the others, and all between are pinned with it."""
 _LOOKS = 4
 """Each at some of the inputs on which half of the prefix leaves values that are not finite."""
 
+_NEAR = 0.1
+"""A point that is picked is found to a tenth of its pins."""
+
 MAX_ROUNDS = 6
 """Each ends with a test, or two; a round that was refused makes the next set larger (``longer``),
 by at least 1, 2, 4 ... layers: by one layer a round a small set would not get anywhere."""
@@ -142,6 +145,9 @@ def _in_rounds(
             pins = f"{len(candidate.pinned)} pins"
             bench.tell(f"{pins}, fresh draws")
             against, holds = _last_word(case, bench, plan, room.limit)
+            if against is None and case.settings.pick is not None and best is not None:
+                found, rounds = replace(candidate, holds=holds), MAX_ROUNDS - tried - 1
+                return _fewer(case, bench, panel, ranking, left, room, found, best.prefix, rounds)
             if against is None:
                 return replace(candidate, holds=holds)
             bench.tell(f"{pins} refused by fresh draws ({against.kind}): the search goes on")
@@ -155,6 +161,50 @@ def _in_rounds(
         shortest = longer(left, length, room.kept / refused[-1].score, 2**tried)
         panel.forget(below=shortest)
     return best
+
+
+def _fewer(
+    case: Case,
+    bench: Bench,
+    panel: Panel,
+    ranking: Sequence[str],
+    left: Sequence[float],
+    room: Room,
+    found: RobustSet,
+    refused: int,
+    rounds: int,
+) -> RobustSet:
+    """``found``, or a shorter prefix that passes a test too: a point of the frontier is picked for
+    being small, and what follows a set that was refused is up to twice as large.
+
+    Args:
+        case: says what is picked.
+        bench: what runs the plans.
+        panel: asks about sets.
+        ranking: the layers, most harmful first.
+        left: the mean square of each one's effect, in that order.
+        room: the share of the tolerance that a set is held to.
+        found: the prefix that passed.
+        refused: the length of the longest that did not.
+        rounds: how many tests may be made.
+    """
+    try:
+        while rounds and bench.engine is None and found.prefix - refused > found.prefix * _NEAR:
+            rounds -= 1
+            middle = (refused + found.prefix) // 2
+            length = shortest_passing(panel, ranking, room, middle, left)
+            if length is None or length >= found.prefix:
+                break
+            pins = frozenset(ranking[:length])
+            against, holds = _last_word(case, bench, panel.base.with_pins(pins), room.limit)
+            if against is None:
+                found = RobustSet(pins, {}, room.kept, holds, length, True)
+            else:
+                panel.add(against)
+                refused = length
+    except BudgetSpentError:
+        bench.time.search_ended()
+    return found
 
 
 def _without_rare_breaks(

@@ -21,12 +21,16 @@ from bisect_trt.stations.plans.panel_sets import shortest_passing
 from bisect_trt.stations.plans.robust_search import RobustSet
 
 
-def searched(names: list[str], strength: dict[str, float], fewest: int = 0) -> RobustSet | None:
+def searched(
+    names: list[str], strength: dict[str, float], fewest: int = 0, pick: float | None = None
+) -> RobustSet | None:
     """What the rounds end with, where the panel and the tests are made of numbers."""
     # Some of the given inputs may miss: no layer is asked where it breaks few.
-    settings = SimpleNamespace(pick=None, share_of_given=0.9)
+    settings = SimpleNamespace(pick=pick, share_of_given=0.9)
     case: Any = SimpleNamespace(begin=(), settings=settings)
-    bench: Any = SimpleNamespace(tell=lambda _: None, prober=SimpleNamespace(workers=1))
+    bench: Any = SimpleNamespace(
+        tell=lambda _: None, prober=SimpleNamespace(workers=1), engine=None
+    )
     panel: Any = SimpleNamespace(
         base=PrecisionPlan("fp16"),
         add=lambda _: None,
@@ -63,6 +67,30 @@ def test_a_refused_prefix_grows_to_what_should_pass(
     found = searched(names, strength)
     assert asked == tested and found is not None
     assert (found.holds is not None) is grow
+
+
+@pytest.mark.parametrize(
+    ("pick", "tested", "pins"), [(0.9, [62, 124, 93, 77, 85], 85), (None, [62, 124], 124)]
+)
+def test_what_is_picked_is_the_fewest_between_refused_and_held(
+    monkeypatch: pytest.MonkeyPatch, pick: float | None, tested: list[int], pins: int
+) -> None:
+    """Fresh draws pass from 80 pins on; after a refusal the next prefix is twice as large."""
+    names = [f"layer{k}" for k in range(300)]
+    strength = {name: 1.0 / (k + 10.0) ** 2 for k, name in enumerate(names)}
+    asked = []
+
+    def last_word(_: Any, __: Any, plan: PrecisionPlan, *___: Any) -> tuple[Any, Any]:
+        asked.append(len(plan.pinned))
+        held = len(plan.pinned) >= 80
+        return (None, "holds") if held else (Refusal("variants", (), 9, 1.9), None)
+
+    monkeypatch.setattr(robust_search, "_last_word", last_word)
+    monkeypatch.setattr(robust_search, "shortest_passing", lambda *asked: max(62, asked[3]))
+    monkeypatch.setattr(robust_search, "shrunk", lambda *_: None)
+    found = searched(names, strength, pick=pick)
+    assert asked == tested and found is not None
+    assert len(found.pinned) == found.prefix == pins and found.holds == "holds" and found.ranked
 
 
 @pytest.mark.parametrize("fewest", [0, 20])
