@@ -17,6 +17,7 @@ from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.pipeline import cure as try_cures
 from bisect_trt.pipeline import reduce as run_reduction
 from bisect_trt.pipeline import run
+from bisect_trt.report.files.verification import write_verification
 from bisect_trt.report.result import Result
 from bisect_trt.stations.answer.verify import Verification
 from bisect_trt.stations.answer.verify import verify as check_plan_holds
@@ -105,7 +106,9 @@ def verify(
     else:
         raise BadInputError(f"plan: a {type(plan).__name__}; pass a PrecisionPlan or a plan's path")
     settings = _settings("verify", "verify", model, inputs, {"precision": saved.searched, **chosen})
-    return check_plan_holds(settings, saved, observer or Observer())
+    found = check_plan_holds(settings, saved, observer or Observer())
+    write_verification(found)
+    return found
 
 
 @_with_options("reduce")

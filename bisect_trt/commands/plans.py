@@ -10,6 +10,7 @@ from click.core import ParameterSource
 
 from bisect_trt.core.errors import EXIT_NOT_MET, EXIT_OK, BadInputError
 from bisect_trt.pipeline import compare, run
+from bisect_trt.report.files.verification import write_verification
 from bisect_trt.report.files.write import to_json
 from bisect_trt.report.terminal.consoles import screen
 from bisect_trt.report.terminal.exits import guarded, output
@@ -88,6 +89,7 @@ def verify_command(
         raise BadInputError(f"--precision {precision}: {plan_path} is a plan for {found_for}")
     with progress(quiet=quiet) as observer:
         verification = verify(Settings(precision=saved.searched, **chosen), saved, observer)
+        write_verification(verification)
     with output():
         if as_json:
             click.echo(to_json(verification.as_json()))

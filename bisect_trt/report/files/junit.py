@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from xml.etree import ElementTree
 
@@ -13,6 +13,8 @@ from bisect_trt.report.record.record import Record
 from bisect_trt.report.record.requirement_scores import judged_scores
 from bisect_trt.report.words.headline import headline
 from bisect_trt.report.words.held_on import holds_sentences
+from bisect_trt.report.words.verified import verdict
+from bisect_trt.stations.answer.verify import Verification
 
 
 @dataclass(frozen=True)
@@ -32,14 +34,39 @@ def as_junit(result: Record) -> str:
     luck. A pin that nothing proves, as where a budget ended the search, is skipped. The properties
     are the sentence, the word and what it rests on.
     """
-    suite = ElementTree.Element("testsuite", name="bisect-trt", time=f"{result.seconds:.3f}")
-    properties = ElementTree.SubElement(suite, "properties")
-    for name, value in _properties(result):
+    properties = list(_properties(headline(result), result.holds))
+    return _suite(result.model, result.seconds, properties, list(_cases(result)))
+
+
+def verification_as_junit(found: Verification) -> str:
+    """A suite of one verification: each way in which the plan was looked at, and each kind of input
+    that it was tested on; it has a failure where the exit code is 1, and where the plan holds by
+    luck.
+    """
+    cases = [
+        _Case(
+            check.what,
+            check.detail if check.holds is False else "",
+            check.detail if check.holds else "",
+            check.detail if check.holds is None else "",
+        )
+        for check in found.checks
+    ]
+    cases += _holds(found.holds) if found.holds is not None else []
+    properties = list(_properties(verdict(found), found.holds))
+    return _suite(found.model, found.seconds, properties, cases)
+
+
+def _suite(
+    model: str, seconds: float, properties: Sequence[tuple[str, str]], cases: Sequence[_Case]
+) -> str:
+    suite = ElementTree.Element("testsuite", name="bisect-trt", time=f"{seconds:.3f}")
+    listed = ElementTree.SubElement(suite, "properties")
+    for name, value in properties:
         attributes = {"name": name, "value": xml_text(value)}
-        ElementTree.SubElement(properties, "property", attributes)
-    cases = list(_cases(result))
+        ElementTree.SubElement(listed, "property", attributes)
     for one in cases:
-        attributes = {"classname": xml_text(result.model), "name": xml_text(one.name)}
+        attributes = {"classname": xml_text(model), "name": xml_text(one.name)}
         case = ElementTree.SubElement(suite, "testcase", attributes)
         if one.failure:
             ElementTree.SubElement(case, "failure", message=xml_text(one.failure))
@@ -55,11 +82,11 @@ def as_junit(result: Record) -> str:
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _properties(result: Record) -> Iterator[tuple[str, str]]:
-    yield "summary", headline(result)
-    if result.holds is not None:
-        yield "robustness", word_of(result.holds) or "not tested"
-        yield "holds", " ".join(holds_sentences(result.holds)[:2])
+def _properties(summary: str, holds: Holds | None) -> Iterator[tuple[str, str]]:
+    yield "summary", summary
+    if holds is not None:
+        yield "robustness", word_of(holds) or "not tested"
+        yield "holds", " ".join(holds_sentences(holds)[:2])
 
 
 def _cases(result: Record) -> Iterator[_Case]:

@@ -9,10 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bisect_trt.core.finding import VANISHING
-from bisect_trt.core.holds import Robustness
 from bisect_trt.core.names import printable, some_of
 from bisect_trt.graph.inspection.inspection import Inspection
-from bisect_trt.numerics.scores import times
 from bisect_trt.report.page.small_page import Page
 from bisect_trt.report.pieces.cured import headline_of_cures, lines_of_cures
 from bisect_trt.report.pieces.reduced import figures, nothing_bad, reduced_how
@@ -20,7 +18,6 @@ from bisect_trt.report.pieces.reduced import headline as headline_of_piece
 from bisect_trt.report.record.record import Record
 from bisect_trt.report.record.tables import worst_layers
 from bisect_trt.report.words.headline import answer_lines, files_line, tone
-from bisect_trt.report.words.held_on import holds_sentences, of_one_input
 from bisect_trt.report.words.sentences import (
     judged_by,
     number,
@@ -28,6 +25,7 @@ from bisect_trt.report.words.sentences import (
     search_sentences,
     unproved,
 )
+from bisect_trt.report.words.verified import holds_lines, plan_line, verdict
 from bisect_trt.stations.answer.verify import Verification
 from bisect_trt.stations.pieces.cures import Cures
 from bisect_trt.stations.pieces.reduce import Reduced
@@ -120,19 +118,9 @@ def print_comparison(console: Console, result: Record) -> None:
 
 def print_verification(console: Console, verification: Verification) -> None:
     """The answer, then each way in which the plan was looked at."""
-    answer = "The plan holds." if verification.passed else "The plan does not hold."
-    holds = verification.holds
-    if verification.passed and holds is not None and holds.word is Robustness.LUCKY:
-        answer = "The plan holds on the given inputs, by luck: on others it misses more than asked."
-    answer = of_one_input(answer, holds)
-    console.print(answer, style="bold green" if verification.passed else "bold red")
-    shown = () if holds is None else (holds.given, holds.holdout)
-    missed = [kind for kind in shown if kind.passed < kind.tested]
-    for line in (
-        *holds_sentences(holds),
-        *(f"Worst of those that miss: {kind.worst}, {times(kind.worst_score)}." for kind in missed),
-        *verification.notes,
-    ):
+    style = "bold green" if verification.passed else "bold red"
+    console.print(verdict(verification), style=style)
+    for line in holds_lines(verification):
         console.print(printable(line))
     table = _table(["", "checked", "found"])
     for check in verification.checks:
@@ -142,13 +130,7 @@ def print_verification(console: Console, verification: Verification) -> None:
             printable(check.detail),
         )
     console.print(table)
-    pins, base = len(verification.plan.pinned), verification.plan.base.value.upper()
-    console.print(
-        printable(
-            f"{pins} layers in FP32, the rest in {base}; requirement: "
-            f"{', '.join(verification.requirements)}"
-        ),
-    )
+    console.print(printable(plan_line(verification)))
 
 
 def print_inspection(console: Console, inspection: Inspection) -> None:

@@ -30,7 +30,8 @@ from bisect_trt.stations.case.case import Case
 from bisect_trt.stations.cause.sensitivity import Sensitivity, suspicion_of
 from bisect_trt.stations.cause.triage import Triage
 from bisect_trt.stations.cause.unseen import Unseen
-from bisect_trt.stations.plans.robust_search import margin, search_robustly
+from bisect_trt.stations.plans.margins import margin
+from bisect_trt.stations.plans.robust_search import search_robustly
 
 MAX_GROWTH_PROBES = 400
 

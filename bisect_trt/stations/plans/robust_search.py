@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from bisect_trt.core.holds import Holds, at_least
+from bisect_trt.core.holds import Holds
 from bisect_trt.core.machine.stop import BudgetSpentError
 from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.numerics.confidence import lower_bound
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.search.prefix import longer
 from bisect_trt.search.tolerance_share import Room
@@ -28,17 +27,12 @@ from bisect_trt.stations.draws.evidence import Refusal, all_in_fp32
 from bisect_trt.stations.draws.fresh_test import (
     each_must_hold,
     next_test,
-    set_size,
-    wanted_of_unseen,
 )
 from bisect_trt.stations.draws.holds import put_to_test, refused_by
 from bisect_trt.stations.draws.panel import Panel
+from bisect_trt.stations.plans.margins import SHRINK_MARGIN
 from bisect_trt.stations.plans.panel_sets import MOST_SHRUNK, shortest_passing, shrunk
 from bisect_trt.stations.plans.rare_breaks import first_that_break
-
-MARGIN, SHRINK_MARGIN = 0.95, 0.8
-"""Parts of their room that a prefix, and a set that was chosen freely, must keep to on the panel,
-by trial on two text models: the freer the choice, the more of it is luck."""
 
 _LONG = 0.5
 """A prefix of so many of the layers is looked at: what breaks on few inputs may stand far behind
@@ -234,24 +228,6 @@ def _without_rare_breaks(
             break
         ranking, length = again, shorter
     return list(ranking), length
-
-
-def margin(case: Case, bench: Bench) -> float:
-    """The part of its room that a prefix is held to: all of it, which is no margin, where a point
-    of the frontier is picked, or the given inputs are so many that they bound the share asked for
-    by themselves. Prefixes are nested, so that little is left to luck then: a detector with 200
-    pages has 96 pins so and 133 with a margin, on 99 and 100 % of unseen pages. For an engine,
-    which errs a little otherwise, a margin is kept: what it refuses costs a build.
-
-    Args:
-        case: gives the inputs, and says how many must hold.
-        bench: knows whether an engine decides.
-    """
-    if case.settings.pick is not None:
-        return 1.0
-    sets = len(case.samples) // set_size(case)
-    bound = lower_bound(at_least(case.settings.asked_of_given, sets), sets)
-    return 1.0 if bound >= wanted_of_unseen(case) and bench.engine is None else MARGIN
 
 
 def as_searched(case: Case, ranking: Sequence[str]) -> list[str]:

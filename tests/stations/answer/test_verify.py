@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import onnx
@@ -85,6 +86,27 @@ def test_a_plan_that_holds(files: tuple[Path, Path, Path]) -> None:
         True,
     )
     assert verify(files, "--quiet") == (0, "")
+
+
+def test_what_it_found_is_written_for_people_machines_and_ci(
+    files: tuple[Path, Path, Path], tmp_path: Path
+) -> None:
+    said = {}
+    for pins in (10, 0):
+        plan = PrecisionPlan.from_json(files[2].read_text())
+        files[2].write_text(plan.with_pins(sorted(plan.pinned)[:pins]).to_json())
+        code, output = verify(files, "--json", "--out", str(tmp_path / "out"))
+        assert code == (0 if pins else 1)
+        assert json.loads((tmp_path / "out" / "verify.json").read_text()) == json.loads(output)
+        said[pins] = ElementTree.parse(tmp_path / "out" / "verify.junit.xml").getroot()
+        page = (tmp_path / "out" / "verify.html").read_text()
+        answer = "The plan holds." if pins else "The plan does not hold."
+        assert f"With one input: {answer}" in page and "requirements on emulated-whole" in page
+    cases = {case.get("name"): case for case in said[10].iter("testcase")}
+    assert {"requirements on emulated", "typed ONNX", "holds on redrawn roundings"} <= set(cases)
+    assert said[10].get("failures") == "0" and int(said[0].get("failures", 0)) >= 3
+    properties = {p.get("name"): p.get("value", "") for p in said[10].iter("property")}
+    assert properties["holds"].startswith("Undecided. Holds on given 1 of 1 inputs; redrawn")
 
 
 def test_golden_outputs_are_checked(files: tuple[Path, Path, Path], tmp_path: Path) -> None:

@@ -283,7 +283,7 @@ def test_risk_that_was_spent_is_not_spent_again(
     bench: Any = SimpleNamespace(
         observer=Observer(),
         tests=made,
-        usual_seconds=1e-4,
+        pace=SimpleNamespace(usual_seconds=1e-4),
         time=SimpleNamespace(left_s=math.inf),
         judges=(),
     )

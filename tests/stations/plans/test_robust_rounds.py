@@ -16,7 +16,7 @@ from bisect_trt.search import prefix
 from bisect_trt.search.tolerance_share import Room
 from bisect_trt.stations.asked.settings import Settings
 from bisect_trt.stations.draws.evidence import Refusal
-from bisect_trt.stations.plans import robust_search
+from bisect_trt.stations.plans import margins, robust_search
 from bisect_trt.stations.plans.panel_sets import shortest_passing
 from bisect_trt.stations.plans.robust_search import RobustSet
 
@@ -220,10 +220,10 @@ def test_what_the_given_inputs_bound_by_themselves_keeps_no_margin(
     asked = SimpleNamespace(of_sets=of_sets)
     case: Any = SimpleNamespace(samples=[0] * given, settings=settings, requirements=asked)
     emulated: Any = SimpleNamespace(engine=None)
-    assert robust_search.margin(case, emulated) == margin
+    assert margins.margin(case, emulated) == margin
     on_engine: Any = SimpleNamespace(engine="an engine, whose refusals cost builds")
     picked = settings.pick is not None
-    assert robust_search.margin(case, on_engine) == (1.0 if picked else 0.95)
+    assert margins.margin(case, on_engine) == (1.0 if picked else 0.95)
 
 
 def test_draws_that_nothing_passes_are_set_aside() -> None:

@@ -1,0 +1,33 @@
+"""What ``verify`` found, in sentences."""
+
+from __future__ import annotations
+
+from bisect_trt.core.holds import Robustness
+from bisect_trt.numerics.scores import times
+from bisect_trt.report.words.held_on import holds_sentences, of_one_input
+from bisect_trt.stations.answer.verify import Verification
+
+
+def verdict(found: Verification) -> str:
+    """Whether the plan holds; before anything else, whether by one input."""
+    holds = found.holds
+    answer = "The plan holds." if found.passed else "The plan does not hold."
+    if found.passed and holds is not None and holds.word is Robustness.LUCKY:
+        answer = "The plan holds on the given inputs, by luck: on others it misses more than asked."
+    return of_one_input(answer, holds)
+
+
+def holds_lines(found: Verification) -> list[str]:
+    """On what the plan was tested, which of the inputs misses by most, and the notes."""
+    holds = found.holds
+    shown = () if holds is None else (holds.given, holds.holdout)
+    missed = [kind for kind in shown if kind.passed < kind.tested]
+    worst = [f"Worst of those that miss: {k.worst}, {times(k.worst_score)}." for k in missed]
+    return [*holds_sentences(holds), *worst, *found.notes]
+
+
+def plan_line(found: Verification) -> str:
+    """What the plan is, and what was asked of it."""
+    pins, base = len(found.plan.pinned), found.plan.base.value.upper()
+    requirements = ", ".join(found.requirements)
+    return f"{pins} layers in FP32, the rest in {base}; requirement: {requirements}"
