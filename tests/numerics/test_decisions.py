@@ -85,7 +85,8 @@ def test_what_could_not_be_told_is_worse_than_any_number() -> None:
     assert aggregate("mean", [1.0, math.nan], at_least=False) == math.inf
     assert aggregate("mean", [1.0, math.nan], at_least=True) == -math.inf
     assert aggregate("median", [1.0, 2.0, math.nan], at_least=False) == 2.0
-    assert [is_aggregate(t) for t in ("worst", "p95", "p99.9", "p0", "p100", "best")] == [
+    assert [is_aggregate(t) for t in ("worst", "p95", "p99.9", "p100", "p0", "p101", "best")] == [
+        True,
         True,
         True,
         True,

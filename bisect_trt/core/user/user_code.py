@@ -63,16 +63,26 @@ def load_function(text: str, flag: str) -> Callable[..., Any]:
     Raises:
         BadInputError: names ``flag`` and why it cannot be imported.
     """
-    module_name, _, function_name = text.rpartition(":")
-    if not module_name or not function_name:
+    function = load_object(text, flag)
+    if not callable(function):
+        raise BadInputError(f"{flag} {text!r}: {text.rpartition(':')[2]} is not a function")
+    found: Callable[..., Any] = function
+    return found
+
+
+def load_object(text: str, flag: str) -> Any:
+    """As :func:`load_function`, whatever it is that the module calls so.
+
+    Raises:
+        BadInputError: names ``flag`` and why it cannot be imported.
+    """
+    module_name, _, name = text.rpartition(":")
+    if not module_name or not name:
         raise BadInputError(f"{flag} {text!r}: write MODULE:FUNCTION")
     with users_code(f"{flag} {text!r}"), watched_reads(read_by_imports):
-        function = getattr(_module(module_name), function_name, None)
-    if function is None:
-        raise BadInputError(f"{flag} {text!r}: {module_name} has no function {function_name!r}")
-    if not callable(function):
-        raise BadInputError(f"{flag} {text!r}: {function_name} is not a function")
-    found: Callable[..., Any] = function
+        found = getattr(_module(module_name), name, None)
+    if found is None:
+        raise BadInputError(f"{flag} {text!r}: {module_name} has no function {name!r}")
     return found
 
 

@@ -12,13 +12,13 @@ _EXACT = 200.0
 """Decibels that an exact output counts as: more than float32 resolves."""
 
 WORST, MEAN, MEDIAN = "worst", "mean", "median"
-_PERCENTILE = re.compile(r"^p(\d{1,2}(?:\.\d+)?)$")
+_PERCENTILE = re.compile(r"^p(\d{1,3}(?:\.\d+)?)$")
 
 
 def is_aggregate(text: str) -> bool:
     """Whether ``text`` is ``worst``, ``mean``, ``median`` or a percentile such as ``p95``."""
     found = _PERCENTILE.match(text)
-    return text in (WORST, MEAN, MEDIAN) or (found is not None and float(found[1]) > 0.0)
+    return text in (WORST, MEAN, MEDIAN) or (found is not None and 0.0 < float(found[1]) <= 100.0)
 
 
 def aggregate(kind: str, values: Sequence[float], *, at_least: bool) -> float:

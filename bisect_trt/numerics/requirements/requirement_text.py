@@ -119,7 +119,7 @@ def _read(text: str, own: Sequence[str]) -> Requirement:
     else:
         raise BadInputError(
             f"--requirement {text!r}: not understood; write METRIC<=VALUE, OUTPUT:METRIC>=VALUE, "
-            "METRIC@mean<=VALUE or atol=A,rtol=R"
+            "METRIC@mean<=VALUE or atol=A,rtol=R (atol=A,rtol=R@p95)"
         )
     if not is_aggregate(item.aggregate):
         raise BadInputError(

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from bisect_trt.core.disk.scratch import scratch
 from bisect_trt.core.errors import BadInputError, MachineError, one_line
 from bisect_trt.core.lazy_arrays import LazyArrays
-from bisect_trt.core.user.user_code import load_function, users_code
+from bisect_trt.core.user.user_code import load_object, users_code
 from bisect_trt.graph.model.inputs import InputSpec, check_array
 from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.stations.case.array_files import read_npy, read_npz, write_npz
@@ -47,7 +47,7 @@ def read_sources(
     Args:
         source: a file, a folder of them, a glob, or a function by itself, by ``module:function`` or
             by ``file.py:function``, which gives mappings of input name to array, one a sample; or
-            what gives these.
+            what gives these, as a data loader does, also by its name in a module.
         specs: what the model takes: names the array of an .npy file, and tells along which axis
             arrays are stacked.
         stacked: whether each array of a file holds many samples, along its first axis.
@@ -63,7 +63,12 @@ def read_sources(
         yield from _from_loader(shown(source), source, option)
         return
     if is_loader(source):
-        yield from _from_loader(str(source), load_function(str(source), option), option)
+        found = load_object(str(source), option)
+        if not callable(found) and not isinstance(found, Iterable):
+            raise BadInputError(
+                f"{option} {str(source)!r}: neither a function nor what gives samples one by one"
+            )
+        yield from _from_loader(str(source), found, option)
         return
     for path in find_files([source]):
         if path.suffix == ".json":
@@ -194,7 +199,7 @@ def _decoded(where: str, name: str, value: Any) -> NDArray[Any]:
 
 
 def _from_loader(
-    text: str, source: Function | Iterator[Any], option: str
+    text: str, source: Function | Iterable[Any], option: str
 ) -> Iterator[tuple[str, Arrays]]:
     """What a function of the user's yields."""
     yield from _spooled(text, _yielded(text, source, option))
@@ -219,7 +224,7 @@ def _spooled(text: str, samples: Iterable[dict[str, NDArray[Any]]]) -> Iterator[
 
 
 def _yielded(
-    text: str, source: Function | Iterator[Any], option: str
+    text: str, source: Function | Iterable[Any], option: str
 ) -> Iterator[dict[str, NDArray[Any]]]:
     """What ``source`` yields, each piece of its work done as the user's code."""
     what, number = f"{option} {text}", 0

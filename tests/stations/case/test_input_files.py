@@ -63,11 +63,16 @@ def test_a_loader_is_read_as_it_yields(tmp_path: Path, monkeypatch: pytest.Monke
         "def data():\n    for i in range(3):\n        yield {'x': np.full((1, 4), i, np.float32)}\n"
         "def wrong():\n    yield {'x': np.zeros((1, 4), np.float32)}\n    raise KeyError('gone')\n"
         "def bare():\n    yield np.zeros((1, 4), np.float32)\n"
+        "class Loader:\n    def __iter__(self):\n        return data()\n"
+        "loader, batches, number = Loader(), list(data()), 7\n"
     )
     monkeypatch.chdir(tmp_path)
-    for text in ("my_loader:data", "my_loader.py:data"):
+    names = ("my_loader:data", "my_loader.py:data", "my_loader:loader", "my_loader:batches")
+    for text in names:
         found = load_samples([text], SPECS)
         assert [float(s.arrays["x"][0, 0]) for s in found] == [0.0, 1.0, 2.0]
+    with pytest.raises(BadInputError, match="neither a function nor what gives samples"):
+        load_samples(["my_loader:number"], SPECS)
     with pytest.raises(BadInputError, match="my_loader:wrong: KeyError"):
         load_samples(["my_loader:wrong"], SPECS)
     with pytest.raises(BadInputError, match=r"yield .'input': array."):
