@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from bisect_trt.core.machine.stop import BudgetSpentError
 from bisect_trt.core.observer import Observer
@@ -40,6 +42,17 @@ class TimeBudget:
     def search_ended(self) -> None:
         """What was kept for proofs and tests may be spent from here on."""
         self._share = 1.0
+
+    @contextmanager
+    def part(self, share: float) -> Iterator[None]:
+        """Inside, no more than ``share`` of what is left now may be spent."""
+        all_s, left = self._all_s, self.left_s
+        if math.isfinite(left):
+            self._all_s -= (1.0 - share) * max(0.0, left) / self._share
+        try:
+            yield
+        finally:
+            self._all_s = all_s
 
     def check(self) -> None:
         """Look at the clock.

@@ -49,7 +49,9 @@ def holds_of_answer(known: Known, bench: Bench) -> Holds | None:
     if settings.fitted and known.bisection is not None and bench.engine is None:
         bench.emulator.release()  # hundreds of sets have filled it, and the test is of one
         give_back()
+    # A probe opens sessions too. Where what is counted is too hopeful the clock ends the test.
     seconds = known.baselines.probe_seconds(len(known.case.samples))
+    seconds = min(seconds, bench.pace.usual_seconds)
     # Tests that were made have refused something, and have spent their part of the risk.
     if bench.tests == 0 or settings.fitted:
         test = planned_test(known.case, MAX_TESTS, bench.pace.usual_seconds, last=True)

@@ -19,6 +19,7 @@ MAX_TESTS = 13
 VERIFYING = 100
 """The number of a test that no search has made: its draws are no other test's."""
 
+_AT_ONCE = 2.0
 _OF_REST = 0.6
 """The part of a run's last minutes that redrawn copies and variants get; the report comes after."""
 
@@ -164,7 +165,8 @@ def fitted(test: FreshTest, case: Case, probe_seconds: float, left_s: float) -> 
         probe_seconds: about what one emulated inference takes.
         left_s: seconds; infinite where there is no budget.
     """
-    seconds = _seconds_a_draw(case, probe_seconds)
+    # Inferences are made side by side; where that is too hopeful the clock ends them.
+    seconds = _seconds_a_draw(case, probe_seconds) / _AT_ONCE
     if test.draws * seconds <= _OF_REST * left_s:
         return test
     return _within(test, max(_FEWEST, int(_OF_REST * left_s / seconds)))

@@ -28,6 +28,9 @@ from bisect_trt.stations.draws.fresh_test import (
 )
 from bisect_trt.stations.draws.reach import has_margin, reach
 
+_OF_REST = 0.8
+"""The part of the time that is left which a kind may spend; the report comes after."""
+
 
 def put_to_test(
     case: Case,
@@ -97,14 +100,17 @@ def _measured(
     if size > 1:  # each was run: nothing is run again; a metric of all of them is not of one
         singly = () if case.requirements.tells_of_all else case.samples
         alone = judge_all(bench, judges, plan, singly)[0].results
-    redrawn, varied = (
-        _tested(bench, judges, plan, draws.of(kind), test, size=size)[0]
-        for kind in (InputKind.REDRAWN, InputKind.VARIANTS)
-    )
     apart = size if size == 1 else max(1, len(case.holdout))
-    copies = [*redrawn.results, *varied.results]
     several = len(case.holdout) // apart
-    held_out = judge_all(bench, judges, plan, case.holdout, size=apart, of=several)[0]
+    # Where there is a budget none of the kinds leaves nothing to the next; real inputs come first.
+    with bench.time.part(_OF_REST if case.holdout else 1.0):
+        held_out = judge_all(bench, judges, plan, case.holdout, size=apart, of=several)[0]
+    both = wanted_of_variants(case) > 0.0
+    with bench.time.part(0.5 * _OF_REST if both else _OF_REST):
+        redrawn = _tested(bench, judges, plan, draws.of(InputKind.REDRAWN), test, size=size)[0]
+    with bench.time.part(_OF_REST):
+        varied = _tested(bench, judges, plan, draws.of(InputKind.VARIANTS), test, size=size)[0]
+    copies = [*redrawn.results, *varied.results]
     return Holds(
         given=_holding(given, None),
         redrawn=_holding(redrawn, test.confidence),

@@ -235,7 +235,7 @@ def test_a_test_of_one_look_has_all_of_the_risk(tmp_path: Path, draws: int) -> N
     case = case_of(tmp_path, 0.95)
     test = planned_test(case, 0, 1e-4, last=True)
     assert (test.enough, test.confidence) == (72, pytest.approx(0.975))
-    left = draws * 6e-4 / 0.6  # six inferences a draw, of three fifths of the time
+    left = draws * 3e-4 / 0.6  # six inferences a draw, two at a time, in three fifths of the time
     less = fitted(test, case, 1e-4, left * 1.0001)
     assert less.draws == draws
     looks = 1 if draws <= 72 else 2

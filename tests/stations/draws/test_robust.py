@@ -424,7 +424,9 @@ def test_ctrl_c_never_leaves_a_set_that_copies_refused(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("bisect_trt.pipeline.bisect", interrupted)
-    with pytest.raises(StoppedError, match=r"With one input: .*before its test on fresh draws"):
+    with pytest.raises(
+        StoppedError, match=r"With one input: .*before the plan's test on fresh draws"
+    ):
         run(fixture, tmp_path, require="rel_range<=3.2e-4")
     probes = pd.read_csv(tmp_path / "search.csv")
     refused = probes[(probes["runner"] == "emulated") & (probes["pins"] == 0)]

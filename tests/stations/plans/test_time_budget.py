@@ -89,6 +89,22 @@ def test_the_last_quarter_is_kept_for_the_end(clock: Clock) -> None:
     assert Budget(None, budget).is_spent and not Budget(None, TimeBudget(None)).is_spent
 
 
+def test_a_part_of_what_is_left_may_be_spent(clock: Clock) -> None:
+    budget = TimeBudget(1.0)
+    clock.now = 15.0
+    with budget.part(0.5):
+        assert budget.left_s == pytest.approx(15.0)
+        clock.now = 31.0
+        with pytest.raises(BudgetSpentError):
+            budget.check()
+        with budget.part(0.5):  # of nothing
+            assert budget.left_s == pytest.approx(-1.0)
+    assert budget.left_s == pytest.approx(14.0)
+    endless = TimeBudget(None)
+    with endless.part(0.5):
+        assert endless.left_s == float("inf")
+
+
 def test_what_is_written_at_the_end_has_its_time(clock: Clock) -> None:
     budget = TimeBudget(1.0)
     budget.keep(4.0)
@@ -169,7 +185,7 @@ class SlowOnDraws(Unsteady):
 
     def outputs(self, plan: PrecisionPlan, samples: Sequence[Sample]) -> Iterator[Any]:
         for sample in samples:
-            self._clock.now += 5.0 if sample.drawn else 0.0
+            self._clock.now += 40.0 if sample.drawn else 0.0
             yield from super().outputs(plan, [sample])
 
 
