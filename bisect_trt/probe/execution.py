@@ -67,11 +67,12 @@ class Execution:
             samples: on which samples.
             error_sample: the elements whose signed errors are kept, if any.
             kept: where the outputs are put, by the sample's digest, if they are needed.
-            prepare: called with some of the samples before they are run; None for nothing.
+            prepare: called with some of the samples before they are run, which then are, together;
+                None where all may be.
         """
         left, breaks = list(samples), 0
         while left:
-            part, done = left[:_AT_ONCE], 0
+            part, done = left if prepare is None else left[:_AT_ONCE], 0
             if prepare is not None:
                 prepare(part)
             for result in self._until_broken(plan, part, error_sample, kept):

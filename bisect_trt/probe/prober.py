@@ -25,7 +25,7 @@ from bisect_trt.probe.journal import Journal, Row, content_key
 from bisect_trt.probe.references import References
 from bisect_trt.probe.result import PanelResult, ProbeResult, SampleResult, Vector, meets
 from bisect_trt.probe.sets import Sets
-from bisect_trt.runners.base import Runner
+from bisect_trt.runners.base import Anticipating, Runner
 
 PANEL = "panel"
 _RECORDED = 64
@@ -38,8 +38,8 @@ class Prober:
     ``done`` holds this run's probes of the given samples by plan, ``plans`` every plan that was
     asked about; ``log`` lists the probes in order, and may be shared with another prober of the
     same run. ``on_probe`` hears of each; ``before_each`` is called before each inference, and may
-    raise to end the work; ``on_inference`` hears after each on how many samples, of how many, the
-    plan in work was run.
+    raise to end the work; ``on_inference`` hears after each on how many, of the samples that were
+    asked about together, the plan in work was run.
 
     Args:
         runner: what executes the plans.
@@ -89,7 +89,9 @@ class Prober:
             runner, references, requirements, self._answers, share, lambda: self.before_each()
         )
         self._lock = RLock()
-        self._sets = Sets(self._execution, self._answers, self._lock)
+        self._sets = Sets(
+            self._execution, self._answers, self._lock, lambda *told: self.on_inference(*told)
+        )
 
     def key(self, *parts: str) -> str:
         """The journal's key of an answer of this runner on this model and these requirements."""
@@ -167,7 +169,6 @@ class Prober:
             rows: list[Row] = []
             try:
                 for name, found in self._sets.judged(plan, chunk, size, rows):
-                    self.on_inference(len(rows), len(chunk))
                     names.append(name)
                     results.append(found)
                     missed += not meets(found, limit)
@@ -215,35 +216,40 @@ class Prober:
         self, plan: PrecisionPlan, known: dict[str, SampleResult]
     ) -> tuple[PrecisionPlan, dict[str, SampleResult]]:
         """Run the samples that ``known`` lacks and journal them: whoever ends it in the middle goes
-        on there.
+        on there, but for metrics that see all of them.
         """
         wanted = [s for s in self._given if s.digest not in known]
         kept: dict[str, Arrays] | None = {} if self.requirements.collective else None
+        prepare: Callable[[Sequence[Sample]], None] | None = self._prepare
+        if isinstance(self.runner, Anticipating):
+            # Its next call may be another worker's, which builds the engine again: there is one.
+            self._prepare(wanted)
+            prepare = None
         found: list[SampleResult] = []
         rows: list[Row] = []
         try:
-            for result in self._execution.run(
-                plan, wanted, self._error_sample, kept, self._prepare
-            ):
+            for result in self._execution.run(plan, wanted, self._error_sample, kept, prepare):
                 rows.append(self._answers.row(plan, wanted[len(found)], result))
                 found.append(result)
-                self.on_inference(len(found), len(wanted))
-                if len(rows) == _RECORDED:
-                    self._record(rows)
+                if len(rows) >= _RECORDED:
+                    self._record(rows, plan)
                     rows = []
-            facts = dict(self.runner.facts(plan))
-            if facts:
-                rows.append(self._answers.row_of_facts(plan, facts))
+                self.on_inference(len(found), len(wanted))
             if kept is not None:
                 rows += self._execution.score(plan, self._given, found, None, kept)[1]
         finally:
-            self._record(rows)
+            self._record(rows, plan)
         results = {s.digest: r for s, r in zip(wanted, found, strict=True)}
         return plan, {**known, **results}
 
-    def _record(self, rows: Sequence[Row]) -> None:
+    def _record(self, rows: Sequence[Row], plan: PrecisionPlan | None = None) -> None:
+        """Write ``rows``, and with those of ``plan`` what its runner adds: who has the one has the
+        other.
+        """
+        facts = dict(self.runner.facts(plan)) if plan is not None and rows else {}
+        more = [self._answers.row_of_facts(plan, facts)] if plan is not None and facts else []
         with self._lock:
-            self._journal.record(rows)
+            self._journal.record([*rows, *more])
 
     def _together(self, plan: PrecisionPlan, known: Mapping[str, SampleResult]) -> ProbeResult:
         facts = self.runner.facts(plan) or self._answers.facts(plan)

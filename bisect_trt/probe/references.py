@@ -93,12 +93,14 @@ class References:
             before_each: called before each inference; may raise to end the work.
         """
         missing = [s for s in samples if s.digest not in self._prepared]
-        for sample in missing:
-            before_each()
-            self.of(sample)
-            self._prepared.add(sample.digest)
-        if missing and not self._lasting:
-            self._reference.release()
+        try:
+            for sample in missing:
+                before_each()
+                self.of(sample)
+                self._prepared.add(sample.digest)
+        finally:
+            if missing and not self._lasting:
+                self._reference.release()
 
     def make_ready(self, samples: Sequence[Sample], before_each: Callable[[], None]) -> None:
         """Compute those of ``samples`` together, if the weights are so many that the reference
@@ -108,12 +110,13 @@ class References:
             samples: those that a runner is asked about next.
             before_each: called before each inference; may raise to end the work.
         """
-        if self._reference.turns.one_at_a_time:
-            for sample in samples:
+        try:
+            for sample in samples if self._reference.turns.one_at_a_time else ():
                 before_each()
                 self.of(sample)
-        if self._reference.is_large:
-            self._reference.release()
+        finally:
+            if self._reference.is_large:
+                self._reference.release()
 
     def close(self) -> None:
         """Remove what lies on disk."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from threading import RLock
 
 from bisect_trt.core.names import some_of
@@ -17,13 +17,20 @@ from bisect_trt.probe.result import SampleResult
 
 class Sets:
     """What ``execution`` shows on sets of samples, or ``answers`` knows; these are read under
-    ``lock``.
+    ``lock``. ``on_inference`` hears after each how many were made, and of how many.
     """
 
-    def __init__(self, execution: Execution, answers: Answers, lock: RLock) -> None:
+    def __init__(
+        self,
+        execution: Execution,
+        answers: Answers,
+        lock: RLock,
+        on_inference: Callable[[int, int], None],
+    ) -> None:
         self._execution = execution
         self._answers = answers
         self._lock = lock
+        self._on_inference = on_inference
 
     def judged(
         self, plan: PrecisionPlan, samples: Sequence[Sample], size: int, rows: list[Row]
@@ -48,6 +55,7 @@ class Sets:
                 if values is None or known[s.digest] is None:
                     new.setdefault(s.digest, s)
         kept: dict[str, Arrays] | None = {} if collective else None
+        asked_of = len(new)
         executed = self._execution.run(plan, list(new.values()), None, kept)
         for of, values in zip(sets, told, strict=True):
             found = []
@@ -57,6 +65,7 @@ class Sets:
                 if asked and new.pop(sample.digest, None) is not None:
                     known[sample.digest] = result = next(executed)
                     rows.append(self._answers.row(plan, sample, result))
+                    self._on_inference(asked_of - len(new), asked_of)
                 assert result is not None
                 found.append(result)
             if size == 1 and not collective:

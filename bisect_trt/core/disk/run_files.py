@@ -1,4 +1,6 @@
-"""The names of the files that a run's folder holds when it is complete."""
+"""The names of the files that a run's folder holds when it is complete, and of what ``verify`` may
+leave there.
+"""
 
 from __future__ import annotations
 
@@ -27,3 +29,7 @@ RESULT_FILES = (
     "inputs.csv",
     "frontier.csv",
 )
+
+VERIFY_PAGE, VERIFY_RECORD, VERIFY_JUNIT = "verify.html", "verify.json", "verify.junit.xml"
+VERIFY_FILES = (VERIFY_RECORD, VERIFY_PAGE, VERIFY_JUNIT)
+"""Names of their own: the folder may be that of the run whose plan it is."""

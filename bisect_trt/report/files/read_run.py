@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import fields
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 
@@ -30,6 +31,7 @@ from bisect_trt.report.record.record import (
 )
 
 Json = Mapping[str, Any]
+_Kind = TypeVar("_Kind")
 SCHEMA = "schema/run.schema.json"
 """Beside the package's modules of reports."""
 
@@ -79,13 +81,25 @@ def _check(data: Json) -> None:
     """
     import jsonschema  # with what it needs 0.1 s, for what reads runs alone
 
-    schema = json.loads(files("bisect_trt.report").joinpath(SCHEMA).read_text(encoding="utf-8"))
-    faults = jsonschema.Draft202012Validator(schema).iter_errors(data)
+    text = files("bisect_trt.report").joinpath(SCHEMA).read_text(encoding="utf-8")
+    schema = json.loads(text, object_hook=_with_later_keys)
     fault = jsonschema.exceptions.best_match(
-        f for f in faults if f.validator != "additionalProperties"
+        jsonschema.Draft202012Validator(schema).iter_errors(data)
     )
     if fault is not None:
         raise ValueError(f"{fault.json_path.removeprefix('$.')}: {fault.message}")
+
+
+def _with_later_keys(part: dict[str, Any]) -> dict[str, Any]:
+    """A part of the schema that allows other keys than those it names."""
+    closed = part.get("additionalProperties") is False
+    return {k: v for k, v in part.items() if not (closed and k == "additionalProperties")}
+
+
+def _made(kind: type[_Kind], values: Json) -> _Kind:
+    """A record of those of ``values`` that it has; a later version may have more."""
+    named = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in values.items() if name in named})
 
 
 def _result(data: Json, folder: Path) -> Record:
@@ -112,7 +126,7 @@ def _result(data: Json, folder: Path) -> Record:
         pins=tables["pins"].assign(layer=pinned),
         requirements=tuple(data["requirements"]),
         samples=tuple(data["samples"]),
-        findings=[Finding(**found) for found in data["findings"]],
+        findings=[_made(Finding, found) for found in data["findings"]],
         probes=dict(data["probes"]),
         new_probes=int(data["new_probes"]),
         effect_runs=int(data["effect_runs"]),
@@ -165,20 +179,20 @@ def _holds(data: Json) -> Holds:
         found["reach"] = _number(found["reach"])
     for kind in InputKind:
         worst = _number(data["holds"][kind.value]["worst_score"])
-        found[kind.value] = Holding(**{**data["holds"][kind.value], "worst_score": worst})
-    return Holds(**found)
+        found[kind.value] = _made(Holding, {**data["holds"][kind.value], "worst_score": worst})
+    return _made(Holds, found)
 
 
 def _engine(data: Json) -> EngineFacts:
     facts = {**data, "fp32_likeness_to_tf32": _number(data["fp32_likeness_to_tf32"])}
     for name, kind in (("probe_effect", ProbeEffect), ("steadiness", Steadiness)):
         if facts.get(name) is not None:
-            facts[name] = kind(**{k: _unboxed(v) for k, v in facts[name].items()})
-    return EngineFacts(**facts)
+            facts[name] = _made(kind, {k: _unboxed(v) for k, v in facts[name].items()})
+    return _made(EngineFacts, facts)
 
 
 def _search(data: Json) -> SearchFacts:
-    return SearchFacts(**{**data, "suspicion_auc": _number(data["suspicion_auc"])})
+    return _made(SearchFacts, {**data, "suspicion_auc": _number(data["suspicion_auc"])})
 
 
 def _by_requirement(data: Json) -> pd.DataFrame:

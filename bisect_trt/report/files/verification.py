@@ -5,15 +5,13 @@ from __future__ import annotations
 import pandas as pd
 
 from bisect_trt.core.disk.files import write_whole
+from bisect_trt.core.disk.run_files import VERIFY_JUNIT, VERIFY_PAGE, VERIFY_RECORD
 from bisect_trt.core.errors import not_written
 from bisect_trt.report.files.junit import verification_as_junit
 from bisect_trt.report.files.write import to_json
 from bisect_trt.report.page.small_page import Page, Section, page_as_html
 from bisect_trt.report.words.verified import holds_lines, plan_line, verdict
 from bisect_trt.stations.answer.verify import Verification
-
-PAGE, RECORD, JUNIT = "verify.html", "verify.json", "verify.junit.xml"
-"""Names of their own: the folder may be a run's."""
 
 
 def write_verification(found: Verification) -> None:
@@ -24,9 +22,9 @@ def write_verification(found: Verification) -> None:
         BadInputError: the folder cannot be written.
     """
     files = {
-        PAGE: page_as_html(_page(found)),
-        RECORD: to_json(found.as_json()) + "\n",
-        JUNIT: verification_as_junit(found),
+        VERIFY_PAGE: page_as_html(_page(found)),
+        VERIFY_RECORD: to_json(found.as_json()) + "\n",
+        VERIFY_JUNIT: verification_as_junit(found),
     }
     try:
         for name, text in files.items():

@@ -16,6 +16,7 @@ from bisect_trt.core.disk.run_files import (
     REWRITTEN_MODEL,
     RUN,
     TYPED_MODEL,
+    VERIFY_FILES,
 )
 from bisect_trt.core.disk.scratch import scratch, scratch_in
 from bisect_trt.core.errors import BadInputError, MachineError, is_disk_full
@@ -35,7 +36,7 @@ def discard(folder: Path) -> None:
     """Remove an earlier run's result whole, its summary first: what is being computed anew must not
     look finished, and no file may belong to another answer.
     """
-    for name in RESULT_FILES:
+    for name in (*RESULT_FILES, *VERIFY_FILES):
         (folder / name).unlink(missing_ok=True)
 
 

@@ -18,7 +18,8 @@ from bisect_trt.stations.draws.fresh_test import (
     planned_test,
     shortened,
 )
-from bisect_trt.stations.draws.holds import holds_as_known, measure_holds
+from bisect_trt.stations.draws.holds import measure_holds
+from bisect_trt.stations.draws.holds_known import holds_as_known
 from bisect_trt.stations.engine.steadiness import (
     begin_further,
     over_processes,
@@ -65,7 +66,9 @@ def holds_of_answer(known: Known, bench: Bench) -> Holds | None:
     wanted = test.enough
     test = fitted(test, known.case, seconds, bench.time.left_s)
     holds = measure_holds(known.case, bench, bench.judges, plan, test)
-    if test.enough < wanted or bench.time.left_s <= 0.0:
+    kinds = [holds.redrawn, holds.variants] if holds.wanted_of_variants else [holds.redrawn]
+    fewest = min(kind.tested for kind in kinds)
+    if fewest < wanted and (test.enough < wanted or bench.time.left_s <= 0.0):
         _note_budget(bench, holds, wanted)
     return holds
 

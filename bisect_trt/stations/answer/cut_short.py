@@ -11,7 +11,7 @@ from bisect_trt.stations.answer.known import Known
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.bench.ledger import Ledger
 from bisect_trt.stations.draws.evidence import all_in_fp32
-from bisect_trt.stations.draws.holds import holds_as_known
+from bisect_trt.stations.draws.holds_known import holds_as_known
 from bisect_trt.stations.plans.bisect import Bisection
 
 
@@ -113,10 +113,15 @@ def end_search(known: Known, bench: Bench) -> Known:
 
 def _confirm(known: Known, bench: Bench) -> None:
     base, first = known.base, bench.prober.runner.name
-    its = [p for p in bench.log if p.runner == first and p.plan == base.with_pins(p.plan.pinned)]
-    refused = {p.plan.pinned for p in its if not p.verdict.passed}
-    passed = {p.plan.pinned for p in its if p.on_given}.difference(refused)
-    tried = sorted(passed, key=len)
+    passed = {
+        probe.plan.pinned
+        for probe in bench.log
+        if probe.on_given
+        and probe.runner == first
+        and probe.verdict.passed
+        and probe.plan == base.with_pins(probe.plan.pinned)
+    }
+    tried = sorted(passed.difference(plan.pinned for plan in bench.refused), key=len)
     # What refuses a set mostly refuses those of few pins more: each step is twice the last.
     for pins in (tried[2**step - 1] for step in range(len(tried).bit_length())):
         if bench.second.probe(base.with_pins(pins)).verdict.passed:

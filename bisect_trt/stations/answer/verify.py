@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from bisect_trt.core.disk.run_files import VERIFY_FILES
 from bisect_trt.core.holds import Holds, word_of
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision, PrecisionPlan
@@ -105,6 +106,8 @@ def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verifica
     saved.check_model(case.graph)
     with open_bench(case, observer, "-verify") as bench:
         case = replace(case, on_engine=bench.engine is not None)
+        for name in VERIFY_FILES:  # an earlier answer must not outlive what is asked anew
+            (bench.folder / name).unlink(missing_ok=True)
         observer.station("verify")
         if settings.variants != "auto":  # kinds that were named and make none are refused now
             next(variants(case, bench, SEARCH_STREAM, 1), None)

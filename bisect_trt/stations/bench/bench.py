@@ -50,7 +50,8 @@ class Bench:
     true where layer tables follow the measured sums of TensorRT for RTX. ``time`` ends probes whose
     time is spent. ``in_turn`` if the second emulator and the reference make room for each other.
     ``tests`` counts those on fresh draws. ``in_hand`` is the smallest set of pins that passed all
-    that the robust search in work is made with, None where none did. ``pace`` says how long an
+    that the robust search in work is made with, None where none did; ``refused`` are the plans that
+    more copies of the inputs miss than may. ``pace`` says how long an
     inference takes.
     """
 
@@ -78,6 +79,7 @@ class Bench:
         self.log: list[ProbeResult] = []
         self.tests, self._told_at = 0, time.monotonic()
         self.in_hand: frozenset[str] | None = None
+        self.refused = set[PrecisionPlan]()
         self._gpu_lock = Lock()
         self.rtx_sums = has_rtx_sums(opened, case.settings.precision)
         self._case = case
@@ -162,6 +164,7 @@ class Bench:
             dict(self.prober.runner.versions) | (dict(engine.versions) if engine else {}),
             tuple(self._found),
             self.further_rows,
+            frozenset(self.refused),
         )
 
     def tell_probes(self) -> None:

@@ -18,7 +18,7 @@ class Ledger:
     ``emulators`` are the names of the first and the second, ``judge`` the name of who has the last
     word. ``probes`` counts plans by runner, ``new_probes`` those that the journal did not answer.
     ``findings`` are what the bench itself had to say, ``further_rows`` counts single-layer runs of
-    the search.
+    the search, ``refused`` are the plans that the search refused for copies of the inputs.
     """
 
     folder: Path
@@ -31,6 +31,7 @@ class Ledger:
     versions: Mapping[str, str]
     findings: tuple[Finding, ...] = ()
     further_rows: int = 0
+    refused: frozenset[PrecisionPlan] = frozenset()
 
     def of(self, runner: str, plan: PrecisionPlan) -> ProbeResult | None:
         """What ``runner`` showed of ``plan`` on the given inputs; None if it was not asked."""
@@ -47,21 +48,20 @@ class Ledger:
         return max(found, key=lambda r: r.score, default=None)
 
     def smallest_passing(self, base: PrecisionPlan, judges: Sequence[str]) -> frozenset[str] | None:
-        """The smallest set of pins that every one of ``judges`` passed on the given inputs, and
-        that missed on none of the others; of these, and of all where ``judges`` are emulators, an
-        emulator's word counts. None if there is none.
+        """The smallest set of pins that every one of ``judges`` passed, and no emulator nor the
+        search refused where these are some of them; None if there is none.
         """
         passed: dict[frozenset[str], set[str]] = {}
-        refused: set[frozenset[str]] = set()
-        heard = self.emulators if set(judges) <= set(self.emulators) else judges
+        emulated = set(judges) <= set(self.emulators)
+        refused = {plan.pinned for plan in self.refused} if emulated else set[frozenset[str]]()
+        heard = self.emulators if emulated else judges
         for probe in self.log:
             pins = probe.plan.pinned
-            if probe.plan != base.with_pins(pins):
+            if not probe.on_given or probe.plan != base.with_pins(pins):
                 continue
-            if not probe.verdict.passed:
-                if probe.runner in heard:
-                    refused.add(pins)
-            elif probe.on_given:
+            if probe.verdict.passed:
                 passed.setdefault(pins, set()).add(probe.runner)
+            elif probe.runner in heard:
+                refused.add(pins)
         sets = [p for p, by in passed.items() if by.issuperset(judges) and p not in refused]
         return min(sets, key=len, default=None)

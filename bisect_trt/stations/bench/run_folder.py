@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from bisect_trt.core.disk.run_files import RESULT_FILES, RUN
+from bisect_trt.core.disk.run_files import RESULT_FILES, RUN, VERIFY_FILES
 from bisect_trt.core.disk.scratch import scratch_in
 from bisect_trt.core.errors import BadInputError, not_written
 from bisect_trt.probe.journal import JOURNAL, Journal, Row
@@ -142,7 +142,7 @@ def _check_files(folder: Path, case: Case) -> None:
     golden = settings.golden
     sources = [Path(p) for p in read if p is not None]
     sources += [Path(golden)] if isinstance(golden, (str, Path)) else []
-    for name in (*RESULT_FILES, JOURNAL):
+    for name in (*RESULT_FILES, *VERIFY_FILES, JOURNAL):
         written = folder / name
         if not written.exists():
             continue

@@ -64,7 +64,7 @@ def read_sources(
         return
     if is_loader(source):
         found = load_object(str(source), option)
-        if not callable(found) and not isinstance(found, Iterable):
+        if not (callable(found) or hasattr(found, "__iter__") or hasattr(found, "__getitem__")):
             raise BadInputError(
                 f"{option} {str(source)!r}: neither a function nor what gives samples one by one"
             )

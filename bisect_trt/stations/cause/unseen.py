@@ -73,10 +73,17 @@ def _on(case: Case, bench: Bench, samples: PanelSamples) -> ProbeResult:
         found = bench.prober.judge(case.base, those, size=set_size(case))
         results += found.results
         score = max(score, found.score(spared(case, kind, len(those))))
-    return ProbeResult.over(case.base, bench.prober.runner.name, results, {}, score=score)
+    lowered = ProbeResult.over(case.base, bench.prober.runner.name, results, {}, score=score)
+    if not lowered.verdict.passed:
+        bench.refused.add(case.base)
+    return lowered
 
 
 def _tested(case: Case, bench: Bench) -> tuple[Refusal | None, Holds | None]:
     """What on fresh draws refuses everything lowered, or on what it holds."""
     judges, every = [bench.prober, bench.second], all_in_fp32(case, case.base)
-    return put_to_test(case, bench, judges, case.base, next_test(case, bench), 1.0, every)
+    test = next_test(case, bench)
+    against, holds = put_to_test(case, bench, judges, case.base, test, 1.0, every)
+    if against is not None:
+        bench.refused.add(case.base)
+    return against, holds

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from contextlib import suppress
+from itertools import chain, islice
 
+from bisect_trt.core.finding import Finding
 from bisect_trt.core.lazy_arrays import MOST_BYTES
 from bisect_trt.core.machine.stop import BudgetSpentError
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
+from bisect_trt.numerics.scores import times
 from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.result import PanelResult, SampleResult, meets
 from bisect_trt.stations.bench.bench import Bench
@@ -55,9 +58,10 @@ def judge_all(
     """
     tally, began = _Tally(limit, size), time.perf_counter()
     panel: Sequence[Sample] = ()
+    stream = iter(samples)
     try:
         # A few samples are in memory at a time.
-        for panel in _chunks(bench, judges, samples, size):
+        for panel in _chunks(bench, judges, stream, size):
             left = misses - len(tally.missed) // size
             found: list[PanelResult] = []
             asked = panel
@@ -76,12 +80,9 @@ def judge_all(
     except BudgetSpentError:
         if math.isfinite(limit):
             raise  # half a test is none
-        # Where the time ends a measurement, what it has tested counts.
-        if size == 1:
-            decided = list(_decided(bench, judges, plan, panel))
-            tally.add(
-                [s for s, _ in decided], [s.name for s, _ in decided], (r for _, r in decided)
-            )
+        # Where the time ends a measurement, what it has tested counts: the clock knows no outcome.
+        if size == 1 and not judges[0].requirements.collective:
+            _add_known(bench, judges, plan, panel, stream, tally)
     return PanelResult(plan, tuple(tally.names), tuple(tally.results)), tuple(tally.missed)
 
 
@@ -119,17 +120,38 @@ class _Tally:
                 self.missed += samples[place * self._size : (place + 1) * self._size]
 
 
-def _decided(
-    bench: Bench, judges: Sequence[Prober], plan: PrecisionPlan, samples: Sequence[Sample]
-) -> Iterator[tuple[Sample, list[SampleResult]]]:
-    """Those of ``samples`` that every judge was asked about before the time ended, or that one
-    misses already, with what is known of them.
+def _add_known(
+    bench: Bench,
+    judges: Sequence[Prober],
+    plan: PrecisionPlan,
+    panel: Sequence[Sample],
+    stream: Iterator[Sample],
+    tally: _Tally,
+) -> None:
+    """Count what every judge was asked about before the time ended, up to the first sample that one
+    was not: what one judge alone saw would count only where it missed. That it did is noted.
     """
-    for sample in samples:
-        known = [judge.known(bench.plan_for(judge, plan), sample) for judge in judges]
-        told = [result for result in known if result is not None]
-        if told and (len(told) == len(judges) or not all(meets(r, 1.0) for r in told)):
-            yield sample, told
+
+    def known(sample: Sample) -> list[SampleResult]:
+        found = (judge.known(bench.plan_for(judge, plan), sample) for judge in judges)
+        return [result for result in found if result is not None]
+
+    counted = 0
+    with suppress(BudgetSpentError):  # further draws are not made
+        for sample in chain(panel, stream):
+            told = known(sample)
+            if len(told) < len(judges):
+                break
+            tally.add([sample], [sample.name], [told])
+            counted += 1
+    missed = [(s.name, r.score) for s in panel[counted:] for r in known(s) if not meets(r, 1.0)]
+    if missed:
+        name, score = max(missed, key=lambda one: one[1])
+        message = (
+            f"the time ended before every judge was asked about {name}, which is not counted: by "
+            f"one of them it misses ({times(score)})"
+        )
+        bench.note(Finding("budget", name, message))
 
 
 def _progress(done: int, of: int, violating: int, spent: float) -> str:

@@ -81,7 +81,8 @@ def measure_holds(
         test: which draws, and the confidence of their bounds.
     """
     _foretell(bench, judges, plan, test)
-    return _measured(case, bench, judges, plan, Draws(case, bench, judges, test))
+    draws = Draws(case, bench, judges, test)
+    return _measured(case, bench, judges, plan, draws, of_rest=_OF_REST)
 
 
 def _foretell(bench: Bench, judges: Sequence[Prober], plan: PrecisionPlan, test: FreshTest) -> None:
@@ -90,9 +91,14 @@ def _foretell(bench: Bench, judges: Sequence[Prober], plan: PrecisionPlan, test:
 
 
 def _measured(
-    case: Case, bench: Bench, judges: Sequence[Prober], plan: PrecisionPlan, draws: Draws
+    case: Case,
+    bench: Bench,
+    judges: Sequence[Prober],
+    plan: PrecisionPlan,
+    draws: Draws,
+    of_rest: float = 1.0,
 ) -> Holds:
-    """As :func:`measure_holds`."""
+    """As :func:`measure_holds`; a kind may spend ``of_rest`` of the time that is left."""
     size, test = set_size(case), draws.test
     set_count = len(case.samples) // size
     given = judge_all(bench, judges, plan, case.samples, size=size, of=set_count)[0]
@@ -103,19 +109,19 @@ def _measured(
     apart = size if size == 1 else max(1, len(case.holdout))
     several = len(case.holdout) // apart
     # Where there is a budget none of the kinds leaves nothing to the next; real inputs come first.
-    with bench.time.part(_OF_REST if case.holdout else 1.0):
+    with bench.time.part(of_rest):
         held_out = judge_all(bench, judges, plan, case.holdout, size=apart, of=several)[0]
-    both = wanted_of_variants(case) > 0.0
-    with bench.time.part(0.5 * _OF_REST if both else _OF_REST):
+    both = of_rest < 1.0 and wanted_of_variants(case) > 0.0
+    with bench.time.part(0.5 * of_rest if both else of_rest):
         redrawn = _tested(bench, judges, plan, draws.of(InputKind.REDRAWN), test, size=size)[0]
-    with bench.time.part(_OF_REST):
+    with bench.time.part(of_rest):
         varied = _tested(bench, judges, plan, draws.of(InputKind.VARIANTS), test, size=size)[0]
     copies = [*redrawn.results, *varied.results]
     return Holds(
-        given=_holding(given, None),
-        redrawn=_holding(redrawn, test.confidence),
-        variants=_holding(varied, test.confidence),
-        holdout=_holding(held_out, CONFIDENCE),
+        given=holding(given, None),
+        redrawn=holding(redrawn, test.confidence),
+        variants=holding(varied, test.confidence),
+        holdout=holding(held_out, CONFIDENCE),
         wanted=wanted_of_unseen(case),
         wanted_of_variants=wanted_of_variants(case),
         fitted=case.settings.fitted,
@@ -126,38 +132,6 @@ def _measured(
         has_margin=size > 1 or has_margin(case, copies),
         draws=(test.stream, test.draws * size),
     )
-
-
-def holds_as_known(case: Case, bench: Bench, plan: PrecisionPlan) -> Holds | None:
-    """What is known of ``plan`` where there is no time to run it: that it was run on the given
-    inputs; None where it was not.
-
-    Args:
-        case: what is asked for.
-        bench: whose judge was asked.
-        plan: with the precision that a pin really runs in, for the emulators.
-    """
-    judges = [j for j in bench.judges if _knows(j, bench.plan_for(j, plan), case.samples)]
-    if bench.judge not in judges:
-        return None
-    given = judge_all(bench, judges, plan, case.samples, size=set_size(case))[0]
-    return Holds(
-        _holding(given, None),
-        Holding(),
-        Holding(),
-        Holding(),
-        wanted_of_unseen(case),
-        wanted_of_variants(case),
-        case.settings.fitted,
-        1.0 if set_size(case) > 1 else case.settings.share_of_given,
-        set_size(case),
-        unfinished=True,
-    )
-
-
-def _knows(judge: Prober, plan: PrecisionPlan, samples: Sequence[Sample]) -> bool:
-    """Whether nothing has to be run to say what ``plan`` shows on ``samples``."""
-    return judge.knows(plan) and all(judge.known(plan, s) is not None for s in samples)
 
 
 def first_refusal(
@@ -291,7 +265,8 @@ def _tested(
     return together, missed + others
 
 
-def _holding(panel: PanelResult, confidence: float | None) -> Holding:
+def holding(panel: PanelResult, confidence: float | None) -> Holding:
+    """What ``panel`` counts, bounded with ``confidence``; by nothing where that is None."""
     if not panel.results:
         return Holding()
     passed, tested = panel.passed(), len(panel.results)

@@ -84,7 +84,7 @@ def measure_frontier(
         holds: what the emulators' test of it showed; None where it was not tested so.
         again: whether it will be measured again: where the time is over now, it need not be then.
     """
-    lengths = _lengths(len(ranking), len(answer.pinned))
+    lengths = _lengths(len(ranking), min(len(answer.chosen), len(ranking)))
     prefixes = (base.with_pins(ranking[:n]).pinned for n in lengths)
     sets = [(pins, "ranking") for pins in prefixes if pins != answer.pinned]
     # The answer first, and then those around it: these are what it is compared with.

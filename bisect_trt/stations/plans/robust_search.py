@@ -196,6 +196,7 @@ def _fewer(
             else:
                 panel.add(against)
                 refused = length
+                panel.forget(below=length + 1)
     except BudgetSpentError:
         bench.time.search_ended()
     return found
@@ -279,4 +280,7 @@ def _last_word(
         judges, given = [bench.second], bench.second_sees
         return refused_by(case, bench, judges, plan, limit, given), None
     judges, test = [bench.prober, bench.second], next_test(case, bench)
-    return put_to_test(case, bench, judges, plan, test, limit, all_in_fp32(case, plan))
+    against, holds = put_to_test(case, bench, judges, plan, test, limit, all_in_fp32(case, plan))
+    if against is not None:
+        bench.refused.add(plan)
+    return against, holds

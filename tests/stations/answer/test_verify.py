@@ -4,6 +4,8 @@ model's.
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 from pathlib import Path
 from xml.etree import ElementTree
@@ -107,6 +109,29 @@ def test_what_it_found_is_written_for_people_machines_and_ci(
     assert said[10].get("failures") == "0" and int(said[0].get("failures", 0)) >= 3
     properties = {p.get("name"): p.get("value", "") for p in said[10].iter("property")}
     assert properties["holds"].startswith("Undecided. Holds on given 1 of 1 inputs; redrawn")
+
+
+def test_no_file_that_is_read_is_written_over_and_no_answer_outlives_the_next(
+    files: tuple[Path, Path, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "here").mkdir()
+    given = tmp_path / "here" / "verify.json"
+    with np.load(files[1]) as arrays:
+        feeds = []
+        for name, array in arrays.items():
+            stream = io.BytesIO()
+            np.save(stream, array)
+            feeds.append({name: {"array": base64.b64encode(stream.getvalue()).decode()}})
+    given.write_text(json.dumps(feeds))
+    code, output = verify((files[0], given, files[2]), "--out", str(given.parent))
+    assert code == 2 and "verify.json" in output and json.loads(given.read_text()) == feeds
+    there = tmp_path / "there"
+    assert verify(files, "--out", str(there))[0] == 0 and (there / "verify.junit.xml").exists()
+    other = tmp_path / "metric.py"
+    other.write_text("def broken(reference, candidate):\n    raise ValueError('boom')\n")
+    more = ("--metric", f"{other}:broken", "--requirement", "broken<=1")
+    assert verify(files, "--out", str(there), *more)[0] == 2
+    assert not (there / "verify.junit.xml").exists()
 
 
 def test_golden_outputs_are_checked(files: tuple[Path, Path, Path], tmp_path: Path) -> None:

@@ -269,7 +269,9 @@ def test_risk_that_was_spent_is_not_spent_again(
     """The FP32 plan that a run with TF32 ends with is tested too, after everything lowered was."""
     used: list[FreshTest] = []
     monkeypatch.setattr(answer, "plan_of_answer", lambda *_: PrecisionPlan("fp32"))
-    monkeypatch.setattr(answer, "measure_holds", lambda *asked: used.append(asked[-1]))
+    whole = SimpleNamespace(tested=10_000)
+    holds = SimpleNamespace(redrawn=whole, variants=whole, wanted_of_variants=0.95)
+    monkeypatch.setattr(answer, "measure_holds", lambda *asked: used.append(asked[-1]) or holds)
     case = case_of(tmp_path, 0.95)
     known: Any = SimpleNamespace(
         unsteady=None,

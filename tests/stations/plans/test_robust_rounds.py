@@ -22,7 +22,11 @@ from bisect_trt.stations.plans.robust_search import RobustSet
 
 
 def searched(
-    names: list[str], strength: dict[str, float], fewest: int = 0, pick: float | None = None
+    names: list[str],
+    strength: dict[str, float],
+    fewest: int = 0,
+    pick: float | None = None,
+    forgotten: list[int] | None = None,
 ) -> RobustSet | None:
     """What the rounds end with, where the panel and the tests are made of numbers."""
     # Some of the given inputs may miss: no layer is asked where it breaks few.
@@ -34,7 +38,7 @@ def searched(
     panel: Any = SimpleNamespace(
         base=PrecisionPlan("fp16"),
         add=lambda _: None,
-        forget=lambda below: None,
+        forget=lambda below: None if forgotten is None else forgotten.append(below),
     )
     return robust_search._in_rounds(
         case, bench, panel, names, strength, Room(1.0, 0.0, 0.95), fewest
@@ -88,7 +92,9 @@ def test_what_is_picked_is_the_fewest_between_refused_and_held(
     monkeypatch.setattr(robust_search, "_last_word", last_word)
     monkeypatch.setattr(robust_search, "shortest_passing", lambda *asked: max(62, asked[3]))
     monkeypatch.setattr(robust_search, "shrunk", lambda *_: None)
-    found = searched(names, strength, pick=pick)
+    forgotten: list[int] = []
+    found = searched(names, strength, pick=pick, forgotten=forgotten)
+    assert forgotten == ([124, 78] if pick else [124]), "what was refused is in nobody's hand"
     assert asked == tested and found is not None
     assert len(found.pinned) == found.prefix == pins and found.holds == "holds" and found.ranked
 

@@ -12,6 +12,8 @@ import pytest
 import bisect_trt
 from bisect_trt import Result
 from bisect_trt.core.sample import evenly
+from bisect_trt.graph.model.graph import Graph
+from bisect_trt.stations.plans import frontier
 from fixtures.models import healthy, residual
 from tests.conftest import forbid_inferences
 
@@ -119,6 +121,29 @@ def test_the_frontier_shows_what_each_number_of_pins_holds_on(tmp_path: Path) ->
     assert sorted(layers["rank"]) == list(range(1, result.layer_count + 1))
     page = (tmp_path / "report.html").read_text()
     assert 'id="frontier-plot"' in page and "How many inputs hold" in page
+
+
+@pytest.mark.parametrize(
+    ("every", "answer", "lengths"),
+    [
+        (403, 280, [0, 2, 8, 32, 128, 204, 280 + 61, 403]),
+        (10, 10, [0, 2, 8, 9, 10]),
+        (10, 0, [0, 1, 2, 8, 10]),
+        (330, 117, [0, 2, 8, 32, 74, 122, 128, 330]),
+    ],
+)
+def test_the_frontier_has_rows_beside_the_answer(
+    every: int, answer: int, lengths: list[int]
+) -> None:
+    assert frontier._lengths(every, answer) == lengths
+
+
+def test_held_layers_are_no_steps_of_the_frontier(tmp_path: Path) -> None:
+    held = tuple(layer.name for layer in Graph(FIXTURE.model).layers[:40])
+    result = run(tmp_path, 4, pin=held)
+    pins = list(result.frontier["pins"])
+    assert min(pins) == 40 and max(pins) == result.layer_count
+    assert len(set(pins)) == len(pins), "each set once"
 
 
 def test_the_frontier_is_judged_on_the_inputs_that_decide(tmp_path: Path) -> None:
