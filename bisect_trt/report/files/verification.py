@@ -7,6 +7,7 @@ import pandas as pd
 from bisect_trt.core.disk.files import write_whole
 from bisect_trt.core.disk.run_files import VERIFY_JUNIT, VERIFY_PAGE, VERIFY_RECORD
 from bisect_trt.core.errors import not_written
+from bisect_trt.core.holds import Robustness
 from bisect_trt.report.files.junit import verification_as_junit
 from bisect_trt.report.files.write import to_json
 from bisect_trt.report.page.small_page import Page, Section, page_as_html
@@ -35,7 +36,9 @@ def write_verification(found: Verification) -> None:
 
 def _page(found: Verification) -> Page:
     said = {True: "ok", False: "no", None: "not looked at"}
-    rows = [{"checked": c.what, "": said[c.holds], "found": c.detail} for c in found.checks]
+    rows = [{"checked": c.what, "says": said[c.holds], "found": c.detail} for c in found.checks]
     lines = [f"{found.model}: {plan_line(found)}.", *holds_lines(found)]
     sections = [Section("What was looked at", pd.DataFrame(rows))]
-    return Page("bisect-trt verify", verdict(found), found.passed, sections, lines)
+    lucky = found.holds is not None and found.holds.word is Robustness.LUCKY
+    good = found.passed and not lucky
+    return Page("bisect-trt verify", verdict(found), good, sections, lines)

@@ -35,6 +35,8 @@ _QUANTILES = {"p50_score": 0.5, "p95_score": 0.95, "worst_score": 1.0}
 STREAM = MAX_TESTS + 2
 """Draws of its own: what a row says was not tuned on them."""
 
+_ALIKE = 0.1
+"""Plans of so nearly as many pins as the answer tell nothing beside it."""
 
 TIME_BUDGET_S, _FEWEST = 12.0, 4
 """Of a slow model each row is judged on fewer copies, of which there are a few at least; when the
@@ -123,12 +125,13 @@ def measure_frontier(
 
 def _lengths(every: int, answer: int) -> list[int]:
     """How many of ``every`` ranked layers are pinned: steps, and between the answer and the next of
-    these on either side.
+    these on either side, where that tells another plan than the answer.
     """
     steps = {n for n in STEPS if n < every} | {every}
     below = max((n for n in steps if n < answer), default=answer)
     above = min((n for n in steps if n > answer), default=answer)
-    return sorted(steps | {(below + answer) // 2, (answer + above) // 2})
+    between = {(below + answer) // 2, (answer + above) // 2}
+    return sorted(steps.union(n for n in between if abs(n - answer) > _ALIKE * answer))
 
 
 def frontier_size(layers: int, usual_seconds: float) -> tuple[int, int]:
