@@ -16,7 +16,7 @@ from bisect_trt.core.sample import Sample
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.runners.emulator.constants.constant_store import ConstantStore
 from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.runners.emulator.switched import segment_session
+from bisect_trt.runners.emulator.switched import segment_form
 from bisect_trt.runners.emulator.switched.switched_session import SwitchedSession
 from bisect_trt.runners.emulator.whole_model import WholeModelRunner
 
@@ -58,7 +58,7 @@ def test_a_call_in_work_keeps_what_another_precision_takes_the_place_of(
     store = ConstantStore(graph)
     session = SwitchedSession(graph, store, Precision.FP16, Precision.FP32, 1)
     every = frozenset(layer.name for layer in graph.layers)
-    plain = segment_session.caller
+    plain = segment_form.caller
     seen = []
 
     def disturbed(made: Any) -> Callable[..., Any]:
@@ -71,7 +71,7 @@ def test_a_call_in_work_keeps_what_another_precision_takes_the_place_of(
         return call
 
     expected = {n: a.copy() for n, a in session.run(sample, every).items()}
-    monkeypatch.setattr(segment_session, "caller", disturbed)
+    monkeypatch.setattr(segment_form, "caller", disturbed)
     other = SwitchedSession(graph, store, Precision.FP16, Precision.FP32, 1)
     for _ in range(2):
         found = other.run(sample, every)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 import pytest
 import threadpoolctl
@@ -38,6 +39,15 @@ def test_sessions() -> None:
                 for pool in ("intra_op", "inter_op"):
                     entry = f"session.{pool}.allow_spinning"
                     assert options.get_session_config_entry(entry) == "0"
+
+
+def test_a_session_does_not_keep_the_model_it_was_made_of() -> None:
+    """ONNX Runtime's wrapper would, to open it again on other providers."""
+    x = np.float32([0.5, -1.0])
+    for model in (MODEL, lambda: MODEL):
+        session = reference_session(model)
+        assert session._model_bytes is None
+        assert np.allclose(session.run(None, {"x": x})[0], np.tanh(x), atol=1e-6)
 
 
 def test_sessions_that_run_in_turn_share_an_arena() -> None:

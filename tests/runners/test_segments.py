@@ -23,7 +23,8 @@ from bisect_trt.runners.emulator.switched.kept_activations import (
     room_beside,
 )
 from bisect_trt.runners.emulator.switched.plan_session import _WORTH_IT
-from bisect_trt.runners.emulator.switched.segment_session import _WORTH_SETTLING, SegmentSession
+from bisect_trt.runners.emulator.switched.segment_form import _WORTH_SETTLING
+from bisect_trt.runners.emulator.switched.segment_session import SegmentSession
 from bisect_trt.runners.emulator.switched.switched_session import (
     _SMALL,
     SwitchedSession,
@@ -40,7 +41,7 @@ PAIRS = [
 
 
 @cache
-def network() -> Graph:
+def network(blocks: int = BLOCKS) -> Graph:
     """Residual blocks with a skip over all of them, a shape that follows from the input, a constant
     that all read, an If that captures a tensor of an earlier block, and an input that nobody reads.
     """
@@ -60,10 +61,10 @@ def network() -> Graph:
 
     x = first = add("Add", "x", weight(WIDTH))
     shape = add("Shape", "x")
-    for block in range(BLOCKS):
+    for block in range(blocks):
         y = add("Mul", add("Tanh", add("MatMul", x, weight(WIDTH, WIDTH))), "shared")
         x = add("Reshape", add("Add", x, y), shape)
-        if block == BLOCKS // 2:
+        if block == blocks // 2:
             branch = [helper.make_node("Mul", [x, first], ["inside"], "inner")]
             outputs = [helper.make_tensor_value_info("inside", TensorProto.FLOAT, None)]
             body = helper.make_graph(branch, "b", [], outputs)
@@ -163,7 +164,7 @@ def test_small_tensors_are_selected_and_large_ones_branched_to(
     made, (_, plain) = session(low, pin, 16, 20_000), pair(low, pin)
     for lowered in (frozenset(layers()[::2]), frozenset(layers()), frozenset[str]()):
         assert same(made.run(sample(7), lowered), plain.run(sample(7), lowered))
-    assert {segment.selects for segment in made._segments} == {limit > 0}
+    assert {segment.form.selects for segment in made._segments} == {limit > 0}
 
 
 def test_a_probe_starts_where_its_plan_first_differs(run_segments: list[int]) -> None:
@@ -202,7 +203,7 @@ def test_a_session_without_switches_changes_no_bit() -> None:
         late, plain = pair(low, pin)
         names = layers()[: _WORTH_SETTLING + 10]
         found = dict(late.effects(sample(3), names))
-        assert late._segments[-1]._settled
+        assert late._segments[-1].form._settled
         for name in names:
             outputs = found[name]
             assert outputs is not None

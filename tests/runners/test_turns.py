@@ -27,7 +27,8 @@ from bisect_trt.runners.ort.reference import Reference
 from bisect_trt.runners.ort.sessions import reference_session
 from bisect_trt.runners.ort.turns import Turns
 from bisect_trt.runners.ort.weights import opened
-from tests.runners.test_segments import layers, network, sample
+from tests.runners.test_segments import WIDTH, layers, network, sample
+from tests.runners.test_shared_forms import RANDOM, chain
 
 PLAN = PrecisionPlan(Precision.FP16)
 
@@ -89,8 +90,12 @@ def test_many_weights_are_held_in_turn(
 def test_of_many_nodes_sessions_of_all_plans_and_of_one_are_open_in_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    graph, made = network(), sessions_made(monkeypatch)
-    other = PLAN.with_pins(frozenset(layers()[::2]))
+    graph, made = chain(RANDOM), sessions_made(monkeypatch)
+    other = PLAN.with_pins(frozenset(layer.name for layer in graph.layers[::2]))
+
+    def given(seed: int) -> Sample:
+        x = np.random.default_rng(seed).standard_normal((2, WIDTH)).astype(np.float32)
+        return Sample(f"s{seed}", {"x": x})
 
     def answers() -> tuple[list[int], list[NDArray[Any]]]:
         turns = Turns(graph)
@@ -100,7 +105,7 @@ def test_of_many_nodes_sessions_of_all_plans_and_of_one_are_open_in_turn(
         found: list[NDArray[Any]] = []
 
         def ask(runner: EmulatedRunner | WholeModelRunner, plan: PrecisionPlan, *s: int) -> None:
-            outputs = list(runner.outputs(plan, [sample(seed) for seed in s]))
+            outputs = list(runner.outputs(plan, [given(seed) for seed in s]))
             counts.append(alive(made))
             found.extend(array for each in outputs for array in each.values())
 
@@ -123,6 +128,33 @@ def test_of_many_nodes_sessions_of_all_plans_and_of_one_are_open_in_turn(
     assert in_turn == [segments, 1, 2, segments, 1]
     assert alive(made) == 0
     assert all(np.array_equal(*pair) for pair in zip(expected, found, strict=True))
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_of_many_nodes_the_reference_and_the_second_emulator_are_open_in_turn(
+    graph: Graph, many: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if many:
+        monkeypatch.setattr("bisect_trt.runners.ort.turns.MANY_NODES", 1)
+    made, given_back = sessions_made(monkeypatch), list[int]()
+    monkeypatch.setattr("bisect_trt.runners.ort.turns.give_back", lambda: given_back.append(1))
+    sample = Sample("s", {"x": np.linspace(-1, 1, 128, dtype=np.float32)[None]})
+    reference = Reference(graph)
+    second = WholeModelRunner(graph, turns=reference.turns)
+    first = EmulatedRunner(graph, turns=reference.turns)
+    before = len(made)
+    list(first.outputs(PLAN, [sample]))
+    beside = len(made) - before  # what searches stays open
+    found = []
+    for number in range(3):
+        exact = reference.outputs(sample)["y"]
+        assert alive(made) == beside + (1 if many or number == 0 else 2)
+        found.append((exact, next(iter(second.outputs(PLAN, [sample])))["y"]))
+        assert alive(made) == beside + (1 if many else 2)
+    assert len(made) == beside + (6 if many else 2)
+    assert bool(given_back) == many
+    for exact, lowered in found:
+        assert np.array_equal(exact, found[0][0]) and np.array_equal(lowered, found[0][1])
 
 
 def test_many_threads_open_what_one_does(monkeypatch: pytest.MonkeyPatch) -> None:

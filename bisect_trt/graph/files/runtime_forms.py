@@ -65,7 +65,8 @@ class FileForm:
 
 @contextmanager
 def session_form(model: onnx.ModelProto, *, elsewhere: bool = False) -> Iterator[SessionForm]:
-    """``model`` as ONNX Runtime takes it, as long as the block lasts.
+    """``model`` as ONNX Runtime takes it, as long as the block lasts; the model itself is not held
+    for that.
 
     Args:
         model: read only.
@@ -76,8 +77,8 @@ def session_form(model: onnx.ModelProto, *, elsewhere: bool = False) -> Iterator
     """
     with ExitStack() as opened:
         spills = _Spill(opened, model)
-        mapped: list[TensorProto] = []
-        rounded: list[TensorProto] = []
+        # Of a message a part holds the whole.
+        mapped, rounded = onnx.GraphProto(), onnx.GraphProto()
         folder = ""
 
         def put(tensor: TensorProto) -> None:
@@ -94,10 +95,12 @@ def session_form(model: onnx.ModelProto, *, elsewhere: bool = False) -> Iterator
         for tensor in () if elsewhere else model.graph.initializer:
             place = place_of(tensor)
             if place is not None:
-                (mapped if place.rounding is None else rounded).append(tensor)
+                (mapped if place.rounding is None else rounded).initializer.append(tensor)
+            del tensor
         content = moved(model, put).SerializeToString()
         spills.close()
-        yield SessionForm(content, folder, tuple(mapped), tuple(rounded))
+        del model
+        yield SessionForm(content, folder, tuple(mapped.initializer), tuple(rounded.initializer))
 
 
 @contextmanager

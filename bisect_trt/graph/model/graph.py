@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from sys import intern
 
 import onnx
 
@@ -38,8 +39,8 @@ class Graph:
     """``proto`` is read only from here on: what is derived from it is remembered."""
 
     proto: onnx.ModelProto
-    _roles: dict[tuple[int, Precision], Role] = field(default_factory=dict, repr=False)
-    _slots: dict[int, FloatSlots] = field(default_factory=dict, repr=False)
+    _roles: dict[Precision, list[Role | None]] = field(default_factory=dict, repr=False)
+    _slots: list[FloatSlots | None] = field(default_factory=list, repr=False)
     _raised: dict[int, Graph] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -74,8 +75,11 @@ class Graph:
         for index, (node, name) in enumerate(zip(self.proto.graph.node, self.names, strict=True)):
             precisions = frozenset(p for p in _REDUCED if self.role(index, p).kind is Kind.LAYER)
             if precisions:
-                outputs = tuple(o for o in node.output if o and self.types.type_of(o) == FLOAT)
-                inputs = tuple(i for i in node.input if i)
+                # Each access to a message makes a new string.
+                outputs = tuple(
+                    intern(o) for o in node.output if o and self.types.type_of(o) == FLOAT
+                )
+                inputs = tuple(intern(i) for i in node.input if i)
                 found.append(Layer(name, node.op_type, index, outputs, inputs, precisions))
         return tuple(found)
 
@@ -117,14 +121,25 @@ class Graph:
 
     def role(self, index: int, precision: Precision) -> Role:
         """What node ``index`` of the main graph may do at ``precision``."""
-        key = (index, precision)
-        if key not in self._roles:
+        roles = self._roles.get(precision)
+        if roles is None:
+            roles = self._roles.setdefault(precision, [None] * len(self.names))
+        role = roles[index]
+        if role is None:
             node, name = self.proto.graph.node[index], self.names[index]
-            if index not in self._slots:
-                self._slots[index] = float_slots(node, self.types)
-            slots = self._slots[index]
-            self._roles[key] = role_of(node, name, self.types, self.opset, precision, slots)
-        return self._roles[key]
+            slots = self._slots_of(index, node)
+            role = role_of(node, name, self.types, self.opset, precision, slots)
+            roles[index] = role
+        return role
+
+    def _slots_of(self, index: int, node: onnx.NodeProto) -> FloatSlots:
+        """The :func:`float_slots` of node ``index``, for all precisions."""
+        if not self._slots:
+            self._slots.extend([None] * len(self.names))
+        slots = self._slots[index]
+        if slots is None:
+            slots = self._slots[index] = float_slots(node, self.types)
+        return slots
 
     def raised(self, target: int) -> Graph:
         """The same model at opset ``target``.

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 
 import onnx
 
@@ -29,7 +30,7 @@ class Kind(Enum):
     CONSTANT = "constant"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Layer:
     """A node with a float output that can run at reduced precision.
 
@@ -51,7 +52,7 @@ class Layer:
         return self.name.rpartition("/")[0].strip("/")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Role:
     """What one node may do at one precision: the float slots that change, and those that stay FP32.
 
@@ -116,7 +117,13 @@ def float_slots(node: onnx.NodeProto, scope: Scope) -> FloatSlots:
         tuple(i for i, tensor in enumerate(names) if tensor and scope.type_of(tensor) == FLOAT)
         for names in (node.input, node.output)
     )
-    return ins, outs
+    return _same(ins), _same(outs)
+
+
+@cache
+def _same(slots: tuple[int, ...]) -> tuple[int, ...]:
+    """The first of equal tuples: thousands of nodes have the same few, at each precision."""
+    return slots
 
 
 def role_of(
@@ -151,13 +158,13 @@ def role_of(
             return Role(name, Kind.LAYER, float_in, float_out, float_in)
         return Role(name, Kind.LAYER, (), (), float_in) if _multiplies_matrices(node) else kept
     if precision is Precision.TF32:
-        operands = tuple(i for i in MATRIX_INPUTS.get(node.op_type, ()) if i in float_in)
+        operands = _same(tuple(i for i in MATRIX_INPUTS.get(node.op_type, ()) if i in float_in))
         return Role(name, Kind.LAYER, operands, (), float_in) if operands else kept
     ins, outs = lowerable_slots(node.op_type, opset, len(node.input), len(node.output), precision)
     if any(node.input[i] and scope.type_of(node.input[i]) == UNKNOWN for i in ins):
         return kept  # behind a custom operator: casting only the other operands would mix types
-    reduced_in = tuple(i for i in float_in if i in ins)
-    reduced_out = tuple(i for i in float_out if i in outs)
+    reduced_in = _same(tuple(i for i in float_in if i in ins))
+    reduced_out = _same(tuple(i for i in float_out if i in outs))
     if not reduced_out or not (reduced_in or node.op_type == "Cast"):
         return kept
     return Role(name, Kind.LAYER, reduced_in, reduced_out, float_in)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from sys import intern
 from weakref import WeakKeyDictionary
 
 import onnx
@@ -113,11 +114,11 @@ def _give_to_bodies(graph: onnx.GraphProto, constants: Mapping[str, TensorProto]
 
 def shapes_of(graph: onnx.GraphProto) -> dict[str, Shape]:
     """The shapes that ``graph`` holds, by tensor; None for a size that is not known."""
-    known: dict[str, Shape] = {t.name: tuple(t.dims) for t in graph.initializer}
+    known: dict[str, Shape] = {intern(t.name): tuple(t.dims) for t in graph.initializer}
     for value in (*graph.input, *graph.value_info, *graph.output):
         tensor = value.type.tensor_type
         if tensor.HasField("shape"):
-            known[value.name] = tuple(
+            known[intern(value.name)] = tuple(
                 int(d.dim_value) if d.WhichOneof("value") == "dim_value" else None
                 for d in tensor.shape.dim
             )

@@ -15,6 +15,7 @@ import onnx
 from onnx import helper
 
 from bisect_trt.graph.model.graph import Graph
+from bisect_trt.graph.passes.cut_places import Crossing, kinds_of
 from bisect_trt.graph.passes.switched import Flag, SwitchedModel, Weight
 from bisect_trt.graph.tensors.operator_rules import FLOAT, is_standard
 from bisect_trt.graph.tensors.tensor_types import UNKNOWN, captured_names
@@ -22,9 +23,6 @@ from bisect_trt.graph.tensors.tensor_types import UNKNOWN, captured_names
 MOST_SEGMENTS = 16
 _FEWEST_NODES = 48
 """A model of fewer nodes a segment is not worth the calls."""
-
-_WINDOW = 4
-"""A cut is looked for within a fourth of a segment's length of its even place."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +38,17 @@ class Segment:
     weights: Mapping[str, Weight]
 
 
-def cut(switched: SwitchedModel, graph: Graph, most: int = MOST_SEGMENTS) -> list[Segment]:
-    """``switched`` as at most ``most`` segments, to be run one after the other.
+def cut(
+    switched: SwitchedModel, graph: Graph, most: int = MOST_SEGMENTS, *, alike: bool = False
+) -> list[Segment]:
+    """``switched`` as about ``most`` segments at most, to be run one after the other.
 
     Args:
         switched: written of ``graph``.
         graph: knows the types of its tensors.
         most: segments.
+        alike: whether a network that repeats a block is cut where that begins, so that segments are
+            the same but for their weights.
 
     Returns:
         One segment, the model itself, where it is small or no place can be cut.
@@ -61,7 +63,7 @@ def cut(switched: SwitchedModel, graph: Graph, most: int = MOST_SEGMENTS) -> lis
             if i.name not in switched.flags and i.name not in switched.weights
         )
         return [Segment(switched.model, whole, graph.outputs, switched.flags, switched.weights)]
-    return list(_Cutter(switched, graph, nodes).segments(wanted))
+    return list(_Cutter(switched, graph, nodes).segments(wanted, alike))
 
 
 class _Cutter:
@@ -84,35 +86,33 @@ class _Cutter:
         self._last_read = {t: i for i, reads in enumerate(self._reads) for t in reads}
         self._last_read |= dict.fromkeys(graph.outputs, len(self._nodes))
 
-    def segments(self, wanted: int) -> Iterator[Segment]:
+    def segments(self, wanted: int, alike: bool) -> Iterator[Segment]:
         """The segments in order."""
-        ends = [*self._cuts(wanted), len(self._nodes)]
+        ends = [*self._cuts(wanted, alike), len(self._nodes)]
         for start, end in zip([0, *ends], ends, strict=False):
             yield self._segment(start, end)
 
-    def _cuts(self, wanted: int) -> list[int]:
+    def _cuts(self, wanted: int, alike: bool) -> list[int]:
         """Places between nodes at which few tensors are alive, and only such whose type is told."""
         count = len(self._nodes)
+        most = len(self._made_at)
         changes = [0] * (count + 2)
         for name, made in self._made_at.items():
             last = self._last_read.get(name, made)
             if last > made:
                 # More than any cut has: a tensor without a type cannot be given to a session.
-                weight = 1 if self._type_of(name) != UNKNOWN else len(self._made_at) + 1
+                weight = 1 if self._type_of(name) != UNKNOWN else most + 1
                 changes[made + 1] += weight
                 changes[last + 1] -= weight
-        alive = list(accumulate(changes))
-        length = count / wanted
-        found = []
-        for number in range(1, wanted):
-            even = round(number * length)
-            near = range(
-                max(1, even - int(length / _WINDOW)), min(count, even + int(length / _WINDOW) + 1)
-            )
-            best = min(near, key=lambda place: (alive[place], abs(place - even)), default=even)
-            if alive[best] <= len(self._made_at):
-                found.append(best)
-        return sorted(set(found))
+        crossing = Crossing(list(accumulate(changes)), most)
+        if alike:
+            return crossing.alike(kinds_of(self._nodes, self._told, "If".__eq__), count / wanted)
+        return crossing.even(0, count, count / wanted)
+
+    def _told(self, name: str) -> bytes | None:
+        """The type of one of the model's inputs, weights and flags among them."""
+        given = self._inputs.get(name)
+        return None if given is None else given.type.SerializeToString(deterministic=True)
 
     def _type_of(self, name: str) -> int:
         known = self._graph.types.types

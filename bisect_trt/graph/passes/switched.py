@@ -26,7 +26,7 @@ from bisect_trt.graph.tensors.operator_rules import CONTROL_FLOW, FLOAT, MOVES, 
 from bisect_trt.graph.tensors.tensor_types import Scope, captured_names
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Flag:
     """True where a layer of ``on`` is lowered and none of ``off`` is (its output is rounded
     already).
@@ -36,7 +36,7 @@ class Flag:
     off: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Weight:
     """The constant ``tensor`` as ``layer`` reads it: rounded to ``lowered`` where the layer is
     lowered, else to ``pinned``.

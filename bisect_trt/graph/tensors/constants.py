@@ -5,6 +5,7 @@ nodes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from sys import intern
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,9 @@ class Constants(Mapping[str, NDArray[Any]]):
     """
 
     def __init__(self, graph: onnx.GraphProto) -> None:
-        found: dict[str, TensorProto | NDArray[Any]] = {t.name: t for t in graph.initializer}
+        found: dict[str, TensorProto | NDArray[Any]] = {
+            intern(t.name): t for t in graph.initializer
+        }
         for node in graph.node:
             if node.op_type == "Constant" and is_standard(node) and node.attribute:
                 value = _value(node.attribute[0])

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from sys import intern
 
 import onnx
 from onnx import AttributeProto, TensorProto, helper
@@ -163,13 +164,14 @@ def _collect(graph: onnx.GraphProto, opset: int, parent: Scope | None) -> Scope:
     types, lengths = scope.types, dict[str, int]()
     for info in (*graph.value_info, *graph.output, *graph.input):
         tensor = info.type.tensor_type
-        types[info.name] = tensor.elem_type if info.type.HasField("tensor_type") else UNKNOWN
+        name = intern(info.name)  # each access to a message makes a new string
+        types[name] = tensor.elem_type if info.type.HasField("tensor_type") else UNKNOWN
         if tensor.HasField("shape"):
-            scope.ranks[info.name] = len(tensor.shape.dim)
+            scope.ranks[name] = len(tensor.shape.dim)
             if len(tensor.shape.dim) == 1 and tensor.shape.dim[0].dim_value > 0:
-                lengths[info.name] = tensor.shape.dim[0].dim_value
+                lengths[name] = tensor.shape.dim[0].dim_value
     complete_ranks(graph, scope.ranks, lengths)
-    types.update((t.name, t.data_type) for t in graph.initializer)
+    types.update((intern(t.name), t.data_type) for t in graph.initializer)
     # Known to be made here before it is known of what type: a tensor of an enclosing graph that has
     # its name, but comes behind this body or is hidden by it, is another one.
     for node in graph.node:

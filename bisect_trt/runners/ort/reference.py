@@ -14,7 +14,7 @@ from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.model.layers import with_unique_names
 from bisect_trt.runners.ort.sessions import reference_session, run_all
 from bisect_trt.runners.ort.side_by_side import Room
-from bisect_trt.runners.ort.turns import Turns
+from bisect_trt.runners.ort.turns import Sessions, Turns
 
 
 class Reference:
@@ -37,6 +37,7 @@ class Reference:
         self._where = where
         self.turns = Turns(graph)
         self.is_large = self.turns.is_large
+        self.turns.introduce(self, Sessions.REFERENCE)
         self._sessions: dict[Graph, ort.InferenceSession] = {graph: self._open(graph)}
         self._lock = Lock()
         self._room = Room(graph)
@@ -70,12 +71,15 @@ class Reference:
     def _open(self, graph: Graph) -> ort.InferenceSession:
         proto = graph.proto
         self.turns.take(self)
+        self.turns.make_room(Sessions.REFERENCE)
         named = [n.name for n in proto.graph.node if n.name]
         unique = len(set(named)) == len(named)
         # ONNX Runtime refuses two nodes of one name, which other engines accept.
-        return reference_session(
+        session = reference_session(
             proto if unique else with_unique_names(proto),
             self._where,
             quantised=graph.quantised,
             shares_weights=self.is_large,
         )
+        self.turns.opened()
+        return session

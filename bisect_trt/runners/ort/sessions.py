@@ -4,7 +4,7 @@ relies on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -63,7 +63,7 @@ def session_options(threads: int = 0) -> ort.SessionOptions:
 
 
 def reference_session(
-    model: onnx.ModelProto,
+    model: onnx.ModelProto | Callable[[], onnx.ModelProto],
     where: str = "model",
     *,
     quantised: bool = False,
@@ -74,7 +74,7 @@ def reference_session(
     """A session over a whole model, with ONNX Runtime's default optimisations.
 
     Args:
-        model: of any size.
+        model: of any size; or what makes it, as :func:`opened` takes it.
         where: what an error names.
         quantised: whether it holds quantising nodes. Of another order of sums they make whole
             steps, so the convolutions of another memory layout are left out: PP-OCRv4 det,

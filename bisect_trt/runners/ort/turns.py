@@ -1,20 +1,41 @@
 """Whose sessions may be open: of a model of many bytes one holds a copy of the weights at a time,
-and of one of many nodes those that hold every plan are open in turn with those of one plan.
+and of one of many nodes those that are large are open in turn.
 """
 
 from __future__ import annotations
 
+from enum import Enum, auto
 from threading import Lock
 from typing import Protocol, runtime_checkable
 from weakref import WeakSet
 
-from bisect_trt.core.machine.memory import LARGE, MANY
+from bisect_trt.core.machine.memory import LARGE, MANY, give_back
 from bisect_trt.graph.files.save import weights_size
 from bisect_trt.graph.model.graph import Graph
 
 MANY_NODES = 5000
-"""A session takes 4 kB a node, one that holds every plan 20: from so many on both are not open at a
-time, which costs seconds of a run's minutes and spares a third of its memory."""
+"""A session takes 4 to 12 kB a node, those that hold every plan 20: from so many on they are not
+open at a time, which costs seconds of a run's minutes and spares a third of its memory."""
+
+
+class Sessions(Enum):
+    """What sessions are of: the reference, every plan, the plan that the emulator has in work, or
+    the one that the second emulator was asked about.
+    """
+
+    REFERENCE = auto()
+    EVERY_PLAN = auto()
+    ONE_PLAN = auto()
+    SECOND = auto()
+
+
+_APART = {
+    Sessions.REFERENCE: (Sessions.SECOND,),
+    Sessions.EVERY_PLAN: (Sessions.ONE_PLAN, Sessions.SECOND),
+    Sessions.ONE_PLAN: (Sessions.EVERY_PLAN,),
+    Sessions.SECOND: (Sessions.EVERY_PLAN, Sessions.REFERENCE),
+}
+"""Of many nodes, what is let go before sessions are opened: what is not asked beside them."""
 
 
 @runtime_checkable
@@ -29,7 +50,7 @@ class Turns:
     """Lets the sessions of one model be open together, or where its weights are many in turn.
 
     ``one_at_a_time`` says which; ``is_large`` that even one copy, kept while others work, would be
-    too much. ``many_nodes`` says that those of all plans and of one are open in turn.
+    too much. ``many_nodes`` says that some are open in turn (:meth:`make_room`).
 
     Args:
         graph: the model.
@@ -41,7 +62,7 @@ class Turns:
         self.one_at_a_time, self.is_large = size >= MANY, size >= LARGE
         self.many_nodes = len(graph.proto.graph.node) >= MANY_NODES
         self._holder: Holder | None = None
-        self._of_every_plan, self._of_one_plan = WeakSet[Holder](), WeakSet[Holder]()
+        self._holders = {sessions: WeakSet[Holder]() for sessions in Sessions}
         self._lock = Lock()
 
     def take(self, holder: Holder) -> None:
@@ -55,18 +76,22 @@ class Turns:
         self._holder = holder
         self._constants.let_go()
 
-    def introduce(self, holder: Holder, *, every_plan: bool) -> None:
-        """Hear that each session of ``holder`` holds every plan, or one."""
+    def introduce(self, holder: Holder, sessions: Sessions) -> None:
+        """Hear what the sessions of ``holder`` are of."""
         with self._lock:
-            (self._of_every_plan if every_plan else self._of_one_plan).add(holder)
+            self._holders[sessions].add(holder)
 
-    def make_room(self, *, every_plan: bool) -> None:
-        """Called before sessions that hold every plan, or one, are opened: of many nodes the others
-        are let go.
-        """
+    def make_room(self, sessions: Sessions) -> None:
+        """Called before ``sessions`` are opened: of many nodes others are let go."""
         if not self.many_nodes:
             return
         with self._lock:  # releasing may wait for whoever runs
-            holders = list(self._of_one_plan if every_plan else self._of_every_plan)
+            holders = [holder for other in _APART[sessions] for holder in self._holders[other]]
         for holder in holders:
             holder.release()
+        give_back()
+
+    def opened(self) -> None:
+        """Called after sessions were opened: of many nodes what that took goes back."""
+        if self.many_nodes:
+            give_back()

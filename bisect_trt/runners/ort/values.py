@@ -63,6 +63,13 @@ def bytes_of(value: Value) -> int:
     return int(value.tensor_size_in_bytes())
 
 
+def let_go_of_source(session: ort.InferenceSession) -> None:
+    """Free the serialised model, which the wrapper keeps to open the session again on other
+    providers: of 20,000 nodes 6 MB.
+    """
+    session._model_bytes = None
+
+
 def caller(session: ort.InferenceSession) -> Callable[..., Any]:
     """The session's call on C values: (feed by name, output names, run options).
 

@@ -15,7 +15,7 @@ from bisect_trt.core.precision import Precision
 from bisect_trt.graph.files.runtime_forms import session_form
 from bisect_trt.graph.tensors.tensor_values import array_of, place_of
 from bisect_trt.runners.ort.devices import CPU, Device, load_cuda_libraries
-from bisect_trt.runners.ort.values import owned
+from bisect_trt.runners.ort.values import let_go_of_source, owned
 
 RoundedConstants = Callable[[str, Precision], ort.OrtValue]
 """Gives the constant of a name, rounded."""
@@ -28,7 +28,7 @@ _held: WeakKeyDictionary[ort.InferenceSession, list[ort.OrtValue]] = WeakKeyDict
 
 
 def opened(
-    model: onnx.ModelProto,
+    model: onnx.ModelProto | Callable[[], onnx.ModelProto],
     options: ort.SessionOptions,
     constants: RoundedConstants | None = None,
     *,
@@ -39,7 +39,7 @@ def opened(
     """A session over ``model``.
 
     Args:
-        model: of any size.
+        model: of any size; or what makes it, so that nobody holds it while it is opened.
         options: completed here.
         constants: gives rounded constants; without it they are computed for this session.
         shares_weights: whether weights in files are used where this process has them mapped.
@@ -55,7 +55,7 @@ def opened(
     options.use_deterministic_compute = device != CPU
     if device != CPU:
         load_cuda_libraries()
-    with session_form(model) as form:
+    with session_form(model() if callable(model) else model) as form:
         if form.folder:
             options.add_session_config_entry(WEIGHTS_FOLDER, form.folder)
         shared = form.mapped if shares_weights else ()
@@ -79,6 +79,7 @@ def opened(
             "ONNX Runtime's CUDA provider does not start here: no usable GPU, or CUDA libraries "
             "are missing"
         )
+    let_go_of_source(session)
     _held[session] = values
     return session
 

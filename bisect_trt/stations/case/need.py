@@ -19,6 +19,7 @@ from bisect_trt.core.machine.memory import (
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.files.save import weights_size
 from bisect_trt.graph.inspection.activations import live_bytes
+from bisect_trt.graph.inspection.repetition import repeats_a_block
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.model.inputs import InputSpec
 from bisect_trt.runners.emulator.switched.kept_activations import room_beside
@@ -43,9 +44,9 @@ _DRAWS = 128 << 20
 """Bytes of draws and references in memory, and of what the sessions of a few plans hold beside:
 fitted to the peaks of benchmarks/results/memory.md."""
 
-_NODE, _OF_MANY = 75_000, 55_000
-"""Bytes of a node in the sessions that hold it, and where those take turns: 20,000 of small tensors
-took 1.06 GB, and of larger ones, whose switches branch, 8,000 took 0.71 and 4,000 0.6 GB."""
+_NODE, _OF_MANY, _REPEATED = 75_000, 55_000, 22_000
+"""Bytes of a node in the sessions that hold it, where those take turns, and where they serve many
+copies of a block: 4,000 nodes took 0.6 GB, 20,000 without repetition 1.06 and with it 0.64."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -54,13 +55,14 @@ Shapes = Mapping[str, tuple[int, ...]]
 class Need:
     """``weights`` and ``activations`` (of one plain inference) in bytes; ``workers`` beside the
     process itself. ``activations`` is 0 where the inputs' shapes are not known beforehand.
-    ``nodes`` is their number.
+    ``nodes`` is their number, and ``repeats`` whether they are many and copies of few.
     """
 
     weights: int
     activations: int
     workers: int
     nodes: int
+    repeats: bool = False
 
     @property
     def bytes(self) -> int:
@@ -76,6 +78,8 @@ class Need:
 
     @property
     def _node(self) -> int:
+        if self.repeats:
+            return _REPEATED
         return _OF_MANY if self.nodes >= MANY_NODES else _NODE
 
     @property
@@ -136,7 +140,9 @@ def _need(graph: Graph, settings: Settings, shapes: Sequence[Shapes]) -> Need:
     live = live_bytes(graph, largest) if largest is not None else 0
     asked = settings.workers if settings.workers > 1 and settings.ray is None else 0
     beside = min(asked, thread_count())  # no more are hired
-    return Need(weights_size(graph.proto), live, beside, len(graph.proto.graph.node))
+    nodes = len(graph.proto.graph.node)
+    repeats = nodes >= MANY_NODES and repeats_a_block(graph)
+    return Need(weights_size(graph.proto), live, beside, nodes, repeats)
 
 
 def check_need(need: Need, where: str) -> None:

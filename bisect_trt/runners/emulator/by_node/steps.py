@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from sys import intern
 
 import onnxruntime as ort
 
@@ -20,7 +21,7 @@ from bisect_trt.runners.ort.values import Value
 Places = Mapping[Precision, tuple[int, ...]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Step:
     """One node as it is run, with its roundings at each precision.
 
@@ -72,8 +73,8 @@ def compile_steps(graph: Graph, constants: ConstantStore) -> list[Step]:
         if node.output and node.output[0] in constants:
             continue
         slots = tuple(i for i, tensor in enumerate(node.input) if tensor)
-        inputs = (*(node.input[i] for i in slots), *captured_names(node))
-        outputs = tuple(o for o in node.output if o)
+        inputs = tuple(map(intern, (*(node.input[i] for i in slots), *captured_names(node))))
+        outputs = tuple(intern(o) for o in node.output if o)
         for tensor in (*inputs, *outputs):
             last_use[tensor] = index
         parts.append((index, slots, inputs, outputs))

@@ -12,7 +12,7 @@ from bisect_trt.runners.emulator.constants.constant_store import ConstantStore
 from bisect_trt.runners.emulator.switched.segment_session import SegmentSession
 from bisect_trt.runners.emulator.switched.switches import Setting
 from bisect_trt.runners.ort.devices import CPU
-from bisect_trt.runners.ort.turns import Turns
+from bisect_trt.runners.ort.turns import Sessions, Turns
 from bisect_trt.runners.ort.values import Value
 
 _WORTH_IT = 16
@@ -29,7 +29,7 @@ class PlanSession:
     numbers are those of the segments, bit for bit. There is one at a time.
 
     Args:
-        segments: of the model, in order.
+        segments: of the model, in order, none of which shares its form.
         outputs: what the model gives.
         constants: of the model.
         threads: what one call may use; 0 leaves it to the machine.
@@ -47,7 +47,7 @@ class PlanSession:
         self._segments, self._outputs = segments, tuple(outputs)
         self._constants, self._threads = constants, threads
         self._turns = turns
-        turns.introduce(self, every_plan=False)
+        turns.introduce(self, Sessions.ONE_PLAN)
         self._uses: dict[frozenset[str], int] = {}
         self._ready: tuple[frozenset[str], SegmentSession, Setting] | None = None
         self._lock = Lock()
@@ -77,7 +77,7 @@ class PlanSession:
                 # Plans that are asked for in turn would open a session each time.
                 self._uses.clear()
                 self._ready = None  # two would be in memory for a moment
-                self._turns.make_room(every_plan=False)
+                self._turns.make_room(Sessions.ONE_PLAN)
                 ready = self._ready = (lowered, *self._opened(settings))
         return ready[1].run(given, ready[2])
 
@@ -105,7 +105,7 @@ class PlanSession:
 
     def _opened(self, settings: Sequence[Setting]) -> tuple[SegmentSession, Setting]:
         parts = list(zip(self._segments, settings, strict=True))
-        whole = joined([part.as_set(setting) for part, setting in parts], self._outputs)
+        whole = joined([part.form.as_set(setting) for part, setting in parts], self._outputs)
         states = {n: state for part, setting in parts for n, state in part.states(setting).items()}
         session = SegmentSession(whole, self._constants, self._threads, CPU, settles=False)
         session.open()

@@ -2,56 +2,32 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from typing import TypeVar
 
 import numpy as np
-import onnx
-import onnxruntime as ort
 
 from bisect_trt.core.errors import RunnerFailedError
-from bisect_trt.graph.passes.branchless import with_lists, without_branches
-from bisect_trt.graph.passes.segmented import Segment, settled
+from bisect_trt.graph.passes.branchless import without_branches
+from bisect_trt.graph.passes.segmented import Segment
 from bisect_trt.runners.emulator.constants.constant_store import ConstantStore
 from bisect_trt.runners.emulator.constants.device_constants import DeviceConstants
 from bisect_trt.runners.emulator.switched.captured_session import CapturedSession
-from bisect_trt.runners.emulator.switched.packed_segment import PackedSegment
+from bisect_trt.runners.emulator.switched.segment_form import Ready, SegmentForm
+from bisect_trt.runners.emulator.switched.shared_forms import Part
 from bisect_trt.runners.emulator.switched.switches import Setting
-from bisect_trt.runners.ort.devices import CPU, CUDA_PROVIDER, Device
+from bisect_trt.runners.ort.devices import CUDA_PROVIDER, Device
 from bisect_trt.runners.ort.profiles import cpu_nodes
-from bisect_trt.runners.ort.sessions import failure_of_session, giving_back, switched_session
-from bisect_trt.runners.ort.values import Value, caller, owned, value_of
+from bisect_trt.runners.ort.sessions import failure_of_session, giving_back
+from bisect_trt.runners.ort.values import Value, owned, value_of
 
-_WORTH_SETTLING = 48
-"""A session without switches costs as much to make as it saves in about 24 runs of a segment of
-small nodes. It is made after more with the same switches than a panel has samples: a plan that is
-tried on those comes once."""
-
-_SETTLED = 2
-"""A run mostly asks for two settings again and again: nothing lowered, and the plan in work."""
-
-
-@dataclass(eq=False)
-class _Ready:
-    """A session of ``segment``, whose model was let go; its flags of ``places`` are integers;
-    ``profiles`` is where ONNX Runtime writes what ran where, until that was read."""
-
-    session: ort.InferenceSession
-    call: Callable[..., Any]
-    segment: Segment
-    places: frozenset[str]
-    profiles: tempfile.TemporaryDirectory[str] | None
+Failure = TypeVar("Failure", bound=Exception)
 
 
 class SegmentSession:
     """Runs ``segment``; its sessions are made when they are first needed.
 
     ``on_cpu`` names what the CPU ran in place of another device, known after the first inference.
-    ``selects`` says that a session with switches made from then on computes both roundings and
-    takes one, as one on another device than the CPU does; the numbers are the same.
 
     Args:
         segment: a part of a switched model.
@@ -60,6 +36,8 @@ class SegmentSession:
         threads: what one call may use; 0 leaves it to the machine.
         device: what computes.
         settles: whether a setting that comes often gets a session without switches.
+        part: whose sessions to run, where others run them too, of the same constants; else it has
+            its own.
     """
 
     def __init__(
@@ -70,77 +48,62 @@ class SegmentSession:
         device: Device,
         *,
         settles: bool = True,
+        part: Part | None = None,
     ) -> None:
-        self._packed = PackedSegment(segment)
-        self._segment = self._packed.named
-        self.selects = self._ran = False
+        self.form = part.form if part else SegmentForm(segment, threads, device, settles=settles)
+        self._names = part.names if part else None
         self._constants, self._threads = constants, threads
         self._device = device
-        self._settles = settles and device == CPU
         # A session that comes for many runs begins with the memory that others leave.
         self._options = None if settles else giving_back()
         self.on_cpu: tuple[str, ...] = ()
         self._lent = constants.lent
-        self._flags = list(segment.flags)
-        self._weights = list(segment.weights.values())
-        self._switched: _Ready | None = None
-        self._settled: dict[bytes, _Ready] = {}
-        self._uses: dict[bytes, int] = {}
+        inside = self._names.inside if self._names else {}
+        self._outside = {inside.get(name, name): name for name in segment.takes}
+        self._gives = segment.gives
+        self._given = [inside.get(name, name) for name in segment.gives]
+        self._flags = [inside.get(name, name) for name in segment.flags]
+        self._weights = {inside.get(name, name): w for name, w in segment.weights.items()}
         # The values must outlive the call, and making one costs more than passing it.
         self._switch = [
             owned(np.array(state, dtype), device.memory, device.number)
             for dtype in (np.bool_, np.int64)
             for state in (False, True)
         ]
-        self._fed: tuple[tuple[_Ready, bytes] | None, dict[str, Value]] = (None, {})
+        self._fed: tuple[tuple[Ready, bytes] | None, dict[str, Value]] = (None, {})
         self._captured: CapturedSession | None = None
         self._captures = device.provider == CUDA_PROVIDER
 
     @property
     def is_open(self) -> bool:
         """Whether :meth:`open` has nothing to do."""
-        return self._switched is not None or self._captures
+        return self.form.is_open or self._captures
 
     def open(self) -> None:
-        """Make the session that most runs need, where there is none; several segments' are made
-        side by side. No lock is taken: whoever holds it may wait for the threads that open. Two who
-        open at a time make one session in vain.
+        """As :meth:`SegmentForm.open`, where that is needed. No lock is taken: whoever holds it may
+        wait for the threads that open.
 
         Raises:
             RunnerFailedError: with ONNX Runtime's words.
         """
         if not self.is_open:
-            self._switched = self._with_switches()
+            try:
+                self.form.open()
+            except RunnerFailedError as error:
+                raise self._named(error) from error
 
     def close(self) -> None:
         """Let all sessions go; whoever runs next opens one, who is running ends by what it has."""
         with self._lent.lock:
-            self._switched, self._fed = None, (None, {})
-            self._settled.clear()
+            self._fed = (None, {})
+            self.form.close()
             self._lent.by.pop(self, None)
-
-    def as_set(self, setting: Setting) -> Segment:
-        """The segment with its switches written out as ``setting`` has them."""
-        on = {name for name, state in zip(self._flags, setting, strict=False) if state}
-        return settled(self._packed.unpacked(), on)
-
-    def _with_switches(self) -> _Ready:
-        whole = self._packed.unpacked()
-        if self._device != CPU:
-            return self._opened(without_branches(whole))
-        if self.selects:
-            try:
-                return self._opened(*with_lists(whole))
-            except RunnerFailedError:  # some operators need shapes beforehand; a list tells none
-                self.selects = self._ran = False
-        return self._opened(whole)
 
     def states(self, setting: Setting) -> dict[str, bool]:
         """What ``setting`` says of each flag, and of each weight: whether it is rounded as for a
-        lowered layer.
+        lowered layer. By the names of its form.
         """
-        names = [*self._flags, *self._segment.weights]
-        return dict(zip(names, setting.tolist(), strict=True))
+        return dict(zip([*self._flags, *self._weights], setting.tolist(), strict=True))
 
     def run(self, tensors: Mapping[str, Value], setting: Setting) -> dict[str, Value]:
         """What the segment gives; several threads may ask.
@@ -156,28 +119,35 @@ class SegmentSession:
         if replayed is not None:
             return replayed
         with self._lent.lock:
-            ready = self._session_for(setting)
+            try:
+                ready = self.form.session_for(setting)
+            except RunnerFailedError as error:
+                raise self._named(error) from error
             feed = dict(self._switches(ready, setting))
             owners = self._lent.by[self]
             options, self._options = self._options, None
         for name in ready.segment.takes:
-            feed[name] = tensors[name]
+            feed[name] = tensors[self._outside[name]]
         try:
-            results = ready.call(feed, self._segment.gives, options)
+            results = ready.call(feed, self._given, options)
         except Exception as error:
-            if ready.places and not self._ran:  # of lists no shape is told, which a Scan asks for
-                with self._lent.lock:  # another thread may have met it before
-                    self.selects = False
-                    if self._switched is ready:
-                        self._switched = None
+            if ready.places and not self.form.ran:  # of lists no shape is told: a Scan asks for it
+                with self._lent.lock:
+                    self.form.refuse_lists(ready)
                 return self.run(tensors, setting)
-            raise failure_of_session("the emulated model", error) from error
-        self._ran = self._ran or bool(ready.places)
+            raise failure_of_session("the emulated model", self._named(error)) from error
+        self.form.ran = self.form.ran or bool(ready.places)
         del owners  # until here another thread may have had their place
         if ready.profiles is not None:
             with self._lent.lock:
                 self._read_profile(ready)
-        return {name: results[i] for i, name in enumerate(self._segment.gives)}
+        return {name: results[i] for i, name in enumerate(self._gives)}
+
+    def _named(self, error: Failure) -> Failure:
+        """``error`` with the nodes' own names."""
+        text = str(error)
+        named = text if self._names is None else self._names.own(text)
+        return error if named == text else type(error)(named)
 
     def _replayed(self, tensors: Mapping[str, Value], setting: Setting) -> dict[str, Value] | None:
         """As :meth:`run`, by a CUDA graph; None where this segment or shape has none: it is a
@@ -187,7 +157,7 @@ class SegmentSession:
             with self._lent.lock:
                 if self._captured is None:
                     self._captured = CapturedSession(
-                        without_branches(self._packed.unpacked()),
+                        without_branches(self.form.unpacked()),
                         self._constants,
                         self._threads,
                         self._device,
@@ -200,40 +170,13 @@ class SegmentSession:
             self._captures, self._captured = False, None
         return found
 
-    def _session_for(self, setting: Setting) -> _Ready:
-        """The session without switches where this setting came often enough, else with them."""
-        key = setting.tobytes()
-        if key in self._settled:
-            return self._settled[key]
-        uses = self._uses[key] = self._uses.pop(key, 0) + 1
-        if uses > _WORTH_SETTLING and self._settles:
-            del self._uses[key]
-            if len(self._settled) == _SETTLED:
-                del self._settled[next(iter(self._settled))]
-            self._settled[key] = self._opened(self.as_set(setting))
-            return self._settled[key]
-        if len(self._uses) > 4 * _SETTLED:
-            del self._uses[next(iter(self._uses))]
-        if self._switched is None:
-            self._switched = self._with_switches()
-        return self._switched
-
-    def _opened(self, segment: Segment, places: frozenset[str] = frozenset()) -> _Ready:
-        profiles, profile = None, None
-        if self._device != CPU:
-            profiles = tempfile.TemporaryDirectory(prefix="bisect-trt-")
-            profile = str(Path(profiles.name) / "profile")
-        session = switched_session(segment.model, self._threads, self._device, profile)
-        named = replace(segment, model=onnx.ModelProto())
-        return _Ready(session, caller(session), named, places, profiles)
-
-    def _read_profile(self, ready: _Ready) -> None:
+    def _read_profile(self, ready: Ready) -> None:
         profiles, ready.profiles = ready.profiles, None
         if profiles is not None:
             self.on_cpu = tuple(cpu_nodes(ready.session))
             profiles.cleanup()
 
-    def _switches(self, ready: _Ready, setting: Setting) -> Mapping[str, Value]:
+    def _switches(self, ready: Ready, setting: Setting) -> Mapping[str, Value]:
         """Flags and weights as the setting has them; those of the last run where it is the same."""
         known = (ready, setting.tobytes())
         if self._fed[0] == known and self in self._lent.by:
@@ -247,7 +190,7 @@ class SegmentSession:
         }
         lowered = setting[len(self._flags) :]
         owners = []
-        for (name, weight), low in zip(self._segment.weights.items(), lowered, strict=True):
+        for (name, weight), low in zip(self._weights.items(), lowered, strict=True):
             precision = weight.lowered if low else weight.pinned
             # Two layers may read one constant in two precisions, of which the store keeps one.
             owners.append(self._constants.owner(weight.tensor, precision))

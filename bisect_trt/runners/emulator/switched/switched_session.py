@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from functools import partial
 from hashlib import blake2b
+from itertools import repeat
 from threading import Lock
 from typing import Any
 
@@ -34,10 +35,11 @@ from bisect_trt.runners.emulator.constants.device_constants import DeviceConstan
 from bisect_trt.runners.emulator.switched.kept_activations import KeptActivations
 from bisect_trt.runners.emulator.switched.plan_session import PlanSession
 from bisect_trt.runners.emulator.switched.segment_session import SegmentSession
+from bisect_trt.runners.emulator.switched.shared_forms import shared_forms
 from bisect_trt.runners.emulator.switched.switches import Setting, Switches
 from bisect_trt.runners.ort.devices import CPU, Device
 from bisect_trt.runners.ort.side_by_side import Room, side_by_side
-from bisect_trt.runners.ort.turns import Turns
+from bisect_trt.runners.ort.turns import Sessions, Turns
 from bisect_trt.runners.ort.values import Value, owned, value_of, viewed
 
 Arrays = dict[str, NDArray[Any]]
@@ -88,9 +90,16 @@ class SwitchedSession:
         segments: int = MOST_SEGMENTS,
     ) -> None:
         most = segments if device == CPU else min(segments, segments_on_gpu(graph))
-        parts = cut(to_switched(graph, low, pin), graph, most)
+        self._turns = turns or Turns(graph)
+        alike = self._turns.many_nodes and device == CPU
+        parts = cut(to_switched(graph, low, pin), graph, most, alike=alike)
         self._switches = Switches(parts)
-        self._segments = [SegmentSession(part, constants, threads, device) for part in parts]
+        shared = shared_forms(parts, threads) if alike else None
+        self._segments = [
+            SegmentSession(part, constants, threads, device, part=one)
+            for part, one in zip(parts, shared or repeat(None), strict=False)
+        ]
+        self._one_of_each = list({segment.form: segment for segment in self._segments}.values())
         self._room, self._device = Room(graph, threads), device
         self._outputs = graph.outputs
         self._graph, self._chosen = graph, False
@@ -103,14 +112,13 @@ class SwitchedSession:
         self._own = object()
         self._settings: tuple[frozenset[str], list[Setting], list[bytes]] | None = None
         self._whole: PlanSession | None = None
-        self._turns = turns or Turns(graph)
         self._opening = Lock()
         self._ran: frozenset[str] | None = None
-        if len(parts) > 1 and isinstance(constants, ConstantStore):
+        if len(parts) > 1 and isinstance(constants, ConstantStore) and shared is None:
             self._whole = PlanSession(
                 self._segments, graph.outputs, constants, threads, self._turns
             )
-            self._turns.introduce(self, every_plan=True)
+            self._turns.introduce(self, Sessions.EVERY_PLAN)
 
     @property
     def on_cpu(self) -> tuple[str, ...]:
@@ -220,8 +228,9 @@ class SwitchedSession:
                 return
             # What cannot make room for a plan's session takes no turns: it would never end.
             if self._whole is not None:
-                self._turns.make_room(every_plan=True)
-            deque(in_order(SegmentSession.open, self._segments), maxlen=0)
+                self._turns.make_room(Sessions.EVERY_PLAN)
+            deque(in_order(SegmentSession.open, self._one_of_each), maxlen=0)
+            self._turns.opened()
 
     def _choose_switches(self, sample: Sample) -> None:
         """Whether switches select or branch, by the first sample."""
@@ -230,7 +239,7 @@ class SwitchedSession:
         told = activations(self._graph, sample.shapes)
         if told is not None and told.usual <= _SMALL:
             for segment in self._segments:
-                segment.selects = True
+                segment.form.selects = True
         self._chosen = True
 
     def _finished(self, tensors: Tensors, start: int, layer: str) -> Arrays | None:

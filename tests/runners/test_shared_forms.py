@@ -1,0 +1,180 @@
+"""Of many nodes, segments that differ in their weights alone share sessions, and no bit changes."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+from bisect_trt.core.errors import RunnerFailedError
+from bisect_trt.core.precision import Precision
+from bisect_trt.core.sample import Sample
+from bisect_trt.graph.inspection.repetition import repeats_a_block
+from bisect_trt.graph.model.graph import Graph
+from bisect_trt.runners.emulator.constants.constant_store import ConstantStore
+from bisect_trt.runners.emulator.switched.kept_activations import KeptActivations
+from bisect_trt.runners.emulator.switched.segment_form import _WORTH_SETTLING, SegmentForm
+from bisect_trt.runners.emulator.switched.switched_session import SwitchedSession
+from tests.runners.test_segments import (
+    PAIRS,
+    WIDTH,
+    branching,
+    network,
+    same,
+    sample,
+)
+
+
+@pytest.fixture(autouse=True)
+def many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bisect_trt.runners.ort.turns.MANY_NODES", 1)
+
+
+def forms(of: SwitchedSession) -> int:
+    return len({id(segment.form) for segment in of._segments})
+
+
+def chain(operators: list[str]) -> Graph:
+    """``operators`` one after the other; those of two operands read a weight of their own."""
+    random, nodes, weights, last = np.random.default_rng(1), [], [], "x"
+    for number, op in enumerate(operators):
+        reads = [last]
+        if op in ("Add", "Mul", "MatMul"):
+            shape = (WIDTH, WIDTH) if op == "MatMul" else (WIDTH,)
+            array = random.standard_normal(shape).astype(np.float32) * np.float32(0.4)
+            weights.append(numpy_helper.from_array(array, f"w{number}"))
+            reads.append(f"w{number}")
+        nodes.append(helper.make_node(op, reads, [f"t{number}"], f"/{op}_{number}"))
+        last = f"t{number}"
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", WIDTH]) for n in ("x", last))
+    made = helper.make_graph(nodes, "g", [x], [y], weights)
+    opset = [helper.make_opsetid("", 17)]
+    return Graph(helper.make_model(made, opset_imports=opset, ir_version=8))
+
+
+REPEATED = ["MatMul", "Tanh", "Add", "Mul"] * 60
+RANDOM = list(np.random.default_rng(5).choice(["Tanh", "Sin", "Erf", "Add", "Mul", "Relu"], 240))
+
+
+def given_to(graph: Graph, **options: int) -> SwitchedSession:
+    return SwitchedSession(graph, ConstantStore(graph), *PAIRS[0], 1, **options)
+
+
+LONG = network(96)
+NAMES = [layer.name for layer in LONG.layers]
+
+
+@cache
+def both(low: Precision, pin: Precision) -> tuple[SwitchedSession, SwitchedSession]:
+    """One that shares, and one that always starts at the beginning and branches."""
+    constants = ConstantStore(LONG)
+    late = SwitchedSession(LONG, constants, low, pin, 1, kept=KeptActivations(20_000))
+    return late, branching(SwitchedSession(LONG, constants, low, pin, 1, segments=1))
+
+
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    st.sampled_from(PAIRS),
+    st.lists(
+        st.tuples(st.integers(0, 1), st.frozensets(st.sampled_from(NAMES))),
+        min_size=1,
+        max_size=4,
+    ),
+)
+def test_one_session_for_many_segments_changes_no_bit(
+    precisions: tuple[Precision, Precision], asked: list[tuple[int, frozenset[str]]]
+) -> None:
+    """An ``If`` that captures tensors stands between the blocks, and a skip goes over them all."""
+    late, plain = both(*precisions)
+    assert 2 * forms(late) <= len(late._segments) and late._whole is None
+    for seed, lowered in asked:
+        for these in (lowered, lowered ^ {NAMES[-3]}):
+            assert same(late.run(sample(seed), these), plain.run(sample(seed), these))
+
+
+def test_all_copies_are_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[int] = []
+    plain = SegmentForm._opened
+
+    def counted(self: SegmentForm, *arguments: object) -> object:
+        opened.append(id(self))
+        return plain(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(SegmentForm, "_opened", counted)
+    graph = chain(REPEATED)
+    made = given_to(graph)
+    assert repeats_a_block(graph)
+    # Six blocks each; the first has the model's input, and the last rounds its output.
+    assert len(made._segments) == 11 and forms(made) == 3
+    lowered = frozenset(layer.name for layer in graph.layers)
+    x = Sample("s", {"x": np.linspace(-1, 1, 2 * WIDTH, dtype=np.float32).reshape(2, WIDTH)})
+    expected = made.run(x, lowered)
+    assert len(opened) == 3
+    made.release()
+    assert same(made.run(x, lowered), expected)
+    assert len(opened) == 6, "what was closed is opened once more"
+    # Copies count together: a plan that is the same in all of them needs no switches soon.
+    reference = branching(given_to(graph, segments=1))
+    for number in range(_WORTH_SETTLING // 9 + 2):
+        other = Sample(f"o{number}", {"x": x.arrays["x"] + np.float32(number)})
+        one = made.run(other, lowered)
+        assert same(one, reference.run(other, lowered))
+    assert len(made._segments[1].form._settled) == 1 and not made._segments[0].form._settled
+
+
+def test_a_network_without_copies_is_run_as_ever() -> None:
+    graph = chain(RANDOM)
+    made = given_to(graph)
+    assert not repeats_a_block(graph)
+    assert forms(made) == len(made._segments) > 4 and made._whole is not None
+    assert made._segments[0]._names is None
+
+
+def test_weights_of_another_shape_are_another_network() -> None:
+    """Half of the blocks have a weight for each column, the others one for all."""
+    graph = chain(REPEATED)
+    proto = onnx.ModelProto()
+    proto.CopyFrom(graph.proto)
+    for tensor in proto.graph.initializer:
+        if int(tensor.name[1:]) >= 120 and len(tensor.dims) == 1:
+            tensor.CopyFrom(numpy_helper.from_array(np.float32([0.5]), tensor.name))
+    made = given_to(Graph(proto))
+    assert forms(made) == 5  # the first, the last, and one where both meet
+    x = Sample("s", {"x": np.ones((1, WIDTH), np.float32)})
+    lowered = frozenset(layer.name for layer in graph.layers[::3])
+    plain = branching(given_to(Graph(proto), segments=1))
+    assert same(made.run(x, lowered), plain.run(x, lowered))
+
+
+def test_what_fails_is_named_as_the_model_names_it() -> None:
+    graph = chain(REPEATED)
+    x = Sample("s", {"x": np.ones((1, WIDTH + 1), np.float32)})
+    with pytest.raises(RunnerFailedError, match="for input: x for"):
+        given_to(graph).run(x, frozenset())
+    # A product whose columns do not fit is found by the session that runs it.
+    proto = onnx.ModelProto()
+    proto.CopyFrom(graph.proto)
+    del proto.graph.input[0].type.tensor_type.shape.dim[:]
+    proto.graph.input[0].type.tensor_type.ClearField("shape")
+    with pytest.raises(RunnerFailedError, match=r"'/MatMul_0'") as failed:
+        given_to(Graph(proto)).run(x, frozenset())
+    assert "@" not in str(failed.value)
+
+
+def test_effects_are_those_of_a_run_from_the_start() -> None:
+    graph = chain(REPEATED)
+    made, plain = given_to(graph), branching(given_to(graph, segments=1))
+    x = Sample("s", {"x": np.linspace(-2, 2, WIDTH, dtype=np.float32)[None]})
+    names = [layer.name for layer in graph.layers][::7]
+    found = dict(made.effects(x, names))
+    assert list(found) and set(found) == set(names)
+    for name, outputs in found.items():
+        assert outputs is not None
+        assert same(outputs, plain.run(x, frozenset({name})))
