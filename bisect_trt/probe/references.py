@@ -103,15 +103,15 @@ class References:
                 self._reference.release()
 
     def make_ready(self, samples: Sequence[Sample], before_each: Callable[[], None]) -> None:
-        """Compute those of ``samples`` together, if the weights are so many that the reference
-        should not be open while a runner works: of large ones it is closed.
+        """Compute those of ``samples`` together, if the reference makes room for who is asked next:
+        of large weights it is closed.
 
         Args:
             samples: those that a runner is asked about next.
             before_each: called before each inference; may raise to end the work.
         """
         try:
-            for sample in samples if self._reference.turns.one_at_a_time else ():
+            for sample in samples if self._reference.turns.apart else ():
                 before_each()
                 self.of(sample)
         finally:

@@ -49,12 +49,13 @@ def test_names_are_all_that_is_lost() -> None:
     other = segment(BODY, x="input", a="A", p="b_1", r="t", c="C", y="Y", one="axes")
     assert {n for node in other.model.graph.node for n in node.output} == {"A", "b", "s", "Y"}
     assert content(plain) == content(other)
+    assert content(plain) == content(segment(BODY.replace("float[N] x", "float[3] x")))
     for changed in (
         BODY.replace("Mul(a, x)", "Mul(x, a)"),
         BODY.replace("Add(b, s)", "Add(s, b)"),
         BODY.replace("keepdims = 1", "keepdims = 0"),
         BODY.replace("one = {1}", "one = {2}"),
-        BODY.replace("float[N] x", "float[3] x"),
+        BODY.replace("bool c", "int64 c"),
         BODY.replace("Tanh", "Sin"),
     ):
         assert content(segment(changed)) != content(plain), changed

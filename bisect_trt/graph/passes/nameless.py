@@ -37,7 +37,7 @@ class Names:
 
 def nameless(segment: Segment) -> tuple[Segment, Names]:
     """``segment`` with its tensors numbered in the order in which they come up, and without what
-    documents it.
+    documents it, or the shapes of what it takes: behind a cut they are not known either.
 
     Args:
         segment: of any model; it stays as it is.
@@ -50,6 +50,10 @@ def nameless(segment: Segment) -> tuple[Segment, Names]:
     _rename(graph, numbers)
     for number, node in enumerate(graph.node):
         node.name = f"@node{number}"
+    taken = {numbers[name] for name in segment.takes}
+    for value in graph.input:
+        if value.name in taken and value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
     flags = {numbers[name]: flag for name, flag in segment.flags.items()}
     weights = {numbers[name]: weight for name, weight in segment.weights.items()}
     takes, gives = (tuple(numbers[n] for n in names) for names in (segment.takes, segment.gives))

@@ -79,8 +79,7 @@ class WholeModelRunner:
         finally:
             if self._turns.is_large:
                 self.release()
-            elif self._turns.many_nodes:
-                give_back()  # of 20,000 nodes each call leaves 10 MB in pieces
+            self._turns.trim()  # of 20,000 nodes each call leaves 10 MB in pieces
 
     def release(self) -> None:
         """Let the session and its memory go."""
@@ -101,7 +100,7 @@ class WholeModelRunner:
                 without=_SWALLOW_CASTS if plan.base is Precision.BF16 else (),
             )
             kept = self._kept = (plan, graph, session)
-            self._turns.opened()
+            self._turns.trim()
         return kept[2]
 
     def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:

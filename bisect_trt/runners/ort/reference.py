@@ -81,5 +81,5 @@ class Reference:
             quantised=graph.quantised,
             shares_weights=self.is_large,
         )
-        self.turns.opened()
+        self.turns.trim()
         return session

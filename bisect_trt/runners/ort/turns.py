@@ -65,6 +65,11 @@ class Turns:
         self._holders = {sessions: WeakSet[Holder]() for sessions in Sessions}
         self._lock = Lock()
 
+    @property
+    def apart(self) -> bool:
+        """Whether the reference's session and the second emulator's are open in turn."""
+        return self.one_at_a_time or self.many_nodes
+
     def take(self, holder: Holder) -> None:
         """Called before ``holder`` opens a session: the one before it lets its own go, and the
         pages of mapped weights go back to the system, which reads them again when needed.
@@ -91,7 +96,9 @@ class Turns:
             holder.release()
         give_back()
 
-    def opened(self) -> None:
-        """Called after sessions were opened: of many nodes what that took goes back."""
+    def trim(self) -> None:
+        """Called after work that took much for a while, such as opening sessions: of many nodes
+        that goes back to the system.
+        """
         if self.many_nodes:
             give_back()

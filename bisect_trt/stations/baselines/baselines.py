@@ -22,6 +22,7 @@ from bisect_trt.stations.baselines.checks import (
 from bisect_trt.stations.baselines.layer_errors import trace_layers
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.case.case import Case
+from bisect_trt.stations.draws.ahead import draw_ahead
 from bisect_trt.stations.draws.missed_inputs import missed_on
 
 _FEW_COMPARED = 90.0
@@ -90,7 +91,10 @@ def measure_baselines(case: Case, bench: Bench) -> Baselines:
     check_decisions(case, bench)
     findings = bench.found(_findings(fp32, tf32, reduced, precision))
     layers = trace_layers(case, bench)
-    second = bench.second.probe(case.base) if reduced.verdict.passed else None
+    second = None
+    if reduced.verdict.passed:
+        draw_ahead(case, bench)
+        second = bench.second.probe(case.base)
     last = _worse(reduced, second)
     # An engine has a word of its own on everything that strict FP32 does not settle, and that the
     # given inputs pass does not mean that others would.

@@ -18,8 +18,9 @@ from bisect_trt.core.machine.cores import thread_count
 from bisect_trt.core.machine.memory import LARGE
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample, evenly
+from bisect_trt.graph.model.layers import Layer
 from bisect_trt.numerics.blocks import all_finite
-from bisect_trt.numerics.errors.channel_peaks import ChannelPeaks, channel_peaks, quartiles
+from bisect_trt.numerics.errors.channel_peaks import channel_peaks, quartiles
 from bisect_trt.numerics.errors.tensor_error import TensorError, mean_of, tensor_error, worst_of
 from bisect_trt.probe.journal import Row
 from bisect_trt.runners.emulator.by_node.node_by_node import LayerValues
@@ -87,11 +88,26 @@ def trace_layers(case: Case, bench: Bench, samples: Sequence[Sample] | None = No
         with ThreadPoolExecutor(thread_count()) as pool:
             rows = _traced(case, bench, samples, pool)
         bench.journal.record([Row(key, "layers", rows)])
-    records = [
-        {"layer": x.name, "op": x.op, "scope": x.scope, **_UNKNOWN, **rows.get(x.name, {})}
-        for x in case.layers
-    ]
-    return pd.DataFrame(records)
+    table = _table(case.layers, rows)
+    case.reference.turns.trim()
+    return table
+
+
+def _table(layers: Sequence[Layer], rows: dict[str, dict[str, Any]]) -> pd.DataFrame:
+    """A row for each of ``layers``. Those of ``rows`` are let go on the way: of thousands of layers
+    they take more than the table.
+    """
+    columns: dict[str, list[Any]] = {}
+    for number, x in enumerate(layers):
+        row = {"layer": x.name, "op": x.op, "scope": x.scope, **_UNKNOWN, **rows.pop(x.name, {})}
+        for name, value in row.items():
+            if name not in columns:
+                columns[name] = [math.nan] * number
+            columns[name].append(value)
+        for column in columns.values():
+            if len(column) == number:
+                column.append(math.nan)
+    return pd.DataFrame(columns)
 
 
 def _looked_at(case: Case, bench: Bench) -> list[Sample]:
@@ -182,37 +198,38 @@ class _Found:
         self._underflows: dict[str, bool] = {}
         # Many channels of thousands of layers are large: they are float32's, and let go early.
         self._peaks: dict[str, NDArray[np.float32]] = {}
-        self._spread: dict[str, ChannelPeaks] = {}
+        self._rows: dict[str, dict[str, Any]] = {}
         self._current = (-1, "")
 
     def add(self, number: int, layer: _Measured) -> None:
         """One more tensor of a layer, of the sample with that number; waits for its errors."""
+        before, self._current = self._current, (number, layer.layer)
+        if before[0] == self._samples - 1 and before != self._current:
+            self._end(before[1])  # no more tensors will come of it
         for table, error in zip((self._accumulated, self._introduced), layer.errors, strict=True):
             rows = table.setdefault(layer.layer, [[] for _ in range(self._samples)])
             rows[number].append(error.result())
-        self._add_peaks(number, layer.layer, layer.peaks.result())
-        if not layer.finite.result():
-            before = self._underflows.get(layer.layer, True)
-            self._underflows[layer.layer] = before and layer.in_range
-
-    def _add_peaks(self, number: int, layer: str, found: NDArray[np.float32]) -> None:
-        before, self._current = self._current, (number, layer)
-        if before[0] == self._samples - 1 and before != self._current:
-            # No more tensors will come of it.
-            self._spread[before[1]] = quartiles(self._peaks.pop(before[1]))
-        seen = self._peaks.setdefault(layer, found)
+        found = layer.peaks.result()
+        seen = self._peaks.setdefault(layer.layer, found)
         if seen.shape == found.shape:
             np.maximum(seen, found, out=seen)
+        if not layer.finite.result():
+            underflows = self._underflows.get(layer.layer, True)
+            self._underflows[layer.layer] = underflows and layer.in_range
+
+    def _end(self, layer: str) -> None:
+        """Turn what there is of ``layer`` into its row."""
+        self._rows[layer] = (
+            _row(self._accumulated.pop(layer), self._introduced.pop(layer))
+            | {"underflows": self._underflows.get(layer, False)}
+            | vars(quartiles(self._peaks.pop(layer)))
+        )
 
     def rows(self) -> dict[str, dict[str, Any]]:
-        """The numbers of each layer."""
-        spread = {n: quartiles(peaks) for n, peaks in self._peaks.items()} | self._spread
-        return {
-            name: _row(self._accumulated[name], self._introduced[name])
-            | {"underflows": self._underflows.get(name, False)}
-            | vars(spread[name])
-            for name in self._accumulated
-        }
+        """The numbers of each layer; nothing is added any more."""
+        for layer in list(self._accumulated):
+            self._end(layer)
+        return self._rows
 
 
 def _channel_axis(ops: dict[str, str], values: LayerValues) -> int:

@@ -71,7 +71,7 @@ class Bench:
         self.folder = folder
         self.journal = journal
         self.opened = opened
-        self.in_turn = case.reference.turns.one_at_a_time
+        self.in_turn = case.reference.turns.apart
         self.emulator, self.fleet = emulator, fleet
         on_gpu = self._on_gpu if emulator.device != CPU else None
         kept, draws = folder / "references.tmp", not case.settings.fitted

@@ -19,6 +19,10 @@ MAX_TESTS = 13
 VERIFYING = 100
 """The number of a test that no search has made: its draws are no other test's."""
 
+FRONTIER, FRONTIER_DRAWS = MAX_TESTS + 2, 4
+"""The stream of the frontier's draws, so that what a row says was not tuned on them, and how many
+of a kind there are of the slowest model."""
+
 _AT_ONCE = 2.0
 _OF_REST = 0.6
 """The part of a run's last minutes that redrawn copies and variants get; the report comes after."""

@@ -17,6 +17,7 @@ from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.result import PanelResult, ProbeResult, SampleResult
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.case.case import Case
+from bisect_trt.stations.draws.ahead import draw_ahead
 from bisect_trt.stations.draws.drawn import SEARCH_STREAM, redraws, variants
 from bisect_trt.stations.draws.evidence import Refusal, all_in_fp32, told_by_pins
 from bisect_trt.stations.draws.fresh_test import set_size, spared
@@ -128,7 +129,10 @@ class Panel:
 
     def ask_second(self, pins: frozenset[str], limit: float) -> ProbeResult | None:
         """As :meth:`ask` on all samples, by the second emulator; None where it has no say."""
-        return self._asked(self._second, pins, limit, None) if self._second is not None else None
+        if self._second is None:
+            return None
+        draw_ahead(self._case, self._bench)
+        return self._asked(self._second, pins, limit, None)
 
     def _asked(
         self, prober: Prober, pins: frozenset[str], limit: float, few: int | None

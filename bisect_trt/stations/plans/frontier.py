@@ -22,7 +22,7 @@ from bisect_trt.stations.baselines.baselines import Baselines
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.case.case import Case
 from bisect_trt.stations.draws.drawn import redraws, variants
-from bisect_trt.stations.draws.fresh_test import MAX_TESTS, set_size
+from bisect_trt.stations.draws.fresh_test import FRONTIER, FRONTIER_DRAWS, set_size
 from bisect_trt.stations.plans.traffic import relative_bytes
 
 STEPS = (0, 2, 8, 32, 128, 512, 2048)
@@ -32,13 +32,10 @@ and all layers are shown beside them."""
 _GIVEN, _HARD, _REDRAWN, _VARIANTS = 24, 8, 16, 8
 _NAMED = 3
 _QUANTILES = {"p50_score": 0.5, "p95_score": 0.95, "worst_score": 1.0}
-STREAM = MAX_TESTS + 2
-"""Draws of its own: what a row says was not tuned on them."""
-
 _ALIKE = 0.1
 """Plans of so nearly as many pins as the answer tell nothing beside it."""
 
-TIME_BUDGET_S, _FEWEST = 12.0, 4
+TIME_BUDGET_S = 12.0
 """Of a slow model each row is judged on fewer copies, of which there are a few at least; when the
 time is over, the rows that are left are left out, and that is said."""
 
@@ -150,7 +147,7 @@ def _copies(rows: int, usual_seconds: float) -> tuple[int, int]:
     """How many redrawn copies and variants each of ``rows`` rows is judged on."""
     wanted = (_REDRAWN + _VARIANTS) * rows * usual_seconds / TIME_BUDGET_S
     fewer = max(1.0, wanted)
-    return max(_FEWEST, int(_REDRAWN / fewer)), max(_FEWEST, int(_VARIANTS / fewer))
+    return max(FRONTIER_DRAWS, int(_REDRAWN / fewer)), max(FRONTIER_DRAWS, int(_VARIANTS / fewer))
 
 
 def _some_given(case: Case, bench: Bench, answer: PrecisionPlan) -> list[Sample]:
@@ -179,8 +176,8 @@ def _samples(
     return {
         InputKind.GIVEN: case.samples if size > 1 else _some_given(case, bench, answer),
         InputKind.HOLDOUT: evenly(case.holdout, _GIVEN),
-        InputKind.REDRAWN: list(redraws(case, bench, STREAM, sets[0] * size, emulated=True)),
-        InputKind.VARIANTS: list(variants(case, bench, STREAM, sets[1] * size)),
+        InputKind.REDRAWN: list(redraws(case, bench, FRONTIER, sets[0] * size, emulated=True)),
+        InputKind.VARIANTS: list(variants(case, bench, FRONTIER, sets[1] * size)),
     }
 
 

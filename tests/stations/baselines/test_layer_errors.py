@@ -1,4 +1,4 @@
-"""What is told of a layer's channels needs no more memory than one layer's, once all is seen."""
+"""What is told of a layer needs no more memory than its row, once all is seen."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from bisect_trt.graph.model.layers import Layer
 from bisect_trt.numerics.errors.channel_peaks import channel_peaks, quartiles
 from bisect_trt.runners.emulator.by_node.node_by_node import LayerValues
-from bisect_trt.stations.baselines.layer_errors import _Found, _Measured
+from bisect_trt.stations.baselines.layer_errors import _Found, _Measured, _table
 
 
 def test_channels_peaks_are_over_samples_and_tensors_and_are_let_go() -> None:
@@ -25,8 +26,25 @@ def test_channels_peaks_are_over_samples_and_tensors_and_are_let_go() -> None:
                     layer = LayerValues(name, name, array, array, array)
                     found.add(number, _Measured(pool, layer, -1))
                     held.append(len(found._peaks))
+                    assert len(found._accumulated) == len(found._introduced) == held[-1]
     assert held == [1, 1, 2, 2, 3, 3, 3, 3, 2, 2, 1, 1]
     rows = found.rows()
+    assert not found._accumulated and list(rows) == list(names)
     for place, name in enumerate(names):
         peaks = channel_peaks(values[:, place].reshape(-1, 50), -1)
         assert rows[name].items() >= vars(quartiles(peaks)).items()
+
+
+def test_a_layer_without_a_row_is_a_row_of_what_is_not_known() -> None:
+    layers = [
+        Layer(name, "Add", place, ("y",), ("x",), frozenset())
+        for place, name in enumerate(("/a/1", "/a/2", "/a/3"))
+    ]
+    rows = {"/a/2": {"max_abs": 0.5, "finite": True, "elements": 7}}
+    table = _table(layers, rows)
+    assert not rows
+    assert list(table.columns[:4]) == ["layer", "op", "scope", "max_abs"]
+    assert table["layer"].tolist() == ["/a/1", "/a/2", "/a/3"]
+    assert table["finite"].tolist() == [False, True, False]
+    assert np.array_equal(table["max_abs"], [np.nan, 0.5, np.nan], equal_nan=True)
+    assert np.array_equal(table["elements"], [np.nan, 7, np.nan], equal_nan=True)

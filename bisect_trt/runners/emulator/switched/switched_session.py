@@ -119,6 +119,7 @@ class SwitchedSession:
                 self._segments, graph.outputs, constants, threads, self._turns
             )
             self._turns.introduce(self, Sessions.EVERY_PLAN)
+        self._turns.trim()
 
     @property
     def on_cpu(self) -> tuple[str, ...]:
@@ -230,7 +231,7 @@ class SwitchedSession:
             if self._whole is not None:
                 self._turns.make_room(Sessions.EVERY_PLAN)
             deque(in_order(SegmentSession.open, self._one_of_each), maxlen=0)
-            self._turns.opened()
+            self._turns.trim()
 
     def _choose_switches(self, sample: Sample) -> None:
         """Whether switches select or branch, by the first sample."""
