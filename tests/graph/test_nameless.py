@@ -92,6 +92,21 @@ def test_segments_without_names_compute_the_same(low: Precision) -> None:
         tensors.update(zip(part.gives, found, strict=True))
 
 
+def test_a_scan_is_told_what_it_goes_over() -> None:
+    """Of a body whose outputs have no shape ONNX Runtime derives them from what is scanned."""
+    text = """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[2] start, float[3, 2] x) => (float[2] end, float[3, 2] y) {
+            end, y = Scan <num_scan_inputs = 1, body = b (float[2] s, float[2] e)
+                => (t, u) { t = Add(s, e)  u = Identity(t) }> (start, x)
+        }
+    """
+    own, names = nameless(segment(text))
+    feed = {"start": np.zeros(2, np.float32), "x": np.ones((3, 2), np.float32)}
+    found = switched_session(own.model, 1).run(None, {names.inside[n]: a for n, a in feed.items()})
+    assert np.array_equal(found[0], [3, 3]) and found[1].shape == (3, 2)
+
+
 def test_a_message_gets_the_nodes_own_names_back() -> None:
     plain = segment(BODY)
     for node in plain.model.graph.node:
@@ -102,3 +117,5 @@ def test_a_message_gets_the_nodes_own_names_back() -> None:
     assert names.own(said) == (
         "Non-zero status code while running Add node. Name:'layer Add' of layer Tanh"
     )
+    x = names.inside["x"]
+    assert names.own(f"input {x}, @999, @node999") == "input x, @999, @node999"

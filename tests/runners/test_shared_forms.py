@@ -129,6 +129,59 @@ def test_all_copies_are_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(made._segments[1].form._settled) == 1 and not made._segments[-1].form._settled
 
 
+@pytest.mark.parametrize("settings_in_use", [2, 3, 8])
+def test_no_more_settings_are_settled_than_have_a_place(
+    settings_in_use: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others would take their places in turn, and open a session each time."""
+    opened: list[int] = []
+    plain = SegmentForm._opened
+
+    def counted(self: SegmentForm, *arguments: object) -> object:
+        opened.append(id(self))
+        return plain(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(SegmentForm, "_opened", counted)
+    graph = chain(REPEATED)
+    made = given_to(graph)
+    form = made._segments[0].form
+    flags = len(form.segment.flags) + len(form.segment.weights)
+    asked = [np.arange(flags) % (number + 2) == 0 for number in range(settings_in_use)]
+    for _ in range(8 * _WORTH_SETTLING):
+        for setting in asked:
+            form.session_for(setting)
+    assert len(form._settled) == 2 and len(opened) == 3
+    # What is not asked for any more gives way.
+    later = np.zeros(flags, np.bool_)
+    for _ in range(3 * _WORTH_SETTLING):
+        form.session_for(later)
+    assert later.tobytes() in form._settled and len(opened) == 4
+
+
+def test_quantised_blocks_of_other_scales_are_told_apart() -> None:
+    """Their scales are no weights: each is a part of its segment."""
+
+    def quantised(scales: float) -> Graph:
+        values, nodes, last = [], [], "x"
+        for number in range(80):
+            scale = np.float32(0.05 + scales * number)
+            values.append(numpy_helper.from_array(scale, f"s{number}"))
+            ends = [f"q{number}", f"d{number}", f"t{number}"]
+            nodes.append(helper.make_node("QuantizeLinear", [last, f"s{number}"], ends[:1]))
+            nodes.append(helper.make_node("DequantizeLinear", [ends[0], f"s{number}"], ends[1:2]))
+            nodes.append(helper.make_node("Tanh", [ends[1]], ends[2:]))
+            last = ends[2]
+        x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", 4]) for n in ("x", last))
+        made = helper.make_graph(nodes, "g", [x], [y], values)
+        opset = [helper.make_opsetid("", 17)]
+        return Graph(helper.make_model(made, opset_imports=opset, ir_version=8))
+
+    for graph, same_scales in ((quantised(0.0), True), (quantised(0.001), False)):
+        made = given_to(graph)
+        assert repeats_a_block(graph) == same_scales
+        assert (made._whole is None) == same_scales
+
+
 def test_a_network_without_copies_is_run_as_ever() -> None:
     graph = chain(RANDOM)
     made = given_to(graph)

@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
+from onnx import TensorProto
+
 from bisect_trt.graph.model.graph import Graph
-from bisect_trt.graph.passes.cut_places import kinds_of, repeated_blocks
+from bisect_trt.graph.passes.cut_places import Crossing, kinds_of
 from bisect_trt.graph.passes.segmented import MOST_SEGMENTS
-from bisect_trt.graph.tensors.operator_rules import is_standard
+from bisect_trt.graph.tensors.operator_rules import FLOAT, QUANTISES, is_standard
 
 
 def repeats_a_block(graph: Graph) -> bool:
-    """Whether at least half of the main graph's nodes are copies of others, with other weights of
-    the same shapes; told without reading a weight.
+    """Whether the segments that the main graph would be cut into are copies of others, with other
+    weights of the same shapes, for half of its nodes at least; told without reading a weight.
     """
     main = graph.proto.graph
-    shapes = {t.name: (t.data_type, *t.dims) for t in main.initializer}
     nodes = [n for n in main.node if n.op_type != "Constant" or not is_standard(n)]
+    # What is no weight is part of a segment, by its values.
+    fixed = {name for n in nodes if n.op_type in QUANTISES for name in n.input}
+    told = {
+        t.name: (
+            t.data_type,
+            *t.dims,
+            _content(t) if t.data_type != FLOAT or t.name in fixed else "",
+        )
+        for t in main.initializer
+    }
     if not nodes:
         return False
-    kinds = kinds_of(nodes, shapes.get, lambda _: False)
-    copies = sum(b.copies for b in repeated_blocks(kinds, len(nodes) / MOST_SEGMENTS))
-    return 2 * copies >= len(nodes)
+    kinds = kinds_of(nodes, told.get, lambda _: False)
+    anywhere = Crossing([0] * (len(nodes) + 1), 0)
+    places = anywhere.alike(kinds, len(nodes) / MOST_SEGMENTS)
+    segments = {kinds[a:b].tobytes(): b - a for a, b in pairwise([0, *places, len(nodes)])}
+    return 2 * sum(segments.values()) <= len(nodes)
+
+
+def _content(tensor: TensorProto) -> bytes:
+    """The values of ``tensor``, or where they lie."""
+    unnamed = TensorProto()
+    unnamed.CopyFrom(tensor)
+    unnamed.name = ""
+    return bytes(unnamed.SerializeToString(deterministic=True))

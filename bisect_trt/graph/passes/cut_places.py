@@ -36,11 +36,6 @@ class Block:
     period: int
     step: int
 
-    @property
-    def copies(self) -> int:
-        """The nodes of all segments but the first."""
-        return (self.end - self.start) // self.step * self.step - self.step
-
 
 @dataclass(frozen=True)
 class Crossing:

@@ -14,9 +14,10 @@ from sys import intern
 import onnx
 from onnx import AttributeProto
 
+from bisect_trt.graph.model.opset import operators
 from bisect_trt.graph.passes.segmented import Segment
 
-_NODE, _TENSOR = re.compile(r"@node(\d+)"), re.compile(r"@\d+")
+_NUMBER = re.compile(r"@(node)?(\d+)")
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,14 @@ class Names:
     def own(self, text: str) -> str:
         """``text``, a message about the segment without names, with its own ones."""
         outside = {number: name for name, number in self.inside.items()}
-        text = _TENSOR.sub(lambda found: outside.get(found[0], found[0]), text)
-        return _NODE.sub(lambda found: self.nodes[int(found[1])], text)
+        outside |= {f"@node{number}": name for number, name in enumerate(self.nodes)}
+        return _NUMBER.sub(lambda found: outside.get(found[0], found[0]), text)
 
 
 def nameless(segment: Segment) -> tuple[Segment, Names]:
     """``segment`` with its tensors numbered in the order in which they come up, and without what
-    documents it, or the shapes of what it takes: behind a cut they are not known either.
+    documents it, or the shapes of what it takes: behind a cut they are not known either. (A Scan
+    needs them.)
 
     Args:
         segment: of any model; it stays as it is.
@@ -50,7 +52,8 @@ def nameless(segment: Segment) -> tuple[Segment, Names]:
     _rename(graph, numbers)
     for number, node in enumerate(graph.node):
         node.name = f"@node{number}"
-    taken = {numbers[name] for name in segment.takes}
+    scans = "Scan" in operators(graph.node)
+    taken = set() if scans else {numbers[name] for name in segment.takes}
     for value in graph.input:
         if value.name in taken and value.type.HasField("tensor_type"):
             value.type.tensor_type.ClearField("shape")

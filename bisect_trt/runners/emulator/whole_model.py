@@ -36,8 +36,8 @@ on a CPU: a model whose written-out LayerNorm is pinned as a whole was refused. 
 
 
 class WholeModelRunner:
-    """Executes a model in a fresh session for each plan; the last plan's is kept, unless the
-    weights are large: it holds a copy of them.
+    """Executes a model in a fresh session for each plan; the last plan's is kept until another's
+    turn comes (see ``turns``), and if the weights are large no longer than a call.
 
     Args:
         model: an FP32 model, or its :class:`Graph`.

@@ -49,7 +49,8 @@ class Bench:
     ``emulator`` runs in this process, ``fleet`` on workers where there are some; ``rtx_sums`` is
     true where layer tables follow the measured sums of TensorRT for RTX. ``time`` ends probes whose
     time is spent. ``in_turn`` if the second emulator and the reference make room for each other.
-    ``tests`` counts those on fresh draws. ``in_hand`` is the smallest set of pins that passed all
+    ``tests`` counts those on fresh draws, and ``drawn_ahead`` those whose draws were made before
+    they began. ``in_hand`` is the smallest set of pins that passed all
     that the robust search in work is made with, None where none did; ``refused`` are the plans that
     more copies of the inputs miss than may. ``pace`` says how long an
     inference takes.
@@ -77,7 +78,7 @@ class Bench:
         kept, draws = folder / "references.tmp", not case.settings.fitted
         self.references = References(case.reference, kept, on_gpu, lasting=draws)
         self.log: list[ProbeResult] = []
-        self.tests, self._told_at = 0, time.monotonic()
+        self.tests, self.drawn_ahead, self._told_at = 0, 0, time.monotonic()
         self.in_hand: frozenset[str] | None = None
         self.refused = set[PrecisionPlan]()
         self._gpu_lock = Lock()
@@ -241,7 +242,7 @@ class Bench:
             self.error_sample if vectors else None,
             workers,
             self.log,
-            64 if runner is self.opened else 8,
+            64 if runner is self.opened or self.in_turn else 8,
             1.0 if case.requirements.of_sets else case.settings.share_of_given,
         )
         prober.before_each = self.time.check

@@ -44,9 +44,9 @@ _DRAWS = 128 << 20
 """Bytes of draws and references in memory, and of what the sessions of a few plans hold beside:
 fitted to the peaks of benchmarks/results/memory.md."""
 
-_NODE, _OF_MANY, _REPEATED = 75_000, 55_000, 22_000
+_NODE, _OF_MANY, _REPEATED = 75_000, 40_000, 22_000
 """Bytes of a node in the sessions that hold it, where those take turns, and where they serve many
-copies of a block: 4,000 nodes took 0.6 GB, 20,000 without repetition 1.06 and with it 0.64."""
+copies of a block: 4,000 nodes took 0.6 GB, 20,000 without repetition 0.84 and with it 0.62."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -141,7 +141,8 @@ def _need(graph: Graph, settings: Settings, shapes: Sequence[Shapes]) -> Need:
     asked = settings.workers if settings.workers > 1 and settings.ray is None else 0
     beside = min(asked, thread_count())  # no more are hired
     nodes = len(graph.proto.graph.node)
-    repeats = nodes >= MANY_NODES and repeats_a_block(graph)
+    on_cpu = settings.emulate_on != "cuda"
+    repeats = on_cpu and nodes >= MANY_NODES and repeats_a_block(graph)
     return Need(weights_size(graph.proto), live, beside, nodes, repeats)
 
 

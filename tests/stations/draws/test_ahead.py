@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bisect_trt.core.machine.time_budget import TimeBudget
 from bisect_trt.core.observer import Observer
 from bisect_trt.runners.ort.reference import Reference
 from bisect_trt.stations.bench.open_bench import open_bench
@@ -16,9 +17,23 @@ from bisect_trt.stations.draws.holds import put_to_test
 from tests.stations.draws.test_fresh_draws import MADE, case_of
 
 
-@pytest.mark.parametrize(("many", "fitted"), [(True, False), (False, False), (True, True)])
+@pytest.mark.parametrize(
+    ("many", "fitted", "inputs", "minutes"),
+    [
+        (True, False, 1, None),
+        (True, False, 40, None),  # of which others are drawn by how many draws there will be
+        (False, False, 1, None),
+        (True, True, 1, None),
+        (True, False, 1, 5.0),  # a budget is the search's first
+    ],
+)
 def test_the_reference_is_not_opened_again_for_the_next_test(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many: bool, fitted: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    many: bool,
+    fitted: bool,
+    inputs: int,
+    minutes: float | None,
 ) -> None:
     if many:
         monkeypatch.setattr("bisect_trt.runners.ort.turns.MANY_NODES", 1)
@@ -30,18 +45,21 @@ def test_the_reference_is_not_opened_again_for_the_next_test(
         return plain(self, *arguments)
 
     monkeypatch.setattr(Reference, "_open", counted)
-    case = case_of(tmp_path, **({"robust": 0.0} if fitted else {}))
+    more = {"robust": 0.0} if fitted else {}
+    scales = [1.0 + 0.01 * number for number in range(inputs)]
+    case = case_of(tmp_path, scales, holdout=["none"], **more)
     MADE.clear()
-    with open_bench(case, Observer()) as bench:
+    with open_bench(case, Observer(), time_budget=TimeBudget(minutes)) as bench:
         bench.prober.probe(case.base)
         draw_ahead(case, bench)
         made = len(MADE)
-        assert (made > 0) == (many and not fitted)
+        assert (made > 0) == (many and not fitted and minutes is None)
         bench.second.probe(case.base)
         if not made:
             return
         before = len(opened)
         draw_ahead(case, bench)  # as before the second emulator is asked about another set
+        assert len(MADE) == made
         test = next_test(case, bench)
         assert made >= test.enough
         judges = [bench.prober, bench.second]

@@ -28,6 +28,9 @@ tried on those comes once."""
 _SETTLED = 2
 """A run mostly asks for two settings again and again: nothing lowered, and the plan in work."""
 
+_COUNTED = 64
+"""Settings whose runs are counted: of a form that many segments have each may come in another."""
+
 
 @dataclass(eq=False)
 class Ready:
@@ -65,7 +68,10 @@ class SegmentForm:
         self._settles = settles and device == CPU
         self._switched: Ready | None = None
         self._settled: dict[bytes, Ready] = {}
-        self._uses: dict[bytes, int] = {}
+        # When each was asked for last; how often another was, and since when.
+        self._last: dict[bytes, int] = {}
+        self._uses: dict[bytes, tuple[int, int]] = {}
+        self._calls = 0
 
     @property
     def is_open(self) -> bool:
@@ -86,6 +92,7 @@ class SegmentForm:
         """Let all sessions go; who is running ends by what it has."""
         self._switched = None
         self._settled.clear()
+        self._last.clear()
 
     def unpacked(self) -> Segment:
         """The segment with its model, a new object."""
@@ -97,26 +104,40 @@ class SegmentForm:
         return settled(self.unpacked(), on)
 
     def session_for(self, setting: Setting) -> Ready:
-        """The session without switches where this setting came often enough, else with them.
+        """The session without switches where this setting came often enough, and no more others do
+        than have a place, else with them.
 
         Raises:
             RunnerFailedError: with ONNX Runtime's words.
         """
         key = setting.tobytes()
+        self._calls += 1
         if key in self._settled:
+            self._last[key] = self._calls
             return self._settled[key]
-        uses = self._uses[key] = self._uses.pop(key, 0) + 1
-        if uses > _WORTH_SETTLING and self._settles:
+        uses, since = self._uses.pop(key, (0, self._calls))
+        self._uses[key] = uses + 1, since
+        if uses == _WORTH_SETTLING and self._settles:
             del self._uses[key]
-            if len(self._settled) == _SETTLED:
-                del self._settled[next(iter(self._settled))]
-            self._settled[key] = self._opened(self.as_set(setting))
-            return self._settled[key]
-        if len(self._uses) > 4 * _SETTLED:
+            if self._has_place(since):
+                self._last[key] = self._calls
+                self._settled[key] = self._opened(self.as_set(setting))
+                return self._settled[key]
+        if len(self._uses) > _COUNTED:
             del self._uses[next(iter(self._uses))]
         if self._switched is None:
             self._switched = self._with_switches()
         return self._switched
+
+    def _has_place(self, since: int) -> bool:
+        """Whether another setting may be settled; one gives way that was not asked for ``since``
+        that call.
+        """
+        if len(self._settled) == _SETTLED:
+            idle = [key for key in self._settled if self._last[key] < since]
+            for key in idle[:1]:
+                del self._settled[key], self._last[key]
+        return len(self._settled) < _SETTLED
 
     def refuse_lists(self, ready: Ready) -> None:
         """Hear that ``ready``, which never ran, selects and cannot: its flags will branch."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeVar
 
 import numpy as np
 
-from bisect_trt.core.errors import RunnerFailedError
+from bisect_trt.core.errors import BisectError
 from bisect_trt.graph.passes.branchless import without_branches
 from bisect_trt.graph.passes.segmented import Segment
 from bisect_trt.runners.emulator.constants.constant_store import ConstantStore
@@ -20,8 +19,6 @@ from bisect_trt.runners.ort.devices import CUDA_PROVIDER, Device
 from bisect_trt.runners.ort.profiles import cpu_nodes
 from bisect_trt.runners.ort.sessions import failure_of_session, giving_back
 from bisect_trt.runners.ort.values import Value, owned, value_of
-
-Failure = TypeVar("Failure", bound=Exception)
 
 
 class SegmentSession:
@@ -89,8 +86,9 @@ class SegmentSession:
         if not self.is_open:
             try:
                 self.form.open()
-            except RunnerFailedError as error:
-                raise self._named(error) from error
+            except BisectError as error:
+                self._name(error)
+                raise
 
     def close(self) -> None:
         """Let all sessions go; whoever runs next opens one, who is running ends by what it has."""
@@ -121,8 +119,9 @@ class SegmentSession:
         with self._lent.lock:
             try:
                 ready = self.form.session_for(setting)
-            except RunnerFailedError as error:
-                raise self._named(error) from error
+            except BisectError as error:
+                self._name(error)
+                raise
             feed = dict(self._switches(ready, setting))
             owners = self._lent.by[self]
             options, self._options = self._options, None
@@ -135,7 +134,8 @@ class SegmentSession:
                 with self._lent.lock:
                     self.form.refuse_lists(ready)
                 return self.run(tensors, setting)
-            raise failure_of_session("the emulated model", self._named(error)) from error
+            self._name(error)
+            raise failure_of_session("the emulated model", error) from error
         self.form.ran = self.form.ran or bool(ready.places)
         del owners  # until here another thread may have had their place
         if ready.profiles is not None:
@@ -143,11 +143,10 @@ class SegmentSession:
                 self._read_profile(ready)
         return {name: results[i] for i, name in enumerate(self._gives)}
 
-    def _named(self, error: Failure) -> Failure:
-        """``error`` with the nodes' own names."""
-        text = str(error)
-        named = text if self._names is None else self._names.own(text)
-        return error if named == text else type(error)(named)
+    def _name(self, error: Exception) -> None:
+        """Let the message of ``error`` say the segment's own names."""
+        if self._names is not None:
+            error.args = (self._names.own(str(error)),)
 
     def _replayed(self, tensors: Mapping[str, Value], setting: Setting) -> dict[str, Value] | None:
         """As :meth:`run`, by a CUDA graph; None where this segment or shape has none: it is a
