@@ -35,6 +35,20 @@ def many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bisect_trt.runners.ort.turns.MANY_NODES", 1)
 
 
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """An entry for each session of a form that is opened from here on."""
+    found: list[int] = []
+    plain = SegmentForm._opened
+
+    def counted(self: SegmentForm, *arguments: object) -> object:
+        found.append(id(self))
+        return plain(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(SegmentForm, "_opened", counted)
+    return found
+
+
 def forms(of: SwitchedSession) -> int:
     return len({id(segment.form) for segment in of._segments})
 
@@ -99,15 +113,7 @@ def test_one_session_for_many_segments_changes_no_bit(
             assert same(late.run(sample(seed), these), plain.run(sample(seed), these))
 
 
-def test_all_copies_are_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[int] = []
-    plain = SegmentForm._opened
-
-    def counted(self: SegmentForm, *arguments: object) -> object:
-        opened.append(id(self))
-        return plain(self, *arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(SegmentForm, "_opened", counted)
+def test_all_copies_are_opened_once(opened: list[int]) -> None:
     graph = chain(REPEATED)
     made = given_to(graph)
     assert repeats_a_block(graph)
@@ -131,17 +137,9 @@ def test_all_copies_are_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("settings_in_use", [2, 3, 8])
 def test_no_more_settings_are_settled_than_have_a_place(
-    settings_in_use: int, monkeypatch: pytest.MonkeyPatch
+    settings_in_use: int, opened: list[int]
 ) -> None:
     """Others would take their places in turn, and open a session each time."""
-    opened: list[int] = []
-    plain = SegmentForm._opened
-
-    def counted(self: SegmentForm, *arguments: object) -> object:
-        opened.append(id(self))
-        return plain(self, *arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(SegmentForm, "_opened", counted)
     graph = chain(REPEATED)
     made = given_to(graph)
     form = made._segments[0].form
