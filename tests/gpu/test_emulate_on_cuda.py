@@ -24,6 +24,7 @@ from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.passes.branchless import without_branches
 from bisect_trt.graph.passes.capable import with_roundings
 from bisect_trt.graph.passes.emulated import rounding_model
+from bisect_trt.graph.passes.packed_segment import PackedSegment
 from bisect_trt.graph.passes.segmented import cut
 from bisect_trt.graph.passes.switched import to_switched
 from bisect_trt.numerics.requirements.requirement_text import parse_requirements
@@ -38,6 +39,7 @@ from bisect_trt.runners.doctor import examine
 from bisect_trt.runners.emulator.constants.device_constants import DeviceConstants
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.runners.emulator.switched.captured_session import CapturedSession
+from bisect_trt.runners.emulator.switched.segment_form import SegmentForm
 from bisect_trt.runners.emulator.switched.segment_session import SegmentSession
 from bisect_trt.runners.ort.devices import cuda_device
 from bisect_trt.runners.ort.reference import Reference
@@ -182,8 +184,9 @@ def test_a_replay_gives_what_kernel_by_kernel_gives(make: Callable[[], Fixture])
     fixture = make()
     graph = with_roundings(Graph(fixture.model), Precision.FP16)
     (segment,) = cut(to_switched(graph, Precision.FP16, Precision.FP32), graph, 1)
-    fed = SegmentSession(segment, DeviceConstants(graph, CUDA), 0, CUDA)
-    fed._captures = False
+    fed = SegmentSession(
+        segment, DeviceConstants(graph, CUDA), SegmentForm(PackedSegment(segment), 0, CUDA)
+    )
     replayed = CapturedSession(without_branches(segment), DeviceConstants(graph, CUDA), 0, CUDA)
     random = np.random.default_rng(0)
     for share in (0.0, 1.0, 0.3, 0.5, 0.9):

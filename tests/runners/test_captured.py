@@ -13,11 +13,14 @@ from hypothesis import strategies as st
 
 from bisect_trt.core.precision import Precision
 from bisect_trt.graph.passes.branchless import without_branches
-from bisect_trt.graph.passes.segmented import Segment, cut
+from bisect_trt.graph.passes.packed_segment import PackedSegment
+from bisect_trt.graph.passes.segment import Segment
+from bisect_trt.graph.passes.segmented import cut
 from bisect_trt.graph.passes.switched import to_switched
 from bisect_trt.graph.passes.weights_chosen import with_weights_chosen
 from bisect_trt.runners.emulator.constants.constant_store import ConstantStore
 from bisect_trt.runners.emulator.switched.captured_session import CapturedSession
+from bisect_trt.runners.emulator.switched.segment_form import SegmentForm
 from bisect_trt.runners.emulator.switched.segment_session import SegmentSession
 from bisect_trt.runners.ort.devices import CPU
 from bisect_trt.runners.ort.values import owned, value_of, viewed
@@ -28,7 +31,9 @@ from tests.runners.test_branchless import PAIRS, network
 def both(low: Precision, pin: Precision) -> tuple[Segment, SegmentSession, CapturedSession]:
     """The segment, what is fed, and what keeps its places; each with constants of its own."""
     (segment,) = cut(to_switched(network(), low, pin), network(), 1)
-    fed = SegmentSession(segment, ConstantStore(network()), 0, CPU)
+    fed = SegmentSession(
+        segment, ConstantStore(network()), SegmentForm(PackedSegment(segment), 0, CPU)
+    )
     kept = CapturedSession(without_branches(segment), ConstantStore(network()), 0, CPU)
     return segment, fed, kept
 
@@ -93,7 +98,7 @@ def test_segments_one_after_the_other_are_the_whole(monkeypatch: pytest.MonkeyPa
     """As on a GPU: what crosses a cut goes through the host."""
     monkeypatch.setattr("bisect_trt.graph.passes.segmented._FEWEST_NODES", 2)
     switched = to_switched(network(), *PAIRS[0])
-    (whole,), parts = cut(switched, network(), 1), cut(switched, network(), 3)
+    (whole,), parts = cut(switched, network(), 1), list(cut(switched, network(), 3))
     assert len(parts) > 1
     kept = [CapturedSession(without_branches(p), ConstantStore(network()), 0, CPU) for p in parts]
     all_at_once = CapturedSession(without_branches(whole), ConstantStore(network()), 0, CPU)

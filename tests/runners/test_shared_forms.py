@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.precision import Precision
 from bisect_trt.core.sample import Sample
-from bisect_trt.graph.inspection.repetition import repeats_a_block
+from bisect_trt.graph.inspection.repetition import shares_sessions
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.runners.emulator.constants.constant_store import ConstantStore
 from bisect_trt.runners.emulator.switched.kept_activations import KeptActivations
@@ -116,7 +116,7 @@ def test_one_session_for_many_segments_changes_no_bit(
 def test_all_copies_are_opened_once(opened: list[int]) -> None:
     graph = chain(REPEATED)
     made = given_to(graph)
-    assert repeats_a_block(graph)
+    assert shares_sessions(graph)
     # Six blocks each, and what rounds the output.
     assert len(made._segments) == 11 and forms(made) == 2
     lowered = frozenset(layer.name for layer in graph.layers)
@@ -176,14 +176,14 @@ def test_quantised_blocks_of_other_scales_are_told_apart() -> None:
 
     for graph, same_scales in ((quantised(0.0), True), (quantised(0.001), False)):
         made = given_to(graph)
-        assert repeats_a_block(graph) == same_scales
+        assert shares_sessions(graph) == same_scales
         assert (made._whole is None) == same_scales
 
 
 def test_a_network_without_copies_is_run_as_ever() -> None:
     graph = chain(RANDOM)
     made = given_to(graph)
-    assert not repeats_a_block(graph)
+    assert not shares_sessions(graph)
     assert forms(made) == len(made._segments) > 4 and made._whole is not None
     assert made._segments[0]._names is None
 

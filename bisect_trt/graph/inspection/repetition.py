@@ -1,4 +1,6 @@
-"""Whether a model is some block many times over: one session then serves all of them."""
+"""Whether one session serves many parts of a model: some block many times over, or few kinds of
+layers.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,16 @@ from itertools import pairwise
 from onnx import TensorProto
 
 from bisect_trt.graph.model.graph import Graph
-from bisect_trt.graph.passes.cut_places import Crossing, kinds_of
+from bisect_trt.graph.passes.cut_places import Crossing, Kinds, kinds_of
+from bisect_trt.graph.passes.phrases import FEWEST_NODES, SESSION, together
 from bisect_trt.graph.passes.segmented import MOST_SEGMENTS
 from bisect_trt.graph.tensors.operator_rules import FLOAT, QUANTISES, is_standard
 
 
-def repeats_a_block(graph: Graph) -> bool:
+def shares_sessions(graph: Graph) -> bool:
     """Whether the segments that the main graph would be cut into are copies of others, with other
-    weights of the same shapes, for half of its nodes at least; told without reading a weight.
+    weights of the same shapes, for half of its nodes at least, or many layers are of few kinds;
+    told without reading a weight.
     """
     main = graph.proto.graph
     nodes = [n for n in main.node if n.op_type != "Constant" or not is_standard(n)]
@@ -34,7 +38,18 @@ def repeats_a_block(graph: Graph) -> bool:
     anywhere = Crossing([0] * (len(nodes) + 1), 0)
     places = anywhere.alike(kinds, len(nodes) / MOST_SEGMENTS)
     segments = {kinds[a:b].tobytes(): b - a for a, b in pairwise([0, *places, len(nodes)])}
-    return 2 * sum(segments.values()) <= len(nodes)
+    return 2 * sum(segments.values()) <= len(nodes) or _has_few_phrases(kinds)
+
+
+def _has_few_phrases(kinds: Kinds) -> bool:
+    """Whether the phrases of a network whose layers are of ``kinds`` are worth sharing sessions."""
+    if len(kinds) < FEWEST_NODES:
+        return False
+    (first,) = together([kinds])
+    phrases = {kinds[a:b].tobytes(): b - a for a, b in pairwise([*first, len(kinds)])}
+    # Each node has a switch beside it there; what reads what makes more kinds of them.
+    held = 2 * sum(phrases.values()) + SESSION * len(phrases)
+    return 2 * held <= len(kinds)
 
 
 def _content(tensor: TensorProto) -> bytes:

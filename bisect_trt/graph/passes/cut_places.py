@@ -100,7 +100,10 @@ class Crossing:
 
 
 def kinds_of(
-    nodes: Sequence[onnx.NodeProto], told: Callable[[str], object], apart: Callable[[str], bool]
+    nodes: Sequence[onnx.NodeProto],
+    told: Callable[[str], object],
+    apart: Callable[[str], bool],
+    known: dict[tuple[object, ...], int] | None = None,
 ) -> Kinds:
     """The kind of each node: its operator, its attributes but bodies, and what is told of what it
     reads.
@@ -109,8 +112,10 @@ def kinds_of(
         nodes: of a graph.
         told: of a tensor that no node makes, such as a weight's shape; None of others.
         apart: whether an operator's attributes say nothing.
+        known: the numbers of kinds that were met in other parts of the network; those that are new
+            are added.
     """
-    numbers: dict[tuple[object, ...], int] = {}
+    numbers = {} if known is None else known
     found = np.empty(len(nodes), np.intp)
     for index, node in enumerate(nodes):
         attributes = tuple(

@@ -7,7 +7,7 @@ Networks of thousands of nodes are some block many times over.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from sys import intern
 
@@ -15,23 +15,29 @@ import onnx
 from onnx import AttributeProto
 
 from bisect_trt.graph.model.opset import operators
-from bisect_trt.graph.passes.segmented import Segment
+from bisect_trt.graph.passes.segment import Segment
 
 _NUMBER = re.compile(r"@(node)?(\d+)")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Names:
-    """What a segment's own names are in the one without: ``inside`` for each tensor that it takes,
-    gives, or is switched by; ``nodes`` are those of its nodes.
+    """What a segment's own names are in the one without: of each tensor that it takes, gives, or is
+    switched by ``outside``, and in the same place ``numbers``; ``nodes`` are those of its nodes.
     """
 
-    inside: Mapping[str, str]
+    outside: tuple[str, ...]
+    numbers: tuple[str, ...]
     nodes: tuple[str, ...]
+
+    @property
+    def inside(self) -> dict[str, str]:
+        """The number of each tensor."""
+        return dict(zip(self.outside, self.numbers, strict=True))
 
     def own(self, text: str) -> str:
         """``text``, a message about the segment without names, with its own ones."""
-        outside = {number: name for name, number in self.inside.items()}
+        outside = dict(zip(self.numbers, self.outside, strict=True))
         outside |= {f"@node{number}": name for number, name in enumerate(self.nodes)}
         return _NUMBER.sub(lambda found: outside.get(found[0], found[0]), text)
 
@@ -47,7 +53,7 @@ def nameless(segment: Segment) -> tuple[Segment, Names]:
     model = onnx.ModelProto()
     model.CopyFrom(segment.model)
     graph = model.graph
-    nodes = tuple(node.name for node in graph.node)
+    nodes = tuple(intern(node.name) for node in graph.node)
     numbers: dict[str, str] = {}
     _rename(graph, numbers)
     for number, node in enumerate(graph.node):
@@ -62,7 +68,8 @@ def nameless(segment: Segment) -> tuple[Segment, Names]:
     takes, gives = (tuple(numbers[n] for n in names) for names in (segment.takes, segment.gives))
     outside = (*segment.takes, *segment.gives, *segment.flags, *segment.weights)
     renamed = replace(segment, model=model, takes=takes, gives=gives, flags=flags, weights=weights)
-    return renamed, Names({intern(name): numbers[name] for name in outside}, nodes)
+    inside = tuple(intern(numbers[name]) for name in outside)
+    return renamed, Names(tuple(map(intern, outside)), inside, nodes)
 
 
 def _rename(graph: onnx.GraphProto, numbers: dict[str, str]) -> None:

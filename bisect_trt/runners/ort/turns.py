@@ -19,23 +19,25 @@ open at a time, which costs seconds of a run's minutes and spares a third of its
 
 
 class Sessions(Enum):
-    """What sessions are of: the reference, every plan, the plan that the emulator has in work, or
-    the one that the second emulator was asked about.
+    """What sessions are of: the reference, every plan (``SHARED`` by many segments, or not), the
+    plan that the emulator has in work, or the one that the second emulator was asked about.
     """
 
     REFERENCE = auto()
     EVERY_PLAN = auto()
+    SHARED = auto()
     ONE_PLAN = auto()
     SECOND = auto()
 
 
 _APART = {
-    Sessions.REFERENCE: (Sessions.SECOND,),
+    Sessions.REFERENCE: (Sessions.SECOND, Sessions.SHARED),
     Sessions.EVERY_PLAN: (Sessions.ONE_PLAN, Sessions.SECOND),
     Sessions.ONE_PLAN: (Sessions.EVERY_PLAN,),
-    Sessions.SECOND: (Sessions.EVERY_PLAN, Sessions.REFERENCE),
+    Sessions.SECOND: (Sessions.EVERY_PLAN, Sessions.SHARED, Sessions.REFERENCE),
 }
-"""Of many nodes, what is let go before sessions are opened: what is not asked beside them."""
+"""Of many nodes, what is let go before sessions are opened: what is not asked beside them, and what
+is opened in no time. For those nothing is let go."""
 
 
 @runtime_checkable

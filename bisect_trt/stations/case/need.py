@@ -19,7 +19,7 @@ from bisect_trt.core.machine.memory import (
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.files.save import weights_size
 from bisect_trt.graph.inspection.activations import live_bytes
-from bisect_trt.graph.inspection.repetition import repeats_a_block
+from bisect_trt.graph.inspection.repetition import shares_sessions
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.model.inputs import InputSpec
 from bisect_trt.runners.emulator.switched.kept_activations import room_beside
@@ -44,9 +44,9 @@ _DRAWS = 128 << 20
 """Bytes of draws and references in memory, and of what the sessions of a few plans hold beside:
 fitted to the peaks of benchmarks/results/memory.md."""
 
-_NODE, _OF_MANY, _REPEATED = 75_000, 40_000, 22_000
+_NODE, _OF_MANY, _SHARED = 75_000, 40_000, 22_000
 """Bytes of a node in the sessions that hold it, where those take turns, and where they serve many
-copies of a block: 4,000 nodes took 0.6 GB, 20,000 without repetition 0.84 and with it 0.62."""
+copies of a block or phrases of a kind: 4,000 nodes took 0.6 GB, 20,000 0.55 to 0.65."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -55,14 +55,14 @@ Shapes = Mapping[str, tuple[int, ...]]
 class Need:
     """``weights`` and ``activations`` (of one plain inference) in bytes; ``workers`` beside the
     process itself. ``activations`` is 0 where the inputs' shapes are not known beforehand.
-    ``nodes`` is their number, and ``repeats`` whether they are many and copies of few.
+    ``nodes`` is their number, and ``shares`` whether they are many and share few sessions.
     """
 
     weights: int
     activations: int
     workers: int
     nodes: int
-    repeats: bool = False
+    shares: bool = False
 
     @property
     def bytes(self) -> int:
@@ -78,8 +78,8 @@ class Need:
 
     @property
     def _node(self) -> int:
-        if self.repeats:
-            return _REPEATED
+        if self.shares:
+            return _SHARED
         return _OF_MANY if self.nodes >= MANY_NODES else _NODE
 
     @property
@@ -142,8 +142,8 @@ def _need(graph: Graph, settings: Settings, shapes: Sequence[Shapes]) -> Need:
     beside = min(asked, thread_count())  # no more are hired
     nodes = len(graph.proto.graph.node)
     on_cpu = settings.emulate_on != "cuda"
-    repeats = on_cpu and nodes >= MANY_NODES and repeats_a_block(graph)
-    return Need(weights_size(graph.proto), live, beside, nodes, repeats)
+    shares = on_cpu and nodes >= MANY_NODES and shares_sessions(graph)
+    return Need(weights_size(graph.proto), live, beside, nodes, shares)
 
 
 def check_need(need: Need, where: str) -> None:

@@ -166,7 +166,7 @@ def test_the_need_follows_what_is_held(
     assert need.Need(0, 0, 0, 4999).bytes > alone + 0.3e9
     assert need.Need(0, 0, 0, 20_000).bytes > alone + 0.7e9
     assert need.Need(0, 0, 0, 20_000).bytes < alone + 0.9e9
-    assert need.Need(0, 0, 0, 20_000, repeats=True).bytes < alone + 0.5e9
+    assert need.Need(0, 0, 0, 20_000, shares=True).bytes < alone + 0.5e9
     monkeypatch.setattr(need, "thread_count", lambda: 64)
     # Of many cores each makes an inference, as far as they have room.
     more = max(0, min(62 * int(activations), ROOM_BYTES - 2 * int(activations)))

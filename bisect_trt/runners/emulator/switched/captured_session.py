@@ -18,7 +18,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from bisect_trt.core.errors import RunnerFailedError
-from bisect_trt.graph.passes.segmented import Segment
+from bisect_trt.graph.passes.segment import Segment
 from bisect_trt.graph.passes.weights_chosen import with_weights_chosen
 from bisect_trt.runners.emulator.constants.constant_store import ConstantStore
 from bisect_trt.runners.emulator.constants.device_constants import DeviceConstants

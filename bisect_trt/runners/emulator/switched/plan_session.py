@@ -8,10 +8,13 @@ from threading import Lock
 import numpy as np
 
 from bisect_trt.graph.passes.joined import joined
+from bisect_trt.graph.passes.packed_segment import PackedSegment
 from bisect_trt.runners.emulator.constants.constant_store import ConstantStore
+from bisect_trt.runners.emulator.switched.segment_form import SegmentForm
 from bisect_trt.runners.emulator.switched.segment_session import SegmentSession
 from bisect_trt.runners.emulator.switched.switches import Setting
 from bisect_trt.runners.ort.devices import CPU
+from bisect_trt.runners.ort.sessions import giving_back
 from bisect_trt.runners.ort.turns import Sessions, Turns
 from bisect_trt.runners.ort.values import Value
 
@@ -107,7 +110,9 @@ class PlanSession:
         parts = list(zip(self._segments, settings, strict=True))
         whole = joined([part.form.as_set(setting) for part, setting in parts], self._outputs)
         states = {n: state for part, setting in parts for n, state in part.states(setting).items()}
-        session = SegmentSession(whole, self._constants, self._threads, CPU, settles=False)
+        # It comes for many runs: it begins with the memory that others leave.
+        form = SegmentForm(PackedSegment(whole), self._threads, CPU, settles=False)
+        session = SegmentSession(whole, self._constants, form, options=giving_back())
         session.open()
         whole.model.Clear()  # of many nodes it takes as much as the session
         setting = np.asarray([states[n] for n in (*whole.flags, *whole.weights)], np.bool_)

@@ -8,17 +8,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnxruntime as ort
 
 from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.graph.passes.branchless import with_lists, without_branches
-from bisect_trt.graph.passes.segmented import Segment, settled
-from bisect_trt.runners.emulator.switched.packed_segment import PackedSegment
+from bisect_trt.graph.passes.packed_segment import PackedSegment
+from bisect_trt.graph.passes.segment import Segment, settled
 from bisect_trt.runners.emulator.switched.switches import Setting
 from bisect_trt.runners.ort.devices import CPU, Device
+from bisect_trt.runners.ort.profiles import cpu_nodes
 from bisect_trt.runners.ort.sessions import switched_session
-from bisect_trt.runners.ort.values import caller
+from bisect_trt.runners.ort.values import Value, caller, owned, value_of
 
 _WORTH_SETTLING = 48
 """A session without switches costs as much to make as it saves in about 24 runs of a segment of
@@ -35,38 +37,47 @@ _COUNTED = 64
 @dataclass(eq=False)
 class Ready:
     """A session of ``segment``, whose model was let go; its flags of ``places`` are integers;
-    ``profiles`` is where ONNX Runtime writes what ran where, until that was read."""
+    ``profiles`` is where ONNX Runtime writes what ran where, until that was read; ``is_new`` until
+    it was heard that it ran."""
 
     session: ort.InferenceSession
     call: Callable[..., Any]
     segment: Segment
     places: frozenset[str]
     profiles: tempfile.TemporaryDirectory[str] | None
+    is_new: bool = True
 
 
 class SegmentForm:
-    """Makes the sessions of ``segment`` when they are first needed.
+    """Makes the sessions of ``packed`` when they are first needed.
 
     ``selects`` says that a session with switches made from then on computes both roundings and
     takes one, as one on another device than the CPU does; the numbers are the same. ``ran`` that
-    one of those did.
+    one of those did. ``on_cpu`` names what the CPU ran in place of another device.
 
     Args:
-        segment: a part of a switched model.
+        packed: a part of a switched model.
         threads: what one call may use; 0 leaves it to the machine.
         device: what computes.
         settles: whether a setting that comes often gets a session without switches.
     """
 
     def __init__(
-        self, segment: Segment, threads: int, device: Device, *, settles: bool = True
+        self, packed: PackedSegment, threads: int, device: Device, *, settles: bool = True
     ) -> None:
-        self._packed = PackedSegment(segment)
-        self.segment = self._packed.named
+        self._packed = packed
+        self.segment = packed.named
         self.selects = self.ran = False
+        self.on_cpu: tuple[str, ...] = ()
         self._threads, self._device = threads, device
         self._settles = settles and device == CPU
         self._switched: Ready | None = None
+        # The values must outlive the call, and making one costs more than passing it.
+        self._states = [
+            owned(np.array(state, dtype), device.memory, device.number)
+            for dtype in (np.bool_, np.int64)
+            for state in (False, True)
+        ]
         self._settled: dict[bytes, Ready] = {}
         # When each was asked for last; how often another was, and since when.
         self._last: dict[bytes, int] = {}
@@ -138,6 +149,19 @@ class SegmentForm:
             for key in idle[:1]:
                 del self._settled[key], self._last[key]
         return len(self._settled) < _SETTLED
+
+    def state(self, on: bool, is_place: bool) -> Value:
+        """What a flag that is ``on`` or not is fed with, as a boolean or as a place in a list."""
+        return value_of(self._states[2 * is_place + on])
+
+    def hear(self, ready: Ready) -> None:
+        """Hear that ``ready`` ran."""
+        self.ran = self.ran or bool(ready.places)
+        profiles, ready.profiles = ready.profiles, None
+        ready.is_new = False
+        if profiles is not None:
+            self.on_cpu = tuple(cpu_nodes(ready.session))
+            profiles.cleanup()
 
     def refuse_lists(self, ready: Ready) -> None:
         """Hear that ``ready``, which never ran, selects and cannot: its flags will branch."""

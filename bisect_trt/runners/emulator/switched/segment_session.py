@@ -1,80 +1,87 @@
-"""One segment of a switched model as a session, fed with the switches of a plan."""
+"""One segment of a switched model, fed with its constants as a plan has them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from sys import intern
 
-import numpy as np
+import onnxruntime as ort
 
 from bisect_trt.core.errors import BisectError
-from bisect_trt.graph.passes.branchless import without_branches
-from bisect_trt.graph.passes.segmented import Segment
+from bisect_trt.graph.passes.nameless import Names
+from bisect_trt.graph.passes.segment import Segment
 from bisect_trt.runners.emulator.constants.constant_store import ConstantStore
 from bisect_trt.runners.emulator.constants.device_constants import DeviceConstants
-from bisect_trt.runners.emulator.switched.captured_session import CapturedSession
 from bisect_trt.runners.emulator.switched.segment_form import Ready, SegmentForm
-from bisect_trt.runners.emulator.switched.shared_forms import Part
 from bisect_trt.runners.emulator.switched.switches import Setting
-from bisect_trt.runners.ort.devices import CUDA_PROVIDER, Device
-from bisect_trt.runners.ort.profiles import cpu_nodes
-from bisect_trt.runners.ort.sessions import failure_of_session, giving_back
-from bisect_trt.runners.ort.values import Value, owned, value_of
+from bisect_trt.runners.ort.sessions import failure_of_session
+from bisect_trt.runners.ort.values import Value, value_of
 
 
 class SegmentSession:
-    """Runs ``segment``; its sessions are made when they are first needed.
-
-    ``on_cpu`` names what the CPU ran in place of another device, known after the first inference.
+    """Runs a segment by the sessions of ``form``. There may be one for every layer of a network of
+    thousands: it holds no more than it must. ``takes`` and ``gives`` are tensors of the model.
 
     Args:
-        segment: a part of a switched model.
-        constants: of the model, in the memory of ``device``; their lock is held while sessions are
-            made, but by :meth:`open`.
-        threads: what one call may use; 0 leaves it to the machine.
-        device: what computes.
-        settles: whether a setting that comes often gets a session without switches.
-        part: whose sessions to run, where others run them too, of the same constants; else it has
-            its own.
+        segment: a part of a switched model, which is not kept.
+        constants: of the model, in the memory of the form's device; their lock is held while
+            sessions are made, but by :meth:`open`.
+        form: of this segment, or of all that are the same but for names and weights.
+        names: what the segment's own tensors and nodes are called in the form; None where they are
+            called the same.
+        options: for the first inference.
     """
+
+    __slots__ = (
+        "__weakref__",
+        "_constants",
+        "_fed",
+        "_names",
+        "_options",
+        "_weights",
+        "form",
+        "gives",
+        "takes",
+    )
 
     def __init__(
         self,
         segment: Segment,
         constants: ConstantStore | DeviceConstants,
-        threads: int,
-        device: Device,
+        form: SegmentForm,
         *,
-        settles: bool = True,
-        part: Part | None = None,
+        names: Names | None = None,
+        options: ort.RunOptions | None = None,
     ) -> None:
-        self.form = part.form if part else SegmentForm(segment, threads, device, settles=settles)
-        self._names = part.names if part else None
-        self._constants, self._threads = constants, threads
-        self._device = device
-        # A session that comes for many runs begins with the memory that others leave.
-        self._options = None if settles else giving_back()
-        self.on_cpu: tuple[str, ...] = ()
-        self._lent = constants.lent
-        inside = self._names.inside if self._names else {}
-        self._outside = {inside.get(name, name): name for name in segment.takes}
-        self._gives = segment.gives
-        self._given = [inside.get(name, name) for name in segment.gives]
-        self._flags = [inside.get(name, name) for name in segment.flags]
-        self._weights = {inside.get(name, name): w for name, w in segment.weights.items()}
-        # The values must outlive the call, and making one costs more than passing it.
-        self._switch = [
-            owned(np.array(state, dtype), device.memory, device.number)
-            for dtype in (np.bool_, np.int64)
-            for state in (False, True)
-        ]
-        self._fed: tuple[tuple[Ready, bytes] | None, dict[str, Value]] = (None, {})
-        self._captured: CapturedSession | None = None
-        self._captures = device.provider == CUDA_PROVIDER
+        self.form = form
+        self._names, self._constants, self._options = names, constants, options
+        # Of each the form has one in the same place.
+        self.takes = tuple(map(intern, segment.takes))
+        self.gives = tuple(map(intern, segment.gives))
+        self._weights = tuple(segment.weights.values())
+        self._fed: tuple[Ready, bytes, dict[str, Value]] | None = None
+
+    @property
+    def sessions(self) -> tuple[SegmentSession, ...]:
+        """Itself: a segment may be run by several."""
+        return (self,)
+
+    @property
+    def switches(self) -> tuple[str, ...]:
+        """The model's flags and weights that a setting says something of, in its order; of a
+        segment whose form has other names.
+        """
+        return self._names.outside[len(self.takes) + len(self.gives) :] if self._names else ()
+
+    @property
+    def on_cpu(self) -> tuple[str, ...]:
+        """What the CPU ran in place of another device, known after the first inference."""
+        return self.form.on_cpu
 
     @property
     def is_open(self) -> bool:
         """Whether :meth:`open` has nothing to do."""
-        return self.form.is_open or self._captures
+        return self.form.is_open
 
     def open(self) -> None:
         """As :meth:`SegmentForm.open`, where that is needed. No lock is taken: whoever holds it may
@@ -92,16 +99,17 @@ class SegmentSession:
 
     def close(self) -> None:
         """Let all sessions go; whoever runs next opens one, who is running ends by what it has."""
-        with self._lent.lock:
-            self._fed = (None, {})
+        with self._constants.lent.lock:
+            self._fed = None
             self.form.close()
-            self._lent.by.pop(self, None)
+            self._constants.lent.by.pop(self, None)
 
     def states(self, setting: Setting) -> dict[str, bool]:
         """What ``setting`` says of each flag, and of each weight: whether it is rounded as for a
         lowered layer. By the names of its form.
         """
-        return dict(zip([*self._flags, *self._weights], setting.tolist(), strict=True))
+        asked = self.form.segment
+        return dict(zip([*asked.flags, *asked.weights], setting.tolist(), strict=True))
 
     def run(self, tensors: Mapping[str, Value], setting: Setting) -> dict[str, Value]:
         """What the segment gives; several threads may ask.
@@ -113,86 +121,69 @@ class SegmentSession:
         Raises:
             RunnerFailedError: with ONNX Runtime's words.
         """
-        replayed = self._replayed(tensors, setting) if self._captures else None
-        if replayed is not None:
-            return replayed
-        with self._lent.lock:
+        form, lent = self.form, self._constants.lent
+        with lent.lock:
             try:
-                ready = self.form.session_for(setting)
+                ready = form.session_for(setting)
             except BisectError as error:
                 self._name(error)
                 raise
             feed = dict(self._switches(ready, setting))
-            owners = self._lent.by[self]
+            owners = lent.by[self] if self._weights else None
             options, self._options = self._options, None
-        for name in ready.segment.takes:
-            feed[name] = tensors[self._outside[name]]
+        takes = ready.segment.takes
+        pairs: Iterable[tuple[str, str]] = zip(form.segment.takes, self.takes, strict=True)
+        if len(takes) < len(self.takes):  # one without switches may need less
+            left = set(takes)
+            pairs = ((inside, name) for inside, name in pairs if inside in left)
+        for inside, name in pairs:
+            feed[inside] = tensors[name]
         try:
-            results = ready.call(feed, self._given, options)
+            results = ready.call(feed, form.segment.gives, options)
         except Exception as error:
-            if ready.places and not self.form.ran:  # of lists no shape is told: a Scan asks for it
-                with self._lent.lock:
-                    self.form.refuse_lists(ready)
+            if ready.places and not form.ran:  # of lists no shape is told: a Scan asks for it
+                with lent.lock:
+                    form.refuse_lists(ready)
                 return self.run(tensors, setting)
             self._name(error)
             raise failure_of_session("the emulated model", error) from error
-        self.form.ran = self.form.ran or bool(ready.places)
         del owners  # until here another thread may have had their place
-        if ready.profiles is not None:
-            with self._lent.lock:
-                self._read_profile(ready)
-        return {name: results[i] for i, name in enumerate(self._gives)}
+        if ready.is_new:
+            with lent.lock:
+                form.hear(ready)
+        return {name: results[i] for i, name in enumerate(self.gives)}
 
     def _name(self, error: Exception) -> None:
         """Let the message of ``error`` say the segment's own names."""
         if self._names is not None:
             error.args = (self._names.own(str(error)),)
 
-    def _replayed(self, tensors: Mapping[str, Value], setting: Setting) -> dict[str, Value] | None:
-        """As :meth:`run`, by a CUDA graph; None where this segment or shape has none: it is a
-        shorter way, no condition. Nothing of a graph that depends on values runs on the CPU.
-        """
-        try:
-            with self._lent.lock:
-                if self._captured is None:
-                    self._captured = CapturedSession(
-                        without_branches(self.form.unpacked()),
-                        self._constants,
-                        self._threads,
-                        self._device,
-                    )
-            found = self._captured.run(tensors, setting)
-        except Exception:  # of ONNX Runtime there are many kinds
-            found = None
-        if found is None:
-            # Not both: the other way has sessions of its own, with the device's memory.
-            self._captures, self._captured = False, None
-        return found
-
-    def _read_profile(self, ready: Ready) -> None:
-        profiles, ready.profiles = ready.profiles, None
-        if profiles is not None:
-            self.on_cpu = tuple(cpu_nodes(ready.session))
-            profiles.cleanup()
-
     def _switches(self, ready: Ready, setting: Setting) -> Mapping[str, Value]:
         """Flags and weights as the setting has them; those of the last run where it is the same."""
-        known = (ready, setting.tobytes())
-        if self._fed[0] == known and self in self._lent.by:
-            return self._fed[1]
-        states = [value_of(state) for state in self._switch]
+        key, lent = setting.tobytes(), self._constants.lent
+        fed = self._fed
+        if (
+            fed is not None
+            and fed[0] is ready
+            and fed[1] == key
+            and (not self._weights or self in lent.by)
+        ):
+            return fed[2]
         left, places = ready.segment.flags, ready.places
+        asked = self.form.segment
         feed = {
-            name: states[2 * (name in places) + bool(state)]
-            for name, state in zip(self._flags, setting, strict=False)
+            name: self.form.state(bool(state), name in places)
+            for name, state in zip(asked.flags, setting, strict=False)
             if name in left
         }
-        lowered = setting[len(self._flags) :]
+        lowered = setting[len(asked.flags) :]
         owners = []
-        for (name, weight), low in zip(self._weights.items(), lowered, strict=True):
+        for name, weight, low in zip(asked.weights, self._weights, lowered, strict=True):
             precision = weight.lowered if low else weight.pinned
             # Two layers may read one constant in two precisions, of which the store keeps one.
             owners.append(self._constants.owner(weight.tensor, precision))
             feed[name] = value_of(owners[-1])
-        self._lent.by[self], self._fed = owners, (known, feed)
+        if owners:
+            lent.by[self] = owners
+        self._fed = (ready, key, feed)
         return feed

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from functools import partial
 from hashlib import blake2b
-from itertools import repeat
 from threading import Lock
 from typing import Any
 
@@ -28,6 +27,7 @@ from bisect_trt.core.sample import Sample
 from bisect_trt.graph.inspection.activations import activations, inference_bytes
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.model.inputs import fixed_shape, input_specs
+from bisect_trt.graph.passes.packed_segment import PackedSegment
 from bisect_trt.graph.passes.segmented import MOST_SEGMENTS, cut
 from bisect_trt.graph.passes.switched import to_switched
 from bisect_trt.runners.emulator.constants.constant_store import ConstantStore
@@ -35,7 +35,7 @@ from bisect_trt.runners.emulator.constants.device_constants import DeviceConstan
 from bisect_trt.runners.emulator.switched.kept_activations import KeptActivations
 from bisect_trt.runners.emulator.switched.plan_session import PlanSession
 from bisect_trt.runners.emulator.switched.segment_session import SegmentSession
-from bisect_trt.runners.emulator.switched.shared_forms import shared_forms
+from bisect_trt.runners.emulator.switched.sessions_of import sessions_of
 from bisect_trt.runners.emulator.switched.switches import Setting, Switches
 from bisect_trt.runners.ort.devices import CPU, Device
 from bisect_trt.runners.ort.side_by_side import Room, side_by_side
@@ -92,14 +92,15 @@ class SwitchedSession:
         most = segments if device == CPU else min(segments, segments_on_gpu(graph))
         self._turns = turns or Turns(graph)
         alike = self._turns.many_nodes and device == CPU
-        parts = cut(to_switched(graph, low, pin), graph, most, alike=alike)
+        # Packed one by one: the objects of all take more than the sessions.
+        pieces = cut(to_switched(graph, low, pin), graph, most, alike=alike)
+        packed = list(map(PackedSegment, pieces))
+        parts = [part.named for part in packed]
         self._switches = Switches(parts)
-        shared = shared_forms(parts, threads) if alike else None
-        self._segments = [
-            SegmentSession(part, constants, threads, device, part=one)
-            for part, one in zip(parts, shared or repeat(None), strict=False)
-        ]
-        self._one_of_each = list({segment.form: segment for segment in self._segments}.values())
+        self._segments = sessions_of(packed, graph, constants, threads, device, shared=alike)
+        self._sessions = [one for segment in self._segments for one in segment.sessions]
+        self._one_of_each = list({one.form: one for one in self._sessions}.values())
+        shares = len(self._one_of_each) < len(self._sessions)
         self._room, self._device = Room(graph, threads), device
         self._outputs = graph.outputs
         self._graph, self._chosen = graph, False
@@ -114,9 +115,11 @@ class SwitchedSession:
         self._whole: PlanSession | None = None
         self._opening = Lock()
         self._ran: frozenset[str] | None = None
-        if len(parts) > 1 and isinstance(constants, ConstantStore) and shared is None:
+        if shares:
+            self._turns.introduce(self, Sessions.SHARED)
+        elif len(parts) > 1 and isinstance(constants, ConstantStore):
             self._whole = PlanSession(
-                self._segments, graph.outputs, constants, threads, self._turns
+                self._sessions, graph.outputs, constants, threads, self._turns
             )
             self._turns.introduce(self, Sessions.EVERY_PLAN)
         self._turns.trim()
@@ -124,11 +127,14 @@ class SwitchedSession:
     @property
     def on_cpu(self) -> tuple[str, ...]:
         """What the CPU ran in place of another device, known after the first inference."""
-        return tuple(name for segment in self._segments for name in segment.on_cpu)
+        return tuple(name for one in self._sessions for name in one.on_cpu)
 
     def at_once(self, sample: Sample) -> int:
-        """How many runs on samples like ``sample`` are made side by side; of a GPU one."""
-        return self._room.at_once(sample) if self._device == CPU else 1
+        """How many runs on samples like ``sample`` are made side by side; of a GPU one, and of
+        phrases: thousands of short calls wait for Python's lock, and two runs take four times one.
+        """
+        alone = self._device != CPU or len(self._sessions) > len(self._segments)
+        return 1 if alone else self._room.at_once(sample)
 
     def foretell(self, lowered: frozenset[str], runs: int) -> None:
         """As :meth:`PlanSession.foretell`."""
@@ -174,8 +180,8 @@ class SwitchedSession:
 
     def release(self) -> None:
         """Close the segments; the session of a plan stays."""
-        for segment in self._segments:
-            segment.close()
+        for session in self._sessions:
+            session.close()
         give_back()
 
     def effects(
@@ -218,7 +224,7 @@ class SwitchedSession:
 
     @property
     def _is_open(self) -> bool:
-        return all(segment.is_open for segment in self._segments)
+        return all(session.is_open for session in self._one_of_each)
 
     def _open_segments(self) -> None:
         """Open all of them side by side, where they are not."""
@@ -239,8 +245,8 @@ class SwitchedSession:
             return
         told = activations(self._graph, sample.shapes)
         if told is not None and told.usual <= _SMALL:
-            for segment in self._segments:
-                segment.form.selects = True
+            for session in self._one_of_each:
+                session.form.selects = True
         self._chosen = True
 
     def _finished(self, tensors: Tensors, start: int, layer: str) -> Arrays | None:

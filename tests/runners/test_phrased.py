@@ -1,0 +1,235 @@
+"""Of many nodes of which nothing repeats, layers of a kind share sessions, and no bit changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+from bisect_trt.core.errors import RunnerFailedError
+from bisect_trt.core.precision import Precision
+from bisect_trt.core.sample import Sample
+from bisect_trt.graph.inspection.repetition import shares_sessions
+from bisect_trt.graph.model.graph import Graph
+from bisect_trt.runners.emulator.constants.constant_store import ConstantStore
+from bisect_trt.runners.emulator.switched.kept_activations import KeptActivations
+from bisect_trt.runners.emulator.switched.phrased_segment import PhrasedSegment
+from bisect_trt.runners.emulator.switched.segment_session import SegmentSession
+from bisect_trt.runners.emulator.switched.switched_session import SwitchedSession
+from bisect_trt.runners.ort.turns import Sessions, Turns
+from tests.runners.test_segments import PAIRS, WIDTH, branching, same
+from tests.runners.test_shared_forms import RANDOM, chain
+
+
+@pytest.fixture(autouse=True)
+def many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bisect_trt.runners.ort.turns.MANY_NODES", 1)
+    for room in ("runners.emulator.switched.sessions_of", "graph.inspection.repetition"):
+        monkeypatch.setattr(f"bisect_trt.{room}.FEWEST_NODES", 1)
+    monkeypatch.setattr("bisect_trt.graph.passes.phrases._FREQUENT", 6)
+    for room in ("runners.emulator.switched.shared_sessions", "graph.inspection.repetition"):
+        monkeypatch.setattr(f"bisect_trt.{room}.SESSION", 1)
+
+
+@cache
+def tangle(layers: int = 800) -> Graph:
+    """Operators in no order that read each other in no order: weights, two outputs, a shape, a
+    constant that all read, a tensor that is read twice, and an ``If`` that captures.
+    """
+    random = np.random.default_rng(2)
+    nodes: list[onnx.NodeProto] = []
+    weights = [numpy_helper.from_array(np.float32([0.9]), "shared")]
+
+    def add(op: str, *inputs: str, outputs: int = 1, **attributes: object) -> str:
+        names = [f"t{len(nodes)}_{i}" for i in range(outputs)]
+        nodes.append(helper.make_node(op, inputs, names, f"/n{len(nodes)}", **attributes))
+        return names[0]
+
+    def weight(*shape: int) -> str:
+        array = random.standard_normal(shape).astype(np.float32) * np.float32(0.3)
+        weights.append(numpy_helper.from_array(array, f"w{len(weights)}"))
+        return weights[-1].name
+
+    recent = [add("Tanh", "x")]
+    shape = add("Shape", "x")
+    for number in range(layers):
+        last, other = recent[-1], recent[int(random.integers(len(recent)))]
+        match int(random.integers(8)):
+            case 0:
+                made = add("Tanh", add("MatMul", last, weight(WIDTH, WIDTH)))
+            case 1:
+                made = add("Add", last, weight(WIDTH))
+            case 2:
+                made = add("Mul", last, "shared")
+            case 3:
+                made = add("Add", last, other)
+            case 4:
+                half = add("Split", last, outputs=2, axis=1)
+                made = add("Concat", half[:-1] + "1", half, axis=1)
+            case 5:
+                made = add("Reshape", last, shape)
+            case 6:
+                made = add("Mul", add("Sigmoid", other), last)
+            case _:
+                made = add("Add", add("Sin", last), last)
+        if number == layers // 2:
+            made = add("If", "flag", **branches(made, recent[0]))
+        recent = [*recent, made][-6:]
+    info = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", WIDTH]),
+        helper.make_tensor_value_info("flag", TensorProto.BOOL, []),
+    ]
+    out = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in recent[-2:]]
+    opset = [helper.make_opsetid("", 17)]
+    graph = helper.make_graph(nodes, "g", info, out, weights)
+    return Graph(helper.make_model(graph, opset_imports=opset, ir_version=8))
+
+
+def branches(made: str, other: str) -> dict[str, onnx.GraphProto]:
+    def body(name: str, *nodes: onnx.NodeProto) -> onnx.GraphProto:
+        out = helper.make_tensor_value_info(nodes[-1].output[0], TensorProto.FLOAT, None)
+        return helper.make_graph(nodes, name, [], [out])
+
+    return {
+        "then_branch": body("b", helper.make_node("Add", [made, other], ["inside"], "inner")),
+        "else_branch": body("c", helper.make_node("Identity", [made], ["outside"])),
+    }
+
+
+def sample(seed: int) -> Sample:
+    x = np.random.default_rng(seed).standard_normal((3, WIDTH)).astype(np.float32)
+    return Sample(f"s{seed}", {"x": x, "flag": np.array(seed % 2 == 0)})
+
+
+def given_to(graph: Graph, turns: Turns | None = None, **options: int) -> SwitchedSession:
+    return SwitchedSession(graph, ConstantStore(graph), *PAIRS[0], 1, turns=turns, **options)
+
+
+NAMES = [layer.name for layer in tangle().layers]
+
+
+@cache
+def both(low: Precision, pin: Precision) -> tuple[SwitchedSession, SwitchedSession]:
+    """One by phrases, and one that always starts at the beginning and branches."""
+    constants = ConstantStore(tangle())
+    late = SwitchedSession(tangle(), constants, low, pin, 1, kept=KeptActivations(20_000))
+    return late, branching(SwitchedSession(tangle(), constants, low, pin, 1, segments=1))
+
+
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    st.sampled_from(PAIRS),
+    st.lists(
+        st.tuples(st.integers(0, 1), st.frozensets(st.sampled_from(NAMES))),
+        min_size=1,
+        max_size=4,
+    ),
+)
+def test_phrases_change_no_bit(
+    precisions: tuple[Precision, Precision], asked: list[tuple[int, frozenset[str]]]
+) -> None:
+    late, plain = both(*precisions)
+    assert all(isinstance(segment, PhrasedSegment) for segment in late._segments)
+    for seed, lowered in asked:
+        for these in (lowered, lowered ^ {NAMES[-3]}):
+            assert same(late.run(sample(seed), these), plain.run(sample(seed), these))
+
+
+def test_effects_are_those_of_a_run_from_the_start() -> None:
+    made, plain = given_to(tangle()), branching(given_to(tangle(), segments=1))
+    wanted = NAMES[::29]
+    found = dict(made.effects(sample(0), wanted))
+    assert set(found) == set(wanted)
+    for name, outputs in found.items():
+        assert outputs is not None
+        assert same(outputs, plain.run(sample(0), frozenset({name})))
+
+
+def test_layers_of_a_kind_share_a_session() -> None:
+    graph = chain(RANDOM)
+    made = given_to(graph)
+    assert shares_sessions(graph)
+    # Six operators, some of them by two; and those that round the input or the output.
+    forms, sessions = len(made._one_of_each), len(made._sessions)
+    assert forms < 30 and 100 < sessions < len(RANDOM), "some phrases are of several layers"
+    assert made._whole is None
+    assert made.at_once(sample(0)) == 1
+    assert len(given_to(tangle())._one_of_each) < len(NAMES) / 4
+
+
+def test_layers_of_many_kinds_keep_sessions_of_their_own() -> None:
+    """Each reads a weight of another width."""
+    nodes, weights, last = [], [], "x"
+    for number in range(120):
+        array = np.full([number + 1, number + 2], 0.1, np.float32)
+        weights.append(numpy_helper.from_array(array, f"w{number}"))
+        nodes.append(helper.make_node("MatMul", [last, f"w{number}"], [f"t{number}"], f"n{number}"))
+        last = f"t{number}"
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in ("x", last)]
+    made = helper.make_graph(nodes, "g", ends[:1], ends[1:], weights)
+    opset = [helper.make_opsetid("", 17)]
+    graph = Graph(helper.make_model(made, opset_imports=opset, ir_version=8))
+    assert not shares_sessions(graph)
+    assert given_to(graph)._whole is not None
+
+
+def test_fewer_nodes_are_run_by_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    for room in ("runners.emulator.switched.sessions_of", "graph.inspection.repetition"):
+        monkeypatch.setattr(f"bisect_trt.{room}.FEWEST_NODES", len(tangle().proto.graph.node) + 1)
+    assert not shares_sessions(tangle())
+    assert given_to(tangle())._whole is not None
+
+
+def test_what_phrases_hand_on_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, alive = given_to(chain(RANDOM)), list[int]()
+    plain = SegmentSession.run
+
+    def counted(self: SegmentSession, tensors: Mapping[str, Any], setting: Any) -> Any:
+        alive.append(len(tensors))
+        return plain(self, tensors, setting)
+
+    monkeypatch.setattr(SegmentSession, "run", counted)
+    made.run(Sample("s", {"x": np.ones((2, WIDTH), np.float32)}), frozenset())
+    assert len(alive) == len(made._sessions)
+    assert max(alive) == 2, "the input, and what the phrase before gave"
+
+
+def test_what_fails_is_named_as_the_model_names_it() -> None:
+    graph = chain(["Sin", "MatMul", *RANDOM])
+    x = Sample("s", {"x": np.ones((1, WIDTH + 1), np.float32)})
+    with pytest.raises(RunnerFailedError, match=r"'/MatMul_1'") as failed:
+        given_to(graph).run(x, frozenset())
+    assert "@" not in str(failed.value)
+
+
+@pytest.mark.parametrize("sessions", [Sessions.SECOND, Sessions.REFERENCE])
+def test_shared_sessions_make_room(sessions: Sessions) -> None:
+    """They are opened again in no time, and let nobody else go for that."""
+    graph = tangle()
+    turns = Turns(graph)
+    made = given_to(graph, turns)
+    lowered = frozenset(NAMES[::2])
+    expected = made.run(sample(0), lowered)
+    assert made.is_ready(lowered)
+    let_go = []
+
+    class Other:
+        def release(self) -> None:
+            let_go.append(self)
+
+    other = Other()
+    turns.introduce(other, sessions)
+    turns.make_room(sessions)
+    assert not made.is_ready(lowered)
+    made._kept = KeptActivations()
+    assert same(made.run(sample(0), lowered), expected)
+    assert made.is_ready(lowered) and not let_go
