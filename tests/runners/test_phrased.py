@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -31,8 +33,7 @@ from tests.runners.test_shared_forms import RANDOM, chain
 @pytest.fixture(autouse=True)
 def many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bisect_trt.runners.ort.turns.MANY_NODES", 1)
-    for room in ("runners.emulator.switched.sessions_of", "graph.inspection.repetition"):
-        monkeypatch.setattr(f"bisect_trt.{room}.FEWEST_NODES", 1)
+    monkeypatch.setattr("bisect_trt.graph.passes.phrases.FEWEST_NODES", 1)
     monkeypatch.setattr("bisect_trt.graph.passes.phrases._FREQUENT", 6)
     for room in ("runners.emulator.switched.shared_sessions", "graph.inspection.repetition"):
         monkeypatch.setattr(f"bisect_trt.{room}.SESSION", 1)
@@ -183,8 +184,8 @@ def test_layers_of_many_kinds_keep_sessions_of_their_own() -> None:
 
 
 def test_fewer_nodes_are_run_by_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    for room in ("runners.emulator.switched.sessions_of", "graph.inspection.repetition"):
-        monkeypatch.setattr(f"bisect_trt.{room}.FEWEST_NODES", len(tangle().proto.graph.node) + 1)
+    count = len(tangle().proto.graph.node)
+    monkeypatch.setattr("bisect_trt.graph.passes.phrases.FEWEST_NODES", count + 1)
     assert not shares_sessions(tangle())
     assert given_to(tangle())._whole is not None
 
@@ -233,3 +234,87 @@ def test_shared_sessions_make_room(sessions: Sessions) -> None:
     made._kept = KeptActivations()
     assert same(made.run(sample(0), lowered), expected)
     assert made.is_ready(lowered) and not let_go
+
+
+@pytest.mark.parametrize("place", [0, 300, -1])
+def test_what_nobody_reads_is_not_run(place: int) -> None:
+    """Dead layers, one after the other: a phrase of them would give nothing."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(tangle().proto)
+    nodes = list(proto.graph.node)
+    for number in range(10):
+        source = nodes[place].output[0] if number == 0 else f"dead{number - 1}"
+        proto.graph.node.append(helper.make_node("Cos", [source], [f"dead{number}"], f"d{number}"))
+    graph = Graph(proto)
+    made, plain = given_to(graph), branching(given_to(graph, segments=1))
+    assert isinstance(made._segments[0], PhrasedSegment)
+    for lowered in (frozenset(NAMES[::3]), frozenset({"d0", "d3", *NAMES[-2:]})):
+        assert same(made.run(sample(1), lowered), plain.run(sample(1), lowered))
+
+
+def test_a_scan_has_no_phrases() -> None:
+    """Of a body whose outputs have no shape ONNX Runtime asks the nodes before the Scan."""
+    text = f"""
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[n, {WIDTH}] x) => (float[m, {WIDTH}] y)
+        <int64[2] shape = {{3, {WIDTH}}}, float[{WIDTH}] start = {{{", ".join(["0"] * WIDTH)}}}> {{
+            reshaped = Reshape(x, shape)
+            a = Tanh(reshaped)
+            end, y = Scan <num_scan_inputs = 1, body = b (float[{WIDTH}] s, float[{WIDTH}] e)
+                => (t, u) {{ t = Add(s, e)  u = Tanh(t) }}> (start, a)
+        }}
+    """
+    model = onnx.parser.parse_model(text)
+    last = model.graph.node[-1]
+    last.output[1] = "scanned"
+    tail = chain(RANDOM).proto
+    for node in tail.graph.node:
+        node.input[0] = "scanned" if node.input[0] == "x" else node.input[0]
+    model.graph.node.extend(tail.graph.node)
+    model.graph.initializer.extend(tail.graph.initializer)
+    model.graph.output[0].name = tail.graph.output[0].name
+    graph = Graph(model)
+    made, plain = given_to(graph), branching(given_to(graph, segments=1))
+    assert not shares_sessions(graph) and len(made._segments) > 1
+    x = Sample("s", {"x": np.linspace(-1, 1, 3 * WIDTH, dtype=np.float32).reshape(3, WIDTH)})
+    lowered = frozenset(layer.name for layer in graph.layers[::2])
+    assert same(made.run(x, lowered), plain.run(x, lowered))
+
+
+def test_a_constant_that_is_an_output() -> None:
+    """No segment gives it: the model stays in one piece."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(tangle().proto)
+    array = numpy_helper.from_array(np.float32([1.0, 2.0]), "value")
+    proto.graph.node.append(helper.make_node("Constant", [], ["fixed"], "c", value=array))
+    proto.graph.output.append(helper.make_tensor_value_info("fixed", TensorProto.FLOAT, [2]))
+    graph = Graph(proto)
+    made = given_to(graph)
+    assert len(made._segments) == 1 and not shares_sessions(graph)
+    found = made.run(sample(0), frozenset(NAMES))
+    assert found["fixed"].tolist() == [1.0, 2.0]
+    whole = given_to(tangle()).run(sample(0), frozenset(NAMES))
+    assert same({name: found[name] for name in whole}, whole)
+
+
+def test_sessions_may_be_closed_while_they_run() -> None:
+    made, plain = given_to(tangle()), branching(given_to(tangle(), segments=1))
+    asked = [frozenset(NAMES[n::4]) for n in range(4)] * 3
+    done = Event()
+
+    def close() -> int:
+        times = 0
+        while not done.wait(0.002):
+            made.release()
+            times += 1
+        return times
+
+    with ThreadPoolExecutor(3) as pool:
+        closed = pool.submit(close)
+        found = list(pool.map(lambda p: made.run(sample(p[0]), p[1]), enumerate(asked)))
+        done.set()
+        assert closed.result() > 0
+    for number, (lowered, outputs) in enumerate(zip(asked, found, strict=True)):
+        assert same(outputs, plain.run(sample(number), lowered))
+    made.release()
+    assert not any(session.is_open or session._fed for session in made._sessions)

@@ -10,9 +10,9 @@ from onnx import TensorProto
 
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.passes.cut_places import Crossing, Kinds, kinds_of
-from bisect_trt.graph.passes.phrases import FEWEST_NODES, SESSION, together
-from bisect_trt.graph.passes.segmented import MOST_SEGMENTS
-from bisect_trt.graph.tensors.operator_rules import FLOAT, QUANTISES, is_standard
+from bisect_trt.graph.passes.phrases import SESSION, has_phrases, together
+from bisect_trt.graph.passes.segmented import MOST_SEGMENTS, is_constant
+from bisect_trt.graph.tensors.operator_rules import FLOAT, QUANTISES
 
 
 def shares_sessions(graph: Graph) -> bool:
@@ -21,7 +21,9 @@ def shares_sessions(graph: Graph) -> bool:
     told without reading a weight.
     """
     main = graph.proto.graph
-    nodes = [n for n in main.node if n.op_type != "Constant" or not is_standard(n)]
+    nodes = [node for node in main.node if not is_constant(node)]
+    if not {name for node in nodes for name in node.output}.issuperset(graph.outputs):
+        return False  # it is not cut
     # What is no weight is part of a segment, by its values.
     fixed = {name for n in nodes if n.op_type in QUANTISES for name in n.input}
     told = {
@@ -32,19 +34,15 @@ def shares_sessions(graph: Graph) -> bool:
         )
         for t in main.initializer
     }
-    if not nodes:
-        return False
     kinds = kinds_of(nodes, told.get, lambda _: False)
     anywhere = Crossing([0] * (len(nodes) + 1), 0)
     places = anywhere.alike(kinds, len(nodes) / MOST_SEGMENTS)
     segments = {kinds[a:b].tobytes(): b - a for a, b in pairwise([0, *places, len(nodes)])}
-    return 2 * sum(segments.values()) <= len(nodes) or _has_few_phrases(kinds)
+    return 2 * sum(segments.values()) <= len(nodes) or (has_phrases(graph) and _are_few(kinds))
 
 
-def _has_few_phrases(kinds: Kinds) -> bool:
+def _are_few(kinds: Kinds) -> bool:
     """Whether the phrases of a network whose layers are of ``kinds`` are worth sharing sessions."""
-    if len(kinds) < FEWEST_NODES:
-        return False
     (first,) = together([kinds])
     phrases = {kinds[a:b].tobytes(): b - a for a, b in pairwise([*first, len(kinds)])}
     # Each node has a switch beside it there; what reads what makes more kinds of them.

@@ -15,7 +15,7 @@ import onnx
 from onnx import AttributeProto
 
 from bisect_trt.graph.model.opset import operators
-from bisect_trt.graph.passes.segment import Segment
+from bisect_trt.graph.passes.segment import Segment, is_switch
 
 _NUMBER = re.compile(r"@(node)?(\d+)")
 
@@ -53,7 +53,11 @@ def nameless(segment: Segment) -> tuple[Segment, Names]:
     model = onnx.ModelProto()
     model.CopyFrom(segment.model)
     graph = model.graph
-    nodes = tuple(intern(node.name) for node in graph.node)
+    # A switch is known by its tensor, whose name is there anyway.
+    nodes = tuple(
+        intern(node.output[0] if is_switch(node, segment.flags) else node.name)
+        for node in graph.node
+    )
     numbers: dict[str, str] = {}
     _rename(graph, numbers)
     for number, node in enumerate(graph.node):

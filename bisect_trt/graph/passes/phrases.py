@@ -14,10 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.graph.model.graph import Graph
+from bisect_trt.graph.model.opset import operators
 from bisect_trt.graph.passes.cut_places import Kinds, kinds_of
 from bisect_trt.graph.passes.packed_segment import PackedSegment
 from bisect_trt.graph.passes.segment import Segment, is_switch
 from bisect_trt.graph.passes.segmented import Cutter
+from bisect_trt.graph.tensors.tensor_types import captured_names
 
 SESSION = 16
 """Nodes that take as much memory as a session of none: 0.17 MB."""
@@ -60,14 +62,29 @@ def in_phrases(parts: Sequence[PackedSegment], graph: Graph) -> Iterator[Iterato
         yield Cutter(part.unpacked(), graph).between(places)
 
 
+def has_phrases(graph: Graph) -> bool:
+    """Whether a model may be run by phrases. A Scan may not stand alone: ONNX Runtime derives
+    shapes for it from the nodes before.
+    """
+    nodes = graph.proto.graph.node
+    return len(nodes) >= FEWEST_NODES and "Scan" not in operators(nodes)
+
+
 def _begins(cutter: Cutter, segment: Segment) -> list[int]:
-    """The nodes before which a layer ends: its switches belong to it."""
+    """The nodes that layers begin with, but for the first: a switch of what the layer before made
+    belongs to that, any other to the layer that reads it.
+    """
     crossing = cutter.crossing()
-    return [
-        place
-        for place, node in enumerate(cutter.nodes)
-        if place and not is_switch(node, segment.flags) and crossing.alive[place] <= crossing.most
-    ]
+    found, made, has_operator = [], set[str](), False
+    for place, node in enumerate(cutter.nodes):
+        switch = is_switch(node, segment.flags)
+        belongs = switch and not made.isdisjoint(captured_names(node))
+        if has_operator and not belongs and crossing.alive[place] <= crossing.most:
+            found.append(place)
+            made, has_operator = set(), False
+        made.update(node.output)
+        has_operator |= not switch
+    return found
 
 
 def together(rows: Sequence[Kinds]) -> list[list[int]]:

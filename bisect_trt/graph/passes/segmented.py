@@ -41,9 +41,10 @@ def cut(
         One segment, the model itself, where it is small or no place can be cut.
     """
     whole = _whole(switched, graph)
-    count = len(switched.model.graph.node)
-    wanted = min(most, count // _FEWEST_NODES)
-    made = {name for node in switched.model.graph.node for name in node.output if name}
+    nodes = switched.model.graph.node
+    wanted = min(most, len(nodes) // _FEWEST_NODES)
+    # A constant is no segment's to give.
+    made = {name for node in nodes if not is_constant(node) for name in node.output if name}
     if wanted < 2 or not made.issuperset(graph.outputs):
         yield whole
         return
@@ -63,6 +64,11 @@ def _whole(switched: SwitchedModel, graph: Graph) -> Segment:
     return Segment(switched.model, takes, graph.outputs, switched.flags, switched.weights)
 
 
+def is_constant(node: onnx.NodeProto) -> bool:
+    """Whether ``node`` is one of ONNX's constants."""
+    return bool(node.op_type == "Constant" and is_standard(node))
+
+
 class Cutter:
     """Cuts ``segment`` between any of its ``nodes``, which are those but its constants.
 
@@ -77,10 +83,10 @@ class Cutter:
         self._inputs = {i.name: i for i in source.input}
         self._outputs = {o.name: o for o in source.output}
         self._initialisers = {t.name: t for t in source.initializer}
-        constant = [n for n in source.node if n.op_type == "Constant" and is_standard(n)]
+        constant = filter(is_constant, source.node)
         # A constant stays one in every segment that reads it: kernels prepare those beforehand.
         self._constants = {n.output[0]: n for n in constant}
-        self.nodes = [n for n in source.node if n.op_type != "Constant" or not is_standard(n)]
+        self.nodes = [node for node in source.node if not is_constant(node)]
         self._reads = [
             dict.fromkeys((*filter(None, n.input), *captured_names(n))) for n in self.nodes
         ]
@@ -89,14 +95,16 @@ class Cutter:
         self._last_read |= dict.fromkeys(segment.gives, len(self.nodes))
 
     def between(self, places: Sequence[int]) -> Iterator[Segment]:
-        """The segments in order.
+        """The segments in order, but those of which nothing is read.
 
         Args:
             places: the nodes that all but the first begin with, ascending.
         """
         ends = [*places, len(self.nodes)]
         for start, end in zip([0, *ends], ends, strict=False):
-            yield self._segment(start, end)
+            segment = self._segment(start, end)
+            if segment.gives:
+                yield segment
 
     def crossing(self) -> Crossing:
         """How many tensors are alive between nodes; only one whose type is told may cross a cut."""

@@ -29,7 +29,7 @@ from bisect_trt.runners.emulator.switched.kept_activations import KeptActivation
 from bisect_trt.runners.emulator.switched.switched_session import SwitchedSession
 from bisect_trt.runners.ort.devices import CPU, Device, load_cuda_libraries
 from bisect_trt.runners.ort.side_by_side import side_by_side
-from bisect_trt.runners.ort.turns import Turns
+from bisect_trt.runners.ort.turns import Sessions, Turns
 
 _KEPT_SESSIONS = 2
 """Most runs need the base's session and once TF32's; each holds one network's activations."""
@@ -81,6 +81,7 @@ class EmulatedRunner:
         self._switched: dict[tuple[Precision, Precision], SwitchedSession] = {}
         weights = weights_size(self.graph.proto)
         self._node_by_node = NodeByNode(self._capable, self.constants, threads)
+        self._turns.introduce(self._node_by_node, Sessions.SHARED)
         self._kept = KeptActivations(0 if frees_activations() else room_beside(weights))
         self._lowered: tuple[PrecisionPlan, frozenset[str]] | None = None
         self._after_lookups: EmulatedRunner | None = None

@@ -66,12 +66,21 @@ class NodeByNode:
         self._sessions = NodeSessions(graph.proto, threads)
         self._beside = ThreadPoolExecutor(1, "bisect-trt")
         self._ready: dict[tuple[int, Precision], NodeSession] = {}
-        self._steps = compile_steps(graph, constants)
+        self._compiled: Sequence[Step] | None = None
 
     def release(self) -> None:
-        """Let the nodes' sessions go."""
+        """Let the nodes' sessions go, and what is known of each node."""
         self._ready.clear()
         self._sessions = NodeSessions(self._graph.proto, self._threads)
+        self._compiled = None
+
+    @property
+    def _steps(self) -> Sequence[Step]:
+        """Who goes through them keeps them meanwhile."""
+        found = self._compiled
+        if found is None:
+            found = self._compiled = compile_steps(self._graph, self._constants)
+        return found
 
     def outputs(self, sample: Sample, plan: PrecisionPlan, *, rtx_sums: bool) -> Arrays:
         """The model's outputs on ``sample`` under ``plan``.

@@ -31,9 +31,10 @@ class PhrasedSegment:
         self._gives = segment.gives
         last = {name: i for i, session in enumerate(sessions) for name in session.takes}
         self._done: list[list[str]] = [[] for _ in sessions]
-        for name in (n for session in sessions for n in session.gives):
-            if name not in segment.gives:
-                self._done[last[name]].append(name)
+        for i, session in enumerate(sessions):
+            for name in session.gives:
+                if name not in segment.gives:  # what only dead layers read nobody takes
+                    self._done[last.get(name, i)].append(name)
 
     def run(self, tensors: Mapping[str, Value], setting: Setting) -> dict[str, Value]:
         """As :meth:`SegmentSession.run`."""

@@ -98,10 +98,16 @@ class SegmentSession:
                 raise
 
     def close(self) -> None:
-        """Let all sessions go; whoever runs next opens one, who is running ends by what it has."""
+        """Let all sessions of the form go; whoever runs next opens one, who is running ends by what
+        it has.
+        """
+        with self._constants.lent.lock:
+            self.form.close()
+
+    def forget(self) -> None:
+        """Let what it was fed with last go."""
         with self._constants.lent.lock:
             self._fed = None
-            self.form.close()
             self._constants.lent.by.pop(self, None)
 
     def states(self, setting: Setting) -> dict[str, bool]:

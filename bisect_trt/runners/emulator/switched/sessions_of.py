@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.passes.packed_segment import PackedSegment
-from bisect_trt.graph.passes.phrases import FEWEST_NODES, in_phrases
+from bisect_trt.graph.passes.phrases import has_phrases, in_phrases
 from bisect_trt.graph.passes.segment import Segment
 from bisect_trt.runners.emulator.constants.constant_store import ConstantStore
 from bisect_trt.runners.emulator.constants.device_constants import DeviceConstants
@@ -58,7 +58,7 @@ def _shared(
 ) -> Sequence[SegmentSession | PhrasedSegment] | None:
     """By copies of a block, or else by phrases; None where neither spares much."""
     whole = shared_sessions((part.unpacked() for part in parts), constants, threads)
-    if whole is not None or len(graph.proto.graph.node) < FEWEST_NODES:
+    if whole is not None or not has_phrases(graph):
         return whole
     owners: list[int] = []
 

@@ -99,7 +99,7 @@ class SwitchedSession:
         self._switches = Switches(parts)
         self._segments = sessions_of(packed, graph, constants, threads, device, shared=alike)
         self._sessions = [one for segment in self._segments for one in segment.sessions]
-        self._one_of_each = list({one.form: one for one in self._sessions}.values())
+        self._one_of_each = list({one.form: one for one in reversed(self._sessions)}.values())
         shares = len(self._one_of_each) < len(self._sessions)
         self._room, self._device = Room(graph, threads), device
         self._outputs = graph.outputs
@@ -180,8 +180,10 @@ class SwitchedSession:
 
     def release(self) -> None:
         """Close the segments; the session of a plan stays."""
-        for session in self._sessions:
+        for session in self._one_of_each:
             session.close()
+        for session in self._sessions:
+            session.forget()
         give_back()
 
     def effects(
