@@ -102,7 +102,6 @@ class SwitchedSession:
         self._one_of_each = list({one.form: one for one in reversed(self._sessions)}.values())
         shares = len(self._one_of_each) < len(self._sessions)
         self._room, self._device = Room(graph, threads), device
-        self._outputs = graph.outputs
         self._graph, self._chosen = graph, False
         # A tensor is let go behind the last segment that takes it.
         last = {name: place for place, part in enumerate(parts) for name in part.takes}
@@ -267,7 +266,7 @@ class SwitchedSession:
         return {name: value for name, value in alive.items() if self._last.get(name, -1) > place}
 
     def _fetched(self, tensors: Tensors) -> Arrays:
-        return {name: viewed(tensors[name]) for name in self._outputs}
+        return {name: viewed(tensors[name]) for name in self._graph.outputs}
 
     def _set(self, lowered: frozenset[str]) -> tuple[list[Setting], list[bytes]]:
         """The switches, and by what the activations before each segment are known; those of the
