@@ -283,3 +283,28 @@ def test_what_is_kept_at_cuts_follows_the_weights() -> None:
     assert room_beside(0) == 8 << 20
     assert room_beside(16 << 20) == 10 << 20
     assert room_beside(1 << 30) == MOST_BYTES == 16 << 20
+
+
+@pytest.mark.parametrize("precisions", PAIRS, ids=str)
+@pytest.mark.parametrize("between", [TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.INT32])
+def test_casts_that_undo_each_other_are_read_by_bodies(
+    precisions: tuple[Precision, Precision], between: int
+) -> None:
+    """ONNX Runtime takes the second away where the first reads an input of its session."""
+    text = f"""
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[n, 4] x) => (float[n, 4] y) {{
+            there = Cast <to = {between}> (x)
+            back = Cast <to = 1> (there)
+            y = Tanh(back)
+        }}
+    """
+    graph = Graph(onnx.parser.parse_model(text))
+    x = Sample("s", {"x": np.linspace(-2, 2, 12, dtype=np.float32).reshape(3, 4)})
+    selects = SwitchedSession(graph, ConstantStore(graph), *precisions, 1)
+    branches = branching(SwitchedSession(graph, ConstantStore(graph), *precisions, 1))
+    back = x.arrays["x"].astype(helper.tensor_dtype_to_np_dtype(between)).astype(np.float32)
+    exact = branches.run(x, frozenset())["y"]
+    assert np.allclose(exact, np.tanh(back), atol=1e-3)
+    for lowered in (frozenset[str](), frozenset(layer.name for layer in graph.layers)):
+        assert same(selects.run(x, lowered), branches.run(x, lowered))

@@ -108,6 +108,8 @@ class _Writer:
             if node.op_type not in CONTROL_FLOW
         }
         self._uses = self._find_uses()
+        casts = (n for n in self._source.node if n.op_type == "Cast" and is_standard(n))
+        self._cast = {name for node in casts for name in node.output}
         # The flag that a layer's result is rounded by, also where that happens further up.
         self._flag_of: dict[str, str] = {}
 
@@ -145,12 +147,24 @@ class _Writer:
         ]
         for rounding in switched:
             new.output[rounding.slot] = self._rounder.fresh(f"{rounding.tensor}__raw")
-        self._graph.node.append(new)
+        self._append(new, node)
         for rounding in switched:
             reader = self._only_reader(rounding.tensor)
             on = (rounding.layer,) if reader is None else (rounding.layer, self._of.names[reader])
             raw, tensor = new.output[rounding.slot], rounding.tensor
             self._flag_of[tensor] = self._switch(Flag(on), raw, tensor, self._low, Precision.FP32)
+
+    def _append(self, new: onnx.NodeProto, source: onnx.NodeProto) -> None:
+        """Add what ``source`` became. Of two Casts that undo each other ONNX Runtime takes the
+        second away, whatever it is told, and what bodies read of that is missing then: a copy
+        stands between.
+        """
+        self._graph.node.append(new)
+        is_cast = source.op_type == "Cast" and is_standard(source)
+        result, tensor = new.output[0], source.output[0]
+        if is_cast and source.input[0] in self._cast and self._of.types.type_of(tensor) == FLOAT:
+            made = self._graph.node[-1].output[0] = self._rounder.fresh(f"{result}__cast")
+            self._graph.node.append(helper.make_node("Identity", [made], [result]))
 
     def _is_rounded_before(self, index: int, node: onnx.NodeProto, tensor: str) -> bool:
         """Whether the result ``tensor`` of ``node`` needs no switch of its own: a node that moves
