@@ -26,7 +26,7 @@ from bisect_trt.runners.emulator.switched.phrased_segment import PhrasedSegment
 from bisect_trt.runners.emulator.switched.segment_session import SegmentSession
 from bisect_trt.runners.emulator.switched.switched_session import SwitchedSession
 from bisect_trt.runners.ort.turns import Sessions, Turns
-from tests.runners.test_segments import PAIRS, WIDTH, branching, same
+from tests.runners.test_segments import PAIRS, WIDTH, Asked, asked_of, branching, same
 from tests.runners.test_shared_forms import RANDOM, chain
 
 
@@ -127,17 +127,8 @@ def both(low: Precision, pin: Precision) -> tuple[SwitchedSession, SwitchedSessi
 @settings(
     max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(
-    st.sampled_from(PAIRS),
-    st.lists(
-        st.tuples(st.integers(0, 1), st.frozensets(st.sampled_from(NAMES))),
-        min_size=1,
-        max_size=4,
-    ),
-)
-def test_phrases_change_no_bit(
-    precisions: tuple[Precision, Precision], asked: list[tuple[int, frozenset[str]]]
-) -> None:
+@given(st.sampled_from(PAIRS), asked_of(NAMES))
+def test_phrases_change_no_bit(precisions: tuple[Precision, Precision], asked: Asked) -> None:
     late, plain = both(*precisions)
     assert all(isinstance(segment, PhrasedSegment) for segment in late._segments)
     for seed, lowered in asked:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 import numpy as np
@@ -135,18 +135,18 @@ def run_segments(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     yield places
 
 
+Asked = list[tuple[int, frozenset[str]]]
+
+
+def asked_of(names: Sequence[str]) -> st.SearchStrategy[Asked]:
+    """A few samples' seeds, each with the layers that are lowered."""
+    one = st.tuples(st.integers(0, 1), st.frozensets(st.sampled_from(names)))
+    return st.lists(one, min_size=1, max_size=4)
+
+
 @settings(max_examples=60, deadline=None)
-@given(
-    st.sampled_from(PAIRS),
-    st.lists(
-        st.tuples(st.integers(0, 1), st.frozensets(st.sampled_from(layers()))),
-        min_size=1,
-        max_size=4,
-    ),
-)
-def test_a_late_start_changes_no_bit(
-    precisions: tuple[Precision, Precision], asked: list[tuple[int, frozenset[str]]]
-) -> None:
+@given(st.sampled_from(PAIRS), asked_of(layers()))
+def test_a_late_start_changes_no_bit(precisions: tuple[Precision, Precision], asked: Asked) -> None:
     late, plain = pair(*precisions)
     assert len(late._segments) > 1 and len(plain._segments) == 1
     for seed, lowered in asked:

@@ -23,6 +23,8 @@ from bisect_trt.runners.emulator.switched.switched_session import SwitchedSessio
 from tests.runners.test_segments import (
     PAIRS,
     WIDTH,
+    Asked,
+    asked_of,
     branching,
     network,
     same,
@@ -94,16 +96,9 @@ def both(low: Precision, pin: Precision) -> tuple[SwitchedSession, SwitchedSessi
 @settings(
     max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(
-    st.sampled_from(PAIRS),
-    st.lists(
-        st.tuples(st.integers(0, 1), st.frozensets(st.sampled_from(NAMES))),
-        min_size=1,
-        max_size=4,
-    ),
-)
+@given(st.sampled_from(PAIRS), asked_of(NAMES))
 def test_one_session_for_many_segments_changes_no_bit(
-    precisions: tuple[Precision, Precision], asked: list[tuple[int, frozenset[str]]]
+    precisions: tuple[Precision, Precision], asked: Asked
 ) -> None:
     """An ``If`` that captures tensors stands between the blocks, and a skip goes over them all."""
     late, plain = both(*precisions)
