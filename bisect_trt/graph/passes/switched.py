@@ -160,9 +160,9 @@ class _Writer:
         stands between.
         """
         self._graph.node.append(new)
-        is_cast = source.op_type == "Cast" and is_standard(source)
-        result, tensor = new.output[0], source.output[0]
-        if is_cast and source.input[0] in self._cast and self._of.types.type_of(tensor) == FLOAT:
+        undoes = source.op_type == "Cast" and is_standard(source) and source.input[0] in self._cast
+        if undoes and self._of.types.type_of(source.output[0]) == FLOAT:
+            result = new.output[0]
             made = self._graph.node[-1].output[0] = self._rounder.fresh(f"{result}__cast")
             self._graph.node.append(helper.make_node("Identity", [made], [result]))
 
