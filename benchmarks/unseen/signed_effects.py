@@ -65,7 +65,8 @@ class Halves:
             feed[name] = value_of(self._switch[on])
         for name, weight in self._made.weights.items():
             precision = weight.lowered if weight.layer in constants else weight.pinned
-            feed[name] = self._constants.value(weight.tensor, precision)
+            held[name] = self._constants.owner(weight.tensor, precision)
+            feed[name] = value_of(held[name])
         found = caller(self._session)(feed, self._outputs, None)
         return {name: found[i].numpy() for i, name in enumerate(self._outputs)}
 

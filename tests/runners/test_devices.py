@@ -119,13 +119,13 @@ def test_a_weight_is_held_exact_and_rounded_once() -> None:
     graph = Graph(residual().model)
     constants = DeviceConstants(graph, PLANTED)
     name = next(n for n, a in graph.float_constants.items() if a.size > 8)
-    exact = constants.value(name)
-    low = constants.value(name, Precision.FP16)
-    assert constants.value(name) is exact and constants.value(name, Precision.FP16) is low
+    exact = constants.owner(name)
+    low = constants.owner(name, Precision.FP16)
+    assert constants.owner(name) is exact and constants.owner(name, Precision.FP16) is low
     array = graph.float_constants[name]
     assert np.array_equal(low.numpy(), array.astype(np.float16).astype(np.float32))
-    tf32 = constants.value(name, Precision.TF32)
-    assert constants.value(name, Precision.TF32) is tf32 and len(constants._placed) == 2
+    tf32 = constants.owner(name, Precision.TF32)
+    assert constants.owner(name, Precision.TF32) is tf32 and len(constants._placed) == 2
 
 
 def test_cuda_is_told_to_be_strict() -> None:

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.model.graph import Graph
+from bisect_trt.runners.emulator.by_node.node_sessions import NodeSession
 from bisect_trt.runners.emulator.constants.constant_store import ConstantStore
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.runners.emulator.switched import segment_form
@@ -78,3 +79,44 @@ def test_a_call_in_work_keeps_what_another_precision_takes_the_place_of(
         assert found["y"].tobytes() == expected["y"].tobytes()
         assert seen and all(alive for _, alive in seen), "held until the call ends"
         assert not any(rounded() is not None for rounded, _ in seen), "and no longer"
+
+
+def test_all_constants_may_be_let_go_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the reference does that is opened ahead while the emulator runs, of many nodes."""
+    graph, sample = tied()
+    plan = PrecisionPlan(Precision.FP16)
+
+    def answers() -> list[bytes]:
+        runner = EmulatedRunner(graph)
+        probes = [outputs["y"].tobytes() for outputs in runner.outputs(plan, [sample] * 3)]
+        traced = [v for row in runner.trace(sample, plan) for v in (row.reference, row.introduced)]
+        by_node = runner.outputs_by_node(plan, sample, rtx_sums=False)["y"]
+        return [*probes, *(values.tobytes() for values in traced), by_node.tobytes()]
+
+    expected = answers()
+    stores: list[ConstantStore] = []
+    plain, plain_call, begun = ConstantStore.__init__, segment_form.caller, []
+    monkeypatch.setattr(
+        ConstantStore, "__init__", lambda self, of: stores.append(self) or plain(self, of)
+    )
+
+    def let_go(call: Callable[..., Any]) -> Callable[..., Any]:
+        def disturbed(*given: Any) -> Any:
+            exact, rounded = (
+                ref(stores[0].owner("w", p)) for p in (Precision.FP32, Precision.FP16)
+            )
+            stores[0].release()
+            begun.append((exact, rounded))
+            # What was let go too early is written over.
+            spoilt = [np.full((WIDTH, WIDTH), np.nan, np.float32) for _ in range(4)]
+            found = call(*given)
+            del spoilt
+            return found
+
+        return disturbed
+
+    monkeypatch.setattr(segment_form, "caller", lambda session: let_go(plain_call(session)))
+    plain_run = NodeSession.run
+    monkeypatch.setattr(NodeSession, "run", lambda *asked: let_go(plain_run)(*asked))
+    assert answers() == expected
+    assert begun and not any(owner() for owners in begun for owner in owners), "nobody keeps them"

@@ -72,8 +72,10 @@ class Graph:
     def layers(self) -> tuple[Layer, ...]:
         """The nodes that can run at FP16, BF16 or TF32, in the file's (topological) order."""
         found = []
+        same: dict[frozenset[Precision], frozenset[Precision]] = {}
         for index, (node, name) in enumerate(zip(self.proto.graph.node, self.names, strict=True)):
             precisions = frozenset(p for p in _REDUCED if self.role(index, p).kind is Kind.LAYER)
+            precisions = same.setdefault(precisions, precisions)
             if precisions:
                 # Each access to a message makes a new string.
                 outputs = tuple(
@@ -126,9 +128,9 @@ class Graph:
             roles = self._roles.setdefault(precision, [None] * len(self.names))
         role = roles[index]
         if role is None:
-            node, name = self.proto.graph.node[index], self.names[index]
+            node = self.proto.graph.node[index]
             slots = self._slots_of(index, node)
-            role = role_of(node, name, self.types, self.opset, precision, slots)
+            role = role_of(node, self.types, self.opset, precision, slots)
             roles[index] = role
         return role
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
+from sys import intern
 
 import onnx
 
@@ -49,7 +50,7 @@ class Layer:
     @property
     def scope(self) -> str:
         """The path of modules that the name spells, '' where it spells none."""
-        return self.name.rpartition("/")[0].strip("/")
+        return intern(self.name.rpartition("/")[0].strip("/"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +58,10 @@ class Role:
     """What one node may do at one precision: the float slots that change, and those that stay FP32.
 
     ``reduced_in`` and ``reduced_out`` are slots of FP32 tensors that a lowered node reads and
-    writes reduced; ``float_in`` are all its FP32 input slots.
+    writes reduced; ``float_in`` are all its FP32 input slots. Thousands of nodes have the same few
+    roles, at each precision: :func:`role_of` gives one object of each.
     """
 
-    name: str
     kind: Kind
     reduced_in: tuple[int, ...] = ()
     reduced_out: tuple[int, ...] = ()
@@ -117,18 +118,20 @@ def float_slots(node: onnx.NodeProto, scope: Scope) -> FloatSlots:
         tuple(i for i, tensor in enumerate(names) if tensor and scope.type_of(tensor) == FLOAT)
         for names in (node.input, node.output)
     )
-    return _same(ins), _same(outs)
+    return _same((ins, outs))
 
 
 @cache
-def _same(slots: tuple[int, ...]) -> tuple[int, ...]:
-    """The first of equal tuples: thousands of nodes have the same few, at each precision."""
+def _same(slots: FloatSlots) -> FloatSlots:
+    """The first of equal ones: thousands of nodes have the same few."""
     return slots
+
+
+_role = cache(Role)
 
 
 def role_of(
     node: onnx.NodeProto,
-    name: str,
     scope: Scope,
     opset: int,
     precision: Precision,
@@ -138,7 +141,6 @@ def role_of(
 
     Args:
         node: the node in question.
-        name: its layer's id.
         scope: the types of the tensors it sees.
         opset: the version of ONNX's own operators in the model.
         precision: what it shall be lowered to.
@@ -148,26 +150,26 @@ def role_of(
         Its role, with the reason where it is kept in FP32.
     """
     if node.op_type == "Constant" and is_standard(node):
-        return Role(name, Kind.CONSTANT)
+        return _role(Kind.CONSTANT)
     float_in, float_out = slots or float_slots(node, scope)
-    kept = Role(name, Kind.KEPT, float_in=float_in)
+    kept = _role(Kind.KEPT, float_in=float_in)
     if not float_out or not is_standard(node) or precision is Precision.FP32:
         return kept
     if node.op_type in CONTROL_FLOW:
         if precision is not Precision.TF32:
-            return Role(name, Kind.LAYER, float_in, float_out, float_in)
-        return Role(name, Kind.LAYER, (), (), float_in) if _multiplies_matrices(node) else kept
+            return _role(Kind.LAYER, float_in, float_out, float_in)
+        return _role(Kind.LAYER, (), (), float_in) if _multiplies_matrices(node) else kept
     if precision is Precision.TF32:
-        operands = _same(tuple(i for i in MATRIX_INPUTS.get(node.op_type, ()) if i in float_in))
-        return Role(name, Kind.LAYER, operands, (), float_in) if operands else kept
+        operands = tuple(i for i in MATRIX_INPUTS.get(node.op_type, ()) if i in float_in)
+        return _role(Kind.LAYER, operands, (), float_in) if operands else kept
     ins, outs = lowerable_slots(node.op_type, opset, len(node.input), len(node.output), precision)
     if any(node.input[i] and scope.type_of(node.input[i]) == UNKNOWN for i in ins):
         return kept  # behind a custom operator: casting only the other operands would mix types
-    reduced_in = _same(tuple(i for i in float_in if i in ins))
-    reduced_out = _same(tuple(i for i in float_out if i in outs))
+    reduced_in = tuple(i for i in float_in if i in ins)
+    reduced_out = tuple(i for i in float_out if i in outs)
     if not reduced_out or not (reduced_in or node.op_type == "Cast"):
         return kept
-    return Role(name, Kind.LAYER, reduced_in, reduced_out, float_in)
+    return _role(Kind.LAYER, reduced_in, reduced_out, float_in)
 
 
 def _multiplies_matrices(node: onnx.NodeProto) -> bool:

@@ -114,12 +114,14 @@ def _give_to_bodies(graph: onnx.GraphProto, constants: Mapping[str, TensorProto]
 
 def shapes_of(graph: onnx.GraphProto) -> dict[str, Shape]:
     """The shapes that ``graph`` holds, by tensor; None for a size that is not known."""
+    same: dict[Shape, Shape] = {}  # thousands of tensors have a few
     known: dict[str, Shape] = {intern(t.name): tuple(t.dims) for t in graph.initializer}
     for value in (*graph.input, *graph.value_info, *graph.output):
         tensor = value.type.tensor_type
         if tensor.HasField("shape"):
-            known[intern(value.name)] = tuple(
+            shape = tuple(
                 int(d.dim_value) if d.WhichOneof("value") == "dim_value" else None
                 for d in tensor.shape.dim
             )
+            known[intern(value.name)] = same.setdefault(shape, shape)
     return known

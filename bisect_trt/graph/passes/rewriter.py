@@ -182,7 +182,7 @@ class Rewriter(ABC):
         role = (
             self.source.role(index, precision)
             if frame.parent is None
-            else role_of(node, name, frame.scope, self.source.opset, precision)
+            else role_of(node, frame.scope, self.source.opset, precision)
         )
         lowered = role.kind is Kind.LAYER
         new = onnx.NodeProto()

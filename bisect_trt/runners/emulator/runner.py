@@ -81,7 +81,8 @@ class EmulatedRunner:
         self._switched: dict[tuple[Precision, Precision], SwitchedSession] = {}
         weights = weights_size(self.graph.proto)
         self._node_by_node = NodeByNode(self._capable, self.constants, threads)
-        self._turns.introduce(self._node_by_node, Sessions.SHARED)
+        for holder in (self._node_by_node, self.constants):
+            self._turns.introduce(holder, Sessions.SHARED)
         self._kept = KeptActivations(0 if frees_activations() else room_beside(weights))
         self._lowered: tuple[PrecisionPlan, frozenset[str]] | None = None
         self._after_lookups: EmulatedRunner | None = None

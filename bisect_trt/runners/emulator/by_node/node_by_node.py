@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 from numpy.typing import NDArray
 
 from bisect_trt.core.precision import Precision, PrecisionPlan
@@ -143,7 +144,7 @@ class NodeByNode:
     ) -> Iterator[LayerValues]:
         """Run ``step`` on both histories, and where it is lowered show what became of it."""
         lowered = partial(self._execute, step, precision, low, rtx_sums)
-        read = sum(bytes_of(self._value(name, low)) for name in step.inputs)
+        read = sum(bytes_of(self._value(name, low, [])) for name in step.inputs)
         begun = self._beside.submit(lowered) if _SMALL < read < _LARGE else None
         introduced: list[Value] = []
         try:
@@ -189,10 +190,11 @@ class NodeByNode:
         if not step.lowers(precision):
             precision = Precision.FP32
         rounded = step.reduced_in[precision]
+        held: list[ort.OrtValue] = []
         values = [
-            self._rounded(name, precision, chain)
+            self._rounded(name, precision, chain, held)
             if position in rounded
-            else self._value(name, chain)
+            else self._value(name, chain, held)
             for position, name in enumerate(step.inputs)
         ]
         node = self._graph.proto.graph.node[step.index]
@@ -221,7 +223,9 @@ class NodeByNode:
         largest = LARGEST.get(precision)
         if largest is None or self._graph.proto.graph.node[step.index].op_type in CONTROL_FLOW:
             return False
-        read = [viewed(self._value(step.inputs[i], exact)) for i in step.reduced_in[precision]]
+        held: list[ort.OrtValue] = []
+        inputs = (step.inputs[i] for i in step.reduced_in[precision])
+        read = [viewed(self._value(name, exact, held)) for name in inputs]
         return all(largest_finite(a) <= largest for a in (output, *read))
 
     @staticmethod
@@ -231,12 +235,19 @@ class NodeByNode:
             for name in (step.outputs[i] for i in step.reduced_out[precision]):
                 chain.state[name] = precision
 
-    def _value(self, name: str, chain: Chain) -> Value:
-        return chain.values[name] if name in chain.values else self._constants.value(name)
+    def _value(self, name: str, chain: Chain, held: list[ort.OrtValue]) -> Value:
+        """A live tensor or a constant, whose owner joins ``held``: the C value only borrows it."""
+        if name in chain.values:
+            return chain.values[name]
+        held.append(self._constants.owner(name))
+        return value_of(held[-1])
 
-    def _rounded(self, name: str, precision: Precision, chain: Chain) -> Value:
+    def _rounded(
+        self, name: str, precision: Precision, chain: Chain, held: list[ort.OrtValue]
+    ) -> Value:
         if name in self._constants:
-            return self._constants.value(name, precision)
+            held.append(self._constants.owner(name, precision))
+            return value_of(held[-1])
         if is_rounded(chain.state.get(name, Precision.FP32), precision):
             return chain.values[name]
         key = (name, precision)
@@ -248,5 +259,7 @@ class NodeByNode:
         return self._sessions.rounding(precision).run([value])[0]
 
     def _fetch(self, name: str, chain: Chain) -> NDArray[Any]:
-        """A live tensor or a constant."""
-        return viewed(self._value(name, chain))
+        """A live tensor, or a copy of a constant."""
+        held: list[ort.OrtValue] = []
+        found = viewed(self._value(name, chain, held))
+        return found.copy() if held else found

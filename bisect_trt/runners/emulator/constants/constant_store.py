@@ -18,7 +18,7 @@ from bisect_trt.core.precision import Precision
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.tensors.mapped_files import let_go
 from bisect_trt.graph.tensors.tensor_values import rounded_values
-from bisect_trt.runners.ort.values import Value, owned, value_of
+from bisect_trt.runners.ort.values import owned
 
 
 class Lent:
@@ -38,6 +38,9 @@ class Lent:
 class ConstantStore:
     """The constants of one graph; of each, one rounded version is kept: weights are held twice at
     most, and a third time only while a call is fed with a version that gave way.
+
+    Raises:
+        BadInputError: names a constant that cannot be emulated.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -53,19 +56,17 @@ class ConstantStore:
         self.lent = Lent()
 
     def __contains__(self, name: str) -> bool:
-        return name in self._exact
+        return name in self._arrays
 
-    def value(self, name: str, precision: Precision = Precision.FP32) -> Value:
-        """The constant ``name``, rounded to ``precision``, alive as long as it is not asked for in
-        another.
+    def owner(self, name: str, precision: Precision = Precision.FP32) -> ort.OrtValue:
+        """The constant ``name``, rounded to ``precision``; several threads may ask. Who feeds it
+        holds it meanwhile: it may be let go, or give way to another version.
         """
-        return value_of(self.owner(name, precision))
-
-    def owner(self, name: str, precision: Precision) -> ort.OrtValue:
-        """What owns :meth:`value`; several threads may ask."""
-        if precision is Precision.FP32:
-            return self._exact[name]
         with self.lent.lock:
+            if precision is Precision.FP32:
+                if name not in self._exact:
+                    self._exact[name] = _ort_value(name, self._arrays[name])
+                return self._exact[name]
             held = self._rounded.get(name)
             if held is None or held[0] is not precision:
                 if held is not None:
@@ -77,6 +78,15 @@ class ConstantStore:
                 let_go(exact)
                 self._rounded[name] = held
             return held[1]
+
+    def release(self) -> None:
+        """Let go what is made again when it is asked for: of tens of thousands of small constants
+        the objects take more than the numbers.
+        """
+        with self.lent.lock:
+            self._exact.clear()
+            self._rounded.clear()
+            self.lent.by.clear()
 
 
 def _ort_value(name: str, array: NDArray[Any]) -> ort.OrtValue:

@@ -13,7 +13,7 @@ from bisect_trt.graph.tensors.mapped_files import let_go
 from bisect_trt.graph.tensors.tensor_values import rounded_values
 from bisect_trt.runners.emulator.constants.constant_store import Lent
 from bisect_trt.runners.ort.devices import Device
-from bisect_trt.runners.ort.values import Value, owned, value_of
+from bisect_trt.runners.ort.values import owned
 
 
 class DeviceConstants:
@@ -31,12 +31,8 @@ class DeviceConstants:
         )
         self.lent = Lent()
 
-    def value(self, name: str, precision: Precision = Precision.FP32) -> Value:
-        """The constant ``name``, rounded to ``precision``."""
-        return value_of(self.owner(name, precision))
-
-    def owner(self, name: str, precision: Precision) -> ort.OrtValue:
-        """What owns :meth:`value`; called under ``lent.lock``."""
+    def owner(self, name: str, precision: Precision = Precision.FP32) -> ort.OrtValue:
+        """The constant ``name``, rounded to ``precision``; called under ``lent.lock``."""
         key = (name, precision is Precision.FP32)
         held = self._placed.get(key)
         if held is None or held[0] is not precision:

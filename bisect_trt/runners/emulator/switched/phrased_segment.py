@@ -30,11 +30,12 @@ class PhrasedSegment:
         self._bounds = list(zip([0, *ends], ends, strict=False))
         self._gives = segment.gives
         last = {name: i for i, session in enumerate(sessions) for name in session.takes}
-        self._done: list[list[str]] = [[] for _ in sessions]
+        done: list[list[str]] = [[] for _ in sessions]
         for i, session in enumerate(sessions):
             for name in session.gives:
                 if name not in segment.gives:  # what only dead layers read nobody takes
-                    self._done[last.get(name, i)].append(name)
+                    done[last.get(name, i)].append(name)
+        self._done = tuple(map(tuple, done))
 
     def run(self, tensors: Mapping[str, Value], setting: Setting) -> dict[str, Value]:
         """As :meth:`SegmentSession.run`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from bisect_trt.graph.passes.nameless import nameless
 from bisect_trt.graph.passes.packed_segment import PackedSegment
@@ -31,6 +32,7 @@ def shared_sessions(
         threads: what one call may use; 0 leaves it to the machine.
     """
     forms: dict[tuple[bytes, tuple[str, ...]], SegmentForm] = {}
+    numbers: dict[tuple[str, ...], tuple[str, ...]] = {}  # those of one form have the same
     found, nodes, held = [], 0, 0
     for segment in segments:
         own, names = nameless(segment)
@@ -42,5 +44,6 @@ def shared_sessions(
         if key not in forms:
             held += count + SESSION
             forms[key] = SegmentForm(PackedSegment(own), threads, CPU)
+        names = replace(names, numbers=numbers.setdefault(names.numbers, names.numbers))
         found.append(SegmentSession(segment, constants, forms[key], names=names))
     return found if held * _SPARES <= nodes else None
