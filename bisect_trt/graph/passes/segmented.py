@@ -90,6 +90,14 @@ class Cutter:
         self._reads = [
             dict.fromkeys((*filter(None, n.input), *captured_names(n))) for n in self.nodes
         ]
+        # What a rewriter adds are versions of float tensors, and what its roundings store.
+        self._stored = {
+            node.output[0]: attribute.i
+            for node in self.nodes
+            if node.op_type == "Cast"
+            for attribute in node.attribute
+            if attribute.name == "to"
+        }
         self._made_at = {t: i for i, n in enumerate(self.nodes) for t in n.output if t}
         self._last_read = {t: i for i, reads in enumerate(self._reads) for t in reads}
         self._last_read |= dict.fromkeys(segment.gives, len(self.nodes))
@@ -126,8 +134,7 @@ class Cutter:
 
     def _type_of(self, name: str) -> int:
         known = self._graph.types.types
-        # What the switched model adds are versions of float tensors.
-        return known.get(name, FLOAT)
+        return known[name] if name in known else self._stored.get(name, FLOAT)
 
     def _segment(self, start: int, end: int) -> Segment:
         source = self._of.model

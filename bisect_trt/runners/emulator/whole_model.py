@@ -7,8 +7,9 @@ whose verdict turns on that is too close.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby, islice
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain, groupby, islice
 from typing import Any
 
 import onnx
@@ -20,6 +21,13 @@ from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.model.graph import Graph, as_graph
 from bisect_trt.graph.passes.emulated import to_emulated
+from bisect_trt.runners.emulator.by_parts import (
+    Parts,
+    at_a_time,
+    in_parts,
+    is_parted,
+    run_parts,
+)
 from bisect_trt.runners.ort.sessions import reference_session, run_all
 from bisect_trt.runners.ort.side_by_side import Room, side_by_side
 from bisect_trt.runners.ort.turns import Sessions, Turns
@@ -37,7 +45,8 @@ on a CPU: a model whose written-out LayerNorm is pinned as a whole was refused. 
 
 class WholeModelRunner:
     """Executes a model in a fresh session for each plan; the last plan's is kept until another's
-    turn comes (see ``turns``), and if the weights are large no longer than a call.
+    turn comes (see ``turns``), and if the weights are large no longer than a call. With a hundred
+    thousand nodes it is run by parts (see ``by_parts``).
 
     Args:
         model: an FP32 model, or its :class:`Graph`.
@@ -62,6 +71,7 @@ class WholeModelRunner:
         self._turns = turns or Turns(self._graph)
         self._turns.introduce(self, Sessions.SECOND)
         self._kept: tuple[PrecisionPlan, Graph, ort.InferenceSession] | None = None
+        self._cut: tuple[PrecisionPlan, Graph, Parts] | None = None
         self._room = Room(self._graph)
 
     def outputs(
@@ -70,38 +80,83 @@ class WholeModelRunner:
         try:
             # Before a session of the other form is opened, nothing runs in this one.
             for graph, few in groupby(samples, lambda s: self._graph.taking(s.arrays)):
-                ready = ((self._session_of(plan, graph), sample) for sample in few)
-                kept = self._kept  # whoever takes the turn may let it go at any time
-                if kept is None or kept[:2] != (plan, graph):
-                    for asked in islice(ready, 1):  # a plan that fails, fails on the first
-                        yield _run(asked)
-                yield from side_by_side(_run, ready, lambda s: self._room.at_once(s[1]))
+                yield from self._outputs(plan, graph, few)
         finally:
             if self._turns.is_large:
                 self.release()
             self._turns.trim()  # of 20,000 nodes each call leaves 10 MB in pieces
 
     def release(self) -> None:
-        """Let the session and its memory go."""
-        if self._kept is not None:
-            self._kept = None
+        """Let the session, or the parts, and their memory go."""
+        if self._kept is not None or self._cut is not None:
+            self._kept = self._cut = None
             give_back()
+
+    def _outputs(
+        self, plan: PrecisionPlan, graph: Graph, samples: Iterator[Sample]
+    ) -> Iterator[Mapping[str, NDArray[Any]]]:
+        """Of samples that are run in one form of the model, ``graph``."""
+        is_new = not self._has_session(plan, graph)
+        first = next(samples)
+        its = chain([first], samples)
+        parts = self._parts_of(plan, graph, first)
+        if parts is not None:
+            opened = partial(self._opened, plan, graph)
+            for sample in its:
+                several = [sample, *islice(its, at_a_time(graph, sample) - 1)]
+                yield from run_parts(parts, several, graph.outputs, opened, self._room.at_once)
+            return
+        ready = ((self._session_of(plan, graph), sample) for sample in its)
+        for asked in islice(ready, int(is_new)):  # a plan that fails, fails on the first
+            yield _run(asked)
+        yield from side_by_side(_run, ready, lambda s: self._room.at_once(s[1]))
+
+    def _has_session(self, plan: PrecisionPlan, graph: Graph) -> bool:
+        kept = self._kept  # whoever takes the turn may let it go at any time
+        return kept is not None and kept[:2] == (plan, graph)
+
+    def _parts_of(self, plan: PrecisionPlan, graph: Graph, sample: Sample) -> Parts | None:
+        """The parts by which the model is run; None where it has one session, which is open."""
+        known = self._cut
+        if known is not None and known[:2] == (plan, graph):
+            return known[2]
+        if self._has_session(plan, graph):
+            return None
+        self.release()  # two sessions of one model would be in memory for a moment
+        self._turns.take(self)
+        self._turns.make_room(Sessions.SECOND)
+        made = [to_emulated(graph, plan)]
+        if is_parted(made[0], graph, sample):
+            parts = in_parts(made.pop(), graph)
+            self._cut = (plan, graph, parts)
+            self._turns.trim()
+            return parts
+        self._kept = (plan, graph, self._opened(plan, graph, made.pop))
+        return None
 
     def _session_of(self, plan: PrecisionPlan, graph: Graph) -> ort.InferenceSession:
         kept = self._kept  # whoever takes the turn may let it go at any time
         if kept is None or kept[:2] != (plan, graph):
-            self.release()  # two sessions of one model would be in memory for a moment
+            self.release()
             self._turns.take(self)
             self._turns.make_room(Sessions.SECOND)
-            session = reference_session(
-                lambda: to_emulated(graph, plan),
-                quantised=graph.quantised,
-                constants=self._constants,
-                without=_SWALLOW_CASTS if plan.base is Precision.BF16 else (),
-            )
+            session = self._opened(plan, graph, lambda: to_emulated(graph, plan))
             kept = self._kept = (plan, graph, session)
-            self._turns.trim()
         return kept[2]
+
+    def _opened(
+        self, plan: PrecisionPlan, graph: Graph, made: Callable[[], onnx.ModelProto]
+    ) -> ort.InferenceSession:
+        """A session over what ``made`` makes, ``graph`` under ``plan`` or a part of it."""
+        self._turns.take(self)
+        session = reference_session(
+            made,
+            quantised=graph.quantised,
+            constants=self._constants,
+            without=_SWALLOW_CASTS if plan.base is Precision.BF16 else (),
+        )
+        self._turns.trim()
+        return session
 
     def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
         return {}

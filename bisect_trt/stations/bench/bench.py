@@ -242,7 +242,7 @@ class Bench:
             self.error_sample if vectors else None,
             workers,
             self.log,
-            64 if runner is self.opened or self.in_turn else 8,
+            128 if self.in_turn else 64 if runner is self.opened else 8,
             1.0 if case.requirements.of_sets else case.settings.share_of_given,
         )
         prober.before_each = self.time.check

@@ -1,0 +1,164 @@
+"""Of tens of thousands of nodes the second emulator runs part by part, and answers the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from weakref import ref
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto
+
+from bisect_trt.core.errors import RunnerFailedError
+from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.core.sample import Sample
+from bisect_trt.graph.model.graph import Graph
+from bisect_trt.graph.passes.emulated import to_emulated
+from bisect_trt.graph.passes.packed_segment import PackedSegment
+from bisect_trt.graph.passes.segmented import Cutter, _whole
+from bisect_trt.graph.passes.switched import SwitchedModel
+from bisect_trt.runners.emulator import by_parts, whole_model
+from bisect_trt.runners.emulator.by_parts import in_parts, is_parted, run_parts
+from bisect_trt.runners.emulator.whole_model import WholeModelRunner
+from bisect_trt.runners.ort.sessions import reference_session
+from tests.runners.test_phrased import sample, tangle
+from tests.runners.test_segments import WIDTH
+
+PLANS = [PrecisionPlan(p) for p in (Precision.FP16, Precision.BF16, Precision.TF32)]
+
+
+@pytest.fixture
+def parted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(by_parts, "FROM", 1)
+    monkeypatch.setattr(by_parts, "PART", 300)
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[onnx.ModelProto]:
+    """The models whose sessions were opened; there is never more than one."""
+    models: list[onnx.ModelProto] = []
+    alive: list[ref[ort.InferenceSession]] = []
+    plain = whole_model.reference_session
+
+    def watched(made: Any, **options: Any) -> ort.InferenceSession:
+        assert not any(session() for session in alive), "the one before is closed"
+        models.append(made())
+        session = plain(models[-1], **options)
+        alive.append(ref(session))
+        return session
+
+    monkeypatch.setattr(whole_model, "reference_session", watched)
+    return models
+
+
+def close(one: Iterator[Any], other: Iterator[Any]) -> None:
+    for found, expected in zip(list(one), list(other), strict=True):
+        assert found.keys() == expected.keys()
+        for name, values in expected.items():
+            np.testing.assert_allclose(
+                found[name], values, rtol=0, atol=2e-3 * np.abs(values).max()
+            )
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.base.value)
+def test_parts_answer_what_the_whole_does(
+    plan: PrecisionPlan,
+    parted: None,
+    opened: list[onnx.ModelProto],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pins = frozenset(layer.name for layer in tangle().layers[::3])
+    asked = [plan, plan.with_pins(pins)]
+    samples = [sample(seed) for seed in range(5)]
+    found = [list(WholeModelRunner(tangle()).outputs(each, samples)) for each in asked]
+    assert len(opened) >= 2 * 4
+    monkeypatch.setattr(by_parts, "FROM", 1 << 30)
+    opened.clear()
+    for each, outputs in zip(asked, found, strict=True):
+        runner = WholeModelRunner(tangle())
+        close(iter(outputs), runner.outputs(each, samples))
+    assert len(opened) == 2
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.base.value)
+def test_a_cut_may_be_anywhere(plan: PrecisionPlan) -> None:
+    """What a rounding stores in FP16 crosses as that."""
+    graph, samples = tangle(40), [sample(0), sample(1)]
+    model = to_emulated(graph, plan)
+    cutter = Cutter(_whole(SwitchedModel(model), graph), graph)
+    whole = list(WholeModelRunner(graph).outputs(plan, samples))
+    for place in range(1, len(cutter.nodes) - 1, 3):
+        parts = [PackedSegment(part) for part in cutter.between([place])]
+        found = run_parts(parts, samples, graph.outputs, reference_session, lambda _: 1)
+        close(found, iter(whole))
+
+
+def test_samples_go_through_together_and_come_in_order(
+    parted: None, opened: list[onnx.ModelProto], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(by_parts, "_MOST", 16)
+    samples = [sample(seed) for seed in range(21)]
+    runner = WholeModelRunner(tangle())
+    found = list(runner.outputs(PLANS[0], samples))
+    parts = len(in_parts(to_emulated(tangle(), PLANS[0]), tangle()))
+    assert len(opened) == 2 * parts
+    for one, outputs in zip(samples[::7], found[::7], strict=True):
+        close(iter([outputs]), WholeModelRunner(tangle()).outputs(PLANS[0], [one]))
+    (name, _) = tangle().outputs
+    assert len({outputs[name].tobytes() for outputs in found}) == 21
+
+
+def test_a_plan_is_cut_once(parted: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[onnx.ModelProto] = []
+    monkeypatch.setattr(
+        whole_model, "in_parts", lambda model, graph: asked.append(model) or in_parts(model, graph)
+    )
+    runner = WholeModelRunner(tangle())
+    for plan, count in ((PLANS[0], 1), (PLANS[0], 1), (PLANS[1], 2), (PLANS[0], 3)):
+        next(iter(runner.outputs(plan, [sample(0)])))
+        assert len(asked) == count
+    runner.release()
+    next(iter(runner.outputs(PLANS[0], [sample(0)])))
+    assert len(asked) == 4, "and anew after its memory was let go"
+
+
+def test_behind_a_cut_shapes_are_as_the_model_says(
+    parted: None, opened: list[onnx.ModelProto]
+) -> None:
+    model = onnx.ModelProto()
+    model.CopyFrom(tangle().proto)
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 3
+    still = Graph(model)
+    for graph, known in ((still, [3, WIDTH]), (tangle(), [])):
+        opened.clear()
+        list(WholeModelRunner(graph).outputs(PLANS[0], [sample(0)]))
+        taken = [value for model in opened for value in model.graph.input]
+        kinds = [value.type.tensor_type for value in taken if value.name not in ("x", "flag")]
+        (first, *_) = (kind for kind in kinds if kind.elem_type != TensorProto.INT64)
+        assert [size.dim_value for size in first.shape.dim] == known
+
+
+def test_what_fails_names_the_sample(parted: None) -> None:
+    wrong = Sample("crooked", {"x": np.zeros((3, 5), np.float32), "flag": np.array(True)})
+    with pytest.raises(RunnerFailedError, match="crooked"):
+        list(WholeModelRunner(tangle()).outputs(PLANS[0], [wrong]))
+
+
+def test_what_is_run_as_one(parted: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def by_parts_are(model: onnx.ModelProto) -> bool:
+        return is_parted(model, tangle(), sample(0))
+
+    model = to_emulated(tangle(), PLANS[0])
+    assert by_parts_are(model)
+    scan = onnx.ModelProto()
+    scan.CopyFrom(model)
+    scan.graph.node[5].op_type = "Scan"
+    assert not by_parts_are(scan)
+    with monkeypatch.context() as patched:
+        patched.setattr(by_parts, "ROOM_BYTES", 1)
+        assert not by_parts_are(model), "its tensors are large"
+    monkeypatch.setattr(by_parts, "FROM", len(model.graph.node) + 1)
+    assert not by_parts_are(model), "it has few nodes"
