@@ -154,8 +154,10 @@ MAKERS: dict[str, Callable[[], Made]] = {
     "no order, 5,000": lambda: unordered(5_000),
     "no order, 10,000": lambda: unordered(10_000),
     "no order, 20,000": lambda: unordered(20_000),
+    "no order, 60,000": lambda: unordered(60_000),
     "tangled, 10,000": lambda: tangled(10_000),
     "tangled, 20,000": lambda: tangled(20_000),
+    "tangled, 60,000": lambda: tangled(60_000),
     "ViT-S": vit_small,
     "RT-DETR R101": rtdetr_r101,
 }

@@ -32,6 +32,7 @@ from bisect_trt.runners.emulator.switched.switched_session import SwitchedSessio
 
 LIMITS = {"chain of 20,000": 90, "wide, 20,000": 90, "chain of 60,000": 300}
 LIMITS |= {"no order, 20,000": 90, "tangled, 20,000": 90}
+LIMITS |= {"no order, 60,000": 300, "tangled, 60,000": 300}
 LIMITS |= {"ViT-S": 40, "RT-DETR R101": 120}
 HALVES = {"10,000": "5,000", "20,000": "10,000"}
 _RUN = (

@@ -21,7 +21,7 @@ from bisect_trt.probe.references import References
 from bisect_trt.probe.result import SampleResult
 from bisect_trt.runners.base import Repeated, Runner
 
-_AT_ONCE = 128
+_AT_ONCE = 64
 """Samples that are prepared and then run: whoever ends it has answers on those before."""
 
 _MOST_BREAKS = 3

@@ -18,9 +18,9 @@ from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.result import PanelResult, SampleResult, meets
 from bisect_trt.stations.bench.bench import Bench
 
-_CHUNK, _LARGE_CHUNK, _IN_TURN = 16, 64, 128
+_CHUNK = 16
 """So many samples go to one judge after the other; more where a judge's turn costs something, as an
-engine's workers and the opening of sessions do: of tens of thousands of nodes 10 to 20 s."""
+engine's workers and the opening of sessions do."""
 
 _CHUNK_BYTES = 16 << 20
 """Of a large chunk's samples."""
@@ -170,9 +170,9 @@ def _chunks(
     for first in stream:
         each = max(1, first.nbytes)
         if bench.engine in judges:
-            at_once = _LARGE_CHUNK
+            at_once = bench.a_turn
         elif bench.in_turn:
-            at_once = min(_IN_TURN, max(_CHUNK, _CHUNK_BYTES // each))
+            at_once = min(bench.a_turn, max(_CHUNK, _CHUNK_BYTES // each))
         else:
             # What is made for the reference is still there for the last judge.
             at_once = min(_CHUNK, max(_AHEAD, MOST_BYTES // each - _AHEAD))
