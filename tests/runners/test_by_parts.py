@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any, cast
 from weakref import ref
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
-from bisect_trt.core.errors import RunnerFailedError
+from bisect_trt.core.errors import BadInputError, RunnerFailedError
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.model.graph import Graph
@@ -20,8 +21,10 @@ from bisect_trt.graph.passes.emulated import to_emulated
 from bisect_trt.graph.passes.packed_segment import PackedSegment
 from bisect_trt.graph.passes.segmented import Cutter, _whole
 from bisect_trt.graph.passes.switched import SwitchedModel
+from bisect_trt.runners.base import Runner
 from bisect_trt.runners.emulator import by_parts, whole_model
 from bisect_trt.runners.emulator.by_parts import in_parts, is_parted, run_parts
+from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.runners.emulator.whole_model import WholeModelRunner
 from bisect_trt.runners.ort.sessions import reference_session
 from tests.runners.test_phrased import sample, tangle
@@ -141,10 +144,47 @@ def test_behind_a_cut_shapes_are_as_the_model_says(
         assert [size.dim_value for size in first.shape.dim] == known
 
 
-def test_what_fails_names_the_sample(parted: None) -> None:
+def test_those_before_one_that_fails_are_answered(parted: None) -> None:
     wrong = Sample("crooked", {"x": np.zeros((3, 5), np.float32), "flag": np.array(True)})
+    samples = [sample(0), sample(1), wrong, sample(3)]
+    answers = WholeModelRunner(tangle()).outputs(PLANS[0], samples)
+    close(islice(answers, 2), WholeModelRunner(tangle()).outputs(PLANS[0], samples[:2]))
     with pytest.raises(RunnerFailedError, match="crooked"):
-        list(WholeModelRunner(tangle()).outputs(PLANS[0], [wrong]))
+        next(answers)
+
+
+def test_those_before_one_that_cannot_be_read_are_answered(parted: None) -> None:
+    def read() -> Iterator[Sample]:
+        yield from (sample(0), sample(1))
+        raise BadInputError("unreadable")
+
+    answers = WholeModelRunner(tangle()).outputs(PLANS[0], cast(Any, read()))
+    assert len(list(islice(answers, 2))) == 2
+    with pytest.raises(BadInputError, match="unreadable"):
+        next(answers)
+
+
+def test_a_stale_shape_of_an_output_is_not_believed(parted: None) -> None:
+    model = onnx.ModelProto()
+    model.CopyFrom(tangle().proto)
+    early = helper.make_tensor_value_info("t20_0", TensorProto.FLOAT, [1, WIDTH])
+    model.graph.output.append(early)
+    (outputs,) = WholeModelRunner(model).outputs(PLANS[0], [sample(0)])
+    assert outputs["t20_0"].shape == (3, WIDTH)
+
+
+@pytest.mark.parametrize("runner", [WholeModelRunner, EmulatedRunner])
+def test_an_input_that_is_an_output_outlives_its_sample(
+    runner: Callable[[onnx.ModelProto], Runner], parted: None
+) -> None:
+    model = onnx.ModelProto()
+    model.CopyFrom(tangle().proto)
+    model.graph.output.append(helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, WIDTH]))
+    given = sample(0)
+    expected = given.arrays["x"].copy()
+    (outputs,) = runner(model).outputs(PLANS[0], [given])
+    given.arrays["x"][:] = np.nan  # its memory is somebody else's now
+    assert np.array_equal(outputs["x"], expected)
 
 
 def test_what_is_run_as_one(parted: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,6 +197,10 @@ def test_what_is_run_as_one(parted: None, monkeypatch: pytest.MonkeyPatch) -> No
     scan.CopyFrom(model)
     scan.graph.node[5].op_type = "Scan"
     assert not by_parts_are(scan)
+    listed = onnx.ModelProto()
+    listed.CopyFrom(tangle().proto)
+    listed.graph.output[0].type.sequence_type.elem_type.tensor_type.elem_type = TensorProto.FLOAT
+    assert not is_parted(model, Graph(listed), sample(0)), "an output is a sequence"
     with monkeypatch.context() as patched:
         patched.setattr(by_parts, "ROOM_BYTES", 1)
         assert not by_parts_are(model), "its tensors are large"

@@ -90,7 +90,7 @@ class Cutter:
         self._reads = [
             dict.fromkeys((*filter(None, n.input), *captured_names(n))) for n in self.nodes
         ]
-        # What a rewriter adds are versions of float tensors, and what its roundings store.
+        # What a rewriter adds are versions of float tensors, and what roundings store in between.
         self._stored = {
             node.output[0]: attribute.i
             for node in self.nodes

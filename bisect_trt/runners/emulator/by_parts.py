@@ -38,6 +38,7 @@ _MOST, _FEWEST = 128, 16
 so few would take longer than it spares."""
 
 Parts = Sequence[PackedSegment]
+Tensors = Mapping[str, Value]
 
 
 def is_parted(model: onnx.ModelProto, graph: Graph, sample: Sample) -> bool:
@@ -52,15 +53,19 @@ def is_parted(model: onnx.ModelProto, graph: Graph, sample: Sample) -> bool:
     nodes = model.graph.node
     if len(nodes) < FROM or "Scan" in operators(nodes):
         return False
-    return at_a_time(graph, sample) >= _FEWEST
+    tensors = all(output.type.HasField("tensor_type") for output in graph.proto.graph.output)
+    return tensors and _room(graph, sample) >= _FEWEST
 
 
 def at_a_time(graph: Graph, sample: Sample) -> int:
-    """How many samples like ``sample`` have room to go through a part together; one where nothing
-    is told of the tensors of ``graph``.
-    """
+    """How many samples like ``sample`` go through a part together."""
+    return max(_FEWEST, min(_MOST, _room(graph, sample)))
+
+
+def _room(graph: Graph, sample: Sample) -> int:
+    """For how many samples there is room; none where nothing is told of the tensors."""
     each = inference_bytes(graph, sample.shapes)
-    return 1 if each is None else max(1, min(_MOST, ROOM_BYTES // max(1, each)))
+    return 0 if each is None else ROOM_BYTES // max(1, each)
 
 
 def in_parts(model: onnx.ModelProto, graph: Graph) -> Parts:
@@ -81,10 +86,11 @@ def run_parts(
     opened: Callable[[Callable[[], onnx.ModelProto]], ort.InferenceSession],
     at_once: Callable[[Sample], int],
 ) -> Iterator[dict[str, NDArray[Any]]]:
-    """The outputs by name for each of ``samples``.
+    """The outputs by name for each of ``samples``; the first is there when all of them have gone
+    through all parts. Where one fails, those before it are answered first.
 
     Args:
-        parts: of one model, in order.
+        parts: of one model, two or more, in order.
         samples: held by the caller.
         outputs: of the model.
         opened: opens a session over the model that is made when it is asked for.
@@ -95,7 +101,9 @@ def run_parts(
         MachineError: there is not enough memory.
     """
     owners = [{name: owned(array) for name, array in s.arrays.items()} for s in samples]
-    alive = [{name: value_of(owner) for name, owner in given.items()} for given in owners]
+    alive: list[Tensors | Exception] = [
+        {name: value_of(owner) for name, owner in given.items()} for given in owners
+    ]
     last = {name: place for place, part in enumerate(parts) for name in part.named.takes}
     last |= dict.fromkeys(outputs, len(parts))
     shapes: dict[str, Sequence[int]] = {}
@@ -109,15 +117,19 @@ def run_parts(
         alive = list(side_by_side(step, pairs, lambda pair: at_once(pair[0])))
         del session, step  # before the next is opened
     for left in alive:
+        if isinstance(left, Exception):
+            raise left
         yield {name: viewed(left[name]) for name in outputs}
 
 
 def _shaped(part: PackedSegment, shapes: Mapping[str, Sequence[int]]) -> onnx.ModelProto:
     """The model of ``part``, which says what shapes of what it takes are known. A session that
     knows them plans where its tensors lie; else it asks for each anew, and of two runs side by side
-    one waits for the other.
+    one waits for the other. What the file claims of its outputs may be wrong, and is left out.
     """
     model = part.unpacked().model
+    for output in model.graph.output:
+        output.type.tensor_type.ClearField("shape")
     for value in model.graph.input:
         if value.name in shapes:
             kind = value.type.tensor_type.elem_type
@@ -130,14 +142,18 @@ def _run(
     part: PackedSegment,
     place: int,
     last: Mapping[str, int],
-    asked: tuple[Sample, Mapping[str, Value]],
-) -> dict[str, Value]:
-    """What is alive behind ``part``."""
+    asked: tuple[Sample, Tensors | Exception],
+) -> Tensors | Exception:
+    """What is alive behind ``part``, or why there is nothing."""
     sample, tensors = asked
+    if isinstance(tensors, Exception):
+        return tensors
     takes, gives = part.named.takes, part.named.gives
     try:
         found = caller(session)({name: tensors[name] for name in takes}, gives, None)
     except Exception as error:
-        raise failure_of_session(sample.name, error) from error
+        failure = failure_of_session(sample.name, error)
+        failure.__cause__ = error
+        return failure
     behind = {**tensors, **{name: found[i] for i, name in enumerate(gives)}}
     return {name: value for name, value in behind.items() if last.get(name, -1) > place}

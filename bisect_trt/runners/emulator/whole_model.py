@@ -20,6 +20,7 @@ from bisect_trt.core.machine.memory import give_back
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.model.graph import Graph, as_graph
+from bisect_trt.graph.passes.capable import with_roundings
 from bisect_trt.graph.passes.emulated import to_emulated
 from bisect_trt.runners.emulator.by_parts import (
     Parts,
@@ -29,7 +30,7 @@ from bisect_trt.runners.emulator.by_parts import (
     run_parts,
 )
 from bisect_trt.runners.ort.sessions import reference_session, run_all
-from bisect_trt.runners.ort.side_by_side import Room, side_by_side
+from bisect_trt.runners.ort.side_by_side import Room, side_by_side, until_failed
 from bisect_trt.runners.ort.turns import Sessions, Turns
 from bisect_trt.runners.ort.weights import RoundedConstants
 
@@ -99,12 +100,16 @@ class WholeModelRunner:
         is_new = not self._has_session(plan, graph)
         first = next(samples)
         its = chain([first], samples)
-        parts = self._parts_of(plan, graph, first)
+        parts = self._make_ready(plan, graph, first)
         if parts is not None:
             opened = partial(self._opened, plan, graph)
-            for sample in its:
-                several = [sample, *islice(its, at_a_time(graph, sample) - 1)]
+            failed: list[Exception] = []
+            stream = until_failed(its, failed)
+            for sample in stream:
+                several = [sample, *islice(stream, at_a_time(graph, sample) - 1)]
                 yield from run_parts(parts, several, graph.outputs, opened, self._room.at_once)
+            if failed:
+                raise failed[0]
             return
         ready = ((self._session_of(plan, graph), sample) for sample in its)
         for asked in islice(ready, int(is_new)):  # a plan that fails, fails on the first
@@ -115,8 +120,8 @@ class WholeModelRunner:
         kept = self._kept  # whoever takes the turn may let it go at any time
         return kept is not None and kept[:2] == (plan, graph)
 
-    def _parts_of(self, plan: PrecisionPlan, graph: Graph, sample: Sample) -> Parts | None:
-        """The parts by which the model is run; None where it has one session, which is open."""
+    def _make_ready(self, plan: PrecisionPlan, graph: Graph, sample: Sample) -> Parts | None:
+        """The parts by which the model is run; None where it has one session, which then is open."""
         known = self._cut
         if known is not None and known[:2] == (plan, graph):
             return known[2]
@@ -127,10 +132,13 @@ class WholeModelRunner:
         self._turns.make_room(Sessions.SECOND)
         made = [to_emulated(graph, plan)]
         if is_parted(made[0], graph, sample):
-            parts = in_parts(made.pop(), graph)
-            self._cut = (plan, graph, parts)
-            self._turns.trim()
-            return parts
+            parts = in_parts(made.pop(), with_roundings(graph, plan.base))
+            if len(parts) > 1:
+                self._cut = (plan, graph, parts)
+                self._turns.trim()
+                return parts
+            made = [parts[0].unpacked().model]
+            del parts
         self._kept = (plan, graph, self._opened(plan, graph, made.pop))
         return None
 

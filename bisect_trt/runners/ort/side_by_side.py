@@ -74,7 +74,7 @@ def side_by_side(
             first says one, none is begun before it is asked for.
     """
     failed: list[Exception] = []
-    stream = _until_failed(items, failed)
+    stream = until_failed(items, failed)
     for first in stream:
         most = at_once(first)
         if most == 1:
@@ -109,7 +109,8 @@ def _end_unread(pool: ThreadPoolExecutor) -> None:
         again.start()
 
 
-def _until_failed(items: Iterable[Item], failed: list[Exception]) -> Iterator[Item]:
+def until_failed(items: Iterable[Item], failed: list[Exception]) -> Iterator[Item]:
+    """``items`` up to one that cannot be read; why it cannot is put into ``failed``."""
     try:
         yield from items
     except Exception as error:

@@ -42,7 +42,9 @@ is opened in no time. For those nothing is let go."""
 
 @runtime_checkable
 class Holder(Protocol):
-    """Who opens sessions, which hold a copy of the weights in the order that kernels like."""
+    """Who opens sessions, which hold a copy of the weights in the order that kernels like; or holds
+    what they are fed with.
+    """
 
     def release(self) -> None:
         """Let its own go; they are opened again when they are needed."""

@@ -52,7 +52,7 @@ class Bench:
     ``emulator`` runs in this process, ``fleet`` on workers where there are some; ``rtx_sums`` is
     true where layer tables follow the measured sums of TensorRT for RTX. ``time`` ends probes whose
     time is spent. ``in_turn`` if the second emulator and the reference make room for each other,
-    and ``a_turn`` how many samples are asked about before another's turn comes.
+    and ``samples_a_turn`` how many samples are asked about before another's turn comes.
     ``tests`` counts those on fresh draws, and ``drawn_ahead`` those whose draws were made before
     they began. ``in_hand`` is the smallest set of pins that passed all
     that the robust search in work is made with, None where none did; ``refused`` are the plans that
@@ -77,7 +77,10 @@ class Bench:
         self.journal = journal
         self.opened = opened
         turns = case.reference.turns
-        self.in_turn, self.a_turn = turns.apart, _OF_MANY_NODES if turns.many_nodes else _A_TURN
+        self.in_turn, self.samples_a_turn = (
+            turns.apart,
+            _OF_MANY_NODES if turns.many_nodes else _A_TURN,
+        )
         self.emulator, self.fleet = emulator, fleet
         on_gpu = self._on_gpu if emulator.device != CPU else None
         kept, draws = folder / "references.tmp", not case.settings.fitted
@@ -247,7 +250,7 @@ class Bench:
             self.error_sample if vectors else None,
             workers,
             self.log,
-            self.a_turn if self.in_turn or runner is self.opened else 8,
+            self.samples_a_turn if self.in_turn or runner is self.opened else 8,
             1.0 if case.requirements.of_sets else case.settings.share_of_given,
         )
         prober.before_each = self.time.check

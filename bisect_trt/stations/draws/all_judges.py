@@ -18,7 +18,7 @@ from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.result import PanelResult, SampleResult, meets
 from bisect_trt.stations.bench.bench import Bench
 
-_CHUNK = 16
+_CHUNK, _FOR_ENGINES = 16, 64
 """So many samples go to one judge after the other; more where a judge's turn costs something, as an
 engine's workers and the opening of sessions do."""
 
@@ -170,9 +170,9 @@ def _chunks(
     for first in stream:
         each = max(1, first.nbytes)
         if bench.engine in judges:
-            at_once = bench.a_turn
+            at_once = _FOR_ENGINES
         elif bench.in_turn:
-            at_once = min(bench.a_turn, max(_CHUNK, _CHUNK_BYTES // each))
+            at_once = min(bench.samples_a_turn, max(_CHUNK, _CHUNK_BYTES // each))
         else:
             # What is made for the reference is still there for the last judge.
             at_once = min(_CHUNK, max(_AHEAD, MOST_BYTES // each - _AHEAD))

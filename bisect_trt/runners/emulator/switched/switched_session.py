@@ -45,7 +45,6 @@ from bisect_trt.runners.ort.values import Value, owned, value_of, viewed
 Arrays = dict[str, NDArray[Any]]
 Tensors = dict[str, Value]
 
-
 _ON_GPU, _LITTLE = 4, 16 << 20
 """Segments there, of a model that holds no more bytes at a time: an effect then takes 0.6 of an
 inference in the mean."""
@@ -151,11 +150,9 @@ class SwitchedSession:
         given, owners = _given(sample.arrays)
         count = len(self._segments)
         # From the last cut back: the first that is kept spares most.
-        keys: list[Hashable] = (
-            [(self._own, sample.digest, prefixes[place]) for place in range(count - 1, 0, -1)]
-            if count > 1
-            else []
-        )
+        keys: list[Hashable] = [
+            (self._own, sample.digest, prefixes[place]) for place in range(count - 1, 0, -1)
+        ]
         found = self._kept.first_of(keys)
         # Where the segments may be closed, what is kept at their cuts spares less than it costs.
         if self._whole is not None and (found is None or self._turns.many_nodes):
@@ -266,7 +263,10 @@ class SwitchedSession:
         return {name: value for name, value in alive.items() if self._last.get(name, -1) > place}
 
     def _fetched(self, tensors: Tensors) -> Arrays:
-        return {name: viewed(tensors[name]) for name in self._graph.outputs}
+        found = {name: viewed(tensors[name]) for name in self._graph.outputs}
+        # An input that is an output is handed on where the caller has it, who may let it go.
+        given = (value.name for value in self._graph.proto.graph.input)
+        return found | {name: found[name].copy() for name in given if name in found}
 
     def _set(self, lowered: frozenset[str]) -> tuple[list[Setting], list[bytes]]:
         """The switches, and by what the activations before each segment are known; those of the
