@@ -197,10 +197,6 @@ def test_what_is_run_as_one(parted: None, monkeypatch: pytest.MonkeyPatch) -> No
     scan.CopyFrom(model)
     scan.graph.node[5].op_type = "Scan"
     assert not by_parts_are(scan)
-    listed = onnx.ModelProto()
-    listed.CopyFrom(tangle().proto)
-    listed.graph.output[0].type.sequence_type.elem_type.tensor_type.elem_type = TensorProto.FLOAT
-    assert not is_parted(model, Graph(listed), sample(0)), "an output is a sequence"
     with monkeypatch.context() as patched:
         patched.setattr(by_parts, "ROOM_BYTES", 1)
         assert not by_parts_are(model), "its tensors are large"

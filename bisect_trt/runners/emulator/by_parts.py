@@ -53,8 +53,7 @@ def is_parted(model: onnx.ModelProto, graph: Graph, sample: Sample) -> bool:
     nodes = model.graph.node
     if len(nodes) < FROM or "Scan" in operators(nodes):
         return False
-    tensors = all(output.type.HasField("tensor_type") for output in graph.proto.graph.output)
-    return tensors and _room(graph, sample) >= _FEWEST
+    return _room(graph, sample) >= _FEWEST
 
 
 def at_a_time(graph: Graph, sample: Sample) -> int:

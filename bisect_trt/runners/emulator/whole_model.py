@@ -121,7 +121,7 @@ class WholeModelRunner:
         return kept is not None and kept[:2] == (plan, graph)
 
     def _make_ready(self, plan: PrecisionPlan, graph: Graph, sample: Sample) -> Parts | None:
-        """The parts by which the model is run; None where it has one session, which then is open."""
+        """The parts by which the model is run; None where it has a session, which then is open."""
         known = self._cut
         if known is not None and known[:2] == (plan, graph):
             return known[2]

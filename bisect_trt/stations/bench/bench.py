@@ -77,10 +77,8 @@ class Bench:
         self.journal = journal
         self.opened = opened
         turns = case.reference.turns
-        self.in_turn, self.samples_a_turn = (
-            turns.apart,
-            _OF_MANY_NODES if turns.many_nodes else _A_TURN,
-        )
+        self.in_turn = turns.apart
+        self.samples_a_turn = _OF_MANY_NODES if turns.many_nodes else _A_TURN
         self.emulator, self.fleet = emulator, fleet
         on_gpu = self._on_gpu if emulator.device != CPU else None
         kept, draws = folder / "references.tmp", not case.settings.fitted
