@@ -23,7 +23,7 @@ from bisect_trt.graph.passes.segmented import Cutter, _whole
 from bisect_trt.graph.passes.switched import SwitchedModel
 from bisect_trt.runners.base import Runner
 from bisect_trt.runners.emulator import by_parts, whole_model
-from bisect_trt.runners.emulator.by_parts import in_parts, is_parted, run_parts
+from bisect_trt.runners.emulator.by_parts import Parts, in_parts, is_parted, run_parts
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.runners.emulator.whole_model import WholeModelRunner
 from bisect_trt.runners.ort.sessions import reference_session
@@ -185,6 +185,40 @@ def test_an_input_that_is_an_output_outlives_its_sample(
     (outputs,) = runner(model).outputs(PLANS[0], [given])
     given.arrays["x"][:] = np.nan  # its memory is somebody else's now
     assert np.array_equal(outputs["x"], expected)
+
+
+def test_what_cannot_be_cut_has_one_session_that_stays(
+    parted: None, opened: list[onnx.ModelProto]
+) -> None:
+    model = onnx.ModelProto()
+    model.CopyFrom(tangle().proto)  # no part can give a constant
+    model.graph.node.append(helper.make_node("Constant", [], ["c"], "/c", value_float=1.0))
+    model.graph.output.append(helper.make_tensor_value_info("c", TensorProto.FLOAT, []))
+    runner = WholeModelRunner(model)
+    for seed in range(3):
+        (outputs,) = runner.outputs(PLANS[0], [sample(seed)])
+        assert outputs["c"] == 1.0
+    assert len(opened) == 1
+
+
+def test_types_are_of_the_model_that_is_cut(parted: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """BF16 needs opset 13, for which the converter writes a Softmax of opset 12 with a Shape."""
+    nodes = [helper.make_node("Softmax", ["x"], ["y"], "soft", axis=1)]
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", 4, 5]) for n in "xy"]
+    made = helper.make_graph(nodes, "g", values[:1], values[1:])
+    opset = [helper.make_opsetid("", 12)]
+    model = helper.make_model(made, opset_imports=opset, ir_version=8)
+    kinds: list[set[int]] = []
+
+    def watched(emulated: onnx.ModelProto, graph: Graph) -> Parts:
+        shapes = [n.output[0] for n in emulated.graph.node if n.op_type == "Shape"]
+        kinds.append({graph.types.type_of(name) for name in shapes})
+        return in_parts(emulated, graph)
+
+    monkeypatch.setattr(whole_model, "in_parts", watched)
+    x = np.random.default_rng(0).standard_normal((2, 4, 5)).astype(np.float32)
+    list(WholeModelRunner(model).outputs(PLANS[1], [Sample("s", {"x": x})]))
+    assert kinds == [{TensorProto.INT64}]
 
 
 def test_what_is_run_as_one(parted: None, monkeypatch: pytest.MonkeyPatch) -> None:
