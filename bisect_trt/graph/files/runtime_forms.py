@@ -45,10 +45,12 @@ class SessionForm:
 
     ``mapped`` and ``rounded`` are the initialisers of the main graph whose values may be handed
     over instead: as they lie in a file, and those that are rounded first, which must be.
+    ``initialisers`` counts those of the main graph.
     """
 
     content: bytes
     folder: str
+    initialisers: int
     mapped: tuple[TensorProto, ...] = ()
     rounded: tuple[TensorProto, ...] = ()
 
@@ -99,8 +101,10 @@ def session_form(model: onnx.ModelProto, *, elsewhere: bool = False) -> Iterator
             del tensor
         content = moved(model, put).SerializeToString()
         spills.close()
+        handed = tuple(mapped.initializer), tuple(rounded.initializer)
+        form = SessionForm(content, folder, len(model.graph.initializer), *handed)
         del model
-        yield SessionForm(content, folder, tuple(mapped.initializer), tuple(rounded.initializer))
+        yield form
 
 
 @contextmanager

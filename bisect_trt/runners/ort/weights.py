@@ -4,6 +4,7 @@ sessions of the process.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from weakref import WeakKeyDictionary
 
@@ -12,7 +13,7 @@ import onnxruntime as ort
 
 from bisect_trt.core.errors import RunnerUnavailableError
 from bisect_trt.core.precision import Precision
-from bisect_trt.graph.files.runtime_forms import session_form
+from bisect_trt.graph.files.runtime_forms import MOST_SENT, session_form
 from bisect_trt.graph.tensors.tensor_values import array_of, place_of
 from bisect_trt.runners.ort.devices import CPU, Device, load_cuda_libraries
 from bisect_trt.runners.ort.values import let_go_of_source, owned
@@ -22,6 +23,11 @@ RoundedConstants = Callable[[str, Precision], ort.OrtValue]
 
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 """The setting that says below which folder the places of values are."""
+
+_MANY_INITIALISERS = 30_000
+"""ONNX Runtime takes each initialiser that it has read out of the graph, and looks for it among all
+that are left there: 60,000 take it 15 s of 20. A session that writes its model keeps them, for 2.6
+kB each; of fewer the writing costs what it spares."""
 
 _held: WeakKeyDictionary[ort.InferenceSession, list[ort.OrtValue]] = WeakKeyDictionary()
 """What sessions borrow: the values must live as long as they do."""
@@ -58,6 +64,8 @@ def opened(
     with session_form(model() if callable(model) else model) as form:
         if form.folder:
             options.add_session_config_entry(WEIGHTS_FOLDER, form.folder)
+        if form.initialisers >= _MANY_INITIALISERS and len(form.content) <= MOST_SENT:
+            options.optimized_model_filepath = os.devnull
         shared = form.mapped if shares_weights else ()
         values = [owned(array_of(tensor)) for tensor in shared]
         for tensor, value in zip(shared, values, strict=True):
