@@ -1,34 +1,39 @@
-"""An emulated model of a hundred thousand nodes, run part by part: the session of one part is open
-at a time, and all samples go through it before the next one's is opened.
+"""An emulated model of a hundred thousand nodes, run part by part: all samples go through the
+session of one part before the next one's, and two are there at a time, or being opened.
 
-A session takes 4 kB a node. (ONNX Runtime looks for each initialiser among all that a session has,
-too: seven parts with 26,000 of them in all are opened in 8 s, one session in 17.)
+A session takes 4 kB a node. ONNX Runtime opens one on one thread, so that two are opened in the
+time of one and a bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from typing import Any
 
 import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
-from onnx import helper
 
+from bisect_trt.core.machine.cores import thread_count
+from bisect_trt.core.machine.threads import on_pool
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.inspection.activations import inference_bytes
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.model.opset import operators
+from bisect_trt.graph.model.shapes import shapes_of, with_shapes
 from bisect_trt.graph.passes.packed_segment import PackedSegment
+from bisect_trt.graph.passes.segment import Segment
 from bisect_trt.graph.passes.segmented import cut
 from bisect_trt.graph.passes.switched import SwitchedModel
 from bisect_trt.runners.ort.sessions import failure_of_session
 from bisect_trt.runners.ort.side_by_side import ROOM_BYTES, side_by_side
 from bisect_trt.runners.ort.values import Value, caller, owned, value_of, viewed
 
-PART = 30_000
-"""Nodes of a part, with the roundings: 120 MB of a session."""
+PART = 15_000
+"""Nodes of a part, with the roundings: 60 MB of a session."""
 
 FROM = 100_000
 """Nodes of a model that is run so: of a smaller one the session stays open from call to call."""
@@ -75,7 +80,35 @@ def in_parts(model: onnx.ModelProto, graph: Graph) -> Parts:
         graph: of which it was written.
     """
     count = -(-len(model.graph.node) // PART)
-    return [PackedSegment(part) for part in cut(SwitchedModel(model), graph, count)]
+    shapes: dict[str, tuple[int, ...]] = {}
+    return [
+        PackedSegment(_shaped(part, shapes)) for part in cut(SwitchedModel(model), graph, count)
+    ]
+
+
+def _shaped(part: Segment, shapes: dict[str, tuple[int, ...]]) -> Segment:
+    """``part``, which says what is known of the shapes of what it takes. A session that knows them
+    plans where its tensors lie; else it asks for each anew, and of two runs side by side one waits
+    for the other. What the file claims of its outputs may be wrong, and is left out.
+
+    Args:
+        part: changed.
+        shapes: by tensor, of the parts before; those that this one gives are put in.
+    """
+    for output in part.model.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    for value in part.model.graph.input:
+        if value.name in shapes:
+            shape = value.type.tensor_type.shape
+            shape.ClearField("dim")
+            for size in shapes[value.name]:
+                shape.dim.add(dim_value=size)
+    known = shapes_of(with_shapes(Graph(part.model)))
+    for name in part.gives:
+        found = known.get(name)
+        if found and None not in found:  # none at all may be no rank, too
+            shapes[name] = tuple(size or 0 for size in found)
+    return part
 
 
 def run_parts(
@@ -92,7 +125,8 @@ def run_parts(
         parts: of one model, two or more, in order.
         samples: held by the caller.
         outputs: of the model.
-        opened: opens a session over the model that is made when it is asked for.
+        opened: opens a session over the model that is made when it is asked for; called from two
+            threads.
         at_once: how many samples of a kind are run side by side.
 
     Raises:
@@ -105,35 +139,34 @@ def run_parts(
     ]
     last = {name: place for place, part in enumerate(parts) for name in part.named.takes}
     last |= dict.fromkeys(outputs, len(parts))
-    shapes: dict[str, Sequence[int]] = {}
-    for place, part in enumerate(parts):
-        session = opened(partial(_shaped, part, shapes))
-        # As ONNX Runtime infers them from what the model says of its inputs; none for no rank.
-        told = {value.name: value.shape for value in session.get_outputs()}
-        shapes |= {n: s for n, s in told.items() if s and all(isinstance(d, int) for d in s)}
-        step = partial(_run, session, part, place, last)
-        pairs = zip(samples, alive, strict=True)
-        alive = list(side_by_side(step, pairs, lambda pair: at_once(pair[0])))
-        del session, step  # before the next is opened
+    with closing(_sessions(parts, opened)) as sessions:
+        for place, part in enumerate(parts):
+            session = next(sessions)
+            step = partial(_run, session, part, place, last)
+            pairs = zip(samples, alive, strict=True)
+            alive = list(side_by_side(step, pairs, lambda pair: at_once(pair[0])))
+            del session, step  # before the next is begun
     for left in alive:
         if isinstance(left, Exception):
             raise left
         yield {name: viewed(left[name]) for name in outputs}
 
 
-def _shaped(part: PackedSegment, shapes: Mapping[str, Sequence[int]]) -> onnx.ModelProto:
-    """The model of ``part``, which says what shapes of what it takes are known. A session that
-    knows them plans where its tensors lie; else it asks for each anew, and of two runs side by side
-    one waits for the other. What the file claims of its outputs may be wrong, and is left out.
-    """
-    model = part.unpacked().model
-    for output in model.graph.output:
-        output.type.tensor_type.ClearField("shape")
-    for value in model.graph.input:
-        if value.name in shapes:
-            kind = value.type.tensor_type.elem_type
-            value.CopyFrom(helper.make_tensor_value_info(value.name, kind, shapes[value.name]))
-    return model
+def _sessions(
+    parts: Parts, opened: Callable[[Callable[[], onnx.ModelProto]], ort.InferenceSession]
+) -> Generator[ort.InferenceSession, None, None]:
+    """The session of each part; while one is asked, the next is opened."""
+    models = (partial(_model_of, part) for part in parts)
+    if thread_count() == 1:
+        yield from map(opened, models)
+        return
+    with ThreadPoolExecutor(2) as pool:
+        # One is in the caller's hands until it asks for the next.
+        yield from on_pool(pool, 1, opened, models, lambda _: 1)
+
+
+def _model_of(part: PackedSegment) -> onnx.ModelProto:
+    return part.unpacked().model
 
 
 def _run(

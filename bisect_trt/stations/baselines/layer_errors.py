@@ -79,35 +79,19 @@ def trace_layers(case: Case, bench: Bench, samples: Sequence[Sample] | None = No
     how = "kernels" if bench.rtx_sums else ""
     samples = _looked_at(case, bench) if samples is None else samples
     digests = [sample.digest for sample in samples]
-    key = bench.prober.key("layers", precision.value, how, *digests)
+    key = bench.prober.key("layer columns", precision.value, how, *digests)
     found = bench.journal.recall(key)
-    rows: dict[str, dict[str, Any]]
+    columns: dict[str, list[Any]]
     if found is not None:
-        rows = found[0]
+        columns = found[0]
     else:
         with ThreadPoolExecutor(thread_count()) as pool:
-            rows = _traced(case, bench, samples, pool)
-        bench.journal.record([Row(key, "layers", rows)])
-    table = _table(case.layers, rows)
+            columns = _traced(case, bench, samples, pool).columns(case.layers)
+        bench.journal.record([Row(key, "layers", columns)])
+    names = {what: [getattr(x, what) for x in case.layers] for what in ("name", "op", "scope")}
+    table = pd.DataFrame({"layer": names.pop("name"), **names, **columns})
     case.reference.turns.trim()
     return table
-
-
-def _table(layers: Sequence[Layer], rows: dict[str, dict[str, Any]]) -> pd.DataFrame:
-    """A row for each of ``layers``. Those of ``rows`` are let go on the way: of thousands of layers
-    they take more than the table.
-    """
-    columns: dict[str, list[Any]] = {}
-    for number, x in enumerate(layers):
-        row = {"layer": x.name, "op": x.op, "scope": x.scope, **_UNKNOWN, **rows.pop(x.name, {})}
-        for name, value in row.items():
-            if name not in columns:
-                columns[name] = [math.nan] * number
-            columns[name].append(value)
-        for column in columns.values():
-            if len(column) == number:
-                column.append(math.nan)
-    return pd.DataFrame(columns)
 
 
 def _looked_at(case: Case, bench: Bench) -> list[Sample]:
@@ -126,9 +110,7 @@ def _looked_at(case: Case, bench: Bench) -> list[Sample]:
     return chosen
 
 
-def _traced(
-    case: Case, bench: Bench, samples: Sequence[Sample], pool: Executor
-) -> dict[str, dict[str, Any]]:
+def _traced(case: Case, bench: Bench, samples: Sequence[Sample], pool: Executor) -> _Found:
     plan = PrecisionPlan(case.settings.precision)
     found = _Found(len(samples))
     ops = {layer.name: layer.op for layer in case.layers}
@@ -147,7 +129,7 @@ def _traced(
             bench.observer.progress(min(done, expected), expected, last)
         for layer in waiting:
             found.add(number, layer)
-    return found.rows()
+    return found
 
 
 def _too_many(waiting: Collection[_Measured]) -> bool:
@@ -198,7 +180,9 @@ class _Found:
         self._underflows: dict[str, bool] = {}
         # Many channels of thousands of layers are large: they are float32's, and let go early.
         self._peaks: dict[str, NDArray[np.float32]] = {}
-        self._rows: dict[str, dict[str, Any]] = {}
+        # Without their names, which are the same of all.
+        self._rows: dict[str, tuple[Any, ...]] = {}
+        self._names: tuple[str, ...] = ()
         self._current = (-1, "")
 
     def add(self, number: int, layer: _Measured) -> None:
@@ -219,17 +203,26 @@ class _Found:
 
     def _end(self, layer: str) -> None:
         """Turn what there is of ``layer`` into its row."""
-        self._rows[layer] = (
+        row = (
             _row(self._accumulated.pop(layer), self._introduced.pop(layer))
             | {"underflows": self._underflows.get(layer, False)}
             | vars(quartiles(self._peaks.pop(layer)))
         )
+        self._names, self._rows[layer] = tuple(row), tuple(row.values())
 
-    def rows(self) -> dict[str, dict[str, Any]]:
-        """The numbers of each layer; nothing is added any more."""
-        for layer in list(self._accumulated):
-            self._end(layer)
-        return self._rows
+    def columns(self, layers: Sequence[Layer]) -> dict[str, list[Any]]:
+        """The numbers of each of ``layers``, by what they are; nothing is added any more. The rows
+        are let go on the way.
+        """
+        for name in list(self._accumulated):
+            self._end(name)
+        unknown = dict.fromkeys((*_UNKNOWN, *self._names), math.nan) | _UNKNOWN
+        columns: dict[str, list[Any]] = {name: [] for name in unknown}
+        for layer in layers:
+            row = dict(zip(self._names, self._rows.pop(layer.name, ()), strict=False))
+            for what, value in (unknown | row).items():
+                columns[what].append(value)
+        return columns
 
 
 def _channel_axis(ops: dict[str, str], values: LayerValues) -> int:

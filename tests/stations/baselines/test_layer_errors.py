@@ -9,7 +9,7 @@ import numpy as np
 from bisect_trt.graph.model.layers import Layer
 from bisect_trt.numerics.errors.channel_peaks import channel_peaks, quartiles
 from bisect_trt.runners.emulator.by_node.node_by_node import LayerValues
-from bisect_trt.stations.baselines.layer_errors import _Found, _Measured, _table
+from bisect_trt.stations.baselines.layer_errors import _Found, _Measured
 
 
 def test_channels_peaks_are_over_samples_and_tensors_and_are_let_go() -> None:
@@ -28,23 +28,29 @@ def test_channels_peaks_are_over_samples_and_tensors_and_are_let_go() -> None:
                     held.append(len(found._peaks))
                     assert len(found._accumulated) == len(found._introduced) == held[-1]
     assert held == [1, 1, 2, 2, 3, 3, 3, 3, 2, 2, 1, 1]
-    rows = found.rows()
-    assert not found._accumulated and list(rows) == list(names)
-    for place, name in enumerate(names):
+    columns = found.columns(layers(*names))
+    assert not found._accumulated and not found._rows
+    for place in range(len(names)):
         peaks = channel_peaks(values[:, place].reshape(-1, 50), -1)
-        assert rows[name].items() >= vars(quartiles(peaks)).items()
+        row = {what: column[place] for what, column in columns.items()}
+        assert row.items() >= vars(quartiles(peaks)).items()
 
 
 def test_a_layer_without_a_row_is_a_row_of_what_is_not_known() -> None:
-    layers = [
-        Layer(name, "Add", place, ("y",), ("x",), frozenset())
-        for place, name in enumerate(("/a/1", "/a/2", "/a/3"))
+    found = _Found(1)
+    values = np.float32([1.0, 2.0])
+    with ThreadPoolExecutor(1) as pool:
+        layer = LayerValues("/a/2", "/a/2", values, values, values + np.float32(0.5))
+        found.add(0, _Measured(pool, layer, -1))
+    columns = found.columns(layers("/a/1", "/a/2", "/a/3"))
+    assert columns["finite"] == [False, True, False]
+    assert columns["underflows"] == [False] * 3
+    for what, value in (("elements", 2), ("introduced_max_abs", 0.5), ("max_abs", 0.0)):
+        assert np.array_equal(columns[what], [np.nan, value, np.nan], equal_nan=True), what
+    assert set(map(len, columns.values())) == {3}
+
+
+def layers(*names: str) -> list[Layer]:
+    return [
+        Layer(name, "Add", place, ("y",), ("x",), frozenset()) for place, name in enumerate(names)
     ]
-    rows = {"/a/2": {"max_abs": 0.5, "finite": True, "elements": 7}}
-    table = _table(layers, rows)
-    assert not rows
-    assert list(table.columns[:4]) == ["layer", "op", "scope", "max_abs"]
-    assert table["layer"].tolist() == ["/a/1", "/a/2", "/a/3"]
-    assert table["finite"].tolist() == [False, True, False]
-    assert np.array_equal(table["max_abs"], [np.nan, 0.5, np.nan], equal_nan=True)
-    assert np.array_equal(table["elements"], [np.nan, 7, np.nan], equal_nan=True)
