@@ -131,6 +131,31 @@ def test_of_many_nodes_sessions_of_all_plans_and_of_one_are_open_in_turn(
 
 
 @pytest.mark.parametrize("many", [False, True])
+def test_of_many_nodes_those_of_a_baseline_are_let_go_behind_it(
+    many: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the order of the baselines: FP32 and FP16 have sessions of one kind, TF32 its own."""
+    if many:
+        monkeypatch.setattr("bisect_trt.runners.ort.turns.MANY_NODES", 1)
+    made = sessions_made(monkeypatch)
+    runner, given = EmulatedRunner(network()), sample(0)
+    bases = (Precision.FP32, Precision.TF32, Precision.FP16)
+
+    def answers() -> tuple[list[int], list[NDArray[Any]]]:
+        counts, found = [], []
+        for base in bases:
+            (outputs,) = runner.outputs(PrecisionPlan(base), [given])
+            counts.append(alive(made))
+            found.extend(outputs.values())
+        return counts, found
+
+    (one, two, behind), found = answers()
+    assert one > 1 and two > one and behind == (one if many else two)
+    assert len(made) == two, "nothing is opened twice"
+    assert all(map(np.array_equal, found, answers()[1]))
+
+
+@pytest.mark.parametrize("many", [False, True])
 def test_of_many_nodes_the_reference_and_the_second_emulator_are_open_in_turn(
     graph: Graph, many: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,6 +79,8 @@ class EmulatedRunner:
         self._threads = threads
         self._turns = turns or Turns(self.graph)
         self._switched: dict[tuple[Precision, Precision], SwitchedSession] = {}
+        self._asked: tuple[Precision, Precision] | None = None
+        self._in_turn = self._turns.many_nodes and device == CPU
         weights = weights_size(self.graph.proto)
         self._node_by_node = NodeByNode(self._capable, self.constants, threads)
         for holder in (self._node_by_node, self.constants):
@@ -210,6 +212,10 @@ class EmulatedRunner:
                 kept=self._kept,
                 turns=self._turns,
             )
+        elif low is self._base and key != self._asked and self._in_turn:
+            for other in self._switched.keys() - {key}:  # TF32's baseline is asked once
+                self._switched[other].release()
+        self._asked = key
         return self._switched[key], lowered
 
     def _lowered_by(self, plan: PrecisionPlan) -> frozenset[str]:
