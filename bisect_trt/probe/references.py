@@ -31,7 +31,7 @@ class References:
         for_drawn: gives the FP32 outputs of samples that are drawn, one call at a time, where that
             is quicker; None for ``reference``.
         lasting: whether draws are asked for as a rule: a session of 60,000 nodes is opened in
-            20 s, and not given back in between.
+            5 to 10 s, and not given back in between.
     """
 
     def __init__(

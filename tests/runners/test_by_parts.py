@@ -145,13 +145,62 @@ def test_behind_a_cut_shapes_are_as_the_model_says(
         assert [size.dim_value for size in first.shape.dim] == known
 
 
-def test_those_before_one_that_fails_are_answered(parted: None) -> None:
+def misleading() -> tuple[list[onnx.NodeProto], onnx.NodeProto]:
+    """What makes ONNX's inference tell a wrong shape of [3, 16]: a body that claims one, and a
+    pooling whose last window is outside.
+    """
+    claimed = [helper.make_tensor_value_info("o", TensorProto.FLOAT, [1, WIDTH])]
+    bodies = [
+        helper.make_graph([helper.make_node(kind, ["x"], ["o"])], kind, [], claimed)
+        for kind in ("Relu", "Abs")
+    ]
+    chosen = helper.make_node(
+        "If", ["flag"], ["i"], "if", then_branch=bodies[0], else_branch=bodies[1]
+    )
+    pooled = helper.make_node(
+        "AveragePool", ["u"], ["i"], "pool", kernel_shape=[1], strides=[3], ceil_mode=1
+    )
+    axis = helper.make_node("Constant", [], ["axis"], "/axis", value_ints=[0])
+    return [axis, helper.make_node("Unsqueeze", ["x", "axis"], ["u"], "up"), pooled], chosen
+
+
+@pytest.mark.parametrize("kind", ["claim", "pooling"])
+def test_a_wrong_shape_that_inference_tells_refuses_no_sample(
+    kind: str, parted: None, opened: list[onnx.ModelProto]
+) -> None:
+    up, chosen = misleading()
+    width = WIDTH if kind == "claim" else 11
+    nodes, last = ([chosen], "i") if kind == "claim" else (up, "i")
+    for place in range(400):
+        nodes.append(helper.make_node("Sin", [last], [f"s{place}"], f"sin{place}"))
+        last = f"s{place}"
+    nodes.append(helper.make_node("Identity", [last], ["y"], "end"))
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, width]),
+        helper.make_tensor_value_info("flag", TensorProto.BOOL, []),
+    ]
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    made = helper.make_graph(nodes, "g", inputs, [output])
+    opset = [helper.make_opsetid("", 17)]
+    graph = Graph(helper.make_model(made, opset_imports=opset, ir_version=8))
+    x = np.random.default_rng(0).standard_normal((3, width)).astype(np.float32)
+    given = [Sample(f"s{i}", {"x": x * i, "flag": np.array(True)}) for i in range(1, 4)]
+    found = list(WholeModelRunner(graph).outputs(PLANS[0], given))
+    assert found[0]["y"].shape == ((3, WIDTH) if kind == "claim" else (1, 3, 4))
+    parts = len(in_parts(to_emulated(graph, PLANS[0]), graph))
+    assert len(opened) > parts > 2, "what was told a wrong shape was opened again"
+
+
+def test_those_before_one_that_fails_are_answered(
+    parted: None, opened: list[onnx.ModelProto]
+) -> None:
     wrong = Sample("crooked", {"x": np.zeros((3, 5), np.float32), "flag": np.array(True)})
     samples = [sample(0), sample(1), wrong, sample(3)]
     answers = WholeModelRunner(tangle()).outputs(PLANS[0], samples)
     close(islice(answers, 2), WholeModelRunner(tangle()).outputs(PLANS[0], samples[:2]))
     with pytest.raises(RunnerFailedError, match="crooked"):
         next(answers)
+    assert len(opened) > 4, "and what failed held no session, which would have been a third"
 
 
 def test_those_before_one_that_cannot_be_read_are_answered(parted: None) -> None:
@@ -200,6 +249,21 @@ def test_what_cannot_be_cut_has_one_session_that_stays(
         (outputs,) = runner.outputs(PLANS[0], [sample(seed)])
         assert outputs["c"] == 1.0
     assert len(opened) == 1
+
+
+def test_a_sequence_may_be_an_output(parted: None) -> None:
+    nodes = [
+        helper.make_node("Relu", ["x"], ["y"], "relu"),
+        helper.make_node("SequenceConstruct", ["y", "x"], ["both"], "both"),
+    ]
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 3]) for n in "xy"]
+    both = helper.make_tensor_sequence_value_info("both", TensorProto.FLOAT, None)
+    made = helper.make_graph(nodes, "g", values[:1], [values[1], both])
+    opset = [helper.make_opsetid("", 17)]
+    model = helper.make_model(made, opset_imports=opset, ir_version=8)
+    x = np.ones((2, 3), np.float32)
+    (found,) = WholeModelRunner(model).outputs(PLANS[0], [Sample("s", {"x": x})])
+    assert np.array_equal(found["y"], x) and len(found["both"]) == 2
 
 
 def test_types_are_of_the_model_that_is_cut(parted: None, monkeypatch: pytest.MonkeyPatch) -> None:

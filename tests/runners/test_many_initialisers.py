@@ -4,6 +4,7 @@ answer is another, whatever the model is made of.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,25 @@ def test_rounded_weights(tmp_path: Path, in_file: bool, monkeypatch: pytest.Monk
     monkeypatch.setattr(weights, "_MANY_INITIALISERS", 0)
     (found,) = WholeModelRunner(graph).outputs(plan, [sample])
     assert_same(found["y"], expected["y"])
+
+
+def test_what_would_be_written_is_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounded weights would be written as well, and of 2 GB ONNX Runtime refuses the model."""
+    written: list[str] = []
+    plain = weights.ort.InferenceSession
+
+    def seen(content: bytes, options: Any, **named: Any) -> Any:
+        written.append(options.optimized_model_filepath)
+        return plain(content, options, **named)
+
+    monkeypatch.setattr(weights.ort, "InferenceSession", seen)
+    monkeypatch.setattr(weights, "_MANY_INITIALISERS", 2)
+    graph = linear(tmp_path)
+    sample = Sample("s", {"x": np.ones((2, 64), np.float32), "c": np.array(False)})
+    for most in (64 << 20, 10_000):  # the weight takes 16,384 bytes
+        monkeypatch.setattr(weights, "MOST_SENT", most)
+        list(WholeModelRunner(graph).outputs(PrecisionPlan(Precision.FP16), [sample]))
+    assert written == [os.devnull, ""]
 
 
 def test_what_cannot_be_loaded_is_refused_the_same(many: None) -> None:

@@ -153,6 +153,13 @@ def test_of_many_nodes_those_of_a_baseline_are_let_go_behind_it(
     assert one > 1 and two > one and behind == (one if many else two)
     assert len(made) == two, "nothing is opened twice"
     assert all(map(np.array_equal, found, answers()[1]))
+    # Resumed, the base's may be opened behind TF32's; and that of other pins is not a baseline.
+    runner, tf32 = EmulatedRunner(network()), PrecisionPlan(Precision.TF32)
+    pinned_in_tf32 = PrecisionPlan(Precision.FP16, frozenset(layers()[:3]), Precision.TF32)
+    made.clear()
+    for plan in (tf32, PLAN, pinned_in_tf32, PLAN, pinned_in_tf32):
+        list(runner.outputs(plan, [given]))
+    assert len(made) == alive(made) + two - one, "TF32's were let go, and none is opened twice"
 
 
 @pytest.mark.parametrize("many", [False, True])

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from sys import intern
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import onnx
+from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.graph.model.graph import Graph
+from bisect_trt.graph.tensors.constants import Constants
 from bisect_trt.graph.tensors.tensor_types import captured_names, skeleton, subgraphs
 
 _SMALL = 1024
@@ -87,8 +91,8 @@ def with_shapes(
     declared = {i.name for i in graph.proto.graph.input}
     small = {
         name: numpy_helper.from_array(array, name)
-        for name, array in graph.constants.items()
-        if name not in declared and array.size <= _SMALL and array.dtype.str[1:] in _TOLD_BY
+        for name in graph.constants
+        if name not in declared and (array := _small(graph.constants, name)) is not None
     }
     stored = {t.name for t in graph.proto.graph.initializer}.intersection(small)
     unstored = [i for i in light.graph.input if i.name not in stored]
@@ -101,6 +105,15 @@ def with_shapes(
         return onnx.shape_inference.infer_shapes(light, data_prop=True).graph
     except Exception:  # the library raises several kinds; then nothing is known
         return light.graph
+
+
+def _small(constants: Constants, name: str) -> NDArray[Any] | None:
+    """The constant ``name`` where it may say what a shape becomes; a large one is not read."""
+    tensor = constants.tensor(name)
+    if tensor is not None and math.prod(tensor.dims) > _SMALL:
+        return None
+    array = constants[name]
+    return array if array.size <= _SMALL and array.dtype.str[1:] in _TOLD_BY else None
 
 
 def _give_to_bodies(graph: onnx.GraphProto, constants: Mapping[str, TensorProto]) -> None:

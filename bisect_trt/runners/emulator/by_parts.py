@@ -7,10 +7,11 @@ time of one and a bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import onnx
@@ -80,10 +81,13 @@ def in_parts(model: onnx.ModelProto, graph: Graph) -> Parts:
         graph: of which it was written.
     """
     count = -(-len(model.graph.node) // PART)
+    pieces = cut(SwitchedModel(model), graph, count)
+    first = next(pieces)
+    second = next(pieces, None)
+    if second is None:
+        return [PackedSegment(first)]
     shapes: dict[str, tuple[int, ...]] = {}
-    return [
-        PackedSegment(_shaped(part, shapes)) for part in cut(SwitchedModel(model), graph, count)
-    ]
+    return [PackedSegment(_shaped(part, shapes)) for part in chain([first, second], pieces)]
 
 
 def _shaped(part: Segment, shapes: dict[str, tuple[int, ...]]) -> Segment:
@@ -96,7 +100,8 @@ def _shaped(part: Segment, shapes: dict[str, tuple[int, ...]]) -> Segment:
         shapes: by tensor, of the parts before; those that this one gives are put in.
     """
     for output in part.model.graph.output:
-        output.type.tensor_type.ClearField("shape")
+        if output.type.HasField("tensor_type"):
+            output.type.tensor_type.ClearField("shape")
     for value in part.model.graph.input:
         if value.name in shapes:
             shape = value.type.tensor_type.shape
@@ -137,11 +142,15 @@ def run_parts(
     alive: list[Tensors | Exception] = [
         {name: value_of(owner) for name, owner in given.items()} for given in owners
     ]
+    given = {name for owner in owners for name in owner}
     last = {name: place for place, part in enumerate(parts) for name in part.named.takes}
     last |= dict.fromkeys(outputs, len(parts))
     with closing(_sessions(parts, opened)) as sessions:
         for place, part in enumerate(parts):
             session = next(sessions)
+            if wrong := _misled(session, given, alive):
+                del session
+                session = opened(partial(_without_shapes, part, wrong))
             step = partial(_run, session, part, place, last)
             pairs = zip(samples, alive, strict=True)
             alive = list(side_by_side(step, pairs, lambda pair: at_once(pair[0])))
@@ -155,7 +164,7 @@ def run_parts(
 def _sessions(
     parts: Parts, opened: Callable[[Callable[[], onnx.ModelProto]], ort.InferenceSession]
 ) -> Generator[ort.InferenceSession, None, None]:
-    """The session of each part; while one is asked, the next is opened."""
+    """The session of each part; with two threads the next is opened while one is asked."""
     models = (partial(_model_of, part) for part in parts)
     if thread_count() == 1:
         yield from map(opened, models)
@@ -167,6 +176,36 @@ def _sessions(
 
 def _model_of(part: PackedSegment) -> onnx.ModelProto:
     return part.unpacked().model
+
+
+def _misled(
+    session: ort.InferenceSession, given: Collection[str], alive: Sequence[Tensors | Exception]
+) -> list[str]:
+    """What ``session`` would not take because inference told it another shape: it believes what a
+    body claims of its outputs, and is wrong about some poolings and STFT.
+
+    Args:
+        session: of a part.
+        given: the inputs of the model, of which the model itself says what it takes.
+        alive: what each sample gives it.
+    """
+    asked = [i for i in session.get_inputs() if i.shape and i.name not in given]
+    there = [tensors for tensors in alive if not isinstance(tensors, Exception)]
+    return [
+        i.name
+        for i in asked
+        if all(isinstance(size, int) for size in i.shape)
+        and any(list(tensors[i.name].shape()) != i.shape for tensors in there)
+    ]
+
+
+def _without_shapes(part: PackedSegment, names: Collection[str]) -> onnx.ModelProto:
+    """The model of ``part``, which says no shapes of ``names``."""
+    model = _model_of(part)
+    for value in model.graph.input:
+        if value.name in names:
+            value.type.tensor_type.ClearField("shape")
+    return model
 
 
 def _run(
@@ -185,7 +224,7 @@ def _run(
         found = caller(session)({name: tensors[name] for name in takes}, gives, None)
     except Exception as error:
         failure = failure_of_session(sample.name, error)
-        failure.__cause__ = error
+        failure.__cause__ = error.with_traceback(None)  # it would hold the session
         return failure
     behind = {**tensors, **{name: found[i] for i, name in enumerate(gives)}}
     return {name: value for name, value in behind.items() if last.get(name, -1) > place}

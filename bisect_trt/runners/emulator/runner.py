@@ -79,8 +79,7 @@ class EmulatedRunner:
         self._threads = threads
         self._turns = turns or Turns(self.graph)
         self._switched: dict[tuple[Precision, Precision], SwitchedSession] = {}
-        self._asked: tuple[Precision, Precision] | None = None
-        self._in_turn = self._turns.many_nodes and device == CPU
+        self._baseline_is_open = False
         weights = weights_size(self.graph.proto)
         self._node_by_node = NodeByNode(self._capable, self.constants, threads)
         for holder in (self._node_by_node, self.constants):
@@ -200,6 +199,13 @@ class EmulatedRunner:
         if not lowered and plan.pin_precision is Precision.FP32:
             low = self._base  # any session computes plain FP32
         key = (low, plan.pin_precision)
+        if low is not self._base:
+            self._baseline_is_open = self._turns.many_nodes and self.device == CPU
+        elif self._baseline_is_open:  # TF32's is asked once
+            self._baseline_is_open = False
+            for other, session in list(self._switched.items()):
+                if other[0] is not self._base:
+                    session.release()
         if key not in self._switched:
             if len(self._switched) == _KEPT_SESSIONS:
                 del self._switched[next(iter(self._switched))]
@@ -212,10 +218,6 @@ class EmulatedRunner:
                 kept=self._kept,
                 turns=self._turns,
             )
-        elif low is self._base and key != self._asked and self._in_turn:
-            for other in self._switched.keys() - {key}:  # TF32's baseline is asked once
-                self._switched[other].release()
-        self._asked = key
         return self._switched[key], lowered
 
     def _lowered_by(self, plan: PrecisionPlan) -> frozenset[str]:

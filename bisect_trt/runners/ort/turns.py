@@ -80,9 +80,10 @@ class Turns:
         """
         if not self.one_at_a_time:
             return
-        if self._holder is not None and self._holder is not holder:
-            self._holder.release()
-        self._holder = holder
+        with self._lock:
+            before, self._holder = self._holder, holder
+        if before is not None and before is not holder:
+            before.release()
         self._constants.let_go()
 
     def introduce(self, holder: Holder, sessions: Sessions) -> None:

@@ -14,7 +14,7 @@ import onnxruntime as ort
 from bisect_trt.core.errors import RunnerUnavailableError
 from bisect_trt.core.precision import Precision
 from bisect_trt.graph.files.runtime_forms import MOST_SENT, session_form
-from bisect_trt.graph.tensors.tensor_values import array_of, place_of
+from bisect_trt.graph.tensors.tensor_values import array_of, place_of, size_of
 from bisect_trt.runners.ort.devices import CPU, Device, load_cuda_libraries
 from bisect_trt.runners.ort.values import let_go_of_source, owned
 
@@ -64,7 +64,8 @@ def opened(
     with session_form(model() if callable(model) else model) as form:
         if form.folder:
             options.add_session_config_entry(WEIGHTS_FOLDER, form.folder)
-        if form.initialisers >= _MANY_INITIALISERS and len(form.content) <= MOST_SENT:
+        written = len(form.content) + sum(map(size_of, form.rounded))
+        if form.initialisers >= _MANY_INITIALISERS and written <= MOST_SENT:
             options.optimized_model_filepath = os.devnull
         shared = form.mapped if shares_weights else ()
         values = [owned(array_of(tensor)) for tensor in shared]

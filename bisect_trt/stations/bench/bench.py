@@ -40,7 +40,7 @@ from bisect_trt.stations.case.case import Case
 _SECOND_SEES = 4
 
 _A_TURN, _OF_MANY_NODES = 64, 128
-"""Sessions of many nodes take 10 to 20 s to open: a whole test is asked about in a turn."""
+"""Sessions of many nodes take 5 to 10 s to open: a whole test is asked about in a turn."""
 
 _SILENT_S = 2.0
 """After so long a plan's inferences are told one by one."""

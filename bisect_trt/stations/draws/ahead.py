@@ -22,8 +22,8 @@ from bisect_trt.stations.draws.fresh_test import (
 def draw_ahead(case: Case, bench: Bench) -> None:
     """Make the draws of the next test, and of the frontier of few inputs, with their references,
     where the model has so many nodes that the reference's session and the second emulator's are
-    open in turn: of 60,000 nodes each takes 20 s to open. What the second emulator passes is tested
-    next. Once for each test; not where there is a budget, which the search has first.
+    open in turn: of 60,000 nodes each takes 5 to 10 s to open. What the second emulator passes is
+    tested next. Once for each test; not where there is a budget, which the search has first.
 
     Args:
         case: the given samples.
