@@ -47,7 +47,7 @@ fitted to the peaks of benchmarks/results/memory.md."""
 _NODE, _OF_MANY, _SHARED = 75_000, 40_000, 18_000
 """Bytes of a node in the sessions that hold it, where those take turns, and where they serve many
 copies of a block or phrases of a kind: 4,000 nodes took 0.6 GB, 20,000 0.50 to 0.61, 60,000 1.0 to
-1.25."""
+1.3."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
