@@ -27,7 +27,7 @@ WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 _MANY_INITIALISERS = 30_000
 """ONNX Runtime takes each initialiser that it has read out of the graph, and looks for it among all
 that are left there: 60,000 take it 15 s of 20. A session that writes its model keeps them, for 2.6
-kB each; of fewer the writing costs what it spares."""
+kB each; of fewer the writing costs what it spares. (Not tried on a GPU.)"""
 
 _held: WeakKeyDictionary[ort.InferenceSession, list[ort.OrtValue]] = WeakKeyDictionary()
 """What sessions borrow: the values must live as long as they do."""
@@ -65,7 +65,8 @@ def opened(
         if form.folder:
             options.add_session_config_entry(WEIGHTS_FOLDER, form.folder)
         written = len(form.content) + sum(map(size_of, form.rounded))
-        if form.initialisers >= _MANY_INITIALISERS and written <= MOST_SENT:
+        many = form.initialisers >= _MANY_INITIALISERS and device == CPU
+        if many and written <= MOST_SENT:
             options.optimized_model_filepath = os.devnull
         shared = form.mapped if shares_weights else ()
         values = [owned(array_of(tensor)) for tensor in shared]
