@@ -127,9 +127,7 @@ class WholeModelRunner:
             return known[2]
         if self._has_session(plan, graph):
             return None
-        self.release()  # two sessions of one model would be in memory for a moment
-        self._turns.take(self)
-        self._turns.make_room(Sessions.SECOND)
+        self._make_room()
         made = [to_emulated(graph, plan)]
         if is_parted(made[0], graph, sample):
             parts = in_parts(made.pop(), with_roundings(graph, plan.base))
@@ -145,12 +143,16 @@ class WholeModelRunner:
     def _session_of(self, plan: PrecisionPlan, graph: Graph) -> ort.InferenceSession:
         kept = self._kept  # whoever takes the turn may let it go at any time
         if kept is None or kept[:2] != (plan, graph):
-            self.release()
-            self._turns.take(self)
-            self._turns.make_room(Sessions.SECOND)
+            self._make_room()
             session = self._opened(plan, graph, lambda: to_emulated(graph, plan))
             kept = self._kept = (plan, graph, session)
         return kept[2]
+
+    def _make_room(self) -> None:
+        """Before a plan is emulated: two sessions of one model would be in memory for a moment."""
+        self.release()
+        self._turns.take(self)
+        self._turns.make_room(Sessions.SECOND)
 
     def _opened(
         self, plan: PrecisionPlan, graph: Graph, made: Callable[[], onnx.ModelProto]

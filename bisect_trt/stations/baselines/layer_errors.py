@@ -88,8 +88,9 @@ def trace_layers(case: Case, bench: Bench, samples: Sequence[Sample] | None = No
         with ThreadPoolExecutor(thread_count()) as pool:
             columns = _traced(case, bench, samples, pool).columns(case.layers)
         bench.journal.record([Row(key, "layers", columns)])
-    names = {what: [getattr(x, what) for x in case.layers] for what in ("name", "op", "scope")}
-    table = pd.DataFrame({"layer": names.pop("name"), **names, **columns})
+    layers = case.layers
+    told = {"op": [x.op for x in layers], "scope": [x.scope for x in layers]}
+    table = pd.DataFrame({"layer": [x.name for x in layers], **told, **columns})
     case.reference.turns.trim()
     return table
 
