@@ -1,9 +1,15 @@
 """Runs every benchmark, prints the tables and keeps them in ``benchmarks/results/cpu.md``; or only
 those that are named.
+
+With ``OLD`` in the environment, a checkout of another version, its tables stand beside them, each
+made right after ours: its code, its own benchmark, this Python. It needs ``.cache/demo`` and
+``../shared`` as this one does (links are enough).
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -21,10 +27,28 @@ STATIONS = (
 """Each tuple in a process of its own: what one leaves in memory slows the next (the graph stage by
 a quarter).
 """
+BESIDE = ("probe", "peers.whole_run", "scale", "workers")
+"""What is asked of an old checkout too: times. Counts do not depend on the machine."""
+
+
+def beside(old: Path, name: str) -> str:
+    """The tables of the benchmark ``name`` as ``old`` has and makes it, or why there are none."""
+    there = name if (old / "benchmarks" / f"{name.replace('.', '/')}.py").exists() else None
+    asked = there or name.rpartition(".")[2]  # before the benchmarks had rooms
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", asked], cwd=old, capture_output=True, text=True
+    )
+    if done.returncode:
+        return f"### The same by {old.name}\n\nFailed: {done.stderr.strip().splitlines()[-1]}"
+    head, *parts = done.stdout.strip().split("\n\n## ")
+    version = head.partition(", ")[2].partition(", onnx ")[0]
+    tables = [part.partition("\n")[2].strip() for part in parts]
+    return "\n\n".join([f"### The same by {old.name} ({version})", *tables])
 
 
 def main() -> None:
     """Print as it goes; write the file at the end, unless only some were asked for."""
+    old = Path(os.environ["OLD"]).resolve() if os.environ.get("OLD") else None
     parts = [f"# Benchmarks on a CPU\n\n`make bench`, {machine()}"]
     print(parts[0], flush=True)
     wanted = (
@@ -34,9 +58,11 @@ def main() -> None:
     )
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
         for names in filter(None, wanted):
-            for part in pool.submit(reports, names).result():
+            for name, part in zip(names, pool.submit(reports, names).result(), strict=True):
                 parts.append(part)
-                print(f"\n{part}", flush=True)
+                if old and name in BESIDE:
+                    parts[-1] += f"\n\n{beside(old, name)}"
+                print(f"\n{parts[-1]}", flush=True)
     if not sys.argv[1:]:
         (Path(__file__).parent / "results" / "cpu.md").write_text("\n\n".join(parts) + "\n")
 

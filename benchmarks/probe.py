@@ -1,5 +1,5 @@
-"""A probe of the emulator against a plain inference, and the ways to switch roundings that were
-tried.
+"""A probe of the emulator from a model's beginning against a plain inference, by the ways to switch
+roundings that were tried, and what a layer alone takes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import onnx
 import onnxruntime as ort
 
 from benchmarks.common import DETECTOR, RECOGNISER, SHARED, detector_input, load, medians
-from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph import list_layers, to_emulated
 from bisect_trt.runners.emulator.runner import EmulatedRunner
@@ -31,8 +31,8 @@ def session(model: onnx.ModelProto, *, optimise: bool) -> ort.InferenceSession:
 
 
 def measure(path: Path, inputs: Path) -> list[tuple[str, float]]:
-    """(way, median seconds) for plain inference and three ways to run a new plan, pins varied from
-    call to call.
+    """(way, median seconds) for plain inference, three ways to run a new plan, pins varied from
+    call to call, and a layer's effect.
     """
     model, feed = onnx.load(path), load(inputs)
     layers = [layer.name for layer in list_layers(model)]
@@ -57,7 +57,9 @@ def measure(path: Path, inputs: Path) -> list[tuple[str, float]]:
             to_emulated(model, plan()), optimise=False
         ).run(None, feed),
     }
-    return list(zip(ways, medians(*ways.values()), strict=True))
+    (effects,) = medians(lambda: list(runner.effects(sample, Precision.FP16, layers)), rounds=5)
+    alone = "one layer lowered, from the cut before it on (in use); mean of all layers"
+    return [*zip(ways, medians(*ways.values()), strict=True), (alone, effects / len(layers))]
 
 
 def report() -> list[str]:

@@ -1,11 +1,11 @@
 """The peers on the same models, inputs and tolerances, beside the command: pins, evaluations, wall
 time, and whether it is true.
 
-Each peer runs in an environment of its own (``.cache/peers``, made by the Makefile from peers.txt),
-since it needs other versions. Its converted model becomes a plan, the layers whose outputs it left
-in FP32, and that plan is scored as ours is, under explicit rounding. Polygraphy's own command needs
-TensorRT 10 and a GPU; its method, a bisection over the length of the network's prefix that stays in
-FP32, runs here on our emulator.
+Each peer runs in an environment of its own (``.cache/peers``, made by the Makefile from
+requirements-peers.txt), since it needs other versions. Its converted model becomes a plan, the
+layers whose outputs it left in FP32, and that plan is scored as ours is, under explicit rounding.
+Polygraphy's own command needs TensorRT 10 and a GPU; its method, a bisection over the length of the
+network's prefix that stays in FP32, runs here on our emulator.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import json
 import subprocess
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
 
 from benchmarks.common import ROOT, load
-from benchmarks.peers.whole_run import Run, runs, true_score
+from benchmarks.peers.whole_run import Case, Run, cases, ran, true_score
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph import list_layers
@@ -48,7 +49,7 @@ def converted_plan(source: Path, converted: Path) -> PrecisionPlan:
     )
 
 
-def _peer(tool: str, model: Path, run: Run, folder: Path) -> tuple[dict[str, float | str], Path]:
+def _peer(tool: str, model: Path, case: Case, folder: Path) -> tuple[dict[str, float | str], Path]:
     """What the worker said of ``tool`` on ``model``, and the model it made."""
     made = folder / f"{tool}.onnx"
     command = [
@@ -56,9 +57,9 @@ def _peer(tool: str, model: Path, run: Run, folder: Path) -> tuple[dict[str, flo
         str(_WORKER),
         tool,
         str(model),
-        str(run.inputs),
-        str(run.atol),
-        str(run.rtol),
+        str(case.inputs),
+        str(case.atol),
+        str(case.rtol),
         str(made),
     ]
     said = (
@@ -70,13 +71,13 @@ def _peer(tool: str, model: Path, run: Run, folder: Path) -> tuple[dict[str, flo
     return found, made
 
 
-def _row(label: str, tool: str, model: Path, run: Run, folder: Path) -> Row:
-    found, made = _peer(tool, model, run, folder)
+def _row(label: str, tool: str, model: Path, case: Case, folder: Path) -> Row:
+    found, made = _peer(tool, model, case, folder)
     took = f"{found['seconds']:.1f}"
     if found["failure"]:
         return label, "-", str(found["sessions"]), took, f"no model: {found['failure']}"
     plan = converted_plan(model, made)
-    score = true_score(model, run.inputs, plan, run.atol, run.rtol)
+    score = true_score(replace(case, model=model), plan)
     return label, str(len(plan.pinned)), str(found["sessions"]), took, _truth(score)
 
 
@@ -84,12 +85,12 @@ def _truth(score: float) -> str:
     return f"{'true' if score <= 1.0 else '**fails**'} ({score:.2f} x tolerance)"
 
 
-def _prefix(run: Run) -> Row:
+def _prefix(case: Case) -> Row:
     """The shortest prefix in FP32 with which the rest passes, as a bisection finds it."""
-    began, feed = time.perf_counter(), load(run.inputs)
-    model = onnx.load(run.model)
+    began, feed = time.perf_counter(), load(case.inputs)
+    model = onnx.load(case.model)
     runner, samples = EmulatedRunner(model), [Sample("input", feed)]
-    requirements = parse_requirements([run.requirement], [o.name for o in model.graph.output])
+    requirements = parse_requirements([case.requirement], [o.name for o in model.graph.output])
     names = [layer.name for layer in list_layers(model)]
     reference = next(runner.outputs(PrecisionPlan(Precision.FP32), samples))
     low, high, probes = 0, len(names), 0
@@ -104,7 +105,7 @@ def _prefix(run: Run) -> Row:
             low = middle + 1
     seconds = time.perf_counter() - began
     plan = PrecisionPlan(Precision.FP16, frozenset(names[:high]))
-    score = true_score(run.model, run.inputs, plan, run.atol, run.rtol)
+    score = true_score(case, plan)
     return (
         "prefix bisection (polygraphy's method) on our emulator",
         str(high),
@@ -114,48 +115,43 @@ def _prefix(run: Run) -> Row:
     )
 
 
+def _ours(label: str, run: Run) -> Row:
+    counted = f"{run.probes} and {run.effects} single layers"
+    return label, str(len(run.plan.pinned)), counted, f"{run.seconds:.1f}", _truth(run.score)
+
+
+def _peers(case: Case, folder: Path) -> list[Row]:
+    converter = "auto_mixed_precision"
+    _, slimmed = _peer("slim", case.model, case, folder)
+    slim = "the same, of a slimmed model without stale types"
+    return [
+        _row("ModelOpt AutoCast 0.47.0", "autocast", case.model, case, folder),
+        _row("onnxconverter-common 1.16.0", converter, case.model, case, folder),
+        _row(slim, converter, slimmed, case, folder),
+    ]
+
+
 def report() -> list[str]:
     """A table for each model and tolerance."""
     lines = [
         "## Beside the peers (pins: layers left in FP32; true: the plan under explicit FP16 "
         "rounding)"
     ]
-    for run in runs():
-        layers = len(list_layers(onnx.load(run.model)))
-        lines += ["", f"### {run.model.stem}, {run.requirement}, {layers} layers", ""]
+    for case in cases():
+        layers = len(list_layers(onnx.load(case.model)))
+        lines += ["", f"### {case.model.stem}, {case.requirement}, {layers} layers", ""]
         lines += [
             "| tool | pins | evaluations | seconds | result |",
             "| --- | --- | --- | --- | --- |",
         ]
-        ours = (
-            f"{run.probes} and {run.effects} single layers",
-            f"{run.seconds:.1f}",
-            _truth(run.score),
-        )
-        rows: list[Row] = [("**bisect-trt run**", str(len(run.plan.pinned)), *ours), _prefix(run)]
+        rows = [
+            _ours("**bisect-trt run**", ran(case)),
+            _ours("`--robust 0`: fitted to the one input", ran(case, "--robust", "0")),
+            _prefix(case),
+        ]
         if PYTHON.exists():
             with tempfile.TemporaryDirectory() as temporary:
-                folder = Path(temporary)
-                rows.append(_row("ModelOpt AutoCast 0.47.0", "autocast", run.model, run, folder))
-                rows.append(
-                    _row(
-                        "onnxconverter-common 1.16.0",
-                        "auto_mixed_precision",
-                        run.model,
-                        run,
-                        folder,
-                    )
-                )
-                _, slimmed = _peer("slim", run.model, run, folder)
-                rows.append(
-                    _row(
-                        "the same, of a slimmed model without stale types",
-                        "auto_mixed_precision",
-                        slimmed,
-                        run,
-                        folder,
-                    )
-                )
+                rows += _peers(case, Path(temporary))
         lines += ["| " + " | ".join(row) + " |" for row in rows]
     if not PYTHON.exists():
         lines += ["", "The peers could not be installed here (`make .cache/peers/.ready`)."]
