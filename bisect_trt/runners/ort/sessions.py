@@ -26,7 +26,7 @@ from bisect_trt.core.errors import (
     one_line,
 )
 from bisect_trt.core.machine.cores import thread_count
-from bisect_trt.core.machine.memory import frees_activations
+from bisect_trt.core.machine.memory import frees_activations, takes_tensors_singly
 from bisect_trt.runners.ort.devices import CPU, Device
 from bisect_trt.runners.ort.weights import RoundedConstants, opened
 
@@ -111,10 +111,12 @@ def reference_session(
 def _share_arena(options: ort.SessionOptions) -> None:
     """Let the session's activations lie where every other session's do: those of sessions that run
     in turn take the room of one. An OCR detector's run takes 344 MB so and 428 with an arena for
-    the reference and for the second emulator each, in the same time.
+    the reference and for the second emulator each, in the same time. Small ones are taken singly.
     """
     options.enable_mem_pattern = False
-    if not frees_activations():
+    if takes_tensors_singly():
+        options.enable_cpu_mem_arena = False
+    elif not frees_activations():
         _register_shared_arena()
         options.add_session_config_entry("session.use_env_allocators", "1")
 
@@ -142,7 +144,7 @@ def giving_back() -> ort.RunOptions | None:
     pieces as large as whoever asked first wanted them, which serve no other network's tensors. Of
     an OCR recogniser that is half of what all sessions take. None where there is no arena.
     """
-    if frees_activations():
+    if frees_activations() or takes_tensors_singly():
         return None
     options = ort.RunOptions()
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")

@@ -15,10 +15,11 @@ from bisect_trt.core.machine.memory import (
     in_words,
     keep_large_blocks_apart,
     room_bytes,
+    take_tensors_singly,
 )
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.files.save import weights_size
-from bisect_trt.graph.inspection.activations import live_bytes
+from bisect_trt.graph.inspection.activations import activations, live_bytes
 from bisect_trt.graph.inspection.repetition import shares_sessions
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.model.inputs import InputSpec
@@ -49,6 +50,10 @@ _NODE, _OF_MANY, _SHARED = 75_000, 40_000, 18_000
 copies of a block or phrases of a kind: 4,000 nodes took 0.6 GB, 20,000 0.50 to 0.61, 60,000 1.0 to
 1.3."""
 
+_SMALL = 32 << 10
+"""Bytes of the usual tensor up to which each is taken singly: a node then takes microseconds, of
+which an arena's lock is a tenth."""
+
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -57,6 +62,7 @@ class Need:
     """``weights`` and ``activations`` (of one plain inference) in bytes; ``workers`` beside the
     process itself. ``activations`` is 0 where the inputs' shapes are not known beforehand.
     ``nodes`` is their number, and ``shares`` whether they are many and share few sessions.
+    ``usual`` is what the usual tensor takes, 0 where that is not known.
     """
 
     weights: int
@@ -64,6 +70,7 @@ class Need:
     workers: int
     nodes: int
     shares: bool = False
+    usual: float = 0.0
 
     @property
     def bytes(self) -> int:
@@ -144,7 +151,9 @@ def _need(graph: Graph, settings: Settings, shapes: Sequence[Shapes]) -> Need:
     nodes = len(graph.proto.graph.node)
     on_cpu = settings.emulate_on != "cuda"
     shares = on_cpu and nodes >= MANY_NODES and shares_sessions(graph)
-    return Need(weights_size(graph.proto), live, beside, nodes, shares)
+    told = activations(graph, largest) if largest is not None else None
+    usual = told.usual if told is not None else 0.0
+    return Need(weights_size(graph.proto), live, beside, nodes, shares, usual)
 
 
 def check_need(need: Need, where: str) -> None:
@@ -170,6 +179,7 @@ def check_need(need: Need, where: str) -> None:
             f"{where}: this needs {need.sentence}, and may take {in_words(room)}: {what}"
         )
     free_activations_at_once(need.activations >= LARGE)
+    take_tensors_singly(0 < need.usual <= _SMALL)
     if need.activations >= LARGE or need.weights >= MANY:
         keep_large_blocks_apart()
 

@@ -19,11 +19,13 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.cli import main
-from bisect_trt.core.machine.memory import frees_activations
+from bisect_trt.core.machine.memory import frees_activations, takes_tensors_singly
+from bisect_trt.core.sample import Sample
 from bisect_trt.graph.inspection.activations import live_bytes
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.runners.emulator.switched.kept_activations import room_beside
 from bisect_trt.runners.ort.side_by_side import ROOM_BYTES
+from bisect_trt.stations.asked.settings import Settings
 from bisect_trt.stations.case import need
 from bisect_trt.stations.case.array_files import headers_of
 
@@ -244,3 +246,14 @@ def test_what_a_large_model_needs_is_not_asked_of_the_next_one() -> None:
     assert frees_activations()
     need.check_need(need.Need(0, 1000, 0, 1), "small")
     assert not frees_activations()
+
+
+def test_small_tensors_are_taken_singly_and_those_of_the_next_model_not() -> None:
+    """By the shapes that the inputs have: those of the model may be open."""
+    graph, settings = Graph(chain("rows")), Settings("m.onnx", ("x.npz",))
+    for rows, singly in ((4, True), (400, False), (4, True)):
+        samples = [Sample("s", {"x": np.zeros((rows, 256), np.float32)})]
+        need.check_need(need.need_of_samples(graph, settings, samples), "model")
+        assert takes_tensors_singly() is singly
+    need.check_need(need.Need(0, 1000, 0, 1), "of unknown shapes")
+    assert not takes_tensors_singly()
