@@ -12,6 +12,7 @@ from bisect_trt.core.errors import BisectError, RunnerUnavailableError, one_line
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.names import some_of
 from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.core.sample import Sample
 from bisect_trt.probe.journal import Journal, Row, content_key
 from bisect_trt.runners.device_check import why_not_on_cuda
 from bisect_trt.runners.emulator.runner import EmulatedRunner
@@ -23,6 +24,7 @@ from bisect_trt.runners.ort.devices import (
     visible_gpus,
     why_no_provider,
 )
+from bisect_trt.runners.ort.side_by_side import side_by_side
 from bisect_trt.stations.asked.settings import Settings
 from bisect_trt.stations.case.case import Case
 
@@ -32,6 +34,9 @@ that is built and run there too.
 """
 
 _TIMED = 2
+_PROBE = 2
+"""A probe's plain inferences on the CPU: 2.6 to 3.6 of OCR models (benchmarks/results/cpu.md), 0.8
+to 1.1 of large ones, of which a GPU is faster by far (emulate-on.md)."""
 _SHOWN = 5
 
 
@@ -68,8 +73,8 @@ def open_emulator(
 
     Args:
         case: the model, the inputs and the settings.
-        device: as of :func:`emulator_device`; ``auto`` takes it where it is faster than the CPU's
-            plain inference.
+        device: as of :func:`emulator_device`; ``auto`` takes it where a probe there is faster than
+            on the CPU, which makes several beside each other.
         journal: remembers what was chosen, so that the same command goes on with its own answers.
     """
     settings, turns = case.settings, case.reference.turns
@@ -97,15 +102,33 @@ def _tried(case: Case, emulator: EmulatedRunner, *, timed: bool) -> dict[str, An
     ran in its device's place, and why nothing ran.
     """
     sample, plan = case.samples[0], PrecisionPlan(Precision.FP32)
+
+    def probe() -> object:
+        emulator.forget()  # it would begin at the last cut
+        return list(emulator.outputs(plan, [sample]))
+
     try:
-        seconds = _seconds(lambda: list(emulator.outputs(plan, [sample])), _TIMED if timed else 0)
+        seconds = _seconds(probe, _TIMED if timed else 0)
     except BisectError as error:
         if not timed:
             raise
         return {"chosen": False, "layers_on_cpu": [], "failure": one_line(error)}
-    faster = not timed or seconds < _seconds(lambda: case.reference.outputs(sample), _TIMED)
+    faster = not timed or seconds < _on_cpu(case, sample)
     layers = emulator.layers_on_cpu if faster else []
     return {"chosen": faster, "layers_on_cpu": layers, "failure": ""}
+
+
+def _on_cpu(case: Case, sample: Sample) -> float:
+    """About the seconds of a probe on the CPU, at the pace of as many as are made beside each other
+    there. Told by the reference: it is open, and an emulator of a large model is not opened for
+    nothing.
+    """
+    count = case.reference.at_once(sample)
+
+    def beside() -> object:
+        return tuple(side_by_side(case.reference.outputs, [sample] * count, lambda _: count))
+
+    return _PROBE * _seconds(beside, _TIMED) / count
 
 
 def _seconds(run: Callable[[], object], times: int) -> float:
