@@ -31,7 +31,7 @@ class Room:
     their activations have room for.
 
     Two on two cores take 0.43 of the time of one after the other where each has both cores
-    (PP-OCRv4 det and rec, nodes of 60 us, on a busy machine), and as much for 20,000 nodes of 2 us.
+    (PP-OCRv4 det and rec, nodes of 60 us, on a busy machine), and 0.6 for 20,000 nodes of 2 us.
 
     Args:
         graph: the model.
