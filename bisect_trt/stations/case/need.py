@@ -54,6 +54,11 @@ _SMALL = 32 << 10
 """Bytes of the usual tensor up to which each is taken singly: a node then takes microseconds, of
 which an arena's lock is a tenth."""
 
+_A_THREAD, _SESSIONS_OF = 20_000, 400
+"""Bytes of each thread beyond two that one call may use, for each node up to so many: every session
+has a pool of its own, with a queue a thread. Of 403 nodes' sessions 14 threads take 123 MB
+(benchmarks/results/memory.md)."""
+
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -82,7 +87,8 @@ class Need:
         worker = each + self.weights + (_NETWORKS - 1) * self.activations
         # The workers together make as many inferences at once as this process does.
         more = self._more_at_once * (2 if self.workers else 1)
-        return int(each + own + more + self.workers * worker)
+        pools = _A_THREAD * min(self.nodes, _SESSIONS_OF) * max(0, thread_count() - 2)
+        return int(each + own + more + pools + self.workers * worker)
 
     @property
     def _node(self) -> int:

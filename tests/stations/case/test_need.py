@@ -173,6 +173,9 @@ def test_the_need_follows_what_is_held(
     # Of many cores each makes an inference, as far as they have room.
     more = max(0, min(62 * int(activations), ROOM_BYTES - 2 * int(activations)))
     assert need.Need(int(weights), int(activations), 0, 0).bytes == found + more
+    # Each session has a queue for each of them; those of thousands of nodes are shared.
+    of_few, of_many = (need.Need(0, 0, 0, n, shares=True).bytes for n in (400, 4000))
+    assert of_few - alone > 62 * 400 * 20_000 > of_many - of_few
 
 
 PEAK = """
