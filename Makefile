@@ -64,6 +64,7 @@ $(PEERS)/.ready: benchmarks/requirements-peers.txt
 	$(PEERS)/bin/python -m pip --disable-pip-version-check -q install -r $<
 	@touch $@
 
+# With OLD=CHECKOUT another version's tables of times stand beside ours.
 bench: $(VENV)/.ready $(DEMO)/page.npz
 	-$(MAKE) $(PEERS)/.ready
 	$(BIN)/python -m benchmarks
