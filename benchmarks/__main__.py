@@ -33,8 +33,8 @@ BESIDE = ("probe", "peers.whole_run", "scale", "workers")
 
 def beside(old: Path, name: str) -> str:
     """The tables of the benchmark ``name`` as ``old`` has and makes it, or why there are none."""
-    there = name if (old / "benchmarks" / f"{name.replace('.', '/')}.py").exists() else None
-    asked = there or name.rpartition(".")[2]  # before the benchmarks had rooms
+    file = old / "benchmarks" / f"{name.replace('.', '/')}.py"
+    asked = name if file.exists() else name.rpartition(".")[2]  # before they had rooms
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", asked], cwd=old, capture_output=True, text=True
     )

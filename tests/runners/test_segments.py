@@ -14,9 +14,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.core.precision import Precision
 from bisect_trt.core.sample import Sample
+from bisect_trt.graph.inspection.activations import SMALL
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.runners.emulator.constants.constant_store import ConstantStore
-from bisect_trt.runners.emulator.switched import switched_session
 from bisect_trt.runners.emulator.switched.kept_activations import (
     MOST_BYTES,
     KeptActivations,
@@ -26,7 +26,6 @@ from bisect_trt.runners.emulator.switched.plan_session import _WORTH_IT
 from bisect_trt.runners.emulator.switched.segment_form import _WORTH_SETTLING
 from bisect_trt.runners.emulator.switched.segment_session import SegmentSession
 from bisect_trt.runners.emulator.switched.switched_session import (
-    _SMALL,
     SwitchedSession,
     segments_on_gpu,
 )
@@ -156,11 +155,11 @@ def test_a_late_start_changes_no_bit(precisions: tuple[Precision, Precision], as
 
 
 @pytest.mark.parametrize(("low", "pin"), PAIRS)
-@pytest.mark.parametrize("limit", [_SMALL, 0])
+@pytest.mark.parametrize("limit", [SMALL, 0])
 def test_small_tensors_are_selected_and_large_ones_branched_to(
     monkeypatch: pytest.MonkeyPatch, limit: int, low: Precision, pin: Precision
 ) -> None:
-    monkeypatch.setattr(switched_session, "_SMALL", limit)
+    monkeypatch.setattr("bisect_trt.graph.inspection.activations.SMALL", limit)
     made, (_, plain) = session(low, pin, 16, 20_000), pair(low, pin)
     for lowered in (frozenset(layers()[::2]), frozenset(layers()), frozenset[str]()):
         assert same(made.run(sample(7), lowered), plain.run(sample(7), lowered))

@@ -23,6 +23,11 @@ _SAME_PLACE = frozenset(
 _TOLD: WeakKeyDictionary[Graph, dict[tuple[object, ...], Activations | None]] = WeakKeyDictionary()
 
 
+SMALL = 32 << 10
+"""Bytes of the usual tensor up to which a node takes microseconds: what is done once a node then
+costs more than what is done once a byte."""
+
+
 @dataclass(frozen=True)
 class Activations:
     """Bytes of an inference's tensors: the most that is ``held`` at a time, what the ``usual`` one
@@ -31,6 +36,11 @@ class Activations:
 
     held: int
     usual: float
+
+    @property
+    def small(self) -> bool:
+        """Whether the usual tensor is."""
+        return self.usual <= SMALL
 
 
 def live_bytes(graph: Graph, inputs: Mapping[str, tuple[int, ...]]) -> int:

@@ -50,10 +50,6 @@ _NODE, _OF_MANY, _SHARED = 75_000, 40_000, 18_000
 copies of a block or phrases of a kind: 4,000 nodes took 0.6 GB, 20,000 0.50 to 0.61, 60,000 1.0 to
 1.3."""
 
-_SMALL = 32 << 10
-"""Bytes of the usual tensor up to which each is taken singly: a node then takes microseconds, of
-which an arena's lock is a tenth."""
-
 _A_THREAD, _SESSIONS_OF = 20_000, 400
 """Bytes of each thread beyond two that one call may use, for each node up to so many: every session
 has a pool of its own, with a queue a thread. Of 403 nodes' sessions 14 threads take 123 MB
@@ -66,8 +62,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 class Need:
     """``weights`` and ``activations`` (of one plain inference) in bytes; ``workers`` beside the
     process itself. ``activations`` is 0 where the inputs' shapes are not known beforehand.
-    ``nodes`` is their number, and ``shares`` whether they are many and share few sessions.
-    ``usual`` is what the usual tensor takes, 0 where that is not known.
+    ``nodes`` is their number, ``shares`` whether they are many and share few sessions, and
+    ``small`` whether the usual tensor is known to be.
     """
 
     weights: int
@@ -75,7 +71,7 @@ class Need:
     workers: int
     nodes: int
     shares: bool = False
-    usual: float = 0.0
+    small: bool = False
 
     @property
     def bytes(self) -> int:
@@ -158,8 +154,8 @@ def _need(graph: Graph, settings: Settings, shapes: Sequence[Shapes]) -> Need:
     on_cpu = settings.emulate_on != "cuda"
     shares = on_cpu and nodes >= MANY_NODES and shares_sessions(graph)
     told = activations(graph, largest) if largest is not None else None
-    usual = told.usual if told is not None else 0.0
-    return Need(weights_size(graph.proto), live, beside, nodes, shares, usual)
+    small = told is not None and told.small
+    return Need(weights_size(graph.proto), live, beside, nodes, shares, small)
 
 
 def check_need(need: Need, where: str) -> None:
@@ -185,7 +181,7 @@ def check_need(need: Need, where: str) -> None:
             f"{where}: this needs {need.sentence}, and may take {in_words(room)}: {what}"
         )
     free_activations_at_once(need.activations >= LARGE)
-    take_tensors_singly(0 < need.usual <= _SMALL)
+    take_tensors_singly(need.small)
     if need.activations >= LARGE or need.weights >= MANY:
         keep_large_blocks_apart()
 

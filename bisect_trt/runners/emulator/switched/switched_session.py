@@ -49,13 +49,6 @@ _ON_GPU, _LITTLE = 4, 16 << 20
 """Segments there, of a model that holds no more bytes at a time: an effect then takes 0.6 of an
 inference in the mean."""
 
-_SMALL = 32 << 10
-"""Bytes of the usual tensor up to which a switch selects in place of branching: rounding what may
-not be asked for then costs no more than entering a body. Of 20,000 nodes the sessions take 0.4 GB
-so and 0.75 GB with bodies, and a probe 0.8 of the time; an OCR detector's probe, of tensors of
-0.5 MB, would take 1.5 times as long.
-"""
-
 
 class SwitchedSession:
     """Executes a model with any of its layers lowered to ``low`` and the others in ``pin``.
@@ -238,11 +231,15 @@ class SwitchedSession:
             self._turns.trim()
 
     def _choose_switches(self, sample: Sample) -> None:
-        """Whether switches select or branch, by the first sample."""
+        """Whether switches select or branch, by the first sample. Of small tensors, rounding what
+        may not be asked for costs no more than entering a body: of 20,000 nodes the sessions take
+        0.4 GB so and 0.75 GB with bodies, and a probe 0.8 of the time; an OCR detector's probe, of
+        tensors of 0.5 MB, would take 1.5 times as long.
+        """
         if self._chosen or self._device != CPU:
             return
         told = activations(self._graph, sample.shapes)
-        if told is not None and told.usual <= _SMALL:
+        if told is not None and told.small:
             for session in self._one_of_each:
                 session.form.selects = True
         self._chosen = True
