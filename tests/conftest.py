@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 
+from bisect_trt.core.machine.memory import free_activations_at_once, take_tensors_singly
 from bisect_trt.report.terminal import progress
 from tests.engines import judged
 
@@ -83,6 +84,14 @@ def same(a: Any, b: Any) -> bool:
         and x.dtype == y.dtype
         and (x.tobytes() == y.tobytes() or bool(np.array_equal(x, y)))
     )
+
+
+@pytest.fixture(autouse=True)
+def memory_as_at_first() -> Iterator[None]:
+    """What the test before asked of this process for its model is not asked of the next one's."""
+    yield
+    free_activations_at_once(False)
+    take_tensors_singly(False)
 
 
 @pytest.fixture

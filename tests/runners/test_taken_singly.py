@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -25,13 +23,6 @@ SAMPLES = [
 ]
 
 
-@pytest.fixture
-def afterwards_as_before() -> Iterator[None]:
-    """The next test's sessions have their arena."""
-    yield
-    take_tensors_singly(False)
-
-
 def all_outputs() -> list[NDArray[np.float32]]:
     """Of the reference, of a plan on many samples, of single layers."""
     layers = [layer.name for layer in list_layers(MODEL)]
@@ -43,7 +34,6 @@ def all_outputs() -> list[NDArray[np.float32]]:
     return [array for outputs in found for array in outputs.values()]
 
 
-@pytest.mark.usefixtures("afterwards_as_before")
 def test_the_numbers_are_the_same() -> None:
     found = []
     for singly in (False, True):
@@ -54,7 +44,6 @@ def test_the_numbers_are_the_same() -> None:
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.usefixtures("afterwards_as_before")
 @pytest.mark.parametrize("singly", [False, True])
 def test_an_arena_is_asked_for_and_shrunk_where_there_is_one(
     monkeypatch: pytest.MonkeyPatch, singly: bool
