@@ -26,13 +26,14 @@ from bisect_trt.core.errors import (
     RunnerFailedError,
     RunnerUnavailableError,
 )
+from bisect_trt.core.machine.memory import take_tensors_singly, takes_tensors_singly
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.report.result import Result
 from bisect_trt.runners.emulator.fleet import EmulatedFleet
 from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.runners.emulator.server import SERVER, server_arguments
+from bisect_trt.runners.emulator.server import SERVER, EmulationServer, server_arguments
 from bisect_trt.runners.workers.crew import Crew
 from bisect_trt.runners.workers.process import IsolatedWorker
 from bisect_trt.stations.bench import emulator_workers
@@ -47,6 +48,15 @@ def fleet_of(workers: list[IsolatedWorker]) -> tuple[EmulatedRunner, EmulatedFle
     arguments = server_arguments(fixture.model, Precision.FP16, 1)
     workers += [IsolatedWorker(SERVER, arguments) for _ in range(2)]
     return local, EmulatedFleet(local, Crew(workers, attempts=3)), sample
+
+
+@pytest.mark.parametrize("singly", [True, False])
+def test_a_worker_takes_tensors_as_its_run_does(singly: bool) -> None:
+    take_tensors_singly(singly)
+    arguments = server_arguments(encoder_decomposed().model, Precision.FP16, 1)
+    take_tensors_singly(not singly)  # as at first, in a process of its own
+    EmulationServer(**arguments)
+    assert takes_tensors_singly() is singly
 
 
 def test_workers_answer_as_the_emulator_does() -> None:

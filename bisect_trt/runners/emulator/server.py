@@ -15,6 +15,8 @@ from bisect_trt.core.machine.memory import (
     frees_activations,
     keep_large_blocks_apart,
     share_arenas,
+    take_tensors_singly,
+    takes_tensors_singly,
 )
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
@@ -59,12 +61,13 @@ def server_arguments(
         "threads": threads,
         "device": device,
         "large": frees_activations(),
+        "small": takes_tensors_singly(),
     }
 
 
 class EmulationServer:
-    """Holds the model; ``threads`` and ``device`` are what one worker may use, ``large`` says
-    whether activations are.
+    """Holds the model; ``threads`` and ``device`` are what one worker may use, ``large`` and
+    ``small`` say whether activations are.
 
     Raises:
         RunnerUnavailableError: the device is none that the emulator can rely on.
@@ -78,6 +81,7 @@ class EmulationServer:
         device: Device = CPU,
         *,
         large: bool = False,
+        small: bool = False,
     ) -> None:
         if device != CPU:  # it may be on another machine than whoever hired it
             DeviceChecker(device).check()
@@ -85,6 +89,7 @@ class EmulationServer:
         if large:
             free_activations_at_once()
             keep_large_blocks_apart()
+        take_tensors_singly(small)
         proto = onnx.load_from_string(model)
         self._runner = EmulatedRunner(proto, Precision(base), threads=threads, device=device)
 
