@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 
-from bisect_trt.core.machine.memory import free_activations_at_once, take_tensors_singly
+from bisect_trt.core.machine.session_habits import SessionHabits, adopt
 from bisect_trt.report.terminal import progress
 from tests.engines import judged
 
@@ -87,11 +87,10 @@ def same(a: Any, b: Any) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def memory_as_at_first() -> Iterator[None]:
-    """What the test before asked of this process for its model is not asked of the next one's."""
+def habits_as_at_first() -> Iterator[None]:
+    """How a test's model has sessions made is not how those of the next one are."""
     yield
-    free_activations_at_once(False)
-    take_tensors_singly(False)
+    adopt(SessionHabits())
 
 
 @pytest.fixture

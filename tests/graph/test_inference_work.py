@@ -9,6 +9,7 @@ from onnx import TensorProto, helper
 
 from bisect_trt.graph.inspection.inference_work import inference_work
 from bisect_trt.graph.model.graph import Graph
+from bisect_trt.graph.tensors.constants import Constants
 
 
 def model(node: onnx.NodeProto, weight: np.ndarray, taken: list[object]) -> Graph:
@@ -71,3 +72,11 @@ def test_what_is_not_told_counts_as_the_rest() -> None:
     graph.proto.graph.node.extend(nodes)
     found = inference_work(Graph(graph.proto), {"x": (2, 4)})
     assert found.nodes == 3 and found.values == 8 * 3
+
+
+def test_weights_are_counted_without_being_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run says what it needs before it reads them."""
+    node = helper.make_node("MatMul", ["x", "w"], ["y"], "n")
+    graph = model(node, np.ones((6, 5), np.float32), [1, 6])
+    monkeypatch.delattr(Constants, "__getitem__")
+    assert inference_work(graph, {"x": (1, 6)}).products == 6 * 5

@@ -26,7 +26,7 @@ from bisect_trt.core.errors import (
     RunnerFailedError,
     RunnerUnavailableError,
 )
-from bisect_trt.core.machine.memory import take_tensors_singly, takes_tensors_singly
+from bisect_trt.core.machine.session_habits import SessionHabits, adopt, habits
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.core.verdict import Verdict
@@ -50,13 +50,13 @@ def fleet_of(workers: list[IsolatedWorker]) -> tuple[EmulatedRunner, EmulatedFle
     return local, EmulatedFleet(local, Crew(workers, attempts=3)), sample
 
 
-@pytest.mark.parametrize("singly", [True, False])
-def test_a_worker_takes_tensors_as_its_run_does(singly: bool) -> None:
-    take_tensors_singly(singly)
+@pytest.mark.parametrize("own", [SessionHabits(True, False, 3), SessionHabits(False, True, 1)])
+def test_a_worker_has_the_habits_of_its_run(own: SessionHabits) -> None:
+    adopt(own)
     arguments = server_arguments(encoder_decomposed().model, Precision.FP16, 1)
-    take_tensors_singly(not singly)  # as at first, in a process of its own
+    adopt(SessionHabits())  # as in a process of its own
     EmulationServer(**arguments)
-    assert takes_tensors_singly() is singly
+    assert habits() == own
 
 
 def test_workers_answer_as_the_emulator_does() -> None:

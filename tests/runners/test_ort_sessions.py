@@ -8,6 +8,7 @@ import pytest
 import threadpoolctl
 
 from bisect_trt.core.machine.cores import at_most, thread_count
+from bisect_trt.core.machine.session_habits import SessionHabits, adopt
 from bisect_trt.runners.ort.sessions import (
     node_session,
     reference_session,
@@ -39,6 +40,16 @@ def test_sessions() -> None:
                 for pool in ("intra_op", "inter_op"):
                     entry = f"session.{pool}.allow_spinning"
                     assert options.get_session_config_entry(entry) == "0"
+
+
+@pytest.mark.parametrize(("asked", "habit", "found"), [(0, 1, 1), (3, 2, 2), (2, 3, 2), (3, 0, 3)])
+def test_a_call_takes_the_fewest_threads_that_were_said(asked: int, habit: int, found: int) -> None:
+    adopt(SessionHabits(threads=habit))
+    for session in (node_session(MODEL, asked), switched_session(MODEL, asked)):
+        assert session.get_session_options().intra_op_num_threads == found
+    if not asked:
+        options = reference_session(MODEL).get_session_options()
+        assert options.intra_op_num_threads == found
 
 
 def test_a_session_does_not_keep_the_model_it_was_made_of() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 
+from bisect_trt.core.machine.session_habits import SessionHabits, adopt
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.inspection.activations import inference_bytes
@@ -48,7 +49,7 @@ def test_as_many_as_have_room_and_no_more_than_there_are_cores(
     for room, expected in ((100 * each, 4), (3 * each, 3), (each // 2, 1)):
         monkeypatch.setattr(module, "ROOM_BYTES", room)
         assert Room(graph).at_once(sample) == expected
-    monkeypatch.setattr(module, "frees_activations", lambda: True)
+    adopt(SessionHabits(frees_activations=True))
     assert Room(graph).at_once(sample) == 1
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bisect_trt.core.machine.memory import take_tensors_singly
+from bisect_trt.core.machine.session_habits import SessionHabits, adopt
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph import list_layers
@@ -37,7 +37,7 @@ def all_outputs() -> list[NDArray[np.float32]]:
 def test_the_numbers_are_the_same() -> None:
     found = []
     for singly in (False, True):
-        take_tensors_singly(singly)
+        adopt(SessionHabits(takes_singly=singly))
         found.append(all_outputs())
     assert len(found[0]) > 2 * len(SAMPLES)
     for one, other in zip(*found, strict=True):
@@ -50,7 +50,7 @@ def test_an_arena_is_asked_for_and_shrunk_where_there_is_one(
 ) -> None:
     asked: list[int] = []
     monkeypatch.setattr(sessions, "_register_shared_arena", lambda: asked.append(1))
-    take_tensors_singly(singly)
+    adopt(SessionHabits(takes_singly=singly))
     Reference(Graph(MODEL))
     assert bool(asked) is not singly
     assert (sessions.giving_back() is None) is singly

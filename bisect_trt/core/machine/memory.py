@@ -8,7 +8,6 @@ import mmap
 import sys
 from itertools import product
 from pathlib import Path
-from threading import Event
 
 from bisect_trt.core.machine.cores import own_cgroups, thread_count
 
@@ -92,39 +91,6 @@ def peak_bytes() -> int:
         return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-_frees = Event()
-
-
-def free_activations_at_once(whether: bool = True) -> None:
-    """Whether, from here on, sessions keep no freed activations for the next call, in this process:
-    of a large network several sessions would each hold those. Another model may follow.
-    """
-    (_frees.set if whether else _frees.clear)()
-
-
-def frees_activations() -> bool:
-    """What :func:`free_activations_at_once` was told last; at first they do not."""
-    return _frees.is_set()
-
-
-_takes_singly = Event()
-
-
-def take_tensors_singly(whether: bool = True) -> None:
-    """Whether, from here on, sessions take each tensor from the C library in place of an arena that
-    they share, in this process. Calls beside each other wait for an arena at each tensor: of a
-    network of 20,000 small ones two on two cores took 1.2 to 1.6 times as long as one after the
-    other, and a run on sixteen cores waited 22 million times; taken singly two take 0.6 of the
-    time. Large ones would be fetched from the system again and again. Another model may follow.
-    """
-    (_takes_singly.set if whether else _takes_singly.clear)()
-
-
-def takes_tensors_singly() -> bool:
-    """What :func:`take_tensors_singly` was told last; at first they do not."""
-    return _takes_singly.is_set()
 
 
 def keep_large_blocks_apart() -> None:

@@ -10,6 +10,7 @@ import onnx
 
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.model.shapes import Shape, shapes_from
+from bisect_trt.graph.tensors.constants import Constants
 
 _OF_WEIGHT = frozenset({"Conv", "ConvTranspose"})
 _OF_OPERANDS = frozenset({"MatMul", "Gemm"})
@@ -47,8 +48,14 @@ def inference_work(graph: Graph, inputs: Mapping[str, tuple[int, ...]]) -> Infer
         values += sum(count or 0 for count in made)
         products += (made[0] or 0) * _depth(node, shapes)
     every = len(nodes) / max(1, told)
-    weights = sum(array.size for array in constants.values())
+    weights = sum(_values_of(constants, name) for name in constants)
     return InferenceWork(round(values * every), max(round(products * every), weights), len(nodes))
+
+
+def _values_of(constants: Constants, name: str) -> int:
+    """How many values a constant has, which are not read."""
+    tensor = constants.tensor(name)
+    return constants[name].size if tensor is None else math.prod(tensor.dims)
 
 
 def _depth(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> int:

@@ -15,7 +15,7 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from bisect_trt.core.machine.memory import frees_activations
+from bisect_trt.core.machine.session_habits import habits
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.files.save import weights_size
@@ -84,7 +84,7 @@ class EmulatedRunner:
         self._node_by_node = NodeByNode(self._capable, self.constants, threads)
         for holder in (self._node_by_node, self.constants):
             self._turns.introduce(holder, Sessions.SHARED)
-        self._kept = KeptActivations(0 if frees_activations() else room_beside(weights))
+        self._kept = KeptActivations(0 if habits().frees_activations else room_beside(weights))
         self._lowered: tuple[PrecisionPlan, frozenset[str]] | None = None
         self._after_lookups: EmulatedRunner | None = None
 

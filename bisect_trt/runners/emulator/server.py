@@ -10,14 +10,8 @@ import onnx
 from numpy.typing import NDArray
 
 from bisect_trt.core.errors import BadInputError
-from bisect_trt.core.machine.memory import (
-    free_activations_at_once,
-    frees_activations,
-    keep_large_blocks_apart,
-    share_arenas,
-    take_tensors_singly,
-    takes_tensors_singly,
-)
+from bisect_trt.core.machine.memory import keep_large_blocks_apart, share_arenas
+from bisect_trt.core.machine.session_habits import SessionHabits, adopt, habits
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.files.save import PROTOBUF_LIMIT, held_size, weights_size, write_model
@@ -59,15 +53,14 @@ def server_arguments(
         "model": stream.getvalue() or model.SerializeToString(),
         "base": base.value,
         "threads": threads,
+        "habits": habits(),
         "device": device,
-        "large": frees_activations(),
-        "small": takes_tensors_singly(),
     }
 
 
 class EmulationServer:
-    """Holds the model; ``threads`` and ``device`` are what one worker may use, ``large`` and
-    ``small`` say whether activations are.
+    """Holds the model; ``threads`` and ``device`` are what one worker may use, ``habits`` are those
+    of who hired it.
 
     Raises:
         RunnerUnavailableError: the device is none that the emulator can rely on.
@@ -78,18 +71,15 @@ class EmulationServer:
         model: bytes,
         base: str,
         threads: int,
+        habits: SessionHabits,
         device: Device = CPU,
-        *,
-        large: bool = False,
-        small: bool = False,
     ) -> None:
         if device != CPU:  # it may be on another machine than whoever hired it
             DeviceChecker(device).check()
         share_arenas()
-        if large:
-            free_activations_at_once()
+        adopt(habits)
+        if habits.frees_activations:
             keep_large_blocks_apart()
-        take_tensors_singly(small)
         proto = onnx.load_from_string(model)
         self._runner = EmulatedRunner(proto, Precision(base), threads=threads, device=device)
 

@@ -26,7 +26,7 @@ from bisect_trt.core.errors import (
     one_line,
 )
 from bisect_trt.core.machine.cores import thread_count
-from bisect_trt.core.machine.memory import frees_activations, takes_tensors_singly
+from bisect_trt.core.machine.session_habits import habits
 from bisect_trt.runners.ort.devices import CPU, Device
 from bisect_trt.runners.ort.weights import RoundedConstants, opened
 
@@ -44,19 +44,20 @@ def session_options(threads: int = 0) -> ort.SessionOptions:
     Threads that wait sleep: spinning ones gain next to nothing when alone, and of several busy
     processes each spins away what the others could use (benchmarks/sizes/neighbours.py). Their
     number is said, not left to ONNX Runtime: it knows of no quota, would tie them to cores that
-    others are tied to as well, and its sums of some convolutions follow the number. A run that has
-    to spare memory keeps no freed activations for the next call.
+    others are tied to as well, and its sums of some convolutions follow the number. The rest
+    follows this process' :func:`habits`.
 
     Args:
         threads: what one call may use; 0 is all that the process may.
     """
     options = ort.SessionOptions()
     options.log_severity_level = 4
-    options.intra_op_num_threads = threads or thread_count()
+    asked = [most for most in (threads, habits().threads) if most]
+    options.intra_op_num_threads = min(asked, default=thread_count())
     options.inter_op_num_threads = 1  # nodes run one after the other
     for pool in ("intra_op", "inter_op"):
         options.add_session_config_entry(f"session.{pool}.allow_spinning", "0")
-    if frees_activations():
+    if habits().frees_activations:
         options.enable_cpu_mem_arena = False
         options.enable_mem_pattern = False
     return options
@@ -114,9 +115,9 @@ def _share_arena(options: ort.SessionOptions) -> None:
     the reference and for the second emulator each, in the same time. Small ones are taken singly.
     """
     options.enable_mem_pattern = False
-    if takes_tensors_singly():
+    if habits().takes_singly:
         options.enable_cpu_mem_arena = False
-    elif not frees_activations():
+    elif not habits().frees_activations:
         _register_shared_arena()
         options.add_session_config_entry("session.use_env_allocators", "1")
 
@@ -144,7 +145,7 @@ def giving_back() -> ort.RunOptions | None:
     pieces as large as whoever asked first wanted them, which serve no other network's tensors. Of
     an OCR recogniser that is half of what all sessions take. None where there is no arena.
     """
-    if frees_activations() or takes_tensors_singly():
+    if habits().frees_activations or habits().takes_singly:
         return None
     options = ort.RunOptions()
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")

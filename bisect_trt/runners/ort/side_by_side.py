@@ -10,7 +10,7 @@ from threading import Timer
 from typing import TypeVar
 
 from bisect_trt.core.machine.cores import thread_count
-from bisect_trt.core.machine.memory import frees_activations
+from bisect_trt.core.machine.session_habits import habits
 from bisect_trt.core.machine.threads import on_pool
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.inspection.activations import inference_bytes
@@ -24,6 +24,11 @@ _A_MOMENT_S = 0.01
 
 ROOM_BYTES = 128 << 20
 """What inferences that are made side by side may hold in all."""
+
+
+def fitting(each: int, most: int) -> int:
+    """How many inferences that hold ``each`` bytes have room side by side, of ``most``."""
+    return max(1, min(most, ROOM_BYTES // max(1, each)))
 
 
 class Room:
@@ -46,12 +51,11 @@ class Room:
         """One where it is unknown what an inference on ``sample`` holds, or memory is short. Of
         samples of several shapes the largest says it for those after it.
         """
-        if frees_activations():
+        if habits().frees_activations:
             return 1
         self._largest = _larger(self._largest, sample.shapes)
         each = inference_bytes(self._graph, self._largest)
-        threads = self._threads or thread_count()
-        return 1 if each is None else max(1, min(threads, ROOM_BYTES // max(1, each)))
+        return 1 if each is None else fitting(each, self._threads or thread_count())
 
 
 def _larger(one: Shapes, other: Shapes) -> Shapes:

@@ -11,24 +11,24 @@ from bisect_trt.core.machine.cores import thread_count
 from bisect_trt.core.machine.memory import (
     LARGE,
     MANY,
-    free_activations_at_once,
     in_words,
     keep_large_blocks_apart,
     room_bytes,
-    take_tensors_singly,
 )
+from bisect_trt.core.machine.session_habits import SessionHabits, adopt
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.files.save import weights_size
-from bisect_trt.graph.inspection.activations import activations, live_bytes
+from bisect_trt.graph.inspection.activations import Activations, activations, live_bytes
 from bisect_trt.graph.inspection.repetition import shares_sessions
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.model.inputs import InputSpec
 from bisect_trt.runners.emulator.switched.kept_activations import room_beside
-from bisect_trt.runners.ort.side_by_side import ROOM_BYTES
+from bisect_trt.runners.ort.side_by_side import ROOM_BYTES, fitting
 from bisect_trt.runners.ort.turns import MANY_NODES
 from bisect_trt.stations.asked.settings import Settings
 from bisect_trt.stations.case.array_files import bytes_inside, headers_of
 from bisect_trt.stations.case.input_files import find_files, is_loader
+from bisect_trt.stations.case.usual_time import usual_seconds_on
 
 PROCESS = 200_000_000
 """What this program and its libraries take by themselves."""
@@ -55,6 +55,10 @@ _A_THREAD, _SESSIONS_OF = 20_000, 400
 has a pool of its own, with a queue a thread. Of 403 nodes' sessions 14 threads take 123 MB
 (benchmarks/results/memory.md)."""
 
+_LONG_S = 2e-4
+"""Seconds of a usual node from which on it is worth waking threads for. ViT-S' 0.12 ms are not (a
+run takes 0.85 to 0.95 of the time with one), RT-DETR's 1 ms are: both by their count."""
+
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -62,8 +66,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 class Need:
     """``weights`` and ``activations`` (of one plain inference) in bytes; ``workers`` beside the
     process itself. ``activations`` is 0 where the inputs' shapes are not known beforehand.
-    ``nodes`` is their number, ``shares`` whether they are many and share few sessions, and
-    ``small`` whether the usual tensor is known to be.
+    ``nodes`` is their number, ``shares`` whether they are many and share few sessions,
+    ``small`` whether the usual tensor is known to be, and ``threads`` what a call may use (0: all).
     """
 
     weights: int
@@ -72,6 +76,7 @@ class Need:
     nodes: int
     shares: bool = False
     small: bool = False
+    threads: int = 0
 
     @property
     def bytes(self) -> int:
@@ -83,7 +88,8 @@ class Need:
         worker = each + self.weights + (_NETWORKS - 1) * self.activations
         # The workers together make as many inferences at once as this process does.
         more = self._more_at_once * (2 if self.workers else 1)
-        pools = _A_THREAD * min(self.nodes, _SESSIONS_OF) * max(0, thread_count() - 2)
+        beyond = max(0, (self.threads or thread_count()) - 2)
+        pools = _A_THREAD * min(self.nodes, _SESSIONS_OF) * beyond
         return int(each + own + more + pools + self.workers * worker)
 
     @property
@@ -155,7 +161,18 @@ def _need(graph: Graph, settings: Settings, shapes: Sequence[Shapes]) -> Need:
     shares = on_cpu and nodes >= MANY_NODES and shares_sessions(graph)
     told = activations(graph, largest) if largest is not None else None
     small = told is not None and told.small
-    return Need(weights_size(graph.proto), live, beside, nodes, shares, small)
+    threads = _threads(graph, largest or {}, told) if told is not None else 0
+    return Need(weights_size(graph.proto), live, beside, nodes, shares, small, threads)
+
+
+def _threads(graph: Graph, inputs: Shapes, told: Activations) -> int:
+    """Of calls made side by side each has its share, unless its nodes are long enough for more; 0
+    where it may have all.
+    """
+    nodes = max(1, len(graph.proto.graph.node))
+    if not told.small and usual_seconds_on(graph, inputs) > _LONG_S * nodes:
+        return 0
+    return max(1, thread_count() // fitting(told.held, thread_count()))
 
 
 def check_need(need: Need, where: str) -> None:
@@ -180,8 +197,7 @@ def check_need(need: Need, where: str) -> None:
         raise MachineError(
             f"{where}: this needs {need.sentence}, and may take {in_words(room)}: {what}"
         )
-    free_activations_at_once(need.activations >= LARGE)
-    take_tensors_singly(need.small)
+    adopt(SessionHabits(need.activations >= LARGE, need.small, need.threads))
     if need.activations >= LARGE or need.weights >= MANY:
         keep_large_blocks_apart()
 

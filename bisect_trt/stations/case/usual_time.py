@@ -36,11 +36,17 @@ def usual_seconds(graph: Graph, samples: Sequence[Sample]) -> float:
     chosen = [sample.shapes for sample in evenly(samples, _COUNTED)]
     # Mostly all are of one size: a graph of thousands of nodes takes a while to count.
     counts = Counter(tuple(sorted(shapes.items())) for shapes in chosen)
-    seconds = sum(count * _seconds(graph, dict(shapes)) for shapes, count in counts.items())
+    seconds = sum(count * usual_seconds_on(graph, dict(shapes)) for shapes, count in counts.items())
     return seconds / max(1, len(chosen))
 
 
-def _seconds(graph: Graph, shapes: Mapping[str, tuple[int, ...]]) -> float:
+def usual_seconds_on(graph: Graph, shapes: Mapping[str, tuple[int, ...]]) -> float:
+    """As :func:`usual_seconds`, on inputs of such shapes.
+
+    Args:
+        graph: the model.
+        shapes: of its inputs.
+    """
     work = inference_work(graph, shapes)
     beyond = sum(max(0, math.prod(shape) - LARGE) for shape in shapes.values())
     counted = _A_VALUE * work.values + _A_PRODUCT * work.products + _A_NODE * work.nodes

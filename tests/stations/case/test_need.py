@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +20,12 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.cli import main
-from bisect_trt.core.machine.memory import frees_activations, takes_tensors_singly
+from bisect_trt.core.machine.session_habits import SessionHabits, habits
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.inspection.activations import live_bytes
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.runners.emulator.switched.kept_activations import room_beside
+from bisect_trt.runners.ort import side_by_side
 from bisect_trt.runners.ort.side_by_side import ROOM_BYTES
 from bisect_trt.stations.asked.settings import Settings
 from bisect_trt.stations.case import need
@@ -191,7 +193,6 @@ def tell():  # not getrusage: its peak is also that of whoever started this proc
     print("PEAK", *(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")))
 atexit.register(tell)
 from bisect_trt.cli import main
-from bisect_trt.core.machine.memory import frees_activations
 main(sys.argv[1:])
 """
 
@@ -246,9 +247,9 @@ def test_weights_are_held_once_and_once_rounded(tmp_path: Path) -> None:
 def test_what_a_large_model_needs_is_not_asked_of_the_next_one() -> None:
     """A gate has many models in one process; the small ones keep their speed."""
     need.check_need(need.Need(0, need.LARGE, 0, 1), "large")
-    assert frees_activations()
+    assert habits().frees_activations
     need.check_need(need.Need(0, 1000, 0, 1), "small")
-    assert not frees_activations()
+    assert habits() == SessionHabits()
 
 
 def test_small_tensors_are_taken_singly_and_those_of_the_next_model_not() -> None:
@@ -257,6 +258,32 @@ def test_small_tensors_are_taken_singly_and_those_of_the_next_model_not() -> Non
     for rows, singly in ((4, True), (400, False), (4, True)):
         samples = [Sample("s", {"x": np.zeros((rows, 256), np.float32)})]
         need.check_need(need.need_of_samples(graph, settings, samples), "model")
-        assert takes_tensors_singly() is singly
+        assert habits().takes_singly is singly
     need.check_need(need.Need(0, 1000, 0, 1), "of unknown shapes")
-    assert not takes_tensors_singly()
+    assert habits() == SessionHabits()
+
+
+@pytest.mark.parametrize(
+    ("rows", "room_mb", "threads"),
+    [
+        (4, 128, 1),  # tiny tensors
+        (200, 128, 1),
+        (200, 8, 2),  # eight have room, of 1 MB each
+        (400, 128, 0),  # 0.3 ms a node are worth waking threads for
+    ],
+)
+def test_calls_side_by_side_share_the_threads_unless_their_nodes_are_long(
+    monkeypatch: pytest.MonkeyPatch, rows: int, room_mb: int, threads: int
+) -> None:
+    for module in (need, side_by_side):
+        monkeypatch.setattr(module, "thread_count", lambda: 16)
+    monkeypatch.setattr(side_by_side, "ROOM_BYTES", room_mb << 20)
+    graph, settings = Graph(chain("rows")), Settings("m.onnx", ("x.npz",))
+    samples = [Sample("s", {"x": np.zeros((rows, 256), np.float32)})]
+    found = need.need_of_samples(graph, settings, samples)
+    assert found.threads == threads
+    if threads:
+        assert side_by_side.Room(graph).at_once(samples[0]) == 16 // threads
+        assert found.bytes < replace(found, threads=0).bytes
+    need.check_need(found, "model")
+    assert habits().threads == threads
