@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,9 @@ def test_a_worker_has_the_habits_of_its_run(own: SessionHabits) -> None:
     adopt(SessionHabits())  # as in a process of its own
     EmulationServer(**arguments)
     assert habits() == own
+    adopt(own)
+    elsewhere = server_arguments(encoder_decomposed().model, Precision.FP16, 1, elsewhere=True)
+    assert elsewhere["habits"] == replace(own, threads=0)  # it has other cores
 
 
 def test_workers_answer_as_the_emulator_does() -> None:

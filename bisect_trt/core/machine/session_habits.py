@@ -18,9 +18,9 @@ class SessionHabits:
 
     ``threads`` is the most that one call takes; 0 is all that the process may. Calls are made side
     by side where they have room, and a thread that sleeps takes as long to wake (50 us) as a node
-    of a small network takes: on two cores a whole run of an OCR recogniser, or of ViT-S, needs 0.88
-    of the processor's time and no longer with one thread a call, and each thread of each session
-    holds a queue of 0.15 MB. Of an RT-DETR's nodes of 1.9 ms a search takes a third longer so.
+    of a small network takes: on two cores a run of an OCR model needs 0.9 of the processor's time
+    with one thread a call, and each thread of each session holds a queue of 0.15 MB. Of RT-DETR's
+    nodes of 1.9 ms a search takes a third longer so.
     """
 
     frees_activations: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import onnx
@@ -53,7 +54,8 @@ def server_arguments(
         "model": stream.getvalue() or model.SerializeToString(),
         "base": base.value,
         "threads": threads,
-        "habits": habits(),
+        # Another machine has other cores; its actor shares out what it reserved.
+        "habits": replace(habits(), threads=0) if elsewhere else habits(),
         "device": device,
     }
 

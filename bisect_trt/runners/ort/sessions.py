@@ -48,7 +48,7 @@ def session_options(threads: int = 0) -> ort.SessionOptions:
     follows this process' :func:`habits`.
 
     Args:
-        threads: what one call may use; 0 is all that the process may.
+        threads: what one call may use, as far as the habits allow; 0 is as much as they do.
     """
     options = ort.SessionOptions()
     options.log_severity_level = 4
@@ -159,7 +159,7 @@ def node_session(
 
     Args:
         model: the nodes.
-        threads: what one call may use; 0 leaves it to the machine.
+        threads: as of :func:`session_options`.
         own_arena: for calls beside each other of many small steps, which would wait for the shared
             arena at each.
     """
@@ -178,7 +178,7 @@ def switched_session(
 
     Args:
         model: of any size.
-        threads: what one call may use; 0 leaves it to the machine.
+        threads: as of :func:`session_options`.
         device: what computes.
         profile: what the name of a file begins with into which ONNX Runtime writes what ran where.
 
@@ -204,7 +204,7 @@ def session_as_written(
     Args:
         model: of any size.
         where: what an error names.
-        threads: what one call may use; 0 leaves it to the machine.
+        threads: as of :func:`session_options`.
         device: what computes.
         profile: as of :func:`switched_session`.
         one_of_many: whether it shares an arena with others that run in turn.

@@ -22,6 +22,7 @@ from bisect_trt.graph.inspection.activations import Activations, activations, li
 from bisect_trt.graph.inspection.repetition import shares_sessions
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.model.inputs import InputSpec
+from bisect_trt.graph.model.shapes import bodies_from
 from bisect_trt.runners.emulator.switched.kept_activations import room_beside
 from bisect_trt.runners.ort.side_by_side import ROOM_BYTES, fitting
 from bisect_trt.runners.ort.turns import MANY_NODES
@@ -56,8 +57,8 @@ has a pool of its own, with a queue a thread. Of 403 nodes' sessions 14 threads 
 (benchmarks/results/memory.md)."""
 
 _LONG_S = 2e-4
-"""Seconds of a usual node from which on it is worth waking threads for. ViT-S' 0.12 ms are not (a
-run takes 0.85 to 0.95 of the time with one), RT-DETR's 1 ms are: both by their count."""
+"""Seconds of a usual node from which on it is worth waking threads for: RT-DETR's 1 ms are, ViT-S'
+0.12 ms are not, both by their count (benchmarks/results/many-nodes.md)."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -161,18 +162,22 @@ def _need(graph: Graph, settings: Settings, shapes: Sequence[Shapes]) -> Need:
     shares = on_cpu and nodes >= MANY_NODES and shares_sessions(graph)
     told = activations(graph, largest) if largest is not None else None
     small = told is not None and told.small
-    threads = _threads(graph, largest or {}, told) if told is not None else 0
+    threads = 0
+    if told is not None and largest is not None and on_cpu:
+        threads = _threads(graph, largest, told)
     return Need(weights_size(graph.proto), live, beside, nodes, shares, small, threads)
 
 
 def _threads(graph: Graph, inputs: Shapes, told: Activations) -> int:
-    """Of calls made side by side each has its share, unless its nodes are long enough for more; 0
-    where it may have all.
+    """What a call may use: of calls made side by side each has its share. 0, for all, where one is
+    made at a time, or nodes are long enough for more; what bodies do is not counted.
     """
-    nodes = max(1, len(graph.proto.graph.node))
-    if not told.small and usual_seconds_on(graph, inputs) > _LONG_S * nodes:
+    threads = thread_count()
+    at_once = fitting(told.held, threads)
+    if at_once == 1 or bodies_from(graph, inputs):
         return 0
-    return max(1, thread_count() // fitting(told.held, thread_count()))
+    nodes = max(1, len(graph.proto.graph.node))
+    return 0 if usual_seconds_on(graph, inputs) > _LONG_S * nodes else -(-threads // at_once)
 
 
 def check_need(need: Need, where: str) -> None:

@@ -24,12 +24,14 @@ from bisect_trt.core.machine.session_habits import SessionHabits, habits
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.inspection.activations import live_bytes
 from bisect_trt.graph.model.graph import Graph
+from bisect_trt.graph.model.inputs import input_specs
 from bisect_trt.runners.emulator.switched.kept_activations import room_beside
 from bisect_trt.runners.ort import side_by_side
 from bisect_trt.runners.ort.side_by_side import ROOM_BYTES
 from bisect_trt.stations.asked.settings import Settings
 from bisect_trt.stations.case import need
 from bisect_trt.stations.case.array_files import headers_of
+from fixtures.models import branch
 
 ROOT = Path(__file__).resolve().parents[3]
 KB = 1024
@@ -269,6 +271,8 @@ def test_small_tensors_are_taken_singly_and_those_of_the_next_model_not() -> Non
         (4, 128, 1),  # tiny tensors
         (200, 128, 1),
         (200, 8, 2),  # eight have room, of 1 MB each
+        (200, 11, 2),  # eleven have
+        (200, 1, 0),  # one has
         (400, 128, 0),  # 0.3 ms a node are worth waking threads for
     ],
 )
@@ -283,7 +287,38 @@ def test_calls_side_by_side_share_the_threads_unless_their_nodes_are_long(
     found = need.need_of_samples(graph, settings, samples)
     assert found.threads == threads
     if threads:
-        assert side_by_side.Room(graph).at_once(samples[0]) == 16 // threads
+        assert threads * side_by_side.Room(graph).at_once(samples[0]) >= 16
         assert found.bytes < replace(found, threads=0).bytes
     need.check_need(found, "model")
     assert habits().threads == threads
+
+
+def test_calls_have_all_threads_where_little_is_known_of_them(tmp_path: Path) -> None:
+    """Of unknown shapes, or on a GPU, which makes one call at a time."""
+    np.savez(tmp_path / "x.npz", x=np.zeros((4, 256), np.float32))
+    source, specs = str(tmp_path / "x.npz"), input_specs(chain("rows"))
+    known = Settings("m.onnx", (source,))
+    assert need.need_of(Graph(chain("rows")), known, specs).threads == 1
+    unknown = Settings("m.onnx", (str(tmp_path / "later.npz"),))
+    assert need.need_of(Graph(chain("rows")), unknown, specs).threads == 0
+    on_gpu = replace(known, emulate_on="cuda")
+    assert need.need_of(Graph(chain("rows")), on_gpu, specs).threads == 0
+
+
+def test_calls_have_all_threads_where_nodes_have_bodies() -> None:
+    """What a body does is not counted."""
+    fixture = branch()
+    sample = Sample("s", fixture.inputs)
+    found = need.need_of_samples(Graph(fixture.model), Settings("m.onnx", ("x",)), [sample])
+    assert found.threads == 0
+
+
+def test_tiny_tensors_of_large_products_have_all_threads() -> None:
+    """A batch of one through matrices of 256 MB: 0.7 ms each."""
+    weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[8192, 8192])  # unread
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"], "n")]
+    value = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 8192]) for n in "xy"]
+    graph = Graph(helper.make_model(helper.make_graph(nodes, "g", value[:1], value[1:], [weight])))
+    sample = Sample("s", {"x": np.zeros((1, 8192), np.float32)})
+    found = need.need_of_samples(graph, Settings("m.onnx", ("x",)), [sample])
+    assert found.small and found.threads == 0
