@@ -57,8 +57,9 @@ has a pool of its own, with a queue a thread. Of 403 nodes' sessions 14 threads 
 (benchmarks/results/memory.md)."""
 
 _LONG_S = 2e-4
-"""Seconds of a usual node from which on it is worth waking threads for: RT-DETR's 1 ms are, ViT-S'
-0.12 ms are not, both by their count (benchmarks/results/many-nodes.md)."""
+"""Seconds of a usual node from which on it is worth waking threads for. By their count RT-DETR's
+1.5 ms are; ViT-S' 0.25 ms make no difference; OCR models' 0.05 and 0.1 ms are not
+(benchmarks/results/many-nodes.md)."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
