@@ -21,11 +21,11 @@ from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph import list_layers
 from bisect_trt.graph.model.graph import Graph
-from bisect_trt.graph.passes.branchless import without_branches
 from bisect_trt.graph.passes.capable import with_roundings
 from bisect_trt.graph.passes.emulated import rounding_model
-from bisect_trt.graph.passes.packed_segment import PackedSegment
-from bisect_trt.graph.passes.segmented import cut
+from bisect_trt.graph.passes.segments.branchless import without_branches
+from bisect_trt.graph.passes.segments.packed_segment import PackedSegment
+from bisect_trt.graph.passes.segments.segmented import cut
 from bisect_trt.graph.passes.switched import to_switched
 from bisect_trt.numerics.requirements.requirement_text import parse_requirements
 from bisect_trt.numerics.rounding import rounded
@@ -38,6 +38,7 @@ from bisect_trt.runners.device_check import (
 from bisect_trt.runners.doctor import examine
 from bisect_trt.runners.emulator.constants.device_constants import DeviceConstants
 from bisect_trt.runners.emulator.runner import EmulatedRunner
+from bisect_trt.runners.emulator.switched.captured_segment import CapturedSegment
 from bisect_trt.runners.emulator.switched.captured_session import CapturedSession
 from bisect_trt.runners.emulator.switched.segment_form import SegmentForm
 from bisect_trt.runners.emulator.switched.segment_session import SegmentSession
@@ -46,6 +47,7 @@ from bisect_trt.runners.ort.reference import Reference
 from bisect_trt.runners.ort.sessions import run_all, session_as_written
 from bisect_trt.runners.ort.values import owned, value_of, viewed
 from fixtures.models import ALL, Fixture, encoder_decomposed, residual, unsavable
+from tests.networks import asking_for_shapes
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 CUDA = cuda_device("the GPU")
@@ -202,6 +204,31 @@ def test_a_replay_gives_what_kernel_by_kernel_gives(make: Callable[[], Fixture])
         assert got is not None
         for name, one in wanted.items():
             np.testing.assert_array_equal(viewed(got[name]), viewed(one), strict=True)
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_what_computes_with_shapes_is_replayed(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit, of several shapes, also where a shape goes from one segment to the next."""
+    monkeypatch.setattr("bisect_trt.graph.passes.segments.segmented._FEWEST_NODES", 2)
+    graph = asking_for_shapes()
+    switched = to_switched(graph, Precision.FP16, Precision.FP32)
+    packed = [PackedSegment(part) for part in cut(switched, graph, most)]
+    constants = DeviceConstants(graph, CUDA)
+    fed = [SegmentSession(p.named, constants, SegmentForm(p, 0, CUDA)) for p in packed]
+    replayed = [CapturedSegment(p, constants, 0, CUDA) for p in packed]
+    random = np.random.default_rng(0)
+    for rows in (3, 2, 3, 3):
+        owner = owned(random.standard_normal((rows, 4)).astype(np.float32))
+        tensors = {"x": value_of(owner)}
+        for one, other in zip(fed, replayed, strict=True):
+            setting = (
+                random.random(len(one.form.segment.flags) + len(one.form.segment.weights)) < 0.5
+            )
+            wanted, got = one.run(tensors, setting), other.run(tensors, setting)
+            assert other.captures
+            for name, value in wanted.items():
+                np.testing.assert_array_equal(viewed(got[name]), viewed(value), strict=True)
+            tensors |= wanted
 
 
 def test_layers_without_a_kernel_are_named() -> None:

@@ -10,9 +10,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from bisect_trt.core.precision import Precision
-from bisect_trt.graph.passes.nameless import nameless
-from bisect_trt.graph.passes.segment import Segment
-from bisect_trt.graph.passes.segmented import cut
+from bisect_trt.graph.passes.segments.nameless import nameless
+from bisect_trt.graph.passes.segments.segment import Segment
+from bisect_trt.graph.passes.segments.segmented import cut
 from bisect_trt.graph.passes.switched import to_switched
 from bisect_trt.runners.ort.sessions import switched_session
 from tests.runners.test_segments import network, sample

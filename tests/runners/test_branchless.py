@@ -14,9 +14,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.core.precision import Precision
 from bisect_trt.graph.model.graph import Graph
-from bisect_trt.graph.passes.branchless import with_lists, without_branches
-from bisect_trt.graph.passes.segment import Segment
-from bisect_trt.graph.passes.segmented import cut
+from bisect_trt.graph.passes.segments.branchless import with_lists, without_branches
+from bisect_trt.graph.passes.segments.segment import Segment
+from bisect_trt.graph.passes.segments.segmented import cut
 from bisect_trt.graph.passes.switched import to_switched
 from bisect_trt.numerics.rounding import rounded
 from bisect_trt.runners.ort.sessions import switched_session

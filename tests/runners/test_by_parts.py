@@ -18,8 +18,8 @@ from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.passes.emulated import to_emulated
-from bisect_trt.graph.passes.packed_segment import PackedSegment
-from bisect_trt.graph.passes.segmented import Cutter, _whole
+from bisect_trt.graph.passes.segments.packed_segment import PackedSegment
+from bisect_trt.graph.passes.segments.segmented import Cutter, _whole
 from bisect_trt.graph.passes.switched import SwitchedModel
 from bisect_trt.runners.base import Runner
 from bisect_trt.runners.emulator import by_parts, whole_model

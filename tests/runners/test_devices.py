@@ -261,7 +261,7 @@ def test_auto_takes_what_is_faster_and_keeps_to_it(bed: Bed, tmp_path: Path) -> 
     device, said = emulator_device(case.settings)
     assert (device, said) == (PLANTED, ()) and bed.asked == ("gpu 4", 0, 500_000)
     emulator, findings = open_emulator(case, device, journal)
-    assert emulator.device == PLANTED and bed.timed == ["planted", "cpu"]
+    assert emulator.device == PLANTED and bed.timed == ["cpu", "planted"]
     # The CPU provider stands for the GPU, so every layer fell back.
     (found,) = findings
     assert found.kind == "cpu-fallback" and found.message.count("'") == 2 * min(5, len(case.layers))
@@ -293,6 +293,14 @@ def test_the_gpu_is_timed_from_the_inputs_on(
     assert begun == 3 * list(range(max(begun) + 1))
 
 
+def test_a_gpu_that_cannot_win_is_not_tried(bed: Bed, tmp_path: Path) -> None:
+    """Opening a session of tens of thousands of small nodes there takes longer than the run."""
+    case = case_of(healthy(), tmp_path, emulate_on="auto")
+    bed.seconds = {"planted": 0.0, "cpu": 1e-6 * len(case.graph.proto.graph.node)}
+    emulator, said = open_emulator(case, emulator_device(case.settings)[0], None)
+    assert emulator.device == CPU and bed.timed == ["cpu"] and said == ()
+
+
 def test_cuda_is_not_timed(bed: Bed, tmp_path: Path) -> None:
     case = case_of(healthy(), tmp_path, emulate_on="cuda")
     bed.seconds["cpu"] = 0.0
@@ -313,8 +321,10 @@ def test_a_gpu_that_does_not_work_is_told_of(bed: Bed, tmp_path: Path) -> None:
 def test_a_model_that_fails_there_is_emulated_here(
     bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(run: object, times: int) -> float:
-        raise MachineError("the GPU failed (CUDA failure 2: out of memory)")
+    def broken(run: Callable[[], Any], times: int) -> float:
+        if isinstance(run(), list):  # a probe there
+            raise MachineError("the GPU failed (CUDA failure 2: out of memory)")
+        return 1.0
 
     monkeypatch.setattr(emulator_choice, "_seconds", broken)
     emulator, (said,) = open_emulator(

@@ -33,8 +33,8 @@ from tests.runners.test_shared_forms import RANDOM, chain
 @pytest.fixture(autouse=True)
 def many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bisect_trt.runners.ort.turns.MANY_NODES", 1)
-    monkeypatch.setattr("bisect_trt.graph.passes.phrases.FEWEST_NODES", 1)
-    monkeypatch.setattr("bisect_trt.graph.passes.phrases._FREQUENT", 6)
+    monkeypatch.setattr("bisect_trt.graph.passes.segments.phrases.FEWEST_NODES", 1)
+    monkeypatch.setattr("bisect_trt.graph.passes.segments.phrases._FREQUENT", 6)
     for room in ("runners.emulator.switched.shared_sessions", "graph.inspection.repetition"):
         monkeypatch.setattr(f"bisect_trt.{room}.SESSION", 1)
 
@@ -176,7 +176,7 @@ def test_layers_of_many_kinds_keep_sessions_of_their_own() -> None:
 
 def test_fewer_nodes_are_run_by_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     count = len(tangle().proto.graph.node)
-    monkeypatch.setattr("bisect_trt.graph.passes.phrases.FEWEST_NODES", count + 1)
+    monkeypatch.setattr("bisect_trt.graph.passes.segments.phrases.FEWEST_NODES", count + 1)
     assert not shares_sessions(tangle())
     assert given_to(tangle())._whole is not None
 

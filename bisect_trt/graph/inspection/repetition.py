@@ -9,9 +9,9 @@ from itertools import pairwise
 from onnx import TensorProto
 
 from bisect_trt.graph.model.graph import Graph
-from bisect_trt.graph.passes.cut_places import Crossing, Kinds, kinds_of
-from bisect_trt.graph.passes.phrases import SESSION, has_phrases, together
-from bisect_trt.graph.passes.segmented import MOST_SEGMENTS, is_constant
+from bisect_trt.graph.passes.segments.cut_places import Crossing, Kinds, kinds_of
+from bisect_trt.graph.passes.segments.phrases import SESSION, has_phrases, together
+from bisect_trt.graph.passes.segments.segmented import MOST_SEGMENTS, is_constant
 from bisect_trt.graph.tensors.operator_rules import FLOAT, QUANTISES
 
 

@@ -25,9 +25,9 @@ from bisect_trt.graph.inspection.activations import inference_bytes
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.model.opset import operators
 from bisect_trt.graph.model.shapes import shapes_of, with_shapes
-from bisect_trt.graph.passes.packed_segment import PackedSegment
-from bisect_trt.graph.passes.segment import Segment
-from bisect_trt.graph.passes.segmented import cut
+from bisect_trt.graph.passes.segments.packed_segment import PackedSegment
+from bisect_trt.graph.passes.segments.segment import Segment
+from bisect_trt.graph.passes.segments.segmented import cut
 from bisect_trt.graph.passes.switched import SwitchedModel
 from bisect_trt.runners.ort.sessions import failure_of_session
 from bisect_trt.runners.ort.side_by_side import ROOM_BYTES, side_by_side

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -37,6 +38,11 @@ _TIMED = 2
 _PROBE = 2
 """A probe's plain inferences on the CPU: 2.6 to 3.6 of OCR models (benchmarks/results/cpu.md), 0.8
 to 1.1 of large ones, of which a GPU is faster by far (emulate-on.md)."""
+_A_NODE_S = 5e-6
+"""A GPU's least seconds a node of a probe: replayed from a CUDA graph the demo's detector takes
+10 us, of which the rounding and the choice beside each node are most. A session of 20,000 nodes is
+open there after more than a minute: what cannot win is not tried."""
+
 _SHOWN = 5
 
 
@@ -99,9 +105,13 @@ def open_emulator(
 
 def _tried(case: Case, emulator: EmulatedRunner, *, timed: bool) -> dict[str, Any]:
     """What one inference shows, plain data: whether ``emulator`` is chosen, which layers the CPU
-    ran in its device's place, and why nothing ran.
+    ran in its device's place, and why nothing ran. Where the CPU is faster than a GPU can be, it is
+    the CPU's.
     """
     sample, plan = case.samples[0], PrecisionPlan(Precision.FP32)
+    on_cpu = _on_cpu(case, sample) if timed else math.inf
+    if on_cpu < _A_NODE_S * len(case.graph.proto.graph.node):
+        return {"chosen": False, "layers_on_cpu": [], "failure": ""}
 
     def probe() -> object:
         emulator.forget()  # it would begin at the last cut
@@ -113,7 +123,7 @@ def _tried(case: Case, emulator: EmulatedRunner, *, timed: bool) -> dict[str, An
         if not timed:
             raise
         return {"chosen": False, "layers_on_cpu": [], "failure": one_line(error)}
-    faster = not timed or seconds < _on_cpu(case, sample)
+    faster = seconds < on_cpu
     layers = emulator.layers_on_cpu if faster else []
     return {"chosen": faster, "layers_on_cpu": layers, "failure": ""}
 

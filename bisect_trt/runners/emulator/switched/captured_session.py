@@ -18,8 +18,8 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from bisect_trt.core.errors import RunnerFailedError
-from bisect_trt.graph.passes.segment import Segment
-from bisect_trt.graph.passes.weights_chosen import with_weights_chosen
+from bisect_trt.graph.passes.segments.segment import Segment
+from bisect_trt.graph.passes.segments.weights_chosen import with_weights_chosen
 from bisect_trt.runners.emulator.constants.constant_store import ConstantStore
 from bisect_trt.runners.emulator.constants.device_constants import DeviceConstants
 from bisect_trt.runners.emulator.switched.switches import Setting
@@ -27,7 +27,7 @@ from bisect_trt.runners.ort.devices import CUDA_PROVIDER, Device
 from bisect_trt.runners.ort.sessions import switched_session
 from bisect_trt.runners.ort.values import Value, value_of, viewed
 
-_MOST_SHAPES = 8
+MOST_SHAPES = 8
 """A graph is of one shape and is never let go; samples of more shapes are run without."""
 
 _NO_GRAPH = "-1"
@@ -105,7 +105,7 @@ class CapturedSession:
         arrays = {name: viewed(tensors[name]) for name in self._takes}
         shapes = tuple(array.shape for array in arrays.values())
         with self._lock:
-            if shapes not in self._bound and len(self._bound) == _MOST_SHAPES:
+            if shapes not in self._bound and len(self._bound) == MOST_SHAPES:
                 return None
             if setting.size:
                 self._switches.update_inplace(np.ascontiguousarray(setting))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from bisect_trt.graph.passes.segment import Segment
+from bisect_trt.graph.passes.segments.segment import Segment
 from bisect_trt.runners.emulator.switched.segment_session import SegmentSession
 from bisect_trt.runners.emulator.switched.switches import Setting
 from bisect_trt.runners.ort.values import Value

@@ -7,8 +7,8 @@ from threading import Lock
 
 import numpy as np
 
-from bisect_trt.graph.passes.joined import joined
-from bisect_trt.graph.passes.packed_segment import PackedSegment
+from bisect_trt.graph.passes.segments.joined import joined
+from bisect_trt.graph.passes.segments.packed_segment import PackedSegment
 from bisect_trt.runners.emulator.constants.constant_store import ConstantStore
 from bisect_trt.runners.emulator.switched.segment_form import SegmentForm
 from bisect_trt.runners.emulator.switched.segment_session import SegmentSession

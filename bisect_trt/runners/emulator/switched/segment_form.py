@@ -13,9 +13,9 @@ import onnx
 import onnxruntime as ort
 
 from bisect_trt.core.errors import RunnerFailedError
-from bisect_trt.graph.passes.branchless import with_lists, without_branches
-from bisect_trt.graph.passes.packed_segment import PackedSegment
-from bisect_trt.graph.passes.segment import Segment, settled
+from bisect_trt.graph.passes.segments.branchless import with_lists, without_branches
+from bisect_trt.graph.passes.segments.packed_segment import PackedSegment
+from bisect_trt.graph.passes.segments.segment import Segment, settled
 from bisect_trt.runners.emulator.switched.switches import Setting
 from bisect_trt.runners.ort.devices import CPU, Device
 from bisect_trt.runners.ort.profiles import cpu_nodes

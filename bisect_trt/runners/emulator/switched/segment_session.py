@@ -8,8 +8,8 @@ from sys import intern
 import onnxruntime as ort
 
 from bisect_trt.core.errors import BisectError
-from bisect_trt.graph.passes.nameless import Names
-from bisect_trt.graph.passes.segment import Segment
+from bisect_trt.graph.passes.segments.nameless import Names
+from bisect_trt.graph.passes.segments.segment import Segment
 from bisect_trt.runners.emulator.constants.constant_store import ConstantStore
 from bisect_trt.runners.emulator.constants.device_constants import DeviceConstants
 from bisect_trt.runners.emulator.switched.segment_form import Ready, SegmentForm

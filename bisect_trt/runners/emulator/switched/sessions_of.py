@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from bisect_trt.graph.model.graph import Graph
-from bisect_trt.graph.passes.packed_segment import PackedSegment
-from bisect_trt.graph.passes.phrases import has_phrases, in_phrases
-from bisect_trt.graph.passes.segment import Segment
+from bisect_trt.graph.passes.segments.packed_segment import PackedSegment
+from bisect_trt.graph.passes.segments.phrases import has_phrases, in_phrases
+from bisect_trt.graph.passes.segments.segment import Segment
 from bisect_trt.runners.emulator.constants.constant_store import ConstantStore
 from bisect_trt.runners.emulator.constants.device_constants import DeviceConstants
 from bisect_trt.runners.emulator.switched.captured_segment import CapturedSegment

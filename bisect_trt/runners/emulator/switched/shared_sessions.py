@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from bisect_trt.graph.passes.nameless import nameless
-from bisect_trt.graph.passes.packed_segment import PackedSegment
-from bisect_trt.graph.passes.phrases import SESSION
-from bisect_trt.graph.passes.segment import Segment
+from bisect_trt.graph.passes.segments.nameless import nameless
+from bisect_trt.graph.passes.segments.packed_segment import PackedSegment
+from bisect_trt.graph.passes.segments.phrases import SESSION
+from bisect_trt.graph.passes.segments.segment import Segment
 from bisect_trt.runners.emulator.constants.constant_store import ConstantStore
 from bisect_trt.runners.emulator.constants.device_constants import DeviceConstants
 from bisect_trt.runners.emulator.switched.segment_form import SegmentForm

@@ -1,10 +1,10 @@
 """The probe's fast way: sessions for all plans of a base precision, the roundings switched by what
 is fed.
 
-The model is cut into segments (see :mod:`bisect_trt.graph.passes.segmented`), and what is alive at
-the cuts is kept for a while: a probe starts at the segment in which its plan first differs from one
-that was run on the same sample. A plan that is run on many samples gets a session of its own (see
-``plan_session``). The numbers are those of a run from the start, bit for bit.
+The model is cut into segments (see :mod:`bisect_trt.graph.passes.segments.segmented`), and what is
+alive at the cuts is kept for a while: a probe starts at the segment in which its plan first differs
+from one that was run on the same sample. A plan that is run on many samples gets a session of its
+own (see ``plan_session``). The numbers are those of a run from the start, bit for bit.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from bisect_trt.core.sample import Sample
 from bisect_trt.graph.inspection.activations import activations, inference_bytes
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.model.inputs import fixed_shape, input_specs
-from bisect_trt.graph.passes.packed_segment import PackedSegment
-from bisect_trt.graph.passes.segmented import MOST_SEGMENTS, cut
+from bisect_trt.graph.passes.segments.packed_segment import PackedSegment
+from bisect_trt.graph.passes.segments.segmented import MOST_SEGMENTS, cut
 from bisect_trt.graph.passes.switched import to_switched
 from bisect_trt.runners.emulator.constants.constant_store import ConstantStore
 from bisect_trt.runners.emulator.constants.device_constants import DeviceConstants

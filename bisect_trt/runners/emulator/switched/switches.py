@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_trt.graph.passes.segment import Segment
+from bisect_trt.graph.passes.segments.segment import Segment
 
 Setting = NDArray[np.bool_]
 """For one segment: its flags, then which of its weights are rounded as for a lowered layer."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import onnx
 
-from bisect_trt.graph.passes.segment import Segment
+from bisect_trt.graph.passes.segments.segment import Segment
 from bisect_trt.graph.tensors.operator_rules import is_standard
 
 

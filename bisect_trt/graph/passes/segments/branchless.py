@@ -11,7 +11,7 @@ from dataclasses import replace
 import onnx
 from onnx import TensorProto, helper
 
-from bisect_trt.graph.passes.segment import Segment, is_switch
+from bisect_trt.graph.passes.segments.segment import Segment, is_switch
 from bisect_trt.graph.tensors.tensor_types import opset_of
 
 _SELECTS, _LISTS = 9, 11

@@ -13,8 +13,8 @@ import onnx
 from onnx import helper
 
 from bisect_trt.graph.model.graph import Graph
-from bisect_trt.graph.passes.cut_places import Crossing, kinds_of
-from bisect_trt.graph.passes.segment import Segment
+from bisect_trt.graph.passes.segments.cut_places import Crossing, kinds_of
+from bisect_trt.graph.passes.segments.segment import Segment
 from bisect_trt.graph.passes.switched import SwitchedModel
 from bisect_trt.graph.tensors.operator_rules import FLOAT, is_standard
 from bisect_trt.graph.tensors.tensor_types import UNKNOWN, captured_names

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import onnx
 from onnx import TensorProto, helper
 
-from bisect_trt.graph.passes.segment import Segment
+from bisect_trt.graph.passes.segments.segment import Segment
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import onnx
 
-from bisect_trt.graph.passes.segment import Segment
+from bisect_trt.graph.passes.segments.segment import Segment
 
 _MOST = 1 << 30
 """Bytes of a model from which on it stays as it is: no message may have more than twice that."""

@@ -15,7 +15,7 @@ import onnx
 from onnx import AttributeProto
 
 from bisect_trt.graph.model.opset import operators
-from bisect_trt.graph.passes.segment import Segment, is_switch
+from bisect_trt.graph.passes.segments.segment import Segment, is_switch
 
 _NUMBER = re.compile(r"@(node)?(\d+)")
 

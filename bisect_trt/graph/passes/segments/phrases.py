@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.model.opset import operators
-from bisect_trt.graph.passes.cut_places import Kinds, kinds_of
-from bisect_trt.graph.passes.packed_segment import PackedSegment
-from bisect_trt.graph.passes.segment import Segment, is_switch
-from bisect_trt.graph.passes.segmented import Cutter
+from bisect_trt.graph.passes.segments.cut_places import Kinds, kinds_of
+from bisect_trt.graph.passes.segments.packed_segment import PackedSegment
+from bisect_trt.graph.passes.segments.segment import Segment, is_switch
+from bisect_trt.graph.passes.segments.segmented import Cutter
 from bisect_trt.graph.tensors.tensor_types import captured_names
 
 SESSION = 16
