@@ -69,7 +69,7 @@ def test_places_change_no_number(
 
 
 def test_a_shape_too_many_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bisect_trt.runners.emulator.switched.captured_session.MOST_SHAPES", 2)
+    monkeypatch.setattr("bisect_trt.runners.emulator.switched.captured_session._MOST_SHAPES", 2)
     (segment,) = cut(to_switched(network(), *PAIRS[0]), network(), 1)
     kept = CapturedSession(without_branches(segment), ConstantStore(network()), 0, CPU)
     setting = np.zeros(len(segment.flags) + len(segment.weights), np.bool_)

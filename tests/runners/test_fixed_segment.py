@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,12 @@ from onnx import TensorProto, helper
 
 from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.precision import Precision
+from bisect_trt.graph.passes.segments.branchless import without_branches
 from bisect_trt.graph.passes.segments.packed_segment import PackedSegment
 from bisect_trt.graph.passes.segments.segment import Segment
 from bisect_trt.graph.passes.segments.segmented import cut
 from bisect_trt.graph.passes.switched import to_switched
+from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.runners.emulator.constants.constant_store import ConstantStore
 from bisect_trt.runners.emulator.switched import captured_segment
 from bisect_trt.runners.emulator.switched.captured_segment import CapturedSegment
@@ -54,7 +57,16 @@ def ops(model: onnx.ModelProto) -> set[str]:
 
 def test_nothing_is_left_that_asks_for_a_shape() -> None:
     (segment,) = parts(1)
-    fixed, given_ = fixed_segment(segment, {"x": (3, 4)}, {})
+    x = owned(np.ones((3, 4), np.float32))
+
+    def run(part: Segment) -> Arrays:
+        once = CapturedSession(part, ConstantStore(asking_for_shapes()), 0, CPU, replays=False)
+        setting = np.zeros(len(part.flags) + len(part.weights), np.bool_)
+        got = once.run({"x": value_of(x)}, setting)
+        assert got is not None
+        return {name: viewed(value) for name, value in got.items()}
+
+    fixed, given_ = fixed_segment(without_branches(segment), {"x": (3, 4)}, {}, run)
     assert {"Shape", "Slice", "Concat"} <= ops(segment.model)
     assert not {"Shape", "Slice", "Concat"} & ops(fixed.model)
     assert fixed.gives == ("y",) and given_.keys() == {"count"}
@@ -68,12 +80,65 @@ def test_what_depends_on_values_stays() -> None:
         helper.make_node("Shape", ["places"], ["shape"], "shape"),
         helper.make_node("Cast", ["shape"], ["y"], "y", to=TensorProto.FLOAT),
     ]
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [None])]
-    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
-    graph = helper.make_graph(nodes, "g", inputs, outputs)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    segment = Segment(model, ("x",), ("y",), {}, {})
-    assert fixed_segment(segment, {"x": (5,)}, {}) == (segment, {})
+    # Declared as it was for one input, as exporters do.
+    segment = segment_of(nodes, {"x": [None]}, {"y": [2], "places": [1, 3]}, 17)
+    assert fixed_segment(segment, {"x": (5,)}, {}, fails) == (segment, {})
+
+
+def test_a_declared_shape_of_another_input_is_not_believed() -> None:
+    nodes = [
+        helper.make_node("Neg", ["x"], ["y"], "y"),
+        helper.make_node("Shape", ["y"], ["shape"], "shape"),
+        helper.make_node("Cast", ["shape"], ["z"], "z", to=TensorProto.FLOAT),
+    ]
+    segment = segment_of(nodes, {"x": ["n", 4]}, {"y": [1, 4], "z": [2]}, 17)
+    feed = {"x": np.zeros((3, 4), np.float32)}
+    _, told = fixed_segment(segment, {"x": (3, 4)}, {}, lambda part: plain(part, feed))
+    np.testing.assert_array_equal(told["z"], np.float32([3, 4]))
+
+
+def test_a_shape_is_what_the_runtime_makes_of_it() -> None:
+    """ONNX's inference says 6 of ten pixels at 0.7, ONNX Runtime makes 7."""
+    scales = numpy_helper.from_array(np.float32([1, 1, 1, 0.7]), "scales")
+    nodes = [
+        helper.make_node("Resize", ["x", "", "scales"], ["y"], "y", mode="nearest"),
+        helper.make_node("Shape", ["y"], ["shape"], "shape"),
+        helper.make_node("Cast", ["shape"], ["z"], "z", to=TensorProto.FLOAT),
+    ]
+    segment = segment_of(nodes, {"x": [1, 1, 1, "w"]}, {"y": None, "z": [4]}, 13)
+    segment.model.graph.initializer.append(scales)
+    feed = {"x": np.zeros((1, 1, 1, 10), np.float32)}
+    _, told = fixed_segment(segment, {"x": (1, 1, 1, 10)}, {}, lambda part: plain(part, feed))
+    assert told["z"][3] == plain(segment, feed)["y"].shape[3] == 7
+
+
+def segment_of(
+    nodes: list[onnx.NodeProto], takes: dict[str, Any], gives: dict[str, Any], opset: int
+) -> Segment:
+    """A segment without switches, of float tensors but for those of ``NonZero``."""
+    values = [
+        [
+            helper.make_tensor_value_info(
+                name, TensorProto.INT64 if name == "places" else TensorProto.FLOAT, shape
+            )
+            for name, shape in tensors.items()
+        ]
+        for tensors in (takes, gives)
+    ]
+    graph = helper.make_graph(nodes, "g", *values)
+    opsets = [helper.make_opsetid("", opset)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    return Segment(model, tuple(takes), tuple(gives), {}, {})
+
+
+def plain(part: Segment, feed: Arrays) -> Arrays:
+    level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    found = run_model(part.model, {name: feed[name] for name in part.takes}, level)
+    return dict(zip(part.gives, found, strict=True))
+
+
+def fails(part: Segment) -> Arrays:
+    raise AssertionError(f"nothing follows, and {part.gives} is asked for")
 
 
 @settings(max_examples=40, deadline=None)
@@ -107,14 +172,14 @@ def test_a_shape_of_another_segment_is_taken_by_value(monkeypatch: pytest.Monkey
     monkeypatch.setattr("bisect_trt.graph.passes.segments.segmented._FEWEST_NODES", 2)
     segments = parts(3)
     reader = next(s for s in segments if "batch" in s.takes)
-    opened: list[tuple[str, ...]] = []
+    opened: list[tuple[tuple[str, ...], bool]] = []
 
     class Choosy(CapturedSession):
-        def __init__(self, segment: Segment, *others: Any) -> None:
-            if "batch" in segment.takes:
+        def __init__(self, segment: Segment, *others: Any, replays: bool = True) -> None:
+            if "batch" in segment.takes and replays:
                 raise RunnerFailedError("the host reads the input 'batch'")
-            super().__init__(segment, *others)
-            opened.append(segment.takes)
+            super().__init__(segment, *others, replays=replays)
+            opened.append((segment.takes, replays))
 
     monkeypatch.setattr(captured_segment, "CapturedSession", Choosy)
     session, beside = captured(reader), fed(reader)
@@ -132,11 +197,13 @@ def test_a_shape_of_another_segment_is_taken_by_value(monkeypatch: pytest.Monkey
         for name, value in wanted.items():
             np.testing.assert_array_equal(viewed(got[name]), viewed(value), strict=True)
     assert session.captures
-    assert len(opened) == 2  # one for each value, and none for the one that came again
+    assert (
+        sum(replays for _, replays in opened) == 2
+    )  # one for each value, and none for the one that came again
 
 
 def test_a_shape_too_many_ends_the_replays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(captured_segment, "MOST_SHAPES", 2)
+    monkeypatch.setattr(captured_segment, "_MOST_FIXED", 2)
     (segment,) = parts(1)
     session, beside = captured(segment), fed(segment)
     setting = np.zeros(len(segment.flags) + len(segment.weights), np.bool_)
@@ -146,6 +213,19 @@ def test_a_shape_too_many_ends_the_replays(monkeypatch: pytest.MonkeyPatch) -> N
         wanted = beside.run({"x": value_of(owner)}, setting)
         assert session.captures is replayed
         np.testing.assert_array_equal(viewed(got["y"]), viewed(wanted["y"]))
+
+
+def test_what_shapes_tell_outlives_the_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(captured_segment, "_MOST_FIXED", 1)
+    (segment,) = parts(1)
+    session = captured(segment)
+    setting = np.zeros(len(segment.flags) + len(segment.weights), np.bool_)
+    answers = []
+    for rows in (3, 5):  # the second ends the replays and lets all sessions go
+        owner = owned(np.ones((rows, 4), np.float32))
+        answers.append(session.run({"x": value_of(owner)}, setting))
+    assert not session.captures
+    np.testing.assert_array_equal(viewed(answers[0]["count"]), np.int32([3]))
 
 
 def test_every_node_model_of_onnx_keeps_its_outputs() -> None:
@@ -166,7 +246,8 @@ def test_every_node_model_of_onnx_keeps_its_outputs() -> None:
             continue  # random
         segment = Segment(case.model, tuple(feed), tuple(outputs), {}, {})
         values = _short(feed) if number % 2 else {}
-        fixed, known = fixed_segment(segment, {n: a.shape for n, a in feed.items()}, values)
+        shapes = {n: a.shape for n, a in feed.items()}
+        fixed, known = fixed_segment(segment, shapes, values, partial(plain, feed=feed))
         if fixed is segment:
             continue
         told += 1

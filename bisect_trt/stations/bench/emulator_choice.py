@@ -110,7 +110,8 @@ def _tried(case: Case, emulator: EmulatedRunner, *, timed: bool) -> dict[str, An
     """
     sample, plan = case.samples[0], PrecisionPlan(Precision.FP32)
     on_cpu = _on_cpu(case, sample) if timed else math.inf
-    if on_cpu < _A_NODE_S * len(case.graph.proto.graph.node):
+    nodes = sum(node.op_type != "Constant" for node in case.graph.proto.graph.node)
+    if on_cpu < _A_NODE_S * nodes:
         return {"chosen": False, "layers_on_cpu": [], "failure": ""}
 
     def probe() -> object:

@@ -7,7 +7,7 @@ compute these on the host, and what goes there and back cannot be captured by a 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -42,45 +42,45 @@ _MOVES = frozenset({"Cast", "Concat", "Constant", "Identity", "Reshape", "Squeez
 """Operators through which constants come to those."""
 
 
-def what_shapes_tell(
-    segment: Segment, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, NDArray[Any]]
-) -> onnx.ModelProto | None:
-    """A model without inputs that gives what ``segment`` computes from shapes and ``values`` alone
-    and reads elsewhere; None where it computes nothing so. Bodies are left alone. After
-    :func:`with_constants` more may be known.
+def told_by_shapes(
+    segment: Segment, shapes: Mapping[str, tuple[int, ...]], known: Collection[str]
+) -> tuple[str, ...]:
+    """The tensors that ``segment`` computes from shapes and what is known alone, and reads
+    elsewhere. Inference says no more than that a shape follows from others: what it is, a runtime
+    may round otherwise (a ``Resize`` by 0.7). Bodies are left alone. After :func:`with_constants`
+    more may follow.
 
     Args:
         segment: any.
         shapes: of what it takes.
-        values: of what it takes, as far as they are to be constants.
+        known: its tensors that are constants for these shapes.
     """
     graph = segment.model.graph
     inferred = _inferred(segment, shapes)
-    known = shapes_of(inferred)
-    small = _small(inferred, known)
-    source: dict[str, TensorProto | onnx.NodeProto] = {t.name: t for t in graph.initializer}
-    source |= {name: numpy_helper.from_array(array, name) for name, array in values.items()}
-    there, derived = set(source), set(values)
-    found: list[onnx.NodeProto] = []
+    sizes = shapes_of(inferred)
+    small = _small(inferred, sizes)
+    constant = {t.name for t in graph.initializer}
+    derived = set(known)
+    told: set[str] = set()
     for node in graph.node:
-        told = _told(node, known)
-        if told is None and _follows(node, there, derived) and small.issuperset(node.output):
-            told = node
-        if told is not None:
-            found.append(told)
+        there = constant | derived
+        if _asks(node, sizes) or (_follows(node, there, derived) and small.issuperset(node.output)):
+            told.update(node.output)
             derived.update(node.output)
         elif is_standard(node) and node.op_type in _MOVES and there.issuperset(_reads(node)):
-            source |= dict.fromkeys(node.output, node)
-        else:
-            continue
-        there.update(node.output)
-    gone = {name for node in found for name in node.output}
+            constant.update(node.output)
     read = {*segment.gives}
     for node in graph.node:
-        if not gone.issuperset(node.output):
+        if not told.issuperset(node.output):
             read.update(_reads(node))
-    wanted = sorted(gone & read)
-    return _model_of(segment, found, wanted, source) if wanted else None
+    return tuple(sorted(told & read))
+
+
+def giving(segment: Segment, names: Collection[str]) -> Segment:
+    """What of ``segment`` gives its tensors ``names``, and them alone."""
+    types = infer_types(segment.model)
+    outputs = [helper.make_tensor_value_info(n, types.type_of(n), None) for n in names]
+    return _pruned(segment, tuple(names), outputs, {})
 
 
 def with_constants(segment: Segment, arrays: Mapping[str, NDArray[Any]]) -> Segment:
@@ -91,10 +91,21 @@ def with_constants(segment: Segment, arrays: Mapping[str, NDArray[Any]]) -> Segm
         segment: gives something else too.
         arrays: by the names of its tensors.
     """
+    gives = tuple(name for name in segment.gives if name not in arrays)
+    outputs = [o for o in segment.model.graph.output if o.name in gives]
+    return _pruned(segment, gives, outputs, arrays)
+
+
+def _pruned(
+    segment: Segment,
+    gives: tuple[str, ...],
+    outputs: Sequence[onnx.ValueInfoProto],
+    arrays: Mapping[str, NDArray[Any]],
+) -> Segment:
+    """What gives ``gives``, declared by ``outputs``, with ``arrays`` as constants."""
     model = onnx.ModelProto()
     model.CopyFrom(segment.model)
     graph = model.graph
-    gives = tuple(name for name in segment.gives if name not in arrays)
     needed = set(gives)
     kept = []
     for node in reversed(graph.node):
@@ -104,7 +115,6 @@ def with_constants(segment: Segment, arrays: Mapping[str, NDArray[Any]]) -> Segm
             needed.update(_reads(node))
     nodes = list(reversed(kept))
     inputs = [i for i in graph.input if i.name in needed and i.name not in arrays]
-    outputs = [o for o in graph.output if o.name in gives]
     stored = [t for t in graph.initializer if t.name in needed and t.name not in arrays]
     stored += [numpy_helper.from_array(arrays[n], n) for n in sorted(needed & arrays.keys())]
     for field, left_over in (
@@ -127,9 +137,14 @@ def with_constants(segment: Segment, arrays: Mapping[str, NDArray[Any]]) -> Segm
 
 
 def _inferred(segment: Segment, shapes: Mapping[str, tuple[int, ...]]) -> onnx.GraphProto:
-    """The graph with what ONNX's inference tells of its tensors."""
+    """The graph with what ONNX's inference tells of its tensors; what the model declares is not
+    believed: exporters write the shapes of one input.
+    """
     model = onnx.ModelProto()
     model.CopyFrom(segment.model)
+    del model.graph.value_info[:]
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")
     for value in model.graph.input:
         if value.name in shapes:
             kind = value.type.tensor_type.elem_type
@@ -140,23 +155,12 @@ def _inferred(segment: Segment, shapes: Mapping[str, tuple[int, ...]]) -> onnx.G
         return model.graph
 
 
-def _told(
-    node: onnx.NodeProto, known: Mapping[str, tuple[int | None, ...]]
-) -> onnx.NodeProto | None:
-    """A constant in place of a node that asks for a known shape."""
+def _asks(node: onnx.NodeProto, sizes: Mapping[str, tuple[int | None, ...]]) -> bool:
+    """Whether ``node`` asks for a shape that follows from others."""
     if node.op_type not in _TELLS or not is_standard(node):
-        return None
-    shape = known.get(node.input[0])
-    sizes = [size for size in shape or () if size is not None]
-    if shape is None or len(sizes) < len(shape):
-        return None
-    ends = {a.name: a.i for a in node.attribute}
-    told = sizes[slice(ends.get("start"), ends.get("end"))]
-    dims = [len(told)]
-    if node.op_type == "Size":
-        told, dims = [math.prod(sizes)], []
-    value = helper.make_tensor("", TensorProto.INT64, dims, told)
-    return helper.make_node("Constant", [], node.output, node.name, value=value)
+        return False
+    shape = sizes.get(node.input[0])
+    return shape is not None and None not in shape
 
 
 def _follows(node: onnx.NodeProto, there: set[str], derived: set[str]) -> bool:
@@ -188,33 +192,3 @@ def _small(graph: onnx.GraphProto, known: Mapping[str, tuple[int | None, ...]]) 
 def _reads(node: onnx.NodeProto) -> Iterator[str]:
     yield from (name for name in node.input if name)
     yield from captured_names(node)
-
-
-def _model_of(
-    segment: Segment,
-    nodes: list[onnx.NodeProto],
-    wanted: list[str],
-    source: Mapping[str, TensorProto | onnx.NodeProto],
-) -> onnx.ModelProto:
-    """``nodes`` as a model of their own that gives ``wanted``."""
-    made = {name for node in nodes for name in node.output}
-    model = onnx.ModelProto(ir_version=segment.model.ir_version)
-    model.opset_import.extend(segment.model.opset_import)
-    graph = model.graph
-    graph.name = "what shapes tell"
-    read = {name for node in nodes for name in _reads(node)} - made
-    constants: list[onnx.NodeProto] = []
-    for name, stored in reversed(list(source.items())):  # whoever reads it comes after it
-        if name not in read:
-            continue
-        if isinstance(stored, TensorProto):
-            graph.initializer.append(stored)
-        elif not any(stored is node for node in constants):
-            constants.append(stored)
-            read.update(_reads(stored))
-    graph.node.extend([*reversed(constants), *nodes])
-    types = infer_types(segment.model)
-    graph.output.extend(
-        helper.make_tensor_value_info(name, types.type_of(name), None) for name in wanted
-    )
-    return model

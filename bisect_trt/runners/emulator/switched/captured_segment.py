@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from bisect_trt.graph.passes.segments.segment import Segment
 from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.runners.emulator.constants.constant_store import ConstantStore
 from bisect_trt.runners.emulator.constants.device_constants import DeviceConstants
-from bisect_trt.runners.emulator.switched.captured_session import MOST_SHAPES, CapturedSession
+from bisect_trt.runners.emulator.switched.captured_session import CapturedSession
 from bisect_trt.runners.emulator.switched.fixed_segment import fixed_segment
 from bisect_trt.runners.emulator.switched.segment_form import SegmentForm
 from bisect_trt.runners.emulator.switched.segment_session import SegmentSession
@@ -26,6 +26,9 @@ from bisect_trt.runners.ort.values import Value, owned, value_of, viewed
 
 _A_SHAPE = 16
 """Elements of a tensor that may be a shape, or a part of one."""
+
+_MOST_FIXED = 4
+"""Sessions that are of one shape each, with memory of the device's each."""
 
 
 class _Replayed(NamedTuple):
@@ -54,6 +57,7 @@ class CapturedSegment(SegmentSession):
         constants: of the model, in the memory of ``device``.
         threads: what one call may use on the host; 0 leaves it to the machine.
         device: a GPU of CUDA's.
+        data: the model's inputs, whose values are no shapes.
     """
 
     def __init__(
@@ -62,9 +66,10 @@ class CapturedSegment(SegmentSession):
         constants: ConstantStore | DeviceConstants,
         threads: int,
         device: Device,
+        data: Collection[str] = (),
     ) -> None:
         super().__init__(packed.named, constants, SegmentForm(packed, threads, device))
-        self._threads, self._device = threads, device
+        self._threads, self._device, self._data = threads, device, frozenset(data)
         self._sessions: dict[object, _Replayed] = {}
         # Told by the first inference: whether sessions are of one shape, and of which values.
         self._by_shape = True
@@ -100,14 +105,15 @@ class CapturedSegment(SegmentSession):
             found = None
         if found is None:
             # Not both: the other way has sessions of its own, with the device's memory.
-            self._captures = False
-            self._sessions.clear()
+            with self._constants.lent.lock:
+                self._captures = False
+                self._sessions.clear()
         return found
 
     def _session_for(self, arrays: Arrays) -> _Replayed | None:
         """What runs inputs of the shapes of ``arrays``; None where there were too many others."""
         found = self._sessions.get(self._key(arrays))
-        if found is None and len(self._sessions) < MOST_SHAPES:
+        if found is None and self._captures and len(self._sessions) < _MOST_FIXED:
             found = self._made(arrays)
             self._sessions[self._key(arrays)] = found  # making the first says what keys are
         return found
@@ -126,23 +132,40 @@ class CapturedSegment(SegmentSession):
         try:
             return self._opened(segment, arrays, told)
         except BisectError:
-            small = {name: a.copy() for name, a in arrays.items() if _may_be_shape(a)}
-            if told or not small:
+            small = {n: a.copy() for n, a in arrays.items() if n not in self._data and _is_short(a)}
+            if self._sessions or not small:
                 raise
             made = self._opened(segment, arrays, small)
             self._by_value = tuple(small)
             return made
 
     def _opened(self, segment: Segment, arrays: Arrays, values: Arrays) -> _Replayed:
+        def run(part: Segment) -> Arrays:
+            session = CapturedSession(
+                part, self._constants, self._threads, self._device, replays=False
+            )
+            fed = {name: value_of(owner) for name, owner in owners.items()}
+            found = session.run(fed, np.zeros(len(part.flags) + len(part.weights), np.bool_))
+            return {name: viewed(value).copy() for name, value in (found or {}).items()}
+
+        owners = {name: owned(array) for name, array in arrays.items()}
         shapes = {name: array.shape for name, array in arrays.items()}
-        fixed, given = fixed_segment(segment, shapes, values)
+        fixed, given = fixed_segment(segment, shapes, values, run)
         session = CapturedSession(fixed, self._constants, self._threads, self._device)
-        self._by_shape = fixed is not segment
+        if not self._sessions:
+            self._by_shape = fixed is not segment
         places = {n: i for i, n in enumerate((*segment.flags, *segment.weights))}
         left = [places[name] for name in (*fixed.flags, *fixed.weights)]
-        owners = {name: owned(array) for name, array in given.items()}
-        return _Replayed(session, np.array(left, np.intp), owners)
+        return _Replayed(session, np.array(left, np.intp), {n: _own(a) for n, a in given.items()})
 
 
-def _may_be_shape(array: NDArray[Any]) -> bool:
+def _is_short(array: NDArray[Any]) -> bool:
     return array.dtype.kind == "i" and array.ndim <= 1 and array.size <= _A_SHAPE
+
+
+def _own(array: NDArray[Any]) -> ort.OrtValue:
+    """A copy of ``array`` that lives as long as any value of it."""
+    dtype = array.dtype.type
+    owner = ort.OrtValue.ortvalue_from_shape_and_type(list(array.shape), dtype, "cpu")
+    owner.update_inplace(np.ascontiguousarray(array))
+    return owner

@@ -27,7 +27,7 @@ from bisect_trt.runners.ort.devices import CUDA_PROVIDER, Device
 from bisect_trt.runners.ort.sessions import switched_session
 from bisect_trt.runners.ort.values import Value, value_of, viewed
 
-MOST_SHAPES = 8
+_MOST_SHAPES = 8
 """A graph is of one shape and is never let go; samples of more shapes are run without."""
 
 _NO_GRAPH = "-1"
@@ -54,6 +54,7 @@ class CapturedSession:
         constants: of the model, in the memory of ``device``.
         threads: what one call may use on the host; 0 leaves it to the machine.
         device: what computes.
+        replays: False for one that is run once; it may do on the host what it likes.
 
     Raises:
         RunnerFailedError: ONNX Runtime cannot capture it (nodes run on the host), or is too old to
@@ -66,16 +67,18 @@ class CapturedSession:
         constants: ConstantStore | DeviceConstants,
         threads: int,
         device: Device,
+        *,
+        replays: bool = True,
     ) -> None:
         if not hasattr(ort.InferenceSession, "get_input_memory_infos"):
             raise RunnerFailedError("this ONNX Runtime does not say where inputs are read")
         model, choices = with_weights_chosen(segment)
-        self._session = switched_session(model, threads, _capturing(device))
+        self._session = switched_session(model, threads, _capturing(device) if replays else device)
         places = zip(
             self._session.get_inputs(), self._session.get_input_memory_infos(), strict=True
         )
         at_home = [i.name for i, info in places if info.name.lower() != device.memory]
-        if at_home:
+        if at_home and replays:
             # A replay repeats kernels only: what the host reads of it would stay the first one's.
             raise RunnerFailedError(f"the host reads the input {at_home[0]!r}")
         self._takes, self._gives = segment.takes, segment.gives
@@ -105,7 +108,7 @@ class CapturedSession:
         arrays = {name: viewed(tensors[name]) for name in self._takes}
         shapes = tuple(array.shape for array in arrays.values())
         with self._lock:
-            if shapes not in self._bound and len(self._bound) == MOST_SHAPES:
+            if shapes not in self._bound and len(self._bound) == _MOST_SHAPES:
                 return None
             if setting.size:
                 self._switches.update_inplace(np.ascontiguousarray(setting))

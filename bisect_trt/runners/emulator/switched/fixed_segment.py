@@ -2,40 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
-from numpy.typing import NDArray
-
-from bisect_trt.graph.passes.segments.known_shapes import what_shapes_tell, with_constants
+from bisect_trt.graph.passes.segments.known_shapes import giving, told_by_shapes, with_constants
 from bisect_trt.graph.passes.segments.segment import Segment
 from bisect_trt.numerics.arrays import Arrays
-from bisect_trt.runners.ort.sessions import run_all, session_as_written
-
-_WHERE = "what shapes tell"
 
 
 def fixed_segment(
-    segment: Segment, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, NDArray[Any]]
+    segment: Segment,
+    shapes: Mapping[str, tuple[int, ...]],
+    values: Arrays,
+    run: Callable[[Segment], Arrays],
 ) -> tuple[Segment, Arrays]:
     """``segment`` with what follows from ``shapes`` and ``values`` as constants, and those it would
-    give. The CPU computes them as it would a shape's path of any device's session.
+    give.
 
     Args:
         segment: any.
         shapes: of what it takes.
         values: of what it takes, as far as they are to be constants.
+        run: what a part of it gives for inputs of these shapes, whatever its switches.
 
     Returns:
-        ``segment`` itself and nothing where nothing follows.
+        ``segment`` itself and nothing where there are no values and nothing follows.
 
     Raises:
-        RunnerFailedError: with ONNX Runtime's words.
+        Exception: that of ``run``.
     """
-    known: dict[str, NDArray[Any]] = dict(values)
+    known = dict(values)
     fixed = with_constants(segment, known) if known else segment
-    while (model := what_shapes_tell(fixed, shapes, known)) is not None:
-        session = session_as_written(model, _WHERE, 1)
-        known |= run_all(session, {}, _WHERE)
+    while names := told_by_shapes(fixed, shapes, known):
+        known |= run(giving(fixed, names))
         fixed = with_constants(fixed, known)
     return fixed, {name: known[name] for name in segment.gives if name in known}

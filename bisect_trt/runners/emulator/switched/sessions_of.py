@@ -44,7 +44,8 @@ def sessions_of(
     if fewer is not None:
         return fewer
     if device.provider == CUDA_PROVIDER:
-        return [CapturedSegment(part, constants, threads, device) for part in parts]
+        data = [i.name for i in graph.proto.graph.input]
+        return [CapturedSegment(part, constants, threads, device, data) for part in parts]
     forms = (SegmentForm(part, threads, device) for part in parts)
     pairs = zip(parts, forms, strict=True)
     return [SegmentSession(part.named, constants, form) for part, form in pairs]
