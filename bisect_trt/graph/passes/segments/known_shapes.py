@@ -56,19 +56,21 @@ def told_by_shapes(
         known: its tensors that are constants for these shapes.
     """
     graph = segment.model.graph
+    if not known and not any(node.op_type in _TELLS for node in graph.node):
+        return ()
     inferred = _inferred(segment, shapes)
     sizes = shapes_of(inferred)
     small = _small(inferred, sizes)
-    constant = {t.name for t in graph.initializer}
     derived = set(known)
+    there = derived.union(t.name for t in graph.initializer)
     told: set[str] = set()
     for node in graph.node:
-        there = constant | derived
         if _asks(node, sizes) or (_follows(node, there, derived) and small.issuperset(node.output)):
             told.update(node.output)
             derived.update(node.output)
+            there.update(node.output)
         elif is_standard(node) and node.op_type in _MOVES and there.issuperset(_reads(node)):
-            constant.update(node.output)
+            there.update(node.output)
     read = {*segment.gives}
     for node in graph.node:
         if not told.issuperset(node.output):
