@@ -29,6 +29,13 @@ def owned(array: NDArray[Any], memory: str = "cpu", number: int = 0) -> ort.OrtV
     return ort.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"), memory, number)
 
 
+def kept(array: NDArray[Any]) -> ort.OrtValue:
+    """A copy of ``array`` in the host's memory, which every value of it keeps alive."""
+    copy = ort.OrtValue.ortvalue_from_shape_and_type(list(array.shape), array.dtype.type, "cpu")
+    copy.update_inplace(np.ascontiguousarray(array))
+    return copy
+
+
 class _Borrowed:
     """A value's memory, for NumPy; keeps the value."""
 

@@ -22,7 +22,7 @@ from bisect_trt.runners.emulator.switched.segment_form import SegmentForm
 from bisect_trt.runners.emulator.switched.segment_session import SegmentSession
 from bisect_trt.runners.emulator.switched.switches import Setting
 from bisect_trt.runners.ort.devices import Device
-from bisect_trt.runners.ort.values import Value, owned, value_of, viewed
+from bisect_trt.runners.ort.values import Value, kept, owned, value_of, viewed
 
 _A_SHAPE = 16
 """Elements of a tensor that may be a shape, or a part of one."""
@@ -156,16 +156,8 @@ class CapturedSegment(SegmentSession):
             self._by_shape = fixed is not segment
         places = {n: i for i, n in enumerate((*segment.flags, *segment.weights))}
         left = [places[name] for name in (*fixed.flags, *fixed.weights)]
-        return _Replayed(session, np.array(left, np.intp), {n: _own(a) for n, a in given.items()})
+        return _Replayed(session, np.array(left, np.intp), {n: kept(a) for n, a in given.items()})
 
 
 def _is_short(array: NDArray[Any]) -> bool:
     return array.dtype.kind == "i" and array.ndim <= 1 and array.size <= _A_SHAPE
-
-
-def _own(array: NDArray[Any]) -> ort.OrtValue:
-    """A copy of ``array`` that lives as long as any value of it."""
-    dtype = array.dtype.type
-    owner = ort.OrtValue.ortvalue_from_shape_and_type(list(array.shape), dtype, "cpu")
-    owner.update_inplace(np.ascontiguousarray(array))
-    return owner

@@ -25,7 +25,7 @@ from bisect_trt.runners.emulator.constants.device_constants import DeviceConstan
 from bisect_trt.runners.emulator.switched.switches import Setting
 from bisect_trt.runners.ort.devices import CUDA_PROVIDER, Device
 from bisect_trt.runners.ort.sessions import switched_session
-from bisect_trt.runners.ort.values import Value, value_of, viewed
+from bisect_trt.runners.ort.values import Value, kept, value_of, viewed
 
 _MOST_SHAPES = 8
 """A graph is of one shape and is never let go; samples of more shapes are run without."""
@@ -119,7 +119,7 @@ class CapturedSession:
                 for name, array in arrays.items():
                     bound.inputs[name].update_inplace(array)
                 self._session.run_with_iobinding(bound.binding, bound.options)
-            return {name: value_of(_at_home(place)) for name, place in bound.outputs.items()}
+            return {name: value_of(kept(place.numpy())) for name, place in bound.outputs.items()}
 
     def _bind(self, arrays: Mapping[str, NDArray[Any]]) -> _Bound:
         """The places for inputs of new shapes, after one run without a graph: it tells what shapes
@@ -148,14 +148,6 @@ class CapturedSession:
         return ort.OrtValue.ortvalue_from_shape_and_type(
             list(shape), dtype, self._device.memory, self._device.number
         )
-
-
-def _at_home(place: ort.OrtValue) -> ort.OrtValue:
-    """A copy in the host's memory, which the value itself owns."""
-    array = place.numpy()
-    copy = ort.OrtValue.ortvalue_from_shape_and_type(list(array.shape), array.dtype.type, "cpu")
-    copy.update_inplace(array)
-    return copy
 
 
 def _capturing(device: Device) -> Device:
