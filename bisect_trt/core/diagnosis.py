@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 
-class Cause(str, Enum):
+class Cause(StrEnum):
     """Triage's word, as run.json holds it."""
 
     NONE = "none"
@@ -19,9 +19,6 @@ class Cause(str, Enum):
     ROUNDING = "rounding"
     ACCUMULATION = "accumulation"
     UNKNOWN = "unknown"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True)

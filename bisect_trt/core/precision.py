@@ -10,23 +10,20 @@ import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
 from bisect_trt.core.errors import BadInputError
 
 
-class Precision(str, Enum):
+class Precision(StrEnum):
     """A number format a layer can compute in."""
 
     FP32 = "fp32"
     TF32 = "tf32"
     FP16 = "fp16"
     BF16 = "bf16"
-
-    def __str__(self) -> str:
-        return self.value
 
     @property
     def is_storage(self) -> bool:

@@ -4,10 +4,10 @@ wrong.
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 
 
-class Verdict(str, Enum):
+class Verdict(StrEnum):
     """What trying one plan showed."""
 
     PASS = "pass"
@@ -24,6 +24,3 @@ class Verdict(str, Enum):
         superfluous.
         """
         return self is Verdict.PASS
-
-    def __str__(self) -> str:
-        return self.value

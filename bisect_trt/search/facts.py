@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from enum import Enum
+from enum import StrEnum
 
 import numpy as np
 
@@ -15,14 +15,11 @@ _SPREAD = 8
 """Fewer pins are named one by one, however small the model."""
 
 
-class Regime(str, Enum):
+class Regime(StrEnum):
     """What kind of problem the search met."""
 
     FEW_CULPRITS = "few culprits"
     DIFFUSE = "diffuse accumulation"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 def regime_of(pins: int, layers: int) -> Regime | None:

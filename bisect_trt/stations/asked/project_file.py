@@ -6,7 +6,7 @@ Keys are the options of ``run`` without their dashes; the command line overrides
 from __future__ import annotations
 
 import re
-import sys
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -19,11 +19,6 @@ from bisect_trt.numerics.requirements.requirement_text import check_requirements
 from bisect_trt.stations.asked.named_layers import compiled
 from bisect_trt.stations.asked.option import Option
 from bisect_trt.stations.asked.settings import Settings, options
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 PROJECT_FILE = "bisect.toml"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from enum import Enum
+from enum import StrEnum
 
 import numpy as np
 
@@ -18,15 +18,12 @@ from bisect_trt.stations.engine.steadiness import begin_further, over_processes,
 from bisect_trt.stations.engine.table import EngineTable, first_out_of_line
 
 
-class Fp32(str, Enum):
+class Fp32(StrEnum):
     """What an engine's FP32 turned out to be."""
 
     STRICT = "strict"
     TF32 = "tf32"
     OTHER = "other"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 def what_fp32_is(engine: ProbeResult, strict: ProbeResult, tf32: ProbeResult) -> Fp32:

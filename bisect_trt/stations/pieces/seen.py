@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 
 from bisect_trt.core.machine.stop import BudgetSpentError
 from bisect_trt.core.machine.time_budget import TimeBudget
 from bisect_trt.core.verdict import Verdict
 
 
-class Suspect(str, Enum):
+class Suspect(StrEnum):
     """In which way a piece is bad."""
 
     FAILED = "failed"
     WRONG = "wrong"
     UNSTEADY = "unsteady"
     CHECK = "check"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True)
