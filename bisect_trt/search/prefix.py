@@ -15,7 +15,9 @@ _MOST_GROWN = 2.0
 what they leave together only about."""
 
 
-def shortest_prefix(length: int, passes: Callable[[int], bool], *, first: int = 0) -> int | None:
+def shortest_prefix(
+    length: int, passes: Callable[[int], bool], *, first: int = 0, guess: int = 0
+) -> int | None:
     """The fewest of ``length`` ranked layers that pass pinned, ``first`` at least.
 
     Gallops in doubling steps, then bisects, as if more pins never hurt; where they do, the answer
@@ -26,16 +28,21 @@ def shortest_prefix(length: int, passes: Callable[[int], bool], *, first: int = 
         length: how many layers there are.
         passes: whether the first k pass.
         first: fewer are not asked for.
+        guess: so many are asked for first, if they are more; then the steps go to where the
+            answer is.
 
     Returns:
         The number of layers, None if not even all pass.
     """
-    low, high, step = first - 1, first, 1  # low fails (or is not asked for), high is open
+    low, high, step = first - 1, min(length, max(first, guess)), 1  # low fails or is not asked for
     while not passes(high):
         if high >= length:
             return None
-        low, high = high, min(length, high + step)
-        step *= 2
+        low, high, step = high, min(length, high + step), 2 * step
+    if low < first:  # the first that was asked for passes
+        while high - step > low and passes(high - step):
+            high, step = high - step, 2 * step
+        low = max(low, high - step)
     while high - low > max(1, high // _PARTS):
         middle = (low + high) // 2
         if passes(middle):

@@ -21,11 +21,14 @@ from bisect_trt.cli import main
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.holds import Holding
 from bisect_trt.core.machine.stop import StoppedError
+from bisect_trt.core.observer import Observer
 from bisect_trt.graph import list_layers
 from bisect_trt.report.files.read_run import read_run
 from bisect_trt.report.runs.run_diff import diff_runs
 from bisect_trt.stations.asked.settings import Settings
-from bisect_trt.stations.case.case import Case
+from bisect_trt.stations.bench.open_bench import open_bench
+from bisect_trt.stations.case.case import Case, load
+from bisect_trt.stations.draws.drawn import redraws, variants
 from fixtures.models import (
     Fixture,
     branch,
@@ -286,3 +289,28 @@ def test_what_is_known_is_written_though_interrupted(
     found = read_run(tmp_path / "run")
     assert found.passed and not found.interrupted
     assert (tmp_path / "run" / "model.typed.onnx").exists()
+
+
+def test_a_looser_requirement_takes_pins_from_an_older_plan(tmp_path: Path) -> None:
+    fixture = residual()
+    options = {"robust": 0.95, "variants": "none"}
+    strict = run(fixture, tmp_path / "strict", **options)
+    plan = tmp_path / "strict" / "plan.json"
+    loose = replace(fixture, require="max_abs<=1")
+    begun = run(loose, tmp_path / "begun", start_from=plan, **options)
+    same = run(fixture, tmp_path / "same", start_from=plan, **options)
+    assert len(strict.pinned) > len(begun.pinned) and len(same.pinned) <= len(strict.pinned)
+    assert begun.passed and same.passed
+
+
+def test_a_search_begun_at_an_older_plan_is_tested_on_other_draws(tmp_path: Path) -> None:
+    fixture = residual()
+    older = {"base": "fp16", "pinned": [list_layers(fixture.model)[3].name]}
+    (tmp_path / "plan.json").write_text(json.dumps(older))
+    digests = []
+    for begin in (None, tmp_path / "plan.json"):
+        case = load(replace(settings(fixture, tmp_path / "out"), start_from=begin), Observer())
+        with open_bench(case, Observer()) as bench:
+            made = redraws(case, bench, 1, 20, emulated=True), variants(case, bench, 1, 20)
+            digests.append({sample.digest for of in made for sample in of})
+    assert len(digests[0]) == len(digests[1]) == 40 and not digests[0] & digests[1]

@@ -26,6 +26,22 @@ def test_finds_the_shortest_in_few_questions(length: int, data: st.DataObject) -
     assert len(asked) <= 2 * math.log2(max(2, needed - first + 2)) + 2
 
 
+@given(st.integers(0, 1999), st.data())
+def test_from_a_guess_it_is_found_in_either_direction(length: int, data: st.DataObject) -> None:
+    needed, first, guess = (data.draw(st.integers(0, length)) for _ in range(3))
+    asked: list[int] = []
+
+    def passes(count: int) -> bool:
+        asked.append(count)
+        return count >= needed
+
+    answer = max(needed, first)
+    assert shortest_prefix(length, passes, first=first, guess=guess) == answer
+    assert len(asked) == len(set(asked)) and min(asked) >= first
+    assert asked[0] == max(first, guess)
+    assert len(asked) <= 2 * math.log2(abs(answer - asked[0]) + 2) + 2
+
+
 def test_none_where_not_even_all_pass() -> None:
     assert shortest_prefix(5, lambda _: False) is None
     assert shortest_prefix(0, lambda _: False) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -92,6 +93,14 @@ class Case:
     def base(self) -> PrecisionPlan:
         """Everything lowered but for the layers that ``--pin`` holds."""
         return PrecisionPlan(self.settings.precision, held=self.held_pins)
+
+    @cached_property
+    def chance(self) -> tuple[int, ...]:
+        """What the seeds of all draws begin with: nothing, or a number of the older plan's pins."""
+        if not self.begin:
+            return ()
+        told = hashlib.sha256("\0".join(sorted(self.begin)).encode()).digest()
+        return (int.from_bytes(told[:8], "big"),)
 
     @cached_property
     def lookups(self) -> Lookups:

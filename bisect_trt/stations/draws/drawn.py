@@ -62,14 +62,13 @@ def redraws(
             takes no copy of which what it looks up was moved.
     """
     # Of many inputs no more are looked at than there will be copies: each may have to be read.
-    few = _some(case.samples, count, stream)
-    shuffled = not case.requirements.of_sets
+    few = _some(case, count, stream)
     if case.moves_inputs:
         sources = [s for s in few if can_be_redrawn(s.arrays, case.graph.discrete)]
-        made = _redrawn(sources, stream, partial(_redraw, case), shuffled)
+        made = _redrawn(case, sources, stream, partial(_redraw, case))
     elif emulated and case.moves_lookups:
         sources = [s for s in few if can_redraw_lookups(case.lookups.of(s))]
-        made = _redrawn(sources, stream, partial(_redraw_lookups, case.lookups), shuffled)
+        made = _redrawn(case, sources, stream, partial(_redraw_lookups, case.lookups))
     else:
         return iter(())
     return _unlike_given(case, bench, made, count if sources else 0, "redrawn copies")
@@ -99,9 +98,9 @@ def variants(case: Case, bench: Bench, stream: int, count: int) -> Iterator[Samp
         BadInputError: of the search's stream: kinds were asked for by name and make none, or the
             user's function makes what the model does not take. Later it would cost the answer.
     """
-    if not wants_variants(case):
+    if not wants_variants(case) or not count:
         return iter(())
-    few = _some(case.samples, count, stream)
+    few = _some(case, count, stream)
     kinds = {s.digest: _kinds(case, s) for s in few}
     sources = [s for s in few if kinds[s.digest]]
     refused = stream == SEARCH_STREAM and case.settings.variants != "auto"
@@ -180,36 +179,45 @@ def _kinds(case: Case, sample: Sample) -> tuple[str, ...]:
     return tuple(k for k in named_kinds(asked) if k in fitting or is_own_kind(k))
 
 
-def _some(samples: Sequence[Sample], most: int, stream: int) -> list[Sample]:
-    """At most ``most`` of them, in their order, chosen by lot."""
+def _seed(case: Case, *numbers: int) -> list[int]:
+    """Of a run's chance for one purpose. A search that begins at an older plan draws other copies
+    than that plan's: those chose its pins, and would test nothing.
+    """
+    return [*case.chance, *numbers]
+
+
+def _some(case: Case, most: int, stream: int) -> list[Sample]:
+    """At most ``most`` of the given inputs, in their order, chosen by lot."""
+    samples = case.samples
     if len(samples) <= most:
         return list(samples)
-    chosen = np.random.default_rng([stream, 3]).choice(len(samples), most, replace=False)
-    return [samples[i] for i in sorted(chosen)]
+    lot = np.random.default_rng(_seed(case, stream, 3))
+    return [samples[i] for i in sorted(lot.choice(len(samples), most, replace=False))]
 
 
-def _in_turn(items: Sequence[Item], stream: int, shuffled: bool) -> Iterator[tuple[int, Item]]:
+def _in_turn(case: Case, items: Sequence[Item], stream: int) -> Iterator[tuple[int, Item]]:
     """Numbers from 0 on with one of ``items`` each, of which all have their turn before one has
     its next. A test may end after any number of draws, and bounds the share of all of them: what
     comes first has to be drawn by lot, for inputs that are sorted would be judged by the first.
     """
     for turn in range(2**31 if items else 0):
         order = np.arange(len(items))
-        if shuffled:
-            order = np.random.default_rng([stream, turn, 4]).permutation(order)
+        if not case.requirements.of_sets:
+            order = np.random.default_rng(_seed(case, stream, turn, 4)).permutation(order)
         for place, item in enumerate(order.tolist()):
             yield turn * len(items) + place, items[item]
 
 
 def _redrawn(
+    case: Case,
     sources: list[Sample],
     stream: int,
     redraw: Callable[[Sample, list[int]], Arrays],
-    shuffled: bool,
 ) -> Iterator[Sample]:
-    for number, source in _in_turn(sources, stream, shuffled):
+    for number, source in _in_turn(case, sources, stream):
         name = f"{source.name}, redrawn {stream}.{number}"
-        yield Sample(name, LazyArrays(partial(redraw, source, [stream, number, 1])), True)
+        made = partial(redraw, source, _seed(case, stream, number, 1))
+        yield Sample(name, LazyArrays(made), True)
 
 
 def _redraw(case: Case, source: Sample, seed: list[int]) -> Arrays:
@@ -232,7 +240,7 @@ def _variants(
     shuffled, discrete = not case.requirements.of_sets, case.graph.discrete
     most = max(len(fitting) for fitting in kinds.values())
     # A set is one variant of each source, all of one kind where it fits: the kinds go by lot.
-    order = np.random.default_rng([stream, 5]).permutation(most).tolist()
+    order = np.random.default_rng(_seed(case, stream, 5)).permutation(most).tolist()
     pairs = [
         (source, kinds[source.digest][number % len(kinds[source.digest])])
         for number in order
@@ -240,9 +248,9 @@ def _variants(
         if not shuffled or number < len(kinds[source.digest])
     ]
     specs = input_specs(case.graph.proto)
-    for number, (source, kind) in _in_turn(pairs, stream, shuffled):
+    for number, (source, kind) in _in_turn(case, pairs, stream):
         name = f"{source.name}, {kind} {stream}.{number}"
-        made = partial(_vary, source, kind, sources, [stream, number, 2], discrete)
+        made = partial(_vary, source, kind, sources, _seed(case, stream, number, 2), discrete)
         if not is_own_kind(kind):
             yield Sample(name, LazyArrays(made), True)
             continue

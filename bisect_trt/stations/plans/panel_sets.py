@@ -32,6 +32,7 @@ def shortest_passing(
     room: Room,
     shortest: int,
     strength: Sequence[float],
+    guess: int = 0,
 ) -> int | None:
     """How many of the ranking, ``shortest`` at least, pass the panel with the room's margin by both
     emulators; all of it where only that passes, and without one, since what all pins leave is no
@@ -47,6 +48,7 @@ def shortest_passing(
         room: the share of the tolerance that a prefix is held to.
         shortest: fewer are not asked for.
         strength: the mean square of each layer's effect, in the ranking's order.
+        guess: so many are asked for first, if they are more.
     """
 
     def within(count: int) -> float:
@@ -71,7 +73,7 @@ def shortest_passing(
         return panel.ask(frozenset(ranking[:count]), within(count), _GLANCE).verdict.passed
 
     while True:
-        length = shortest_prefix(len(ranking), passes, first=shortest)
+        length = shortest_prefix(len(ranking), passes, first=shortest, guess=guess)
         every = length == len(ranking)
         if length is None or (every and not whole(length)):
             if not panel.set_aside():

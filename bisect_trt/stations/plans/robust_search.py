@@ -24,12 +24,10 @@ from bisect_trt.stations.bench.engine_ahead import begin
 from bisect_trt.stations.case.case import Case
 from bisect_trt.stations.cause.unseen import Unseen
 from bisect_trt.stations.draws.evidence import Refusal, all_in_fp32
-from bisect_trt.stations.draws.fresh_test import (
-    each_must_hold,
-    next_test,
-)
-from bisect_trt.stations.draws.holds import put_to_test, refused_by
+from bisect_trt.stations.draws.fresh_test import each_must_hold, next_test
+from bisect_trt.stations.draws.holds import put_to_test
 from bisect_trt.stations.draws.panel import Panel
+from bisect_trt.stations.draws.refused import refused_by
 from bisect_trt.stations.plans.margins import SHRINK_MARGIN
 from bisect_trt.stations.plans.panel_sets import MOST_SHRUNK, shortest_passing, shrunk
 from bisect_trt.stations.plans.rare_breaks import first_that_break
@@ -114,14 +112,15 @@ def _in_rounds(
     fewest: int,
 ) -> RobustSet | None:
     """The set after rounds of search and test."""
-    # No fewer than those of an older plan: of a few, what is not needed is shrunk.
     ranking = as_searched(case, ranking)
     looked = False
-    base, shortest = panel.base, max(len(case.begin), fewest)
+    # An older plan's pins are a guess, from which fewer are tried too.
+    base, shortest, guess = panel.base, fewest, len(case.begin)
     left = [strength.get(name, 0.0) for name in ranking]
     best: RobustSet | None = None
     for tried in range(MAX_ROUNDS):
-        length = shortest_passing(panel, ranking, room, shortest, left)
+        length = shortest_passing(panel, ranking, room, shortest, left, guess)
+        guess = 0
         if length is None:
             break
         if not looked:
