@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import glob
 import io
-import json
 import re
 import tempfile
 import zipfile
@@ -27,10 +26,14 @@ from bisect_trt.core.lazy_arrays import LazyArrays
 from bisect_trt.core.user.user_code import load_object, users_code
 from bisect_trt.graph.model.inputs import InputSpec, check_array
 from bisect_trt.numerics.arrays import Arrays
-from bisect_trt.stations.case.array_files import read_npy, read_npz, write_npz
+from bisect_trt.stations.case.array_files import read_npy, read_npz, shape_of_npy, write_npz
+from bisect_trt.stations.case.stacked_files import check_stack, row_of_npy, rows_of_npz
 
 Function = Callable[[], Any]
 ENDINGS = (".npz", ".npy", ".json")
+_DEEPEST = 16
+"""Of JSON that is read; what polygraphy saves is of three."""
+
 _END = object()
 _LOADER = re.compile(r"^[^*?\[\]]+:[A-Za-z_]\w*$")
 
@@ -75,17 +78,9 @@ def read_sources(
             yield from _from_json(path)
             continue
         if not stacked:
-            yield str(path), LazyArrays(partial(_read, path, specs, False))
+            yield str(path), LazyArrays(partial(_read, path, specs))
             continue
-        arrays = _read(path, specs, True)
-        counts = {len(a) if a.ndim else 0 for a in arrays.values()}
-        if len(counts) != 1 or counts == {0}:
-            raise BadInputError(
-                f"{path}: --stacked: the arrays have no first axis of one length; it is the one of "
-                "the samples"
-            )
-        for number in range(counts.pop()):
-            yield f"{path}[{number}]", {n: _slice(a, number, specs, n) for n, a in arrays.items()}
+        yield from _from_stacked(path, specs)
 
 
 def shown(source: object) -> str:
@@ -133,17 +128,23 @@ def find_files(sources: Sequence[str | Path]) -> list[Path]:
     return list(found)
 
 
-def _read(path: Path, specs: Sequence[InputSpec], stacked: bool) -> dict[str, NDArray[Any]]:
-    check = None if stacked else partial(_check_header, path, specs, {})
+def _read(path: Path, specs: Sequence[InputSpec]) -> dict[str, NDArray[Any]]:
+    check = partial(_check_header, path, specs, {})
     if path.suffix != ".npy":
         return read_npz(path, check)
+    name = _only(path, specs).name
+    return {name: read_npy(path, name, check)}
+
+
+def _only(path: Path, specs: Sequence[InputSpec]) -> InputSpec:
+    """The one input that the array of an .npy file can be."""
     if len(specs) != 1:
         names = ", ".join(s.name for s in specs)
         raise BadInputError(
             f"{path}: one array, and the model takes {names}; save named arrays with "
             "numpy.savez(path, name=array)"
         )
-    return {specs[0].name: read_npy(path, specs[0].name, check)}
+    return specs[0]
 
 
 def _check_header(
@@ -160,30 +161,68 @@ def _check_header(
             check_array(str(path), spec, dtype, shape, symbols)
 
 
-def _slice(array: NDArray[Any], number: int, specs: Sequence[InputSpec], name: str) -> NDArray[Any]:
-    """One sample: without the stacked axis, or with it as a batch of one where the model's own
-    first axis is the one that was stacked along.
+def _from_stacked(path: Path, specs: Sequence[InputSpec]) -> Iterator[tuple[str, Arrays]]:
+    """The samples of a file whose arrays hold many: from the file itself where each can be found in
+    it, else put on disk one by one.
+    """
+    if path.suffix != ".npy":
+        rows = ({n: _alone(a, specs, n) for n, a in row.items()} for row in rows_of_npz(path))
+        yield from _spooled(str(path), rows)
+        return
+    name = _only(path, specs).name
+    shape = shape_of_npy(path, name, whole=False)
+    check_stack(path, shape[:1] or (0,))
+    for number in range(shape[0]):
+        yield f"{path}[{number}]", LazyArrays(partial(_row, path, specs, name, number))
+
+
+def _row(path: Path, specs: Sequence[InputSpec], name: str, number: int) -> Arrays:
+    return {name: _alone(row_of_npy(path, number), specs, name)}
+
+
+def _alone(array: NDArray[Any], specs: Sequence[InputSpec], name: str) -> NDArray[Any]:
+    """One sample as the model takes it: without the stacked axis, or as a batch of one where the
+    model's own first axis is the one that was stacked along.
     """
     shapes = [s.shape for s in specs if s.name == name]
-    along_batch = bool(shapes) and shapes[0] is not None and array.ndim == len(shapes[0])
-    return np.asarray(array[number : number + 1] if along_batch else array[number])
+    along_batch = bool(shapes) and shapes[0] is not None and array.ndim + 1 == len(shapes[0])
+    return np.asarray(array[np.newaxis] if along_batch else array)
 
 
 def _from_json(path: Path) -> Iterator[tuple[str, Arrays]]:
     """polygraphy's list of feed dictionaries (``--save-inputs``): each array is an .npy file in
     base 64 under "array".
     """
-    try:
-        feeds = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise BadInputError(f"{path}: not readable JSON ({one_line(error)})") from error
-    if not isinstance(feeds, list) or not all(isinstance(feed, dict) for feed in feeds):
-        raise BadInputError(f"{path}: not a list of feed dictionaries, as polygraphy saves them")
     decoded = (
         {name: _decoded(f"{path}[{number}]", name, a) for name, a in feed.items()}
-        for number, feed in enumerate(feeds)
+        for number, feed in enumerate(_feeds(path))
     )
     yield from _spooled(str(path), decoded)
+
+
+def _feeds(path: Path) -> Iterator[dict[str, Any]]:
+    """The dictionaries of a JSON list, one at a time: hundreds of pages are a gigabyte of text."""
+    import ijson  # type: ignore[import-untyped]  # nobody else needs it
+
+    wrong = BadInputError(f"{path}: not a list of feed dictionaries, as polygraphy saves them")
+    depth, feed = 0, ijson.ObjectBuilder()
+    try:
+        with path.open("rb") as stream:
+            for event, value in ijson.basic_parse(stream):
+                begins, ends = event.startswith("start"), event.startswith("end")
+                is_list = depth == 0 and event == "start_array"
+                is_feed = depth == 1 and event in ("start_map", "end_array")
+                if not (is_list or is_feed or depth > 1) or depth > _DEEPEST:
+                    raise wrong
+                depth += begins
+                if depth > 1:
+                    feed.event(event, value)
+                depth -= ends
+                if depth == 1 and event == "end_map":
+                    yield feed.value
+                    feed = ijson.ObjectBuilder()
+    except (OSError, ValueError, ijson.JSONError) as error:
+        raise BadInputError(f"{path}: not readable JSON ({one_line(error)})") from error
 
 
 def _decoded(where: str, name: str, value: Any) -> NDArray[Any]:

@@ -27,7 +27,7 @@ from bisect_trt.runners.emulator.switched.kept_activations import room_beside
 from bisect_trt.runners.ort.side_by_side import ROOM_BYTES, fitting
 from bisect_trt.runners.ort.turns import MANY_NODES
 from bisect_trt.stations.asked.settings import Settings
-from bisect_trt.stations.case.array_files import bytes_inside, headers_of
+from bisect_trt.stations.case.array_headers import bytes_inside, headers_of
 from bisect_trt.stations.case.input_files import find_files, is_loader
 from bisect_trt.stations.case.usual_time import usual_seconds_on
 

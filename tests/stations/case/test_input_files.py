@@ -14,7 +14,8 @@ import pytest
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.lazy_arrays import LazyArrays
 from bisect_trt.graph.model.inputs import InputSpec
-from bisect_trt.stations.case.input_files import find_files
+from bisect_trt.stations.case import input_files
+from bisect_trt.stations.case.input_files import find_files, read_sources
 from bisect_trt.stations.case.samples import load_samples
 
 SPECS = [InputSpec("x", np.dtype(np.float32), (1, 4))]
@@ -84,7 +85,7 @@ def test_a_loader_is_read_as_it_yields(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("a.json", "{", "not readable JSON"),
+        ("a.json", "[{", "not readable JSON"),
         ("a.json", '{"x": 1}', "not a list of feed dictionaries"),
         ("a.json", '[{"x": [1, 2]}]', "no array as polygraphy saves it"),
         ("a.json", '[{"x": {"array": "!!"}}]', "no array as polygraphy saves it"),
@@ -169,3 +170,37 @@ def test_a_folder_that_looks_like_a_file_is_none(tmp_path: Path) -> None:
     (tmp_path / "c.npz").symlink_to(tmp_path / "gone.npz")
     with pytest.raises(BadInputError, match=r"c.npz: a link to a file that is not there"):
         find_files([tmp_path])
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("ending", [".npy", ".npz"])
+def test_of_a_stack_one_sample_is_in_memory_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str, ending: str
+) -> None:
+    stack = np.asarray(rows(50)[:, 0], order=order)  # type: ignore[call-overload]
+    path = tmp_path / f"a{ending}"
+    np.save(path, stack) if ending == ".npy" else np.savez_compressed(path, x=stack)
+    whole = input_files.read_npz
+
+    def of_one(read: Path, *more: object) -> object:
+        assert read != path
+        return whole(read, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(input_files, "read_npz", of_one)
+    monkeypatch.setattr(input_files, "read_npy", None)
+    found = load_samples([path], SPECS, stacked=True)
+    assert len(found) == 50 and all(isinstance(s.arrays, LazyArrays) for s in found)
+    assert all(np.array_equal(s.arrays["x"][0], row) for s, row in zip(found, stack, strict=True))
+
+
+def test_a_list_of_feeds_is_read_one_at_a_time(tmp_path: Path) -> None:
+    """What is wrong behind the first feeds is found behind them."""
+    held = io.BytesIO()
+    np.save(held, rows(1)[0])
+    feed = json.dumps({"x": {"array": base64.b64encode(held.getvalue()).decode()}})
+    path = tmp_path / "a.json"
+    path.write_text(f"[{feed}, {feed}, 3]")
+    sources = read_sources(path, SPECS, stacked=False)
+    assert [next(sources)[0], next(sources)[0]] == [f"{path}[0]", f"{path}[1]"]
+    with pytest.raises(BadInputError, match="not a list of feed dictionaries"):
+        next(sources)

@@ -30,7 +30,7 @@ from bisect_trt.runners.ort import side_by_side
 from bisect_trt.runners.ort.side_by_side import ROOM_BYTES
 from bisect_trt.stations.asked.settings import Settings
 from bisect_trt.stations.case import need
-from bisect_trt.stations.case.array_files import headers_of
+from bisect_trt.stations.case.array_headers import headers_of
 from fixtures.models import branch
 
 ROOT = Path(__file__).resolve().parents[3]

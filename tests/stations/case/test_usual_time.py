@@ -28,7 +28,7 @@ from bisect_trt.stations.bench.pace import Pace
 from bisect_trt.stations.case.case import load
 from bisect_trt.stations.case.usual_time import usual_seconds
 from bisect_trt.stations.cause import each_alone
-from bisect_trt.stations.draws import holds
+from bisect_trt.stations.draws import refused
 from fixtures.models import encoder_decomposed, healthy
 from tests.conftest import forbid_inferences
 
@@ -178,7 +178,7 @@ def test_what_copies_of_a_large_input_cost_is_counted() -> None:
 
 def test_variants_are_asked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    judge_all = holds.judge_all
+    judge_all = refused.judge_all
 
     def told(*positional: object, **options: object) -> object:
         samples = list(positional[3])  # type: ignore[call-overload]
@@ -186,7 +186,7 @@ def test_variants_are_asked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             asked.append("redrawn" if "redrawn" in samples[0].name else "variant")
         return judge_all(*positional[:3], samples, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(holds, "judge_all", told)
+    monkeypatch.setattr(refused, "judge_all", told)
     result = bisect_trt.bisect(
         FIXTURE.model, FIXTURE.inputs, require=FIXTURE.require, runner="emulated", out=tmp_path
     )

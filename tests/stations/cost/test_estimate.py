@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import bisect_trt
 from bisect_trt.core.observer import Observer
+from bisect_trt.probe.prober import Prober
 from bisect_trt.stations.asked.settings import Settings
 from bisect_trt.stations.case.case import Case, load
 from bisect_trt.stations.cost.estimate import estimate
@@ -63,3 +66,19 @@ def test_an_estimate_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert price.seconds == pytest.approx(0.06) and price.draws > 50 and price.effect_runs == 0
     assert f"{price.draws} draws in" in price.sentence
     assert not list(tmp_path.iterdir())
+
+
+def test_of_many_inputs_a_few_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    fixture = healthy()
+    given = fixture.inputs.items()
+    inputs = [{n: np.float32(a * (1 + k / 99)) for n, a in given} for k in range(40)]
+    asked: list[int] = []
+    judge = Prober.judge
+
+    def counted(prober: Prober, plan: Any, panel: Any, **more: Any) -> Any:
+        asked.append(len(samples := list(panel)))
+        return judge(prober, plan, samples, **more)
+
+    monkeypatch.setattr(Prober, "judge", counted)
+    estimate(Settings(fixture.model, inputs, holdout="none", runner="emulated"), Observer())
+    assert max(asked) <= 8
