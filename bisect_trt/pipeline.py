@@ -185,7 +185,7 @@ def _measure(case: Case, bench: Bench, beside: Beside | None = None) -> Iterator
         return
     engine = measure_engine(case, bench, baselines, beside)
     if engine is not None:
-        yield known.with_(engine=engine, settled=engine.diagnosis)
+        yield known.with_(engine=engine, settled=engine.diagnosis, holds=engine.holds)
 
 
 def _search(case: Case, bench: Bench, beside: Beside) -> Iterator[Known]:

@@ -111,6 +111,10 @@ def export_command(model: Path, plan_path: Path, form: str, target: Path | None)
         if form == "onnx":
             if target is None:
                 raise BadInputError("--format onnx needs --output FILE.onnx")
+            if target.suffix != ".onnx":
+                raise BadInputError(
+                    f"--output {target}: a model is written; give it a name that ends with .onnx"
+                )
             save_model(to_typed(graph, plan), target)
             return 0
         write = trtexec_arguments if form == "trtexec" else polygraphy_script

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 CONFIDENCE = 0.95
 """Of everything that is said of inputs, or of runs, that nobody has seen."""
@@ -12,16 +12,13 @@ CONFIDENCE = 0.95
 _RARE = 1.0 - CONFIDENCE
 
 
-class InputKind(str, Enum):
+class InputKind(StrEnum):
     """What a plan is judged on; the value is its name in files."""
 
     GIVEN = "given"
     REDRAWN = "redrawn"
     VARIANTS = "variants"
     HOLDOUT = "holdout"
-
-    def __str__(self) -> str:
-        return self.value
 
     @property
     def words(self) -> str:
@@ -37,15 +34,12 @@ _WORDS = {
 }
 
 
-class Robustness(str, Enum):
+class Robustness(StrEnum):
     """What the tests say of inputs that nobody has shown."""
 
     ROBUST = "robust"
     UNDECIDED = "undecided"
     LUCKY = "lucky"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True)
@@ -116,9 +110,10 @@ class Holds:
 
         Robust: the given inputs hold, the shares of redrawn roundings and of variants are
         bounded by what is wanted of them (of one of the two, where the other cannot be made or is
-        not asked for), so many inputs kept apart hold as were asked for, and there is room for
-        other inputs (:attr:`leaves_room`). Lucky: some kind misses its share by more
-        than chance explains (fewer pass than would in 5 % of such tests, had it the share).
+        not asked for) or inputs kept apart bound it by themselves, so many of those hold as were
+        asked for, and there is room for other inputs (:attr:`leaves_room`). Lucky: some kind
+        misses its share by more than chance explains (fewer pass than would in 5 % of such tests,
+        had it the share).
         Undecided: between the two.
         """
         if not self.given_hold:
@@ -145,11 +140,17 @@ class Holds:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether copies were tested, and the share of each kind of them is bounded by what is
-        wanted.
+        """Whether inputs kept apart, each judged alone, bound the share that is wanted; or copies
+        were tested, and the share of each kind of them is bounded by what is wanted.
         """
         tested = [(kind, wanted) for kind, wanted in self._drawn if kind.tested]
-        return bool(tested) and all(kind.lower_bound >= wanted for kind, wanted in tested)
+        bounded = bool(tested) and all(kind.lower_bound >= wanted for kind, wanted in tested)
+        return bounded or (self.holdout_size == 1 and self._apart)
+
+    @property
+    def _apart(self) -> bool:
+        """Whether inputs kept apart bound the share that is wanted."""
+        return self.holdout.tested > 0 and self.holdout.lower_bound >= self.wanted
 
     @property
     def _drawn(self) -> tuple[tuple[Holding, float], ...]:
@@ -173,8 +174,7 @@ class Holds:
         often as was asked, 20 of 60 from two inputs and 10 of 60 from eight held on less than 93 %
         of 200 others (benchmarks/results/plans.md).
         """
-        apart = self.holdout.tested > 0 and self.holdout.lower_bound >= self.wanted
-        if apart or not self.reach > 1.0:
+        if self._apart or not self.reach > 1.0:
             return True
         if self.set_size > 1:
             return False

@@ -91,3 +91,10 @@ def test_one_set_that_was_kept_apart_and_misses_is_not_called_luck() -> None:
     together = replace(of(drawn, drawn, one), set_size=40)
     assert word_of(together) == "lucky"
     assert word_of(replace(together, holdout_size=10)) == "undecided"
+
+
+@pytest.mark.parametrize(("size", "word"), [(1, "robust"), (200, "undecided")])
+def test_inputs_kept_apart_bound_the_share_where_no_copy_can_be_made(size: int, word: str) -> None:
+    given, apart = Holding(40, 40), Holding(200, 200, 0.985)
+    holds = Holds(given, Holding(), Holding(), apart, 0.95, holdout_size=size)
+    assert holds.word == word

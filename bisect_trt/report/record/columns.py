@@ -205,7 +205,7 @@ FRONTIER = _columns(
     *_shares(InputKind.VARIANTS),
     "p50_score number the median score over all of these (of the answer's test, over a part of its "
     "draws), in tolerances",
-    "p95_score number what 95 % keep to",
+    "p95_score number what 95 % of those keep to",
     "worst_score number the largest of all",
     "latency_ms number of the engine of these pins, where one was built",
     "relative_bytes number bytes read and written, over those of everything lowered",

@@ -66,8 +66,10 @@ def _answer(result: Record) -> str:
     pins, layers = len(result.pinned), result.layer_count
     kept = f"Keep {pins} of {layers} layers in FP32"
     if _nearly_all(result):
-        few = "Hardly any" if pins < layers else "No"
-        kept = f"{few} layer can leave FP32: keep {pins} of {layers} there"
+        few = "Hardly any layer can leave" if pins < layers else "No layer can leave"
+        if pins == layers and result.ranked:
+            few = "No layer was found that can leave"
+        kept = f"{few} FP32: keep {pins} of {layers} there"
     if result.plan.held:
         kept += f" ({len(result.plan.held)} of them held by --pin)"
     met = f"the requirement is met{_of_given(result)}"

@@ -93,13 +93,7 @@ def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verifica
         BadInputError: it is no plan of this model.
     """
     began = time.perf_counter()
-    if settings.robust is None and settings.holds_on is None:
-        settings = replace(settings, robust=saved.robust or WANTED)
-    if not settings.require and saved.requirements:
-        metrics = settings.metrics or saved.metrics
-        share = saved.holds_on if settings.holds_on is None else settings.holds_on
-        settings = replace(settings, require=saved.requirements, metrics=metrics, holds_on=share)
-    settings = replace(settings, holdout=settings.holdout or ("none",))
+    settings = _as_saved(settings, saved)
     if settings.rewrite is None:  # refused before a folder is made
         saved.check_model(Graph(load_model(settings.model).proto))
     case = load(settings, observer)
@@ -131,6 +125,18 @@ def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verifica
             bench.folder,
             time.perf_counter() - began,
         )
+
+
+def _as_saved(settings: Settings, saved: SavedPlan) -> Settings:
+    """The settings, with what the plan was found for in place of each that says nothing."""
+    if settings.robust is None and settings.holds_on is None:
+        settings = replace(settings, robust=saved.robust or WANTED)
+    if settings.holds_on is None:
+        settings = replace(settings, holds_on=saved.holds_on)
+    if not settings.require and saved.requirements:
+        metrics = settings.metrics or saved.metrics
+        settings = replace(settings, require=saved.requirements, metrics=metrics)
+    return replace(settings, holdout=settings.holdout or ("none",))
 
 
 def _golden(case: Case, bench: Bench) -> list[Check]:

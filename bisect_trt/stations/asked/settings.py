@@ -84,7 +84,8 @@ class Settings(Shares):
         "asks for if that is less.",
         help_of={
             "verify": "The share of unseen inputs from which on the plan is called robust; the "
-            "exit code does not depend on it. Default: as for run."
+            "exit code does not depend on it. Default: that which the plan was found for; 0 means "
+            "0.95 of as few draws as tell it."
         },
         kind=float,
         least=0.0,

@@ -13,6 +13,7 @@ from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.probe.journal import JOURNAL
 from bisect_trt.runners.ort.devices import CPU
+from bisect_trt.stations.asked.settings import Settings
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.bench.emulator_choice import emulator_device, open_emulator
 from bisect_trt.stations.bench.emulator_workers import fewer_hired, open_fleet
@@ -59,7 +60,14 @@ def open_bench(
         raise StoppedError("run the same command again to go on from here") from error
 
 
-_NO_BUILDS = "no engine judges here: --certify engine and --max-builds change nothing"
+def _idle(chosen: Settings) -> list[str]:
+    """The options that say how engines are built, and that the user chose."""
+    asked = {
+        "--certify engine": chosen.certify == "engine",
+        "--max-builds": chosen.max_builds is not None,
+        "--typing weak": chosen.typing == "weak",
+    }
+    return [name for name, is_chosen in asked.items() if is_chosen]
 
 
 @contextmanager
@@ -93,9 +101,11 @@ def _opened(
         bench = Bench(case, heard, folder, journal, engine, emulator, fleet, clock)
         for finding in (*findings, *noted):
             bench.note(finding)
-        chosen = case.settings
-        if engine is None and (chosen.certify == "engine" or chosen.max_builds is not None):
-            bench.note(Finding("no-engine", "", _NO_BUILDS))
+        idle = _idle(case.settings) if engine is None else []
+        if idle:
+            change = "changes" if len(idle) == 1 else "change"
+            words = f"no engine judges here: {' and '.join(idle)} {change} nothing"
+            bench.note(Finding("no-engine", "", words))
         if journal.note:
             bench.note(Finding("journal", JOURNAL, journal.note))
         if engine is not None and case.moves_lookups:

@@ -56,8 +56,10 @@ def has_margin(case: Case, copies: Sequence[SampleResult]) -> bool:
         copies: what each copy of an input came to.
     """
     items = case.requirements.items
-    unknown = any(item.own or is_decision(item.metric) for item in items)
-    return not unknown or len({copy.score for copy in copies}) > _TWO_ANSWERS
+    unknown = [k for k, item in enumerate(items) if item.own or is_decision(item.metric)]
+    # What is told of a margin by the conditions beside it says nothing of a decision's own.
+    told = [{copy.values[k] for copy in copies if copy.values} for k in unknown]
+    return all(len(values) > _TWO_ANSWERS for values in told)
 
 
 def _of_sets(case: Case, given: Sequence[SampleResult], share: float) -> float:

@@ -9,9 +9,10 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, replace
 from functools import partial
 
-from bisect_trt.core.diagnosis import Diagnosis
+from bisect_trt.core.diagnosis import Cause, Diagnosis
 from bisect_trt.core.errors import RunnerFailedError, one_line
 from bisect_trt.core.finding import Finding
+from bisect_trt.core.holds import Holds
 from bisect_trt.core.machine.beside import Beside
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.steadiness import Steadiness
@@ -24,7 +25,7 @@ from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.bench.engine_ahead import baseline_plans, begin
 from bisect_trt.stations.case.case import Case
 from bisect_trt.stations.draws.fresh_test import next_test
-from bisect_trt.stations.draws.holds import first_refusal
+from bisect_trt.stations.draws.holds import put_to_test
 from bisect_trt.stations.draws.missed_inputs import missed_on
 from bisect_trt.stations.engine.checks import check_engine
 from bisect_trt.stations.engine.diagnosis import (
@@ -46,8 +47,9 @@ class EngineBaselines:
     ``fingerprint`` is the cosine between the engine's FP32 errors and emulated TF32's; ``table``
     the layers' errors on the engine, where they could be had, and ``tracing`` what will give it
     while it is still made (see :func:`with_table`). ``pinned`` is all pins: ``fp32`` where no layer
-    is held reduced. ``diagnosis`` is there if the engine settles the case, ``steadiness`` where an
-    engine had to be looked at in further processes for it.
+    is held reduced. ``diagnosis`` is there if the engine settles the case, ``holds`` the test on
+    fresh draws where nothing has to be pinned, ``steadiness`` where an engine had to be looked at
+    in further processes for it.
     """
 
     runner: str
@@ -62,6 +64,7 @@ class EngineBaselines:
     diagnosis: Diagnosis | None
     steadiness: Steadiness | None = None
     tracing: Future[EngineTable | None] | None = None
+    holds: Holds | None = None
 
     @property
     def pin_precision(self) -> Precision:
@@ -165,7 +168,11 @@ def _diagnosed(
 
     # TF32 is a switch of the whole engine: no pin could make up for its luck.
     luck_matters = base.verdict.passed and not case.settings.fitted and precision.is_storage
-    lucky = bool(luck_matters) and passes_by_luck(case, bench, engine, base.plan)
+    lucky, holds = False, None
+    if luck_matters and case.settings.pick is None:
+        test = next_test(case, bench)
+        refused, holds = put_to_test(case, bench, [engine], base.plan, test, 1.0)
+        lucky = refused is not None
     steadiness = steadiness_of_failure(bench, fp32, base)
     if steadiness is not None and steadiness.decides:
         blamed = base if fp32.verdict.passed else fp32
@@ -182,7 +189,9 @@ def _diagnosed(
             on_which=missed_on(case, engine, fp32.plan),
         )
     pinned = engine.probe(case.base.with_pins(case.names)) if case.held_low else fp32
-    return replace(found, diagnosis=diagnosis, steadiness=steadiness, pinned=pinned)
+    if diagnosis is None or diagnosis.cause is not Cause.NONE:
+        holds = None
+    return replace(found, diagnosis=diagnosis, steadiness=steadiness, pinned=pinned, holds=holds)
 
 
 def with_table(engine: EngineBaselines, bench: Bench) -> EngineBaselines:
@@ -212,21 +221,6 @@ def with_table(engine: EngineBaselines, bench: Bench) -> EngineBaselines:
 
 def _told_by(table: EngineTable | None, bench: Bench) -> tuple[Finding, ...]:
     return () if table is None else bench.found(findings_of(table))
-
-
-def passes_by_luck(case: Case, bench: Bench, engine: Prober, plan: PrecisionPlan) -> bool:
-    """Whether the engine of ``plan``, which passes the given inputs, is refused by fresh draws.
-
-    Args:
-        case: the inputs, and what is asked for.
-        bench: where the draws' references are.
-        engine: what runs the draws.
-        plan: what it is built from.
-    """
-    if case.settings.pick is not None:
-        return False
-    test = next_test(case, bench)
-    return first_refusal(case, bench, [engine], plan, test, 1.0) is not None
 
 
 def _findings(identity: Fp32, fp32: ProbeResult, emulated: Baselines) -> list[Finding]:

@@ -366,3 +366,19 @@ def test_weights_inside_a_branch_are_no_complaint(tmp_path: Path) -> None:
     plan.write_text(PrecisionPlan(Precision.FP16, {"/If"}).to_json())
     code, text = verify((model, inputs, plan))
     assert code == 0 and "typed ONNX" in text and "refuses" not in text, text
+
+
+def test_each_thing_that_nobody_asks_for_is_the_plan_s(tmp_path: Path) -> None:
+    fixture = healthy()
+    plan = {"base": "fp16", "pinned": [], "requirements": ["max_abs<=1"], "holds_on": 0.5}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    for more in ({}, {"require": "max_abs<=1"}):
+        found = bisect_trt.verify(
+            fixture.model,
+            fixture.inputs,
+            tmp_path / "plan.json",
+            runner="emulated",
+            out=tmp_path / "out",
+            **more,
+        )
+        assert found.holds is not None and found.holds.wanted_of_given == 0.5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -264,3 +265,13 @@ def test_a_plan_is_not_verified_without_the_variants_that_were_named(tmp_path: P
                 variants=kinds,
                 out=tmp_path / "verify",
             )
+
+
+def test_a_decision_s_margin_is_not_told_by_the_error_beside_it(tmp_path: Path) -> None:
+    fixture = healthy()
+    given = [{n: np.float32(a * by) for n, a in fixture.inputs.items()} for by in (1.0, 0.9, 0.8)]
+    words = [
+        run(replace(fixture, require=require), given, tmp_path / str(k)).holds.word.value
+        for k, require in enumerate([("top1>=1",), ("top1>=1", "max_abs<=1")])
+    ]
+    assert words == ["undecided", "undecided"]

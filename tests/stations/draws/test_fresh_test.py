@@ -22,6 +22,7 @@ from bisect_trt.stations.bench.open_bench import open_bench
 from bisect_trt.stations.case.case import Case, load
 from bisect_trt.stations.draws import fresh_test
 from bisect_trt.stations.draws.evidence import Refusal
+from bisect_trt.stations.draws.fresh_draws import Draws
 from bisect_trt.stations.draws.fresh_test import (
     MAX_TESTS,
     FreshTest,
@@ -30,7 +31,8 @@ from bisect_trt.stations.draws.fresh_test import (
     shortened,
     wanted_of_unseen,
 )
-from bisect_trt.stations.draws.holds import first_refusal, measure_holds
+from bisect_trt.stations.draws.holds import measure_holds
+from bisect_trt.stations.draws.refused import first_refusal
 from fixtures.models import Fixture, healthy
 
 
@@ -113,7 +115,8 @@ def first_test_of(case: Case) -> tuple[FreshTest, Refusal | None, Holds]:
     with open_bench(case, Observer()) as bench:
         test = planned_test(case, 0, 1e-4, last=False)
         judges = [bench.prober, bench.second]
-        refused = first_refusal(case, bench, judges, case.base, test, 1.0)
+        draws = Draws(case, bench, judges, test)
+        refused = first_refusal(case, bench, judges, case.base, draws, 1.0)
         return test, refused, measure_holds(case, bench, judges, case.base, test)
 
 
@@ -206,7 +209,8 @@ def test_what_the_first_judge_refuses_the_second_is_not_asked(
     with open_bench(case, Observer()) as bench:
         test = planned_test(case, 0, 1e-4, last=False)
         judges = [bench.prober, bench.second]
-        refused = first_refusal(case, bench, judges, case.base, test, 1.0)
+        draws = Draws(case, bench, judges, test)
+        refused = first_refusal(case, bench, judges, case.base, draws, 1.0)
         assert (refused is not None) == (negative > 0) == (not bench.second.plans)
         missed = len(refused.samples) if refused is not None else 0
         assert missed == (test.may_miss_first + 1 if negative else 0)

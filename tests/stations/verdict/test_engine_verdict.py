@@ -19,6 +19,8 @@ from bisect_trt.core.verdict import Verdict
 from bisect_trt.numerics.errors.tensor_error import tensor_error
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.search.tolerance_share import tightened
+from bisect_trt.stations.answer import answer
+from bisect_trt.stations.draws import fresh_test
 from bisect_trt.stations.draws.evidence import Refusal
 from bisect_trt.stations.engine.diagnosis import Fp32, what_fp32_is
 from bisect_trt.stations.engine.table import probe_effect_matters
@@ -254,3 +256,20 @@ def test_what_draws_refuse_whatever_is_pinned_is_not_searched_on(
     assert emulators._in_vain is in_vain
     if in_vain:
         assert emulators.search(0.5) is None
+
+
+def test_nothing_to_pin_is_tested_once(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test that looks for luck is the answer's: another would spend risk and draws again."""
+    tests: list[int] = []
+    planned = fresh_test.planned_test
+
+    def counted(case: Any, number: int, *rest: Any, **options: Any) -> Any:
+        tests.append(number)
+        return planned(case, number, *rest, **options)
+
+    monkeypatch.setattr(fresh_test, "planned_test", counted)
+    monkeypatch.setattr(answer, "planned_test", counted)
+    fixture = replace(residual(), require="rel_range<=2e-2")
+    result, _ = judged(fixture, Engine(fixture), robust=0.95)
+    assert result.cause.value == "none" and not result.pinned and tests == [0]
+    assert result.holds is not None and result.holds.redrawn.lower_bound >= 0.95
