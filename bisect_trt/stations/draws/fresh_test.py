@@ -202,7 +202,7 @@ def spared(case: Case, kind: InputKind, count: int) -> int:
     if case.settings.pick is not None:
         return count - at_least(case.settings.pick, count)
     if kind == InputKind.GIVEN:
-        share = case.settings.share_of_given if set_size(case) == 1 else 1.0
+        share = wanted_of_given(case)
     else:
         wanted = wanted_of_variants(case) if kind == InputKind.VARIANTS else wanted_of_unseen(case)
         # What bounds a share lets about half as many miss: what just keeps to the share on a
@@ -221,6 +221,11 @@ def set_size(case: Case) -> int:
 def each_must_hold(case: Case) -> bool:
     """Whether every given input must meet the requirement by itself."""
     return case.settings.share_of_given >= 1.0 and set_size(case) == 1
+
+
+def wanted_of_given(case: Case) -> float:
+    """The share of the given inputs that must hold: of inputs judged together none is let miss."""
+    return case.settings.share_of_given if set_size(case) == 1 else 1.0
 
 
 def wanted_of_unseen(case: Case) -> float:

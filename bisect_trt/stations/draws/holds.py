@@ -19,6 +19,7 @@ from bisect_trt.stations.draws.fresh_draws import Draws
 from bisect_trt.stations.draws.fresh_test import (
     FreshTest,
     set_size,
+    wanted_of_given,
     wanted_of_unseen,
     wanted_of_variants,
 )
@@ -122,7 +123,7 @@ def _measured(
         wanted=wanted_of_unseen(case),
         wanted_of_variants=wanted_of_variants(case),
         fitted=case.settings.fitted,
-        wanted_of_given=1.0 if size > 1 else case.settings.share_of_given,
+        wanted_of_given=wanted_of_given(case),
         set_size=size,
         reach=reach(case, bench, alone, copies),
         holdout_size=apart,

@@ -11,7 +11,12 @@ from bisect_trt.probe.prober import Prober
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.case.case import Case
 from bisect_trt.stations.draws.all_judges import judge_all
-from bisect_trt.stations.draws.fresh_test import set_size, wanted_of_unseen, wanted_of_variants
+from bisect_trt.stations.draws.fresh_test import (
+    set_size,
+    wanted_of_given,
+    wanted_of_unseen,
+    wanted_of_variants,
+)
 from bisect_trt.stations.draws.holds import holding
 
 
@@ -36,7 +41,7 @@ def holds_as_known(case: Case, bench: Bench, plan: PrecisionPlan) -> Holds | Non
         wanted_of_unseen(case),
         wanted_of_variants(case),
         case.settings.fitted,
-        1.0 if set_size(case) > 1 else case.settings.share_of_given,
+        wanted_of_given(case),
         set_size(case),
         unfinished=True,
     )

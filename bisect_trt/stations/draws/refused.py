@@ -45,37 +45,23 @@ def first_refusal(
         draws: of the test.
         limit: how many tolerances each may use.
     """
+    size, test = set_size(case), draws.test
     for asked in dict.fromkeys((1, len(judges))):
-        against = _refused(case, bench, judges[:asked], plan, draws, limit)
+        some = judges[:asked]
+        against = refused_by(case, bench, some, plan, limit)
         if against is not None:
             return against
-    return None
-
-
-def _refused(
-    case: Case,
-    bench: Bench,
-    judges: Sequence[Prober],
-    plan: PrecisionPlan,
-    draws: Draws,
-    limit: float,
-) -> Refusal | None:
-    """As :func:`first_refusal`, by all of ``judges`` at a time; what one of them was asked before
-    it knows.
-    """
-    against = refused_by(case, bench, judges, plan, limit)
-    if against is not None:
-        return against
-    size, test = set_size(case), draws.test
-    for kind in tuple(draws.kinds):
-        found, missed = on_draws(bench, judges, plan, draws.of(kind), test, limit=limit, size=size)
-        count, misses = len(found.results), found.missed(limit)
-        # Without a miss the first look is enough; where no more could be made fewer have to tell.
-        may = test.misses if count >= test.draws else test.may_miss(count, case)
-        if misses > may or (misses > test.may_miss_first and count < test.draws):
-            spares = may if case.settings.pick is not None and misses > may else 0
-            return Refusal(kind, missed, max(count, draws.seen(kind)), found.score(spares))
-        draws.hear(kind, found)
+        for kind in tuple(draws.kinds):
+            found, missed = on_draws(
+                bench, some, plan, draws.of(kind), test, limit=limit, size=size
+            )
+            count, misses = len(found.results), found.missed(limit)
+            # Without a miss the first look is enough; where no more could be made fewer tell.
+            may = test.misses if count >= test.draws else test.may_miss(count, case)
+            if misses > may or (misses > test.may_miss_first and count < test.draws):
+                spares = may if case.settings.pick is not None and misses > may else 0
+                return Refusal(kind, missed, max(count, draws.seen(kind)), found.score(spares))
+            draws.hear(kind, found)
     return None
 
 
