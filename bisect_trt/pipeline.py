@@ -32,6 +32,7 @@ from bisect_trt.stations.answer.answer import (
 )
 from bisect_trt.stations.answer.answer_tables import looked_at_again
 from bisect_trt.stations.answer.cut_short import end_search, with_set_in_hand
+from bisect_trt.stations.answer.inputs_table import inputs_table
 from bisect_trt.stations.answer.known import Known
 from bisect_trt.stations.asked.settings import Settings
 from bisect_trt.stations.asked.thread_limit import within_threads
@@ -105,6 +106,8 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
             partial = summarise_interrupted(latest, bench.ledger(), time.perf_counter() - began)
             if partial is None:
                 raise
+            inputs = inputs_table(latest, bench, latest.base.with_pins(partial.plan.pinned))
+            partial = replace(partial, inputs=inputs)
             write_report(partial, case)
             raise StoppedError(left_behind(partial)) from error
         try:

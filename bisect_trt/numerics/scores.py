@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_NOTHING_ALLOWED = 1e9
+NOTHING_ALLOWED = 1e9
 """The score of a finite error where none is allowed; infinity is kept for values that are not
 finite.
 """
@@ -17,13 +17,22 @@ MOST = 9.99e8
 """No other finite score is larger."""
 
 
+def brief(score: float) -> str:
+    """A score where there is no room for a sentence."""
+    if math.isnan(score):
+        return "not measured"
+    if math.isinf(score):
+        return "no number"
+    return "none allowed" if score >= NOTHING_ALLOWED else f"{score:.3g} \u00d7"
+
+
 def times(score: float) -> str:
     """A score in words."""
     if math.isnan(score):
         return "not measured"
     if math.isinf(score):
         return "NaN, infinite values or another shape"
-    if score >= _NOTHING_ALLOWED:
+    if score >= NOTHING_ALLOWED:
         return "a miss where none is allowed"
     # A miss by a hair must not read as "1 times".
     near = abs(score - 1.0) < 5e-3
@@ -67,7 +76,7 @@ def elementwise(
             finite = np.isfinite(ref[block].astype(np.float64))
             most = float(np.where(finite & ~np.isnan(used), used, 0.0).max())
             if math.isinf(most):
-                return _NOTHING_ALLOWED
+                return NOTHING_ALLOWED
         worst = max(worst, most)
     return min(worst, MOST)
 
@@ -76,4 +85,4 @@ def fraction(value: float, limit: float) -> float:
     """The score of a ``value`` of which ``limit`` is allowed, both in the metric's unit."""
     if value <= 0.0:
         return 0.0
-    return min(value / limit, MOST) if limit > 0.0 else _NOTHING_ALLOWED
+    return min(value / limit, MOST) if limit > 0.0 else NOTHING_ALLOWED

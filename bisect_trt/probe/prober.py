@@ -22,12 +22,12 @@ from bisect_trt.numerics.requirements.requirements import Requirements
 from bisect_trt.probe.answers import Answers
 from bisect_trt.probe.execution import Execution
 from bisect_trt.probe.journal import Journal, Row, content_key
+from bisect_trt.probe.panel_log import PanelLog
 from bisect_trt.probe.references import References
 from bisect_trt.probe.result import PanelResult, ProbeResult, SampleResult, Vector, meets
 from bisect_trt.probe.sets import Sets
 from bisect_trt.runners.base import Anticipating, Runner
 
-PANEL = "panel"
 _RECORDED = 64
 """New answers of one probe that a killed process may lose."""
 
@@ -77,6 +77,7 @@ class Prober:
         self.new_probes = 0
         self.plans: set[PrecisionPlan] = set()
         self.log: list[ProbeResult] = [] if log is None else log
+        self._panels = PanelLog(self.log, runner.name, lambda result: self.on_probe(result))
         self.on_probe: Callable[[ProbeResult], None] = lambda _: None
         self.before_each: Callable[[], None] = lambda: None
         self.on_inference: Callable[[int, int], None] = lambda done, of: None
@@ -183,17 +184,7 @@ class Prober:
         with self._lock:
             self.new_probes += new > 0 and plan not in self.plans
             self.plans.add(plan)
-            return replace(answer, logged=self._log_panel(answer))
-
-    def _log_panel(self, answer: PanelResult) -> ProbeResult | None:
-        if not answer.results:
-            return None
-        found = ProbeResult.over(answer.plan, self.runner.name, answer.results, {}, PANEL)
-        note = f"{answer.passed()} of {len(answer.results)} samples; worst {answer.worst[0]}"
-        result = replace(found, note=found.note or note)
-        self.log.append(result)
-        self.on_probe(result)
-        return result
+            return replace(answer, logged=self._panels.entry(answer))
 
     def _prepare(self, samples: Sequence[Sample]) -> None:
         """What executions on ``samples`` need, made once and not by two threads."""

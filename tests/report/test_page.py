@@ -152,7 +152,7 @@ def test_plots_have_their_points(usual: Opened) -> None:
     assert count["errors-plot"] == pins + 4 + 1  # pins, layers that are not finite, a source
     assert count["ranges-plot"] == pins
     assert count["channels-plot"] == 2 * pins  # boxes and medians
-    assert count["inputs-plot"] == INPUTS  # everything lowered is not finite: no place for it
+    assert count["inputs-plot"] == 2 * INPUTS  # what is not finite stands above
     assert count["search-plot"] == 87
     assert count["modules-plot"] == 1 + 1 + 1 + 10 + 20  # the model, encoder, layers, each, halves
     drawn_lines = page.evaluate(

@@ -53,7 +53,7 @@ def test_what_no_output_s_errors_tell_is_scored_for_all_together() -> None:
     fp32, tf32, _, plan, _ = found[0].cells
     assert fp32 and plan and (fp32.score, tf32, plan.score) == (0.1, None, 0.8)
     page = as_html(replace(RESULT, by_requirement=table))
-    assert "<td>together</td>" in page and "0.8 &times;</td>" in page
+    assert "<td>together</td>" in page and "0.8 \u00d7</td>" in page
 
 
 def test_the_layers_are_all_there_as_plain_json() -> None:

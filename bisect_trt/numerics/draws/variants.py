@@ -4,7 +4,7 @@ for one. Arrays are never changed in place, and keep their shapes and dtypes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -198,6 +198,11 @@ def own_variant(kind: str, arrays: Arrays, random: Random) -> dict[str, NDArray[
     function = load_function(kind, "--variants")
     with users_code(f"--variants {kind}"):
         made = function({n: a.copy() for n, a in arrays.items()}, random)
+        if not isinstance(made, Mapping):
+            raise BadInputError(
+                f"--variants {kind}: it gave {type(made).__name__}; let it give the changed inputs "
+                "by name"
+            )
         found = {str(n): np.asarray(a) for n, a in made.items()}
     like = {n: (a.dtype, a.ndim) for n, a in arrays.items()}
     if {n: (a.dtype, a.ndim) for n, a in found.items()} != like:

@@ -69,7 +69,13 @@ class UserMetric:
     def _called(self, reference: Any, candidate: Any) -> float:
         with users_code(f"--metric {self.name}"), watched_reads(self.reads):
             try:
-                value = float(self._function(_read_only(reference), _read_only(candidate)))
+                given = self._function(_read_only(reference), _read_only(candidate))
+                if given is None or isinstance(given, str | bytes):
+                    raise BadInputError(
+                        f"--metric {self.name}: it gave {type(given).__name__}; let it give a "
+                        "number"
+                    )
+                value = float(given)
             except ValueError as error:
                 if "read-only" in str(error):
                     raise BadInputError(

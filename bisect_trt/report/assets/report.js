@@ -154,6 +154,8 @@
       return v === null ? -Infinity : value(v);
     },
   };
+  // What stands for a miss where none is allowed (numerics/scores.py).
+  const score = (v, type) => (type === "display" && v >= 1e9 ? "none allowed" : shown.number(v, type));
   let table = null;
   if ($("layer-table")) {
     const order = ["alone_score", "introduced_rel_range"].find((name) => name in column);
@@ -164,7 +166,7 @@
         data: i,
         type: c.kind === "text" ? "string" : "num",
         className: c.kind === "number" ? "n dt-right" : "dt-left",
-        render: shown[c.kind],
+        render: c.name === "alone_score" ? score : shown[c.kind],
         searchable: c.kind === "text",
         orderSequence: c.kind === "text" ? ["asc", "desc", ""] : ["desc", "asc", ""],
       })),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from bisect_trt.numerics.scores import brief
 from bisect_trt.report.figures.figure import BAD, Figure, label
 
 _SEPARATORS = re.compile(r"[./]")
@@ -131,6 +132,5 @@ def _facts(box: _Module) -> str:
     name = label(".".join(box.path)) if box.path else "the model"
     lines = [f"<b>{name}</b>", f"{box.layers} layers, {box.pinned} pinned"]
     if box.worst_layer:
-        score: Any = f"{box.worst:.3g}" if math.isfinite(box.worst) else "not finite"
-        lines.append(f"worst alone: {label(box.worst_layer)}, {score}")
+        lines.append(f"worst alone: {label(box.worst_layer)}, {brief(box.worst)}")
     return "<br>".join(lines)

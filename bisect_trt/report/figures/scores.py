@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
 from bisect_trt.core.verdict import Verdict
-from bisect_trt.numerics.scores import times
+from bisect_trt.numerics.scores import NOTHING_ALLOWED, brief, times
 from bisect_trt.report.figures.figure import (
     ACCENT,
     BAD,
@@ -18,7 +19,6 @@ from bisect_trt.report.figures.figure import (
     label,
     line_at,
     log_axis,
-    positive,
     short,
 )
 
@@ -42,7 +42,7 @@ def baselines_figure(outputs: pd.DataFrame) -> Figure | None:
             "y": [label(b).replace(", ", ",<br>") for b in rows["baseline"]],
             "x": [short(h) for h in heights],
             "marker": {"color": [GOOD if v == "pass" else BAD for v in rows["verdict"]]},
-            "text": [f"{s:.3g} \u00d7" if math.isfinite(s) else "no number" for s in scores],
+            "text": [brief(s) for s in scores],
             "textposition": "auto",
             "customdata": [times(s) for s in scores],
             "hovertemplate": "%{y}: %{customdata}<extra></extra>",
@@ -85,10 +85,10 @@ def inputs_figure(inputs: pd.DataFrame) -> Figure | None:
                 "mode": "markers",
                 "name": words,
                 "x": list(range(1, len(rows) + 1)),
-                "y": positive(values),
-                "text": names,
+                "y": _heights(list(map(float, values))),
+                "text": [f"{n}<br>{times(float(v))}" for n, v in zip(names, values, strict=True)],
                 "marker": {"color": colour, "size": 8, "symbol": symbols},
-                "hovertemplate": "%{text}<br>%{y:.3g} times the tolerance",
+                "hovertemplate": "%{text}",
             }
         )
     apart = " (diamonds: held out)" if "diamond" in symbols else ""
@@ -98,6 +98,16 @@ def inputs_figure(inputs: pd.DataFrame) -> Figure | None:
         **line_at(1.0, _TOLERANCE),
     }
     return Figure("inputs-plot", "Score of each input, the worst first", data, layout)
+
+
+def _heights(scores: Sequence[float]) -> list[float | None]:
+    """Where ``scores`` are drawn on a logarithmic axis: those that it has no place for, zero and
+    what is beyond every number, a decade below or above the others; None where none is known.
+    """
+    known = [1.0, *(s for s in scores if 0.0 < s < NOTHING_ALLOWED)]
+    least, most = min(known) / 10.0, max(known) * 10.0
+    drawn = (most if s >= NOTHING_ALLOWED else max(s, least) for s in scores)
+    return [None if math.isnan(s) else short(h) for s, h in zip(scores, drawn, strict=True)]
 
 
 def search_figure(search: pd.DataFrame) -> Figure | None:

@@ -12,12 +12,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from bisect_trt.core.names import printable
-from bisect_trt.numerics.scores import times
+from bisect_trt.numerics.scores import brief, times
 from bisect_trt.report.page.tiles import held_kinds, tiles
 from bisect_trt.report.record.record import Record
 from bisect_trt.report.words.headline import headline, next_step, tone
 from bisect_trt.report.words.held_on import caption_of, holds_sentences, meaning_of
-from bisect_trt.report.words.sentences import judged_by, number
+from bisect_trt.report.words.sentences import judged_by, number, scores_told
 
 
 def answer(result: Record) -> dict[str, Any]:
@@ -42,7 +42,8 @@ def environment() -> Environment:
     """The package's templates; they escape what they are given."""
     # The template's name ends in .j2: what is chosen by endings would escape nothing.
     made = _templates(autoescape=True, finalize=_harmless)
-    made.filters |= {"number": number, "times": times, "cell": _cell, "code": _code}
+    made.filters |= {"number": number, "times": times, "brief": brief}
+    made.filters |= {"told": scores_told, "cell": _cell, "code": _code}
     return made
 
 

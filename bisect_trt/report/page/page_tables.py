@@ -14,6 +14,7 @@ from bisect_trt.core.names import printable
 from bisect_trt.report.figures.figure import short
 from bisect_trt.report.record.record import Record
 from bisect_trt.report.record.tables import COST_COLUMNS, OUTPUT_COLUMNS, worst_inputs, worst_layers
+from bisect_trt.report.words.sentences import scores_told
 
 _MOST_ROWS = 300
 _FRONTIER = ["pins", "set", "given_share", "redrawn_share", "redrawn_lower_bound"]
@@ -158,5 +159,5 @@ def _without_blank(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
 
 def _table(table: pd.DataFrame, columns: Sequence[str]) -> Table:
     present = [c for c in columns if c in table]
-    rows = table[present].head(_MOST_ROWS).to_numpy(dtype=object).tolist()
+    rows = scores_told(table[present].head(_MOST_ROWS)).to_numpy(dtype=object).tolist()
     return Table(present, rows, max(0, len(table) - _MOST_ROWS))

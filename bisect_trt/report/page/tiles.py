@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 
 from bisect_trt.core.holds import Holds, InputKind
+from bisect_trt.numerics.scores import NOTHING_ALLOWED, brief
 from bisect_trt.report.record.record import Record
 from bisect_trt.report.words.sentences import number
 
@@ -42,18 +43,18 @@ def tiles(result: Record) -> list[Tile]:
         note = f"of {result.layer_count} layers stay in FP32"
         found.append(Tile("pins", str(len(result.pinned)), note))
     reduced = result.precision.value.upper()
-    of = "tolerance, " if math.isfinite(result.base_score) else ""
-    found.append(Tile("before", _score(result.base_score), f"{of}everything in {reduced}"))
+    before, of = _score(result.base_score)
+    found.append(Tile("before", before, f"{of}everything in {reduced}"))
     if not math.isnan(result.score):
-        found.append(Tile("after", _score(result.score), "tolerance, with the plan"))
+        after, of = _score(result.score)
+        found.append(Tile("after", after, f"{of}with the plan"))
     cost = _cost(result)
     return [*found, cost] if cost is not None else found
 
 
-def _score(score: float) -> str:
-    if math.isnan(score):
-        return "not measured"
-    return f"{score:.3g} \u00d7" if math.isfinite(score) else "no number"
+def _score(score: float) -> tuple[str, str]:
+    """A score, and what it is a multiple of."""
+    return brief(score), "tolerance, " if score < NOTHING_ALLOWED else ""
 
 
 def _cost(result: Record) -> Tile | None:
@@ -84,7 +85,7 @@ def held_kinds(holds: Holds | None) -> list[Held]:
         if its.tested:
             drawn = kind is not InputKind.GIVEN
             bound = f"at least {100.0 * its.lower_bound:.1f} % of all" if drawn else ""
-            worst = _score(its.worst_score)
+            worst = brief(its.worst_score)
             # The file's own name: the path is in inputs.csv.
             of = re.split(r"[\\/]", its.worst)[-1]
             found.append(Held(kind.words, its.passed, its.tested, its.share, bound, worst, of))

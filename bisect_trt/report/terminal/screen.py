@@ -22,6 +22,7 @@ from bisect_trt.report.words.sentences import (
     judged_by,
     number,
     score_without,
+    scores_told,
     search_sentences,
     unproved,
 )
@@ -202,7 +203,7 @@ def _table(columns: list[str]) -> Table:
 
 def _frame(frame: pd.DataFrame) -> Table:
     table = _table([str(c) for c in frame.columns])
-    for row in frame.to_numpy(dtype=object).tolist():
+    for row in scores_told(frame).to_numpy(dtype=object).tolist():
         table.add_row(*(printable(number(v)) for v in row))
     return table
 

@@ -30,6 +30,9 @@ def holds_sentences(holds: Holds | None) -> list[str]:
     lines = [f"{said[0].upper()}{said[1:]} {'; '.join(told)}{sure}."]
     if holds.fitted:  # before what else is said: it is no claim on other inputs
         lines.append("Searched on the given inputs only (--robust 0): the set is fitted to them.")
+    out = holds.holdout
+    if out.worst and out.worst_score > 1.0:
+        lines.append(f"The worst of those held out is {out.worst}: {times(out.worst_score)}.")
     if beyond := _beyond(holds):
         lines.append(beyond)
     if holds.unfinished:
@@ -92,6 +95,8 @@ def _beyond(holds: Holds) -> str:
     robust; blank for others.
     """
     if not holds.is_bounded or holds.leaves_room or holds.word is None:
+        return ""
+    if holds.holdout.worst_score > holds.reach:  # what was seen is more than what was expected
         return ""
     copies = "Copies" if holds.redrawn.tested else "Variants"
     if holds.of_one:

@@ -14,7 +14,12 @@ from bisect_trt.report.record.record import Record
 from bisect_trt.report.record.tables import COST_COLUMNS, OUTPUT_COLUMNS, shown_pins
 from bisect_trt.report.words.headline import headline, next_step, score_after
 from bisect_trt.report.words.held_on import holds_sentences
-from bisect_trt.report.words.sentences import engine_sentences, number, search_sentences
+from bisect_trt.report.words.sentences import (
+    engine_sentences,
+    number,
+    scores_told,
+    search_sentences,
+)
 
 _MOST_ROWS = 100
 """A comment on GitHub holds 65,536 characters; the CSV files have the rest."""
@@ -110,7 +115,7 @@ def table_lines(
     names = [str(c) for c in table if columns is None or c in columns]
     if columns is not None:
         names.sort(key=list(columns).index)
-    shown = table[names].head(_MOST_ROWS)
+    shown = scores_told(table[names].head(_MOST_ROWS))
     yield _row(names)
     yield _row(
         [

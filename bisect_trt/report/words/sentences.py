@@ -11,7 +11,7 @@ from bisect_trt.core.diagnosis import Cause
 from bisect_trt.core.names import printable, some_of
 from bisect_trt.core.steadiness import Steadiness
 from bisect_trt.numerics.confidence import lower_bound
-from bisect_trt.numerics.scores import times
+from bisect_trt.numerics.scores import NOTHING_ALLOWED, brief, times
 from bisect_trt.report.record.record import Record
 from bisect_trt.search.facts import Regime
 
@@ -25,6 +25,17 @@ def number(value: Any) -> str:
     if isinstance(value, float) and math.isnan(value):
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def scores_told(table: pd.DataFrame) -> pd.DataFrame:
+    """``table`` with words for the number that stands for a miss where none is allowed."""
+    told = table
+    for name in (c for c in table if "score" in str(c)):
+        beyond = pd.to_numeric(table[name], errors="coerce").eq(NOTHING_ALLOWED)
+        if beyond.any():
+            words = table[name].astype(object).mask(beyond, brief(NOTHING_ALLOWED))
+            told = told.assign(**{str(name): words})
+    return told
 
 
 def sources(layers: pd.DataFrame) -> str:
@@ -91,7 +102,7 @@ def search_sentences(result: Record) -> list[str]:
     if not math.isnan(facts.suspicion_auc):
         auc = f" Suspicion ranked the pins with an AUC of {facts.suspicion_auc:.3f}."
     lines.append(
-        f"{facts.emulated_probes} emulated probes and {result.effect_runs} single-layer runs; by "
+        f"{facts.emulated_probes} sets of pins were emulated; by "
         f"yes and no alone, telling {len(result.plan.chosen)} of {result.layer_count} layers apart "
         f"takes {facts.information_bound:.0f} answers at least.{auc}"
     )

@@ -114,10 +114,13 @@ def ranked_on(case: Case, bench: Bench, unseen: Unseen | None) -> tuple[Sample, 
     """
     if unseen is None:
         return case.samples
-    count = ranked_count(len(case.layers))
+    of_each = _worst_of_each(case, bench, case.samples)
+    count = max(ranked_count(len(case.layers)), min(_MOST_RANKED, 2 * len(of_each)))
     # From the end: variants disturb more than redrawn copies do.
     others = [*reversed(unseen.samples.variants), *reversed(unseen.samples.redrawn)]
-    first = _worst(case, bench, case.samples, max(1, count // 2) if others else count)
+    most = max(1, count // 2) if others else count
+    first = [*of_each[:most], *_worst(case, bench, case.samples, most)]
+    first = list({s.digest: s for s in first}.values())[:most]
     # What refused everything lowered shows what is wrong with it; the panel may not.
     refused = unseen.refused.samples if unseen.refused is not None else ()
     missed = evenly(refused, min(len(refused), -(-(count - len(first)) // 2)))
@@ -125,6 +128,23 @@ def ranked_on(case: Case, bench: Bench, unseen: Unseen | None) -> tuple[Sample, 
     # Where FP32 misses, so does each layer alone.
     every = all_in_fp32(case, case.base) if set_size(case) == 1 else None
     return (*first, *told_by_pins(case, bench, [bench.prober], every, drawn))
+
+
+def _worst_of_each(case: Case, bench: Bench, samples: Sequence[Sample]) -> list[Sample]:
+    """Of each of several conditions that everything lowered misses, the sample that does so by
+    most, each once: one that changes a decision may be far from missing a tolerance.
+    """
+    items = case.requirements.items
+    known = [(s, bench.prober.known(case.base, s)) for s in samples]
+    values = [(s, found.values) for s, found in known if found is not None and found.values]
+    chosen: dict[str, Sample] = {}
+    for place, item in enumerate(items if len(items) > 1 else ()):
+        scores = [item.score_of(of_one[place]) for _, of_one in values]
+        missed = [score for score in scores if score > 1.0]
+        if missed and item.metric not in case.requirements.collective:
+            sample = values[scores.index(max(missed))][0]
+            chosen.setdefault(sample.digest, sample)
+    return list(chosen.values())
 
 
 def _worst(case: Case, bench: Bench, samples: Sequence[Sample], most: int) -> list[Sample]:

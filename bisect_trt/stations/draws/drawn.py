@@ -247,7 +247,7 @@ def _variants(
         for source in sources
         if not shuffled or number < len(kinds[source.digest])
     ]
-    specs = input_specs(case.graph.proto)
+    specs, seen = input_specs(case.graph.proto), set[str]()
     for number, (source, kind) in _in_turn(case, pairs, stream):
         name = f"{source.name}, {kind} {stream}.{number}"
         made = partial(_vary, source, kind, sources, _seed(case, stream, number, 2), discrete)
@@ -259,7 +259,23 @@ def _variants(
         told = replace(sample, name=f"--variants {kind}: {source.name}")
         if stream == SEARCH_STREAM:
             checked(told, specs, case.settings.infinite)
+        if stream == SEARCH_STREAM and kind not in seen:
+            seen.add(kind)
+            _refuse_unseeded(kind, sample, made)
         yield sample
+
+
+def _refuse_unseeded(kind: str, sample: Sample, made: Callable[[], Arrays]) -> None:
+    """A repeated command would test other variants, and an interrupted one begin again.
+
+    Raises:
+        BadInputError: the user's function gave something else for the same generator.
+    """
+    if Sample(sample.name, made(), True).digest != sample.digest:
+        raise BadInputError(
+            f"--variants {kind}: not deterministic: from the same inputs and generator it gave two "
+            "variants; let it take all its chance from the generator that it is given"
+        )
 
 
 def _vary(

@@ -99,3 +99,33 @@ def test_an_overflow_that_only_draws_show_is_one(tmp_path: Path) -> None:
     result = bisect_trt.bisect(squared(limit), given, runner="emulated", out=tmp_path / "run")
     assert result.cause is Cause.OVERFLOW and "/Mul_1" in result.sentence
     assert "The given inputs pass, but" in result.sentence and "/Mul_1" in result.pinned
+
+
+@pytest.mark.usefixtures("eight_draws")
+def test_each_condition_is_looked_at_on_the_input_that_misses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A decision that changes is any number of tolerances off: only inputs with one were measured,
+    and "no layer misses the requirement alone", though one did on the other.
+    """
+    monkeypatch.setattr("bisect_trt.stations.cause.each_alone._RANKED_ROWS", 1)
+    build = GraphBuilder(0)
+    tied = np.ones((64, 2), np.float32)
+    tied[:, 1] += np.float32(2.0**-12)  # is lost beside 1
+    decided = build.op("MatMul", "x", build.weight(tied))
+    rounded = build.op("MatMul", "z", build.normal(64, 16))
+    model = build.model({"x": [1, 64], "z": [1, 64]}, {decided: [1, 2], rounded: [1, 16]})
+    ones = np.ones((1, 64), np.float32)
+    given = [{"x": scale * ones, "z": 1e-4 * ones} for scale in (1.0, 2.0, 3.0, 4.0)]
+    given = [{name: a.astype(np.float32) for name, a in arrays.items()} for arrays in given]
+    given.insert(1, {"x": 0.0 * ones, "z": 100.0 * ones})
+    result = bisect_trt.bisect(
+        model,
+        given,
+        require=[f"{decided}:top1>=1", f"{rounded}:max_abs<=1e-3"],
+        variants="none",
+        runner="emulated",
+        out=tmp_path / "run",
+    )
+    alone = result.layers.set_index("layer")["alone_score"]
+    assert (alone > 1.0).all(), result.sentence
