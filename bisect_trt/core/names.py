@@ -26,6 +26,12 @@ def some_of(names: Sequence[str], most: int) -> str:
     return f"{', '.join(names[:most])}{more}"
 
 
+def counted(number: int, thing: str) -> str:
+    """``1 layer``, ``3 layers``: of a word whose plural ends in s."""
+    plural = "es" if thing.endswith("s") else "s"
+    return f"{number:,} {thing}{'' if number == 1 else plural}"
+
+
 def printable(text: str) -> str:
     """``text`` with control characters, those that turn the direction of writing, and lone
     surrogates spelled out as escapes.

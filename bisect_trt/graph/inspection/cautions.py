@@ -12,7 +12,7 @@ import onnx
 from onnx import TensorProto
 
 from bisect_trt.core.finding import Finding
-from bisect_trt.core.names import some_of
+from bisect_trt.core.names import counted, some_of
 from bisect_trt.core.precision import Precision
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.model.layers import Kind
@@ -72,9 +72,9 @@ def cautions(graph: Graph) -> list[Finding]:
     quantised = sum(n.op_type in QUANTISES for n in nodes)
     if quantised:
         message = (
-            f"{quantised} nodes quantise or dequantise: the errors of quantisation are in the "
-            "reference too, only what is lowered beside it is judged, and a last bit that differs "
-            "becomes a whole step"
+            f"{counted(quantised, 'node')} that quantise or dequantise: the errors of "
+            "quantisation are in the reference too, only what is lowered beside it is judged, and "
+            "a last bit that differs becomes a whole step"
         )
         found.append(Finding("quantised", "", message, True))
     return [*found, *_random(graph), *_of_quantisation(graph), *_whole_bodies(graph)]

@@ -95,7 +95,7 @@ def inspect_model(model: LoadedModel, precision: Precision) -> Inspection:
             *engine_suspects(graph, precision),
             *weight_findings(graph, precision),
         ),
-        tuple(_advice(graph.opset, patterns, layers if raises else ())),
+        tuple(_advice(graph.opset, patterns, layers, layers if raises else ())),
     )
 
 
@@ -122,8 +122,12 @@ def _kept_nodes(graph: Graph) -> dict[str, str]:
     return kept
 
 
-def _advice(opset: int, patterns: list[Pattern], raising: Sequence[Layer]) -> list[str]:
+def _advice(
+    opset: int, patterns: list[Pattern], layers: Sequence[Layer], raising: Sequence[Layer]
+) -> list[str]:
     advice = []
+    if not layers:
+        advice.append("no node computes floats that could be lowered: there is nothing to search")
     written_out = sum(p.decomposed and p.kind == "LayerNorm" for p in patterns)
     if written_out and opset < HAS_LAYER_NORMALIZATION:
         advice.append(

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from bisect_trt.core.holds import InputKind
+from bisect_trt.core.names import counted
 from bisect_trt.report.figures.figure import MUTED, SERIES, Figure, short
 
 _APART = 0.09
@@ -36,7 +37,7 @@ def frontier_figure(frontier: pd.DataFrame) -> Figure | None:
                 "name": kind.words,
                 "x": [short(x) for x in places],
                 "y": [None if math.isnan(s) else short(s) for s in frontier[f"{kind}_share"]],
-                "text": [f"{p} pins: {c}" for p, c in zip(pins, counts, strict=True)],
+                "text": [f"{counted(p, 'pin')}: {c}" for p, c in zip(pins, counts, strict=True)],
                 "hovertemplate": "%{text} (%{y:.1%})",
                 # Where all hold, or none, lines lie upon each other: each shows around the next.
                 "line": {"color": SERIES[kind], "width": 6 - 1.5 * len(data)},
@@ -79,7 +80,12 @@ def _picked(frontier: pd.DataFrame, places: list[float], pins: list[int]) -> dic
     for place, count, source in zip(places, pins, frontier["set"], strict=True):
         if source == "answer":
             line = {"type": "line", "x0": place, "x1": place, "yref": "paper", "y0": 0, "y1": 1}
-            words = {"x": place, "yref": "paper", "y": 1, "text": f"the plan: {count} pins"}
+            words = {
+                "x": place,
+                "yref": "paper",
+                "y": 1,
+                "text": f"the plan: {counted(count, 'pin')}",
+            }
             return {
                 "shapes": [{**line, "line": {"color": MUTED, "dash": "dot", "width": 2}}],
                 "annotations": [{**words, "showarrow": False, "yanchor": "bottom"}],

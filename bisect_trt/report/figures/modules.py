@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from bisect_trt.core.names import counted
 from bisect_trt.numerics.scores import brief
 from bisect_trt.report.figures.figure import BAD, Figure, label
 
@@ -130,7 +131,7 @@ def _words(box: _Module) -> str:
 
 def _facts(box: _Module) -> str:
     name = label(".".join(box.path)) if box.path else "the model"
-    lines = [f"<b>{name}</b>", f"{box.layers} layers, {box.pinned} pinned"]
+    lines = [f"<b>{name}</b>", f"{counted(box.layers, 'layer')}, {box.pinned} pinned"]
     if box.worst_layer:
         lines.append(f"worst alone: {label(box.worst_layer)}, {brief(box.worst)}")
     return "<br>".join(lines)

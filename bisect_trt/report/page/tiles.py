@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 
 from bisect_trt.core.holds import Holds, InputKind
+from bisect_trt.core.names import counted
 from bisect_trt.numerics.scores import NOTHING_ALLOWED, brief
 from bisect_trt.report.record.record import Record
 from bisect_trt.report.words.sentences import number
@@ -40,7 +41,7 @@ def tiles(result: Record) -> list[Tile]:
     """Cause, the plan's size, before and after, and what it costs."""
     found = [Tile("cause", result.cause.value, "")]
     if result.passed:
-        note = f"of {result.layer_count} layers stay in FP32"
+        note = f"of {counted(result.layer_count, 'layer')} stay in FP32"
         found.append(Tile("pins", str(len(result.pinned)), note))
     reduced = result.precision.value.upper()
     before, of = _score(result.base_score)

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from bisect_trt.core.holds import CONFIDENCE
+from bisect_trt.core.names import counted
 from bisect_trt.runners.tensorrt.module import MODULES
 from bisect_trt.stations.pieces.engine_trials import BAD_SHARE, PROCESSES
 from bisect_trt.stations.pieces.explained import FACTOR
@@ -25,7 +26,7 @@ def sentence(reduced: Reduced) -> str:
     """What is wrong with the piece, in one sentence."""
     version = ", ".join(f"{k} {v}" for k, v in reduced.versions.items() if k in _ENGINES)
     who = f"{version or 'The engine'} at {reduced.precision.value.upper()}"
-    what = f"{_counted(len(reduced.nodes))} ({_operators(reduced)})"
+    what = f"{counted(len(reduced.nodes), 'node')} ({_operators(reduced)})"
     if reduced.suspect is Suspect.CHECK:
         return f"The check calls a model of {what} bad."
     if reduced.suspect is Suspect.FAILED:
@@ -48,7 +49,7 @@ def headline(reduced: Reduced) -> str:
     elif reduced.interrupted:
         proof = "the search was interrupted"
     return (
-        f"{_BAD[reduced.suspect]} with {left} of {_counted(reduced.of)}: "
+        f"{_BAD[reduced.suspect]} with {left} of {counted(reduced.of, 'node')}: "
         f"{', '.join(names[:_NAMED])}{more}; {proof}."
     )
 
@@ -66,14 +67,14 @@ def nothing_bad(whole: Seen) -> str:
     if whole.by_command:
         return "The whole model passes the check (exit code 0): there is nothing to reduce."
     if whole.processes < PROCESSES:
-        seen = _counted(whole.processes, "fresh process")
+        seen = counted(whole.processes, "fresh process")
         return (
             f"The whole model was right in {seen}, which says little: `bisect-trt reduce` looks "
             "longer."
         )
     return (
         f"The whole model is right: {whole.runs} runs in "
-        f"{_counted(whole.processes, 'fresh process')}, error at most {whole.worst:.2g} times what "
+        f"{counted(whole.processes, 'fresh process')}, error at most {whole.worst:.2g} times what "
         "rounding explains, every answer the same; there is nothing to reduce."
     )
 
@@ -93,7 +94,7 @@ def figures(reduced: Reduced) -> list[str]:
 
 def reduced_how(reduced: Reduced) -> list[str]:
     """The steps of the search, a line each, and what they stand on."""
-    lines = [f"{s.what}: {s.tried} tried, {_counted(s.left)} left" for s in reduced.steps]
+    lines = [f"{s.what}: {s.tried} tried, {counted(s.left, 'node')} left" for s in reduced.steps]
     kind = "calls of the check" if reduced.suspect is Suspect.CHECK else "engine builds"
     lines.append(f"In all {reduced.builds} {kind} in {reduced.seconds:.0f} s.")
     if reduced.suspect is Suspect.UNSTEADY:
@@ -149,16 +150,11 @@ def _shown(seen: Seen) -> str:
         return seen.failure
     return (
         f"{seen.wrong} of {seen.runs} runs wrong, {seen.differing} of "
-        f"{_counted(seen.processes, 'fresh process')} with different answers, error up to "
+        f"{counted(seen.processes, 'fresh process')} with different answers, error up to "
         f"{seen.worst:.3g} times what rounding explains"
     )
 
 
 def _operators(reduced: Reduced) -> str:
-    counted = Counter(op for _, op in reduced.nodes).most_common(_NAMED)
-    return ", ".join(f"{n} {op}" if n > 1 else op for op, n in counted)
-
-
-def _counted(number: int, thing: str = "node") -> str:
-    ending = "es" if thing.endswith("s") else "s"
-    return f"{number} {thing}{'' if number == 1 else ending}"
+    most = Counter(op for _, op in reduced.nodes).most_common(_NAMED)
+    return ", ".join(f"{n} {op}" if n > 1 else op for op, n in most)

@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from bisect_trt.core.finding import Finding
+from bisect_trt.core.names import counted
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.graph.model.layers import Layer
 from bisect_trt.probe.result import ProbeResult
@@ -102,7 +103,7 @@ def search_table(probes: Sequence[ProbeResult]) -> pd.DataFrame:
             "note": p.note,
             "pinned": json.dumps(sorted(p.plan.pinned))
             if len(p.plan.pinned) <= 64
-            else f"{len(p.plan.pinned)} layers",
+            else counted(len(p.plan.pinned), "layer"),
         }
         for index, p in enumerate(probes)
     ]
@@ -183,7 +184,7 @@ def findings_of(results: Sequence[ProbeResult]) -> list[Finding]:
         for entry in result.facts.get("findings", ()):
             found.setdefault(entry["message"], Finding(**entry))
         if result.note and not result.worst:
-            plan = f"{result.plan.base.value} with {len(result.plan.pinned)} pins"
+            plan = f"{result.plan.base.value} with {counted(len(result.plan.pinned), 'pin')}"
             message = f"{result.runner}, {plan}: {result.verdict}: {result.note}"
             found.setdefault(message, Finding("engine-failure", "", message))
     return list(found.values())

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from bisect_trt.core.machine.memory import in_words, peak_bytes
-from bisect_trt.core.names import printable
+from bisect_trt.core.names import counted, printable
 from bisect_trt.core.observer import Observer
 from bisect_trt.report.terminal.consoles import plain
 
@@ -154,7 +154,7 @@ class ProgressObserver(Observer):
         """What is going on, ``elapsed`` seconds from the start."""
         parts = [f"{self._station}, {self._note}" if self._note else self._station]
         if self._best is not None:
-            parts.append(f"best so far: {self._best} pins")
+            parts.append(f"best so far: {counted(self._best, 'pin')}")
         if self._budget is not None:
             left = max(0.0, 60.0 * self._budget - elapsed)
             parts.append(f"{left:.0f} s of the budget left")

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bisect_trt.core.finding import VANISHING
-from bisect_trt.core.names import printable, some_of
+from bisect_trt.core.names import counted, printable, some_of
 from bisect_trt.graph.inspection.inspection import Inspection
 from bisect_trt.report.page.small_page import Page
 from bisect_trt.report.pieces.cured import headline_of_cures, lines_of_cures
@@ -64,10 +64,9 @@ def print_verdict(console: Console, result: Record) -> None:
             _frame(result.outputs[["baseline", "output", "verdict", "max_abs", "cosine", "snr_db"]])
         )
     _print_findings(console, result)
-    probes = f"{sum(result.probes.values())} probes ({result.new_probes} new)"
-    made = f"{probes} and {result.effect_runs} single-layer runs"
-    counted = f"{made} in {result.seconds:.1f} s"
-    console.print(printable(f"{counted}; {judged_by(result)}"))
+    probes = f"{counted(sum(result.probes.values()), 'probe')} ({result.new_probes} new)"
+    made = f"{probes} and {counted(result.effect_runs, 'single-layer run')}"
+    console.print(printable(f"{made} in {result.seconds:.1f} s; {judged_by(result)}"))
     console.print(printable(files_line(result)), soft_wrap=True)
 
 
@@ -136,9 +135,8 @@ def print_verification(console: Console, verification: Verification) -> None:
 
 def print_inspection(console: Console, inspection: Inspection) -> None:
     """Counts first, then what deserves attention."""
-    console.print(
-        f"{printable(inspection.model)}: opset {inspection.opset}, {len(inspection.layers)} layers",
-    )
+    layers = counted(len(inspection.layers), "layer")
+    console.print(f"{printable(inspection.model)}: opset {inspection.opset}, {layers}")
     rows = [
         (layer.name, layer.op, layer.scope, inspection.suspects.get(layer.name, ""))
         for layer in inspection.layers

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import shlex
 
 from bisect_trt.core.diagnosis import Cause
 from bisect_trt.core.holds import Robustness
+from bisect_trt.core.names import counted
 from bisect_trt.core.precision import Precision
 from bisect_trt.numerics.scores import times
 from bisect_trt.report.record.record import Record
@@ -64,7 +66,7 @@ def _answer(result: Record) -> str:
     if result.ranked:
         proof = "ranked by what each does, not proved one by one"
     pins, layers = len(result.pinned), result.layer_count
-    kept = f"Keep {pins} of {layers} layers in FP32"
+    kept = f"Keep {pins} of {counted(layers, 'layer')} in FP32"
     if _nearly_all(result):
         few = "Hardly any layer can leave" if pins < layers else "No layer can leave"
         if pins == layers and result.ranked:
@@ -124,8 +126,9 @@ def next_step(result: Record) -> str:
         if result.holds.fitted:
             steps.append("search without --robust 0")
         else:
+            plan = shlex.quote(f"{result.folder}/plan.json")
             more = "give more inputs of the kind that it will meet"
-            on = f" and search on with --start-from {result.folder}/plan.json"
+            on = f" and search on with --start-from {plan}"
             steps.append(more + (on if result.pinned else ""))
     return f"What next: {'; '.join(steps)}."
 

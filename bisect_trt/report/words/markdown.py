@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from bisect_trt.core.holds import Holds, InputKind
-from bisect_trt.core.names import markdown
+from bisect_trt.core.names import counted, markdown
 from bisect_trt.numerics.scores import times
 from bisect_trt.report.record.record import Record
 from bisect_trt.report.record.tables import COST_COLUMNS, OUTPUT_COLUMNS, shown_pins
@@ -51,7 +51,7 @@ def answer_lines(result: Record) -> Iterator[str]:
     yield f"- requirement: {', '.join(markdown(r) for r in result.requirements)}"
     yield f"- before: {times(result.base_score)}; after: {score_after(result)}"
     probes = sum(result.probes.values())
-    made = f"{probes} probes, {result.effect_runs} single-layer runs"
+    made = f"{counted(probes, 'probe')}, {counted(result.effect_runs, 'single-layer run')}"
     yield f"- judged by: `{result.runner}` ({made})"
     if result.holds is not None:
         yield from ("", "## What it holds on", "", *table_lines(_holds_table(result.holds)))

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from bisect_trt.core.diagnosis import Cause
-from bisect_trt.core.names import printable, some_of
+from bisect_trt.core.names import counted, printable, some_of
 from bisect_trt.core.steadiness import Steadiness
 from bisect_trt.numerics.confidence import lower_bound
 from bisect_trt.numerics.scores import NOTHING_ALLOWED, brief, times
@@ -83,7 +83,7 @@ def judged_by(result: Record) -> str:
     shown = ("fp32", result.precision.value, "plan")
     costs = ", ".join(f"{name} {number(ms)} ms" for name, ms in latency.items() if name in shown)
     builds = result.engine.builds_beyond_baselines or 0
-    said = f"decided on {result.runner}, {builds} builds beyond the baselines"
+    said = f"decided on {result.runner}, {counted(builds, 'build')} beyond the baselines"
     return f"{said}; latency {costs}" if costs else said
 
 
@@ -102,9 +102,9 @@ def search_sentences(result: Record) -> list[str]:
     if not math.isnan(facts.suspicion_auc):
         auc = f" Suspicion ranked the pins with an AUC of {facts.suspicion_auc:.3f}."
     lines.append(
-        f"{facts.emulated_probes} sets of pins were emulated; by "
-        f"yes and no alone, telling {len(result.plan.chosen)} of {result.layer_count} layers apart "
-        f"takes {facts.information_bound:.0f} answers at least.{auc}"
+        f"The search emulated {counted(facts.emulated_probes, 'set')} of pins; by yes and no "
+        f"alone, telling {len(result.plan.chosen)} of {result.layer_count} layers apart takes "
+        f"{facts.information_bound:.0f} answers at least.{auc}"
     )
     if facts.violations:
         lines.append(
@@ -142,15 +142,16 @@ def engine_sentences(result: Record) -> list[str]:
     effect = facts.probe_effect
     if effect is not None:
         lines.append(
-            f"Layer errors come from {facts.layer_errors_from} ({facts.marked_batches} builds). "
+            f"Layer errors come from {facts.layer_errors_from} "
+            f"({counted(facts.marked_batches or 0, 'build')}). "
             f"Marking moved the final score from {number(effect.unmarked_score)} to "
             f"{number(effect.marked_score)}: the unmarked engine decides."
         )
     if facts.pins_added_by_engine is not None:
         lines.append(
             f"The emulator was held to {number(facts.tolerance_share)} of the tolerance; "
-            f"{facts.builds_beyond_baselines} builds beyond the baselines, "
-            f"{len(facts.pins_added_by_engine)} pins added by the engine's own probes."
+            f"{counted(facts.builds_beyond_baselines or 0, 'build')} beyond the baselines, "
+            f"{counted(len(facts.pins_added_by_engine), 'pin')} added by the engine's own probes."
         )
     if facts.out_of_builds:
         lines.append(

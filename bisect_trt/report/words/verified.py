@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect_trt.core.holds import Robustness
+from bisect_trt.core.names import counted
 from bisect_trt.numerics.scores import times
 from bisect_trt.report.words.held_on import holds_sentences, of_one_input
 from bisect_trt.stations.answer.verify import Verification
@@ -30,4 +31,4 @@ def plan_line(found: Verification) -> str:
     """What the plan is, and what was asked of it."""
     pins, base = len(found.plan.pinned), found.plan.base.value.upper()
     requirements = ", ".join(found.requirements)
-    return f"{pins} layers in FP32, the rest in {base}; requirement: {requirements}"
+    return f"{counted(pins, 'layer')} in FP32, the rest in {base}; requirement: {requirements}"

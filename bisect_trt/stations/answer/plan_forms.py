@@ -16,6 +16,7 @@ from bisect_trt.core.errors import (
     RunnerUnavailableError,
     one_line,
 )
+from bisect_trt.core.names import counted
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.graph.files.aside import values_aside
 from bisect_trt.graph.files.runtime_forms import file_form
@@ -80,7 +81,7 @@ def _typed(graph: Graph, plan: PrecisionPlan) -> Check:
     if wrong:
         return Check(what, False, f"layer {wrong[0]!r} has another type than the plan says")
     kept, lowered = counts[TensorProto.FLOAT], counts[STORAGE_TYPE[plan.base]]
-    said = f"{kept} layers FLOAT, {lowered} {plan.base.value.upper()}"
+    said = f"{counted(kept, 'layer')} FLOAT, {lowered} {plan.base.value.upper()}"
     if complaint:
         said += f"; ONNX's own check refuses it as it does the source model ({complaint})"
     return Check(what, True, said)
@@ -163,7 +164,7 @@ def _written(graph: Graph, plan: PrecisionPlan) -> list[Check]:
             checks.append(Check(what, None, one_line(error, 160)))
             continue
         holds = found == expected
-        said = f"names {len(found)} pins"
+        said = f"names {counted(len(found), 'pin')}"
         detail = said if holds else f"{said}, the plan has {len(pins)}"
         checks.append(Check(what, holds, detail))
     return checks

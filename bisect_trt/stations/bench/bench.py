@@ -15,6 +15,7 @@ from threading import Lock
 from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.machine.time_budget import TimeBudget
+from bisect_trt.core.names import counted
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample, evenly
@@ -192,7 +193,8 @@ class Bench:
 
     def _tell(self, result: ProbeResult) -> None:
         pins = len(result.plan.pinned)
-        note = f"{result.runner}, {pins} pins: {result.verdict.value}, {times(result.score)}"
+        said = f"{result.verdict.value}, {times(result.score)}"
+        note = f"{result.runner}, {counted(pins, 'pin')}: {said}"
         # Of a panel the search itself knows when it is passed.
         if result.on_given and result.verdict.passed and self._case.settings.fitted:
             self._best = min(pins, self._best if self._best is not None else pins)

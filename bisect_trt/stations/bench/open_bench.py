@@ -66,6 +66,8 @@ def _idle(chosen: Settings) -> list[str]:
         "--certify engine": chosen.certify == "engine",
         "--max-builds": chosen.max_builds is not None,
         "--typing weak": chosen.typing == "weak",
+        "--trt-module": chosen.trt_module is not None,
+        "--profile": len(chosen.profiles) > 0,
     }
     return [name for name, is_chosen in asked.items() if is_chosen]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bisect_trt.core.finding import Finding
-from bisect_trt.core.names import some_of
+from bisect_trt.core.names import counted, some_of
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.numerics.scores import times
 from bisect_trt.probe.result import ProbeResult
@@ -47,7 +47,9 @@ def note_held(case: Case, bench: Bench, answer: PrecisionPlan) -> None:
             said = f"the set passes without {some_of(needless, _SHOWN)}, each alone"
         asked = "" if len(tried) == len(held) else f" ({_MOST_TRIED} of them were tried)"
         bench.note(
-            Finding("held", held[0], f"--pin holds {_layers(len(held))}{asked}; {_SAID} {said}")
+            Finding(
+                "held", held[0], f"--pin holds {counted(len(held), 'layer')}{asked}; {_SAID} {said}"
+            )
         )
     if case.held_low:
         full = bench.prober.probe(base.with_pins(answer.pinned | case.held_low))
@@ -55,14 +57,10 @@ def note_held(case: Case, bench: Bench, answer: PrecisionPlan) -> None:
             Finding(
                 "held",
                 min(case.held_low),
-                f"--lower holds {_layers(len(case.held_low))}; {_SAID} the set uses "
+                f"--lower holds {counted(len(case.held_low), 'layer')}; {_SAID} the set uses "
                 f"{times(shown.score)}, with them pinned too {times(full.score)}",
             )
         )
-
-
-def _layers(count: int) -> str:
-    return "1 layer" if count == 1 else f"{count} layers"
 
 
 def blame_lowered(case: Case, every: ProbeResult) -> str:
@@ -72,6 +70,6 @@ def blame_lowered(case: Case, every: ProbeResult) -> str:
     if not case.held_low or not every.verdict.passed:
         return ""
     return (
-        f" --lower holds {_layers(len(case.held_low))} that it takes: with them pinned too the "
-        f"requirement is met ({times(every.score)})."
+        f" --lower holds {counted(len(case.held_low), 'layer')} that it takes: with them pinned "
+        f"too the requirement is met ({times(every.score)})."
     )

@@ -14,6 +14,7 @@ import numpy as np
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.lazy_arrays import LazyArrays
+from bisect_trt.core.names import counted
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.model.inputs import input_specs
 from bisect_trt.numerics.arrays import Arrays
@@ -130,8 +131,8 @@ def _different(bench: Bench, made: Iterator[Sample]) -> Iterator[Sample]:
             yield sample
         elif (repeats := repeats + 1) > _REPEATS:
             message = (
-                f"{len(seen)} variants differ from each other: there are hardly more of these "
-                "inputs and kinds, and the search may have seen some of them"
+                f"no more than {counted(len(seen), 'variant')} could be told apart: there are "
+                "hardly more of these inputs and kinds, and the search may have seen some of them"
             )
             bench.note(Finding("variants", "", message))
             return

@@ -13,6 +13,7 @@ import pandas as pd
 
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.holds import CONFIDENCE, Holds, InputKind
+from bisect_trt.core.names import counted
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample, evenly
 from bisect_trt.numerics.confidence import lower_bound
@@ -105,7 +106,7 @@ def measure_frontier(
                 if not again:
                     bench.journal.record([Row(key, "frontier", number)])
                 break
-            bench.tell(f"{len(pins)} pins")
+            bench.tell(counted(len(pins), "pin"))
             judged = kinds
             if source == "answer" and bench.prober.knows(answer):
                 judged = {**kinds, InputKind.GIVEN: case.samples}

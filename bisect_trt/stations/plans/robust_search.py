@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from bisect_trt.core.holds import Holds
 from bisect_trt.core.machine.stop import BudgetSpentError
+from bisect_trt.core.names import counted
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.search.prefix import longer
@@ -135,7 +136,7 @@ def _in_rounds(
             if len(candidate.pinned) < fewest:
                 continue
             plan = base.with_pins(candidate.pinned)
-            pins = f"{len(candidate.pinned)} pins"
+            pins = counted(len(candidate.pinned), "pin")
             bench.tell(f"{pins}, fresh draws")
             against, holds = _last_word(case, bench, plan, room.limit)
             if against is None and case.settings.pick is not None and best is not None:
