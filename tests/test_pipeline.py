@@ -234,6 +234,8 @@ def test_interrupt_leaves_the_best_plan_on_disk(tmp_path: Path) -> None:
     saved = json.loads((out / "run.json").read_text())
     assert saved["passed"] and not saved["complete"] and len(saved["pinned"]) == len(plan.pinned)
     assert saved["cause"] == "rounding" and "best plan so far" in saved["sentence"]
+    told = (out / "inputs.csv").read_text().splitlines()
+    assert len(told) == 2 and "plan_score_emulated" in told[0] and ",True," in told[1]
 
 
 def test_golden_outputs_are_compared_first(tmp_path: Path) -> None:

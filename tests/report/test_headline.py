@@ -14,6 +14,7 @@ from bisect_trt.core.diagnosis import Cause
 from bisect_trt.core.holds import Holding
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.numerics.confidence import lower_bound
+from bisect_trt.numerics.scores import NOTHING_ALLOWED
 from bisect_trt.report.page.page import as_html
 from bisect_trt.report.result import Result
 from bisect_trt.report.terminal.screen import print_verdict
@@ -46,6 +47,34 @@ def test_the_word_for_the_tests_is_explained() -> None:
     assert meaning_of(lucky).startswith("Lucky: ")
     page = as_html(replace(RESULT, holds=undecided))
     assert meaning_of(undecided) in page and "<bdi>page_034.npz</bdi>" in page
+
+
+def test_a_held_out_input_that_misses_is_named_and_no_smaller_limit_told() -> None:
+    """ "May use up to 1.43 times the tolerance" stood beside one that used 1,578."""
+    assert RESULT.holds is not None
+    bounded = replace(RESULT.holds, given=Holding(8, 8), reach=1.43, has_margin=True)
+    bounded = replace(bounded, redrawn=Holding(72, 72, 0.96, 0.9, "x"), variants=Holding())
+    missed = replace(bounded, holdout=Holding(12, 13, 0.66, 1578.0, "page_034"))
+    met = replace(bounded, holdout=Holding(13, 13, 0.79, 0.9, "page_034"))
+    said = "The worst of those held out is page_034: 1.58e+03 times the tolerance."
+    assert said in holds_sentences(missed)[1:2] and "1.43" not in " ".join(holds_sentences(missed))
+    assert "up to 1.43 times" in " ".join(holds_sentences(met))
+
+
+def test_a_miss_where_none_is_allowed_is_no_number() -> None:
+    """A decision that changed scores 1e9: nobody has such a tolerance."""
+    decided = replace(RESULT, base_score=NOTHING_ALLOWED)
+    decided = replace(decided, layers=decided.layers.assign(alone_score=NOTHING_ALLOWED))
+    decided = replace(decided, inputs=decided.inputs.assign(plan_score_emulated=NOTHING_ALLOWED))
+    decided = replace(decided, pins=decided.pins.assign(score_without=NOTHING_ALLOWED))
+    console = Console(file=StringIO(), width=200)
+    print_verdict(console, decided)
+    assert isinstance(console.file, StringIO)
+    shown = [console.file.getvalue(), as_markdown(decided)]
+    shown.append(as_html(decided).partition("<script")[0])
+    for text in shown:
+        assert "none" in text and "allowed" in text
+        assert "e+09" not in text and "000000000" not in text
 
 
 def test_few_inputs_are_advised_to_be_more() -> None:

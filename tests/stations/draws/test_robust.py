@@ -461,6 +461,26 @@ def run_with_negated(fixture: Fixture, require: str, out: Path, **options: Any) 
     )
 
 
+def unseeded(inputs: Mapping[str, NDArray[Any]], _: np.random.Generator) -> dict[str, Any]:
+    noise = np.random.default_rng()
+    return {name: a + noise.normal(size=a.shape).astype(a.dtype) for name, a in inputs.items()}
+
+
+@pytest.mark.parametrize(
+    ("own", "fault"), [("unseeded", "not deterministic"), ("nothing", "it gave NoneType; let it")]
+)
+def test_variants_of_the_user_s_are_held_to_their_contract(
+    tmp_path: Path, own: str, fault: str
+) -> None:
+    kind = f"{__name__}:{own}"
+    with pytest.raises(BadInputError, match=f"--variants {kind}: {fault}"):
+        run(healthy(), tmp_path, require="rel_range<=0.1", variants=kind)
+
+
+def nothing(inputs: Mapping[str, NDArray[Any]], _: np.random.Generator) -> None:
+    """Gives no inputs."""
+
+
 def test_variants_that_are_the_same_count_once(tmp_path: Path) -> None:
     """A function without chance makes one of each input, which the search has seen: no draws."""
     result = run_with_negated(healthy(), "rel_range<=0.1", tmp_path)
