@@ -245,6 +245,8 @@ def as_page() -> str:
         "exactly; `inf` and `-inf` are infinities, a blank cell is unknown, flags are `True` and",
         "`False`. Text that a spreadsheet would take for a formula begins with `'`, and so does",
         "text that begins with `'` itself; control characters are spelled out.",
+        "A score of 1e9 is a miss where none is allowed, as of a decision that changed; no other",
+        "finite score is so large.",
         "Columns keep their order and names; new ones come at the end.",
         "",
         "In a notebook the tables of `Result` are pandas DataFrames of the same columns, without",
