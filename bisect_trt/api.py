@@ -14,8 +14,8 @@ import onnx
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.pipeline import cure as try_cures
-from bisect_trt.pipeline import reduce as run_reduction
+from bisect_trt.pieces import cure as try_cures
+from bisect_trt.pieces import reduce as run_reduction
 from bisect_trt.pipeline import run
 from bisect_trt.report.files.verification import write_verification
 from bisect_trt.report.result import Result

@@ -31,8 +31,8 @@ from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.stations.asked.settings import Settings
 from bisect_trt.stations.bench.open_bench import open_bench
 from bisect_trt.stations.case.case import Case, load
-from bisect_trt.stations.draws.drawn import redraws
 from bisect_trt.stations.draws.panel import panel_samples
+from bisect_trt.stations.draws.redrawn import redraws
 
 SIZES = {
     "det": (2, 6, 12, 24, 48, 96),

@@ -13,7 +13,7 @@ import click
 from bisect_trt.core.errors import EXIT_NOT_MET, EXIT_OK
 from bisect_trt.core.names import printable
 from bisect_trt.core.precision import Precision
-from bisect_trt.pipeline import CURED, REDUCED, cure, reduce
+from bisect_trt.pieces import CURED, REDUCED, cure, reduce
 from bisect_trt.report.files.write import to_json
 from bisect_trt.report.pieces.cured import cures_as_json
 from bisect_trt.report.pieces.reduced import as_record

@@ -28,7 +28,8 @@ from bisect_trt.report.runs.run_diff import diff_runs
 from bisect_trt.stations.asked.settings import Settings
 from bisect_trt.stations.bench.open_bench import open_bench
 from bisect_trt.stations.case.case import Case, load
-from bisect_trt.stations.draws.drawn import redraws, variants
+from bisect_trt.stations.draws.redrawn import redraws
+from bisect_trt.stations.draws.varied import variants
 from fixtures.models import (
     Fixture,
     branch,

@@ -31,9 +31,10 @@ from bisect_trt.stations.baselines.golden import check_golden
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.bench.open_bench import open_bench
 from bisect_trt.stations.case.case import Case, load
-from bisect_trt.stations.draws.drawn import SEARCH_STREAM, variants
+from bisect_trt.stations.draws.by_lot import SEARCH_STREAM
 from bisect_trt.stations.draws.fresh_test import VERIFYING, WANTED, planned_test
 from bisect_trt.stations.draws.holds import measure_holds
+from bisect_trt.stations.draws.varied import variants
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,9 @@ from bisect_trt.stations.case.case import Case, load
 from bisect_trt.stations.case.need import PROCESS, need_of_samples
 from bisect_trt.stations.cause.sensitivity import time_allowed
 from bisect_trt.stations.cost.work import FITTED_SHARE, expected_probes, expected_work
-from bisect_trt.stations.draws.drawn import redraws, variants
 from bisect_trt.stations.draws.fresh_test import spared
+from bisect_trt.stations.draws.redrawn import redraws
+from bisect_trt.stations.draws.varied import variants
 
 _LARGE_SHARE = 0.1
 _REPORT_S = 0.5

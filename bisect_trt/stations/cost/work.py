@@ -11,9 +11,10 @@ from bisect_trt.stations.baselines.layer_errors import MOST_TRACED
 from bisect_trt.stations.case.case import Case
 from bisect_trt.stations.cause.each_alone import ranked_count
 from bisect_trt.stations.cause.sensitivity import affordable
-from bisect_trt.stations.draws.drawn import movable, wants_variants
 from bisect_trt.stations.draws.fresh_test import asked, planned_test, set_size
 from bisect_trt.stations.draws.panel import panel_draws
+from bisect_trt.stations.draws.redrawn import movable
+from bisect_trt.stations.draws.varied import wants_variants
 from bisect_trt.stations.plans.frontier import frontier_size
 from bisect_trt.stations.plans.panel_sets import MOST_SHRUNK, SHRINK_PROBES
 

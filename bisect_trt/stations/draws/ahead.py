@@ -8,7 +8,6 @@ from itertools import islice
 
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.case.case import Case
-from bisect_trt.stations.draws.drawn import redraws, variants
 from bisect_trt.stations.draws.fresh_draws import Draws
 from bisect_trt.stations.draws.fresh_test import (
     FRONTIER,
@@ -17,6 +16,8 @@ from bisect_trt.stations.draws.fresh_test import (
     planned_test,
     set_size,
 )
+from bisect_trt.stations.draws.redrawn import redraws
+from bisect_trt.stations.draws.varied import variants
 
 
 def draw_ahead(case: Case, bench: Bench) -> None:

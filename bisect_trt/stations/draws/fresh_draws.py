@@ -10,8 +10,9 @@ from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.result import PanelResult
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.case.case import Case
-from bisect_trt.stations.draws.drawn import redraws, variants
 from bisect_trt.stations.draws.fresh_test import FreshTest, set_size
+from bisect_trt.stations.draws.redrawn import redraws
+from bisect_trt.stations.draws.varied import variants
 
 _MOST = 2048
 """So many are remembered: a kilobyte each, for what they hold is made again when it is read."""

@@ -8,7 +8,7 @@ from bisect_trt.core.holds import CONFIDENCE, InputKind, at_least
 from bisect_trt.numerics.confidence import draws_needed
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.case.case import Case
-from bisect_trt.stations.draws.drawn import wants_variants
+from bisect_trt.stations.draws.varied import wants_variants
 
 WANTED = 0.95
 """The share of unseen inputs that a plan shall hold on, where nobody asks for another."""

@@ -18,9 +18,11 @@ from bisect_trt.probe.result import PanelResult, ProbeResult, SampleResult
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.case.case import Case
 from bisect_trt.stations.draws.ahead import draw_ahead
-from bisect_trt.stations.draws.drawn import SEARCH_STREAM, redraws, variants
+from bisect_trt.stations.draws.by_lot import SEARCH_STREAM
 from bisect_trt.stations.draws.evidence import Refusal, all_in_fp32, told_by_pins
 from bisect_trt.stations.draws.fresh_test import set_size, spared
+from bisect_trt.stations.draws.redrawn import redraws
+from bisect_trt.stations.draws.varied import variants
 
 PANEL_DRAWS = 20
 _PANEL_SETS = 3

@@ -22,8 +22,9 @@ from bisect_trt.probe.result import PanelResult, meets
 from bisect_trt.stations.baselines.baselines import Baselines
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.case.case import Case
-from bisect_trt.stations.draws.drawn import redraws, variants
 from bisect_trt.stations.draws.fresh_test import FRONTIER, FRONTIER_DRAWS, set_size
+from bisect_trt.stations.draws.redrawn import redraws
+from bisect_trt.stations.draws.varied import variants
 from bisect_trt.stations.plans.traffic import relative_bytes
 
 STEPS = (0, 2, 8, 32, 128, 512, 2048)

@@ -11,27 +11,25 @@ search goes on; the confidence is split over the tests.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from bisect_trt.core.holds import Holds
 from bisect_trt.core.machine.stop import BudgetSpentError
 from bisect_trt.core.names import counted
 from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.probe.result import ProbeResult
 from bisect_trt.search.prefix import longer
 from bisect_trt.search.tolerance_share import Room
 from bisect_trt.stations.bench.bench import Bench
-from bisect_trt.stations.bench.engine_ahead import begin
 from bisect_trt.stations.case.case import Case
 from bisect_trt.stations.cause.unseen import Unseen
-from bisect_trt.stations.draws.evidence import Refusal, all_in_fp32
-from bisect_trt.stations.draws.fresh_test import each_must_hold, next_test
-from bisect_trt.stations.draws.holds import put_to_test
+from bisect_trt.stations.draws.evidence import Refusal
+from bisect_trt.stations.draws.fresh_test import each_must_hold
 from bisect_trt.stations.draws.panel import Panel
-from bisect_trt.stations.draws.refused import refused_by
+from bisect_trt.stations.plans.last_word import last_word
 from bisect_trt.stations.plans.margins import SHRINK_MARGIN
 from bisect_trt.stations.plans.panel_sets import MOST_SHRUNK, shortest_passing, shrunk
+from bisect_trt.stations.plans.picked import smaller
 from bisect_trt.stations.plans.rare_breaks import first_that_break
+from bisect_trt.stations.plans.robust_set import RobustSet
 
 _LONG = 0.5
 """A prefix of so many of the layers is looked at: what breaks on few inputs may stand far behind
@@ -40,30 +38,10 @@ what disturbs the others, and all between are pinned with it."""
 _LOOKS = 4
 """Each at some of the inputs on which half of the prefix leaves values that are not finite."""
 
-_NEAR = 0.1
-"""A point that is picked is found to a tenth of its pins."""
 
 MAX_ROUNDS = 6
 """Each ends with a test, or two; a round that was refused makes the next set larger (``longer``),
 by at least 1, 2, 4 ... layers: by one layer a round a small set would not get anywhere."""
-
-
-@dataclass(frozen=True)
-class RobustSet:
-    """``pinned`` with the tests that it passed. ``proof`` maps pins to a probe of the set without
-    them that fails on some sample; ``limit`` is the share of the tolerance that it was held to.
-
-    ``prefix`` is the length of the ranking's prefix that it comes from; ``ranked`` is true if not
-    every pin is proved: the set was cut from the ranking.
-    ``holds`` is None where fresh draws refused every set.
-    """
-
-    pinned: frozenset[str]
-    proof: Mapping[str, ProbeResult]
-    limit: float
-    holds: Holds | None
-    prefix: int
-    ranked: bool
 
 
 def search_robustly(
@@ -138,10 +116,10 @@ def _in_rounds(
             plan = base.with_pins(candidate.pinned)
             pins = counted(len(candidate.pinned), "pin")
             bench.tell(f"{pins}, fresh draws")
-            against, holds = _last_word(case, bench, plan, room.limit)
+            against, holds = last_word(case, bench, plan, room.limit)
             if against is None and case.settings.pick is not None and best is not None:
                 found, rounds = replace(candidate, holds=holds), MAX_ROUNDS - tried - 1
-                return _fewer(case, bench, panel, ranking, left, room, found, best.prefix, rounds)
+                return smaller(case, bench, panel, ranking, left, room, found, best.prefix, rounds)
             if against is None:
                 return replace(candidate, holds=holds)
             bench.tell(f"{pins} refused by fresh draws ({against.kind}): the search goes on")
@@ -155,51 +133,6 @@ def _in_rounds(
         shortest = longer(left, length, room.kept / refused[-1].score, 2**tried)
         panel.forget(below=shortest)
     return best
-
-
-def _fewer(
-    case: Case,
-    bench: Bench,
-    panel: Panel,
-    ranking: Sequence[str],
-    left: Sequence[float],
-    room: Room,
-    found: RobustSet,
-    refused: int,
-    rounds: int,
-) -> RobustSet:
-    """``found``, or a shorter prefix that passes a test too: a point of the frontier is picked for
-    being small, and what follows a set that was refused is up to twice as large.
-
-    Args:
-        case: says what is picked.
-        bench: what runs the plans.
-        panel: asks about sets.
-        ranking: the layers, most harmful first.
-        left: the mean square of each one's effect, in that order.
-        room: the share of the tolerance that a set is held to.
-        found: the prefix that passed.
-        refused: the length of the longest that did not.
-        rounds: how many tests may be made.
-    """
-    try:
-        while rounds and bench.engine is None and found.prefix - refused > found.prefix * _NEAR:
-            rounds -= 1
-            middle = (refused + found.prefix) // 2
-            length = shortest_passing(panel, ranking, room, middle, left)
-            if length is None or length >= found.prefix:
-                break
-            pins = frozenset(ranking[:length])
-            against, holds = _last_word(case, bench, panel.base.with_pins(pins), room.limit)
-            if against is None:
-                found = RobustSet(pins, {}, room.kept, holds, length, True)
-            else:
-                panel.add(against)
-                refused = length
-                panel.forget(below=length + 1)
-    except BudgetSpentError:
-        bench.time.search_ended()
-    return found
 
 
 def _without_rare_breaks(
@@ -261,26 +194,3 @@ def _candidates(
             if len(pins) == len(ranked):
                 return
     yield RobustSet(frozenset(ranked), {}, room.kept, None, len(ranked), True)
-
-
-def _last_word(
-    case: Case, bench: Bench, plan: PrecisionPlan, limit: float
-) -> tuple[Refusal | None, Holds | None]:
-    """What refuses ``plan``, or else what it holds on by both emulators. What FP32 as a whole
-    misses too refuses nothing.
-
-    What an engine decides is tested there: of it the second emulator is asked about the given
-    inputs, while the engine is built.
-    """
-    if bench.engine is not None and bench.engine.new_probes:  # else it repeats another run
-        built = bench.plan_for(bench.engine, plan)
-        if not bench.engine.knows(built):
-            begin(bench.opened, built)
-    if bench.engine is not None:
-        judges, given = [bench.second], bench.second_sees
-        return refused_by(case, bench, judges, plan, limit, given), None
-    judges, test = [bench.prober, bench.second], next_test(case, bench)
-    against, holds = put_to_test(case, bench, judges, plan, test, limit, all_in_fp32(case, plan))
-    if against is not None:
-        bench.refused.add(plan)
-    return against, holds

@@ -28,8 +28,9 @@ from bisect_trt.stations.asked.settings import Settings
 from bisect_trt.stations.bench.open_bench import open_bench
 from bisect_trt.stations.case.case import load
 from bisect_trt.stations.cause import unseen
-from bisect_trt.stations.draws.drawn import redraws, wants_variants
 from bisect_trt.stations.draws.fresh_test import wanted_of_variants
+from bisect_trt.stations.draws.redrawn import redraws
+from bisect_trt.stations.draws.varied import wants_variants
 from fixtures.build import GraphBuilder
 from fixtures.models import Fixture, encoder_decomposed, healthy, residual, tf32_victim
 from fixtures.tokens import sentence, token_encoder

@@ -16,9 +16,9 @@ from bisect_trt.search import prefix
 from bisect_trt.search.tolerance_share import Room
 from bisect_trt.stations.asked.settings import Settings
 from bisect_trt.stations.draws.evidence import Refusal
-from bisect_trt.stations.plans import margins, robust_search
+from bisect_trt.stations.plans import margins, picked, robust_search
 from bisect_trt.stations.plans.panel_sets import shortest_passing
-from bisect_trt.stations.plans.robust_search import RobustSet
+from bisect_trt.stations.plans.robust_set import RobustSet
 
 
 def searched(
@@ -64,7 +64,7 @@ def test_a_refused_prefix_grows_to_what_should_pass(
         score = math.sqrt(left[len(plan.pinned)] / left[120])
         return (None, "holds") if score <= 1.0 else (Refusal("variants", (), 9, score), None)
 
-    monkeypatch.setattr(robust_search, "_last_word", last_word)
+    monkeypatch.setattr(robust_search, "last_word", last_word)
     monkeypatch.setattr(robust_search, "shortest_passing", lambda *asked: max(62, asked[3]))
     if not grow:
         monkeypatch.setattr(prefix, "grown", lambda _, length, __: length)
@@ -89,7 +89,9 @@ def test_what_is_picked_is_the_fewest_between_refused_and_held(
         held = len(plan.pinned) >= 80
         return (None, "holds") if held else (Refusal("variants", (), 9, 1.9), None)
 
-    monkeypatch.setattr(robust_search, "_last_word", last_word)
+    monkeypatch.setattr(robust_search, "last_word", last_word)
+    monkeypatch.setattr(picked, "last_word", last_word)
+    monkeypatch.setattr(picked, "shortest_passing", lambda *asked: max(62, asked[3]))
     monkeypatch.setattr(robust_search, "shortest_passing", lambda *asked: max(62, asked[3]))
     monkeypatch.setattr(robust_search, "shrunk", lambda *_: None)
     forgotten: list[int] = []
@@ -108,7 +110,7 @@ def test_a_set_of_fewer_pins_than_an_engine_refused_is_not_given(
     smaller = frozenset(names[:10])
     monkeypatch.setattr(robust_search, "shortest_passing", lambda *_: 24)
     monkeypatch.setattr(robust_search, "shrunk", lambda *_: dict.fromkeys(smaller))
-    monkeypatch.setattr(robust_search, "_last_word", lambda *_: (None, "holds"))
+    monkeypatch.setattr(robust_search, "last_word", lambda *_: (None, "holds"))
     found = searched(names, {}, fewest)
     assert found is not None and len(found.pinned) == (24 if fewest else 10)
 
@@ -122,7 +124,7 @@ def test_only_what_can_be_proved_is_shrunk(
     proof = dict.fromkeys(names[:10]) if proved else None
     monkeypatch.setattr(robust_search, "shortest_passing", lambda *_: length)
     monkeypatch.setattr(robust_search, "shrunk", lambda *_: proof)
-    monkeypatch.setattr(robust_search, "_last_word", lambda *_: (None, "holds"))
+    monkeypatch.setattr(robust_search, "last_word", lambda *_: (None, "holds"))
     found = searched(names, {})
     assert found is not None and found.ranked is (len(found.pinned) == length)
     assert found.ranked is (length == 31 or not proved)
@@ -270,16 +272,14 @@ def test_what_shrinking_tried_is_no_answer_when_the_time_ends(
     assert found.pinned == frozenset(names) and found.ranked
 
 
-def cut_short(
-    monkeypatch: pytest.MonkeyPatch, panel: Panel, names: list[str]
-) -> robust_search.RobustSet:
+def cut_short(monkeypatch: pytest.MonkeyPatch, panel: Panel, names: list[str]) -> RobustSet:
     """What a search gives whose time ends on ``panel``, or before a test on fresh draws."""
 
     def too_late(*_: Any) -> Any:
         raise BudgetSpentError
 
     monkeypatch.setattr(robust_search, "Panel", lambda *_: panel)
-    monkeypatch.setattr(robust_search, "_last_word", too_late)
+    monkeypatch.setattr(robust_search, "last_word", too_late)
     # Some of the given inputs may miss: no layer is asked where it breaks few.
     settings = SimpleNamespace(pick=None, share_of_given=0.9)
     case: Any = SimpleNamespace(begin=(), settings=settings)
