@@ -19,7 +19,7 @@ from bisect_trt.report.words.sentences import scores_told
 _MOST_ROWS = 300
 _FRONTIER = ["pins", "set", "given_share", "redrawn_share", "redrawn_lower_bound"]
 _FRONTIER += ["variants_share", "holdout_share", "p50_score", "p95_score", "worst_score"]
-_FRONTIER += ["latency_ms", "relative_bytes"]
+_FRONTIER += ["latency_ms", "estimated_latency_ms", "relative_bytes"]
 _SEARCH = ["probe", "runner", "on", "base", "pins", "verdict", "score", "seconds", "note"]
 _PROOF = ["proved", "proved_on", "proof_probe", "verdict_without", "score_without", "missed_on"]
 _LAYERS = ["rank", "alone_score", "introduced_rel_range", "rel_range", "max_abs", "snr_db"]

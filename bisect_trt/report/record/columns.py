@@ -210,7 +210,9 @@ FRONTIER = _columns(
     "latency_ms number of the engine of these pins, where one was built",
     "relative_bytes number bytes read and written, over those of everything lowered",
     "given_missed text the given inputs that miss, worst first: three, and how many more",
-    sometimes=("relative_bytes", "given_missed"),
+    "estimated_latency_ms number what an engine of these pins may take: between those of nothing "
+    "and of everything pinned, by the bytes; blank where these were not built",
+    sometimes=("relative_bytes", "given_missed", "estimated_latency_ms"),
 )
 
 REQUIREMENTS = _columns(

@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-import numpy as np
 import pandas as pd
 
 from bisect_trt.core.finding import Finding
-from bisect_trt.core.holds import CONFIDENCE, Holds, InputKind
+from bisect_trt.core.holds import Holds, InputKind
 from bisect_trt.core.names import counted
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample, evenly
-from bisect_trt.numerics.confidence import lower_bound
 from bisect_trt.probe.journal import Row
-from bisect_trt.probe.result import PanelResult, meets
+from bisect_trt.probe.result import meets
 from bisect_trt.stations.baselines.baselines import Baselines
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.case.case import Case
 from bisect_trt.stations.draws.fresh_test import FRONTIER, FRONTIER_DRAWS, set_size
 from bisect_trt.stations.draws.redrawn import redraws
 from bisect_trt.stations.draws.varied import variants
-from bisect_trt.stations.plans.traffic import relative_bytes
+from bisect_trt.stations.plans.frontier_row import as_tested, row_of
 
 STEPS = (0, 2, 8, 32, 128, 512, 2048)
 """How many of the ranked layers are pinned; the answer, what lies between it and the next of these,
 and all layers are shown beside them."""
 
 _GIVEN, _HARD, _REDRAWN, _VARIANTS = 24, 8, 16, 8
-_NAMED = 3
-_QUANTILES = {"p50_score": 0.5, "p95_score": 0.95, "worst_score": 1.0}
 _ALIKE = 0.1
 """Plans of so nearly as many pins as the answer tell nothing beside it."""
 
@@ -115,8 +110,8 @@ def measure_frontier(
             if by_test is not None and by_test.draws is not None:
                 judged |= _as_tested(case, bench, kinds, *by_test.draws)
             plan = answer if source == "answer" else base.with_pins(pins)
-            row = _row(case, bench, baselines, plan, source, judged)
-            row |= _counted(by_test) if by_test is not None else {}
+            row = row_of(case, bench, baselines, base, plan, source, judged)
+            row |= as_tested(by_test) if by_test is not None else {}
             rows.append((len(pins), source == "answer", row))
     ordered = [row for *_, row in sorted(rows, key=lambda r: r[:2])]
     return Frontier(pd.DataFrame(ordered), len(sets))
@@ -193,77 +188,3 @@ def _as_tested(
         InputKind.REDRAWN: list(islice(copies, redrawn)),
         InputKind.VARIANTS: list(islice(variants(case, bench, stream, count), varied)),
     }
-
-
-def _counted(holds: Holds) -> dict[str, object]:
-    """What a test counted, of every kind and by every judge."""
-    found: dict[str, object] = {}
-    worst: list[float] = []
-    for kind in InputKind:
-        holding = holds.of(kind)
-        bound = holding.lower_bound if kind != InputKind.GIVEN and holding.tested else np.nan
-        found |= _share(kind, holding.passed, holding.tested, bound)
-        if holding.tested:
-            worst.append(holding.worst_score)
-    return found | {"worst_score": max(worst, default=np.nan)}
-
-
-def _row(
-    case: Case,
-    bench: Bench,
-    baselines: Baselines,
-    plan: PrecisionPlan,
-    source: str,
-    kinds: dict[InputKind, Sequence[Sample]],
-) -> dict[str, object]:
-    row: dict[str, object] = {"pins": len(plan.pinned), "set": source}
-    scores: list[float] = []
-    missed: dict[str, object] = {}
-    bench.emulator.foretell(plan, sum(map(len, kinds.values())))
-    for kind, samples in kinds.items():
-        size = set_size(case)
-        if kind == InputKind.HOLDOUT and size > 1:
-            size = max(1, len(samples))
-        found = bench.prober.judge(plan, samples, size=size)
-        row |= _shares(kind, found)
-        if kind == InputKind.GIVEN and size == 1:
-            missed["given_missed"] = _missed(found)
-        scores += [r.score for r in found.results]
-    for name, share in _QUANTILES.items():
-        ordered = sorted(scores)
-        row[name] = ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else np.nan
-    row["latency_ms"] = _latency(bench, plan)
-    row["relative_bytes"] = relative_bytes(case, baselines.layers, plan)
-    return row | missed
-
-
-def _missed(found: PanelResult) -> str:
-    """The names of the samples that missed, the worst first: a few, and how many more."""
-    results = zip(found.names, found.results, strict=True)
-    worst = sorted((-r.score, name) for name, r in results if not meets(r, 1.0))
-    more = [f"{len(worst) - _NAMED} more"] if len(worst) > _NAMED else []
-    return ", ".join([*(name for _, name in worst[:_NAMED]), *more])
-
-
-def _shares(kind: InputKind, found: PanelResult) -> dict[str, object]:
-    tested, passed = len(found.results), found.passed()
-    drawn = kind != InputKind.GIVEN and tested > 0
-    bound = lower_bound(passed, tested, CONFIDENCE) if drawn else np.nan
-    return _share(kind, passed, tested, bound)
-
-
-def _share(kind: InputKind, passed: int, tested: int, bound: float) -> dict[str, object]:
-    return {
-        f"{kind}_passed": passed,
-        f"{kind}_tested": tested,
-        f"{kind}_share": passed / tested if tested else np.nan,
-        f"{kind}_lower_bound": bound,
-    }
-
-
-def _latency(bench: Bench, plan: PrecisionPlan) -> float:
-    """What the engine of ``plan`` takes, NaN where none was built."""
-    if bench.engine is None:
-        return math.nan
-    built = bench.engine.done.get(bench.plan_for(bench.engine, plan))
-    return float(built.facts.get("latency_ms", math.nan)) if built is not None else math.nan

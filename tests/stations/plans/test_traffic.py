@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,6 +18,7 @@ from bisect_trt.stations.asked.settings import Settings
 from bisect_trt.stations.baselines.layer_errors import trace_layers
 from bisect_trt.stations.bench.open_bench import open_bench
 from bisect_trt.stations.case.case import Case, load
+from bisect_trt.stations.plans import frontier_row
 from bisect_trt.stations.plans.traffic import relative_bytes
 
 
@@ -55,3 +58,19 @@ def test_nothing_is_said_where_nothing_is_known(tmp_path: Path) -> None:
     assert math.isnan(relative_bytes(case, table, PrecisionPlan("tf32")))
     table.loc[1, "elements"] = np.nan
     assert math.isnan(relative_bytes(case, table, PrecisionPlan("fp16")))
+
+
+@pytest.mark.parametrize(("slower", "told"), [(3.0, 1.0 + 2.0 * 16 / 72), (0.9, math.nan)])
+def test_a_latency_is_told_between_two_that_were_measured(
+    tmp_path: Path, slower: float, told: float
+) -> None:
+    case, table = traced(tmp_path)
+    base = PrecisionPlan("fp16")
+    built = {base: 1.0, base.with_pins(case.names): slower}
+    done = {plan: SimpleNamespace(facts={"latency_ms": ms}) for plan, ms in built.items()}
+    asked: Any = (case, SimpleNamespace(engine=SimpleNamespace(done=done), plan_for=lambda _, p: p))
+    layers: Any = SimpleNamespace(layers=table)
+    found = frontier_row._by_traffic(*asked, layers, base, base.with_pins(["relu"]))
+    assert found == pytest.approx(told, nan_ok=True)
+    without: Any = (case, SimpleNamespace(engine=None))
+    assert math.isnan(frontier_row._by_traffic(*without, layers, base, base))

@@ -1,0 +1,85 @@
+"""Does the memory traffic of a plan tell how long its engine takes? Needs a GPU and TensorRT.
+
+``python -m benchmarks.engines.latencies [MODEL.onnx INPUTS.npz ...]`` builds engines of PP-OCRv4
+det and rec, and of the models given, with growing sets of pins, and prints each one's latency
+beside what follows from its traffic and the latencies of everything lowered and everything pinned.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import load as load_arrays
+from benchmarks.common import machine
+from benchmarks.models.plan_cases import CASES
+from bisect_trt.core.observer import Observer
+from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.pipeline import compare
+from bisect_trt.runners.tensorrt.runner import TensorRTRunner
+from bisect_trt.stations.asked.settings import Settings
+from bisect_trt.stations.case.case import load
+from bisect_trt.stations.plans.traffic import relative_bytes
+
+_PARTS = (0.02, 0.1, 0.3, 0.6)
+"""Of the layers, in a random order and as a network's beginning."""
+
+
+def cases() -> Iterator[tuple[str, Path, Mapping[str, Any]]]:
+    """Name, model and input; the pages also at 1,280 by 768, where a kernel has more to do."""
+    for name in ("det", "rec"):
+        case = CASES[name]
+        yield name, case.model(Path()), case.make(0)
+    page = CASES["det"].make(0)["x"]
+    yield "det, 768 by 1,280", CASES["det"].model(Path()), {"x": np.tile(page, (1, 1, 4, 4))}
+    for model, inputs in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+        yield Path(model).stem, Path(model), load_arrays(Path(inputs))
+
+
+def rows(name: str, model: Path, arrays: Mapping[str, Any]) -> Iterator[str]:
+    """A row a set of pins."""
+    with tempfile.TemporaryDirectory() as folder:
+        asked = Settings(model, [arrays], runner="emulated", out=Path(folder) / "out")
+        table, case = compare(asked).layers, load(asked, Observer())
+    random = np.random.default_rng(0).permutation(case.names).tolist()
+    sets: list[tuple[str, list[str]]] = [("none", []), ("all", list(case.names))]
+    for part in _PARTS:
+        count = max(1, round(part * len(case.names)))
+        sets += [("random", random[:count]), ("the first", list(case.names[:count]))]
+    runner = TensorRTRunner(case.graph, case.samples)
+    found: dict[str, tuple[float, float]] = {}
+    try:
+        for how, pins in sets:
+            plan: PrecisionPlan = case.base.with_pins(pins)
+            list(runner.outputs(plan, case.samples))
+            latency = float(runner.facts(plan)["latency_ms"])
+            traffic = relative_bytes(case, table, plan)
+            found.setdefault(how, (latency, traffic))
+            (least, _), (most, every) = found["none"], found.get("all", (latency, traffic))
+            part = (traffic - 1.0) / (every - 1.0) if every > 1.0 else 0.0
+            told = least + part * (most - least)
+            yield (
+                f"| {name} | {how} | {len(pins)} of {len(case.names)} | {traffic:.3f} "
+                f"| {latency:.3f} | {told:.3f} | {latency / told:.2f} |"
+            )
+    finally:
+        runner.close()
+
+
+def main() -> None:
+    """Print the table."""
+    print(f"`python -m benchmarks.engines.latencies {' '.join(sys.argv[1:])}`, {machine()}\n")
+    print("| model | pinned | layers | relative bytes | latency, ms | by traffic, ms | ratio |")
+    print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
+    for case in cases():
+        for line in rows(*case):
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
