@@ -83,23 +83,14 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
             except BudgetSpentError:
                 latest = end_search(latest, bench)
             time_budget.search_ended()
-            latest = _with_engine_table(latest, bench)
-            # The draws run where the engine is, while it is built for the further processes. An
-            # answer that these take back, or that Ctrl-C keeps from them, holds on nothing.
-            begin_steadiness(latest, bench)
-            holds = holds_of_answer(latest, bench)
-            latest = with_steadiness(latest, bench)
-            held = holds if latest.unsteady is None else None
-            latest = looked_at_again(latest.with_(holds=held), bench)
+            for known in _look_into(latest, bench):
+                latest = known
         except (KeyboardInterrupt, Exception) as error:
             if not is_stop(error):
                 raise
-            latest = with_set_in_hand(latest, bench).with_(interrupted=True)
-            partial = summarise_interrupted(latest, bench.ledger(), time.perf_counter() - began)
+            partial = _best_so_far(latest, bench, time.perf_counter() - began)
             if partial is None:
                 raise
-            inputs = inputs_table(latest, bench, latest.base.with_pins(partial.plan.pinned))
-            partial = replace(partial, inputs=inputs)
             write_report(partial, case)
             raise StoppedError(left_behind(partial)) from error
         try:
@@ -119,6 +110,32 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
         if isinstance(piece, Reduced) and piece.interrupted:
             raise StoppedError(f"the answer is in {bench.folder}, with the smallest piece so far")
         return result
+
+
+def _look_into(known: Known, bench: Bench) -> Iterator[Known]:
+    """On what the answer holds, how steady it is and how it compares with others; what is known
+    after each.
+    """
+    known = _with_engine_table(known, bench)
+    yield known
+    # The draws run where the engine is, while it is built for the further processes. An answer
+    # that these take back, or that Ctrl-C keeps from them, holds on nothing.
+    begin_steadiness(known, bench)
+    holds = holds_of_answer(known, bench)
+    known = with_steadiness(known, bench)
+    known = known.with_(holds=holds if known.unsteady is None else None)
+    yield known
+    yield looked_at_again(known, bench)
+
+
+def _best_so_far(known: Known, bench: Bench, seconds: float) -> Result | None:
+    """What an interrupted run leaves; None where no plan is known to pass yet."""
+    known = with_set_in_hand(known, bench).with_(interrupted=True)
+    found = summarise_interrupted(known, bench.ledger(), seconds)
+    if found is None:
+        return None
+    plan = known.base.with_pins(found.plan.pinned)
+    return replace(found, inputs=inputs_table(known, bench, plan))
 
 
 def _note_piece(piece: Reduced | Seen, bench: Bench) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import pandas as pd
@@ -109,15 +109,9 @@ def find_cause(
     heavy = frozenset(f.where for f in case.findings if f.kind == "weight-overflow")
     sensitivity = measure_each_alone(case, bench, emulated, unseen, suspicion, heavy)
     limit = _first_limit(emulated.lowered, pinned, engine)
-    lowered = emulated.lowered
-    if unseen is not None and unseen.lowered.score > lowered.score:
-        lowered = unseen.lowered
-    refused = unseen.refused if unseen is not None else None
-    if refused is not None and refused.score > lowered.score:
-        lowered = replace(lowered, score=refused.score, verdict=Verdict.FAIL)
     layers = layers_seen(case, bench, emulated, unseen, sensitivity)
     diagnosis = diagnose_reduced(
-        lowered.under(limit),
+        _worst_seen(emulated.lowered, unseen).under(limit),
         layers,
         sensitivity.under(limit),
         lambda pins: bench.prober.probe(base.with_pins(pins)).under(limit),
@@ -132,17 +126,37 @@ def find_cause(
         others = _others(unseen, set_size(case))
         said = f"{diagnosis.sentence} The given inputs pass, but {others}."
         diagnosis = replace(diagnosis, sentence=said)
+    ranking = _ranking(case, sensitivity, suspicion)
+    return Triage(diagnosis, base, pinned, sensitivity, limit, ranking, unseen, layers)
+
+
+def _worst_seen(given: ProbeResult, unseen: Unseen | None) -> ProbeResult:
+    """Everything lowered where it does worst: on the ``given`` inputs, or on draws."""
+    worst = given
+    if unseen is not None and unseen.lowered.score > worst.score:
+        worst = unseen.lowered
+    refused = unseen.refused if unseen is not None else None
+    if refused is not None and refused.score > worst.score:
+        worst = replace(worst, score=refused.score, verdict=Verdict.FAIL)
+    return worst
+
+
+def _ranking(
+    case: Case, sensitivity: Sensitivity, suspicion: Mapping[str, float]
+) -> tuple[str, ...]:
+    """All layers, most harmful first."""
     strength = sensitivity.strength
     # Every set needs what breaks alone, be it on other elements, or in another output, than those
     # that are disturbed most; but for what only inputs show that need not hold. (What misses alone
     # by rounding may still hold among others: ranked so, a text model had 403 pins and not 393.)
     breaks = sensitivity.breaks if each_must_hold(case) else frozenset()
     # What was too many to measure stands behind what was, by the error it introduces.
-    ranking = sorted(
-        case.names,
-        key=lambda n: (n not in breaks, -strength.get(n, -1.0), -suspicion.get(n, -math.inf)),
+    return tuple(
+        sorted(
+            case.names,
+            key=lambda n: (n not in breaks, -strength.get(n, -1.0), -suspicion.get(n, -math.inf)),
+        )
     )
-    return Triage(diagnosis, base, pinned, sensitivity, limit, tuple(ranking), unseen, layers)
 
 
 def _alone_on_all(

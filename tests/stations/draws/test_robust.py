@@ -365,6 +365,23 @@ def test_an_interruption_of_the_search_leaves_the_smallest_set_that_it_held(
     assert scores(fixture, plan_of(tmp_path), [fixture.inputs], "rel_range<=5e-5")[0] <= 1.0
 
 
+@pytest.mark.usefixtures("few_draws")
+def test_an_interruption_after_the_test_keeps_what_it_showed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the answer is put beside others everything that matters is known."""
+
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bisect_trt.pipeline.looked_at_again", stopped)
+    with pytest.raises(StoppedError, match="best plan so far"):
+        run(residual(), tmp_path, require="rel_range<=5e-5", robust=0.0)
+    holds = json.loads((tmp_path / "run.json").read_text())["holds"]
+    assert holds["redrawn"]["tested"] > 0 and holds["given"]["passed"] == 1
+    assert "plan_score_emulated" in (tmp_path / "inputs.csv").read_text()
+
+
 def plan_of(folder: Path) -> PrecisionPlan:
     return PrecisionPlan.from_json((folder / "plan.json").read_text())
 
