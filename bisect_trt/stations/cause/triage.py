@@ -126,7 +126,7 @@ def find_cause(
         others = _others(unseen, set_size(case))
         said = f"{diagnosis.sentence} The given inputs pass, but {others}."
         diagnosis = replace(diagnosis, sentence=said)
-    ranking = _ranking(case, sensitivity, suspicion)
+    ranking = _ranking(case, sensitivity, suspicion, layers)
     return Triage(diagnosis, base, pinned, sensitivity, limit, ranking, unseen, layers)
 
 
@@ -142,14 +142,17 @@ def _worst_seen(given: ProbeResult, unseen: Unseen | None) -> ProbeResult:
 
 
 def _ranking(
-    case: Case, sensitivity: Sensitivity, suspicion: Mapping[str, float]
+    case: Case, sensitivity: Sensitivity, suspicion: Mapping[str, float], layers: pd.DataFrame
 ) -> tuple[str, ...]:
     """All layers, most harmful first."""
+    overflow = layers.loc[~layers["introduced_finite"].astype(bool), "layer"]
     strength = sensitivity.strength
     # Every set needs what breaks alone, be it on other elements, or in another output, than those
     # that are disturbed most; but for what only inputs show that need not hold. (What misses alone
     # by rounding may still hold among others: ranked so, a text model had 403 pins and not 393.)
-    breaks = sensitivity.breaks if each_must_hold(case) else frozenset()
+    # What overflows and is finite again at the outputs misses there too, whatever is lowered.
+    needed = sensitivity.breaks | sensitivity.must_pin.intersection(overflow)
+    breaks = needed if each_must_hold(case) else frozenset()
     # What was too many to measure stands behind what was, by the error it introduces.
     return tuple(
         sorted(

@@ -4,7 +4,6 @@ plans on all of them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -200,14 +199,11 @@ class Panel:
             elsewhere = self._elsewhere.get(refusal.kind, 0)
             self._elsewhere[refusal.kind] = elsewhere + passed
 
-    def breaking(self, pins: frozenset[str]) -> list[Sample]:
-        """The samples on which ``pins`` leave outputs that are not finite, by the first emulator.
-        Whatever was asked before, all are.
-        """
+    def scores(self, pins: frozenset[str]) -> list[tuple[Sample, float]]:
+        """Every sample with what it scores under ``pins``, taken alone, by the first emulator."""
         samples = [s for those in self._samples.values() for s in those]
         results = self._prober.judge(self.base.with_pins(pins), samples).results
-        judged = zip(samples, results, strict=True)
-        return [sample for sample, result in judged if not math.isfinite(result.score)]
+        return [(sample, found.score) for sample, found in zip(samples, results, strict=True)]
 
     def set_aside(self) -> bool:
         """Leave out the draws that FP32 as a whole misses too: they say nothing of pins. Whether

@@ -22,22 +22,13 @@ from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.case.case import Case
 from bisect_trt.stations.cause.unseen import Unseen
 from bisect_trt.stations.draws.evidence import Refusal
-from bisect_trt.stations.draws.fresh_test import each_must_hold
 from bisect_trt.stations.draws.panel import Panel
 from bisect_trt.stations.plans.last_word import last_word
 from bisect_trt.stations.plans.margins import SHRINK_MARGIN
 from bisect_trt.stations.plans.panel_sets import MOST_SHRUNK, shortest_passing, shrunk
 from bisect_trt.stations.plans.picked import smaller
-from bisect_trt.stations.plans.rare_breaks import first_that_break
+from bisect_trt.stations.plans.rare_misses import after_refusal, as_searched, without_rare_misses
 from bisect_trt.stations.plans.robust_set import RobustSet
-
-_LONG = 0.5
-"""A prefix of so many of the layers is looked at: what breaks on few inputs may stand far behind
-what disturbs the others, and all between are pinned with it."""
-
-_LOOKS = 4
-"""Each at some of the inputs on which half of the prefix leaves values that are not finite."""
-
 
 MAX_ROUNDS = 6
 """Each ends with a test, or two; a round that was refused makes the next set larger (``longer``),
@@ -104,7 +95,7 @@ def _in_rounds(
             break
         if not looked:
             looked = True
-            ranking, length = _without_rare_breaks(
+            ranking, length = without_rare_misses(
                 case, bench, panel, ranking, room, shortest, strength, length
             )
             left = [strength.get(name, 0.0) for name in ranking]
@@ -129,49 +120,15 @@ def _in_rounds(
         best = RobustSet(frozenset(ranked), {}, room.kept, None, length, True)
         if length == len(ranking):
             break
+        again = after_refusal(case, bench, base, refused, ranking)
+        if again != list(ranking):
+            ranking, left = again, [strength.get(name, 0.0) for name in again]
+            panel.forget(below=length + 1)
+            continue
         # A panel that has learnt may still know too little.
         shortest = longer(left, length, room.kept / refused[-1].score, 2**tried)
         panel.forget(below=shortest)
     return best
-
-
-def _without_rare_breaks(
-    case: Case,
-    bench: Bench,
-    panel: Panel,
-    ranking: Sequence[str],
-    room: Room,
-    shortest: int,
-    strength: Mapping[str, float],
-    length: int,
-) -> tuple[list[str], int]:
-    """A ranking, and its shortest prefix that passes, with those layers further in front that break
-    on few inputs, where the prefix of ``length`` has many layers for their sake.
-    """
-    for _ in range(_LOOKS if each_must_hold(case) else 0):
-        half = frozenset(ranking[: length // 2])
-        if length < _LONG * len(ranking) or not half:
-            break
-        broken = panel.breaking(half)
-        again = as_searched(case, first_that_break(case, bench, panel.base, broken, ranking))
-        if again == list(ranking):
-            break
-        left = [strength.get(name, 0.0) for name in again]
-        shorter = shortest_passing(panel, again, room, shortest, left)
-        if shorter is None:
-            break
-        ranking, length = again, shorter
-    return list(ranking), length
-
-
-def as_searched(case: Case, ranking: Sequence[str]) -> list[str]:
-    """``ranking`` with the layers of an older plan first, in their order.
-
-    Args:
-        case: says which plan to begin at, if any.
-        ranking: most harmful first.
-    """
-    return sorted(ranking, key=lambda name: name not in case.begin)
 
 
 def _candidates(

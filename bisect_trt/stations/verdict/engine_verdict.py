@@ -24,7 +24,7 @@ from bisect_trt.stations.engine.baselines import EngineBaselines
 from bisect_trt.stations.engine.steadiness import begin_further
 from bisect_trt.stations.plans.bisect import Bisection, bisect, known_strength
 from bisect_trt.stations.plans.margins import MARGIN
-from bisect_trt.stations.plans.robust_search import as_searched
+from bisect_trt.stations.plans.rare_misses import as_searched
 from bisect_trt.stations.verdict.build_wait import use_build_wait
 from bisect_trt.stations.verdict.engine_judge import Emulated, EngineJudge, Judgement
 
