@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bisect_trt.core.disk.run_files import PLAN, TYPED_MODEL
+from bisect_trt.core.disk.run_files import PLAN, REWRITTEN_MODEL, TYPED_MODEL
 from bisect_trt.core.precision import Precision
 from bisect_trt.report.record.record import Record
 from bisect_trt.stations.asked.settings import options
@@ -43,7 +43,10 @@ def recipes(result: Record) -> list[Recipe]:
         ),
     ]
     plan = shlex.quote(_plan(result))
-    weak = f"bisect-trt export {shlex.quote(result.model)} --plan {plan} --format trtexec"
+    model = result.model
+    if result.rewritten:  # the plan is of its layers
+        model = str(Path(_plan(result)).with_name(REWRITTEN_MODEL))
+    weak = f"bisect-trt export {shlex.quote(model)} --plan {plan} --format trtexec"
     found.append(
         Recipe("TensorRT 8.6 to 10, weakly typed", weak, f"{_FROM} Prints trtexec's arguments.")
     )

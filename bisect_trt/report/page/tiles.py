@@ -45,10 +45,12 @@ def tiles(result: Record) -> list[Tile]:
         found.append(Tile("pins", str(len(result.pinned)), note))
     reduced = result.precision.value.upper()
     before, of = _score(result.base_score)
-    found.append(Tile("before", before, f"{of}everything in {reduced}"))
+    # A larger score on an input that may miss is not the plan's.
+    count = ", on the inputs that count" if result.holds_on < 1.0 else ""
+    found.append(Tile("before", before, f"{of}everything in {reduced}{count}"))
     if not math.isnan(result.score):
         after, of = _score(result.score)
-        found.append(Tile("after", after, f"{of}with the plan"))
+        found.append(Tile("after", after, f"{of}with the plan{count}"))
     cost = _cost(result)
     return [*found, cost] if cost is not None else found
 

@@ -11,7 +11,7 @@ import pandas as pd
 
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.holds import Holding, InputKind, Robustness, at_least
-from bisect_trt.core.names import printable
+from bisect_trt.core.names import printable, some_of
 from bisect_trt.report.record.record import Record
 
 _MEASURES = ("engine_rel_range", "rel_range")
@@ -265,13 +265,21 @@ def _changed(before: Record, after: Record) -> pd.DataFrame:
                 "plan's base": result.plan.base.value,
                 "pins": str(len(result.pinned)),
                 "layers": str(result.layer_count),
-                "inputs": ", ".join(map(printable, result.samples[:4])),
+                "inputs": some_of([printable(name) for name in result.samples], 4),
                 "of the given inputs": _per_cent(result.holds_on),
                 "of unseen inputs": _of_unseen(result),
                 "threads": str(result.threads),
                 **dict(result.versions),
             }
         )
+    if _digests(before) and _digests(before) == _digests(after):  # whatever they are called
+        asked[1]["inputs"] = asked[0]["inputs"]
     names = dict.fromkeys((*asked[0], *asked[1]))
     rows = [{"what": n, "before": asked[0].get(n, ""), "after": asked[1].get(n, "")} for n in names]
     return pd.DataFrame([row for row in rows if row["before"] != row["after"]])
+
+
+def _digests(result: Record) -> list[str]:
+    """Of the given inputs; none where the run did not come to its table of them."""
+    table = result.inputs
+    return [] if table.empty else table.loc[table["kind"] == InputKind.GIVEN, "sha256"].to_list()

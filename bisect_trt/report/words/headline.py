@@ -76,7 +76,7 @@ def _answer(result: Record) -> str:
         kept += f" ({len(result.plan.held)} of them held by --pin)"
     met = f"the requirement is met{_of_given(result)}"
     if result.is_refuted:
-        met = f"the given inputs meet the requirement, but {_REFUTED}"
+        met = f"the requirement is met{_of_given(result) or ' on the given inputs'}, but {_REFUTED}"
     return f"{kept} and {met}; {proof}."
 
 
@@ -125,12 +125,13 @@ def next_step(result: Record) -> str:
     if result.holds is not None and result.holds.word is not Robustness.ROBUST:
         if result.holds.fitted:
             steps.append("search without --robust 0")
-        else:
+        elif not any(metric.endswith("@all") for metric in result.metrics):
+            # Of a metric of all inputs no number of them tells what it would be on others.
             plan = shlex.quote(f"{result.folder}/plan.json")
             more = "give more inputs of the kind that it will meet"
             on = f" and search on with --start-from {plan}"
             steps.append(more + (on if result.pinned else ""))
-    return f"What next: {'; '.join(steps)}."
+    return f"What next: {'; '.join(steps)}." if steps else ""
 
 
 def _meets_in_tf32(result: Record) -> bool:
@@ -171,8 +172,14 @@ def answer_lines(result: Record) -> list[str]:
     if not math.isnan(result.base_score):
         after = f"   after: {score_after(result)}" if result.passed else ""
         wanted = ", ".join(result.requirements)
-        lines.append(f"before: {times(result.base_score)}{after}   requirement: {wanted}")
+        lines.append(f"before: {score_before(result)}{after}   requirement: {wanted}")
     return lines
+
+
+def score_before(result: Record) -> str:
+    """What everything lowered uses of the tolerance."""
+    counting = " on those that count" if result.holds_on < 1.0 else ""
+    return f"{times(result.base_score)}{counting}"
 
 
 def score_after(result: Record) -> str:

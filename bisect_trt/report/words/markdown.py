@@ -9,10 +9,9 @@ import pandas as pd
 
 from bisect_trt.core.holds import Holds, InputKind
 from bisect_trt.core.names import counted, markdown
-from bisect_trt.numerics.scores import times
 from bisect_trt.report.record.record import Record
 from bisect_trt.report.record.tables import COST_COLUMNS, OUTPUT_COLUMNS, shown_pins
-from bisect_trt.report.words.headline import headline, next_step, score_after
+from bisect_trt.report.words.headline import headline, next_step, score_after, score_before
 from bisect_trt.report.words.held_on import holds_sentences
 from bisect_trt.report.words.sentences import (
     engine_sentences,
@@ -49,7 +48,7 @@ def answer_lines(result: Record) -> Iterator[str]:
         yield from (markdown(sentence), "") if sentence else ()
     yield f"- cause: {result.cause.value}"
     yield f"- requirement: {', '.join(markdown(r) for r in result.requirements)}"
-    yield f"- before: {times(result.base_score)}; after: {score_after(result)}"
+    yield f"- before: {score_before(result)}; after: {score_after(result)}"
     probes = sum(result.probes.values())
     made = f"{counted(probes, 'probe')}, {counted(result.effect_runs, 'single-layer run')}"
     yield f"- judged by: `{result.runner}` ({made})"

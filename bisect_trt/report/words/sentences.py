@@ -76,6 +76,8 @@ def unproved(result: Record) -> str:
 
 def judged_by(result: Record) -> str:
     """Who decided, and on an engine what the pins cost."""
+    if not sum(result.probes.values()):
+        return "nothing was judged"
     if result.engine is None:
         return "judged by emulation, not yet by an engine"
     rows = result.cost.to_dict(orient="records")

@@ -19,12 +19,13 @@ def verdict(found: Verification) -> str:
 
 
 def holds_lines(found: Verification) -> list[str]:
-    """On what the plan was tested, which of the inputs misses by most, and the notes."""
+    """On what the plan was tested, which of the given inputs misses by most, and the notes."""
     holds = found.holds
-    shown = () if holds is None else (holds.given, holds.holdout)
-    missed = [kind for kind in shown if kind.passed < kind.tested]
-    worst = [f"Worst of those that miss: {k.worst}, {times(k.worst_score)}." for k in missed]
-    return [*holds_sentences(holds), *worst, *found.notes]
+    lines = holds_sentences(holds)
+    if holds is not None and holds.given.passed < holds.given.tested:
+        given = holds.given
+        lines.append(f"The worst of those given is {given.worst}: {times(given.worst_score)}.")
+    return [*lines, *found.notes]
 
 
 def plan_line(found: Verification) -> str:

@@ -43,7 +43,7 @@ def inputs_table(known: Known, bench: Bench, answer: PrecisionPlan | None) -> pd
         scores = [v for k, v in row.items() if k.startswith("plan_score_")]
         judge = row.get(f"plan_score_{bench.judge.runner.name}")
         decided = [judge] if bench.engine is not None and judge is not None else scores
-        if decided and alone:
+        if decided and not requirements.of_sets:
             row["passed"] = all(float(str(s)) <= 1.0 for s in decided)
         row |= {"shapes": json.dumps(sample.shapes), "sha256": sample.digest}
         rows.append(row)

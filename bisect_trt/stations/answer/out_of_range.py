@@ -7,6 +7,7 @@ from __future__ import annotations
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.names import some_of
 from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.probe.result import meets
 from bisect_trt.stations.answer.known import Known
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.case.case import Case
@@ -34,9 +35,13 @@ def note_left_overflowing(case: Case, known: Known, bench: Bench, answer: Precis
     if not left:
         return
     count = "1 layer leaves" if len(left) == 1 else f"{len(left)} layers leave"
+    shown = [bench.prober.known(answer, sample) for sample in case.samples]
+    hidden = "which the requirement does not see"
+    if any(found is not None and not meets(found, 1.0) for found in shown):
+        hidden = "which no input sees that has to meet the requirement"
     message = (
         f"{count} {case.settings.precision.value.upper()}'s range with the plan too: "
-        f"{some_of(left, _SHOWN)} give infinities, which the requirement does not see; "
+        f"{some_of(left, _SHOWN)} give infinities, {hidden}; "
         "where they are no masks, ask for more (--requirement) or pin them (--pin)"
     )
     bench.note(Finding("left-overflowing", left[0], message))

@@ -81,7 +81,7 @@ class Settings(Shares):
         "--robust",
         "The share of unseen inputs that the plan shall meet the requirement on, tested on redrawn "
         "roundings and variants; 0 fits the given inputs only. Default: 0.95, or what --holds-on "
-        "asks for if that is less.",
+        "or --pick asks for if that is less.",
         help_of={
             "verify": "The share of unseen inputs from which on the plan is called robust; the "
             "exit code does not depend on it. Default: that which the plan was found for; 0 means "

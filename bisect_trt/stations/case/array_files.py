@@ -49,6 +49,8 @@ def opened_npz(path: Path) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.
             raise BadInputError(
                 f"{path}: a single array; save named arrays with numpy.savez(path, name=array)"
             )
+        if path.suffix == ".py":
+            raise BadInputError(f"{path}: a Python file; name its function too: {path}:FUNCTION")
         raise BadInputError(
             f"{path}: not a readable .npz file (it is none, or holds Python objects)"
         )

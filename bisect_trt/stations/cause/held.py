@@ -69,7 +69,4 @@ def blame_lowered(case: Case, every: ProbeResult) -> str:
     """
     if not case.held_low or not every.verdict.passed:
         return ""
-    return (
-        f" --lower holds {counted(len(case.held_low), 'layer')} that it takes: with them pinned "
-        f"too the requirement is met ({times(every.score)})."
-    )
+    return f" With what --lower holds pinned too the requirement is met ({times(every.score)})."

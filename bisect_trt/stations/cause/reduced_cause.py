@@ -67,6 +67,10 @@ def diagnose_reduced(
         )
     asked = suspects[:_MOST_PROBED] if alone is not None else []
     guilty = _guilty({n: scores[n] for n in suspects} if alone is None else _probed(asked, alone))
+    over = _beyond_range(table, overflowing_weights).intersection(guilty)
+    if guilty and next(iter(guilty)) in over:  # what it does to the outputs is no rounding
+        under = _underflowing(table) - overflowing_weights
+        return _not_finite(name, [n for n in guilty if n in over], under)
     if guilty:
         on = where if alone is None else ""
         return Diagnosis(
@@ -87,16 +91,25 @@ def _overflow(
     overflowing_weights: frozenset[str],
 ) -> Diagnosis | None:
     """Where layers that are not finite make half of the error or more."""
-    overflows = ~table["introduced_finite"].astype(bool) | table["layer"].isin(overflowing_weights)
-    not_finite = tuple(str(n) for n in table.loc[overflows, "layer"])
+    beyond = _beyond_range(table, overflowing_weights)
+    not_finite = tuple(str(n) for n in table["layer"] if n in beyond)
     if not not_finite:
         return None
     without = probe(frozenset(not_finite))
     cured = math.isinf(base.score) and math.isfinite(without.score)
     if not (cured or without.score <= base.score / 2.0):
         return None
-    under = frozenset(table.loc[table["underflows"].astype(bool), "layer"])
-    return _not_finite(name, not_finite, under - overflowing_weights)
+    return _not_finite(name, not_finite, _underflowing(table) - overflowing_weights)
+
+
+def _beyond_range(table: pd.DataFrame, overflowing_weights: frozenset[str]) -> frozenset[str]:
+    """The layers that turn finite inputs into values that are not, or hold such a constant."""
+    finite = table["introduced_finite"].astype(bool)
+    return overflowing_weights.intersection(table["layer"]).union(table.loc[~finite, "layer"])
+
+
+def _underflowing(table: pd.DataFrame) -> frozenset[str]:
+    return frozenset(table.loc[table["underflows"].astype(bool), "layer"])
 
 
 def _spread(name: str, seen: str, count: int, every: int, probed: int) -> Diagnosis:

@@ -10,6 +10,7 @@ import pandas as pd
 
 from bisect_trt.core.diagnosis import Cause, Diagnosis
 from bisect_trt.core.holds import InputKind
+from bisect_trt.core.names import counted
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.numerics.scores import times
@@ -64,10 +65,14 @@ def _missed_with_all_pins(
     return Diagnosis(
         _of_held(case, decided, emulated) if of_held else Cause.NOT_PRECISION,
         "Even with every layer pinned"
-        f"{f' but the {len(case.held_low)} that --lower holds' if case.held_low else ''} the "
+        f"{_but_held(case)} the "
         f"requirement is missed ({times(decided.score)}): pinning cannot help."
         f"{blame_lowered(case, fp32)}",
     )
+
+
+def _but_held(case: Case) -> str:
+    return f" but the {counted(len(case.held_low), 'layer')} of --lower" if case.held_low else ""
 
 
 def _of_held(case: Case, decided: ProbeResult, emulated: Baselines) -> Cause:

@@ -235,7 +235,7 @@ def wanted_of_unseen(case: Case) -> float:
     by themselves: a copy of an input that misses mostly misses too. Of inputs that are judged
     together none is let miss.
     """
-    held = case.settings.asked_of_given if set_size(case) == 1 else 1.0
+    held = case.settings.share_of_given if set_size(case) == 1 else 1.0
     return case.settings.robust or min(WANTED, held)
 
 

@@ -315,7 +315,8 @@ def test_layers_are_held_in_fp32_or_reduced(robust: float, tmp_path: Path) -> No
     assert "/encoder/layers.0/attention/MatMul_1" in plan["pinned"]
     lowered = held(lower="^/head/Pow$")
     assert "/head/Pow" not in lowered.pinned and not lowered.passed
-    assert "--lower holds 1 layer that it takes" in lowered.sentence
+    assert "but the 1 layer of --lower" in lowered.sentence
+    assert "With what --lower holds pinned too the requirement is met" in lowered.sentence
     assert lowered.cause is Cause.OVERFLOW, "which strict FP32 has no part in"
 
 

@@ -89,6 +89,16 @@ def test_overflow_is_the_cause_where_it_is_half_of_the_error() -> None:
     assert cause(SMALL, 8, ("l3",), without=2.9)[0] is Cause.ACCUMULATION
 
 
+def test_what_overflows_and_misses_alone_is_called_no_rounding() -> None:
+    """On another input than the layers' table shows something else overflows: without these the
+    score was still more than half.
+    """
+    found, said = cause(SMALL | {"l3": 5.0, "l5": 2.0}, 8, ("l3",), without=2.9)
+    assert found is Cause.OVERFLOW and "l3" in said and "l5" not in said
+    found, said = cause(SMALL | {"l3": 2.0, "l5": 5.0}, 8, ("l3",), without=2.9)
+    assert found is Cause.ROUNDING and "l5" in said
+
+
 def test_where_inputs_count_together_one_s_score_is_no_verdict() -> None:
     """A layer that misses on one of fifty inputs meets a mean over them."""
     scores = {"a": 29.0, "b": 28.0, **SMALL}
