@@ -77,6 +77,26 @@ def test_a_miss_where_none_is_allowed_is_no_number() -> None:
         assert "e+09" not in text and "000000000" not in text
 
 
+def test_an_input_that_asks_for_most_pins_is_named() -> None:
+    """Also beside a plan that holds: one near tie asked for 86 of 252 layers, and nobody said."""
+    found = pinning(0.5)
+    kinds = ("given", "redrawn", "variants")
+    rows = [
+        {"pins": 2, "given_passed": 7, "redrawn_passed": 7, "variants_passed": 7, "odd": "c4"},
+        {"pins": 4, "given_passed": 7, "redrawn_passed": 7, "variants_passed": 8, "odd": "c4"},
+        {"pins": 10, "given_passed": 8, "redrawn_passed": 8, "variants_passed": 8, "odd": None},
+    ]
+    table = pd.DataFrame(rows).rename(columns={"odd": "given_missed"})
+    for kind in kinds:
+        table[f"{kind}_tested"], table[f"{kind}_share"] = 8, table[f"{kind}_passed"] / 8
+    named = replace(found, frontier=table)
+    said = "look at c4: with 2 pins no other of 8 given inputs misses (if it is a near tie,"
+    assert next_step(named).startswith(f"What next: {said}")
+    # Where copies of the others miss as well it is no odd input.
+    spread = table.assign(redrawn_share=[0.2, 0.4, 1.0])
+    assert next_step(replace(found, frontier=spread)) == next_step(found) == ""
+
+
 def test_few_inputs_are_advised_to_be_more() -> None:
     holds = RESULT.holds
     assert holds is not None

@@ -176,8 +176,8 @@ INPUTS = _columns(
     "kind text given, or holdout",
     "lowered_score_* number the score in tolerances with everything lowered, by runner",
     "plan_score_* number the score under the plan, by runner",
-    "passed flag whether the plan meets the requirement on it; left out where that is only told of "
-    "all inputs at once, and the scores blank",
+    "passed flag whether the plan meets the requirement on it; left out where a condition is on "
+    "all inputs together; where nothing else is asked, and no input has a score, these are blank",
     "shapes text the shapes of its arrays by graph input, as JSON",
     "sha256 text the digest of its names, types, shapes and values",
     always="input kind shapes sha256",

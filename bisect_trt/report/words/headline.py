@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 import shlex
+from typing import Any
+
+import pandas as pd
 
 from bisect_trt.core.diagnosis import Cause
 from bisect_trt.core.holds import Robustness
@@ -18,8 +21,9 @@ _BROKEN = ("build-failed", "crashed", "timed-out")
 _NEARLY_ALL = 0.9
 """Of the layers: a plan with so many pins is FP32 with casts around it."""
 
-_FEW = 0.25
-"""Of the given inputs: where no more ask for nearly all pins, they may be what is unusual."""
+_FEW, _APART, _WORTH_A_WORD = 0.25, 0.1, 8
+"""Of the given inputs: where no more ask for nearly all pins, or for half of some, they may be what
+is unusual; not where their copies and others' miss more often by so much."""
 
 _REFUTED = "a test refutes it (the budget is spent)"
 
@@ -108,6 +112,9 @@ def tone(result: Record) -> str:
 
 def next_step(result: Record) -> str:
     """What to do where the answer is not yet good, blank where it is."""
+    odd = _odd_inputs(result)
+    if tone(result) == "ok":
+        return f"What next: {odd}." if odd else ""
     if tone(result) != "unsure":
         return ""
     if result.interrupted:
@@ -122,6 +129,8 @@ def next_step(result: Record) -> str:
             steps.append(fewer)
         if not steps:
             steps.append("ship it in FP32, or loosen the requirement")
+    elif odd:
+        steps.append(odd)
     if result.holds is not None and result.holds.word is not Robustness.ROBUST:
         if result.holds.fitted:
             steps.append("search without --robust 0")
@@ -143,6 +152,34 @@ def _meets_in_tf32(result: Record) -> bool:
     return len(verdicts) > 0 and bool((verdicts == "pass").all())
 
 
+def _odd_inputs(result: Record) -> str:
+    """A few given inputs that ask for half of the pins or more, by the frontier, where nothing but
+    their copies speaks for these; blank where there are none.
+    """
+    pins = len(result.plan.pinned)
+    table = result.frontier
+    if table.empty or "given_missed" not in table or pins < _WORTH_A_WORD:
+        return ""
+    missed = table["given_tested"] - table["given_passed"]
+    few = (missed > 0) & (missed <= _FEW * table["given_tested"])
+    few &= (table["pins"] <= pins / 2) & table["given_missed"].notna()
+    for kind in ("redrawn", "variants"):
+        alike = table[f"{kind}_share"] >= table["given_share"] - _APART
+        few &= alike | (table[f"{kind}_tested"] == 0)
+    if not few.any():
+        return ""
+    row = table.assign(missed=missed)[few].sort_values(["missed", "pins"]).iloc[0]
+    return _told_odd(row, str(row["given_missed"]), int(row["missed"]))
+
+
+def _told_odd(row: pd.Series[Any], names: str, missed: int) -> str:
+    near = "is a near tie, run without it" if missed == 1 else "are near ties, run without them"
+    return (
+        f"look at {names}: with {counted(int(row['pins']), 'pin')} no other of "
+        f"{row['given_tested']} given inputs misses (if {'it' if missed == 1 else 'they'} {near})"
+    )
+
+
 def _with_fewer(result: Record) -> str:
     """What to do where some set on the frontier with fewer pins held on a given input, blank where
     none did: where it missed on a few, look at those.
@@ -157,11 +194,7 @@ def _with_fewer(result: Record) -> str:
     tested, names = best["given_tested"], best.get("given_missed")
     missed = tested - best["given_passed"]
     if isinstance(names, str) and 0 < missed <= _FEW * tested:
-        near = "is a near tie, run without it" if missed == 1 else "are near ties, run without them"
-        return (
-            f"look at {names}: with {best['pins']} pins no other of {tested} given inputs misses "
-            f"(if {'it' if missed == 1 else 'they'} {near})"
-        )
+        return _told_odd(best, names, int(missed))
     return "take fewer pins, which hold on some inputs (frontier.csv, --pick SHARE)"
 
 
