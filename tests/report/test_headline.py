@@ -18,9 +18,10 @@ from bisect_trt.numerics.scores import NOTHING_ALLOWED
 from bisect_trt.report.page.page import as_html
 from bisect_trt.report.result import Result
 from bisect_trt.report.terminal.screen import print_verdict
-from bisect_trt.report.words.headline import headline, next_step
+from bisect_trt.report.words.headline import headline
 from bisect_trt.report.words.held_on import caption_of, holds_sentences, meaning_of, of_one_input
 from bisect_trt.report.words.markdown import as_markdown
+from bisect_trt.report.words.next_step import next_step
 from bisect_trt.report.words.sentences import search_sentences
 from bisect_trt.search.facts import Regime
 from tests.report.synthetic import synthetic_result

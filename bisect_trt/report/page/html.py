@@ -15,9 +15,11 @@ from bisect_trt.core.names import printable
 from bisect_trt.numerics.scores import brief, times
 from bisect_trt.report.page.tiles import held_kinds, tiles
 from bisect_trt.report.record.record import Record
-from bisect_trt.report.words.headline import headline, next_step, tone
+from bisect_trt.report.words.headline import headline
 from bisect_trt.report.words.held_on import caption_of, holds_sentences, meaning_of
+from bisect_trt.report.words.next_step import next_step
 from bisect_trt.report.words.sentences import judged_by, number, scores_told
+from bisect_trt.report.words.tone import tone
 
 
 def answer(result: Record) -> dict[str, Any]:

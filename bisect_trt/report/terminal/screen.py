@@ -17,7 +17,7 @@ from bisect_trt.report.pieces.reduced import figures, nothing_bad, reduced_how
 from bisect_trt.report.pieces.reduced import headline as headline_of_piece
 from bisect_trt.report.record.record import Record
 from bisect_trt.report.record.tables import worst_layers
-from bisect_trt.report.words.headline import answer_lines, files_line, tone
+from bisect_trt.report.words.headline import answer_lines, files_line
 from bisect_trt.report.words.sentences import (
     judged_by,
     number,
@@ -26,6 +26,7 @@ from bisect_trt.report.words.sentences import (
     search_sentences,
     unproved,
 )
+from bisect_trt.report.words.tone import tone
 from bisect_trt.report.words.verified import holds_lines, plan_line, verdict
 from bisect_trt.stations.answer.verify import Verification
 from bisect_trt.stations.pieces.cures import Cures

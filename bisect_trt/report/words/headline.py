@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import math
-import shlex
-from typing import Any
-
-import pandas as pd
 
 from bisect_trt.core.diagnosis import Cause
-from bisect_trt.core.holds import Robustness
 from bisect_trt.core.names import counted
-from bisect_trt.core.precision import Precision
 from bisect_trt.numerics.scores import times
 from bisect_trt.report.record.record import Record
 from bisect_trt.report.words.held_on import holds_sentences, of_one_input
+from bisect_trt.report.words.next_step import next_step
+from bisect_trt.report.words.tone import is_nearly_all
 
 _BROKEN = ("build-failed", "crashed", "timed-out")
 
-_NEARLY_ALL = 0.9
-"""Of the layers: a plan with so many pins is FP32 with casts around it."""
-
-_FEW, _APART, _WORTH_A_WORD = 0.25, 0.1, 8
-"""Of the given inputs: where no more ask for nearly all pins, or for half of some, they may be what
-is unusual; not where their copies and others' miss more often by so much."""
 
 _REFUTED = "a test refutes it (the budget is spent)"
 
@@ -71,7 +61,7 @@ def _answer(result: Record) -> str:
         proof = "ranked by what each does, not proved one by one"
     pins, layers = len(result.pinned), result.layer_count
     kept = f"Keep {pins} of {counted(layers, 'layer')} in FP32"
-    if _nearly_all(result):
+    if is_nearly_all(result):
         few = "Hardly any layer can leave" if pins < layers else "No layer can leave"
         if pins == layers and result.ranked:
             few = "No layer was found that can leave"
@@ -90,112 +80,6 @@ def _of_given(result: Record) -> str:
     if given is None or given.passed == given.tested:
         return ""
     return f" on {given.passed} of the {given.tested} given inputs"
-
-
-def _nearly_all(result: Record) -> bool:
-    """Whether a search that came to its end found hardly another thing than FP32."""
-    free = result.layer_count - len(result.plan.held)
-    searched = (result.complete or result.ranked) and not result.out_of_time
-    found = len(result.plan.chosen)
-    return result.passed and searched and found >= max(2.0, _NEARLY_ALL * free)
-
-
-def tone(result: Record) -> str:
-    """What the first glance says: ``bad`` where no plan passes, ``unsure`` where nothing but the
-    given inputs speaks for it or it leaves hardly a layer to lower, else ``ok``.
-    """
-    if not result.passed:
-        return "bad"
-    known = result.holds is None or result.holds.word is Robustness.ROBUST
-    return "ok" if known and not _nearly_all(result) else "unsure"
-
-
-def next_step(result: Record) -> str:
-    """What to do where the answer is not yet good, blank where it is."""
-    odd = _odd_inputs(result)
-    if tone(result) == "ok":
-        return f"What next: {odd}." if odd else ""
-    if tone(result) != "unsure":
-        return ""
-    if result.interrupted:
-        return "What next: run the same command again: it goes on from here."
-    if result.out_of_time:
-        return "What next: run the same command again, or with a larger --budget: it goes on."
-    steps = []
-    if _nearly_all(result):
-        if _meets_in_tf32(result):
-            steps.append("run everything in TF32, which meets it on the given inputs")
-        if fewer := _with_fewer(result):
-            steps.append(fewer)
-        if not steps:
-            steps.append("ship it in FP32, or loosen the requirement")
-    elif odd:
-        steps.append(odd)
-    if result.holds is not None and result.holds.word is not Robustness.ROBUST:
-        if result.holds.fitted:
-            steps.append("search without --robust 0")
-        elif not any(metric.endswith("@all") for metric in result.metrics):
-            # Of a metric of all inputs no number of them tells what it would be on others.
-            plan = shlex.quote(f"{result.folder}/plan.json")
-            more = "give more inputs of the kind that it will meet"
-            on = f" and search on with --start-from {plan}"
-            steps.append(more + (on if result.pinned else ""))
-    return f"What next: {'; '.join(steps)}." if steps else ""
-
-
-def _meets_in_tf32(result: Record) -> bool:
-    """Whether everything in TF32 was run, as a baseline, and met the requirement."""
-    if result.outputs.empty or result.precision is Precision.TF32:
-        return False
-    ran = result.outputs["baseline"].str.removesuffix(", second emulator").str.split().str[-1]
-    verdicts = result.outputs.loc[ran == Precision.TF32.value, "verdict"]
-    return len(verdicts) > 0 and bool((verdicts == "pass").all())
-
-
-def _odd_inputs(result: Record) -> str:
-    """A few given inputs that ask for half of the pins or more, by the frontier, where nothing but
-    their copies speaks for these; blank where there are none.
-    """
-    pins = len(result.plan.pinned)
-    table = result.frontier
-    if table.empty or "given_missed" not in table or pins < _WORTH_A_WORD:
-        return ""
-    missed = table["given_tested"] - table["given_passed"]
-    few = (missed > 0) & (missed <= _FEW * table["given_tested"])
-    few &= (table["pins"] <= pins / 2) & table["given_missed"].notna()
-    for kind in ("redrawn", "variants"):
-        alike = table[f"{kind}_share"] >= table["given_share"] - _APART
-        few &= alike | (table[f"{kind}_tested"] == 0)
-    if not few.any():
-        return ""
-    row = table.assign(missed=missed)[few].sort_values(["missed", "pins"]).iloc[0]
-    return _told_odd(row, str(row["given_missed"]), int(row["missed"]))
-
-
-def _told_odd(row: pd.Series[Any], names: str, missed: int) -> str:
-    near = "is a near tie, run without it" if missed == 1 else "are near ties, run without them"
-    return (
-        f"look at {names}: with {counted(int(row['pins']), 'pin')} no other of "
-        f"{row['given_tested']} given inputs misses (if {'it' if missed == 1 else 'they'} {near})"
-    )
-
-
-def _with_fewer(result: Record) -> str:
-    """What to do where some set on the frontier with fewer pins held on a given input, blank where
-    none did: where it missed on a few, look at those.
-    """
-    if result.frontier.empty:
-        return ""
-    fewer = result.frontier[result.frontier["pins"] < len(result.plan.pinned)]
-    some = fewer[fewer["given_passed"] > 0]
-    if some.empty:
-        return ""
-    best = some.sort_values(["given_passed", "pins"], ascending=[False, True]).iloc[0]
-    tested, names = best["given_tested"], best.get("given_missed")
-    missed = tested - best["given_passed"]
-    if isinstance(names, str) and 0 < missed <= _FEW * tested:
-        return _told_odd(best, names, int(missed))
-    return "take fewer pins, which hold on some inputs (frontier.csv, --pick SHARE)"
 
 
 def answer_lines(result: Record) -> list[str]:

@@ -11,8 +11,9 @@ from bisect_trt.core.holds import Holds, InputKind
 from bisect_trt.core.names import counted, markdown
 from bisect_trt.report.record.record import Record
 from bisect_trt.report.record.tables import COST_COLUMNS, OUTPUT_COLUMNS, shown_pins
-from bisect_trt.report.words.headline import headline, next_step, score_after, score_before
+from bisect_trt.report.words.headline import headline, score_after, score_before
 from bisect_trt.report.words.held_on import holds_sentences
+from bisect_trt.report.words.next_step import next_step
 from bisect_trt.report.words.sentences import (
     engine_sentences,
     number,
