@@ -63,6 +63,19 @@ def test_json_is_run_json_and_quiet_is_quiet(tmp_path: Path) -> None:
     assert again.output == "" and again.exit_code == 0
 
 
+@pytest.mark.parametrize("more", [("--dry-run",), ("--robust", "0")])
+def test_options_that_only_an_engine_heeds_are_named_without_one(
+    tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    asked = ("--runner", "emulated", "--max-builds", "3", "--typing", "weak")
+    result = call(
+        "run", *files(encoder_decomposed(), tmp_path), *asked, "--out", str(tmp_path / "o"), *more
+    )
+    assert "no engine judges here: --max-builds and --typing weak change nothing" in " ".join(
+        result.output.split()
+    )
+
+
 def test_dry_run_prices_and_writes_nothing(tmp_path: Path) -> None:
     result = call("run", *files(encoder_decomposed(), tmp_path), "--dry-run")
     assert result.exit_code == 0 and "75 layers" in result.output and "probes" in result.output

@@ -274,6 +274,7 @@ def test_golden_outputs_that_no_requirement_looks_at_are_compared_too(
             out=tmp_path,
         )
         assert (found.cause.value == "golden-mismatch") == bool(moved), found.sentence
+        assert any(f.message.startswith("--golden has no boxes") for f in found.findings)
 
 
 def test_several_samples_are_judged_by_the_worst(tmp_path: Path) -> None:

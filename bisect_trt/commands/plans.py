@@ -20,6 +20,7 @@ from bisect_trt.report.terminal.screen import print_comparison, print_verdict, p
 from bisect_trt.stations.answer.verify import verify
 from bisect_trt.stations.asked.saved_plan import read_plan
 from bisect_trt.stations.asked.settings import Settings
+from bisect_trt.stations.bench.engine_choice import idle_options
 from bisect_trt.stations.cost.estimate import estimate
 
 
@@ -42,6 +43,8 @@ def run_command(dry_run: bool, verbose: bool, as_json: bool, quiet: bool, **chos
             price = estimate(settings, observer)
         with output():
             click.echo(to_json(vars(price)) if as_json else price.sentence)
+            if settings.runner == "emulated" and not as_json and (idle := idle_options(settings)):
+                click.echo(f"note: {idle}")
         return 0
     with progress(quiet=quiet, verbose=verbose, budget=settings.budget) as observer:
         result = run(settings, observer)

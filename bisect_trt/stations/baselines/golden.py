@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from bisect_trt.core.diagnosis import Cause, Diagnosis
 from bisect_trt.core.errors import BadInputError, RunnerFailedError
+from bisect_trt.core.finding import Finding
+from bisect_trt.core.names import some_of
 from bisect_trt.core.sample import Sample
 from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.numerics.requirements.requirement_text import (
@@ -24,6 +26,7 @@ from bisect_trt.numerics.scores import times
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.case.case import Case
 
+_NAMED = 3
 Change = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 _MEAN, _DEVIATION = (
     np.asarray(v, np.float32) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -48,6 +51,12 @@ def check_golden(case: Case, bench: Bench) -> Diagnosis | None:
                 f"--golden: output {name!r} has shape {array.shape}, the model gives "
                 f"{reference[name].shape}"
             )
+    if left := [name for name in reference if name not in golden]:
+        message = (
+            f"--golden has no {some_of(left, _NAMED)}: of the outputs only the others were held "
+            "to it"
+        )
+        bench.note(Finding("golden", left[0], message))
     asked = _for_golden(case.requirements, golden)
     score = _score(asked, golden, reference)
     if score <= 1.0:

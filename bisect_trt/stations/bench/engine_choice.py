@@ -115,3 +115,19 @@ def _engine_crew(settings: Settings, target: str, arguments: Mapping[str, Any]) 
         return Crew([IsolatedWorker(target, arguments)], ends=_REPEATED)
     members = [IsolatedWorker(target, arguments, {"CUDA_VISIBLE_DEVICES": d}) for d in devices]
     return Crew(members, ends=_REPEATED)
+
+
+def idle_options(chosen: Settings) -> str:
+    """That the options which say how engines are built change nothing, where the user chose some
+    and no engine judges; blank where none was chosen.
+    """
+    asked = {
+        "--certify engine": chosen.certify == "engine",
+        "--max-builds": chosen.max_builds is not None,
+        "--typing weak": chosen.typing == "weak",
+        "--trt-module": chosen.trt_module is not None,
+        "--profile": len(chosen.profiles) > 0,
+    }
+    idle = [name for name, is_chosen in asked.items() if is_chosen]
+    change = "changes" if len(idle) == 1 else "change"
+    return f"no engine judges here: {' and '.join(idle)} {change} nothing" if idle else ""

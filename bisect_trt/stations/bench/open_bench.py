@@ -13,12 +13,11 @@ from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.probe.journal import JOURNAL
 from bisect_trt.runners.ort.devices import CPU
-from bisect_trt.stations.asked.settings import Settings
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.bench.emulator_choice import emulator_device, open_emulator
 from bisect_trt.stations.bench.emulator_workers import fewer_hired, open_fleet
 from bisect_trt.stations.bench.engine_ahead import begin as begin_engine
-from bisect_trt.stations.bench.engine_choice import open_engine
+from bisect_trt.stations.bench.engine_choice import idle_options, open_engine
 from bisect_trt.stations.bench.run_folder import claimed_folder, folder_of
 from bisect_trt.stations.case.case import Case
 
@@ -60,18 +59,6 @@ def open_bench(
         raise StoppedError("run the same command again to go on from here") from error
 
 
-def _idle(chosen: Settings) -> list[str]:
-    """The options that say how engines are built, and that the user chose."""
-    asked = {
-        "--certify engine": chosen.certify == "engine",
-        "--max-builds": chosen.max_builds is not None,
-        "--typing weak": chosen.typing == "weak",
-        "--trt-module": chosen.trt_module is not None,
-        "--profile": len(chosen.profiles) > 0,
-    }
-    return [name for name, is_chosen in asked.items() if is_chosen]
-
-
 @contextmanager
 def _opened(
     case: Case,
@@ -103,10 +90,7 @@ def _opened(
         bench = Bench(case, heard, folder, journal, engine, emulator, fleet, clock)
         for finding in (*findings, *noted):
             bench.note(finding)
-        idle = _idle(case.settings) if engine is None else []
-        if idle:
-            change = "changes" if len(idle) == 1 else "change"
-            words = f"no engine judges here: {' and '.join(idle)} {change} nothing"
+        if engine is None and (words := idle_options(case.settings)):
             bench.note(Finding("no-engine", "", words))
         if journal.note:
             bench.note(Finding("journal", JOURNAL, journal.note))
