@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from bisect_trt.core.holds import CONFIDENCE, Holds, InputKind
-from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.numerics.confidence import lower_bound
 from bisect_trt.probe.result import PanelResult, meets
@@ -73,7 +73,7 @@ def row_of(
     for name, share in _QUANTILES.items():
         ordered = sorted(scores)
         row[name] = ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else np.nan
-    row["latency_ms"] = _latency(bench, plan)
+    row["latency_ms"] = _latency(case, bench, plan)
     row["relative_bytes"] = relative_bytes(case, baselines.layers, plan)
     estimate = _by_traffic(case, bench, baselines, base, plan)
     return {**row, **missed, "estimated_latency_ms": estimate}
@@ -103,11 +103,14 @@ def _share(kind: InputKind, passed: int, tested: int, bound: float) -> dict[str,
     }
 
 
-def _latency(bench: Bench, plan: PrecisionPlan) -> float:
+def _latency(case: Case, bench: Bench, plan: PrecisionPlan) -> float:
     """What the engine of ``plan`` takes, NaN where none was built."""
     if bench.engine is None:
         return math.nan
-    built = bench.engine.done.get(bench.plan_for(bench.engine, plan))
+    asked = bench.plan_for(bench.engine, plan)
+    if plan.pinned.issuperset(case.names) and not case.held_low:  # the same network
+        asked = PrecisionPlan(Precision.FP32)
+    built = bench.engine.done.get(asked)
     return float(built.facts.get("latency_ms", math.nan)) if built is not None else math.nan
 
 
@@ -119,7 +122,7 @@ def _by_traffic(
     save time: then launches are what takes it.
     """
     every = base.with_pins(case.names)
-    least, most = _latency(bench, base), _latency(bench, every)
+    least, most = _latency(case, bench, base), _latency(case, bench, every)
     if not most > least:
         return math.nan
     traffic, whole = (relative_bytes(case, baselines.layers, p) for p in (plan, every))

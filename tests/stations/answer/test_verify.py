@@ -340,7 +340,7 @@ def test_every_given_input_counts(tmp_path: Path) -> None:
     onnx.save(fixture.model, model)
     code, text = verify((model, tmp_path, plan), requirement="max_abs<=1e-2")
     assert code == 1 and "The plan does not hold." in text
-    assert "given 19 of 20 inputs" in text and "x04.npz, " in text
+    assert "given 19 of 20 inputs" in text and "x04.npz: " in text
     assert "1 of the inputs is a copy of another" in text
 
 

@@ -66,7 +66,7 @@ def test_a_latency_is_told_between_two_that_were_measured(
 ) -> None:
     case, table = traced(tmp_path)
     base = PrecisionPlan("fp16")
-    built = {base: 1.0, base.with_pins(case.names): slower}
+    built = {base: 1.0, PrecisionPlan("fp32"): slower}  # all pins are that network
     done = {plan: SimpleNamespace(facts={"latency_ms": ms}) for plan, ms in built.items()}
     asked: Any = (case, SimpleNamespace(engine=SimpleNamespace(done=done), plan_for=lambda _, p: p))
     layers: Any = SimpleNamespace(layers=table)
