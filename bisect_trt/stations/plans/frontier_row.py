@@ -19,8 +19,6 @@ from bisect_trt.stations.draws.fresh_test import set_size
 from bisect_trt.stations.plans.traffic import relative_bytes
 
 _QUANTILES = {"p50_score": 0.5, "p95_score": 0.95, "worst_score": 1.0}
-
-
 _NAMED = 3
 
 
