@@ -79,7 +79,10 @@ def test_held_pins_are_held_on_the_engine_too(judged: Judged, robust: float) -> 
 def test_held_lowered_layers_are_to_blame_on_the_engine_too(judged: Judged) -> None:
     fixture = encoder_decomposed()
     result, engine = judged(fixture, Engine(fixture), lower="MatMul|Pow|Add")
-    assert not result.passed and "With what --lower holds pinned too the requirement is met" in result.sentence
+    assert (
+        not result.passed
+        and "With what --lower holds pinned too the requirement is met" in result.sentence
+    )
     assert len(engine.built) == 4, "the baselines, and all pins but the held"
 
 
