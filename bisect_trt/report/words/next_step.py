@@ -13,9 +13,10 @@ from bisect_trt.core.precision import Precision
 from bisect_trt.report.record.record import Record
 from bisect_trt.report.words.tone import is_nearly_all, tone
 
-_FEW, _APART, _WORTH_A_WORD = 0.25, 0.1, 8
+_FEW, _APART, _FAR, _WORTH_A_WORD = 0.25, 0.1, 4.0, 8
 """Of the given inputs: where no more ask for nearly all pins, or for half of some, they may be what
-is unusual; not where their copies and others' miss more often by so much."""
+is unusual; not where copies miss more often by so much, nor where none misses by so many
+tolerances: what misses by little asks for its pins as the others do."""
 
 
 def next_step(result: Record) -> str:
@@ -71,6 +72,7 @@ def _odd_inputs(result: Record) -> str:
     missed = table["given_tested"] - table["given_passed"]
     few = (missed > 0) & (missed <= _FEW * table["given_tested"])
     few &= (table["pins"] <= pins / 2) & table["given_missed"].notna()
+    few &= table["worst_score"] >= _FAR
     for kind in ("redrawn", "variants"):
         alike = table[f"{kind}_share"] >= table["given_share"] - _APART
         few &= alike | (table[f"{kind}_tested"] == 0)
