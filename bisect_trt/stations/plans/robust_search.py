@@ -121,7 +121,7 @@ def _in_rounds(
         if length == len(ranking):
             break
         again = after_refusal(case, bench, base, refused, ranking)
-        if again != list(ranking):
+        if not set(again[:length]) <= set(ranked):  # else what misses alone is pinned already
             ranking, left = again, [strength.get(name, 0.0) for name in again]
             panel.forget(below=length + 1)
             continue
