@@ -26,7 +26,7 @@ from bisect_trt.runners.ort.sessions import reference_session, run_all
 from bisect_trt.runners.tensorrt.runner import TensorRTRunner
 from fixtures import cases
 from fixtures.cases.unimatch import noise
-from fixtures.models import Fixture
+from fixtures.fixture import Fixture
 
 LIMIT = 0.3
 """UniMatch's requirement, which turns its scores into pixels."""

@@ -15,7 +15,8 @@ from typing import Any
 from benchmarks.common import RESULTS, ROOT, machine
 from fixtures import cases
 from fixtures.__main__ import FILES
-from fixtures.models import ALL, Fixture
+from fixtures.fixture import Fixture
+from fixtures.models import ALL
 
 ASKED, IMPOSSIBLE = "encoder_decomposed", "max_abs<=1e-12"
 """FP32 itself is further from the reference."""

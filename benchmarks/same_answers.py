@@ -22,7 +22,8 @@ from pathlib import Path
 from benchmarks.common import DETECTOR, MODELS, RECOGNISER, ROOT, SHARED
 from fixtures import cases
 from fixtures.__main__ import input_bytes, model_bytes
-from fixtures.models import ALL, Fixture
+from fixtures.fixture import Fixture
+from fixtures.models import ALL
 
 SCORE_DIGITS = 6
 """Scores that agree to so many digits are the same: the order of a sum may differ, no rounding

@@ -19,7 +19,7 @@ from bisect_trt.core.sample import Sample
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.runners.base import Repeated
 from bisect_trt.runners.emulator.runner import EmulatedRunner
-from fixtures.models import Fixture
+from fixtures.fixture import Fixture
 
 
 class Engine:

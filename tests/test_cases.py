@@ -21,7 +21,7 @@ from fixtures.cases.encoder import encoder
 from fixtures.cases.nafnet import nafnet, noisy_photo
 from fixtures.cases.rtdetr import normalised, rtdetr
 from fixtures.cases.unimatch import noise, unimatch
-from fixtures.models import Fixture
+from fixtures.fixture import Fixture
 from fixtures.photo import photo
 from tests.conftest import run_model
 from tests.docs.pages import CASES_RUN

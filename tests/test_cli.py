@@ -18,7 +18,9 @@ from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.graph.passes.weak_forms import trtexec_arguments
 from fixtures.__main__ import input_bytes, model_bytes
-from fixtures.models import Fixture, encoder_decomposed, encoder_layernorm, unsavable
+from fixtures.encoders import encoder_decomposed, encoder_layernorm
+from fixtures.fixture import Fixture
+from fixtures.models import unsavable
 
 pytestmark = pytest.mark.usefixtures("few_draws")
 

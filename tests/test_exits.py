@@ -27,7 +27,9 @@ from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.machine.stop import STOPPING, is_stop
 from bisect_trt.report.terminal.exits import guarded
 from fixtures.__main__ import input_bytes, model_bytes
-from fixtures.models import Fixture, encoder_decomposed, residual
+from fixtures.encoders import encoder_decomposed
+from fixtures.fixture import Fixture
+from fixtures.models import residual
 from tests.conftest import HANG_S, without_progress
 
 COMMAND = [sys.executable, "-m", "bisect_trt"]

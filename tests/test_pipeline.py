@@ -25,7 +25,9 @@ from bisect_trt.report.words.headline import headline
 from bisect_trt.runners.emulator import runner as emulated
 from fixtures.__main__ import FILES, input_bytes, model_bytes
 from fixtures.cases.rtdetr import rtdetr
-from fixtures.models import ALL, Fixture, encoder_decomposed, healthy, residual, tf32_victim
+from fixtures.encoders import encoder_decomposed
+from fixtures.fixture import Fixture
+from fixtures.models import ALL, healthy, residual, tf32_victim
 from tests.conftest import forbid_inferences, run_model
 
 pytestmark = pytest.mark.usefixtures("few_draws")

@@ -20,7 +20,8 @@ from fixtures.cases.nafnet import SIDE as RESTORED
 from fixtures.cases.nafnet import nafnet
 from fixtures.cases.unimatch import SIDE as MATCHED
 from fixtures.cases.unimatch import unimatch
-from fixtures.models import encoder_decomposed, waves
+from fixtures.encoders import encoder_decomposed
+from fixtures.fixture import waves
 from fixtures.photo import photo, sampled
 from fixtures.tokens import sentence, token_encoder
 

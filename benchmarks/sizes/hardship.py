@@ -27,7 +27,8 @@ from bisect_trt.core.disk.run_files import RESULT_FILES
 from bisect_trt.graph import to_emulated
 from bisect_trt.stations.asked.saved_plan import read_plan
 from fixtures.__main__ import input_bytes, model_bytes
-from fixtures.models import Fixture, residual
+from fixtures.fixture import Fixture
+from fixtures.models import residual
 
 COMMAND = [sys.executable, "-m", "bisect_trt", "run"]
 

@@ -20,7 +20,8 @@ from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.numerics.draws.draws import redrawn, redrawn_lookups
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.runners.ort.lookups import Lookups
-from fixtures.models import encoder_decomposed, residual
+from fixtures.encoders import encoder_decomposed
+from fixtures.models import residual
 from fixtures.tokens import sentence, token_encoder
 
 AMOUNTS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)

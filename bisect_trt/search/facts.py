@@ -19,7 +19,7 @@ class Regime(StrEnum):
     """What kind of problem the search met."""
 
     FEW_CULPRITS = "few culprits"
-    DIFFUSE = "diffuse accumulation"
+    DIFFUSE = "diffuse"
 
 
 def regime_of(pins: int, layers: int) -> Regime | None:

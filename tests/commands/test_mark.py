@@ -14,7 +14,8 @@ from click.testing import Result as Ended
 
 from bisect_trt.cli import main
 from fixtures.__main__ import input_bytes, model_bytes
-from fixtures.models import branch, encoder_decomposed
+from fixtures.encoders import encoder_decomposed
+from fixtures.subgraphs import branch
 from tests.conftest import run_model
 
 

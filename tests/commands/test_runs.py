@@ -30,14 +30,10 @@ from bisect_trt.stations.bench.open_bench import open_bench
 from bisect_trt.stations.case.case import Case, load
 from bisect_trt.stations.draws.redrawn import redraws
 from bisect_trt.stations.draws.varied import variants
-from fixtures.models import (
-    Fixture,
-    branch,
-    encoder_decomposed,
-    encoder_layernorm,
-    healthy,
-    residual,
-)
+from fixtures.encoders import encoder_decomposed, encoder_layernorm
+from fixtures.fixture import Fixture
+from fixtures.models import healthy, residual
+from fixtures.subgraphs import branch
 from tests.conftest import forbid_inferences
 from tests.report.synthetic import synthetic_result
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from bisect_trt.cli import main
 from bisect_trt.report.terminal.progress import ProgressObserver
 from fixtures.__main__ import input_bytes, model_bytes
-from fixtures.models import branch
+from fixtures.subgraphs import branch
 
 
 @pytest.fixture

@@ -46,7 +46,9 @@ from bisect_trt.runners.ort.devices import cuda_device
 from bisect_trt.runners.ort.reference import Reference
 from bisect_trt.runners.ort.sessions import run_all, session_as_written
 from bisect_trt.runners.ort.values import owned, value_of, viewed
-from fixtures.models import ALL, Fixture, encoder_decomposed, residual, unsavable
+from fixtures.encoders import encoder_decomposed
+from fixtures.fixture import Fixture
+from fixtures.models import ALL, residual, unsavable
 from tests.networks import asking_for_shapes
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]

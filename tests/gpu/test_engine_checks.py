@@ -16,7 +16,8 @@ from bisect_trt.pipeline import compare
 from bisect_trt.runners.doctor import examine
 from bisect_trt.runners.tensorrt.runner import TensorRTRunner
 from bisect_trt.stations.asked.settings import Settings
-from fixtures.models import encoder_layernorm, waves
+from fixtures.encoders import encoder_layernorm
+from fixtures.fixture import waves
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 

@@ -24,7 +24,9 @@ from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.runners.ort.devices import visible_gpus
 from bisect_trt.runners.tensorrt.runner import TensorRTRunner
 from fixtures import cases
-from fixtures.models import ALL, Fixture, encoder_decomposed, healthy, residual, unsavable
+from fixtures.encoders import encoder_decomposed
+from fixtures.fixture import Fixture
+from fixtures.models import ALL, healthy, residual, unsavable
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 

@@ -14,7 +14,8 @@ from bisect_trt.core.sample import Sample
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.runners.onnxruntime_cuda import OrtCudaRunner
 from bisect_trt.runners.ort.devices import why_no_provider
-from fixtures.models import encoder_decomposed, residual, tf32_victim
+from fixtures.encoders import encoder_decomposed
+from fixtures.models import residual, tf32_victim
 
 pytestmark = [
     pytest.mark.gpu,

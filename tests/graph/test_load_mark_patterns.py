@@ -19,7 +19,8 @@ from bisect_trt.graph.inspection.weight_range import weight_findings
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.model.patterns import find_patterns
 from bisect_trt.graph.passes.marked import mark_outputs, select_tensors
-from fixtures.models import branch, encoder_decomposed, encoder_layernorm, loop
+from fixtures.encoders import encoder_decomposed, encoder_layernorm
+from fixtures.subgraphs import branch, loop
 from tests.conftest import run_model
 
 

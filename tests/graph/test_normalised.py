@@ -16,7 +16,9 @@ from bisect_trt.core.errors import BadInputError
 from bisect_trt.graph import list_layers
 from bisect_trt.graph.files.load import load_model
 from bisect_trt.graph.files.normalised import normalised
-from fixtures.models import ALL, branch, encoder_decomposed
+from fixtures.encoders import encoder_decomposed
+from fixtures.models import ALL
+from fixtures.subgraphs import branch
 from tests.conftest import run_model, same
 
 F = TensorProto.FLOAT

@@ -10,7 +10,9 @@ from onnx import TensorProto
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.graph import Graph, to_emulated
 from bisect_trt.graph.model.roundings import is_rounded, list_roundings
-from fixtures.models import branch, encoder_decomposed, residual
+from fixtures.encoders import encoder_decomposed
+from fixtures.models import residual
+from fixtures.subgraphs import branch
 
 GRAPHS = {make.__name__: Graph(make().model) for make in (encoder_decomposed, residual)}
 

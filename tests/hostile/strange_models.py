@@ -11,7 +11,10 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from fixtures.models import bf16_victim, branch, encoder_decomposed, loop, waves
+from fixtures.encoders import encoder_decomposed
+from fixtures.fixture import waves
+from fixtures.models import bf16_victim
+from fixtures.subgraphs import branch, loop
 from tests.graph.test_normalised import function_model
 from tests.stations.answer.test_honesty import masked, quantised_network
 

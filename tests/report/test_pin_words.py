@@ -19,7 +19,7 @@ from bisect_trt.search.facts import (
     ranking_auc,
     regime_of,
 )
-from fixtures.models import encoder_decomposed
+from fixtures.encoders import encoder_decomposed
 
 
 def test_layernorms_are_told_as_such() -> None:

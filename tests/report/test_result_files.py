@@ -45,7 +45,9 @@ from bisect_trt.report.record.tables import cost_table
 from bisect_trt.report.words.markdown import as_markdown
 from bisect_trt.stations.engine import layer_errors as engine_layer_errors
 from fixtures.build import GraphBuilder
-from fixtures.models import Fixture, encoder_decomposed, healthy, unsavable
+from fixtures.encoders import encoder_decomposed
+from fixtures.fixture import Fixture
+from fixtures.models import healthy, unsavable
 from tests.conftest import run_model, same
 
 HOSTILE = (

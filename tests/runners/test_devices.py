@@ -52,7 +52,10 @@ from bisect_trt.stations.bench.emulator_choice import (
 from bisect_trt.stations.bench.emulator_workers import gpus_in_turn, open_fleet
 from bisect_trt.stations.bench.open_bench import open_bench
 from bisect_trt.stations.case.case import Case, load
-from fixtures.models import Fixture, branch, encoder_decomposed, healthy, residual
+from fixtures.encoders import encoder_decomposed
+from fixtures.fixture import Fixture
+from fixtures.models import healthy, residual
+from fixtures.subgraphs import branch
 from tests.networks import convolutional
 
 PLANTED = Device(name="planted")

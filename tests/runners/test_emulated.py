@@ -19,7 +19,9 @@ from bisect_trt.graph.passes.switched import to_switched
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.runners.emulator.whole_model import WholeModelRunner
 from fixtures.build import GraphBuilder
-from fixtures.models import ALL, Fixture, encoder_decomposed, residual
+from fixtures.encoders import encoder_decomposed
+from fixtures.fixture import Fixture
+from fixtures.models import ALL, residual
 from tests.conftest import run_model
 
 ULP = {Precision.FP16: 2.0**-10, Precision.BF16: 2.0**-7, Precision.TF32: 2e-6}

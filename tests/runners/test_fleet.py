@@ -38,7 +38,8 @@ from bisect_trt.runners.emulator.server import SERVER, EmulationServer, server_a
 from bisect_trt.runners.workers.crew import Crew
 from bisect_trt.runners.workers.process import IsolatedWorker
 from bisect_trt.stations.bench import emulator_workers
-from fixtures.models import encoder_decomposed, residual
+from fixtures.encoders import encoder_decomposed
+from fixtures.models import residual
 from tests.conftest import HANG_S
 
 

@@ -27,7 +27,9 @@ from bisect_trt.runners.tensorrt.module import import_tensorrt
 from bisect_trt.runners.tensorrt.readback import dishonoured_after_parsing
 from bisect_trt.runners.tensorrt.records import Built, EngineRequest, Profile
 from bisect_trt.runners.tensorrt.runner import TensorRTRunner, profile_of
-from fixtures.models import ALL, Fixture, encoder_decomposed, healthy
+from fixtures.encoders import encoder_decomposed
+from fixtures.fixture import Fixture
+from fixtures.models import ALL, healthy
 from tests import models
 
 TRT = import_tensorrt("tensorrt_rtx")

@@ -97,7 +97,7 @@ def search_sentences(result: Record) -> list[str]:
     kind = f"{facts.regime}; the" if facts.regime else "The"
     if facts.regime == Regime.DIFFUSE.value:
         # Where some layers miss alone it is no accumulation, however many are pinned.
-        word = facts.regime if result.cause is Cause.ACCUMULATION else "spread"
+        word = "diffuse accumulation" if result.cause is Cause.ACCUMULATION else "spread"
         kind = f"{word} over {facts.spread_over} layers; the"
     lines = [f"{kind} pins are {'; '.join(facts.blocks)}."]
     auc = ""

@@ -23,7 +23,9 @@ from bisect_trt.graph.files.load import load_model
 from bisect_trt.graph.inspection.inspection import inspect_model
 from bisect_trt.report.words.headline import headline
 from bisect_trt.runners.ort.sessions import reference_session
-from fixtures.models import encoder_decomposed, healthy, residual, unsavable, waves
+from fixtures.encoders import encoder_decomposed
+from fixtures.fixture import waves
+from fixtures.models import healthy, residual, unsavable
 from tests.conftest import run_model, same
 from tests.graph.test_normalised import function_model
 from tests.models import DETECTOR, page

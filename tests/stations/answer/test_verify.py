@@ -21,7 +21,8 @@ from bisect_trt.cli import main
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.graph import list_layers
 from fixtures.build import GraphBuilder
-from fixtures.models import encoder_decomposed, healthy, tf32_victim
+from fixtures.encoders import encoder_decomposed
+from fixtures.models import healthy, tf32_victim
 from tests.conftest import run_model
 
 pytestmark = pytest.mark.usefixtures("few_draws")

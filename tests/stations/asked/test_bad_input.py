@@ -16,7 +16,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.cli import main
 from fixtures.__main__ import model_bytes
-from fixtures.models import encoder_layernorm, healthy
+from fixtures.encoders import encoder_layernorm
+from fixtures.models import healthy
 
 F = TensorProto.FLOAT
 

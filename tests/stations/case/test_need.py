@@ -31,7 +31,7 @@ from bisect_trt.runners.ort.side_by_side import ROOM_BYTES
 from bisect_trt.stations.asked.settings import Settings
 from bisect_trt.stations.case import need
 from bisect_trt.stations.case.array_headers import headers_of
-from fixtures.models import branch
+from fixtures.subgraphs import branch
 
 ROOT = Path(__file__).resolve().parents[3]
 KB = 1024

@@ -29,7 +29,8 @@ from bisect_trt.stations.case.case import load
 from bisect_trt.stations.case.usual_time import usual_seconds
 from bisect_trt.stations.cause import each_alone
 from bisect_trt.stations.draws import refused
-from fixtures.models import encoder_decomposed, healthy
+from fixtures.encoders import encoder_decomposed
+from fixtures.models import healthy
 from tests.conftest import forbid_inferences
 
 FIXTURE = encoder_decomposed()

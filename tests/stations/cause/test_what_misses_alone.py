@@ -13,7 +13,7 @@ import pytest
 import bisect_trt
 from bisect_trt.core.diagnosis import Cause
 from fixtures.build import GraphBuilder
-from fixtures.models import waves
+from fixtures.fixture import waves
 from tests.conftest import forbid_inferences
 
 

@@ -15,7 +15,8 @@ from bisect_trt.stations.asked.settings import Settings
 from bisect_trt.stations.case.case import Case, load
 from bisect_trt.stations.cost.estimate import estimate
 from bisect_trt.stations.cost.work import Work, expected_work
-from fixtures.models import encoder_decomposed, healthy
+from fixtures.encoders import encoder_decomposed
+from fixtures.models import healthy
 
 FIXTURE = encoder_decomposed()
 

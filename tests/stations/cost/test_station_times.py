@@ -19,7 +19,8 @@ from bisect_trt.stations.cause import effect_rows, sensitivity
 from bisect_trt.stations.cause.sensitivity import Sensitivity, measure_sensitivity
 from bisect_trt.stations.plans import frontier
 from fixtures.build import GraphBuilder
-from fixtures.models import Fixture, residual, waves
+from fixtures.fixture import Fixture, waves
+from fixtures.models import residual
 from tests.conftest import forbid_inferences
 
 BUDGET_S = 30.0

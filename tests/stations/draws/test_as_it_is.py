@@ -33,7 +33,9 @@ from bisect_trt.stations.case.case import load
 from bisect_trt.stations.cause.effect_rows import EffectRows
 from bisect_trt.stations.cause.triage import _others
 from bisect_trt.stations.draws.evidence import Refusal
-from fixtures.models import Fixture, encoder_decomposed, healthy, residual
+from fixtures.encoders import encoder_decomposed
+from fixtures.fixture import Fixture
+from fixtures.models import healthy, residual
 from tests.conftest import run_model
 
 pytestmark = pytest.mark.usefixtures("few_draws")

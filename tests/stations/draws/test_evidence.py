@@ -24,7 +24,7 @@ from bisect_trt.stations.draws.evidence import (
 )
 from bisect_trt.stations.draws.panel import Panel, PanelSamples
 from fixtures.build import GraphBuilder
-from fixtures.models import waves
+from fixtures.fixture import waves
 
 LOW = PrecisionPlan("fp16")
 EVERY = LOW.with_pins(("a", "b"))

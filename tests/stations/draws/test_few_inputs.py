@@ -15,7 +15,9 @@ from bisect_trt.cli import main
 from bisect_trt.numerics.draws.variants import check_kinds
 from bisect_trt.report.files.read_run import read_run
 from bisect_trt.report.words.sentences import score_without
-from fixtures.models import Fixture, conv_clip, encoder_decomposed, healthy, residual
+from fixtures.encoders import encoder_decomposed
+from fixtures.fixture import Fixture
+from fixtures.models import conv_clip, healthy, residual
 
 FIXTURE = residual()
 

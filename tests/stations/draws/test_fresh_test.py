@@ -33,7 +33,8 @@ from bisect_trt.stations.draws.fresh_test import (
 )
 from bisect_trt.stations.draws.holds import measure_holds
 from bisect_trt.stations.draws.refused import first_refusal
-from fixtures.models import Fixture, healthy
+from fixtures.fixture import Fixture
+from fixtures.models import healthy
 
 
 def case_of(tmp_path: Path, share: float, require: str = "max_abs<=1") -> Case:

@@ -32,7 +32,9 @@ from bisect_trt.stations.draws.fresh_test import wanted_of_variants
 from bisect_trt.stations.draws.redrawn import redraws
 from bisect_trt.stations.draws.varied import wants_variants
 from fixtures.build import GraphBuilder
-from fixtures.models import Fixture, encoder_decomposed, healthy, residual, tf32_victim
+from fixtures.encoders import encoder_decomposed
+from fixtures.fixture import Fixture
+from fixtures.models import healthy, residual, tf32_victim
 from fixtures.tokens import sentence, token_encoder
 from tests.conftest import forbid_inferences, run_model
 

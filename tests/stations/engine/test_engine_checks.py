@@ -19,7 +19,8 @@ from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.pipeline import compare
 from bisect_trt.report.words.headline import headline
 from bisect_trt.stations.asked.settings import Settings
-from fixtures.models import Fixture, encoder_layernorm, waves
+from fixtures.encoders import encoder_layernorm
+from fixtures.fixture import Fixture, waves
 from tests.conftest import forbid_inferences
 from tests.engines import Changed
 

@@ -21,7 +21,8 @@ from bisect_trt.stations.pieces.engine_trials import BAD_SHARE, PROCESSES, Engin
 from bisect_trt.stations.pieces.explained import what_rounding_explains
 from bisect_trt.stations.pieces.reduce import Reduced, reduce_piece
 from bisect_trt.stations.pieces.seen import Budget, Seen, Suspect
-from fixtures.models import ALL, Fixture
+from fixtures.fixture import Fixture
+from fixtures.models import ALL
 from tests.conftest import run_model
 from tests.planted import PlantedRunner, residual, unsteady
 

@@ -25,7 +25,8 @@ from bisect_trt.stations.draws.evidence import Refusal
 from bisect_trt.stations.engine.diagnosis import Fp32, what_fp32_is
 from bisect_trt.stations.engine.table import probe_effect_matters
 from bisect_trt.stations.verdict import engine_verdict
-from fixtures.models import encoder_decomposed, residual, tf32_victim
+from fixtures.encoders import encoder_decomposed
+from fixtures.models import residual, tf32_victim
 from tests.engines import Engine, Judged, WorseOnDraws
 
 pytestmark = pytest.mark.usefixtures("few_draws")
