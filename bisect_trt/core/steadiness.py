@@ -16,7 +16,8 @@ class Steadiness:
     the answers to that sample which they differ most for. ``apart`` is the largest difference
     between two answers, over the range of the reference's output, on output ``output`` of sample
     ``sample``; 0 where no two differ, infinite where only one of them is finite there.
-    ``processes`` counts those that the runs were made in.
+    ``processes`` counts those that the runs were made in, ``right`` those in which every run met
+    the requirements; None where nobody counted.
     """
 
     runs: int
@@ -28,6 +29,7 @@ class Steadiness:
     output: str = ""
     sample: str = ""
     processes: int = 1
+    right: int | None = None
 
     @property
     def steady(self) -> bool:

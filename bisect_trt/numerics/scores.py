@@ -86,3 +86,17 @@ def fraction(value: float, limit: float) -> float:
     if value <= 0.0:
         return 0.0
     return min(value / limit, MOST) if limit > 0.0 else NOTHING_ALLOWED
+
+
+def beyond(excess: float, limit: float) -> float:
+    """The score of a value that lies ``excess`` beyond its limit, on a scale that nobody knows: 1
+    at the limit, and further by the parts of the limit that it lies beyond, or within.
+
+    Args:
+        excess: in the metric's unit, negative where the limit is kept.
+        limit: of any sign; where it is 0 the metric's unit stands for it.
+    """
+    score = 1.0 + excess / (abs(limit) or 1.0)
+    # What misses by a last bit must not round to 1.
+    least = math.nextafter(1.0, 2.0) if excess > 0.0 else 0.0
+    return min(max(score, least), MOST)

@@ -162,3 +162,25 @@ def test_task_metric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_equal_outputs_have_a_cosine_of_1(size: int) -> None:
     values = np.random.default_rng(size).normal(size=size).astype(np.float32)
     assert tensor_error(values, values.copy()).cosine == 1.0
+
+
+LIMITS = st.floats(-1e3, 1e3)
+
+
+@given(LIMITS, st.lists(st.floats(-1e4, 1e4), min_size=2), st.sampled_from([">=", "<="]))
+def test_a_users_metric_is_scored_by_how_far_it_is_beyond_its_limit(
+    limit: float, values: list[float], bound: str
+) -> None:
+    """Of any sign: at most 1 is exactly what meets the condition, and worse never scores less."""
+    (item,) = parse_requirements([f"own{bound}{limit!r}"], ["y"], {"own": lambda *_: 0.0}).items
+    better = sorted(values, reverse=bound == ">=")
+    scores = [item.score_of(value) for value in better]
+    assert scores == sorted(scores)
+    met = [value >= limit if bound == ">=" else value <= limit for value in better]
+    assert [score <= 1.0 for score in scores] == met
+
+
+def test_a_users_error_in_decibels_is_no_pass_at_any_number_below_zero() -> None:
+    (item,) = parse_requirements(["own<=-100"], ["y"], {"own": lambda *_: 0.0}).items
+    assert item.score_of(-62.0) == pytest.approx(1.38)
+    assert item.score_of(-120.0) == pytest.approx(0.8)

@@ -161,7 +161,9 @@ def test_metrics_of_all_inputs_are_told_apart(
     assert requirements.judge(one, one).score == 0.0
     told = requirements.judge_all([one, one], [one, one])
     assert told == [0.2]
-    assert requirements.together([(0.0, math.nan)] * 2, collective=told) == pytest.approx(4.5)
+    assert requirements.together([(0.0, math.nan)] * 2, collective=told) == pytest.approx(
+        1.0 + 0.7 / 0.9
+    )
     with pytest.raises(BadInputError, match="sees all inputs"):
         parse_requirements(["worst<=1", "f1@mean>=0.9"], ["y"], single, collective)
 
@@ -170,7 +172,7 @@ def test_a_metric_of_the_users_may_have_a_known_name() -> None:
     """In per cent, for example: the scale of our own does not apply."""
     requirements = parse_requirements(["top1>=76"], ["y"], {"top1": lambda r, c: 40.0})
     one = {"y": np.float32([1.0])}
-    assert requirements.judge(one, one).score == pytest.approx(76 / 40)
+    assert requirements.judge(one, one).score == pytest.approx(1 + (76 - 40) / 76)
 
 
 def test_an_exact_input_does_not_hide_the_others() -> None:

@@ -143,8 +143,10 @@ def test_with_one_input_the_answer_says_so_before_anything_else() -> None:
         "input does not tell."
     )
     unknown = replace(alone, given=Holding(2, 2), has_margin=False)
-    assert "anything: a decision tells only whether" in holds_sentences(unknown)[1]
-    beyond = replace(unknown, has_margin=True)
+    assert "anything: what they show is whether they hold" in holds_sentences(unknown)[1]
+    exact = replace(unknown, has_margin=True)
+    assert "no copy shows any error" in holds_sentences(exact)[1]
+    beyond = replace(exact, redrawn=replace(exact.redrawn, worst_score=math.inf))
     assert "by more than any number of tolerances" in holds_sentences(beyond)[1]
     few = replace(several, given=Holding(3, 3), reach=1.25)
     assert holds_sentences(few)[0].startswith("Undecided. Holds on given 3 of 3 inputs")

@@ -237,3 +237,23 @@ def test_what_reads_a_pinned_branch_rounds_it(op: str, low: str) -> None:
         (expected,) = run_model(to_emulated(model, plan), inputs, UNOPTIMISED)
         got = next(runner.outputs(plan, [Sample("s", inputs)]))["y"]
         np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("pinned", [("/MatMul",), ("/MatMul", "/Sigmoid"), ()])
+def test_an_infinity_that_fp16_makes_goes_through_a_product_pinned_in_tf32(
+    pinned: tuple[str, ...],
+) -> None:
+    """Splitting it would give NaN, and blame the layers before for what saturates behind."""
+    b = GraphBuilder(0)
+    weight = b.weight(np.abs(b.random.normal(size=(4, 4))))
+    b.rename_output(b.op("Sigmoid", b.op("MatMul", b.op("Exp", "x"), weight)), "y")
+    model = b.model({"x": [1, 4]}, {"y": [1, 4]})
+    sample = Sample("s", {"x": np.float32([[12.0, 1.0, 2.0, 3.0]])})  # e to the 12th is too large
+    plan = PrecisionPlan(Precision.FP16, pinned, Precision.TF32)
+    runner = EmulatedRunner(model, Precision.FP16)
+    for outputs in (
+        next(runner.outputs(plan, [sample])),
+        next(WholeModelRunner(model).outputs(plan, [sample])),
+        runner.outputs_by_node(plan, sample, rtx_sums=False),
+    ):
+        np.testing.assert_array_equal(outputs["y"], np.ones((1, 4), np.float32))

@@ -206,10 +206,11 @@ class _Writer:
         if by_pin is None and self._only_reader(tensor) == index:
             return tensor
         version = self._rounder.fresh(f"{tensor}__{low}")
-        # Splitting an infinity that FP16 made would give NaN, so where pins are split the lowered
-        # side always rounds.
-        off = (rounding.maker,) if rounding.maker and by_pin is None and low.is_storage else ()
-        self._switch(Flag((layer,), off), tensor, version, low, pin)
+        makers = (rounding.maker,) if rounding.maker and low.is_storage else ()
+        # What its maker rounded stays as it is. Splitting would leave it too, but for an infinity
+        # that FP16 made, which would become NaN: where pins are split it is rounded once more.
+        flag = Flag((layer,), makers) if by_pin is None else Flag((layer, *makers))
+        self._switch(flag, tensor, version, low, pin)
         return version
 
     def _choose_body(self, index: int, node: onnx.NodeProto) -> None:

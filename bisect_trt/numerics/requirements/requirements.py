@@ -16,7 +16,7 @@ from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.numerics.errors.tensor_error import TensorError, tensor_error
 from bisect_trt.numerics.requirements.aggregates import WORST, aggregate
 from bisect_trt.numerics.requirements.decisions import decision, is_decision
-from bisect_trt.numerics.scores import MOST, elementwise, fraction
+from bisect_trt.numerics.scores import MOST, beyond, elementwise, fraction
 
 TaskMetric = Callable[[Arrays, Arrays], float]
 CollectiveMetric = Callable[[Sequence[Arrays], Sequence[Arrays]], float]
@@ -73,20 +73,14 @@ class Requirement:
             return math.inf
         if self.metric == "atol":
             return value
+        if self.own and (self.at_least or self.limit < 0.0):
+            return beyond(self.limit - value if self.at_least else value - self.limit, self.limit)
         if not self.at_least:
             return fraction(value, self.limit)
-        if not self.own and (self.metric == "cosine" or is_decision(self.metric)):
+        if self.metric == "cosine" or is_decision(self.metric):
             return fraction(1.0 - value, 1.0 - self.limit)
-        if not self.own and self.metric in ("snr_db", "psnr_db"):
-            # An exponent beyond this leaves float64.
-            return min(float(10.0 ** min((self.limit - value) / 20.0, 9.0)), MOST)
-        if self.limit > 0.0 and value > 0.0:
-            return self.limit / value
-        return (
-            1.0
-            if value >= self.limit
-            else 1.0 + fraction(self.limit - value, abs(self.limit) or 1.0)
-        )
+        # Decibels; an exponent beyond this leaves float64.
+        return min(float(10.0 ** min((self.limit - value) / 20.0, 9.0)), MOST)
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,9 @@ def _beyond(holds: Holds) -> str:
     if holds.set_size > 1 and math.isinf(holds.reach):
         return f"{copies} anything: so few inputs, or such a metric, do not tell."
     if math.isinf(holds.reach) and holds.has_margin:
+        if not any(math.isinf(kind.worst_score) for kind in (holds.redrawn, holds.variants)):
+            return f"{copies} anything: no copy shows any error, so nothing was at stake in them."
         return f"{copies} anything: some copies miss it by more than any number of tolerances."
-    if math.isinf(holds.reach):  # a decision that never changed, or one that did
-        return f"{copies} anything: a decision tells only whether it changed, not how nearly."
+    if math.isinf(holds.reach):  # a decision that never changed, or one that did; or no error
+        return f"{copies} anything: what they show is whether they hold, not how nearly."
     return f"{copies} up to {times(holds.reach)}, {far}."

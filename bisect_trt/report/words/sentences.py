@@ -121,14 +121,19 @@ def _steadiness_sentences(seen: Steadiness | None) -> list[str]:
     if seen is None:
         return []
     where = "one process" if seen.processes == 1 else f"{seen.processes} processes"
-    bound = 100.0 * lower_bound(seen.passed, seen.runs)
     bits = "in each process an input always had the same answer, bit for bit"
     if not seen.steady:
         bits = f"{seen.differing} runs differed from the others of their input and process"
-    return [
-        f"{seen.passed} of {seen.runs} runs in {where} met the requirement, at least {bound:.1f} % "
-        f"of all do with 95 % confidence; {bits}."
-    ]
+    lines = [f"{seen.passed} of {seen.runs} runs in {where} met the requirement; {bits}."]
+    if seen.right is not None and seen.processes > 1:
+        # The runs of one process are no observations of their own: an engine was seen to be right
+        # in every run of some processes and in none of others.
+        bound = 100.0 * lower_bound(seen.right, seen.processes)
+        lines.append(
+            f"Every run did in {seen.right} of the {where}, so in at least {bound:.0f} % of all, "
+            "with 95 % confidence: an engine that is seldom wrong is not found so."
+        )
+    return lines
 
 
 def engine_sentences(result: Record) -> list[str]:

@@ -125,9 +125,9 @@ def _measured(
         fitted=case.settings.fitted,
         wanted_of_given=wanted_of_given(case),
         set_size=size,
-        reach=reach(case, bench, alone, copies),
+        reach=reach(case, bench, plan, alone, copies),
         holdout_size=apart,
-        has_margin=size > 1 or has_margin(case, copies),
+        has_margin=size > 1 or has_margin(case, plan, copies),
         draws=(test.stream, test.draws * size),
     )
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 
 from bisect_trt.core.holds import InputKind
+from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.graph.model.decided import decided_outputs
 from bisect_trt.numerics.confidence import draws_needed
 from bisect_trt.numerics.prediction import limit_of_sets, prediction_limit
 from bisect_trt.numerics.requirements.decisions import is_decision
@@ -21,7 +23,11 @@ says how near the next input's is to becoming another."""
 
 
 def reach(
-    case: Case, bench: Bench, given: Sequence[SampleResult], copies: Sequence[SampleResult]
+    case: Case,
+    bench: Bench,
+    plan: PrecisionPlan,
+    given: Sequence[SampleResult],
+    copies: Sequence[SampleResult],
 ) -> float:
     """In tolerances; NaN where nothing was copied, and infinite where nothing can be told. No less
     than what a given input scores that must meet the requirement.
@@ -29,6 +35,7 @@ def reach(
     Args:
         case: the given inputs, and what is asked for.
         bench: where their references are.
+        plan: what they were run under.
         given: what each of the given inputs came to, taken alone.
         copies: what each copy of them came to, by all who judge; of sets what each set did.
     """
@@ -38,31 +45,52 @@ def reach(
     # itself 4 of 33 words from four inputs were wrong, and 5 of 54 from eight.
     share = (1.0 + wanted_of_unseen(case)) / 2.0
     if set_size(case) > 1:
-        return _of_sets(case, given, share)
+        return _of_sets(case, plan, given, share)
+    if _lowered(case, plan) and not _shows_errors(copies):  # nothing was at stake in them
+        return math.inf
     floor = min(_floor(case, bench), 1.0)
     scores = [copy.score - floor for copy in copies]
-    if not given or not has_margin(case, copies):  # no time was left to run them
+    if not given or not has_margin(case, plan, copies):  # no time was left to run them
         return math.inf
     found = sorted((result.score for result in given), reverse=True)
     least = found[min(spared(case, InputKind.GIVEN, len(found)), len(found) - 1)]
     return max(least, floor + prediction_limit(scores, len(case.samples), share))
 
 
-def has_margin(case: Case, copies: Sequence[SampleResult]) -> bool:
+def has_margin(case: Case, plan: PrecisionPlan, copies: Sequence[SampleResult]) -> bool:
     """Whether scores of ``copies`` tell more than whether each holds.
 
     Args:
         case: what is asked for.
+        plan: what they were run under.
         copies: what each copy of an input came to.
     """
-    items = case.requirements.items
-    unknown = [k for k, item in enumerate(items) if item.own or is_decision(item.metric)]
     # What is told of a margin by the conditions beside it says nothing of a decision's own.
-    told = [{copy.values[k] for copy in copies if copy.values} for k in unknown]
-    return all(len(values) > _TWO_ANSWERS for values in told)
+    decided = decided_outputs(case.graph, _lowered(case, plan))
+    run = [copy for copy in copies if copy.values]
+    for place, item in enumerate(case.requirements.items):
+        told = {copy.values[place] for copy in run}
+        if item.own or is_decision(item.metric):
+            if len(told) <= _TWO_ANSWERS:
+                return False
+            continue
+        asked = [name for name in case.graph.outputs if item.output in (None, name)]
+        for name in decided.intersection(asked):
+            if len({copy.errors[name].max_abs for copy in run}) <= _TWO_ANSWERS:
+                return False
+    return True
 
 
-def _of_sets(case: Case, given: Sequence[SampleResult], share: float) -> float:
+def _shows_errors(copies: Sequence[SampleResult]) -> bool:
+    return any(e.max_abs or not e.finite for copy in copies for e in copy.errors.values())
+
+
+def _lowered(case: Case, plan: PrecisionPlan) -> frozenset[str]:
+    names = (layer.name for layer in case.layers)
+    return frozenset(n for n in names if plan.precision_of(n) is not Precision.FP32)
+
+
+def _of_sets(case: Case, plan: PrecisionPlan, given: Sequence[SampleResult], share: float) -> float:
     """What another set of as many inputs may score; infinite where the given ones are fewer than
     would bound the share one by one, and for a metric of all inputs at once. Of 24 inputs 4 of 20
     words were wrong: a percentile of so few is one of them, and a rare kind of input is in few.
@@ -72,9 +100,10 @@ def _of_sets(case: Case, given: Sequence[SampleResult], share: float) -> float:
     wanted = wanted_of_unseen(case)
     if count < draws_needed(wanted) or requirements.tells_of_all or not all(values):
         return math.inf
-    columns = zip(*values, strict=True)
-    for item, column in zip(items, columns, strict=True):
-        if item.own and len(set(column)) <= _TWO_ANSWERS:
+    decided = decided_outputs(case.graph, _lowered(case, plan))
+    for item, column in zip(items, zip(*values, strict=True), strict=True):
+        of_decided = not decided.isdisjoint([item.output] if item.output else case.graph.outputs)
+        if (item.own or of_decided) and len(set(column)) <= _TWO_ANSWERS:
             return math.inf
     # That no decision was another says little of the next: one that is takes part in the lot.
     if any(is_decision(item.metric) for item in items):

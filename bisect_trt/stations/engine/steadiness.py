@@ -132,4 +132,11 @@ def runs_of(results: Sequence[ProbeResult]) -> Steadiness:
         output=widest.output,
         sample=widest.sample,
         processes=len(results),
+        right=sum(_is_right(r) for r in results),
     )
+
+
+def _is_right(result: ProbeResult) -> bool:
+    """Whether every run of one process met the requirements."""
+    seen = result.steadiness
+    return result.verdict.passed if seen is None else seen.passed == seen.runs

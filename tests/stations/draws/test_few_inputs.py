@@ -15,8 +15,9 @@ from bisect_trt.cli import main
 from bisect_trt.numerics.draws.variants import check_kinds
 from bisect_trt.report.files.read_run import read_run
 from bisect_trt.report.words.sentences import score_without
+from fixtures.build import GraphBuilder
 from fixtures.encoders import encoder_decomposed
-from fixtures.fixture import Fixture
+from fixtures.fixture import Fixture, waves
 from fixtures.models import conv_clip, healthy, residual
 
 FIXTURE = residual()
@@ -59,6 +60,32 @@ def test_a_decision_that_never_changed_tells_nothing_of_the_next_input(tmp_path:
     many = run(tmp_path / "many", np.linspace(0.8, 1.0, 59), require="top1>=1")
     assert many.holds.given.passed + many.holds.holdout.passed == 59
     assert many.holds.word.value == "robust"
+
+
+def test_a_class_tells_nothing_of_the_next_input_by_any_metric(tmp_path: Path) -> None:
+    """The default requirement on an integer output is a decision as ``argmax`` is."""
+    b = GraphBuilder(3)
+    b.rename_output(b.op("ArgMax", b.op("MatMul", "x", b.normal(32, 6)), axis=1), "best")
+    model = b.model({"x": [1, 32]}, {"best": [1, 1]}, integers=["best"])
+    inputs = [{"x": waves(seed, 1, 32)} for seed in (1, 2)]
+    for place, require in enumerate(("rel_range<=1e-2", "argmax>=1")):
+        options = {"require": require, "runner": "emulated", "out": tmp_path / str(place)}
+        holds = bisect_trt.bisect(model, inputs, **options).holds
+        assert holds.word.value == "undecided" and holds.reach == np.inf
+
+
+def test_copies_without_any_error_tell_nothing_of_the_next_input(tmp_path: Path) -> None:
+    """Nothing was at stake in them; of many inputs without one, less is said by chance."""
+    b = GraphBuilder(3)
+    b.rename_output(b.op("Relu", b.op("Relu", "x")), "y")
+    model = b.model({"x": [1, 32]}, {"y": [1, 32]})
+    dark = [{"x": waves(seed, 1, 32) - 2.0} for seed in range(20)]
+    for count, word in ((2, "undecided"), (20, "robust")):
+        options = {"runner": "emulated", "holdout": "none", "out": tmp_path / str(count)}
+        result = bisect_trt.bisect(model, dark[:count], require="max_abs<=1e-5", **options)
+        assert result.holds.word.value == word
+    report = (tmp_path / "2" / "report.md").read_text()
+    assert "another input may use anything: no copy shows any error" in report
 
 
 def test_a_set_of_inputs_is_one_observation(tmp_path: Path) -> None:

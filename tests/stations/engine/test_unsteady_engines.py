@@ -212,7 +212,9 @@ def test_the_report_says_how_often_it_was_run(judged: Judged) -> None:
     fixture = residual()
     result, _ = judged(fixture, Unsteady(fixture, lambda *_: 0))
     page = (Path(result.folder) / "report.md").read_text()
-    assert "18 of 18 runs in 3 processes met the requirement, at least 84.7 %" in page
+    assert "18 of 18 runs in 3 processes met the requirement; in each process" in page
+    # Three observations, not eighteen: an engine may be right in one process and never in another.
+    assert "in 3 of the 3 processes, so in at least 37 % of all" in page
     assert isinstance(result, bisect_trt.Result)
 
 

@@ -1,0 +1,55 @@
+"""The outputs that decide: integers and truth values that come from what layers compute."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from onnx import TensorProto
+
+from bisect_trt.graph.model.graph import Graph
+from bisect_trt.graph.tensors.tensor_types import captured_names
+
+_OF_SHAPES = frozenset({"Shape", "Size"})
+"""Operators that read no value."""
+
+_NUMBERS = frozenset(
+    {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE}
+)
+
+
+def decided_outputs(graph: Graph, layers: Collection[str]) -> frozenset[str]:
+    """The names of outputs that are integers or truth values, and of which some of ``layers`` may
+    change a value: a class, an index, a mask. Such a value is another or is not, by no margin.
+
+    Args:
+        graph: the model.
+        layers: ids of those that run reduced.
+    """
+    made_by = {
+        tensor: place
+        for place, node in enumerate(graph.proto.graph.node)
+        for tensor in node.output
+        if tensor
+    }
+    lowered = frozenset(layers)
+    return frozenset(
+        name
+        for name in graph.outputs
+        if graph.types.type_of(name) not in _NUMBERS and _comes_from(graph, name, made_by, lowered)
+    )
+
+
+def _comes_from(graph: Graph, output: str, made_by: dict[str, int], layers: frozenset[str]) -> bool:
+    left, seen = [output], set[str]()
+    while left:
+        name = left.pop()
+        place = made_by.get(name)
+        if name in seen or place is None:
+            continue
+        seen.add(name)
+        if graph.names[place] in layers:
+            return True
+        node = graph.proto.graph.node[place]
+        if node.op_type not in _OF_SHAPES:
+            left += [*node.input, *captured_names(node)]
+    return False
