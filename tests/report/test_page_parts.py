@@ -224,7 +224,8 @@ def test_what_harms_alone_is_named() -> None:
     layers = pd.DataFrame({"layer": list("abcdef"), "alone_score": [0.5, 3.0, 1.5, 9.0, 2.0, 0.1]})
     assert misses_alone(layers) == "d, b, e and 1 more miss the requirement alone."
     assert misses_alone(layers.tail(2)) == "e misses the requirement alone."
-    assert misses_alone(layers.head(1)) == "No layer misses the requirement alone."
+    assert misses_alone(layers.head(1)).startswith("Of 1 layer measured alone none")
+    assert misses_alone(layers.assign(alone_score=math.nan)) == ""
     assert misses_alone(layers[["layer"]]) == ""
 
 

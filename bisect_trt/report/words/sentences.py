@@ -51,9 +51,14 @@ def misses_alone(layers: pd.DataFrame) -> str:
     if "alone_score" not in layers:
         return ""
     worst = layers.sort_values("alone_score", ascending=False, kind="stable")
-    names = worst.loc[worst["alone_score"] > 1.0, "layer"]
+    names, known = worst.loc[worst["alone_score"] > 1.0, "layer"], worst["alone_score"].count()
+    if not known:
+        return ""
     if names.empty:
-        return "No layer misses the requirement alone."
+        return (
+            f"Of {counted(known, 'layer')} measured alone none misses the requirement, on those "
+            "inputs and draws."
+        )
     which = some_of(names.astype(str).tolist(), _NAMED)
     return f"{which} {'misses' if len(names) == 1 else 'miss'} the requirement alone."
 

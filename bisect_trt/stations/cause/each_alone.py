@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pandas as pd
 
+from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample, evenly
 from bisect_trt.stations.baselines.baselines import Baselines
 from bisect_trt.stations.baselines.layer_errors import MOST_TRACED, trace_layers
@@ -24,6 +26,10 @@ better than two (benchmarks/results/holds.md)."""
 
 _ROW = 0.5
 """A row takes about half an inference: it starts at its layer, and some are made side by side."""
+
+_NEAREST, _NEAR, _MOST_ASKED = 2, 0.5, 64
+"""So many layers are asked about on all given inputs, from this share of the tolerance on, where
+the inputs are no more than that: it decides what the cause is called, and no pin."""
 
 _SHARE_OF_TIME = 0.4
 """Of what a run's budget leaves for the search."""
@@ -63,6 +69,30 @@ def measure_each_alone(
         overflowing = heavy.union(str(n) for n in emulated.layers.loc[~finite, "layer"])
         lowered = lowered.with_pins(overflowing.intersection(case.names))
     return measure_sensitivity(case, bench, suspicion, samples, lowered, budget_s, seconds)
+
+
+def nearest_on_all(
+    case: Case, bench: Bench, base: PrecisionPlan, sensitivity: Sensitivity
+) -> Sensitivity:
+    """``sensitivity`` with the scores on all given inputs of the layers that come nearest to
+    missing the requirement alone on those that were measured, where none was seen to: the one on
+    which a layer does may not be among so few.
+
+    Args:
+        case: the given inputs, each of which must meet the requirement.
+        bench: what runs each.
+        base: the plan without pins.
+        sensitivity: what each layer does alone, on some of them.
+    """
+    if sensitivity.must_pin or len(case.samples) > _MOST_ASKED:
+        return sensitivity
+    scores = dict(sensitivity.scores)
+    near = sorted((n for n in scores if scores[n] >= _NEAR), key=lambda n: (-scores[n], n))
+    names = case.held_low.union(case.names)
+    for name in near[:_NEAREST]:
+        found = bench.prober.probe(base.with_pins(names - {name}))
+        scores[name] = max(scores[name], found.score)
+    return replace(sensitivity, scores=scores)
 
 
 def layers_seen(

@@ -31,6 +31,7 @@ def diagnose_reduced(
     layers: int,
     alone: Callable[[str], ProbeResult] | None = None,
     together: bool = False,
+    measured_on: str = "",
 ) -> Diagnosis:
     """Overflow, rounding in a few layers, or accumulation over many: told apart by measured
     effects.
@@ -52,6 +53,7 @@ def diagnose_reduced(
         alone: everything pinned but one layer, on the given inputs; where what they are asked
             together is missed, of which one input's score says nothing.
         together: whether such a thing is missed on draws only, of which ``alone`` tells nothing.
+        measured_on: what ``sensitivity`` is of, where these are not the given inputs alone.
     """
     name = precision.value.upper()
     overflow = _overflow(name, base, table, probe, overflowing_weights)
@@ -59,12 +61,14 @@ def diagnose_reduced(
         return overflow
     scores = sensitivity.scores
     suspects = sorted(sensitivity.must_pin, key=lambda n: (-scores[n], n))
-    if suspects and together and alone is None:
+    if together and alone is None and (suspects or not scores):
         return Diagnosis(
             Cause.UNKNOWN,
-            f"Whether the {name} error is that of few layers or of many was not measured: one "
-            "input's says little of what is asked of several together.",
+            f"Whether few layers make the {name} error, or many, was not measured: what is asked "
+            "of several inputs together cannot be asked of each of them.",
         )
+    if not suspects and not scores:
+        suspects = sorted(sensitivity.strength, key=lambda n: (-sensitivity.strength[n], n))
     asked = suspects[:_MOST_PROBED] if alone is not None else []
     guilty = _guilty({n: scores[n] for n in suspects} if alone is None else _probed(asked, alone))
     over = _beyond_range(table, overflowing_weights).intersection(guilty)
@@ -80,7 +84,7 @@ def diagnose_reduced(
         )
     seen = "" if base.verdict.passed else f" ({times(base.score)}{where})"
     probed = len(asked) if len(asked) < len(suspects) else 0
-    return _spread(name, seen, len(scores), layers, probed)
+    return _spread(name, seen, len(sensitivity.effects), layers, probed, measured_on)
 
 
 def _overflow(
@@ -112,9 +116,12 @@ def _underflowing(table: pd.DataFrame) -> frozenset[str]:
     return frozenset(table.loc[table["underflows"].astype(bool), "layer"])
 
 
-def _spread(name: str, seen: str, count: int, every: int, probed: int) -> Diagnosis:
+def _spread(
+    name: str, seen: str, count: int, every: int, probed: int, measured_on: str
+) -> Diagnosis:
     """What is said where no layer is seen to miss the requirement alone: of ``count`` of ``every``
-    that were measured, or of the first ``probed``, where these were asked and not all suspects.
+    that were ``measured_on`` some inputs, or of the first ``probed`` on all given ones, where these
+    were asked and not all suspects.
     """
     if count < min(every, _TELLING):
         return Diagnosis(
@@ -123,12 +130,13 @@ def _spread(name: str, seen: str, count: int, every: int, probed: int) -> Diagno
             f"{count} of {every} alone.",
         )
     of = f" of {every}" if count < every else ""
-    which = f"{count}{of} measured layers"
+    which, on = f"{count}{of} measured layers", measured_on
     if probed:
-        which = f"{probed} layers that do most to one input"
+        which, on = f"{probed} layers that do most to one input", ""
     return Diagnosis(
         Cause.ACCUMULATION,
-        f"The {name} error accumulates{seen}: none of the {which} misses the requirement alone.",
+        f"The {name} error accumulates{seen}: none of the {which} misses the requirement alone"
+        f"{on}.",
     )
 
 

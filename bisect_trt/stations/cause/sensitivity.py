@@ -42,7 +42,7 @@ gives.)"""
 @dataclass(frozen=True)
 class Sensitivity:
     """``effects``: each layer's signed errors in tolerances; ``scores``: its score when it alone is
-    lowered.
+    lowered, where one input has a score.
 
     ``base`` is the error vector with everything lowered, ``order`` the norm to rank predictions by,
     ``strength`` the mean square of each layer's effect on the most disturbed elements, ``runs`` how
@@ -123,12 +123,22 @@ def measure_sensitivity(
     strength = _strength(found, base)
     return Sensitivity(
         {name: np.concatenate([row for _, row in rows]) for name, rows in found.items()},
-        {name: max(0.0, *(score for score, _ in rows)) for name, rows in found.items()},
+        _scores(case, found),
         np.concatenate(base),
         prediction_order(case.requirements),
         strength,
         measured.runs,
     )
+
+
+def _scores(case: Case, rows: Mapping[str, Sequence[EffectRow]]) -> dict[str, float]:
+    """The worst of each layer. Metrics that see all inputs at once say nothing of one: where there
+    are no others, only what is not finite has a score.
+    """
+    items, collective = case.requirements.items, case.requirements.collective
+    silent = all(item.metric in collective for item in items)
+    worst = {name: max(0.0, *(score for score, _ in its)) for name, its in rows.items()}
+    return {name: score for name, score in worst.items() if not silent or math.isinf(score)}
 
 
 def time_allowed(expected_s: float) -> float:

@@ -103,13 +103,19 @@ def _of_sets(case: Case, plan: PrecisionPlan, given: Sequence[SampleResult], sha
     decided = decided_outputs(case.graph, _lowered(case, plan))
     for item, column in zip(items, zip(*values, strict=True), strict=True):
         of_decided = not decided.isdisjoint([item.output] if item.output else case.graph.outputs)
-        if (item.own or of_decided) and len(set(column)) <= _TWO_ANSWERS:
+        unsaid = item.own or (of_decided and not is_decision(item.metric))
+        if unsaid and len(set(column)) <= _TWO_ANSWERS:
             return math.inf
-    # That no decision was another says little of the next: one that is takes part in the lot.
-    if any(is_decision(item.metric) for item in items):
+    # That no decision was another says little of the next: one that is takes part in the lot. Where
+    # an input has hundreds (pixels, rows), their shares lie apart and tell it themselves.
+    columns = [set(column) for column in zip(*values, strict=True)]
+    alike = [
+        is_decision(item.metric) and len(column) <= _TWO_ANSWERS
+        for item, column in zip(items, columns, strict=True)
+    ]
+    if any(alike):
         worst = max(given, key=lambda result: result.score).values
-        changed = (0.0 if is_decision(i.metric) else v for i, v in zip(items, worst, strict=True))
-        values.append(tuple(changed))
+        values.append(tuple(0.0 if same else v for same, v in zip(alike, worst, strict=True)))
 
     def score(places: Sequence[int]) -> float:
         return requirements.together([values[place] for place in places])

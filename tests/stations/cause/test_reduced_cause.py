@@ -17,7 +17,8 @@ from bisect_trt.core.verdict import Verdict
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.stations.cause.reduced_cause import diagnose_reduced
 from bisect_trt.stations.cause.sensitivity import Sensitivity
-from fixtures.models import residual
+from fixtures.build import GraphBuilder
+from fixtures.models import bf16_victim, residual
 
 FP16 = PrecisionPlan(Precision.FP16)
 
@@ -28,7 +29,8 @@ def probed(score: float) -> ProbeResult:
 
 
 def measured(scores: dict[str, float]) -> Sensitivity:
-    return Sensitivity({}, scores, np.zeros(1, np.float32), 2.0, dict(scores), 0)
+    rows = {name: np.zeros(1, np.float32) for name in scores}
+    return Sensitivity(rows, scores, np.zeros(1, np.float32), 2.0, dict(scores), 0)
 
 
 def cause(
@@ -108,6 +110,55 @@ def test_where_inputs_count_together_one_s_score_is_no_verdict() -> None:
     assert cause(scores, 10, alone=lambda _: probed(math.nan))[0] is Cause.ROUNDING
     assert cause(scores, 10, together=True)[0] is Cause.UNKNOWN, "and where only draws miss"
     assert cause(SMALL, 8, together=True)[0] is Cause.ACCUMULATION
+
+
+def test_where_one_input_has_no_score_what_does_most_is_asked_of_all(tmp_path: Path) -> None:
+    """Of a metric of all inputs each layer's score was 0, and none missed it alone."""
+    fixture = bf16_victim()
+    inputs = [{n: a * np.float32(f) for n, a in fixture.inputs.items()} for f in (0.5, 0.7, 1.0)]
+
+    code = tmp_path / "far.py"
+    code.write_text(
+        "def furthest(reference, candidate):\n"
+        "    pairs = zip(reference, candidate)\n"
+        "    return max(float(abs(r['y'] - c['y']).max()) for r, c in pairs)\n"
+    )
+    result = bisect_trt.bisect(
+        fixture.model,
+        inputs,
+        precision="bf16",
+        require="furthest<=1e-2",
+        metrics=[f"{code}:furthest@all"],
+        runner="emulated",
+        out=tmp_path / "out",
+    )
+    assert result.cause is Cause.ROUNDING and "/offset/Add" in result.sentence
+    assert result.layers["alone_score"].isna().all()
+
+
+@pytest.mark.usefixtures("few_draws")
+def test_an_input_that_was_not_measured_may_be_the_one_that_a_layer_misses_on(
+    tmp_path: Path,
+) -> None:
+    """On loud inputs a hundred layers miss together; on a quiet one a layer does by itself."""
+    b, random = GraphBuilder(5), np.random.default_rng(5)
+    loud = "loud"
+    for _ in range(100):
+        loud = b.op("Mul", loud, b.weight(1.0 + random.uniform(-0.02, 0.02)))
+    b.rename_output(b.op("Concat", b.op("Sqrt", "quiet"), loud, axis=1), "y")
+    model = b.model({"quiet": [1, 64], "loud": [1, 64]}, {"y": [1, 128]})
+    inputs = [
+        {
+            "quiet": np.float32(random.uniform(0.5, 1.0, (1, 64)) * by),
+            "loud": np.float32(random.uniform(0.25, 0.5, (1, 64)) * (0.01 if by > 7.0 else 1.0)),
+        }
+        for by in (*[7.0] * 39, 34.0)
+    ]
+    result = bisect_trt.bisect(
+        model, inputs, require="max_abs<=2e-3", runner="emulated", holdout="none", out=tmp_path
+    )
+    assert result.cause is Cause.ROUNDING, result.sentence
+    assert "/Sqrt alone misses the requirement" in result.sentence
 
 
 def test_suspects_are_asked_one_by_one_until_one_misses() -> None:
