@@ -94,6 +94,14 @@ def test_an_input_that_asks_for_most_pins_is_named() -> None:
     named = replace(found, frontier=table)
     said = "look at c4: with 2 pins no other of 8 given inputs misses (if it is a near tie,"
     assert next_step(named).startswith(f"What next: {said}")
+    # Fewer than half of the pins that hold on all that was looked at are worth a try.
+    less = table.assign(
+        given_passed=8, redrawn_passed=8, variants_passed=8, given_missed=None, worst_score=0.9
+    )
+    assert next_step(replace(found, frontier=less)) == (
+        "What next: fewer may do: 2 pins held on all of 24 inputs and copies (frontier.csv, "
+        "--pick 0.95)."
+    )
     # Where copies of the others miss as well, or it misses by little, it is no odd input.
     spread, near = table.assign(redrawn_share=[0.2, 0.4, 1.0]), table.assign(worst_score=1.4)
     for other in (spread, near):

@@ -21,7 +21,7 @@ tolerances: what misses by little asks for its pins as the others do."""
 
 def next_step(result: Record) -> str:
     """What to do where the answer is not yet good, blank where it is."""
-    odd = _odd_inputs(result)
+    odd = _odd_inputs(result) or _held_with_half(result)
     if tone(result) == "ok":
         return f"What next: {odd}." if odd else ""
     if tone(result) != "unsure":
@@ -82,6 +82,28 @@ def _odd_inputs(result: Record) -> str:
     return _told_odd(row, str(row["given_missed"]), int(row["missed"]))
 
 
+def _held_with_half(result: Record) -> str:
+    """A set on the frontier with half of the pins at most that held on all that its row looked at,
+    blank where there is none: a prefix may hold more often than a longer one does, and what a row
+    looks at bounds no share, which ``--pick`` does.
+    """
+    pins, table, holds = len(result.plan.pinned), result.frontier, result.holds
+    if table.empty or holds is None or holds.fitted or pins < _WORTH_A_WORD:
+        return ""
+    held = (table["pins"] <= pins / 2) & (table["given_passed"] == table["given_tested"])
+    for kind in ("redrawn", "variants"):
+        held &= table[f"{kind}_passed"] == table[f"{kind}_tested"]
+    if not held.any():
+        return ""
+    row = table[held].sort_values("pins").iloc[0]
+    seen = int(row["given_tested"] + row["redrawn_tested"] + row["variants_tested"])
+    fewer = counted(int(row["pins"]), "pin")
+    return (
+        f"fewer may do: {fewer} held on all of {seen} inputs and copies (frontier.csv, --pick "
+        f"{holds.wanted:g})"
+    )
+
+
 def _told_odd(row: pd.Series[Any], names: str, missed: int) -> str:
     near = "is a near tie, run without it" if missed == 1 else "are near ties, run without them"
     return (
@@ -107,5 +129,6 @@ def _with_fewer(result: Record) -> str:
         return _told_odd(best, names, int(missed))
     if not missed:
         few = counted(int(best["pins"]), "pin")
-        return f"take fewer pins: {few} held on every given input (frontier.csv, --pick SHARE)"
+        seen = counted(int(tested), "given input")
+        return f"take fewer pins: {few} held on all of {seen} (frontier.csv, --pick SHARE)"
     return "take fewer pins, which hold on some inputs (frontier.csv, --pick SHARE)"
