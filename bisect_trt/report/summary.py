@@ -206,6 +206,7 @@ def _result(
         command=_command(known, ledger),
         model_digest=case.model.digest,
         dynamic_inputs=dynamic_inputs(case.graph.proto),
+        searched=case.searched,
     )
 
 

@@ -100,7 +100,8 @@ class Record:
     ``out_of_time`` is true if the ``budget_minutes`` ended the search, ``interrupted`` if the user
     did. ``command`` would repeat the run on the model with the SHA-256 ``model_digest``;
     ``dynamic_inputs`` are the graph inputs whose shapes it leaves open; it might keep ``threads``
-    busy.
+    busy. ``searched`` is for plan.json alone: a search that begins there keeps none of these inputs
+    apart.
     """
 
     model: str
@@ -145,6 +146,7 @@ class Record:
     model_digest: str = ""
     dynamic_inputs: Sequence[str] = ()
     threads: int = 0
+    searched: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def pinned(self) -> list[str]:
@@ -165,8 +167,8 @@ class Record:
         return self.out_of_time and holds is not None and holds.word in (None, Robustness.LUCKY)
 
     def plan_json(self) -> str:
-        """The content of plan.json: the plan, what it was found for, and the layers that a rewrite
-        made, if there was one.
+        """The content of plan.json: the plan, what it was found for and searched with, and the
+        layers that a rewrite made, if there was one.
         """
         document = json.loads(self.plan.to_json())
         document |= {"requirements": list(self.requirements), "metrics": list(self.metrics)}
@@ -178,6 +180,8 @@ class Record:
                 document["fitted"] = True
         if self.rewritten:
             document["rewritten"] = list(self.rewritten)
+        if self.searched:
+            document["searched"] = dict(self.searched)
         return json.dumps(document, indent=2)
 
     def as_json(self) -> dict[str, Any]:

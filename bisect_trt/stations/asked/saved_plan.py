@@ -20,7 +20,9 @@ _LISTS = ("requirements", "metrics", "rewritten")
 class SavedPlan:
     """A plan.json: the plan, the requirements and metrics it was found for, on which share of the
     given and of unseen inputs it has to meet them (None where an older version did not say), the
-    layers that a rewrite made before, and whether it was ``fitted`` to its inputs.
+    layers that a rewrite made before, and whether it was ``fitted`` to its inputs. ``inputs`` are
+    the digests of those that it was searched with, and that the plans were which its search began
+    at; ``chance`` is what the draws of that search began with. Both are blank of an older version.
     """
 
     plan: PrecisionPlan
@@ -31,6 +33,8 @@ class SavedPlan:
     holds_on: float = 1.0
     robust: float | None = None
     fitted: bool = False
+    inputs: frozenset[str] = frozenset()
+    chance: str = ""
 
     @property
     def searched(self) -> Precision:
@@ -70,23 +74,43 @@ def read_plan(path: Path) -> SavedPlan:
     requirements, metrics, rewritten = (_list_of_text(path, k, more.get(k)) for k in _LISTS)
     held, robust = (_share(path, key, more.get(key)) for key in ("holds_on", "robust"))
     share = 1.0 if held is None else held
-    fitted = more.get("fitted") is True
-    return SavedPlan(plan, path, requirements, metrics, rewritten, share, robust, fitted)
+    fitted, searched = more.get("fitted") is True, more.get("searched", {})
+    told = searched if isinstance(searched, dict) else {"chance": None}
+    inputs, chance = told.get("inputs", ""), told.get("chance", "")
+    if not isinstance(inputs, str) or not isinstance(chance, str):
+        raise BadInputError(
+            f"{path}: not a plan that bisect-trt wrote ('searched' must say with what); run "
+            "`bisect-trt run` to make one"
+        )
+    return SavedPlan(
+        plan,
+        path,
+        requirements,
+        metrics,
+        rewritten,
+        share,
+        robust,
+        fitted,
+        frozenset(inputs.split()),
+        chance,
+    )
 
 
-def begun_at(path: Path | None, names: Sequence[str]) -> tuple[frozenset[str], Finding | None]:
+def begun_at(
+    older: SavedPlan | None, names: Sequence[str]
+) -> tuple[frozenset[str], Finding | None]:
     """The pins of an older plan that a search can begin with, and what became of the others.
 
     Args:
-        path: of the plan.json; None for no plan, which gives no pins.
+        older: None for no plan, which gives no pins.
         names: the layers that are searched.
 
     Raises:
-        BadInputError: the plan cannot be read, or pins layers and none of these.
+        BadInputError: the plan pins layers and none of these.
     """
-    if path is None:
+    if older is None:
         return frozenset(), None
-    pinned = read_plan(path).plan.pinned
+    path, pinned = older.path, older.plan.pinned
     known = pinned.intersection(names)
     absent = sorted(pinned - known)
     if absent and not known:

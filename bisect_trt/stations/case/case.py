@@ -33,11 +33,11 @@ from bisect_trt.runners.ort.lookups import Lookups
 from bisect_trt.runners.ort.reference import Reference
 from bisect_trt.runners.tensorrt.profile import profile_of
 from bisect_trt.stations.asked.named_layers import held_layers, marked_layers
-from bisect_trt.stations.asked.saved_plan import begun_at
+from bisect_trt.stations.asked.saved_plan import SavedPlan, begun_at, read_plan
 from bisect_trt.stations.asked.settings import Settings
 from bisect_trt.stations.case.array_files import read_npz
 from bisect_trt.stations.case.checked_rewrite import rewritten
-from bisect_trt.stations.case.given_inputs import load_inputs
+from bisect_trt.stations.case.given_inputs import load_inputs, short_digest
 from bisect_trt.stations.case.need import check_need, need_of, need_of_samples
 from bisect_trt.stations.case.samples import suspicious_inputs
 from bisect_trt.stations.case.usual_time import usual_seconds
@@ -58,8 +58,8 @@ class Case:
     framework's outputs, if they were given; ``rewritten`` maps the layers that ``--rewrite`` made
     to those they stand for; ``findings`` what could be said before anything ran; ``reference`` the
     opened FP32 model, ``metrics`` the user's own. ``held_pins`` and ``held_low`` are layers that
-    stay in FP32, or reduced, whatever the search would say; ``begin`` the pins of an older plan
-    that it begins with; ``marked`` the layers that the tables show, None for all.
+    stay in FP32, or reduced, whatever the search would say; ``begin`` the pins of the ``older``
+    plan that it begins with; ``marked`` the layers that the tables show, None for all.
     ``usual_seconds`` is about what an emulated inference takes, counted from the model.
     ``on_engine`` is true where an engine has the last word.
     """
@@ -80,6 +80,7 @@ class Case:
     held_pins: frozenset[str] = frozenset()
     held_low: frozenset[str] = frozenset()
     begin: frozenset[str] = frozenset()
+    older: SavedPlan | None = None
     marked: frozenset[str] | None = None
     on_engine: bool = False
 
@@ -96,11 +97,25 @@ class Case:
 
     @cached_property
     def chance(self) -> tuple[int, ...]:
-        """What the seeds of all draws begin with: nothing, or a number of the older plan's pins."""
-        if not self.begin:
+        """What the seeds of all draws begin with: nothing, or a number of the older plan's pins and
+        of the chance that chose them: of the same pins found once more it is another.
+        """
+        if self.older is None:
             return ()
-        told = hashlib.sha256("\0".join(sorted(self.begin)).encode()).digest()
-        return (int.from_bytes(told[:8], "big"),)
+        told = "\0".join([self.older.chance, *sorted(self.begin)])
+        return (int.from_bytes(hashlib.sha256(told.encode()).digest()[:8], "big"),)
+
+    @property
+    def searched(self) -> dict[str, str]:
+        """What a plan of this search is known to have seen: a search that begins at it keeps none
+        of these inputs apart, and draws other copies.
+        """
+        seen = self.older.inputs if self.older is not None else frozenset[str]()
+        mine = {short_digest(sample) for sample in self.samples}
+        return {
+            "chance": "".join(f"{n:016x}" for n in self.chance),
+            "inputs": " ".join(sorted(seen | mine)),
+        }
 
     @cached_property
     def lookups(self) -> Lookups:
@@ -139,7 +154,9 @@ def load(settings: Settings, observer: Observer) -> Case:
     check_kinds(settings.variants)
     graph, specs = Graph(model.proto), input_specs(model.proto)
     check_need(need_of(graph, settings, specs), model.name)
-    samples, holdout, counted = load_inputs(settings, specs, observer)
+    older = read_plan(settings.start_from) if settings.start_from is not None else None
+    seen = older.inputs if older is not None else frozenset[str]()
+    samples, holdout, counted = load_inputs(settings, specs, observer, seen)
     check_need(need_of_samples(graph, settings, [*samples, *holdout]), model.name)
     replaced = dict[str, tuple[str, ...]]()
     if settings.rewrite is not None:
@@ -152,7 +169,7 @@ def load(settings: Settings, observer: Observer) -> Case:
     layers = _layers(graph, settings, model.name)
     held_pins, held_low = held_layers(settings, layers)
     searched = [x.name for x in layers if x.name not in held_pins | held_low]
-    begin, told = begun_at(settings.start_from, searched)
+    begin, told = begun_at(older, searched)
     metrics, collective = load_metrics(settings.metrics)
     _refuse_incomparable(graph, model.name)
     requirements = parse_requirements(settings.require, graph.outputs, metrics, collective)
@@ -182,6 +199,7 @@ def load(settings: Settings, observer: Observer) -> Case:
         held_pins,
         held_low,
         begin,
+        older,
         marked_layers(settings, graph, layers),
     )
 

@@ -14,13 +14,24 @@ from bisect_trt.graph.model.inputs import InputSpec
 from bisect_trt.stations.asked.settings import Settings
 from bisect_trt.stations.case.samples import load_samples
 
+_APART = 5
+"""One of so many inputs is kept apart."""
+
 FEW_INPUTS = 20
 """From so many given inputs on a fifth is kept apart; where fewer are searched with, variants of
 them stand in for those that nobody has shown."""
 
 
+def short_digest(sample: Sample) -> str:
+    """What a plan knows an input by that it was searched with."""
+    return sample.digest[:12]
+
+
 def load_inputs(
-    settings: Settings, specs: Sequence[InputSpec], observer: Observer
+    settings: Settings,
+    specs: Sequence[InputSpec],
+    observer: Observer,
+    seen: frozenset[str] = frozenset(),
 ) -> tuple[list[Sample], list[Sample], list[Finding]]:
     """The given samples, those kept apart (named, or a fifth of many), and what is to be said of
     both. A copy of an input that is there tells nothing, and would be counted.
@@ -29,13 +40,15 @@ def load_inputs(
         settings: where the inputs are, and what is kept apart.
         specs: what the model takes.
         observer: hears how many were read, and may end it.
+        seen: the digests of inputs that an older plan was searched with, at which this search
+            begins: they chose its pins, and test nothing.
 
     Raises:
         BadInputError: names the file or tensor that cannot be used, or says that the time that the
             run may take does not even do for reading.
     """
     try:
-        return _loaded(settings, specs, observer)
+        return _loaded(settings, specs, observer, seen)
     except BudgetSpentError as error:
         raise BadInputError(
             f"--budget {settings.budget}: what the search has of it was over before all inputs "
@@ -44,7 +57,7 @@ def load_inputs(
 
 
 def _loaded(
-    settings: Settings, specs: Sequence[InputSpec], observer: Observer
+    settings: Settings, specs: Sequence[InputSpec], observer: Observer, seen: frozenset[str]
 ) -> tuple[list[Sample], list[Sample], list[Finding]]:
     unknown = sorted(set(settings.infinite).difference(spec.name for spec in specs))
     if unknown:
@@ -67,20 +80,32 @@ def _loaded(
         named = load(asked, option="--holdout")
         apart = _unlike(samples, named)
         left_out = "left out, and would test nothing"
-        return (
-            samples,
-            apart,
-            said + _copies("inputs kept apart", len(named) - len(apart), left_out),
-        )
+        said += _copies("inputs kept apart", len(named) - len(apart), left_out)
+        new = [sample for sample in apart if short_digest(sample) not in seen]
+        return samples, new, said + _searched_before(len(apart) - len(new), len(named))
     if settings.holdout or settings.fitted or len(samples) < FEW_INPUTS:
         return samples, [], said
-    # Every fifth, so that inputs which lie in some order are kept apart evenly.
-    given, apart = [s for i, s in enumerate(samples) if i % 5 != 4], samples[4::5]
+    apart = _kept_apart(samples, seen)
+    if not apart:
+        return samples, [], said + _searched_before(len(samples), len(samples))
+    kept = {sample.digest for sample in apart}
+    part = "a fifth" if len(apart) == len(samples) // _APART else "of those not searched with yet"
     message = (
-        f"{len(apart)} of {len(samples)} inputs, a fifth, are kept apart to test on (--holdout "
+        f"{len(apart)} of {len(samples)} inputs, {part}, are kept apart to test on (--holdout "
         "FILES names others, --holdout none searches with all)"
     )
+    given = [sample for sample in samples if sample.digest not in kept]
     return given, apart, [*said, Finding("holdout", "", message)]
+
+
+def _kept_apart(samples: Sequence[Sample], seen: frozenset[str]) -> list[Sample]:
+    """A fifth of ``samples``, or half of those that were not ``seen`` where these are fewer. Evenly
+    spread: inputs may lie in some order.
+    """
+    new = [sample for sample in samples if short_digest(sample) not in seen]
+    most = len(samples) // _APART
+    step = min(_APART, max(2, len(new) // most))
+    return new[step - 1 :: step][:most]
 
 
 def _unlike(given: Sequence[Sample], others: Sequence[Sample]) -> list[Sample]:
@@ -90,6 +115,17 @@ def _unlike(given: Sequence[Sample], others: Sequence[Sample]) -> list[Sample]:
     for sample in others:
         by_content.setdefault(sample.digest, sample)
     return [sample for digest, sample in by_content.items() if digest not in known]
+
+
+def _searched_before(count: int, named: int) -> list[Finding]:
+    """What is said of inputs that nothing can be tested on, ``count`` of ``named``."""
+    if not count:
+        return []
+    message = (
+        f"{count} of {named} inputs are not kept apart to test on: the plan of --start-from was "
+        "searched with them"
+    )
+    return [Finding("holdout", "", message)]
 
 
 def _copies(what: str, count: int, so: str) -> list[Finding]:
