@@ -215,3 +215,11 @@ def test_the_noisy_photo_is_a_photo() -> None:
     image = noisy_photo()
     assert image.min() >= 0.0 and image.max() <= 1.0
     assert 20.0 < -10.0 * np.log10(np.mean((image - photo(64, 64)) ** 2)) < 30.0
+
+
+def test_what_correlates_along_some_axis_is_no_noise() -> None:
+    """Features of speech: none tells of the next, each of itself a step of time later."""
+    steps = np.random.default_rng(0).standard_normal((1, 200, 16))
+    walk = np.cumsum(steps, axis=1).astype(np.float32)
+    assert suspicious_inputs([Sample("walk", {"x": walk})]) == []
+    assert len(suspicious_inputs([Sample("noise", {"x": steps.astype(np.float32)})])) == 1

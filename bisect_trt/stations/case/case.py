@@ -39,6 +39,7 @@ from bisect_trt.stations.case.array_files import read_npz
 from bisect_trt.stations.case.checked_rewrite import rewritten
 from bisect_trt.stations.case.given_inputs import load_inputs, short_digest
 from bisect_trt.stations.case.need import check_need, need_of, need_of_samples
+from bisect_trt.stations.case.odd_outputs import odd_outputs
 from bisect_trt.stations.case.samples import suspicious_inputs
 from bisect_trt.stations.case.usual_time import usual_seconds
 from bisect_trt.version import __version__
@@ -177,6 +178,7 @@ def load(settings: Settings, observer: Observer) -> Case:
         profile_of(graph.proto, (*samples, *holdout), settings.profiles)
     golden = _load_golden(settings, graph, len(samples))
     findings = (*counted, *_findings(settings, graph, samples, replaced))
+    findings += odd_outputs(graph, requirements, [layer.name for layer in layers])
     if requirements.of_sets and settings.asked_of_given < 1.0:
         findings += (Finding("holds-on", "", _ALL_TOGETHER.format(settings.asked_of_given)),)
     findings += (told,) if told is not None else ()

@@ -23,6 +23,9 @@ _EVERY_S = 1.0
 MOST_LOOKED_AT = 32
 """So many inputs at most are looked at for being noise."""
 
+_TELLS_NEIGHBOURS = 4
+"""Along a shorter axis (colours, a batch) few are neighbours."""
+
 MOST_ELEMENTS = 1 << 22
 """So many elements of one at most: they tell, and the sums of all would take several copies."""
 
@@ -165,24 +168,27 @@ def _some_rows(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def looks_like_noise(array: NDArray[Any]) -> bool:
-    """True for what ``randn`` or ``rand`` make: no correlation between neighbours, and that
-    distribution's moments.
+    """True for what ``randn`` or ``rand`` make: no correlation between neighbours along any axis,
+    and that distribution's moments.
 
-    Real signals correlate with their neighbours; embeddings may not, but do not have the moments
-    either.
+    Real signals correlate with their neighbours, features of speech with those a step of time
+    away; embeddings may not, but do not have the moments either.
     """
-    values = array.astype(np.float64).reshape(-1, array.shape[-1]) if array.shape[-1] > 1 else None
-    if values is None or values.shape[1] < 4:
-        values = array.astype(np.float64).reshape(1, -1)
+    values = array.astype(np.float64)
+    if array.shape[-1] < _TELLS_NEIGHBOURS:
+        values = values.reshape(1, -1)
     flat = values.ravel()
     if (flat == np.rint(flat)).all():  # grey values, counts
         return False
     centred = values - flat.mean()
     deviation = float(flat.std())
-    pairs = centred[:, 1:] * centred[:, :-1]
-    correlation = float(pairs.mean()) / deviation**2
-    if abs(correlation) > 4.0 / np.sqrt(pairs.size):
-        return False
+    for axis in range(values.ndim):
+        along = np.moveaxis(centred, axis, -1)
+        pairs = along[..., 1:] * along[..., :-1]
+        if along.shape[-1] < _TELLS_NEIGHBOURS:
+            continue
+        if abs(float(pairs.mean())) > 4.0 / np.sqrt(pairs.size) * deviation**2:
+            return False
     kurtosis = float(np.mean(((flat - flat.mean()) / deviation) ** 4))
     slack = 10.0 / np.sqrt(flat.size)
     normal, uniform = abs(kurtosis - 3.0) < 5 * slack, abs(kurtosis - 1.8) < 2 * slack

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import TypeVar
 
 import numpy as np
@@ -13,6 +14,8 @@ from bisect_trt.stations.case.case import Case
 from bisect_trt.stations.draws.usable import usable
 
 Item = TypeVar("Item")
+
+_SETS_IN_A_ROW = 20
 
 SEARCH_STREAM = 0
 """The draws that are searched with; tests use the streams from 1 on, which no search has seen."""
@@ -70,6 +73,16 @@ def unlike_given(
         count: how many.
         what: they are, for the note that there are no more of them.
     """
-    alone = not case.requirements.of_sets
-    given = frozenset(sample.digest for sample in case.samples if alone)
-    yield from usable(bench, made, count, given, what)
+    if not case.requirements.of_sets:
+        given = frozenset(sample.digest for sample in case.samples)
+        return usable(bench, made, count, given, what)
+    return islice(_whole_sets(bench, made, len(case.samples)), count)
+
+
+def _whole_sets(bench: Bench, made: Iterator[Sample], size: int) -> Iterator[Sample]:
+    """Those sets of ``size`` of which every one is usable, until several in a row are not."""
+    refused = 0
+    while refused <= _SETS_IN_A_ROW and len(one_set := list(islice(made, size))) == size:
+        fit = list(usable(bench, iter(one_set), size))
+        refused = 0 if len(fit) == size else refused + 1
+        yield from fit if not refused else ()

@@ -45,14 +45,23 @@ def redraws(
     # Of many inputs no more are looked at than there will be copies: each may have to be read.
     few = some_of_given(case, count, stream)
     if case.moves_inputs:
-        sources = [s for s in few if can_be_redrawn(s.arrays, case.graph.discrete)]
+        sources = _sources(
+            case, few, [s for s in few if can_be_redrawn(s.arrays, case.graph.discrete)]
+        )
         made = _redrawn(case, sources, stream, partial(_redraw, case))
     elif emulated and case.moves_lookups:
-        sources = [s for s in few if can_redraw_lookups(case.lookups.of(s))]
+        sources = _sources(case, few, [s for s in few if can_redraw_lookups(case.lookups.of(s))])
         made = _redrawn(case, sources, stream, partial(_redraw_lookups, case.lookups))
     else:
         return iter(())
     return unlike_given(case, bench, made, count if sources else 0, "redrawn copies")
+
+
+def _sources(case: Case, given: list[Sample], movable: list[Sample]) -> list[Sample]:
+    """The samples that copies are made of: a set that is judged together is one of each, and what
+    cannot be moved is itself in it.
+    """
+    return given if case.requirements.of_sets and movable else movable
 
 
 def movable(case: Case, *, emulated: bool) -> bool:

@@ -35,6 +35,8 @@ from bisect_trt.stations.draws.by_lot import (
 )
 from bisect_trt.stations.draws.redrawn import movable
 
+_ITSELF = "as given"
+
 _REPEATS = 50
 """So many in a row that were made before: there are hardly others."""
 
@@ -58,6 +60,8 @@ def variants(case: Case, bench: Bench, stream: int, count: int) -> Iterator[Samp
     few = some_of_given(case, count, stream)
     kinds = {s.digest: _kinds(case, s) for s in few}
     sources = [s for s in few if kinds[s.digest]]
+    if sources and case.requirements.of_sets:  # what has no variant is itself in a set of each
+        sources, kinds = few, {digest: fitting or (_ITSELF,) for digest, fitting in kinds.items()}
     refused = stream == SEARCH_STREAM and case.settings.variants != "auto"
     if not sources:
         if case.settings.variants != "auto":
@@ -178,5 +182,7 @@ def _vary(
     random = np.random.default_rng(seed)
     if is_own_kind(kind):
         return own_variant(kind, source.arrays, random)
+    if kind == _ITSELF:
+        return source.arrays
     others = [s.arrays for s in sources if s is not source]
     return variant(kind, source.arrays, others, random, discrete)

@@ -22,6 +22,8 @@ from bisect_trt.stations.draws import fresh_draws
 from bisect_trt.stations.draws.fresh_draws import Draws
 from bisect_trt.stations.draws.fresh_test import FreshTest, planned_test
 from bisect_trt.stations.draws.holds import put_to_test
+from bisect_trt.stations.draws.redrawn import redraws
+from bisect_trt.stations.draws.varied import variants
 from fixtures.models import healthy
 
 MADE: list[int] = []
@@ -100,3 +102,23 @@ def test_sets_keep_their_order(tmp_path: Path) -> None:
         made = list(draws.of(InputKind.REDRAWN))
         draws.hear(InputKind.REDRAWN, results([0.1, 0.9]))
         assert list(draws.of(InputKind.REDRAWN)) == made
+
+
+@pytest.mark.parametrize("kind", [redraws, variants])
+def test_a_set_is_one_of_each_input_also_where_one_cannot_be_moved(
+    tmp_path: Path, kind: Any
+) -> None:
+    """A blank page in a mean over three stood in no set, and another in it twice."""
+    fixture = healthy()
+    (name,) = fixture.inputs
+    given = [{name: fixture.inputs[name] * np.float32(scale)} for scale in (1.0, 0.0, 0.5)]
+    settings = Settings(
+        fixture.model, given, require=("max_abs@mean<=1",), runner="emulated", out=tmp_path
+    )
+    case = load(settings, Observer())
+    with open_bench(case, Observer()) as bench:
+        more = {"emulated": True} if kind is redraws else {}
+        made = list(kind(case, bench, 1, 9, **more))
+    names = [sample.name.partition(",")[0] for sample in made]
+    assert names == [sample.name for sample in case.samples] * 3
+    assert made[1].digest == case.samples[1].digest != made[0].digest
