@@ -72,9 +72,10 @@ def cautions(graph: Graph) -> list[Finding]:
     quantised = sum(n.op_type in QUANTISES for n in nodes)
     if quantised:
         message = (
-            f"{counted(quantised, 'node')} that quantise or dequantise: the errors of "
-            "quantisation are in the reference too, only what is lowered beside it is judged, and "
-            "a last bit that differs becomes a whole step"
+            f"{counted(quantised, 'node')} quantise{'s' if quantised == 1 else ''} or "
+            f"dequantise{'s' if quantised == 1 else ''}: the errors of quantisation are in the "
+            "reference too, only what is lowered beside it is judged, and a last bit that differs "
+            "becomes a whole step"
         )
         found.append(Finding("quantised", "", message, True))
     return [*found, *_random(graph), *_of_quantisation(graph), *_whole_bodies(graph)]
