@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from onnx import TensorProto
-
+from bisect_trt.graph.model.discrete import FLOATS
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.tensors.tensor_types import captured_names
 
 _OF_SHAPES = frozenset({"Shape", "Size"})
 """Operators that read no value."""
-
-_NUMBERS = frozenset(
-    {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE}
-)
 
 
 def decided_outputs(graph: Graph, layers: Collection[str]) -> frozenset[str]:
@@ -35,7 +30,7 @@ def decided_outputs(graph: Graph, layers: Collection[str]) -> frozenset[str]:
     return frozenset(
         name
         for name in graph.outputs
-        if graph.types.type_of(name) not in _NUMBERS and _comes_from(graph, name, made_by, lowered)
+        if graph.types.type_of(name) not in FLOATS and _comes_from(graph, name, made_by, lowered)
     )
 
 

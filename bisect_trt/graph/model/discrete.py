@@ -10,7 +10,7 @@ from bisect_trt.graph.tensors.tensor_types import Scope
 _DECIDES = frozenset({"Equal", "NonZero", "OneHot"})
 """Operators that give something else as soon as a value is another, however near."""
 
-_FLOATS = frozenset(
+FLOATS = frozenset(
     {
         FLOAT,
         onnx.TensorProto.FLOAT16,
@@ -36,9 +36,9 @@ def discrete_inputs(graph: onnx.GraphProto, types: Scope) -> frozenset[str]:
         read = frozenset[str]().union(*(source.get(name, ()) for name in node.input))
         if not read:
             continue
-        floats = all(types.type_of(o) in _FLOATS for o in node.output if o)
+        floats = all(types.type_of(o) in FLOATS for o in node.output if o)
         if node.op_type in _DECIDES or (node.op_type == "Cast" and not floats):
             found.update(read)
         elif node.op_type in MOVES or node.op_type == "Cast":
             source.update(dict.fromkeys(filter(None, node.output), read))
-    return frozenset(name for name in found if types.type_of(name) in _FLOATS)
+    return frozenset(name for name in found if types.type_of(name) in FLOATS)

@@ -133,7 +133,7 @@ def find_cause(
         _WORST if unseen is not None else "",
         layers=len(case.names),
         alone=_alone_on_all(case, bench, emulated, base, limit),
-        together=set_size(case) > 1,
+        together=set_size(case) > 1 or case.requirements.tells_of_all,
         measured_on=f", on the {on} inputs and draws where each was run alone"
         if unseen is not None
         else "",
@@ -184,7 +184,8 @@ def _alone_on_all(
     """What a layer does alone on the given inputs together; None where each of them must meet the
     requirement itself, and where together they do, so that what is missed is on draws.
     """
-    if each_must_hold(case) or emulated.lowered.verdict.passed:
+    of_each = each_must_hold(case) and not case.requirements.tells_of_all
+    if of_each or emulated.lowered.verdict.passed:
         return None
     names = case.held_low.union(case.names)
     return lambda name: bench.prober.probe(base.with_pins(names - {name})).under(limit)
