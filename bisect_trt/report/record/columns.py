@@ -86,8 +86,8 @@ LAYERS = _columns(
     "worst_channel count the index of the largest channel, from 0",
     "pinned flag whether the plan keeps the layer in FP32",
     "alone_score number the final score, in tolerances, when only this layer is lowered: the worst "
-    "over the inputs and draws that it was measured on; blank where only metrics of all inputs at "
-    "once are asked for",
+    "over the inputs and draws that it was measured on; blank where a metric of all inputs at once "
+    "is asked for",
     "rank count the place in the ranking, 1 the most harmful",
     *_errors("engine_", of="on an engine with marked outputs"),
     "engine_snr_db number the signal-to-noise ratio there",

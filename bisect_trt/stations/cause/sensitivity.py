@@ -132,11 +132,10 @@ def measure_sensitivity(
 
 
 def _scores(case: Case, rows: Mapping[str, Sequence[EffectRow]]) -> dict[str, float]:
-    """The worst of each layer. Metrics that see all inputs at once say nothing of one: where there
-    are no others, only what is not finite has a score.
+    """The worst of each layer. Where a metric sees all inputs at once, which says nothing of one,
+    only what is not finite has a score: others would be said to meet what nobody looked at.
     """
-    items, collective = case.requirements.items, case.requirements.collective
-    silent = all(item.metric in collective for item in items)
+    silent = case.requirements.tells_of_all
     worst = {name: max(0.0, *(score for score, _ in its)) for name, its in rows.items()}
     return {name: score for name, score in worst.items() if not silent or math.isinf(score)}
 

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from bisect_trt.core.finding import Finding
 from bisect_trt.core.sample import Sample
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.case.case import Case
@@ -76,13 +77,17 @@ def unlike_given(
     if not case.requirements.of_sets:
         given = frozenset(sample.digest for sample in case.samples)
         return usable(bench, made, count, given, what)
-    return islice(_whole_sets(bench, made, len(case.samples)), count)
+    return islice(_whole_sets(bench, made, len(case.samples), what), count)
 
 
-def _whole_sets(bench: Bench, made: Iterator[Sample], size: int) -> Iterator[Sample]:
+def _whole_sets(bench: Bench, made: Iterator[Sample], size: int, what: str) -> Iterator[Sample]:
     """Those sets of ``size`` of which every one is usable, until several in a row are not."""
     refused = 0
-    while refused <= _SETS_IN_A_ROW and len(one_set := list(islice(made, size))) == size:
+    while len(one_set := list(islice(made, size))) == size:
         fit = list(usable(bench, iter(one_set), size))
         refused = 0 if len(fit) == size else refused + 1
         yield from fit if not refused else ()
+        if refused > _SETS_IN_A_ROW:
+            message = f"{what}: no more sets were made, for {refused} in a row could not be run"
+            bench.note(Finding("draws", "", message))
+            return
