@@ -147,3 +147,7 @@ def test_a_function_that_is_not_there_is_named_with_its_file(tmp_path: Path) -> 
         with pytest.raises(BadInputError, match=said) as refused:
             load_function(f"{where}:{name}", "--metric")
         assert "_bisect_trt" not in str(refused.value)
+    with pytest.raises(
+        BadInputError, match=r"write tools\.mine:metric, .* or tools/mine\.py:metric"
+    ):
+        load_function("tools/mine:metric", "--metric")

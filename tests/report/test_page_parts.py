@@ -183,6 +183,15 @@ def test_pins_that_nothing_ranked_are_not_called_ranked() -> None:
     assert f"Pinned layers: {unproved(cut)}</h2>" in as_html(cut)
 
 
+def test_a_verdict_on_all_outputs_stands_once() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    print_verdict(console, RESULT)
+    shown = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    (logits,) = (i for i, line in enumerate(shown) if line.startswith("fp16 "))
+    assert shown[logits].split()[1:3] == ["logits", "non-finite"]
+    assert shown[logits + 1].split()[0] == "boxes" and "non-finite" not in shown[logits + 1]
+
+
 def test_unproved_pins_stand_the_most_harmful_first() -> None:
     unproven = replace(RESULT, pins=RESULT.pins.assign(proved=False))
     table = pin_rows(unproven)

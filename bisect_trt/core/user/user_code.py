@@ -79,6 +79,12 @@ def load_object(text: str, flag: str) -> Any:
     module_name, _, name = text.rpartition(":")
     if not module_name or not name:
         raise BadInputError(f"{flag} {text!r}: write MODULE:FUNCTION")
+    if "/" in module_name and not module_name.endswith(".py"):
+        raise BadInputError(
+            f"{flag} {text!r}: {module_name} is no module's name: write "
+            f"{module_name.strip('/').replace('/', '.')}:{name}, from a folder where Python finds "
+            f"it, or {module_name}.py:{name}"
+        )
     with users_code(f"{flag} {text!r}"), watched_reads(read_by_imports):
         found = getattr(_module(module_name), name, None)
     if found is None:

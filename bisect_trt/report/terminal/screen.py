@@ -62,7 +62,7 @@ def print_verdict(console: Console, result: Record) -> None:
         console.print(printable(search_sentences(result)[0]) if result.search_facts else "")
     if len(result.outputs):
         console.print(
-            _frame(result.outputs[["baseline", "output", "verdict", "max_abs", "cosine", "snr_db"]])
+            _baselines(result, ["baseline", "output", "verdict", "max_abs", "cosine", "snr_db"])
         )
     _print_findings(console, result)
     probes = f"{counted(sum(result.probes.values()), 'probe')} ({result.new_probes} new)"
@@ -98,19 +98,18 @@ def print_comparison(console: Console, result: Record) -> None:
         console.print(printable(result.sentence))
         return
     console.print(
-        _frame(
-            result.outputs[
-                [
-                    "baseline",
-                    "output",
-                    "verdict",
-                    "score",
-                    "max_abs",
-                    "mean_abs",
-                    "cosine",
-                    "snr_db",
-                ]
-            ]
+        _baselines(
+            result,
+            [
+                "baseline",
+                "output",
+                "verdict",
+                "score",
+                "max_abs",
+                "mean_abs",
+                "cosine",
+                "snr_db",
+            ],
         )
     )
     console.print(_frame(worst_layers(result.layers)))
@@ -198,6 +197,16 @@ def _table(columns: list[str]) -> Table:
     for column in columns:
         table.add_column(column, overflow="fold")
     return table
+
+
+def _baselines(result: Record, columns: list[str]) -> Table:
+    """A row a baseline and output. Its verdict and score are of the baseline as a whole: beside
+    each of its outputs they would say that every one of them misses.
+    """
+    shown = result.outputs[columns].astype(object)
+    of_all = [c for c in columns if c in ("baseline", "verdict", "score")]
+    shown.loc[shown["baseline"].duplicated(), of_all] = ""
+    return _frame(shown)
 
 
 def _frame(frame: pd.DataFrame) -> Table:

@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from onnx import TensorProto
 
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.finding import Finding
@@ -39,7 +38,7 @@ from bisect_trt.stations.case.array_files import read_npz
 from bisect_trt.stations.case.checked_rewrite import rewritten
 from bisect_trt.stations.case.given_inputs import load_inputs, short_digest
 from bisect_trt.stations.case.need import check_need, need_of, need_of_samples
-from bisect_trt.stations.case.odd_outputs import odd_outputs
+from bisect_trt.stations.case.odd_outputs import odd_outputs, refuse_incomparable
 from bisect_trt.stations.case.samples import suspicious_inputs
 from bisect_trt.stations.case.usual_time import usual_seconds
 from bisect_trt.version import __version__
@@ -172,7 +171,7 @@ def load(settings: Settings, observer: Observer) -> Case:
     searched = [x.name for x in layers if x.name not in held_pins | held_low]
     begin, told = begun_at(older, searched)
     metrics, collective = load_metrics(settings.metrics)
-    _refuse_incomparable(graph, model.name)
+    refuse_incomparable(graph, model.name)
     requirements = parse_requirements(settings.require, graph.outputs, metrics, collective)
     if settings.profiles:  # nonsense is an error with every runner
         profile_of(graph.proto, (*samples, *holdout), settings.profiles)
@@ -218,19 +217,6 @@ def _layers(graph: Graph, settings: Settings, name: str) -> tuple[Layer, ...]:
             f"({why})"
         )
     return layers
-
-
-def _refuse_incomparable(graph: Graph, name: str) -> None:
-    for output in graph.proto.graph.output:
-        if not output.type.HasField("tensor_type"):
-            raise BadInputError(
-                f"{name}: output {output.name!r} is no tensor; sequences cannot be compared"
-            )
-        if graph.types.type_of(output.name) == TensorProto.STRING:
-            raise BadInputError(
-                f"{name}: output {output.name!r} is text, which engines do not have and no metric "
-                "compares: cut the model before it"
-            )
 
 
 def _findings(

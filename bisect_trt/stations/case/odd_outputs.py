@@ -1,9 +1,12 @@
-"""What is to be said of outputs that the requirements do not fit."""
+"""Outputs that the requirements do not fit, and those that cannot be judged at all."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from onnx import TensorProto, helper
+
+from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.names import some_of
 from bisect_trt.graph.model.decided import decided_outputs
@@ -12,6 +15,56 @@ from bisect_trt.numerics.requirements.decisions import is_decision
 from bisect_trt.numerics.requirements.requirements import Requirements
 
 _NAMED = 3
+
+_COMPARED = frozenset(
+    getattr(TensorProto, name)
+    for name in [
+        "UNDEFINED",
+        "FLOAT",
+        "FLOAT16",
+        "DOUBLE",
+        "BOOL",
+        "INT8",
+        "INT16",
+        "INT32",
+        "INT64",
+        "UINT8",
+        "UINT16",
+        "UINT32",
+        "UINT64",
+    ]
+)
+"""What ONNX Runtime gives as NumPy's numbers: bfloat16 it gives not at all, and of eight bits and
+fewer their codes."""
+
+
+def refuse_incomparable(graph: Graph, name: str) -> None:
+    """Nothing, where numbers can be told of every output.
+
+    Args:
+        graph: the model.
+        name: its file's, for the message.
+
+    Raises:
+        BadInputError: names an output that is no tensor, or of a type that is not compared.
+    """
+    for output in graph.proto.graph.output:
+        if not output.type.HasField("tensor_type"):
+            raise BadInputError(
+                f"{name}: output {output.name!r} is no tensor; sequences cannot be compared"
+            )
+        held = graph.types.type_of(output.name)
+        if held == TensorProto.STRING:
+            raise BadInputError(
+                f"{name}: output {output.name!r} is text, which engines do not have and no metric "
+                "compares: cut the model before it"
+            )
+        if held not in _COMPARED:
+            called = helper.tensor_dtype_to_string(held).rpartition(".")[2].lower()
+            raise BadInputError(
+                f"{name}: output {output.name!r} is {called}, of which ONNX Runtime gives no "
+                "numbers: make an FP32 output of it (a Cast behind it, or what is before its Cast)"
+            )
 
 
 def odd_outputs(

@@ -157,9 +157,9 @@ def _add_known(
 def _progress(done: int, of: int, violating: int, spent: float) -> str:
     """How far it is, in words; ``spent`` in seconds."""
     if not 0 < done < of:
-        return f"{done} inputs or draws, {violating} violate"
+        return f"{done} judged, {violating} violate"
     left = spent / done * (of - done)
-    return f"{done} of {of} inputs or draws, {violating} violate, about {left:.0f} s left of these"
+    return f"{done} of {of} judged, {violating} violate, about {left:.0f} s left of these"
 
 
 def _chunks(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import onnx
 import pytest
 
+from bisect_trt.core.errors import BadInputError
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.numerics.requirements.requirement_text import parse_requirements
-from bisect_trt.stations.case.odd_outputs import odd_outputs
+from bisect_trt.stations.case.odd_outputs import odd_outputs, refuse_incomparable
 from tests.graph.test_decided import MODEL
 
 GRAPH = Graph(onnx.parser.parse_model(MODEL))
@@ -30,3 +31,14 @@ def test_what_is_not_asked_and_what_is_asked_of_classes(
     requirements = parse_requirements(texts, GRAPH.outputs, metrics)
     found = odd_outputs(GRAPH, requirements, ["product"])
     assert {finding.kind: finding.where for finding in found} == kinds
+
+
+@pytest.mark.parametrize("held", ["bfloat16", "float8e4m3fn", "int4"])
+def test_outputs_of_which_nobody_gives_numbers_are_refused(held: str) -> None:
+    """Of eight bits and fewer ONNX Runtime gives the codes: 126 and 127 are no error of 1."""
+    code = onnx.TensorProto.DataType.Value(held.upper())
+    text = f"""<ir_version: 10, opset_import: ["": 21]>
+    g (float[2] x) => ({held}[2] y) {{ y = Cast<to={code}>(x) }}"""
+    with pytest.raises(BadInputError, match=f"m.onnx: output 'y' is {held}, .*a Cast behind it"):
+        refuse_incomparable(Graph(onnx.parser.parse_model(text)), "m.onnx")
+    refuse_incomparable(GRAPH, "m.onnx")
