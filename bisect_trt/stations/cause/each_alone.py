@@ -99,7 +99,6 @@ def layers_seen(
     case: Case,
     bench: Bench,
     emulated: Baselines,
-    unseen: Unseen | None,
     sensitivity: Sensitivity,
 ) -> pd.DataFrame:
     """The table of the layers; of one that breaks alone on another input than those of the table it
@@ -109,13 +108,12 @@ def layers_seen(
         case: the layers and the given inputs.
         bench: what goes through the network.
         emulated: the baselines, with the table.
-        unseen: as for :func:`measure_each_alone`.
         sensitivity: what each layer does alone.
     """
     layers = emulated.layers
     finite = set(layers.loc[layers["introduced_finite"].astype(bool), "layer"])
     broken = sensitivity.breaks & finite
-    samples = [s for s in ranked_on(case, bench, unseen) if _breaks(case, bench, s)]
+    samples = [s for s in sensitivity.samples if _breaks(case, bench, s)]
     if not broken or not samples:
         return layers
     there = trace_layers(case, bench, evenly(samples, MOST_TRACED)).set_index("layer")

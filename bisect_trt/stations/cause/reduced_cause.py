@@ -31,7 +31,6 @@ def diagnose_reduced(
     layers: int,
     alone: Callable[[str], ProbeResult] | None = None,
     together: bool = False,
-    measured_on: str = "",
 ) -> Diagnosis:
     """Overflow, rounding in a few layers, or accumulation over many: told apart by measured
     effects.
@@ -53,7 +52,6 @@ def diagnose_reduced(
         alone: everything pinned but one layer, on the given inputs; where what they are asked
             together is missed, of which one input's score says nothing.
         together: whether such a thing is missed on draws only, of which ``alone`` tells nothing.
-        measured_on: what ``sensitivity`` is of, where these are not the given inputs alone.
     """
     name = precision.value.upper()
     overflow = _overflow(name, base, table, probe, overflowing_weights)
@@ -84,6 +82,8 @@ def diagnose_reduced(
         )
     seen = "" if base.verdict.passed else f" ({times(base.score)}{where})"
     probed = len(asked) if len(asked) < len(suspects) else 0
+    on = f", on the {len(sensitivity.samples)} inputs and draws where each was run alone"
+    measured_on = on if where else ""
     return _spread(name, seen, len(sensitivity.effects), layers, probed, measured_on)
 
 

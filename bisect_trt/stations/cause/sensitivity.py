@@ -46,7 +46,7 @@ class Sensitivity:
 
     ``base`` is the error vector with everything lowered, ``order`` the norm to rank predictions by,
     ``strength`` the mean square of each layer's effect on the most disturbed elements, ``runs`` how
-    many rows were computed rather than recalled.
+    many rows were computed rather than recalled, ``samples`` what they are of.
     """
 
     effects: Mapping[str, NDArray[np.float32]]
@@ -55,6 +55,7 @@ class Sensitivity:
     order: float
     strength: Mapping[str, float]
     runs: int
+    samples: tuple[Sample, ...] = ()
 
     def under(self, limit: float) -> Sensitivity:
         """The same measurements in units of ``limit`` times the tolerance."""
@@ -128,6 +129,7 @@ def measure_sensitivity(
         prediction_order(case.requirements),
         strength,
         measured.runs,
+        tuple(samples),
     )
 
 

@@ -23,7 +23,6 @@ from bisect_trt.stations.cause.each_alone import (
     layers_seen,
     measure_each_alone,
     nearest_on_all,
-    ranked_on,
 )
 from bisect_trt.stations.cause.held import blame_lowered
 from bisect_trt.stations.cause.reduced_cause import diagnose_reduced
@@ -118,11 +117,10 @@ def find_cause(
     suspicion = suspicion_of(emulated.layers)
     heavy = frozenset(f.where for f in case.findings if f.kind == "weight-overflow")
     sensitivity = measure_each_alone(case, bench, emulated, unseen, suspicion, heavy)
-    on = len(ranked_on(case, bench, unseen))
     if unseen is not None and each_must_hold(case):
         sensitivity = nearest_on_all(case, bench, base, sensitivity)
     limit = _first_limit(emulated.lowered, pinned, engine)
-    layers = layers_seen(case, bench, emulated, unseen, sensitivity)
+    layers = layers_seen(case, bench, emulated, sensitivity)
     diagnosis = diagnose_reduced(
         _worst_seen(emulated.lowered, unseen).under(limit),
         layers,
@@ -134,9 +132,6 @@ def find_cause(
         layers=len(case.names),
         alone=_alone_on_all(case, bench, emulated, base, limit),
         together=set_size(case) > 1 or case.requirements.tells_of_all,
-        measured_on=f", on the {on} inputs and draws where each was run alone"
-        if unseen is not None
-        else "",
     )
     if emulated.lowered.verdict.passed and engine is None and unseen is not None:
         others = _others(unseen, set_size(case))
