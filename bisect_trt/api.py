@@ -106,6 +106,9 @@ def verify(
     else:
         raise BadInputError(f"plan: a {type(plan).__name__}; pass a PrecisionPlan or a plan's path")
     settings = _settings("verify", "verify", model, inputs, {"precision": saved.searched, **chosen})
+    if settings.precision is not saved.searched:
+        asked, made = settings.precision.value, saved.searched.value
+        raise BadInputError(f"precision={asked!r}: this is a plan for {made}")
     found = check_plan_holds(settings, saved, observer or Observer())
     write_verification(found)
     return found
@@ -141,7 +144,7 @@ def reduce(
     """
     settings = _settings("reduce", "reduce", model, inputs, chosen)
     made_by = "bisect_trt.reduce(...)"
-    return run_reduction(settings, Precision(precision), check, made_by, observer)
+    return run_reduction(settings, _precision(precision), check, made_by, observer)
 
 
 @_with_options("cure")
@@ -170,7 +173,7 @@ def cure(
     """
     settings = _settings("cure", "cure", model, inputs, chosen)
     where = Path(piece) if piece is not None else None
-    return try_cures(settings, Precision(precision), where, observer)
+    return try_cures(settings, _precision(precision), where, observer)
 
 
 def _settings(
@@ -183,6 +186,14 @@ def _settings(
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise TypeError(f"{call}() got an unexpected keyword argument {unknown[0]!r}{hint}")
     return Settings(model=model, inputs=_several(inputs), **chosen)
+
+
+def _precision(asked: Precision | str) -> Precision:
+    try:
+        return Precision(asked)
+    except ValueError as error:
+        names = ", ".join(p.value for p in Precision)
+        raise BadInputError(f"precision={asked!r}: it is one of {names}") from error
 
 
 def _several(inputs: Source | Sequence[Source]) -> list[Source]:

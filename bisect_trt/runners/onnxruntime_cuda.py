@@ -28,7 +28,9 @@ from bisect_trt.graph.passes.typed import to_typed
 from bisect_trt.runners.ort.devices import (
     CPU_PROVIDER,
     CUDA_PROVIDER,
+    gpu_versions,
     load_cuda_libraries,
+    visible_gpus,
     why_no_provider,
 )
 from bisect_trt.runners.ort.profiles import cpu_nodes
@@ -55,6 +57,7 @@ class OrtCudaRunner:
         self.versions: Mapping[str, str] = {
             "onnxruntime": ort.__version__,
             "onnx": onnx.__version__,
+            **gpu_versions(next(iter(visible_gpus()), "0")),
         }
         self._graph = as_graph(model)
         self._layers = {layer.name for layer in self._graph.layers}

@@ -176,6 +176,11 @@ def test_paths_are_beside_the_file(tmp_path: Path) -> None:
     assert settings.inputs == [f"{at}/x", "pkg.mod:load", f"{at}/l.py:load"]
     assert settings.metrics == (f"{at}/t.py:f1",) and settings.variants == "shift,flip"
     assert settings.holdout == ("none",) and settings.out == tmp_path / "reports/gate/a"
+    (tmp_path / "v.py").write_text("def f(arrays, random): return arrays\n")
+    (tmp_path / "bisect.toml").write_text(lines + 'variants = "shift, v.py:f,noise"\n')
+    mixed = read_project(tmp_path / "bisect.toml", None, {}).runs["a"]
+    assert mixed.variants == f"shift,{at}/v.py:f,noise"
+    (tmp_path / "bisect.toml").write_text(lines + more)
     other = read_project(tmp_path / "bisect.toml", Path("o"), {"holdout": ("y",)}).runs["a"]
     assert other.out == Path("o/a") and other.holdout == ("y",)
 

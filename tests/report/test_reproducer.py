@@ -7,7 +7,9 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -22,6 +24,7 @@ from bisect_trt.report.pieces.reproducer import FOLDER, write_reproducer
 from bisect_trt.runners.ort.recorded import outputs_of
 from bisect_trt.runners.tensorrt.build_only import BuildOnlyRunner
 from bisect_trt.stations.pieces.engine_trials import EngineTrials
+from bisect_trt.stations.pieces.explained import Allowance
 from bisect_trt.stations.pieces.reduce import SMALL, Reduced, reduce_piece
 from bisect_trt.stations.pieces.seen import Budget
 from tests.conftest import HANG_S
@@ -173,3 +176,29 @@ def test_a_reproducer_takes_the_place_of_another_and_of_nothing_else(tmp_path: P
         FOLDER.check(other / name)
     with pytest.raises(BadInputError, match="would be written over"):
         FOLDER.check(tmp_path / "new", [tmp_path / "new" / "model.onnx"])
+
+
+def test_the_script_judges_as_the_tool_does(tmp_path: Path) -> None:
+    found = reduced(3)
+    broken = replace(found.seen, breaks=("y",))
+    write_reproducer(replace(found, seen=broken), tmp_path / "r", "bisect-trt reduce m.onnx")
+    text = (tmp_path / "r" / "run.py").read_text()
+    wanted = [
+        part
+        for part in ast.parse(text).body
+        if (isinstance(part, ast.FunctionDef) and part.name == "share")
+        or (isinstance(part, ast.Assign) and "BREAKS" in ast.unparse(part.targets[0]))
+    ]
+    names: dict[str, Any] = {"np": np}
+    exec(compile(ast.Module(wanted, []), "run.py", "exec"), names)
+    empty, exact = np.zeros((0, 4), np.float32), np.array([7e4, 1.0], np.float32)
+    for name, array, other in (
+        ("y", empty, empty),
+        ("y", exact, exact),
+        ("y", exact, np.array([np.inf, 1.25], np.float32)),
+        ("z", exact, np.array([np.inf, 1.25], np.float32)),
+        ("z", exact, np.array([7e4, 1.25], np.float32)),
+    ):
+        allowance = Allowance({name: 0.5}, frozenset({"y"}))
+        expected = allowance.used({name: array}, {name: other})
+        assert names["share"](name, other, array, 0.5) == expected

@@ -333,6 +333,21 @@ def test_no_run_is_told_in_one_line(runs: dict[str, Result], tmp_path: Path) -> 
             read_run(tmp_path)
 
 
+def test_a_table_torn_inside_quotes_is_damaged(runs: dict[str, Result], tmp_path: Path) -> None:
+    folder = tmp_path / "torn"
+    shutil.copytree(runs["pins"].folder, folder)
+    text = (folder / "inputs.csv").read_text()
+    (folder / "inputs.csv").write_text(text.rstrip() + ',"half a ce')
+    with pytest.raises(BadInputError, match=r"damaged \(inputs.csv: unexpected end of data\)"):
+        read_run(folder)
+
+
+def test_a_cell_may_be_of_any_length() -> None:
+    long = "layer" * 30_000
+    (column,) = from_csv(f"layer\n{long}\n", TABLES["pins"])["layer"]
+    assert column == long
+
+
 def test_a_run_json_that_was_edited_is_shown_or_refused(
     runs: dict[str, Result], tmp_path: Path
 ) -> None:

@@ -460,7 +460,10 @@ def test_the_driver_s_tool_is_asked_for_the_gpu(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert ort_devices.gpu_facts("0") == ("NVIDIA H200", 1000 << 20)
+    tool.write_text("#!/bin/sh\necho 'NVIDIA H200, 580.1'\n")
+    assert ort_devices.gpu_versions("0") == {"gpu": "NVIDIA H200", "driver": "580.1"}
     tool.write_text("#!/bin/sh\nexit 9\n")
+    assert ort_devices.gpu_versions("0") == {}
     assert ort_devices.gpu_facts("0") == ("cuda", 0)
     tool.unlink()
     assert ort_devices.gpu_facts("0") == ("cuda", 0) and ort_devices.visible_gpus() == []

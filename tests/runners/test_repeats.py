@@ -89,8 +89,13 @@ def test_how_far_answers_lie_apart() -> None:
     assert farthest_apart(exact, [same, other]) == ("a", 0.25)
     worse = {"a": other["a"], "b": np.array([1, 7])}
     assert farthest_apart(exact, [same, other, worse]) == ("b", 0.5)
+    under = {"a": np.array([-0.5, 2.0], np.float32), "b": exact["b"]}
+    assert farthest_apart(exact, [same, other, under]) == ("a", 0.5)  # of any two
     broken = {"a": np.array([np.nan, 2.0], np.float32), "b": exact["b"]}
     assert farthest_apart(exact, [same, broken]) == ("a", math.inf)
     assert farthest_apart(exact, [broken, broken]) == ("", 0.0)
+    endless = {"a": np.array([np.inf, 2.0], np.float32), "b": exact["b"]}
+    assert farthest_apart(exact, [endless, endless]) == ("", 0.0)
+    assert farthest_apart(exact, [endless, same]) == ("a", math.inf)
     longer = {"a": np.zeros(3, np.float32), "b": exact["b"]}
     assert farthest_apart(exact, [same, longer]) == ("a", math.inf)

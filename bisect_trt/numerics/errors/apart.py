@@ -13,34 +13,41 @@ from bisect_trt.numerics.arrays import Arrays
 
 
 def farthest_apart(exact: Arrays, answers: Sequence[Arrays]) -> tuple[str, float]:
-    """The output on which ``answers`` differ most, and by how much of the reference's range.
+    """The output on which two of ``answers`` differ most, and by how much of the reference's range.
 
     Args:
         exact: the reference's outputs by name, any shapes and dtypes.
-        answers: the first is what the others are held against.
+        answers: of the runs that differ.
 
     Returns:
         ("", 0) where none differs in value; infinite where a shape does, or one of two is not
         finite.
     """
-    pairs = [
-        (name, _distance(reference, answers[0][name], other[name]))
-        for other in answers[1:]
+    found = [
+        (name, _spread(reference, [answer[name] for answer in answers]))
         for name, reference in exact.items()
     ]
-    name, apart = max(pairs, key=lambda pair: pair[1], default=("", 0.0))
+    name, apart = max(found, key=lambda pair: pair[1], default=("", 0.0))
     return (name, apart) if apart > 0.0 else ("", 0.0)
 
 
-def _distance(reference: NDArray[Any], one: NDArray[Any], other: NDArray[Any]) -> float:
-    if one.shape != other.shape:
+def _spread(reference: NDArray[Any], found: Sequence[NDArray[Any]]) -> float:
+    """The largest distance between two of ``found`` at one element, over the reference's range."""
+    first = found[0]
+    if any(other.shape != first.shape for other in found):
         return math.inf
-    if one.dtype.kind not in "fiub" and one.dtype.itemsize != 2:  # texts
-        return 0.0 if bool(np.array_equal(one, other)) else math.inf
-    a, b = one.astype(np.float64), other.astype(np.float64)
+    if first.dtype.kind not in "fiub" and first.dtype.itemsize != 2:  # texts
+        return 0.0 if all(np.array_equal(first, other) for other in found) else math.inf
+    least = most = first.astype(np.float64)
+    unknown = np.isnan(least)
+    for other in found[1:]:
+        values = other.astype(np.float64)
+        if bool(np.any(np.isnan(values) != unknown)):
+            return math.inf
+        least, most = np.minimum(least, values), np.maximum(most, values)
     with np.errstate(invalid="ignore"):
-        same = (a == b) | (np.isnan(a) & np.isnan(b))
-        gap = float(np.abs(np.where(same, 0.0, a - b)).max(initial=0.0))
+        same = (least == most) | unknown
+        gap = float(np.abs(np.where(same, 0.0, most - least)).max(initial=0.0))
     if not math.isfinite(gap):
         return math.inf
     values = reference[np.isfinite(reference)] if reference.dtype.kind == "f" else reference

@@ -70,6 +70,7 @@ def _script(reduced: Reduced, seeded: Sequence[Seeded]) -> str:
         runs=_RUNS,
         tf32=reduced.precision is Precision.TF32,
         allowed=repr({n: reduced.seen.allowed[n] for n in reduced.expected}),
+        breaks=repr(list(reduced.seen.breaks)),
         seeded=repr(rows),
         module=engine_of(reduced),
     )

@@ -43,7 +43,11 @@ def from_csv(text: str, columns: Sequence[Column]) -> pd.DataFrame:
     Raises:
         ValueError: a cell is not of its column's kind, or a row has other cells than the header.
     """
-    rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # names may be of any length
+    try:
+        rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))
+    except csv.Error as error:  # torn inside quotes
+        raise ValueError(str(error)) from error
     if not rows:
         return pd.DataFrame()
     found: dict[str, Any] = {}

@@ -106,11 +106,27 @@ def gpu_facts(device: str) -> tuple[str, int]:
     """The name and the free bytes of GPU ``device`` (as CUDA_VISIBLE_DEVICES names it), as the
     driver's tool says; ("cuda", 0) where that cannot be asked.
     """
-    command = ["nvidia-smi", "-i", device, "--query-gpu=name,memory.free"]
-    command += ["--format=csv,noheader,nounits"]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=True)
-        name, _, free = answer.stdout.strip().partition("\n")[0].rpartition(",")
-        return name.strip() or "cuda", int(free) << 20
+        name, free = _asked(device, "name,memory.free")
+        return name or "cuda", int(free) << 20
     except (OSError, subprocess.SubprocessError, ValueError):
         return "cuda", 0
+
+
+def gpu_versions(device: str) -> dict[str, str]:
+    """GPU ``device`` and its driver, by name, as the driver's tool says; nothing where that cannot
+    be asked.
+    """
+    try:
+        name, driver = _asked(device, "name,driver_version")
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return {}
+    return {"gpu": name, "driver": driver}
+
+
+def _asked(device: str, query: str) -> tuple[str, str]:
+    """Two facts of a GPU."""
+    command = ["nvidia-smi", "-i", device, f"--query-gpu={query}", "--format=csv,noheader,nounits"]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=True)
+    first, _, second = answer.stdout.strip().partition("\n")[0].rpartition(",")
+    return first.strip(), second.strip()

@@ -115,7 +115,8 @@ class Buffers:
     def _bind_input(self, name: str) -> None:
         engine, context = self._engine, self._context
         dtype = np_dtype(self._trt, engine.get_tensor_dtype(name))
-        array = np.ascontiguousarray(self._arrays[name], dtype)
+        # ascontiguousarray would give a scalar an axis.
+        array = np.asarray(self._arrays[name], dtype, order="C")
         if not context.set_input_shape(name, array.shape):
             raise RunnerFailedError(
                 f"input {name!r} of shape {array.shape} is outside the engine's profile",

@@ -173,7 +173,8 @@ class IsolatedWorker:
         if code == -signal.SIGKILL:
             return "the process was killed from outside (out of memory?)"
         if code < 0:
-            return f"the process crashed ({signal.Signals(-code).name})"
+            named = next((s.name for s in signal.Signals if s == -code), f"signal {-code}")
+            return f"the process crashed ({named})"
         return f"the process ended with exit code {code}"
 
     def _last_lines(self) -> tuple[str, ...]:

@@ -159,6 +159,8 @@ def _placed(its: Option, value: Any, folder: Path) -> Any:
         return [_placed(its, v, folder) for v in value]
     if not isinstance(value, str) or not (its.kind is Path or its.flag in _FILES):
         return value
+    if its.flag == "--variants" and "," in value:
+        return ",".join(_placed(its, kind.strip(), folder) for kind in value.split(","))
     in_file = ".py:" in value
     named = value == "none" or _MODULE.fullmatch(value) or its.flag == "--variants"
     return value if not value or (named and not in_file) else str(folder / value)

@@ -21,7 +21,7 @@ from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.numerics.requirements.error_sample import prediction_order
-from bisect_trt.probe.journal import Row
+from bisect_trt.probe.journal import Row, content_key
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.case.case import Case
 from bisect_trt.stations.cause.effect_rows import EffectRow, EffectRows
@@ -103,7 +103,8 @@ def measure_sensitivity(
     measured = EffectRows(case, bench, samples, lowered)
     # What a slower or busier run was content with: a repeated command measures no further.
     digests = [sample.digest for sample in samples]
-    key = bench.prober.key("measured", str(case.settings.budget), lowered.digest, *digests)
+    asked = content_key(case.names)
+    key = bench.prober.key("measured", str(case.settings.budget), asked, lowered.digest, *digests)
     before = bench.journal.recall(key)
     if before is not None:
         measured.take(before[0], math.inf)

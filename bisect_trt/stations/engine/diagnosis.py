@@ -11,6 +11,7 @@ import numpy as np
 from bisect_trt.core.diagnosis import Cause, Diagnosis
 from bisect_trt.core.precision import Precision
 from bisect_trt.core.steadiness import Steadiness
+from bisect_trt.numerics.errors.tensor_error import TensorError
 from bisect_trt.numerics.scores import times
 from bisect_trt.probe.result import ProbeResult, Vector
 from bisect_trt.stations.bench.bench import Bench
@@ -62,11 +63,13 @@ def agreement(one: Vector | None, other: Vector | None) -> float:
 
 
 def _relative_rmse(result: ProbeResult) -> float:
-    """The worst output's RMSE over its range."""
-    return max(
-        (e.rmse / max(e.ref_max - e.ref_min, 1e-30) for e in result.worst.values()),
-        default=math.nan,
-    )
+    """The worst output's RMSE over its range, or where that is 0 over the largest magnitude."""
+
+    def scale(error: TensorError) -> float:
+        spread = error.ref_max - error.ref_min
+        return max(spread or max(abs(error.ref_max), abs(error.ref_min)), 1e-30)
+
+    return max((e.rmse / scale(e) for e in result.worst.values()), default=math.nan)
 
 
 def steadiness_of_failure(bench: Bench, fp32: ProbeResult, base: ProbeResult) -> Steadiness | None:

@@ -150,7 +150,7 @@ class EngineTrials:
                     return replace(seen, processes=seen.processes + 1)
                 if allowance is None:
                     allowance = self._allowance(specimen)
-                    seen = replace(seen, allowed=allowance.most)
+                    seen = _allowing(seen, allowance)
                 seen = _with(seen, answer, allowance, specimen)
         return seen
 
@@ -163,7 +163,7 @@ class EngineTrials:
 
     def _with_allowance(self, seen: Seen, specimen: Specimen) -> Seen:
         """What failed was not compared, and has none yet."""
-        return seen if seen.allowed else replace(seen, allowed=self._allowance(specimen).most)
+        return seen if seen.allowed else _allowing(seen, self._allowance(specimen))
 
     def _allowance(self, specimen: Specimen) -> Allowance:
         return what_rounding_explains(
@@ -191,6 +191,10 @@ class EngineTrials:
                 return outputs
         except RunnerFailedError as error:
             return error
+
+
+def _allowing(seen: Seen, allowance: Allowance) -> Seen:
+    return replace(seen, allowed=allowance.most, breaks=tuple(sorted(allowance.breaks)))
 
 
 def _with(

@@ -28,7 +28,7 @@ class Seen:
     largest error in multiples of what is allowed. ``differing`` counts the processes that gave the
     same input more than one answer. ``failure`` are the engine's words where it does not build or
     run, or a command's that calls the piece bad (``by_command``), ``verdict`` how that ended,
-    ``allowed`` the allowance by output.
+    ``allowed`` the allowance by output, ``breaks`` the outputs that rounding alone breaks.
     """
 
     processes: int = 0
@@ -39,6 +39,7 @@ class Seen:
     failure: str = ""
     verdict: Verdict = Verdict.PASS
     allowed: Mapping[str, float] = field(default_factory=dict)
+    breaks: tuple[str, ...] = ()
     by_command: bool = False
 
     @property

@@ -200,6 +200,10 @@ def test_verify_says_fitted_of_a_plan_that_was(tmp_path: Path, robust: float) ->
             out=tmp_path / "v",
         )
         assert found.holds is not None and found.holds.fitted is (robust == 0.0)
+    with pytest.raises(BadInputError, match="precision='bf16': this is a plan for fp16"):
+        bisect_trt.verify(
+            fixture.model, fixture.inputs, tmp_path / "plan.json", precision="bf16", out=tmp_path
+        )
 
 
 def test_a_set_that_an_emulator_refused_is_not_held() -> None:

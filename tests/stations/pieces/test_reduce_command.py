@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 
 import bisect_trt
 from bisect_trt.cli import main
+from bisect_trt.core.errors import BadInputError
 from tests.conftest import HANG_S
 from tests.networks import branching
 from tests.planted import residual
@@ -167,6 +168,9 @@ def test_in_a_notebook(tmp_path: Path) -> None:
     assert not found.complete and found.builds == 5
     with pytest.raises(TypeError, match="unexpected keyword argument 'requires'"):
         bisect_trt.reduce(model, arrays, requires="x")
+    for call in (bisect_trt.reduce, bisect_trt.cure):
+        with pytest.raises(BadInputError, match="precision='fp8': it is one of fp32, tf32"):
+            call(model, arrays, precision="fp8")
 
 
 def test_an_interruption_leaves_the_smallest_piece_so_far(tmp_path: Path) -> None:
