@@ -17,7 +17,8 @@ class Steadiness:
     between two answers, over the range of the reference's output, on output ``output`` of sample
     ``sample``; 0 where no two differ, infinite where only one of them is finite there.
     ``processes`` counts those that the runs were made in, ``right`` those in which every run met
-    the requirements; None where nobody counted.
+    the requirements; None where nobody counted. ``broken`` is how one ended that gave no answer,
+    which counts as a run.
     """
 
     runs: int
@@ -30,6 +31,19 @@ class Steadiness:
     sample: str = ""
     processes: int = 1
     right: int | None = None
+    broken: str = ""
+
+    def of_set(self, best: float, worst: float) -> Steadiness:
+        """The same runs where all samples are judged together, of which no run of one passes or
+        misses alone.
+
+        Args:
+            best: the score of all samples, each by its best run.
+            worst: likewise by its worst.
+        """
+        usual = self.runs - self.differing if best <= 1.0 else 0
+        passed = self.runs if worst <= 1.0 else usual
+        return replace(self, passed=passed, best=best, worst=worst)
 
     @property
     def steady(self) -> bool:

@@ -42,6 +42,7 @@ class Answers:
             meta["note"],
             np.frombuffer(payload, np.float32) if payload else None,
             Steadiness(**meta["steadiness"]) if meta.get("steadiness") else None,
+            tuple(meta.get("best_values", ())),
         )
 
     def vector(self, plan: PrecisionPlan, samples: Sequence[Sample]) -> Vector | None:
@@ -76,16 +77,31 @@ class Answers:
         }
         if result.steadiness is not None:
             meta["steadiness"] = vars(result.steadiness)
+        if result.best_values:
+            meta["best_values"] = list(result.best_values)
         payload = b"" if result.vector is None else result.vector.tobytes()
         return Row(self._sample_key(plan, sample), "probe", meta, payload)
 
-    def of_all(self, plan: PrecisionPlan, samples: Sequence[Sample]) -> list[float] | None:
-        """The values of the collective metrics on ``samples``; None if they were not asked for."""
-        found = self._journal.recall(self._key_of_all(plan, samples))
+    def of_all(
+        self, plan: PrecisionPlan, samples: Sequence[Sample], *, best: bool = False
+    ) -> list[float] | None:
+        """The values of the collective metrics on ``samples``; None if they were not asked for.
+
+        Args:
+            plan: what was run.
+            samples: on which samples.
+            best: by the best run of each, where some was worse, in place of the worst.
+        """
+        found = self._journal.recall(self._key_of_all(plan, samples, best=best))
         return None if found is None else [float(v) for v in found[0]]
 
     def row_of_all(
-        self, plan: PrecisionPlan, samples: Sequence[Sample], values: Sequence[float]
+        self,
+        plan: PrecisionPlan,
+        samples: Sequence[Sample],
+        values: Sequence[float],
+        *,
+        best: bool = False,
     ) -> Row:
         """The row that :meth:`of_all` reads.
 
@@ -93,8 +109,9 @@ class Answers:
             plan: what was run.
             samples: on which samples, in this order.
             values: of the collective metrics.
+            best: as there.
         """
-        return Row(self._key_of_all(plan, samples), "together", list(values))
+        return Row(self._key_of_all(plan, samples, best=best), "together", list(values))
 
     def facts(self, plan: PrecisionPlan) -> dict[str, Any]:
         """What the runner added to ``plan``; empty where it adds nothing."""
@@ -108,5 +125,6 @@ class Answers:
     def _sample_key(self, plan: PrecisionPlan, sample: Sample) -> str:
         return self.key("probe", plan.digest, sample.digest)
 
-    def _key_of_all(self, plan: PrecisionPlan, samples: Sequence[Sample]) -> str:
-        return self.key("together", plan.digest, *(s.digest for s in samples))
+    def _key_of_all(self, plan: PrecisionPlan, samples: Sequence[Sample], *, best: bool) -> str:
+        by = ["best runs"] if best else []
+        return self.key("together", *by, plan.digest, *(s.digest for s in samples))

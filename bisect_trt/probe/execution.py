@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from bisect_trt.core.errors import BadInputError, RunnerFailedError, one_line
 from bisect_trt.core.precision import PrecisionPlan
@@ -26,6 +27,19 @@ _AT_ONCE = 64
 
 _MOST_BREAKS = 3
 """Samples on which a runner may break before the others are given up."""
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """The runs of one sample: the ``worst`` with what it was judged, and of the ``best`` the
+    conditions' values, where another is worse.
+    """
+
+    worst: Arrays
+    judged: Judged
+    steadiness: Steadiness | None = None
+    best: Arrays | None = None
+    best_values: tuple[float, ...] = ()
 
 
 class Execution:
@@ -99,12 +113,15 @@ class Execution:
         began, left = time.perf_counter(), len(samples)
         try:
             for sample, outputs in zip(samples, self.runner.outputs(plan, samples), strict=True):
-                outputs, judged, steadiness = self._worst(sample, outputs)
-                vector = error_sample(sample).errors(outputs) if error_sample is not None else None
+                runs = self._judged(sample, outputs)
+                worst = runs.worst
+                vector = error_sample(sample).errors(worst) if error_sample is not None else None
                 spent = time.perf_counter() - began
                 if kept is not None:
-                    kept[sample.digest] = outputs
-                yield SampleResult.of(judged, spent, vector, steadiness)
+                    kept[sample.digest] = worst
+                    if runs.best is not None:
+                        kept[_best_of(sample)] = runs.best
+                yield SampleResult.of(runs.judged, spent, vector, runs.steadiness, runs.best_values)
                 left -= 1
                 if left:
                     self._before_each()
@@ -126,22 +143,27 @@ class Execution:
         except RunnerFailedError as error:
             raise BadInputError(str(error)) from error
 
-    def _worst(self, sample: Sample, outputs: Arrays) -> tuple[Arrays, Judged, Steadiness | None]:
-        """The worst of the runs of ``sample``, and how they differ."""
+    def _judged(self, sample: Sample, outputs: Arrays) -> _Runs:
+        """The worst and the best of the runs of ``sample``, and how they differ."""
         exact = self._exact(sample)
         if not isinstance(outputs, Repeated):
-            return outputs, self.requirements.judge(exact, outputs), None
+            return _Runs(outputs, self.requirements.judge(exact, outputs))
         differing = sum(count for _, count in outputs.others)
         answers: list[tuple[Arrays, int]] = [(outputs, outputs.runs - differing), *outputs.others]
         judged = [self.requirements.judge(exact, answer) for answer, _ in answers]
         scores = [_badness(found) for found in judged]
-        worst = max(range(len(answers)), key=lambda i: scores[i])
+        # Of equal scores the larger error: of what a metric of all inputs will say no run has one.
+        order = sorted(range(len(answers)), key=lambda i: (scores[i], _size(judged[i])))
+        best, worst = order[0], order[-1]
         name, apart = farthest_apart(exact, [answer for answer, _ in answers])
         passed = sum(c for (_, c), score in zip(answers, scores, strict=True) if score <= 1.0)
         steadiness = Steadiness(
             outputs.runs, differing, passed, min(scores), scores[worst], apart, name, sample.name
         )
-        return answers[worst][0], judged[worst], steadiness
+        chosen = _Runs(answers[worst][0], judged[worst], steadiness)
+        if best == worst:
+            return chosen
+        return replace(chosen, best=answers[best][0], best_values=judged[best].values)
 
     def score(
         self,
@@ -164,6 +186,10 @@ class Execution:
         if told is None:
             told = self._told(samples, results, kept)
             rows = [self._answers.row_of_all(plan, samples, told)]
+            if any(_best_of(s) in kept for s in samples):
+                by_best = {s.digest: kept.get(_best_of(s), kept[s.digest]) for s in samples}
+                best = self._told(samples, results, by_best)
+                rows.append(self._answers.row_of_all(plan, samples, best, best=True))
         return self.requirements.together(self.values_of(results), self.share, told), rows
 
     def values_of(self, results: Sequence[SampleResult]) -> list[tuple[float, ...]]:
@@ -184,6 +210,15 @@ class Execution:
             return [math.nan] * len(of_all)
         references = [self.references.of(s) for s in samples]
         return self.requirements.judge_all(references, [kept[s.digest] for s in samples])
+
+
+def _best_of(sample: Sample) -> str:
+    return f"{sample.digest} best"
+
+
+def _size(judged: Judged) -> float:
+    """The largest error of an output over its reference's range."""
+    return max((e.rel_range for e in judged.errors.values()), default=0.0)
 
 
 def _badness(judged: Judged) -> float:

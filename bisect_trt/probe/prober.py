@@ -254,7 +254,15 @@ class Prober:
         each = self.requirements.by_condition(values, self._execution.share, told)
         names = [s.name for s in self._given]
         found = ProbeResult.over(plan, self.runner.name, results, facts, score=score, names=names)
-        return replace(found, by_condition=each)
+        found, seen = replace(found, by_condition=each), found.steadiness
+        if seen is None or (score is None and seen.steady):
+            return found
+        best = [r.best_values or v for r, v in zip(results, values, strict=True)]
+        by_best = self._answers.of_all(plan, self._given, best=True) or told
+        least = self.requirements.together(best, self._execution.share, by_best)
+        if score is not None:  # where each must hold, the samples' own scores tell
+            seen = seen.of_set(least, found.score)
+        return replace(found, best_score=least, steadiness=seen)
 
     def _note(self, result: ProbeResult) -> None:
         self.done[result.plan] = result

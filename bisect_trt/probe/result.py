@@ -29,6 +29,7 @@ class SampleResult:
     output, empty where the plan could not be run; ``vector`` the signed errors at the sampled
     elements, in tolerances, where they were asked for; ``seconds`` the wall time. Of several runs
     all this is the worst's, and ``steadiness`` says how they differ; None for a single run.
+    ``best_values`` are those of the best run where another was worse, else empty.
     """
 
     verdict: Verdict
@@ -39,10 +40,15 @@ class SampleResult:
     note: str = ""
     vector: Vector | None = None
     steadiness: Steadiness | None = None
+    best_values: tuple[float, ...] = ()
 
     @staticmethod
     def of(
-        judged: Judged, seconds: float, vector: Vector | None, steadiness: Steadiness | None = None
+        judged: Judged,
+        seconds: float,
+        vector: Vector | None,
+        steadiness: Steadiness | None = None,
+        best_values: tuple[float, ...] = (),
     ) -> SampleResult:
         """The result of a run that ended, with the verdict that follows from its errors.
 
@@ -51,6 +57,7 @@ class SampleResult:
             seconds: the wall time.
             vector: signed errors in tolerances, (elements,) float32, where they were asked for.
             steadiness: what further runs of the sample showed.
+            best_values: the conditions' of the best of them.
         """
         verdict, note = (Verdict.PASS if judged.score <= 1.0 else Verdict.FAIL), ""
         changed = [name for name, e in judged.errors.items() if e.nonfinite == SHAPE_CHANGED]
@@ -59,7 +66,15 @@ class SampleResult:
         elif not all(e.finite for e in judged.errors.values()):
             verdict = Verdict.NON_FINITE
         return SampleResult(
-            verdict, judged.score, judged.values, judged.errors, seconds, note, vector, steadiness
+            verdict,
+            judged.score,
+            judged.values,
+            judged.errors,
+            seconds,
+            note,
+            vector,
+            steadiness,
+            best_values,
         )
 
     @staticmethod
@@ -98,7 +113,8 @@ class ProbeResult:
     not be run; ``facts`` what the runner adds. The samples' vectors are not kept with it
     (:meth:`~bisect_trt.probe.prober.Prober.vector`).
     ``on`` says on which samples: the given ones, or a panel. ``steadiness`` is that of all of them,
-    None from a runner that runs each once. ``by_condition`` has the score of each condition on the
+    None from a runner that runs each once; ``best_score`` is the score by each sample's best run,
+    where some was worse. ``by_condition`` has the score of each condition on the
     given samples, empty on others. ``worst_on`` names the sample that has ``score``, if one does.
     ``seen_in`` is the probe of the log that shows this, where it is not one of the log itself.
     """
@@ -117,6 +133,7 @@ class ProbeResult:
     by_condition: tuple[float, ...] = ()
     worst_on: str = ""
     seen_in: ProbeResult | None = field(default=None, compare=False, repr=False)
+    best_score: float | None = None
 
     @property
     def on_given(self) -> bool:

@@ -105,7 +105,9 @@ def with_steadiness(known: Known, bench: Bench) -> Known:
     bench.observer.station("steadiness")
     seen = over_processes(bench, result) if result.verdict.passed else runs_of([result])
     what = "answer's" if known.judgement is not None else result.plan.base.value.upper()
-    return known.with_(steadiness=seen, unsteady=unsteady(what, seen) if seen.decides else None)
+    taken_back = result.verdict.passed and seen.right != seen.processes
+    found = unsteady(what, seen) if seen.decides or taken_back else None
+    return known.with_(steadiness=seen, unsteady=found)
 
 
 def _stood_on(known: Known) -> ProbeResult | None:

@@ -27,6 +27,15 @@ from bisect_trt.stations.bench.engine_ahead import begin
 
 FURTHER_PROCESSES = 2
 
+_CURE = (
+    "No pin cures that: `bisect-trt reduce` finds the smallest piece that does it, `bisect-trt "
+    "cure` what helps."
+)
+_ROOM = (
+    "They differ by little, and the plan has no room for it: search with the tolerance a tenth "
+    "smaller, or allow a tenth more."
+)
+
 
 class _InFurtherProcess:
     """``runner`` after it was started afresh, which the first probe does; ``number`` tells its
@@ -65,7 +74,8 @@ def over_processes(bench: Bench, result: ProbeResult) -> Steadiness:
     with suppress(BudgetSpentError):
         for prober in _further(bench, runner):
             results.append(prober.probe(result.plan))
-            if runs_of(results).decides:
+            taken_back = result.verdict.passed and not results[-1].verdict.passed
+            if taken_back or runs_of(results).decides:
                 break
     return runs_of(results)
 
@@ -87,8 +97,10 @@ def _further(bench: Bench, runner: Restartable) -> list[Prober]:
 def unsteady(what: str, seen: Steadiness) -> Diagnosis:
     """The diagnosis of an engine whose runs decide differently; ``what`` names it."""
     bad, where = seen.runs - seen.passed, f" in {seen.processes} processes"
-    differ = ""
-    if seen.apart > 0.0:
+    span, differ = f"from {seen.best:.3g} to {times(seen.worst)}", ""
+    if seen.broken:
+        span = f"from {times(seen.best)} to no answer: one process ended {seen.broken}"
+    elif seen.apart > 0.0:
         differ = (
             f"; answers to {seen.sample!r} lie up to {seen.apart:.2g} of the range of output "
             f"{seen.output!r} apart"
@@ -96,15 +108,14 @@ def unsteady(what: str, seen: Steadiness) -> Diagnosis:
     return Diagnosis(
         Cause.UNSTEADY,
         f"The {what} engine does not make up its mind: {bad} of {seen.runs} runs"
-        f"{where if seen.processes > 1 else ''} miss the requirement (from "
-        f"{seen.best:.3g} to {times(seen.worst)}{differ}). No pin cures that: `bisect-trt reduce` "
-        "finds the smallest piece that does it, `bisect-trt cure` what helps.",
+        f"{where if seen.processes > 1 else ''} miss the requirement ({span}{differ}). "
+        f"{_CURE if seen.decides else _ROOM}",
     )
 
 
 def note_unsteadiness(what: str, seen: Steadiness | None) -> list[Finding]:
-    """A finding where runs differ without deciding anything."""
-    if seen is None or seen.steady or seen.decides:
+    """A finding where runs differ without deciding anything: all pass, or none."""
+    if seen is None or seen.steady or (seen.decides and seen.passed):
         return []
     met = {0: "none", seen.runs: "all"}.get(seen.passed, str(seen.passed))
     worth = "the worst one counts" if 0 < seen.passed < seen.runs else "so nothing hangs on it"
@@ -119,24 +130,21 @@ def note_unsteadiness(what: str, seen: Steadiness | None) -> list[Finding]:
 def runs_of(results: Sequence[ProbeResult]) -> Steadiness:
     """One engine's runs in several processes, scores by process."""
     seen = [r.steadiness for r in results if r.steadiness is not None]
+    once = [r for r in results if r.steadiness is None]
+    broken = next((str(r.verdict) for r in once if not r.worst), "")
     inside = next((s for s in seen if s.decides), None)
     widest = max(seen, key=lambda s: s.apart, default=Steadiness(0))
     scores = [inside.best, inside.worst] if inside is not None else [r.score for r in results]
     return Steadiness(
-        runs=sum(s.runs for s in seen) if seen else len(results),
+        runs=sum(s.runs for s in seen) + len(results) - len(seen),
         differing=sum(s.differing for s in seen),
-        passed=sum(s.passed for s in seen) if seen else sum(r.verdict.passed for r in results),
+        passed=sum(s.passed for s in seen) + sum(r.verdict.passed for r in once),
         best=min(scores),
         worst=max(scores),
         apart=widest.apart,
         output=widest.output,
         sample=widest.sample,
         processes=len(results),
-        right=sum(_is_right(r) for r in results),
+        right=sum(r.verdict.passed for r in results),  # which is that of the worst runs
+        broken=broken,
     )
-
-
-def _is_right(result: ProbeResult) -> bool:
-    """Whether every run of one process met the requirements."""
-    seen = result.steadiness
-    return result.verdict.passed if seen is None else seen.passed == seen.runs
