@@ -20,6 +20,7 @@ from bisect_trt.stations.baselines.checks import (
     check_reference,
 )
 from bisect_trt.stations.baselines.layer_errors import trace_layers
+from bisect_trt.stations.baselines.traced_inputs import traced_inputs
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.case.case import Case
 from bisect_trt.stations.draws.ahead import draw_ahead
@@ -90,7 +91,7 @@ def measure_baselines(case: Case, bench: Bench) -> Baselines:
     check_reference(fp32, case.requirements)
     check_decisions(case, bench)
     findings = bench.found(_findings(fp32, tf32, reduced, precision))
-    layers = trace_layers(case, bench)
+    layers = trace_layers(case, bench, traced_inputs(case, bench))
     second = None
     if reduced.verdict.passed:
         draw_ahead(case, bench)

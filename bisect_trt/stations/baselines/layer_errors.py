@@ -17,7 +17,7 @@ from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.machine.cores import thread_count
 from bisect_trt.core.machine.memory import LARGE
 from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.core.sample import Sample, evenly
+from bisect_trt.core.sample import Sample
 from bisect_trt.graph.model.layers import Layer
 from bisect_trt.numerics.blocks import all_finite
 from bisect_trt.numerics.errors.channel_peaks import channel_peaks, quartiles
@@ -26,9 +26,6 @@ from bisect_trt.probe.journal import Row
 from bisect_trt.runners.emulator.by_node.node_by_node import LayerValues
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.case.case import Case
-
-MOST_TRACED = 2
-"""Each costs two inferences node by node: the table is made from so many inputs at most."""
 
 _WAITING, _HELD, _HELD_BY_CORE, _HELD_BY_ONE = 32, 32 << 20, 4 << 20, 96 << 20
 """Layers, and bytes of their values, that are compared while the network goes on: ONNX Runtime's
@@ -62,22 +59,21 @@ _CHANNELS_SECOND = frozenset(
 _SHOWN = ("max_abs", "mean_abs", "median_abs", "rmse", "rel_range", "cosine", "snr_db")
 
 
-def trace_layers(case: Case, bench: Bench, samples: Sequence[Sample] | None = None) -> pd.DataFrame:
+def trace_layers(case: Case, bench: Bench, samples: Sequence[Sample]) -> pd.DataFrame:
     """A row for each lowered layer in network order: the worst and mean accumulated errors over the
-    samples (two of them at most), the introduced errors (prefix ``introduced_``) and the
+    samples, the introduced errors (prefix ``introduced_``) and the
     reference's range; ``underflows`` where values that are not finite come from small ones that
     became zero; how the reference's largest magnitudes spread over channels (``channel_peak_*``).
 
     Recalled from the journal where it is there.
 
     Args:
-        case: the layers and the given inputs.
+        case: the layers.
         bench: what goes through the network.
-        samples: others than the given inputs.
+        samples: a few inputs.
     """
     precision = case.settings.precision
     how = "kernels" if bench.rtx_sums else ""
-    samples = _looked_at(case, bench) if samples is None else samples
     digests = [sample.digest for sample in samples]
     key = bench.prober.key("layer columns", precision.value, how, *digests)
     found = bench.journal.recall(key)
@@ -93,22 +89,6 @@ def trace_layers(case: Case, bench: Bench, samples: Sequence[Sample] | None = No
     table = pd.DataFrame({"layer": [x.name for x in layers], **told, **columns})
     case.reference.turns.trim()
     return table
-
-
-def _looked_at(case: Case, bench: Bench) -> list[Sample]:
-    """Samples spread over the given ones; among them one with values that are not finite, where
-    there is any: where they come from must not be missed.
-    """
-
-    def is_finite(sample: Sample) -> bool:
-        found = bench.prober.known(case.base, sample)
-        return found is None or math.isfinite(found.score)
-
-    chosen = list(evenly(case.samples, MOST_TRACED))
-    if all(map(is_finite, chosen)):
-        broken = next((s for s in case.samples if not is_finite(s)), None)
-        chosen[-1:] = [broken] if broken is not None else chosen[-1:]
-    return chosen
 
 
 def _traced(case: Case, bench: Bench, samples: Sequence[Sample], pool: Executor) -> _Found:

@@ -11,7 +11,8 @@ import pandas as pd
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample, evenly
 from bisect_trt.stations.baselines.baselines import Baselines
-from bisect_trt.stations.baselines.layer_errors import MOST_TRACED, trace_layers
+from bisect_trt.stations.baselines.layer_errors import trace_layers
+from bisect_trt.stations.baselines.traced_inputs import MOST_TRACED
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.case.case import Case
 from bisect_trt.stations.cause.sensitivity import Sensitivity, measure_sensitivity, time_allowed

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from bisect_trt.stations.baselines.layer_errors import MOST_TRACED
+from bisect_trt.stations.baselines.traced_inputs import MOST_TRACED, ranges_asked
 from bisect_trt.stations.case.case import Case
 from bisect_trt.stations.cause.each_alone import ranked_count
 from bisect_trt.stations.cause.sensitivity import affordable
@@ -89,7 +89,9 @@ def expected_work(case: Case, *, passes: bool, probe_seconds: float, usual_secon
     kinds = movable(case, emulated=True) + wants_variants(case)
     draws = kinds * test.enough * size
     held_out = len(case.holdout)
-    emulations, traces = _BASELINES * given + held_out, min(given, MOST_TRACED)
+    emulations = _BASELINES * given + held_out
+    # One that is asked for ranges goes through the network once, not by two histories.
+    traces = min(given, MOST_TRACED) + ranges_asked(case, usual_seconds) // 2
     if case.settings.fitted:
         if passes:
             return Work(traces, emulations, draws, draws + 2 * given, 0, _BASELINES)

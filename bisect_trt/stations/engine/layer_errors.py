@@ -23,7 +23,7 @@ from bisect_trt.numerics.errors.tensor_error import TensorError, mean_of, tensor
 from bisect_trt.probe.journal import Row, content_key
 from bisect_trt.probe.prober import Prober
 from bisect_trt.runners.tensorrt.runner import TensorRTRunner
-from bisect_trt.stations.baselines.layer_errors import MOST_TRACED
+from bisect_trt.stations.baselines.traced_inputs import MOST_TRACED
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.bench.engine_ahead import begin
 from bisect_trt.stations.bench.engine_choice import EngineRunner

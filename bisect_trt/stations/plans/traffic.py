@@ -9,7 +9,7 @@ import pandas as pd
 
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import evenly
-from bisect_trt.stations.baselines.layer_errors import MOST_TRACED
+from bisect_trt.stations.baselines.traced_inputs import MOST_TRACED
 from bisect_trt.stations.case.case import Case
 
 

@@ -36,7 +36,7 @@ def traced(tmp_path: Path) -> tuple[Case, pd.DataFrame]:
     inputs = [{"x": np.sin(np.arange(8 * n, dtype=np.float32)).reshape(n, 8)} for n in (1, 3)]
     case = load(Settings(model, inputs, out=tmp_path), Observer())
     with open_bench(case, Observer()) as bench:
-        return case, trace_layers(case, bench)
+        return case, trace_layers(case, bench, case.samples)
 
 
 def test_bytes_are_those_of_what_layers_read_and_write(tmp_path: Path) -> None:
