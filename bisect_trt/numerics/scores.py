@@ -14,7 +14,7 @@ finite.
 """
 
 MOST = 9.99e8
-"""No other finite score is larger."""
+"""No other finite score is larger: it stands for all beyond it."""
 
 
 def brief(score: float) -> str:
@@ -23,7 +23,9 @@ def brief(score: float) -> str:
         return "not measured"
     if math.isinf(score):
         return "no number"
-    return "none allowed" if score >= NOTHING_ALLOWED else f"{score:.3g} \u00d7"
+    if score >= NOTHING_ALLOWED:
+        return "none allowed"
+    return f"{'> ' if score >= MOST else ''}{score:.3g} \u00d7"
 
 
 def times(score: float) -> str:
@@ -34,6 +36,8 @@ def times(score: float) -> str:
         return "NaN, infinite values or another shape"
     if score >= NOTHING_ALLOWED:
         return "a miss where none is allowed"
+    if score >= MOST:
+        return f"more than {MOST:.3g} times the tolerance"
     # A miss by a hair must not read as "1 times".
     near = abs(score - 1.0) < 5e-3
     return f"{score:.6g} times the tolerance" if near else f"{score:.3g} times the tolerance"

@@ -206,3 +206,14 @@ def test_what_a_quantised_model_has_that_engines_refuse_is_told_of_every_run() -
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
     assert {"quantised", "uint8", "zero-point"} <= {f.kind for f in cautions(Graph(model))}
+
+
+def test_an_input_with_a_default_is_told_to_be_a_constant() -> None:
+    """Not so of formats in which every weight is listed as an input."""
+    text = """<ir_version: 8, opset_import: ["": 17]>
+    g (float[2] x, float[2] gain = {1, 2}) => (float[2] y) { y = Mul (x, gain) }"""
+    model = onnx.parser.parse_model(text)
+    (found,) = [f for f in cautions(Graph(model)) if f.kind == "default-input"]
+    assert found.where == "gain" and "1 input with a default is a constant here" in found.message
+    model.ir_version = 3
+    assert not [f for f in cautions(Graph(model)) if f.kind == "default-input"]

@@ -13,7 +13,7 @@ from bisect_trt.core.errors import BadInputError
 from bisect_trt.numerics.requirements.aggregates import aggregate, is_aggregate
 from bisect_trt.numerics.requirements.decisions import decision, is_decision, places_of
 from bisect_trt.numerics.requirements.requirement_text import load_metrics, parse_requirements
-from bisect_trt.numerics.scores import times
+from bisect_trt.numerics.scores import brief, times
 
 
 @given(st.integers(0, 10_000), st.integers(1, 6))
@@ -82,9 +82,11 @@ def test_a_percentile_is_what_so_many_keep_to(values: list[float], percent: int)
 
 
 def test_what_could_not_be_told_is_worse_than_any_number() -> None:
-    assert aggregate("mean", [1.0, math.nan], at_least=False) == math.inf
-    assert aggregate("mean", [1.0, math.nan], at_least=True) == -math.inf
+    for better in (True, False):
+        assert math.isnan(aggregate("mean", [1.0, math.nan], at_least=better))
+        assert math.isnan(aggregate("p95", [1.0, 2.0, math.nan], at_least=better))
     assert aggregate("median", [1.0, 2.0, math.nan], at_least=False) == 2.0
+    assert aggregate("median", [1.0, 2.0, math.nan], at_least=True) == 1.0
     assert [is_aggregate(t) for t in ("worst", "p95", "p99.9", "p100", "p0", "p101", "best")] == [
         True,
         True,
@@ -178,10 +180,45 @@ def test_a_metric_of_the_users_may_have_a_known_name() -> None:
 def test_an_exact_input_does_not_hide_the_others() -> None:
     assert aggregate("mean", [math.inf, 5.0, 5.0, 5.0], at_least=True) == pytest.approx(53.75)
     assert aggregate("median", [math.inf, -50.0], at_least=True) == pytest.approx(75.0)
-    assert aggregate("median", [math.inf, math.nan], at_least=True) == -math.inf
+    assert math.isnan(aggregate("median", [math.inf, math.nan], at_least=True))
     assert aggregate("median", [-math.inf, math.inf], at_least=False) == math.inf
     assert aggregate("mean", [math.inf], at_least=True) == 200.0
-    assert aggregate("mean", [math.inf, math.nan], at_least=True) == -math.inf
+    assert math.isnan(aggregate("mean", [math.inf, math.nan], at_least=True))
+
+
+MINE = {"mine": lambda reference, candidate: 0.0}
+
+
+def test_a_mean_over_what_could_not_be_told_is_no_number_of_tolerances() -> None:
+    for text in ("max_abs@mean<=1e-2", "cosine@p95>=0.9", "snr_db@mean>=40"):
+        requirements = parse_requirements([text], ["y"])
+        score = requirements.together([(0.5,), (math.nan,)])
+        assert math.isinf(score) and times(score).startswith("NaN, infinite")
+        assert requirements.by_condition([(0.5,), (math.nan,)]) == (score,)
+
+
+def test_what_is_beyond_the_scale_is_told_so() -> None:
+    requirements = parse_requirements(["max_abs<=1e-9"], ["y"])
+    score = requirements.score({"y": np.zeros(2, np.float32)}, {"y": np.full(2, 66, np.float32)})
+    assert times(score) == "more than 9.99e+08 times the tolerance"
+    assert brief(score) == "> 9.99e+08 \u00d7"
+
+
+def test_outputs_that_are_finite_keep_their_scores_beside_one_that_is_not() -> None:
+    """And none passes for it: infinities nobody asks about count too."""
+    fine, broken = np.float32([1.0, 2.0]), np.float32([1.0, np.inf])
+    reference = {"a": fine, "b": fine}
+    candidate = {"a": np.float32([1.5, 2.0]), "b": broken}
+    both = parse_requirements(["a:max_abs<=1", "b:max_abs<=1", "mine<=1"], ["a", "b"], MINE)
+    judged = both.judge(reference, candidate)
+    assert math.isinf(judged.score) and judged.values[0] == 0.5
+    assert all(map(math.isnan, judged.values[1:]))
+    assert both.by_condition([judged.values])[0] == 0.5
+    assert math.isinf(both.together([judged.values]))
+    for texts in (["a:max_abs<=1"], ["a:max_abs@mean<=1", "a:cosine>=0"]):
+        asked = parse_requirements(texts, ["a", "b"])
+        judged = asked.judge(reference, candidate)
+        assert math.isinf(judged.score) and math.isinf(asked.together([judged.values]))
 
 
 def test_a_miss_where_none_is_allowed_is_no_number_of_tolerances() -> None:

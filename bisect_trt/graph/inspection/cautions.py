@@ -78,7 +78,24 @@ def cautions(graph: Graph) -> list[Finding]:
             "becomes a whole step"
         )
         found.append(Finding("quantised", "", message, True))
-    return [*found, *_random(graph), *_of_quantisation(graph), *_whole_bodies(graph)]
+    of_nodes = (*_random(graph), *_of_quantisation(graph), *_whole_bodies(graph))
+    return [*found, *of_nodes, *_defaults(graph)]
+
+
+def _defaults(graph: Graph) -> Iterator[Finding]:
+    """Inputs that a caller may leave out. Before version 4 of the format every weight was listed
+    as one.
+    """
+    weights = {tensor.name for tensor in graph.proto.graph.initializer}
+    names = [i.name for i in graph.proto.graph.input if i.name in weights]
+    if names and graph.proto.ir_version >= 4:
+        are, them = ("is a constant", "it") if len(names) == 1 else ("are constants", "them")
+        message = (
+            f"{counted(len(names), 'input')} with a default {are} here, as in an engine: "
+            f"{some_of(names, _SHOWN)}; the typed model does not take {them}, remove the default "
+            f"to feed {them}"
+        )
+        yield Finding("default-input", names[0], message)
 
 
 def _random(graph: Graph) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 _EXACT = 200.0
 """Decibels that an exact output counts as: more than float32 resolves."""
@@ -30,9 +31,18 @@ def aggregate(kind: str, values: Sequence[float], *, at_least: bool) -> float:
         values: one an input, in the metric's unit; NaN, where one could not be told, counts as
             worse than any number.
         at_least: whether larger is better.
+
+    Returns:
+        The number, NaN where it hangs on one that could not be told.
     """
     worse = -math.inf if at_least else math.inf
     known = np.asarray([worse if math.isnan(v) else v for v in values], np.float64)
+    found = _of_known(kind, known, worse, at_least=at_least)
+    return math.nan if found == worse and any(map(math.isnan, values)) else found
+
+
+def _of_known(kind: str, known: NDArray[np.float64], worse: float, *, at_least: bool) -> float:
+    """Of values of which the ``worse`` infinity stands for what could not be told."""
     if kind in (MEAN, MEDIAN):
         # Decibels of an exact output are infinite: they must not hide what the others have.
         exact = known == -worse

@@ -136,17 +136,21 @@ class Requirements:
         Returns:
             Each output's errors, each condition's value, and the largest score of any
             (see :meth:`Requirement.score_of`): at most 1 passes, infinite where a value is not
-            finite.
+            finite. Conditions on outputs that are finite keep their values beside one that is not,
+            where another condition looks at that.
 
         Raises:
             BadInputError: a metric of the user's is at fault.
         """
         errors = {name: tensor_error(reference[name], candidate[name]) for name in reference}
-        if not all(e.finite for e in errors.values()):
+        broken = {name for name, e in errors.items() if not e.finite}
+        unseen = {i.output for i in self.items if not self._is_users(i)}.isdisjoint({None, *broken})
+        if broken and unseen:  # of which no condition would say so
             return Judged(math.inf, (math.nan,) * len(self.items), errors)
-        worst, values = 0.0, []
+        worst, values = math.inf if broken else 0.0, []
         for item in self.items:
-            if item.metric in self.collective:
+            blind = self._is_users(item) or item.output is None or item.output in broken
+            if item.metric in self.collective or (broken and blind):
                 values.append(math.nan)
                 continue
             if item.metric in self.metrics:
@@ -159,6 +163,10 @@ class Requirements:
             values.append(value)
             worst = max(worst, item.score_of(value)) if found else worst
         return Judged(worst, tuple(values), errors)
+
+    def _is_users(self, item: Requirement) -> bool:
+        """Whether it sees all outputs, and is not for those that are not finite."""
+        return item.metric in self.metrics or item.metric in self.collective
 
     def judge_all(self, references: Sequence[Arrays], candidates: Sequence[Arrays]) -> list[float]:
         """The values of the collective metrics, in the order of their conditions.

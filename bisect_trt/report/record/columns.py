@@ -249,7 +249,7 @@ def as_page() -> str:
         "`False`. Text that a spreadsheet would take for a formula begins with `'`, and so does",
         "text that begins with `'` itself; control characters are spelled out.",
         "A score of 1e9 is a miss where none is allowed, as of a decision that changed; no other",
-        "finite score is so large.",
+        "finite score is so large: 9.99e8 stands for all that are larger.",
         "Columns keep their order and names; new ones come at the end.",
         "",
         "In a notebook the tables of `Result` are pandas DataFrames of the same columns, without",

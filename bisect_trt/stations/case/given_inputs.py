@@ -78,11 +78,14 @@ def _loaded(
     asked = [source for source in settings.holdout if source != "none"]
     if asked:
         named = load(asked, option="--holdout")
-        apart = _unlike(samples, named)
-        left_out = "left out, and would test nothing"
-        said += _copies("inputs kept apart", len(named) - len(apart), left_out)
+        apart = _unlike((), named)
+        said += _copies("inputs kept apart", len(named) - len(apart), "counted once")
+        left = _unlike(apart, samples)
+        if not left:
+            raise BadInputError("--holdout names every given input: leave some to search with")
+        said += _named_twice(len(samples) - len(left), len(samples))
         new = [sample for sample in apart if short_digest(sample) not in seen]
-        return samples, new, said + _searched_before(len(apart) - len(new), len(named))
+        return left, new, said + _searched_before(len(apart) - len(new), len(named))
     if settings.holdout or settings.fitted or len(samples) < FEW_INPUTS:
         return samples, [], said
     apart = _kept_apart(samples, seen)
@@ -115,6 +118,14 @@ def _unlike(given: Sequence[Sample], others: Sequence[Sample]) -> list[Sample]:
     for sample in others:
         by_content.setdefault(sample.digest, sample)
     return [sample for digest, sample in by_content.items() if digest not in known]
+
+
+def _named_twice(count: int, given: int) -> list[Finding]:
+    """What is said of given inputs that are to be kept apart."""
+    if not count:
+        return []
+    message = f"{count} of {given} given inputs are those of --holdout: no search sees them"
+    return [Finding("holdout", "", message)]
 
 
 def _searched_before(count: int, named: int) -> list[Finding]:

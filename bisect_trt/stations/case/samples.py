@@ -98,7 +98,8 @@ def checked(sample: Sample, specs: Sequence[InputSpec], infinite: Collection[str
         )
     if extra:
         raise BadInputError(
-            f"{where}: the model has no input {extra[0]!r}; it takes {', '.join(wanted) or 'none'}"
+            f"{where}: {extra[0]!r} is no input of the model, or one with a default, which is a "
+            f"constant here; it takes {', '.join(wanted) or 'none'}"
         )
     symbols: dict[str, int] = {}
     for spec in specs:

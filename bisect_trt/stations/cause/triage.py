@@ -14,7 +14,7 @@ from bisect_trt.core.names import counted
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.numerics.scores import times
-from bisect_trt.probe.result import ProbeResult
+from bisect_trt.probe.result import ProbeResult, meets
 from bisect_trt.search.tolerance_share import MARGIN, matching_limit
 from bisect_trt.stations.baselines.baselines import Baselines
 from bisect_trt.stations.bench.bench import Bench
@@ -135,7 +135,8 @@ def find_cause(
     )
     if emulated.lowered.verdict.passed and engine is None and unseen is not None:
         others = _others(unseen, set_size(case))
-        said = f"{diagnosis.sentence} The given inputs pass, but {others}."
+        passed = f"{_given_that_pass(case, bench)} pass, but {others}"
+        said = f"{diagnosis.sentence} {passed}."
         diagnosis = replace(diagnosis, sentence=said)
     ranking = _ranking(case, sensitivity, suspicion, layers)
     return Triage(diagnosis, base, pinned, sensitivity, limit, ranking, unseen, layers)
@@ -184,6 +185,15 @@ def _alone_on_all(
         return None
     names = case.held_low.union(case.names)
     return lambda name: bench.prober.probe(base.with_pins(names - {name})).under(limit)
+
+
+def _given_that_pass(case: Case, bench: Bench) -> str:
+    """The given inputs, of which a share may miss."""
+    known = [bench.prober.known(case.base, sample) for sample in case.samples]
+    passed = sum(found is not None and meets(found, 1.0) for found in known)
+    if case.requirements.of_sets or passed == len(known):
+        return "The given inputs"
+    return f"{passed} of {len(known)} given inputs"
 
 
 def _others(unseen: Unseen, size: int) -> str:

@@ -89,6 +89,18 @@ def test_copies_count_once_and_a_fifth_is_said_to_be_kept_apart(tmp_path: Path) 
     assert one.holds.of_one and "1 of the inputs is a copy of another" in messages(one)
 
 
+def test_what_is_to_be_kept_apart_is_not_searched_with(tmp_path: Path) -> None:
+    """Whether it is among the given inputs or not: so the option says."""
+    fixture = healthy()
+    inputs = several(fixture, 6)
+    result = run(fixture, inputs, tmp_path, holdout=[*inputs[4:], inputs[5]])
+    assert result.holds.given.tested == 4 and result.holds.holdout.tested == 2
+    assert "2 of 6 given inputs are those of --holdout" in messages(result)
+    assert "1 of the inputs kept apart is a copy of another" in messages(result)
+    with pytest.raises(BadInputError, match="--holdout names every given input"):
+        run(fixture, inputs, tmp_path / "all", holdout=inputs)
+
+
 @pytest.mark.parametrize(
     ("kinds", "words"),
     [
