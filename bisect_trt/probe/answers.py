@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,11 +18,14 @@ from bisect_trt.probe.result import SampleResult, Vector
 
 
 class Answers:
-    """Reads and makes rows of ``journal``; ``key`` is the content that all of them depend on."""
+    """Reads and makes rows of ``journal``; ``key`` is the content that all of them depend on. The
+    runner waits ``patience`` seconds: what one that waited for less gave up is asked again.
+    """
 
-    def __init__(self, journal: Journal, key: str) -> None:
+    def __init__(self, journal: Journal, key: str, patience: float = math.inf) -> None:
         self._journal = journal
         self._key = key
+        self._patience = patience
 
     def key(self, *parts: str) -> str:
         """The key of one answer."""
@@ -33,8 +37,11 @@ class Answers:
         if found is None:
             return None
         meta, payload = found
+        verdict = Verdict(meta["verdict"])
+        if verdict is Verdict.TIMED_OUT and self._patience > meta.get("patience", 0.0):
+            return None
         return SampleResult(
-            Verdict(meta["verdict"]),
+            verdict,
             meta["score"],
             tuple(meta["values"]),
             {n: TensorError(**e) for n, e in meta["errors"].items()},
@@ -75,6 +82,8 @@ class Answers:
             "note": result.note,
             "errors": {n: vars(e) for n, e in result.errors.items()},
         }
+        if result.verdict is Verdict.TIMED_OUT:
+            meta["patience"] = self._patience
         if result.steadiness is not None:
             meta["steadiness"] = vars(result.steadiness)
         if result.best_values:

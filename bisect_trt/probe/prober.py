@@ -26,7 +26,7 @@ from bisect_trt.probe.panel_log import PanelLog
 from bisect_trt.probe.references import References
 from bisect_trt.probe.result import PanelResult, ProbeResult, SampleResult, Vector, meets
 from bisect_trt.probe.sets import Sets
-from bisect_trt.runners.base import Anticipating, Runner
+from bisect_trt.runners.base import Anticipating, Patient, Runner
 
 _RECORDED = 64
 """New answers of one probe that a killed process may lose."""
@@ -85,7 +85,9 @@ class Prober:
         self._at_once = at_once
         self._error_sample = error_sample
         self._journal = journal
-        self._answers = Answers(journal, content_key(run_key, runner.name, dict(runner.versions)))
+        waits = runner.timeout_s if isinstance(runner, Patient) else None
+        key = content_key(run_key, runner.name, dict(runner.versions))
+        self._answers = Answers(journal, key, math.inf if waits is None else waits)
         self._execution = Execution(
             runner, references, requirements, self._answers, share, lambda: self.before_each()
         )

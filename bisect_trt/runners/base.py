@@ -71,6 +71,16 @@ class Runner(Protocol):
 
 
 @runtime_checkable
+class Patient(Protocol):
+    """A runner that waits ``timeout_s`` seconds for an answer; None for as long as it takes."""
+
+    @property
+    def timeout_s(self) -> float | None:
+        """What is timed out may be answered by one that waits longer."""
+        ...
+
+
+@runtime_checkable
 class Anticipating(Runner, Protocol):
     """A runner that can begin what will be asked of it.
 

@@ -61,7 +61,7 @@ class OrtCudaRunner:
         }
         self._graph = as_graph(model)
         self._layers = {layer.name for layer in self._graph.layers}
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._facts: dict[PrecisionPlan, Mapping[str, Any]] = {}
         self._worker = Crew([IsolatedWorker(WORKER, {})], ends=(Verdict.CRASHED,))
 
@@ -76,7 +76,7 @@ class OrtCudaRunner:
                 form.folder,
                 arrays,
                 plan.base is Precision.TF32,
-                timeout_s=self._timeout_s,
+                timeout_s=self.timeout_s,
             )
         outputs, fallen_back = answer
         lowered = (

@@ -42,7 +42,7 @@ class EmulatedFleet:
         self.name = local.name
         self.versions: Mapping[str, str] = versions_on(device)
         self._crew = crew
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
 
     def __len__(self) -> int:
         return len(self._crew)
@@ -76,7 +76,7 @@ class EmulatedFleet:
         Raises:
             MachineError: whoever was asked died or hung, again and again.
         """
-        limit = None if self._timeout_s is None else self._timeout_s * max(1, inferences)
+        limit = None if self.timeout_s is None else self.timeout_s * max(1, inferences)
         try:
             return self._crew.call(method, *arguments, timeout_s=limit)
         except RunnerFailedError as error:

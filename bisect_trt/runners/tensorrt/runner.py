@@ -95,7 +95,7 @@ class TensorRTRunner:
         self._producers = {tensor: layer.name for layer in self._layers for tensor in layer.outputs}
         self._profile = profile_of(self._graph.proto, samples, profiles)
         self._values = values_of(samples)
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._weak = weak
         self._options = options
         self._repeats = repeats
@@ -220,7 +220,7 @@ class TensorRTRunner:
         """
         what = (plan, tuple(tensors), tuple(debug))
         arrays = list(in_order(lambda s: dict(s.arrays), samples))  # drawn ones are made again
-        ask = partial(self._worker.call, timeout_s=self._timeout_s)
+        ask = partial(self._worker.call, timeout_s=self.timeout_s)
         last = self._last  # another thread may ask of another plan meanwhile
         if last is not None and last[0] == what:
             again: EngineAnswer | None = ask("again", last[1], arrays, repeats)

@@ -21,7 +21,7 @@ from bisect_trt.core.steadiness import Steadiness
 from bisect_trt.numerics.scores import times
 from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.result import ProbeResult
-from bisect_trt.runners.base import Restartable
+from bisect_trt.runners.base import Patient, Restartable
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.bench.engine_ahead import begin
 
@@ -46,6 +46,7 @@ class _InFurtherProcess:
         self._runner, self._started = runner, False
         self.name = runner.name
         self.versions: Mapping[str, str] = {**runner.versions, "process": str(number)}
+        self.timeout_s = runner.timeout_s if isinstance(runner, Patient) else None
 
     def outputs(
         self, plan: PrecisionPlan, samples: Sequence[Sample]

@@ -126,14 +126,19 @@ def reduce_piece(
         observer.station("reduce")
         found = reduce(specimens.nodes, search.ask, specimens.bypasses)
         piece = found.piece or specimens.whole
-        specimen = specimens.of(piece)
+        specimen, interrupted = specimens.of(piece), found.interrupted
         seeded: tuple[Seeded, ...] = ()
-        if found.interrupted:
-            seen = trials.known(specimen)
-        else:
+        seen: Seen | None = None
+        if not interrupted:
             observer.station("the piece")
-            specimen, seeded = search.seeded(specimen)
-            seen = trials.figures(specimen)
+            try:
+                specimen, seeded = search.seeded(specimen)
+                seen = trials.figures(specimen)
+            except BudgetSpentError:
+                pass  # the piece is found, whatever else would be told of it
+            except KeyboardInterrupt:
+                interrupted = True
+        seen = seen or trials.known(specimen)
         return Reduced(
             # Not seen again, it is still what it was seen to be before.
             seen.suspect or whole.suspect,
@@ -152,7 +157,7 @@ def reduce_piece(
             all(probe.verdict in (Verdict.PASS, Verdict.UNSURE) for probe in found.probes),
             trials.budget.spent,
             time.perf_counter() - began,
-            found.interrupted,
+            interrupted,
             seeded,
             trials.versions,
         )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -11,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.machine.stop import BudgetSpentError
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
@@ -185,3 +187,35 @@ def test_scratch_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     reduced(residual(3, [1]), PlantedRunner)
     assert list(tmp_path.iterdir()) == []
+
+
+class Ended(Observer):
+    """Ends the engine's time, or the user's patience, once the piece is found."""
+
+    def __init__(self, how: BaseException) -> None:
+        self._how = how
+        self.ends = False
+
+    def station(self, name: str) -> None:
+        self.ends = name == "the piece"
+
+    def check(self) -> None:
+        if self.ends:
+            raise self._how
+
+
+@pytest.mark.parametrize("how", [KeyboardInterrupt(), BudgetSpentError()])
+def test_a_piece_that_was_found_is_not_lost_while_it_is_looked_at_again(how: BaseException) -> None:
+    observer = Ended(how)
+
+    class Runner(PlantedRunner):
+        def outputs(self, *asked: Any) -> Iterator[Mapping[str, NDArray[Any]]]:
+            observer.check()
+            yield from super().outputs(*asked)
+
+    model, arrays = residual(3, [1])
+    asked = trials(Runner)
+    found = reduce_piece(Graph(model), Sample("s", arrays), asked, observer)
+    assert isinstance(found, Reduced) and [op for _, op in found.nodes] == ["Conv", "Relu", "Add"]
+    assert found.seen.suspect is Suspect.WRONG
+    assert found.interrupted is isinstance(how, KeyboardInterrupt)

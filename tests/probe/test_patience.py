@@ -1,0 +1,34 @@
+"""An answer that was not waited for long enough is no answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.sample import Sample
+from bisect_trt.core.verdict import Verdict
+from bisect_trt.probe.answers import Answers
+from bisect_trt.probe.journal import Journal
+from bisect_trt.probe.result import SampleResult
+
+
+@pytest.mark.parametrize(
+    ("verdict", "asks_again"), [(Verdict.TIMED_OUT, True), (Verdict.CRASHED, False)]
+)
+def test_who_waits_longer_asks_again(tmp_path: Path, verdict: Verdict, asks_again: bool) -> None:
+    plan, sample = PrecisionPlan("fp16"), Sample("s", {"x": np.ones(2, np.float32)})
+    journal = Journal(tmp_path)
+    first = Answers(journal, "key", 10.0)
+    result = SampleResult(verdict, float("inf"), (), {}, 10.0, "no answer in 10 s")
+    journal.record([first.row(plan, sample, result)])
+    for patience, asked in ((5.0, False), (10.0, False), (900.0, True), (float("inf"), True)):
+        found = Answers(journal, "key", patience).of(plan, sample)
+        assert (found is None) is (asked and asks_again)
+        assert found is None or found.verdict is verdict
+    longer = Answers(journal, "key", 900.0)
+    journal.record([longer.row(plan, sample, result)])
+    assert (longer.of(plan, sample) is None) is False
+    journal.close()
