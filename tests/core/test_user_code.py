@@ -102,6 +102,19 @@ def test_digests_are_the_same_in_every_process(tmp_path: Path) -> None:
     assert len(told) == 1
 
 
+def test_where_the_user_s_code_raised_is_told(tmp_path: Path) -> None:
+    """The user's own line, not that of the library it calls."""
+    (tmp_path / "mine.py").write_text(
+        "import json\n\ndef metric(a, b):\n    return json.loads('no')\n"
+    )
+    function = load_function(f"{tmp_path}/mine.py:metric", "--metric")
+    with (
+        pytest.raises(BadInputError, match=r"^--metric m: JSONDecodeError: .*\(mine.py, line 4\)$"),
+        users_code("--metric m"),
+    ):
+        function(1, 2)
+
+
 def test_only_what_this_thread_reads_is_heard(tmp_path: Path) -> None:
     mine, theirs, written = (tmp_path / n for n in ("mine.txt", "theirs.txt", "written.txt"))
     for path in (mine, theirs, written):

@@ -78,6 +78,13 @@ def test_a_miss_where_none_is_allowed_is_no_number() -> None:
         assert "e+09" not in text and "000000000" not in text
 
 
+def test_a_ranking_that_no_layer_was_measured_for_is_called_so() -> None:
+    ranked = replace(RESULT, ranked=True)
+    assert "ranked by what each does, not" in headline(ranked)
+    unmeasured = replace(ranked, layers=ranked.layers.assign(alone_score=math.nan))
+    assert "ranked by its own error, not" in headline(unmeasured)
+
+
 def test_an_input_that_asks_for_most_pins_is_named() -> None:
     """Also beside a plan that holds: one near tie asked for 86 of 252 layers, and nobody said."""
     found = pinning(0.5)

@@ -10,11 +10,13 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import RLock
+from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
 from bisect_trt.core.errors import BadInputError, MachineError, is_out_of_memory, one_line
 from bisect_trt.core.user.file_reads import watched_reads
+from bisect_trt.core.user.user_source import is_users
 
 read_by_imports: dict[str, str] = {}
 """What the user's modules read while they were imported, whoever asked for them first."""
@@ -48,12 +50,22 @@ def users_code(what: str) -> Iterator[None]:
         except Exception as error:  # the user's code may raise anything; say whose it was
             if is_out_of_memory(error):
                 raise MachineError(f"{what}: out of memory") from error
-            raise BadInputError(f"{what}: {type(error).__name__}: {one_line(error)}") from error
+            said = f"{type(error).__name__}: {one_line(error)}{_place(error)}"
+            raise BadInputError(f"{what}: {said}") from error
         finally:
             with contextlib.suppress(ValueError):  # the code may have changed the path itself
                 sys.path.remove(here)
             with contextlib.suppress(OSError):  # and have gone elsewhere
                 os.chdir(here)
+
+
+def _place(error: Exception) -> str:
+    """File and line of the user's own that it came from, as far as there is one: the innermost
+    outside this package and installed ones.
+    """
+    places = [(Path(f.filename), f.lineno) for f in extract_tb(error.__traceback__)]
+    own = [(path.name, line) for path, line in places if path.is_file() and is_users(path)]
+    return f" ({own[-1][0]}, line {own[-1][1]})" if own else ""
 
 
 def load_function(text: str, flag: str) -> Callable[..., Any]:

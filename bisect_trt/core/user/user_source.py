@@ -130,7 +130,7 @@ def _is_own(module: ModuleType) -> bool:
     name = getattr(module, "__file__", None)
     if name is None:
         return module.__name__ not in sys.builtin_module_names
-    return _is_users(Path(name))
+    return is_users(Path(name))
 
 
 def _code(code: CodeType) -> Iterator[bytes]:
@@ -178,7 +178,7 @@ def _reached(module: ModuleType | None) -> set[Path]:
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
         for imported in _imports(tree, package):
             origin = _origin(imported)
-            if origin is not None and _is_users(origin):
+            if origin is not None and is_users(origin):
                 waiting.append((origin, imported))
     return found
 
@@ -223,7 +223,7 @@ def _prefixes(name: str) -> Iterator[str]:
 def _file_of(module: ModuleType | None) -> Path | None:
     name = getattr(module, "__file__", None)
     path = Path(name) if name and str(name).endswith(".py") else None
-    return path.resolve() if path is not None and path.is_file() and _is_users(path) else None
+    return path.resolve() if path is not None and path.is_file() and is_users(path) else None
 
 
 @functools.cache
@@ -236,7 +236,8 @@ def _not_users() -> tuple[Path, ...]:
     return (ours, *{Path(n).resolve() for n in names if n})
 
 
-def _is_users(path: Path) -> bool:
+def is_users(path: Path) -> bool:
+    """Whether the file is neither Python's, nor an installed package's, nor one of this package."""
     full = path.resolve()
     return not any(full.is_relative_to(folder) for folder in _not_users())
 

@@ -153,6 +153,8 @@ PINS = _columns(
     "score_without number its score in tolerances: more than `tolerance_share`",
     "proof_probe count the probe's place in search.csv; -1 without a proof",
     "missed_on text the input or draw that has this score",
+    "of_all_given flag whether it is the worst of all given inputs; else one that told ended the "
+    "probe, and others may be worse",
 )
 
 ENGINES = _columns(

@@ -138,15 +138,16 @@ def pins_table(
         if found is None:
             row |= {"proved": False, "proved_on": "", "tolerance_share": math.nan}
             row |= {"verdict_without": "", "score_without": math.nan, "proof_probe": -1}
-            row["missed_on"] = ""
+            row |= {"missed_on": "", "of_all_given": False}
         else:
             share = shares.get(found.runner, 1.0)
             row |= {"proved": True, "proved_on": found.runner, "tolerance_share": share}
             row["verdict_without"] = found.verdict.value
             # Its score is told in units of what it was held to.
             row["score_without"] = found.score * share
-            row["proof_probe"] = places[id(found.seen_in or found)]
-            row["missed_on"] = found.worst_on
+            logged = found.seen_in or found
+            row["proof_probe"] = places[id(logged)]
+            row |= {"missed_on": found.worst_on, "of_all_given": logged.on_given}
         rows.append(row)
     return pd.DataFrame(rows, columns=[column.name for column in PINS])
 

@@ -58,7 +58,9 @@ def _answer(result: Record) -> str:
         # A run that breaks is no wrong number: the reader has to know which of the two it was.
         proof += f" ({broken} because the run breaks without it)"
     if result.ranked:
-        proof = "ranked by what each does, not proved one by one"
+        alone = result.layers.get("alone_score")
+        by = "what each does" if alone is None or alone.notna().any() else "its own error"
+        proof = f"ranked by {by}, not proved one by one"
     pins, layers = len(result.pinned), result.layer_count
     kept = f"Keep {pins} of {counted(layers, 'layer')} in FP32"
     if is_nearly_all(result):

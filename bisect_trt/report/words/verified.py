@@ -6,13 +6,16 @@ from bisect_trt.core.holds import Robustness
 from bisect_trt.core.names import counted
 from bisect_trt.numerics.scores import times
 from bisect_trt.report.words.held_on import holds_sentences, of_one_input
-from bisect_trt.stations.answer.verify import Verification
+from bisect_trt.stations.answer.verify import GOLDEN, Verification
 
 
 def verdict(found: Verification) -> str:
     """Whether the plan holds; before anything else, whether by one input."""
     holds = found.holds
     answer = "The plan holds." if found.passed else "The plan does not hold."
+    failed = [check.what for check in found.checks if check.holds is False]
+    if failed == [GOLDEN]:
+        answer = "The plan holds, but the reference does not give the golden outputs."
     if found.passed and holds is not None and holds.word is Robustness.LUCKY:
         answer = "The plan holds on the given inputs, by luck: on others it misses more than asked."
     return of_one_input(answer, holds)

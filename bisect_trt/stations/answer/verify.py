@@ -36,6 +36,9 @@ from bisect_trt.stations.draws.fresh_test import VERIFYING, WANTED, planned_test
 from bisect_trt.stations.draws.holds import measure_holds
 from bisect_trt.stations.draws.varied import variants
 
+GOLDEN = "golden outputs"
+"""The check of the reference, not of the plan."""
+
 
 @dataclass(frozen=True)
 class Verification:
@@ -146,7 +149,7 @@ def _golden(case: Case, bench: Bench) -> list[Check]:
         return []
     differs = check_golden(case, bench)
     said = differs.sentence if differs is not None else "the reference gives them"
-    return [Check("golden outputs", differs is None, said)]
+    return [Check(GOLDEN, differs is None, said)]
 
 
 def _judgements(bench: Bench, plan: PrecisionPlan) -> list[Check]:

@@ -208,6 +208,9 @@ def test_what_a_set_scores_without_a_pin_is_in_tolerances(
         assert pin.score_without > pin.tolerance_share
         assert pin.missed_on in probe["note"] or pin.missed_on.startswith("sample")
     pin = next(proved.itertuples())
-    assert score_without(pin) == f"{pin.score_without:.3g} times the tolerance"
-    just = pin._replace(score_without=0.86)
+    whole = pin._replace(of_all_given=True)
+    assert score_without(whole) == f"{pin.score_without:.3g} times the tolerance"
+    assert not pin.of_all_given, "its panel ended with the first that told"
+    assert score_without(pin) == f"at least {score_without(whole)}"
+    just = whole._replace(score_without=0.86)
     assert score_without(just) == "0.86 times the tolerance (held to 0.8)"
