@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import replace
 
 import pandas as pd
 
@@ -84,7 +85,11 @@ def diagnose_reduced(
     probed = len(asked) if len(asked) < len(suspects) else 0
     on = f", on the {len(sensitivity.samples)} inputs and draws where each was run alone"
     measured_on = on if where else ""
-    return _spread(name, seen, len(sensitivity.effects), layers, probed, measured_on)
+    found = _spread(name, seen, len(sensitivity.effects), layers, probed, measured_on)
+    begins = _breaks_first(table) if math.isinf(base.score) else None
+    if begins is None:
+        return found
+    return replace(found, sentence=f"{found.sentence} What is not finite begins in {begins!r}.")
 
 
 def _overflow(
@@ -114,6 +119,17 @@ def _beyond_range(table: pd.DataFrame, overflowing_weights: frozenset[str]) -> f
 
 def _underflowing(table: pd.DataFrame) -> frozenset[str]:
     return frozenset(table.loc[table["underflows"].astype(bool), "layer"])
+
+
+def _breaks_first(table: pd.DataFrame) -> str | None:
+    """The first layer that gives values which are not finite with everything lowered, and is not
+    the one to blame alone: small errors may meet in it, as zeros in a quotient.
+    """
+    if "finite" not in table:
+        return None
+    broken = ~table["finite"].astype(bool) & table["introduced_finite"].astype(bool)
+    broken &= table["ref_max"].notna()  # else it could not be computed
+    return next((str(name) for name in table.loc[broken, "layer"]), None)
 
 
 def _spread(

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
 from bisect_trt.core.holds import Holds
+from bisect_trt.core.machine.stop import BudgetSpentError
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.probe.prober import Prober
@@ -32,8 +34,12 @@ from bisect_trt.stations.cause.triage import Triage
 from bisect_trt.stations.cause.unseen import Unseen
 from bisect_trt.stations.plans.margins import margin
 from bisect_trt.stations.plans.robust_search import search_robustly
+from bisect_trt.stations.plans.robust_set import RobustSet
 
 MAX_GROWTH_PROBES = 400
+
+_TOLD_S = 4.0
+"""Seconds that proofs of the given inputs may take as a rule, beside what a draw has proved."""
 
 Ask = Callable[[Sequence[frozenset[str]]], list[ProbeResult]]
 
@@ -106,9 +112,28 @@ def _robust(
     for judge in (bench.prober, bench.second):  # the tables show it on the given inputs
         judge.probe(triage.base.with_pins(found.pinned))
     complete = set(found.proof) == set(found.pinned)
+    proof = _told_on_given(case, bench, triage.base, found)
     return Bisection(
-        found.pinned, found.proof, found.limit, complete, holds=found.holds, ranked=found.ranked
+        found.pinned, proof, found.limit, complete, holds=found.holds, ranked=found.ranked
     )
+
+
+def _told_on_given(
+    case: Case, bench: Bench, base: PrecisionPlan, found: RobustSet
+) -> Mapping[str, ProbeResult]:
+    """The proofs. Where a draw tells that would still meet the requirement, and is only held to
+    less, the given inputs are asked too: a pin may be all that keeps infinities from them.
+    """
+    weak = [name for name, result in found.proof.items() if result.score * found.limit <= 1.0]
+    if len(weak) * len(case.samples) * bench.pace.usual_seconds > _TOLD_S:
+        return found.proof
+    proof = dict(found.proof)
+    with suppress(BudgetSpentError):
+        for name in weak:
+            given = bench.prober.probe(base.with_pins(found.pinned - {name})).under(found.limit)
+            if given.score > proof[name].score:
+                proof[name] = given
+    return proof
 
 
 class _Search:

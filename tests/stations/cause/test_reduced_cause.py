@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pandas as pd
 import pytest
 
@@ -195,3 +196,20 @@ def test_a_mean_over_inputs_blames_no_layer_that_meets_it_alone(tmp_path: Path) 
         fixture.model, given, require="max_abs@mean<=2e-3", out=tmp_path / "all", runner="emulated"
     )
     assert single.cause is Cause.ROUNDING and result.cause is Cause.ACCUMULATION
+
+
+def test_where_values_first_break_that_no_layer_breaks_alone_is_named(tmp_path: Path) -> None:
+    """A small difference and a small constant both become zero, and one is divided by the other."""
+    text = """<ir_version: 8, opset_import: ["": 17]>
+    g (float[1, 4] x) => (float[1, 4] y) <float[1] mean = {1.0}, float[1] least = {1e-8}> {
+        [difference] d = Sub (x, mean)
+        [size] s = Abs (d)
+        [bounded] b = Add (s, least)
+        [quotient] y = Div (d, b)
+    }"""
+    inputs = {"x": np.float32([[1.0001, 1.5, 2.0, 0.5]])}
+    model = onnx.parser.parse_model(text)
+    found = bisect_trt.bisect(
+        model, inputs, require="max_abs<=1.5", runner="emulated", robust=0, out=tmp_path
+    )
+    assert found.passed and found.sentence.endswith("What is not finite begins in 'quotient'.")
