@@ -197,6 +197,16 @@ def test_several_samples_integer_inputs_and_outputs_whose_shape_depends_on_value
         np.testing.assert_array_equal(outputs_of_one["y"], expected)
 
 
+def test_a_scalar_input_is_one(closing: Callable[..., TensorRTRunner]) -> None:
+    text = """<ir_version: 8, opset_import: ["": 17]>
+    g (float[n, 4] x, float scale) => (float[n, 4] y) { [scaled] y = Mul (x, scale) }"""
+    x = np.linspace(-1.0, 1.0, 8, dtype=np.float32).reshape(2, 4)
+    sample = Sample("s", {"x": x, "scale": np.array(0.5, np.float32)})
+    runner = closing(onnx.parser.parse_model(text), [sample])
+    (outputs,) = runner.outputs(PrecisionPlan("fp32"), [sample])
+    np.testing.assert_array_equal(outputs["y"], x * np.float32(0.5))
+
+
 def test_a_hang_is_a_verdict(closing: Callable[..., TensorRTRunner]) -> None:
     fixture = healthy()
     runner = closing(fixture.model, [Sample("s", fixture.inputs)])

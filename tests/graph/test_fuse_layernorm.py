@@ -98,6 +98,14 @@ def test_what_matches_is_one_operator_and_equal(
     assert np.abs(old - new).max() <= 1e-6 * np.abs(old).max()
 
 
+def test_weights_that_nobody_reads_any_more_are_left_out() -> None:
+    model, _ = chain()
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(3, np.float32), "spare"))
+    weights = {tensor.name for tensor in fuse_layernorm(model).model.graph.initializer}
+    assert weights == {"/norm/LayerNormalization_scale", "/norm/LayerNormalization_shift", "spare"}
+    assert len(model.graph.initializer) > len(weights), "the model given is not changed"
+
+
 def test_a_residual_addition_behind_it_stays() -> None:
     """The shape that another tool's fusion swallows: x + norm(x) without a shift."""
     model, inputs = chain(shift="residual")

@@ -19,7 +19,7 @@ from bisect_trt.core.errors import BadInputError
 from bisect_trt.graph.model.layernorm_chains import Chain, find_chains
 from bisect_trt.graph.model.layers import with_unique_names
 from bisect_trt.graph.model.opset import HAS_LAYER_NORMALIZATION, raised
-from bisect_trt.graph.tensors.tensor_types import opset_of
+from bisect_trt.graph.tensors.tensor_types import every_node, opset_of
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,22 @@ def fuse_layernorm(model: onnx.ModelProto) -> Fused:
     del new.graph.node[:]
     new.graph.node.extend(copies)
     del new.graph.value_info[:]
+    _drop_unread(new, model)
     return Fused(new, replaced)
+
+
+def _drop_unread(new: onnx.ModelProto, before: onnx.ModelProto) -> None:
+    """Leave out the weights that ``before`` reads and nobody does any more: the operator has copies
+    of its own.
+    """
+    gone = _read(before) - _read(new) - {v.name for v in (*new.graph.input, *new.graph.output)}
+    for place in reversed(range(len(new.graph.initializer))):
+        if new.graph.initializer[place].name in gone:
+            del new.graph.initializer[place]
+
+
+def _read(model: onnx.ModelProto) -> set[str]:
+    return {name for node in every_node(model.graph.node) for name in node.input}
 
 
 def _written(model: onnx.ModelProto, chain: Chain, name: str) -> list[onnx.NodeProto]:

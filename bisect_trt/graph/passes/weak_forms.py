@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import onnx
 
 from bisect_trt.core.errors import BadInputError
-from bisect_trt.core.names import printable
+from bisect_trt.core.names import counted, printable
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.graph.model.graph import Graph, as_graph
 from bisect_trt.graph.tensors.tensor_types import every_node
@@ -71,8 +71,8 @@ def names_in_tensorrt(graph: Graph, pinned: Iterable[str]) -> dict[str, str]:
     if shared:
         raise BadInputError(
             f"layer {shared[0]!r} has no unique name in the model itself: {uses[found[shared[0]]]} "
-            f"nodes are called {found[shared[0]]!r}, and {len(shared)} pins cannot be written by "
-            "name; use the typed ONNX (--format onnx)"
+            f"nodes are called {found[shared[0]]!r}; {counted(len(shared), 'pin')} cannot be "
+            "written by name, use the typed ONNX (--format onnx)"
         )
     return found
 

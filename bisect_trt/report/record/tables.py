@@ -204,7 +204,10 @@ def worst_layers(table: pd.DataFrame) -> pd.DataFrame:
     """The rows of the layer table worth showing: pinned layers, then those that do most alone."""
     by = next(c for c in ("alone_score", "introduced_max_abs", "layer") if c in table)
     ranked = table.sort_values(["pinned", by], ascending=[False, False], kind="stable")
-    return ranked[[c for c in _LAYER_COLUMNS if c in ranked]].head(_SHOWN_LAYERS)
+    known = [c for c in _LAYER_COLUMNS if c in ranked]
+    if not ranked["pinned"].any():
+        known.remove("pinned")
+    return ranked[known].head(_SHOWN_LAYERS)
 
 
 def shown_pins(result: Record) -> pd.DataFrame:

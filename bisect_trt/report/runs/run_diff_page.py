@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bisect_trt.core.names import some_of
+from bisect_trt.core.names import counted, some_of
 from bisect_trt.report.files.owned_folder import OwnedFolder
 from bisect_trt.report.files.write import to_json
 from bisect_trt.report.page.small_page import Page, Section, page_as_html, page_as_markdown
@@ -105,7 +105,7 @@ def _layer_lines(found: RunDiff) -> list[str]:
     ):
         if names:
             lines.append(
-                f"{len(names)} layers are in the {where} run alone and could not be matched by "
-                f"name: {some_of(names, _SHOWN_NAMES)}."
+                f"{counted(len(names), 'layer')} of the {where} run could not be matched by name "
+                f"with any of the other: {some_of(names, _SHOWN_NAMES)}."
             )
     return lines

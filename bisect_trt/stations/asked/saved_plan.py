@@ -10,6 +10,7 @@ from typing import Any
 
 from bisect_trt.core.errors import BadInputError, one_line
 from bisect_trt.core.finding import Finding
+from bisect_trt.core.names import counted
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.graph.model.graph import Graph
 
@@ -121,7 +122,7 @@ def begun_at(
     if not absent:
         return known, None
     words = (
-        f"{len(absent)} of the {len(pinned)} pins of {path} are no layers that are searched here: "
+        f"of the {counted(len(pinned), 'pin')} of {path} {len(absent)} cannot be searched here: "
         f"{', '.join(absent[:4])}{' ...' if len(absent) > 4 else ''}"
     )
     return known, Finding("start-from", absent[0], words)

@@ -159,7 +159,7 @@ CASES: dict[str, tuple[Callable[[Desk], object], int, str]] = {
     ),
     "input folder is empty": (lambda d: (d.input.unlink(), d.input.mkdir()), 2, "holds no .npz"),
     "wrong input name": (lambda d: d.save(image=d.array), 2, "input 'x' is missing"),
-    "extra input": (lambda d: d.save(x=d.array, z=d.array), 2, "no input 'z'"),
+    "extra input": (lambda d: d.save(x=d.array, z=d.array), 2, "'z' is no input of the model"),
     "wrong dtype": (lambda d: d.save(x=d.array.astype(np.float64)), 2, "float64"),
     "wrong rank": (lambda d: d.save(x=d.array[None]), 2, "3 dimensions"),
     "wrong size": (lambda d: d.save(x=d.array[:, :8]), 2, "size 8 on axis 1"),
