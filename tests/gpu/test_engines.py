@@ -210,11 +210,11 @@ def test_a_scalar_input_is_one(closing: Callable[..., TensorRTRunner]) -> None:
 def test_a_hang_is_a_verdict(closing: Callable[..., TensorRTRunner]) -> None:
     fixture = healthy()
     runner = closing(fixture.model, [Sample("s", fixture.inputs)])
-    runner._timeout_s = 1e-3
+    runner.timeout_s = 1e-3
     with pytest.raises(RunnerFailedError) as caught:
         next(runner.outputs(PrecisionPlan("fp16"), [Sample("s", fixture.inputs)]))
     assert caught.value.verdict is Verdict.TIMED_OUT
-    runner._timeout_s = 200.0
+    runner.timeout_s = 200.0
     assert next(runner.outputs(PrecisionPlan("fp16"), [Sample("s", fixture.inputs)]))
 
 
