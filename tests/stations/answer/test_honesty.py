@@ -154,16 +154,12 @@ def test_copies_are_not_held_out(tmp_path: Path) -> None:
     fixture = encoder_decomposed()
     for number in range(20):
         np.savez(tmp_path / f"x{number}.npz", **fixture.inputs)
-    for options in ({"holdout": str(tmp_path / "x3.npz")}, {}):
-        found = bisect_trt.bisect(
-            fixture.model,
-            str(tmp_path),
-            require=fixture.require,
-            out=tmp_path / "run",
-            **options,
-        )
-        assert found.holds is not None and found.holds.holdout.tested == 0
-        assert any("are copies of others" in f.message for f in found.findings)
+    common = {"require": fixture.require, "out": tmp_path / "run"}
+    found = bisect_trt.bisect(fixture.model, str(tmp_path), **common)
+    assert found.holds is not None and found.holds.holdout.tested == 0
+    assert any("are copies of others" in f.message for f in found.findings)
+    with pytest.raises(BadInputError, match="--holdout names every given input"):
+        bisect_trt.bisect(fixture.model, str(tmp_path), holdout=str(tmp_path / "x3.npz"), **common)
 
 
 def test_underflow_is_not_called_overflow(tmp_path: Path) -> None:
