@@ -12,7 +12,7 @@ from bisect_trt.graph.passes.annotated import annotated
 from bisect_trt.report.record.columns import FLAG, LAYERS
 from bisect_trt.report.record.record import Record
 from bisect_trt.report.words.headline import headline
-from bisect_trt.report.words.sentences import number, score_without
+from bisect_trt.report.words.sentences import is_least, number, score_without
 
 _SHOWN = (
     "alone_score",
@@ -47,7 +47,7 @@ def _of_layers(result: Record) -> Iterator[tuple[str, dict[str, str]]]:
     pinned, low = set(result.pinned), result.plan.base.value
     proved = result.pins[result.pins["proved"].astype(bool)] if len(result.pins) else result.pins
     without = {
-        str(row.layer): f"{row.verdict_without}, {score_without(row)}"
+        str(row.layer): f"{row.verdict_without}, {'at least ' * is_least(row)}{score_without(row)}"
         for row in proved.itertuples()
     }
     flags = {c.name for c in LAYERS if c.kind == FLAG}

@@ -19,6 +19,7 @@ from bisect_trt.report.record.record import Record
 from bisect_trt.report.record.tables import worst_layers
 from bisect_trt.report.words.headline import answer_lines, files_line
 from bisect_trt.report.words.sentences import (
+    is_least,
     judged_by,
     number,
     score_without,
@@ -45,8 +46,10 @@ def print_verdict(console: Console, result: Record) -> None:
     for line in lines:
         console.print(printable(line))
     if len(result.pins):
-        table = _table(["pinned layer", "op", "without it"])
-        for row in list(result.pins.itertuples())[:_SHOWN_PINS]:
+        shown = list(result.pins.itertuples())[:_SHOWN_PINS]
+        least = any(row.proved and is_least(row) for row in shown)
+        table = _table(["pinned layer", "op", "without it, at least" if least else "without it"])
+        for row in shown:
             if not row.proved:
                 why = "held by --pin" if row.held else unproved(result)
                 table.add_row(printable(str(row.layer)), str(row.op), why)

@@ -64,15 +64,21 @@ def misses_alone(layers: pd.DataFrame) -> str:
 
 
 def score_without(pin: Any) -> str:
-    """What the set without a pin scores, at least where one sample was enough to tell; where it
-    would meet the requirement, also what a set is held to while it is made smaller.
+    """What the set without a pin scores; where it would meet the requirement, also what a set is
+    held to while it is made smaller.
 
     Args:
         pin: a row of pins.csv, as ``itertuples`` gives it.
     """
     score, share = float(pin.score_without), float(pin.tolerance_share)
-    least = "" if getattr(pin, "of_all_given", True) or math.isinf(score) else "at least "
-    return least + (times(score) if score > 1.0 else f"{times(score)} (held to {share:.3g})")
+    return times(score) if score > 1.0 else f"{times(score)} (held to {share:.3g})"
+
+
+def is_least(pin: Any) -> bool:
+    """Whether :func:`score_without` is the least that the set scores: one sample was enough to
+    tell.
+    """
+    return not getattr(pin, "of_all_given", True) and math.isfinite(pin.score_without)
 
 
 def unproved(result: Record) -> str:
