@@ -85,6 +85,18 @@ def test_a_ranking_that_no_layer_was_measured_for_is_called_so() -> None:
     assert "ranked by its own error, not" in headline(unmeasured)
 
 
+def test_where_no_plan_passes_an_fp32_engine_that_does_is_named() -> None:
+    """FP32 that is TF32 may pass by a hair where pins of TF32 do not."""
+    outputs = RESULT.outputs[RESULT.outputs["baseline"] == "fp32"]
+    fp32 = outputs.assign(baseline="tensorrt fp32")
+    failed = replace(RESULT, passed=False, runner="tensorrt", outputs=fp32)
+    assert failed.cause is Cause.OVERFLOW and failed.engine is not None
+    assert next_step(failed).startswith("What next: ship it in FP32, whose engine meets")
+    missed = replace(failed, outputs=fp32.assign(verdict="fail"))
+    for other in (missed, replace(failed, outputs=outputs), replace(failed, cause=Cause.UNSTEADY)):
+        assert next_step(other) == ""
+
+
 def test_an_input_that_asks_for_most_pins_is_named() -> None:
     """Also beside a plan that holds: one near tie asked for 86 of 252 layers, and nobody said."""
     found = pinning(0.5)

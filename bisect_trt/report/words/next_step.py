@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from bisect_trt.core.diagnosis import Cause
 from bisect_trt.core.holds import Robustness
 from bisect_trt.core.names import counted
 from bisect_trt.core.precision import Precision
@@ -18,12 +19,17 @@ _FEW, _APART, _FAR, _WORTH_A_WORD = 0.25, 0.1, 4.0, 8
 is unusual; not where copies miss more often by so much, nor where none misses by so many
 tolerances: what misses by little asks for its pins as the others do."""
 
+_BY_PINS = (Cause.OVERFLOW, Cause.ROUNDING, Cause.ACCUMULATION, Cause.UNKNOWN)
+"""What pins were searched for."""
+
 
 def next_step(result: Record) -> str:
     """What to do where the answer is not yet good, blank where it is."""
     odd = _odd_inputs(result) or _held_with_half(result)
     if tone(result) == "ok":
         return f"What next: {odd}." if odd else ""
+    if result.cause in _BY_PINS and not result.passed and _engine_meets_in_fp32(result):
+        return "What next: ship it in FP32, whose engine meets the requirement, or loosen that."
     if tone(result) != "unsure":
         return ""
     if result.interrupted:
@@ -50,6 +56,15 @@ def next_step(result: Record) -> str:
             on = f" and search on with --start-from {plan}"
             steps.append(more + (on if result.pinned else ""))
     return f"What next: {'; '.join(steps)}." if steps else ""
+
+
+def _engine_meets_in_fp32(result: Record) -> bool:
+    """Whether the engine that decides was seen to, as a baseline."""
+    if result.engine is None or result.outputs.empty or result.out_of_time or result.interrupted:
+        return False
+    ran = result.outputs["baseline"].eq(f"{result.runner} {Precision.FP32.value}")
+    verdicts = result.outputs.loc[ran, "verdict"]
+    return len(verdicts) > 0 and bool(verdicts.eq("pass").all())
 
 
 def _meets_in_tf32(result: Record) -> bool:
