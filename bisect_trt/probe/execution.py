@@ -186,9 +186,9 @@ class Execution:
         if told is None:
             told = self._told(samples, results, kept)
             rows = [self._answers.row_of_all(plan, samples, told)]
-            if any(_best_of(s) in kept for s in samples):
-                by_best = {s.digest: kept.get(_best_of(s), kept[s.digest]) for s in samples}
-                best = self._told(samples, results, by_best)
+            if any(r.steadiness is not None for r in results):  # in the place of earlier runs'
+                bests = {s.digest: kept[_best_of(s)] for s in samples if _best_of(s) in kept}
+                best = self._told(samples, results, {**kept, **bests}) if bests else told
                 rows.append(self._answers.row_of_all(plan, samples, best, best=True))
         return self.requirements.together(self.values_of(results), self.share, told), rows
 

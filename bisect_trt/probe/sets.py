@@ -48,6 +48,9 @@ class Sets:
         with self._lock:
             known = {s.digest: self._answers.of(plan, s) for s in samples}
             told = [self._answers.of_all(plan, of) if collective else [] for of in sets]
+        for place, of in enumerate(sets):  # what will be run again is judged again with its set
+            if collective and any(known[s.digest] is None for s in of):
+                told[place] = None
         # Draws may be equal, as rotations of a few token ids are: such are run once.
         new: dict[str, Sample] = {}
         for of, values in zip(sets, told, strict=True):

@@ -215,6 +215,11 @@ def test_outputs_that_are_finite_keep_their_scores_beside_one_that_is_not() -> N
     assert all(map(math.isnan, judged.values[1:]))
     assert both.by_condition([judged.values])[0] == 0.5
     assert math.isinf(both.together([judged.values]))
+    spared = parse_requirements(["a:max_abs@p50<=1", "b:max_abs<=1"], ["a", "b", "c"])
+    right, whole = dict.fromkeys("abc", fine), dict.fromkeys("ac", broken)
+    for found in ({**right, "c": broken}, {**right, **whole}):  # c, of which nobody asks
+        values = [spared.judge(right, one).values for one in (right, right, found)]
+        assert math.isinf(spared.together(values))
     for texts in (["a:max_abs<=1"], ["a:max_abs@mean<=1", "a:cosine>=0"]):
         asked = parse_requirements(texts, ["a", "b"])
         judged = asked.judge(reference, candidate)

@@ -144,8 +144,8 @@ class Requirements:
         """
         errors = {name: tensor_error(reference[name], candidate[name]) for name in reference}
         broken = {name for name, e in errors.items() if not e.finite}
-        unseen = {i.output for i in self.items if not self._is_users(i)}.isdisjoint({None, *broken})
-        if broken and unseen:  # of which no condition would say so
+        seen = {i.output for i in self.items if not self._is_users(i)}
+        if broken and None not in seen and not broken <= seen:  # no condition would say so
             return Judged(math.inf, (math.nan,) * len(self.items), errors)
         worst, values = math.inf if broken else 0.0, []
         for item in self.items:

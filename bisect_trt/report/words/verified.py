@@ -12,12 +12,13 @@ from bisect_trt.stations.answer.verify import GOLDEN, Verification
 def verdict(found: Verification) -> str:
     """Whether the plan holds; before anything else, whether by one input."""
     holds = found.holds
-    answer = "The plan holds." if found.passed else "The plan does not hold."
     failed = [check.what for check in found.checks if check.holds is False]
-    if failed == [GOLDEN]:
-        answer = "The plan holds, but the reference does not give the golden outputs."
-    if found.passed and holds is not None and holds.word is Robustness.LUCKY:
+    does_hold = failed in ([], [GOLDEN])
+    answer = "The plan holds." if does_hold else "The plan does not hold."
+    if does_hold and holds is not None and holds.word is Robustness.LUCKY:
         answer = "The plan holds on the given inputs, by luck: on others it misses more than asked."
+    if failed == [GOLDEN]:
+        answer += " But the reference does not give the golden outputs."
     return of_one_input(answer, holds)
 
 

@@ -100,7 +100,7 @@ def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verifica
     settings = _as_saved(settings, saved)
     if settings.rewrite is None:  # refused before a folder is made
         saved.check_model(Graph(load_model(settings.model).proto))
-    case = load(settings, observer)
+    case = load(settings, observer, searches=False)
     saved.check_model(case.graph)
     with open_bench(case, observer, "-verify") as bench:
         case = replace(case, on_engine=bench.engine is not None)

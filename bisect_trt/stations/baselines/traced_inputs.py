@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 
+from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.precision import Precision
 from bisect_trt.core.sample import Sample, evenly
 from bisect_trt.numerics.blocks import largest_finite
@@ -87,7 +89,11 @@ def _beyond(case: Case, bench: Bench, samples: Sequence[Sample]) -> dict[str, se
         if known is None:
             bench.observer.progress(number, len(samples), f"ranges on {sample.name}")
             exact = bench.emulator.exact(sample, precision)
-            layers = {name for name, _, v in exact if _leaves(largest_finite(v), precision)}
+            layers = set[str]()
+            with suppress(RunnerFailedError):  # as far as it comes: the table says what it means
+                for name, _, values in exact:
+                    if _leaves(largest_finite(values), precision):
+                        layers.add(name)
             known = sorted(layers), b""
             bench.journal.record([Row(key, "beyond", known[0])])
         found[sample.digest] = names.intersection(known[0])

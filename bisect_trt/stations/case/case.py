@@ -143,8 +143,14 @@ class Case:
         return content_key(__version__, self.model.digest, requirements.texts, metrics)
 
 
-def load(settings: Settings, observer: Observer) -> Case:
+def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Case:
     """Read and check everything.
+
+    Args:
+        settings: what was asked for.
+        observer: hears how many inputs were read, and what is to be said of them.
+        searches: whether a plan will be searched on the given inputs: those of ``--holdout`` are
+            taken from them then.
 
     Raises:
         BadInputError: names the file, tensor or option that cannot be used.
@@ -156,7 +162,7 @@ def load(settings: Settings, observer: Observer) -> Case:
     check_need(need_of(graph, settings, specs), model.name)
     older = read_plan(settings.start_from) if settings.start_from is not None else None
     seen = older.inputs if older is not None else frozenset[str]()
-    samples, holdout, counted = load_inputs(settings, specs, observer, seen)
+    samples, holdout, counted = load_inputs(settings, specs, observer, seen, searches=searches)
     check_need(need_of_samples(graph, settings, [*samples, *holdout]), model.name)
     replaced = dict[str, tuple[str, ...]]()
     if settings.rewrite is not None:

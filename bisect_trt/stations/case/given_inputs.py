@@ -32,6 +32,8 @@ def load_inputs(
     specs: Sequence[InputSpec],
     observer: Observer,
     seen: frozenset[str] = frozenset(),
+    *,
+    searches: bool = True,
 ) -> tuple[list[Sample], list[Sample], list[Finding]]:
     """The given samples, those kept apart (named, or a fifth of many), and what is to be said of
     both. A copy of an input that is there tells nothing, and would be counted.
@@ -42,13 +44,14 @@ def load_inputs(
         observer: hears how many were read, and may end it.
         seen: the digests of inputs that an older plan was searched with, at which this search
             begins: they chose its pins, and test nothing.
+        searches: whether a plan will be searched on those given.
 
     Raises:
         BadInputError: names the file or tensor that cannot be used, or says that the time that the
             run may take does not even do for reading.
     """
     try:
-        return _loaded(settings, specs, observer, seen)
+        return _loaded(settings, specs, observer, seen, searches)
     except BudgetSpentError as error:
         raise BadInputError(
             f"--budget {settings.budget}: what the search has of it was over before all inputs "
@@ -57,7 +60,11 @@ def load_inputs(
 
 
 def _loaded(
-    settings: Settings, specs: Sequence[InputSpec], observer: Observer, seen: frozenset[str]
+    settings: Settings,
+    specs: Sequence[InputSpec],
+    observer: Observer,
+    seen: frozenset[str],
+    searches: bool,
 ) -> tuple[list[Sample], list[Sample], list[Finding]]:
     unknown = sorted(set(settings.infinite).difference(spec.name for spec in specs))
     if unknown:
@@ -78,13 +85,14 @@ def _loaded(
     asked = [source for source in settings.holdout if source != "none"]
     if asked:
         named = load(asked, option="--holdout")
-        apart = _unlike((), named)
-        said += _copies("inputs kept apart", len(named) - len(apart), "counted once")
-        left = _unlike(apart, samples)
+        apart = _unlike((), named) if searches else _unlike(samples, named)
+        so = "counted once" if searches else "left out, and would test nothing"
+        said += _copies("inputs kept apart", len(named) - len(apart), so)
+        new = [sample for sample in apart if short_digest(sample) not in seen]
+        left = _unlike(new, samples)
         if not left:
             raise BadInputError("--holdout names every given input: leave some to search with")
         said += _named_twice(len(samples) - len(left), len(samples))
-        new = [sample for sample in apart if short_digest(sample) not in seen]
         return left, new, said + _searched_before(len(apart) - len(new), len(named))
     if settings.holdout or settings.fitted or len(samples) < FEW_INPUTS:
         return samples, [], said

@@ -122,14 +122,15 @@ def _underflowing(table: pd.DataFrame) -> frozenset[str]:
 
 
 def _breaks_first(table: pd.DataFrame) -> str | None:
-    """The first layer that gives values which are not finite with everything lowered, and is not
-    the one to blame alone: small errors may meet in it, as zeros in a quotient.
+    """The first layer that gives values which are not finite with everything lowered, where it does
+    not alone: small errors may meet in it, as zeros in a quotient.
     """
     if "finite" not in table:
         return None
-    broken = ~table["finite"].astype(bool) & table["introduced_finite"].astype(bool)
-    broken &= table["ref_max"].notna()  # else it could not be computed
-    return next((str(name) for name in table.loc[broken, "layer"]), None)
+    broken = table[~table["finite"].astype(bool) & table["ref_max"].notna()]  # and was computed
+    if broken.empty or not broken["introduced_finite"].iloc[0]:
+        return None
+    return str(broken["layer"].iloc[0])
 
 
 def _spread(

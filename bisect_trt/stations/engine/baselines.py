@@ -128,9 +128,6 @@ def measure_engine(
     tf32, base = engine.probe(plans[1]), engine.probe(plans[2])
     if base.worst:
         findings += check_engine(case, bench, base.plan, emulated.reduced)
-    for plan in dict.fromkeys((fp32.plan, tf32.plan, base.plan)):
-        seen = engine.done[plan].steadiness
-        findings += bench.found(note_unsteadiness(plan.base.value.upper(), seen))
     table, tracing = None, None
     trace = partial(trace_engine, case, bench, engine, PrecisionPlan(precision), shown)
     searches = fp32.verdict.passed and not base.verdict.passed and not case.held_low
@@ -174,9 +171,10 @@ def _diagnosed(
         refused, holds = put_to_test(case, bench, [engine], base.plan, test, 1.0)
         lucky = refused is not None
     steadiness = steadiness_of_failure(bench, fp32, base)
+    blamed: PrecisionPlan | None = None
     if steadiness is not None and steadiness.decides:
-        blamed = base if fp32.verdict.passed else fp32
-        diagnosis: Diagnosis | None = unsteady(blamed.plan.base.value.upper(), steadiness)
+        blamed = base.plan if fp32.verdict.passed else fp32.plan
+        diagnosis: Diagnosis | None = unsteady(blamed.base.value.upper(), steadiness)
     else:
         diagnosis = diagnose(
             fp32,
@@ -191,7 +189,12 @@ def _diagnosed(
     pinned = engine.probe(case.base.with_pins(case.names)) if case.held_low else fp32
     if diagnosis is None or diagnosis.cause is not Cause.NONE:
         holds = None
-    return replace(found, diagnosis=diagnosis, steadiness=steadiness, pinned=pinned, holds=holds)
+    told = list(found.findings)
+    for plan in dict.fromkeys(p for p in (fp32.plan, found.tf32.plan, base.plan) if p != blamed):
+        seen = engine.done[plan].steadiness
+        told += bench.found(note_unsteadiness(plan.base.value.upper(), seen))
+    found = replace(found, findings=tuple(told), diagnosis=diagnosis, steadiness=steadiness)
+    return replace(found, pinned=pinned, holds=holds)
 
 
 def with_table(engine: EngineBaselines, bench: Bench) -> EngineBaselines:

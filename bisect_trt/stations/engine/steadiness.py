@@ -115,8 +115,8 @@ def unsteady(what: str, seen: Steadiness) -> Diagnosis:
 
 
 def note_unsteadiness(what: str, seen: Steadiness | None) -> list[Finding]:
-    """A finding where runs differ without deciding anything: all pass, or none."""
-    if seen is None or seen.steady or (seen.decides and seen.passed):
+    """A finding where runs differ, of an engine that is not called unsteady for it."""
+    if seen is None or seen.steady:
         return []
     met = {0: "none", seen.runs: "all"}.get(seen.passed, str(seen.passed))
     worth = "the worst one counts" if 0 < seen.passed < seen.runs else "so nothing hangs on it"

@@ -23,6 +23,7 @@ from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.core.verdict import Verdict
+from bisect_trt.graph.model.inputs import input_specs
 from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.runners.emulator.runner import EmulatedRunner
@@ -30,6 +31,7 @@ from bisect_trt.stations.asked.settings import Settings
 from bisect_trt.stations.bench.ledger import Ledger
 from bisect_trt.stations.bench.open_bench import open_bench
 from bisect_trt.stations.case.case import load
+from bisect_trt.stations.case.given_inputs import load_inputs, short_digest
 from bisect_trt.stations.cause.effect_rows import EffectRows
 from bisect_trt.stations.cause.triage import _others
 from bisect_trt.stations.draws.evidence import Refusal
@@ -99,6 +101,30 @@ def test_what_is_to_be_kept_apart_is_not_searched_with(tmp_path: Path) -> None:
     assert "1 of the inputs kept apart is a copy of another" in messages(result)
     with pytest.raises(BadInputError, match="--holdout names every given input"):
         run(fixture, inputs, tmp_path / "all", holdout=inputs)
+    held = bisect_trt.verify(
+        fixture.model,
+        inputs,
+        PrecisionPlan(Precision.FP16),
+        holdout=inputs[4:],
+        runner="emulated",
+        out=tmp_path / "verify",
+    )
+    assert held.holds is not None and held.holds.given.tested == 6, "nothing is searched there"
+
+
+def test_what_an_older_search_saw_stays_among_the_given(tmp_path: Path) -> None:
+    """It can test nothing, and would vanish if it were kept apart."""
+    fixture = healthy()
+    inputs = several(fixture, 6)
+    settings = Settings(fixture.model, inputs, holdout=inputs[4:], out=tmp_path)
+    specs = input_specs(fixture.model)
+    every, _, _ = load_inputs(Settings(fixture.model, inputs, out=tmp_path), specs, Observer())
+    seen = frozenset(short_digest(sample) for sample in every[:5])
+    given, apart, said = load_inputs(settings, specs, Observer(), seen)
+    assert (len(given), len(apart)) == (5, 1)
+    told = " ".join(finding.message for finding in said)
+    assert "1 of 6 given inputs are those of --holdout" in told
+    assert "1 of 2 inputs are not kept apart" in told
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ def test_fp32_that_differs_from_run_to_run_is_unsteady(judged: Judged, bad: int)
     assert seen.differing == min(bad, 6 - bad)
     written = json.loads((Path(result.folder) / "run.json").read_text())
     assert written["engine"]["steadiness"]["passed"] == 6 - bad
+    assert not [f for f in result.findings if f.kind == "unsteady"], "the first line says it"
 
 
 def test_a_reduced_engine_that_differs_is_unsteady_too(judged: Judged) -> None:
