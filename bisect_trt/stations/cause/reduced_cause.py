@@ -55,7 +55,7 @@ def diagnose_reduced(
         together: whether such a thing is missed on draws only, of which ``alone`` tells nothing.
     """
     name = precision.value.upper()
-    overflow = _overflow(name, base, table, probe, overflowing_weights)
+    overflow = _overflow(name, base, table, probe, overflowing_weights, sensitivity.must_pin)
     if overflow is not None:
         return overflow
     scores = sensitivity.scores
@@ -98,10 +98,14 @@ def _overflow(
     table: pd.DataFrame,
     probe: Callable[[frozenset[str]], ProbeResult],
     overflowing_weights: frozenset[str],
+    guilty: frozenset[str],
 ) -> Diagnosis | None:
-    """Where layers that are not finite make half of the error or more."""
+    """Where layers that are not finite make half of the error or more; first those that are
+    ``guilty`` of a miss alone, as the pins are.
+    """
     beyond = _beyond_range(table, overflowing_weights)
-    not_finite = tuple(str(n) for n in table["layer"] if n in beyond)
+    in_order = [str(n) for n in table["layer"] if n in beyond]
+    not_finite = tuple(sorted(in_order, key=lambda n: n not in guilty))
     if not not_finite:
         return None
     without = probe(frozenset(not_finite))

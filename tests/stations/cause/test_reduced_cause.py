@@ -92,6 +92,13 @@ def test_overflow_is_the_cause_where_it_is_half_of_the_error() -> None:
     assert cause(SMALL, 8, ("l3",), without=2.9)[0] is Cause.ACCUMULATION
 
 
+def test_of_what_overflows_those_that_miss_alone_are_named_first() -> None:
+    """The pins are among them; what overflows and is not seen may be most of it."""
+    scores = {"hidden": 0.1, "also hidden": 0.2, "seen": 2.5}
+    _, said = cause(scores, 3, overflows=tuple(scores))
+    assert said.startswith("FP16 overflows in seen, hidden, also hidden: ")
+
+
 def test_what_overflows_and_misses_alone_is_called_no_rounding() -> None:
     """On another input than the layers' table shows something else overflows: without these the
     score was still more than half.
