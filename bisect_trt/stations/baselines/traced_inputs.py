@@ -50,9 +50,10 @@ def traced_inputs(case: Case, bench: Bench) -> list[Sample]:
     taken = {sample.digest for sample in chosen}
     others = [s for s in case.samples if s.digest not in taken]
     asked = evenly(others, min(len(others), ranges_asked(case, bench.pace.usual_seconds)))
-    if not asked:
+    beyond = _beyond(case, bench, asked)
+    if not any(beyond.values()):
         return chosen
-    beyond = _beyond(case, bench, [*chosen, *asked])
+    beyond |= _beyond(case, bench, chosen)
     seen = set().union(*(beyond[s.digest] for s in chosen))
     for _ in range(_MORE):
         most = max(asked, key=lambda s: len(beyond[s.digest] - seen))
