@@ -11,31 +11,11 @@ from bisect_trt.core.finding import Finding
 from bisect_trt.core.names import some_of
 from bisect_trt.graph.model.decided import decided_outputs
 from bisect_trt.graph.model.graph import Graph
+from bisect_trt.graph.tensors.tensor_types import UNKNOWN
 from bisect_trt.numerics.requirements.decisions import is_decision
 from bisect_trt.numerics.requirements.requirements import Requirements
 
 _NAMED = 3
-
-_COMPARED = frozenset(
-    getattr(TensorProto, name)
-    for name in [
-        "UNDEFINED",
-        "FLOAT",
-        "FLOAT16",
-        "DOUBLE",
-        "BOOL",
-        "INT8",
-        "INT16",
-        "INT32",
-        "INT64",
-        "UINT8",
-        "UINT16",
-        "UINT32",
-        "UINT64",
-    ]
-)
-"""What ONNX Runtime gives as NumPy's numbers: bfloat16 it gives not at all, and of eight bits and
-fewer their codes."""
 
 
 def refuse_incomparable(graph: Graph, name: str) -> None:
@@ -59,12 +39,22 @@ def refuse_incomparable(graph: Graph, name: str) -> None:
                 f"{name}: output {output.name!r} is text, which engines do not have and no metric "
                 "compares: cut the model before it"
             )
-        if held not in _COMPARED:
+        if not _has_numbers(held):
             called = helper.tensor_dtype_to_string(held).rpartition(".")[2].lower()
             raise BadInputError(
                 f"{name}: output {output.name!r} is {called}, of which ONNX Runtime gives no "
                 "numbers: make an FP32 output of it (a Cast behind it, or what is before its Cast)"
             )
+
+
+def _has_numbers(held: int) -> bool:
+    """Whether ONNX Runtime gives NumPy's numbers of such a tensor: bfloat16 it gives not at all,
+    and of eight bits and fewer their codes.
+    """
+    if held == UNKNOWN:
+        return True
+    dtype = helper.tensor_dtype_to_np_dtype(held)
+    return dtype.isbuiltin == 1 and dtype.kind in "fiub"
 
 
 def odd_outputs(
