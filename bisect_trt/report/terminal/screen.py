@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from pathlib import Path
 
 import pandas as pd
@@ -16,7 +17,7 @@ from bisect_trt.report.pieces.cured import headline_of_cures, lines_of_cures
 from bisect_trt.report.pieces.reduced import figures, nothing_bad, reduced_how
 from bisect_trt.report.pieces.reduced import headline as headline_of_piece
 from bisect_trt.report.record.record import Record
-from bisect_trt.report.record.tables import worst_layers
+from bisect_trt.report.record.tables import OUTPUT_COLUMNS, worst_layers
 from bisect_trt.report.words.headline import answer_lines, files_line
 from bisect_trt.report.words.sentences import (
     is_least,
@@ -64,9 +65,8 @@ def print_verdict(console: Console, result: Record) -> None:
             console.print(f"... and {len(result.pins) - _SHOWN_PINS} more in pins.csv")
         console.print(printable(search_sentences(result)[0]) if result.search_facts else "")
     if len(result.outputs):
-        console.print(
-            _baselines(result, ["baseline", "output", "verdict", "max_abs", "cosine", "snr_db"])
-        )
+        but = {"score", "mean_abs", "median_abs", "rel_range"}
+        console.print(_baselines(result, but))
     _print_findings(console, result)
     probes = f"{counted(sum(result.probes.values()), 'probe')} ({result.new_probes} new)"
     made = f"{probes} and {counted(result.effect_runs, 'single-layer run')}"
@@ -100,21 +100,7 @@ def print_comparison(console: Console, result: Record) -> None:
     if result.outputs.empty:
         console.print(printable(result.sentence))
         return
-    console.print(
-        _baselines(
-            result,
-            [
-                "baseline",
-                "output",
-                "verdict",
-                "score",
-                "max_abs",
-                "mean_abs",
-                "cosine",
-                "snr_db",
-            ],
-        )
-    )
+    console.print(_baselines(result, {"median_abs", "rel_range"}))
     console.print(_frame(worst_layers(result.layers)))
     console.print(printable(f"all layers: {result.folder}/layers.csv"))
 
@@ -202,12 +188,12 @@ def _table(columns: list[str]) -> Table:
     return table
 
 
-def _baselines(result: Record, columns: list[str]) -> Table:
-    """A row a baseline and output. Its verdict and score are of the baseline as a whole: beside
-    each of its outputs they would say that every one of them misses.
+def _baselines(result: Record, but: Container[str]) -> Table:
+    """A row a baseline and output, without the columns ``but``. Its verdict and score are of the
+    baseline as a whole: beside each of its outputs they would say that every one of them misses.
     """
-    shown = result.outputs[columns].astype(object)
-    of_all = [c for c in columns if c in ("baseline", "verdict", "score")]
+    shown = result.outputs[[c for c in OUTPUT_COLUMNS if c not in but]].astype(object)
+    of_all = [c for c in ("baseline", "verdict", "score") if c in shown]
     shown.loc[shown["baseline"].duplicated(), of_all] = ""
     return _frame(shown)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import replace
 
 import pandas as pd
 
@@ -81,15 +80,8 @@ def diagnose_reduced(
             f"{name} rounding in {_named(list(guilty))} alone misses the requirement "
             f"({times(max(guilty.values()))}{on}).",
         )
-    seen = "" if base.verdict.passed else f" ({times(base.score)}{where})"
     probed = len(asked) if len(asked) < len(suspects) else 0
-    on = f", on the {len(sensitivity.samples)} inputs and draws where each was run alone"
-    measured_on = on if where else ""
-    found = _spread(name, seen, len(sensitivity.effects), layers, probed, measured_on)
-    begins = _breaks_first(table) if math.isinf(base.score) else None
-    if begins is None:
-        return found
-    return replace(found, sentence=f"{found.sentence} What is not finite begins in {begins!r}.")
+    return _spread(name, base, table, sensitivity, layers, probed, where)
 
 
 def _overflow(
@@ -138,26 +130,37 @@ def _breaks_first(table: pd.DataFrame) -> str | None:
 
 
 def _spread(
-    name: str, seen: str, count: int, every: int, probed: int, measured_on: str
+    name: str,
+    base: ProbeResult,
+    table: pd.DataFrame,
+    sensitivity: Sensitivity,
+    every: int,
+    probed: int,
+    where: str,
 ) -> Diagnosis:
-    """What is said where no layer is seen to miss the requirement alone: of ``count`` of ``every``
-    that were ``measured_on`` some inputs, or of the first ``probed`` on all given ones, where these
-    were asked and not all suspects.
+    """What is said where no layer is seen to miss the requirement alone: of those of ``every`` that
+    were measured, or of the first ``probed`` on all given inputs, where these were asked and not
+    all suspects.
     """
+    seen = "" if base.verdict.passed else f" ({times(base.score)}{where})"
+    begins = _breaks_first(table) if math.isinf(base.score) else None
+    more = f" What is not finite begins in {begins!r}." if begins is not None else ""
+    count = len(sensitivity.effects)
     if count < min(every, _TELLING):
         return Diagnosis(
             Cause.UNKNOWN,
             f"The {name} error{seen} is that of a few layers or of many: there was time to measure "
-            f"{count} of {every} alone.",
+            f"{count} of {every} alone.{more}",
         )
-    of = f" of {every}" if count < every else ""
-    which, on = f"{count}{of} measured layers", measured_on
+    samples = len(sensitivity.samples)
+    on = f", on the {samples} inputs and draws where each was run alone" if where else ""
+    which = f"{count}{f' of {every}' if count < every else ''} measured layers"
     if probed:
         which, on = f"{probed} layers that do most to one input", ""
     return Diagnosis(
         Cause.ACCUMULATION,
         f"The {name} error accumulates{seen}: none of the {which} misses the requirement alone"
-        f"{on}.",
+        f"{on}.{more}",
     )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -126,16 +127,13 @@ def reduce_piece(
         observer.station("reduce")
         found = reduce(specimens.nodes, search.ask, specimens.bypasses)
         piece = found.piece or specimens.whole
-        specimen, interrupted = specimens.of(piece), found.interrupted
-        seeded: tuple[Seeded, ...] = ()
-        seen: Seen | None = None
+        specimen, seeded, seen = specimens.of(piece), tuple[Seeded, ...](), None
+        interrupted = found.interrupted
         if not interrupted:
             observer.station("the piece")
-            try:
+            try:  # the piece is found, whatever ends what else would be told of it
                 specimen, seeded = search.seeded(specimen)
-                seen = trials.figures(specimen)
-            except BudgetSpentError:
-                pass  # the piece is found, whatever else would be told of it
+                seen = search.figures(specimen)
             except KeyboardInterrupt:
                 interrupted = True
         seen = seen or trials.known(specimen)
@@ -216,6 +214,12 @@ class _Search:
         except (RunnerFailedError, BudgetSpentError):
             pass
         return specimen, ()
+
+    def figures(self, specimen: Specimen) -> Seen | None:
+        """What it shows in all processes; None where that cannot be paid for any more."""
+        with suppress(BudgetSpentError):
+            return self._trials.figures(specimen)
+        return None
 
 
 def _steps(found: Reduction) -> tuple[Step, ...]:
