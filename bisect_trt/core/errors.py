@@ -48,8 +48,10 @@ class RunnerFailedError(BisectError):
     """A runner broke on a model that was expected to run: ``verdict`` says how, ``log`` holds the
     runner's last lines.
 
-    ``lost`` is true where whoever ran it died or fell silent, false where it answered that it
-    cannot: only an engine can be blamed for the first.
+    ``lost`` is true where whoever ran it died, fell silent or must not be asked again, false where
+    it answered that it cannot: only an engine can be blamed for the first. ``machine`` is true
+    where there was no memory for it: that says nothing of the model, and :meth:`blamed_on_model`
+    tells the two apart.
     """
 
     def __init__(
@@ -59,11 +61,26 @@ class RunnerFailedError(BisectError):
         log: Sequence[str] = (),
         *,
         lost: bool = False,
+        machine: bool = False,
     ) -> None:
         super().__init__(message)
         self.verdict = verdict
         self.log = tuple(log)
-        self.lost = lost
+        self.lost = lost or machine
+        self.machine = machine
+
+    def blamed_on_model(self) -> RunnerFailedError:
+        """This error, where it says something of the model or the plan.
+
+        Raises:
+            MachineError: it does not.
+        """
+        if not self.machine:
+            return self
+        raise MachineError(
+            f"{self}; nothing is concluded from it. End what else uses the memory, or take smaller "
+            "or fewer inputs, and run the same command again to go on from here"
+        ) from self
 
 
 _NO_MEMORY = ("Failed to allocate memory", "bad_alloc", "bad allocation", "Available memory of")

@@ -107,7 +107,11 @@ class Execution:
         error_sample: Callable[[Sample], ErrorSample] | None,
         kept: dict[str, Arrays] | None,
     ) -> Iterator[SampleResult]:
-        """The samples' results up to and with the first on which the runner breaks."""
+        """The samples' results up to and with the first on which the runner breaks.
+
+        Raises:
+            MachineError: the machine gave out, which says nothing of the plan.
+        """
         self._before_each()
         self.references.make_ready(samples, self._before_each)
         began, left = time.perf_counter(), len(samples)
@@ -126,7 +130,8 @@ class Execution:
                 if left:
                     self._before_each()
                 began = time.perf_counter()
-        except RunnerFailedError as error:
+        except RunnerFailedError as failure:
+            error = failure.blamed_on_model()
             self._exact(samples[-left])
             note = " | ".join([one_line(error), *error.log])
             spent = time.perf_counter() - began

@@ -46,6 +46,12 @@ class Breaking:
             "layer 'x' does not build", Verdict.BUILD_FAILED, ["[E] no implementation for x"]
         )
 
+    def lose_device(self) -> None:
+        raise RunnerFailedError("CUDA failed: cudaErrorIllegalAddress", lost=True)
+
+    def exhaust(self) -> None:
+        raise MemoryError
+
     def blunder(self) -> None:
         raise KeyError("tensor")
 

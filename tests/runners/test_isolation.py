@@ -31,6 +31,8 @@ def test_lives_across_calls(worker: IsolatedWorker) -> None:
         ("killed", Verdict.CRASHED, "out of memory", ""),
         ("hang", Verdict.TIMED_OUT, "no answer in 0.7 s", "and Python too"),
         ("refuse", Verdict.BUILD_FAILED, "layer 'x'", "no implementation"),
+        ("lose_device", Verdict.CRASHED, "cudaErrorIllegalAddress", ""),
+        ("exhaust", Verdict.CRASHED, "MemoryError", ""),
         ("blunder", Verdict.CRASHED, "KeyError", ""),
     ],
 )
@@ -44,6 +46,8 @@ def test_every_end_is_a_verdict(
         worker.call(method, timeout_s=0.7 if method == "hang" else None)
     assert caught.value.verdict is verdict
     assert log in "\n".join(caught.value.log)
+    assert caught.value.machine is (method == "exhaust")
+    # Whoever lost its device would fail whatever it is asked next.
     survived = method in ("refuse", "blunder")
     assert worker.call("count", 1) == (2 if survived else 1)
     assert (worker.pid == first) is survived

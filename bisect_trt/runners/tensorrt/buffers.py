@@ -91,6 +91,11 @@ class Buffers:
         ):
             memory.free()
 
+    @property
+    def failure(self) -> RunnerFailedError | None:
+        """Why an output was given no memory, where it was not."""
+        return next((a.failure for a in self._allocators.values() if a.failure is not None), None)
+
     def fetch_all(self) -> dict[str, NDArray[Any]]:
         """The outputs by name.
 
@@ -104,6 +109,7 @@ class Buffers:
                 raise RunnerFailedError(
                     f"the engine wrote outside of its memory, beside tensor {name!r}",
                     Verdict.CRASHED,
+                    lost=True,
                 )
         return outputs
 
@@ -139,11 +145,16 @@ def _output_allocator(trt: Any, cuda: Cuda) -> Any:
             trt.IOutputAllocator.__init__(self)
             self.memory: list[GuardedMemory] = [GuardedMemory(cuda, 0)]
             self.shape: tuple[int, ...] = ()
+            self.failure: RunnerFailedError | None = None
             self._size = 0
 
         def reallocate_output(self, name: str, memory: int, size: int, alignment: int) -> int:
             if size > self._size:
-                self.memory.append(GuardedMemory(cuda, size))
+                try:
+                    self.memory.append(GuardedMemory(cuda, size))
+                except RunnerFailedError as error:  # TensorRT calls this, and knows no exceptions
+                    self.failure = error
+                    return 0
                 self._size = size
             return self.memory[-1].pointer
 

@@ -13,6 +13,7 @@ from bisect_trt.core.disk.files import write_whole
 from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.runners.tensorrt.records import Built, EngineRequest
+from bisect_trt.runners.tensorrt.refusals import last_lines, refusal
 from bisect_trt.runners.tensorrt.weak import apply_weak_types
 
 _BESIDE = " | "
@@ -64,10 +65,8 @@ def build_engine(trt: Any, request: EngineRequest, cache: Path | None = None) ->
     serialised = builder.build_serialized_network(network, config)
     build_seconds = time.perf_counter() - began
     if serialised is None:
-        reason = _texts(logger)[-1] if logger.messages else "no reason given"
-        raise RunnerFailedError(
-            f"TensorRT cannot build the engine: {reason}", Verdict.BUILD_FAILED, _texts(logger)
-        )
+        reason = last_lines(logger)[-1] if logger.messages else "no reason given"
+        raise refusal(f"TensorRT cannot build the engine: {reason}", Verdict.BUILD_FAILED, logger)
     if timing is not None and cache is not None:
         write_whole(cache, bytes(config.get_timing_cache().serialize()))
     seconds = {"parse": parse_seconds, "build": build_seconds}
@@ -99,7 +98,9 @@ def parse(trt: Any, builder: Any, logger: Any, request: EngineRequest) -> Any:
         where = f" at node {first.node()} ({_node_name(first)})" if first is not None else ""
         what = first.desc() if first is not None else "no reason given"
         raise RunnerFailedError(
-            f"TensorRT cannot parse the model{where}: {what}", Verdict.BUILD_FAILED, _texts(logger)
+            f"TensorRT cannot parse the model{where}: {what}",
+            Verdict.BUILD_FAILED,
+            last_lines(logger),
         )
     return network
 
@@ -199,7 +200,3 @@ def _read_timing_cache(config: Any, cache: Path | None) -> Any:
         return None
     timing = config.create_timing_cache(cache.read_bytes() if cache.exists() else b"")
     return timing if timing is not None and config.set_timing_cache(timing, False) else None
-
-
-def _texts(logger: Any) -> list[str]:
-    return [f"[{severity}] {text}" for severity, text in logger.messages][-8:]

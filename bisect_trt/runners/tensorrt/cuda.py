@@ -32,9 +32,17 @@ def import_cuda() -> Any:
     return runtime
 
 
+def no_memory(said: str) -> RunnerFailedError:
+    """The error where the GPU's memory does not suffice, with what was ``said`` of it."""
+    return RunnerFailedError(
+        f"the GPU's memory does not suffice ({said})", Verdict.CRASHED, machine=True
+    )
+
+
 class Cuda:
     """A stream and what is done on it. Every failure raises :class:`RunnerFailedError` with CUDA's
-    name for it.
+    name for it: the process has lost its device then, for whatever comes next, or there was no
+    memory.
     """
 
     def __init__(self, runtime: Any) -> None:
@@ -43,8 +51,11 @@ class Cuda:
 
     def _checked(self, result: tuple[Any, ...]) -> Any:
         code, *values = result
-        if code != self._runtime.cudaError_t.cudaSuccess:
-            raise RunnerFailedError(f"CUDA failed: {code.name}", Verdict.CRASHED)
+        known = self._runtime.cudaError_t
+        if code == known.cudaErrorMemoryAllocation:
+            raise no_memory(code.name)
+        if code != known.cudaSuccess:
+            raise RunnerFailedError(f"CUDA failed: {code.name}", Verdict.CRASHED, lost=True)
         return values[0] if len(values) == 1 else values
 
     def free_bytes(self) -> int:

@@ -18,6 +18,7 @@ from bisect_trt.core.verdict import Verdict
 from bisect_trt.runners.tensorrt.buffers import Buffers, np_dtype
 from bisect_trt.runners.tensorrt.cuda import Cuda
 from bisect_trt.runners.tensorrt.records import AS_USUAL, EngineOptions
+from bisect_trt.runners.tensorrt.refusals import refusal
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -54,9 +55,7 @@ class LoadedEngine:
         self.runtime = trt.Runtime(logger)
         self.engine = self.runtime.deserialize_cuda_engine(serialised)
         if self.engine is None:
-            raise RunnerFailedError(
-                "TensorRT cannot load the engine", Verdict.CRASHED, _last(logger)
-            )
+            raise refusal("TensorRT cannot load the engine", Verdict.CRASHED, logger)
         loaded = time.perf_counter()
         self._kernels: Any = None
         self._config = self._runtime_config(cache, options)
@@ -105,8 +104,8 @@ class LoadedEngine:
         arguments = () if self._config is None else (self._config,)
         context = self.engine.create_execution_context(*arguments)
         if context is None:
-            raise RunnerFailedError(
-                "TensorRT cannot make an execution context", Verdict.CRASHED, _last(self._logger)
+            raise refusal(
+                "TensorRT cannot make an execution context", Verdict.CRASHED, self._logger
             )
         return EngineContext(self._trt, cuda, self._logger, context)
 
@@ -121,17 +120,17 @@ class EngineContext:
     def run(self, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
         """The outputs for one sample."""
         with self._bound(arrays) as buffers:
-            self._enqueue()
+            self._enqueue(buffers)
             return buffers.fetch_all()
 
     def latency_ms(self, arrays: Mapping[str, NDArray[Any]]) -> float:
         """The median time of one inference on the device, copies apart, by CUDA events after a
         warm-up.
         """
-        with self._bound(arrays):
+        with self._bound(arrays) as buffers:
             deadline = time.perf_counter() + WARM_UP_S
             while time.perf_counter() < deadline:
-                self._enqueue()
+                self._enqueue(buffers)
                 self._cuda.synchronise()
             begin, end = self._cuda.event(), self._cuda.event()
             times: list[float] = []
@@ -140,7 +139,7 @@ class EngineContext:
                 len(times) < MOST_RUNS and time.perf_counter() < deadline
             ):
                 self._cuda.record(begin)
-                self._enqueue()
+                self._enqueue(buffers)
                 self._cuda.record(end)
                 times.append(self._cuda.elapsed_ms(begin, end))
             return statistics.median(times)
@@ -173,12 +172,7 @@ class EngineContext:
     def _bound(self, arrays: Mapping[str, NDArray[Any]]) -> Buffers:
         return Buffers(self._trt, self._cuda, self.context, arrays)
 
-    def _enqueue(self) -> None:
+    def _enqueue(self, buffers: Buffers) -> None:
         if not self.context.execute_async_v3(self._cuda.stream):
-            raise RunnerFailedError(
-                "the engine could not be executed", Verdict.CRASHED, _last(self._logger)
-            )
-
-
-def _last(logger: Any) -> list[str]:
-    return [f"[{severity}] {text}" for severity, text in logger.messages][-8:]
+            failed = refusal("the engine could not be executed", Verdict.CRASHED, self._logger)
+            raise buffers.failure or failed

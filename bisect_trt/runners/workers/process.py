@@ -27,7 +27,7 @@ from typing import IO, Any
 from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.machine.stop import STOPPING
 from bisect_trt.core.verdict import Verdict
-from bisect_trt.runners.workers.failures import raise_failure
+from bisect_trt.runners.workers.failures import must_end, raise_failure
 from bisect_trt.runners.workers.pulse import Pulse
 
 _LOG_LINES = 8
@@ -102,7 +102,7 @@ class IsolatedWorker:
             raise
         if kind == "result":
             return value
-        if kind == "unavailable":
+        if must_end(kind, value):
             self.close()
         raise_failure(kind, value)
 

@@ -18,7 +18,7 @@ from bisect_trt.core.errors import (
     one_line,
 )
 from bisect_trt.core.verdict import Verdict
-from bisect_trt.runners.workers.failures import failure_of, raise_failure
+from bisect_trt.runners.workers.failures import failure_of, must_end, raise_failure
 
 LOCAL = "local"
 _CONNECT_S = 10.0
@@ -52,7 +52,11 @@ class RayActor:
             raise RunnerFailedError(
                 f"the Ray actor was lost ({one_line(error, 120)})", Verdict.CRASHED, lost=True
             ) from error
-        return value if kind == "result" else raise_failure(kind, value)
+        if kind == "result":
+            return value
+        if must_end(kind, value):
+            self._ray.kill(self._handle, no_restart=False)
+        raise_failure(kind, value)
 
     def close(self) -> None:
         """End the actor."""

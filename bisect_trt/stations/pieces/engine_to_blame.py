@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bisect_trt.core.diagnosis import Cause
-from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.errors import BadInputError, MachineError
 from bisect_trt.core.machine.time_budget import TimeBudget
 from bisect_trt.core.precision import Precision
 from bisect_trt.core.sample import Sample
@@ -52,7 +52,8 @@ def piece_to_blame(known: Known, bench: Bench) -> Reduced | Seen | None:
     trials = engine_trials(settings, precision, known.case.graph, [sample], budget)
     try:
         return reduce_piece(known.case.graph, sample, trials, bench.observer)
-    except BadInputError:  # the answer stands, also where there was no time to try the whole
+    # The answer stands, also where there was no time to try the whole, or no memory.
+    except (BadInputError, MachineError):
         return None
 
 

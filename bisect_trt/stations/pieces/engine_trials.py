@@ -190,7 +190,7 @@ class EngineTrials:
                 self.facts = dict(runner.facts(plan))
                 return outputs
         except RunnerFailedError as error:
-            return error
+            return error.blamed_on_model()
 
 
 def _allowing(seen: Seen, allowance: Allowance) -> Seen:

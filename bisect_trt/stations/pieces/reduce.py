@@ -15,7 +15,7 @@ import onnx
 from numpy.typing import NDArray
 
 from bisect_trt.core.disk.scratch import scratch
-from bisect_trt.core.errors import BadInputError, RunnerFailedError
+from bisect_trt.core.errors import BadInputError, MachineError, RunnerFailedError
 from bisect_trt.core.machine.stop import BudgetSpentError
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.piece import Piece
@@ -193,7 +193,10 @@ class _Search:
             specimen = self._specimens.of(piece)
         except RunnerFailedError:
             return Verdict.UNSURE
-        verdict = self._trials.ask(specimen)
+        try:
+            verdict = self._trials.ask(specimen)
+        except MachineError:  # nothing is concluded, and the piece so far is not lost
+            verdict = Verdict.UNSURE
         self._tried += 1
         word = "still bad" if verdict.passed else "not bad" if verdict is Verdict.FAIL else verdict
         self._observer.progress(self._tried, 0, f"{len(piece.kept)} nodes: {word}")
@@ -211,13 +214,13 @@ class _Search:
             drawn = self._specimens.with_weights(specimen, model)
             if self._trials.ask(drawn).passed:
                 return drawn, seeded
-        except (RunnerFailedError, BudgetSpentError):
+        except (RunnerFailedError, MachineError, BudgetSpentError):
             pass
         return specimen, ()
 
     def figures(self, specimen: Specimen) -> Seen | None:
         """What it shows in all processes; None where that cannot be paid for any more."""
-        with suppress(BudgetSpentError):
+        with suppress(BudgetSpentError, MachineError):
             return self._trials.figures(specimen)
         return None
 

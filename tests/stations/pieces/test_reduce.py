@@ -11,7 +11,7 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.errors import BadInputError, RunnerFailedError
 from bisect_trt.core.machine.stop import BudgetSpentError
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision, PrecisionPlan
@@ -219,3 +219,15 @@ def test_a_piece_that_was_found_is_not_lost_while_it_is_looked_at_again(how: Bas
     assert isinstance(found, Reduced) and [op for _, op in found.nodes] == ["Conv", "Relu", "Add"]
     assert found.seen.suspect is Suspect.WRONG
     assert found.interrupted is isinstance(how, KeyboardInterrupt)
+
+
+def test_a_piece_for_which_there_was_no_memory_is_not_taken_and_ends_nothing() -> None:
+    class Runner(PlantedRunner):
+        def outputs(self, *asked: Any) -> Iterator[Mapping[str, NDArray[Any]]]:
+            if len(self._graph.layers) < 3:
+                raise RunnerFailedError("the GPU's memory does not suffice", machine=True)
+            yield from super().outputs(*asked)
+
+    model, arrays = residual(3, [1])
+    found = reduce_piece(Graph(model), Sample("s", arrays), trials(Runner), Observer())
+    assert isinstance(found, Reduced) and [op for _, op in found.nodes] == ["Conv", "Relu", "Add"]

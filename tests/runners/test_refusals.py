@@ -1,0 +1,108 @@
+"""What is blamed on a plan and what on the machine where a GPU or TensorRT fails."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bisect_trt.core.errors import MachineError, RunnerFailedError
+from bisect_trt.core.verdict import Verdict
+from bisect_trt.runners.tensorrt.buffers import Buffers
+from bisect_trt.runners.tensorrt.cuda import Cuda
+from bisect_trt.runners.tensorrt.refusals import refusal
+
+
+class Code(SimpleNamespace):
+    """One of CUDA's."""
+
+
+SUCCESS, NO_MEMORY, ILLEGAL = (
+    Code(name=f"cuda{name}") for name in ("Success", "ErrorMemoryAllocation", "ErrorIllegalAddress")
+)
+
+
+class Runtime:
+    """CUDA's, whose next answer is ``code``."""
+
+    cudaError_t = SimpleNamespace(  # noqa: N815 (CUDA's name)
+        cudaSuccess=SUCCESS, cudaErrorMemoryAllocation=NO_MEMORY
+    )
+
+    def __init__(self) -> None:
+        self.code = SUCCESS
+
+    def cudaStreamCreate(self) -> tuple[Code, int]:  # noqa: N802 (CUDA's name)
+        return SUCCESS, 1
+
+    def cudaMalloc(self, size: int) -> tuple[Code, int]:  # noqa: N802 (CUDA's name)
+        return self.code, 4096
+
+
+@pytest.mark.parametrize(("code", "machine"), [(NO_MEMORY, True), (ILLEGAL, False)])
+def test_what_cuda_says(code: Code, machine: bool) -> None:
+    runtime = Runtime()
+    cuda = Cuda(runtime)
+    runtime.code = code
+    with pytest.raises(RunnerFailedError, match=code.name) as caught:
+        cuda.allocate(1)
+    assert caught.value.lost and caught.value.machine is machine
+    if machine:
+        with pytest.raises(MachineError, match=r"memory does not suffice .*; nothing is concluded"):
+            caught.value.blamed_on_model()
+    else:
+        assert caught.value.blamed_on_model() is caught.value
+
+
+@pytest.mark.parametrize(
+    ("severity", "said", "machine"),
+    [
+        ("ERROR", "Error Code 1: Cuda Runtime (out of memory)", True),
+        ("INTERNAL_ERROR", "Error Code 2: OutOfMemory (Requested size was 9 bytes.)", True),
+        ("ERROR", "Error Code 1: Cuda Runtime (an illegal memory access was encountered)", False),
+        ("WARNING", "a tactic was left out: out of memory", False),
+    ],
+)
+@pytest.mark.parametrize("verdict", [Verdict.CRASHED, Verdict.BUILD_FAILED])
+def test_what_tensorrt_says(verdict: Verdict, severity: str, said: str, machine: bool) -> None:
+    logger = SimpleNamespace(messages=[(severity, said)])
+    error = refusal("the engine could not be executed", verdict, logger)
+    assert error.verdict is verdict and error.log == (f"[{severity}] {said}",)
+    assert error.machine is machine
+    assert error.lost is (machine or verdict is Verdict.CRASHED)
+
+
+def test_an_output_without_memory_is_no_exception_inside_tensorrt() -> None:
+    class Scarce:
+        def allocate(self, size: int) -> int:
+            if size > 2048:
+                raise RunnerFailedError("no memory", machine=True)
+            return 4096
+
+        def fill(self, *_: object) -> None:
+            pass
+
+        def free(self, *_: object) -> None:
+            pass
+
+    class Context:
+        engine = SimpleNamespace(
+            num_io_tensors=1,
+            get_tensor_name=lambda _: "y",
+            get_tensor_mode=lambda _: 1,
+        )
+
+        def set_output_allocator(self, name: str, allocator: Any) -> None:
+            self.allocator = allocator
+
+    class Base:
+        def __init__(self) -> None:
+            pass
+
+    trt = SimpleNamespace(TensorIOMode=SimpleNamespace(INPUT=0), IOutputAllocator=Base)
+    context = Context()
+    with Buffers(trt, Scarce(), context, {}) as buffers:  # type: ignore[arg-type]
+        assert context.allocator.reallocate_output("y", 0, 16, 1) and buffers.failure is None
+        assert context.allocator.reallocate_output("y", 0, 1 << 20, 1) == 0
+        assert buffers.failure is not None and buffers.failure.machine
