@@ -320,7 +320,7 @@ def test_a_cluster_that_is_not_there_is_told_at_once(
         run(tmp_path / "run", workers=2, ray=address)
 
 
-def started(folder: Path) -> subprocess.Popen[str]:
+def started(folder: Path, **how: Any) -> subprocess.Popen[str]:
     """A run with two workers, in a process of its own."""
     fixture = residual()
     model, inputs = folder / "m.onnx", folder / "x.npz"
@@ -329,7 +329,8 @@ def started(folder: Path) -> subprocess.Popen[str]:
     given = [str(model), "--input", str(inputs), "--requirement", fixture.require]
     command = [sys.executable, "-m", "bisect_trt", "run", *given, "--workers", "2"]
     out = ["--out", str(folder / "run")]
-    return subprocess.Popen([*command, *out], stderr=subprocess.PIPE, text=True)
+    streams: dict[str, Any] = {"stderr": subprocess.PIPE, **how}
+    return subprocess.Popen([*command, *out], text=True, **streams)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -359,6 +360,20 @@ def test_sigterm_ends_a_run_as_ctrl_c_does(tmp_path: Path) -> None:
     process.terminate()
     _, words = process.communicate(timeout=HANG_S)
     assert process.returncode == 130 and "run the same command again" in words
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="no terminals here")
+def test_a_terminal_that_is_closed_ends_a_run_as_ctrl_c_does(tmp_path: Path) -> None:
+    """What is written to a terminal that has gone is an error."""
+    master, slave = os.openpty()
+    process = started(tmp_path, stdin=slave, stdout=slave, stderr=slave, start_new_session=True)
+    os.close(slave)
+    while not (tmp_path / "run" / "journal.sqlite").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGHUP)  # as the system does for the terminal's own processes
+    os.close(master)
+    assert process.wait(timeout=HANG_S) == 130
 
 
 def test_a_closed_crew_starts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,24 +31,39 @@ Command = Callable[..., int | None]
 
 
 def _interrupt(number: int, frame: object) -> None:
-    """SIGTERM is answered as Ctrl-C is: workers ended, the best plan written."""
+    """SIGTERM, and the end of the terminal, are answered as Ctrl-C is: workers ended, the best plan
+    written.
+    """
     STOPPING.set()
     raise KeyboardInterrupt
 
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Both signals tell the waiting threads too, inside the block."""
+    """These signals tell the waiting threads too, inside the block."""
     STOPPING.clear()
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    signals = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, _interrupt) for number in signals]
+    answers: dict[int, Callable[[int, object], None]] = {
+        signal.SIGINT: _interrupt,
+        signal.SIGTERM: _interrupt,
+    }
+    hangup = getattr(signal, "SIGHUP", None)  # Windows has none; under nohup it is ignored
+    if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:
+        terminals = [number for number in (1, 2) if os.isatty(number)]
+
+        def hung_up(number: int, frame: object) -> None:
+            for stream in terminals:  # whoever wrote there would be the one to end
+                _to_nowhere(stream)
+            _interrupt(number, frame)
+
+        answers[hangup] = hung_up
+    before = {number: signal.signal(number, answer) for number, answer in answers.items()}
     try:
         yield
     finally:
-        for number, handler in zip(signals, before, strict=True):
+        for number, handler in before.items():
             signal.signal(number, handler)
 
 
@@ -143,6 +158,10 @@ def _prepare_streams() -> None:
 def _silence() -> None:
     """Nothing more goes to standard output, also not when Python flushes it at the end."""
     with suppress(OSError, ValueError, AttributeError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+        _to_nowhere(sys.stdout.fileno())
+
+
+def _to_nowhere(stream: int) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream)
+    os.close(nowhere)
