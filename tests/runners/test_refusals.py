@@ -31,7 +31,10 @@ class Runtime:
     )
 
     def __init__(self) -> None:
-        self.code = SUCCESS
+        self.code, self.free = SUCCESS, 0
+
+    def cudaMemGetInfo(self) -> tuple[Code, int, int]:  # noqa: N802 (CUDA's name)
+        return self.code, self.free, 80 << 30
 
     def cudaStreamCreate(self) -> tuple[Code, int]:  # noqa: N802 (CUDA's name)
         return SUCCESS, 1
@@ -58,8 +61,9 @@ def test_what_cuda_says(code: Code, machine: bool) -> None:
 @pytest.mark.parametrize(
     ("severity", "said", "machine"),
     [
-        ("ERROR", "Error Code 1: Cuda Runtime (out of memory)", True),
-        ("INTERNAL_ERROR", "Error Code 2: OutOfMemory (Requested size was 9 bytes.)", True),
+        # Words of TensorRT for RTX 1.6.1.120 on an H100 that others had filled.
+        ("ERROR", "Cuda Runtime (In allocate at x.cpp:62 (cudaError 2: out of memory))", True),
+        ("ERROR", "Error Code 2: OutOfMemory (Requested size was 142409728 bytes.)", True),
         ("ERROR", "Error Code 1: Cuda Runtime (an illegal memory access was encountered)", False),
         ("WARNING", "a tactic was left out: out of memory", False),
     ],
@@ -71,6 +75,20 @@ def test_what_tensorrt_says(verdict: Verdict, severity: str, said: str, machine:
     assert error.verdict is verdict and error.log == (f"[{severity}] {said}",)
     assert error.machine is machine
     assert error.lost is (machine or verdict is Verdict.CRASHED)
+
+
+@pytest.mark.parametrize(
+    ("code", "free", "machine"),
+    [(SUCCESS, 9 << 20, True), (SUCCESS, 9 << 30, False), (ILLEGAL, 9 << 20, False)],
+)
+def test_a_library_that_has_no_memory_may_say_something_else(
+    code: Code, free: int, machine: bool
+) -> None:
+    logger = SimpleNamespace(messages=[("ERROR", "Myelin: CUDNN_STATUS_INTERNAL_ERROR")])
+    runtime = Runtime()
+    cuda = Cuda(runtime)
+    runtime.code, runtime.free = code, free
+    assert refusal("no context", Verdict.CRASHED, logger, cuda).machine is machine
 
 
 def test_an_output_without_memory_is_no_exception_inside_tensorrt() -> None:

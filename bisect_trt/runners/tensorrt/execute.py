@@ -55,7 +55,7 @@ class LoadedEngine:
         self.runtime = trt.Runtime(logger)
         self.engine = self.runtime.deserialize_cuda_engine(serialised)
         if self.engine is None:
-            raise refusal("TensorRT cannot load the engine", Verdict.CRASHED, logger)
+            raise refusal("TensorRT cannot load the engine", Verdict.CRASHED, logger, cuda)
         loaded = time.perf_counter()
         self._kernels: Any = None
         self._config = self._runtime_config(cache, options)
@@ -105,7 +105,7 @@ class LoadedEngine:
         context = self.engine.create_execution_context(*arguments)
         if context is None:
             raise refusal(
-                "TensorRT cannot make an execution context", Verdict.CRASHED, self._logger
+                "TensorRT cannot make an execution context", Verdict.CRASHED, self._logger, cuda
             )
         return EngineContext(self._trt, cuda, self._logger, context)
 
@@ -174,5 +174,6 @@ class EngineContext:
 
     def _enqueue(self, buffers: Buffers) -> None:
         if not self.context.execute_async_v3(self._cuda.stream):
-            failed = refusal("the engine could not be executed", Verdict.CRASHED, self._logger)
+            what = "the engine could not be executed"
+            failed = refusal(what, Verdict.CRASHED, self._logger, self._cuda)
             raise buffers.failure or failed

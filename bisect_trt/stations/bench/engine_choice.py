@@ -44,6 +44,7 @@ def open_engine(case: Case, caches: Path) -> EngineRunner | None:
 
     Raises:
         RunnerUnavailableError: the one asked for cannot work here.
+        MachineError: the GPU has no memory left for it.
     """
     settings = case.settings
     if settings.runner == "onnxruntime-cuda":
@@ -67,6 +68,8 @@ def open_engine(case: Case, caches: Path) -> EngineRunner | None:
     except (RunnerUnavailableError, RunnerFailedError) as error:
         if settings.runner == "auto":
             return None
+        if isinstance(error, RunnerFailedError):
+            error = error.blamed_on_model()
         raise RunnerUnavailableError(f"--runner tensorrt: {error}") from error
 
 
