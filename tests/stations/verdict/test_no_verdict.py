@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from numpy.typing import NDArray
 
-from bisect_trt.core.errors import MachineError, RunnerFailedError
+import bisect_trt
+from bisect_trt.core.errors import MachineError, RunnerFailedError, RunnerUnavailableError
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 from fixtures.encoders import encoder_decomposed
@@ -38,3 +40,27 @@ def test_memory_that_gave_out_is_no_verdict_and_is_not_remembered(judged: Judged
     engine.scarce = False
     result, _ = judged(fixture, engine)
     assert result.passed and result.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (RunnerFailedError("the GPU's memory does not suffice", machine=True), MachineError),
+        (RunnerFailedError("the process crashed"), RunnerUnavailableError),
+    ],
+)
+def test_a_full_gpu_is_no_gpu_that_is_missing(
+    error: Exception,
+    expected: type[Exception],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    def opened(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("bisect_trt.stations.bench.engine_choice.TensorRTRunner", opened)
+    fixture = encoder_decomposed()
+    with pytest.raises(expected, match=str(error)):
+        bisect_trt.bisect(
+            fixture.model, fixture.inputs, runner="tensorrt", out=tmp_path, require="max_abs<=1"
+        )
