@@ -203,3 +203,12 @@ def test_report_files_are_well_formed(tmp_path: Path) -> None:
     page = (tmp_path / "run" / "report.html").read_text()
     assert "Keep 10 of 75 layers" in page and "Content-Security-Policy" in page
     assert "| /head/Pow | Pow |" in (tmp_path / "run" / "report.md").read_text()
+
+
+def test_a_pattern_that_the_shell_made_words_of_is_explained(tmp_path: Path) -> None:
+    given = files(encoder_decomposed(), tmp_path)
+    result = call("compare", *given, "more.npz", "most.npz")
+    words = " ".join(result.output.split())
+    assert result.exit_code == 2
+    assert "extra arguments (more.npz most.npz). Each --input is one file, folder" in words
+    assert "Each" not in call("inspect", str(tmp_path / "m.onnx"), "more.npz").output

@@ -19,6 +19,7 @@ from bisect_trt.report.pieces.cured import cures_as_json
 from bisect_trt.report.pieces.reduced import as_record
 from bisect_trt.report.terminal.consoles import screen
 from bisect_trt.report.terminal.exits import guarded, output
+from bisect_trt.report.terminal.inputs_command import InputsCommand
 from bisect_trt.report.terminal.options import (
     ENGINE_PRECISION,
     JSON,
@@ -34,7 +35,7 @@ from bisect_trt.stations.pieces.reduce import Reduced
 from bisect_trt.stations.pieces.reduce_model import result_folder
 
 
-@click.command("reduce")
+@click.command("reduce", cls=InputsCommand)
 @settings_options("reduce")
 @ENGINE_PRECISION
 @click.option(
@@ -64,7 +65,7 @@ def reduce_command(
     return EXIT_OK if isinstance(found, Reduced) else EXIT_NOT_MET
 
 
-@click.command("cure")
+@click.command("cure", cls=InputsCommand)
 @settings_options("cure")
 @ENGINE_PRECISION
 @click.option(

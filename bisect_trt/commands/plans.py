@@ -14,6 +14,7 @@ from bisect_trt.report.files.verification import write_verification
 from bisect_trt.report.files.write import to_json
 from bisect_trt.report.terminal.consoles import screen
 from bisect_trt.report.terminal.exits import guarded, output
+from bisect_trt.report.terminal.inputs_command import InputsCommand
 from bisect_trt.report.terminal.options import JSON, PLAN, QUIET, settings_options
 from bisect_trt.report.terminal.progress import progress
 from bisect_trt.report.terminal.screen import print_comparison, print_verdict, print_verification
@@ -24,7 +25,7 @@ from bisect_trt.stations.bench.engine_choice import idle_options
 from bisect_trt.stations.cost.estimate import estimate
 
 
-@click.command("run")
+@click.command("run", cls=InputsCommand)
 @settings_options("run")
 @click.option(
     "--dry-run", is_flag=True, help="Only say how many layers, about how many probes and how long."
@@ -56,7 +57,7 @@ def run_command(dry_run: bool, verbose: bool, as_json: bool, quiet: bool, **chos
     return result.exit_code
 
 
-@click.command("compare")
+@click.command("compare", cls=InputsCommand)
 @settings_options("compare")
 @JSON
 @QUIET
@@ -73,7 +74,7 @@ def compare_command(as_json: bool, quiet: bool, **chosen: Any) -> int:
     return 0
 
 
-@click.command("verify")
+@click.command("verify", cls=InputsCommand)
 @settings_options("verify")
 @PLAN
 @JSON
