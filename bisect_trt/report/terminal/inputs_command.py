@@ -11,7 +11,11 @@ class InputsCommand(click.Command):
     """Takes ``--input`` with one file, folder or pattern each time."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click's, which only says that there are words too many."""
+        """As click's, which only says that there are words too many.
+
+        Raises:
+            UsageError: click's, with what may have made them.
+        """
         told = [option for option in _OPTIONS if any(word.startswith(option) for word in args)]
         try:
             return super().parse_args(ctx, args)
