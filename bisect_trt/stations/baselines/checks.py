@@ -18,14 +18,18 @@ from bisect_trt.stations.case.case import Case
 _MOST_CHECKED = 4
 
 
-def check_reference(fp32: ProbeResult, requirements: Requirements) -> None:
+def check_reference(result: ProbeResult, requirements: Requirements) -> None:
     """Refuse a reference of which nothing can be compared: every plan would pass.
+
+    Args:
+        result: any plan's beside it.
+        requirements: they say which outputs are looked at.
 
     Raises:
         BadInputError: names the output.
     """
     looked_at = {item.output for item in requirements.items}
-    seen = {n: e for n, e in fp32.worst.items() if None in looked_at or n in looked_at}
+    seen = {n: e for n, e in result.worst.items() if None in looked_at or n in looked_at}
     if seen and not any(error.elements for error in seen.values()):
         raise BadInputError(
             f"output {next(iter(seen))!r} is empty on the given inputs, so there is nothing to "

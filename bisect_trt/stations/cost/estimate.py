@@ -27,6 +27,7 @@ from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.search.facts import information_bound
 from bisect_trt.stations.asked.settings import Settings
 from bisect_trt.stations.asked.thread_limit import within_threads
+from bisect_trt.stations.baselines.checks import check_decisions, check_reference
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.bench.emulator_choice import emulator_device, open_emulator
 from bisect_trt.stations.case.case import Case, load
@@ -178,6 +179,9 @@ def _timed(case: Case, observer: Observer) -> _Timed:
         opened, given = _seconds(
             lambda: [judge.judge(plan, few, size=together) for judge in reversed(judges)]
         )
+        check_decisions(case, bench)
+        if (logged := given[-1].logged) is not None:
+            check_reference(logged, case.requirements)
         inference, _ = _seconds(lambda: _outputs(emulator, plan, sample))
         list(redraws(case, bench, _STREAM, 1, emulated=True))  # opens the reference again
         count = max(1, min(_DRAWS, int(_TIMED_S / max(inference, 1e-6))))

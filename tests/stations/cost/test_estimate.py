@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 
 import bisect_trt
+from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.observer import Observer
 from bisect_trt.probe.prober import Prober
 from bisect_trt.stations.asked.settings import Settings
@@ -83,3 +85,19 @@ def test_of_many_inputs_a_few_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Prober, "judge", counted)
     estimate(Settings(fixture.model, inputs, holdout="none", runner="emulated"), Observer())
     assert max(asked) <= 8
+
+
+def test_what_a_run_refuses_has_no_price() -> None:
+    asked = Settings(FIXTURE.model, [FIXTURE.inputs], require="top99>=0.9")
+    with pytest.raises(BadInputError, match="always true"):
+        estimate(asked, Observer())
+    log = helper.make_node("Log", ["x"], ["y"], name="log")
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [4]) for n in "xy")
+    model = helper.make_model(
+        helper.make_graph([log], "g", [x], [y]),
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=9,
+    )
+    nowhere = Settings(model, [{"x": np.float32([-1.0, -2.0, -3.0, -4.0])}], require="max_abs<=1")
+    with pytest.raises(BadInputError, match="NaN or infinite everywhere"):
+        estimate(nowhere, Observer())
