@@ -48,6 +48,7 @@ from bisect_trt.stations.cause.unseen import look_beyond
 from bisect_trt.stations.cost.work import expected_sets
 from bisect_trt.stations.draws.usable import check_runs
 from bisect_trt.stations.engine.baselines import begin_engine, measure_engine, with_table
+from bisect_trt.stations.engine.unfit import holding_unfit
 from bisect_trt.stations.pieces.engine_to_blame import REPRODUCER, piece_to_blame
 from bisect_trt.stations.pieces.reduce import Reduced
 from bisect_trt.stations.pieces.seen import Seen
@@ -91,7 +92,7 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
             partial = _best_so_far(latest, bench, time.perf_counter() - began)
             if partial is None:
                 raise
-            write_report(partial, case)
+            write_report(partial, latest.case)
             raise StoppedError(left_behind(partial)) from error
         try:
             let_go(case, bench)
@@ -196,8 +197,13 @@ def _measure(case: Case, bench: Bench, beside: Beside | None = None) -> Iterator
     if known.settled is not None:
         return
     engine = measure_engine(case, bench, baselines, beside)
-    if engine is not None:
-        yield known.with_(engine=engine, settled=engine.diagnosis, holds=engine.holds)
+    if engine is None:
+        return
+    fitting = holding_unfit(case, bench, engine)
+    if fitting is not None:  # which may have others: an engine names one at a time
+        yield from _measure(fitting, bench, beside)
+        return
+    yield known.with_(engine=engine, settled=engine.diagnosis, holds=engine.holds)
 
 
 def _search(case: Case, bench: Bench, beside: Beside) -> Iterator[Known]:
@@ -208,7 +214,7 @@ def _search(case: Case, bench: Bench, beside: Beside) -> Iterator[Known]:
         yield known
     if known.settled is not None or known.baselines is None:
         return
-    baselines, engine = known.baselines, known.engine
+    case, baselines, engine = known.case, known.baselines, known.engine
     unseen = None if case.settings.fitted else look_beyond(case, bench, baselines)
     known = known.with_(unseen=unseen)
     if unseen is not None and unseen.holds is not None and engine is None:

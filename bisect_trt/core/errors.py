@@ -51,7 +51,7 @@ class RunnerFailedError(BisectError):
     ``lost`` is true where whoever ran it died, fell silent or must not be asked again, false where
     it answered that it cannot: only an engine can be blamed for the first. ``machine`` is true
     where there was no memory for it: that says nothing of the model, and :meth:`blamed_on_model`
-    tells the two apart.
+    tells the two apart. ``node`` is the model's node that it names, "" where it names none.
     """
 
     def __init__(
@@ -62,12 +62,14 @@ class RunnerFailedError(BisectError):
         *,
         lost: bool = False,
         machine: bool = False,
+        node: str = "",
     ) -> None:
         super().__init__(message)
         self.verdict = verdict
         self.log = tuple(log)
         self.lost = lost or machine
         self.machine = machine
+        self.node = node
 
     def blamed_on_model(self) -> RunnerFailedError:
         """This error, where it says something of the model or the plan.

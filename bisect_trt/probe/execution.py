@@ -25,6 +25,9 @@ from bisect_trt.runners.base import Repeated, Runner
 _AT_ONCE = 64
 """Samples that are prepared and then run: whoever ends it has answers on those before."""
 
+_OF_ONE = (Verdict.CRASHED, Verdict.TIMED_OUT)
+"""What a single sample may lead to; an engine that is not built is none for all."""
+
 _MOST_BREAKS = 3
 """Samples on which a runner may break before the others are given up."""
 
@@ -84,14 +87,20 @@ class Execution:
             prepare: called with some of the samples before they are run, which then are, together;
                 None where all may be.
         """
-        left, breaks = list(samples), 0
+        left, breaks, together = list(samples), 0, True
         while left:
             part, done = left if prepare is None else left[:_AT_ONCE], 0
+            part = part if together else part[:1]
             if prepare is not None:
                 prepare(part)
             for result in self._until_broken(plan, part, error_sample, kept):
+                if len(part) - done > 1 and result.verdict in _OF_ONE:
+                    together = False  # who answers for all of them at once may mean any
+                    break
                 done += 1
                 yield result
+            if not together and not done:
+                continue
             left = left[done:]
             broken = done < len(part) or not result.errors
             # The next sample may be fine, unless it is the plan that cannot be built.

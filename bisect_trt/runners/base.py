@@ -10,6 +10,10 @@ from numpy.typing import NDArray
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 
+UNFIT = "unfit"
+"""Among a runner's facts of a plan: the layers that it does not take at the plan's precision, where
+it could not execute the plan for their sake."""
+
 
 class Repeated(dict[str, NDArray[Any]]):
     """One sample's outputs by a runner that ran it several times: the answer that came most often.

@@ -17,19 +17,27 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from bisect_trt.core.errors import RunnerFailedError, RunnerUnavailableError, one_line
-from bisect_trt.core.finding import Finding
+from bisect_trt.core.errors import (
+    RunnerFailedError,
+    RunnerUnavailableError,
+    is_gpu_failure,
+    is_out_of_memory,
+    one_line,
+)
+from bisect_trt.core.names import some_of
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.graph.files.runtime_forms import session_form
 from bisect_trt.graph.model.graph import Graph, as_graph
 from bisect_trt.graph.passes.typed import to_typed
+from bisect_trt.runners.base import UNFIT
 from bisect_trt.runners.ort.devices import (
     CPU_PROVIDER,
     CUDA_PROVIDER,
     gpu_versions,
     load_cuda_libraries,
+    tf32_override,
     visible_gpus,
     why_no_provider,
 )
@@ -40,6 +48,10 @@ from bisect_trt.runners.workers.crew import Crew
 from bisect_trt.runners.workers.process import IsolatedWorker
 
 WORKER = "bisect_trt.runners.onnxruntime_cuda:OrtCudaWorker"
+
+_NAMED = 4
+_NO_MEMORY = ("out of memory", "alloc_failed")
+"""What CUDA, cuBLAS and cuDNN say, in small letters, where the GPU's memory does not suffice."""
 
 
 class OrtCudaRunner:
@@ -58,6 +70,7 @@ class OrtCudaRunner:
             "onnxruntime": ort.__version__,
             "onnx": onnx.__version__,
             **gpu_versions(next(iter(visible_gpus()), "0")),
+            **tf32_override(),
         }
         self._graph = as_graph(model)
         self._layers = {layer.name for layer in self._graph.layers}
@@ -82,16 +95,14 @@ class OrtCudaRunner:
         lowered = (
             sorted((set(fallen_back) & self._layers) - plan.pinned) if plan.base.is_storage else []
         )
-        findings = [
-            Finding(
-                "cpu-fallback",
-                name,
-                f"layer {name!r} ran on ONNX Runtime's CPU provider, where {plan.base.value} means "
-                "nothing",
+        if lowered:
+            self._facts[plan] = {UNFIT: lowered}
+            raise RunnerFailedError(
+                f"ONNX Runtime's CUDA provider has no {plan.base.value.upper()} kernel for "
+                f"{some_of(lowered, _NAMED)}: it ran on the CPU provider, where "
+                f"{plan.base.value.upper()} means nothing",
+                Verdict.UNSURE,
             )
-            for name in lowered
-        ]
-        self._facts[plan] = {"findings": [vars(f) for f in findings]}
         yield from outputs
 
     def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
@@ -137,19 +148,34 @@ class OrtCudaWorker:
             try:
                 session = ort.InferenceSession(content, options, providers=providers)
             except Exception as error:
-                raise RunnerFailedError(
-                    f"ONNX Runtime cannot load the typed model ({one_line(error)})",
-                    Verdict.BUILD_FAILED,
-                ) from error
+                raise _failure(error, Verdict.BUILD_FAILED) from error
             if CUDA_PROVIDER not in session.get_providers():
                 raise RunnerUnavailableError(
                     "ONNX Runtime's CUDA provider does not start here: no usable GPU, or CUDA "
                     "libraries are missing"
                 )
             names = [o.name for o in session.get_outputs()]
-            outputs = [
-                dict(zip(names, session.run(names, dict(sample)), strict=True))
-                for sample in samples
-            ]
+            try:
+                outputs = [
+                    dict(zip(names, session.run(names, dict(sample)), strict=True))
+                    for sample in samples
+                ]
+            except Exception as error:
+                raise _failure(error, Verdict.CRASHED) from error
             fallen_back = cpu_nodes(session)
         return outputs, fallen_back
+
+
+def _failure(error: Exception, verdict: Verdict) -> RunnerFailedError:
+    """What ONNX Runtime raised, for which it has no classes: of the model, or of a GPU that gave
+    out and answers nobody in this process any more.
+    """
+    what = "load" if verdict is Verdict.BUILD_FAILED else "run"
+    said, gpu = str(error).lower(), is_gpu_failure(error)
+    scarce = is_out_of_memory(error) or (gpu and any(words in said for words in _NO_MEMORY))
+    return RunnerFailedError(
+        f"ONNX Runtime cannot {what} the typed model ({one_line(error)})",
+        Verdict.CRASHED if gpu or scarce else verdict,
+        lost=gpu,
+        machine=scarce,
+    )

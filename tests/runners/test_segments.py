@@ -307,3 +307,26 @@ def test_casts_that_undo_each_other_are_read_by_bodies(
     assert np.allclose(exact, np.tanh(back), atol=1e-3)
     for lowered in (frozenset[str](), frozenset(layer.name for layer in graph.layers)):
         assert same(selects.run(x, lowered), branches.run(x, lowered))
+
+
+def test_segments_without_switches_are_told_apart() -> None:
+    """Whatever was kept at the first of their cuts was taken for what is alive at the last."""
+    nodes = [helper.make_node("Cast", ["x"], ["d0"], "in", to=TensorProto.DOUBLE)]
+    nodes += [helper.make_node("Neg", [f"d{i}"], [f"d{i + 1}"], f"neg{i}") for i in range(200)]
+    nodes += [helper.make_node("Cast", ["d200"], ["f"], "out", to=TensorProto.FLOAT)]
+    nodes += [helper.make_node("Exp", ["f"], ["y"], "exp")]
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 3]) for n in "xy"]
+    graph = Graph(
+        helper.make_model(
+            helper.make_graph(nodes, "late", values[:1], values[1:]),
+            opset_imports=[helper.make_opsetid("", 17)],
+            ir_version=9,
+        )
+    )
+    session = SwitchedSession(graph, ConstantStore(graph), Precision.FP16, Precision.FP32, 1)
+    assert len(session._segments) > 2
+    sample = Sample("s", {"x": np.linspace(-2.0, 2.0, 6, dtype=np.float32).reshape(2, 3)})
+    for _ in range(3):
+        for lowered in ((), ("exp",)):
+            outputs = session.run(sample, frozenset(lowered))
+            np.testing.assert_allclose(outputs["y"], np.exp(sample.arrays["x"]), rtol=2e-3)

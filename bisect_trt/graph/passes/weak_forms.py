@@ -16,6 +16,24 @@ from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.graph.model.graph import Graph, as_graph
 from bisect_trt.graph.tensors.tensor_types import every_node
 
+WITHOUT_LAYER = frozenset({"Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+"""Operators that only hand values on: TensorRT's parser mostly makes no layer of them."""
+
+SEVERAL_LAYERS = frozenset(
+    {
+        "Gemm",
+        "HardSwish",
+        "LogSoftmax",
+        "ReduceL1",
+        "ReduceL2",
+        "ReduceLogSum",
+        "ReduceLogSumExp",
+        "ReduceSumSquare",
+    }
+)
+"""Operators of each of which TensorRT's parser makes several layers, of which the first alone has
+the node's name; the others know it in their metadata (seen with TensorRT for RTX 1.6.1.120)."""
+
 _BUILDER_FLAG = {Precision.FP16: "--fp16", Precision.BF16: "--bf16"}
 
 
@@ -91,6 +109,7 @@ TensorRT 11 has no layer.precision: give it the typed ONNX instead.
 import tensorrt as trt
 
 PINNED = {pinned}
+MOVED = {moved}  # these only hand values on: there may be no layer of them
 MARK = "[ONNX Layer: "
 
 
@@ -98,7 +117,10 @@ def onnx_names(layer):
     """The ONNX nodes a TensorRT layer was made from: its own name, and those in its metadata."""
     names = {{layer.name}}
     for part in (getattr(layer, "metadata", "") or "").split(MARK)[1:]:
-        names.add(part.rpartition("]")[0])  # names have brackets of their own
+        said = part.rpartition("]")[0]  # names have brackets of their own
+        pieces = said.split(" | ")  # in an If: "exp | then (then_branch) | if (If)"
+        names |= {{said, pieces[0]}}
+        names |= {{p[: -len(" (If)")] for p in pieces[1:] if p.endswith(" (If)")}}
     return names
 
 
@@ -117,7 +139,7 @@ def postprocess(network):
         layer.precision = trt.float32
         for i in floats:
             layer.set_output_type(i, trt.float32)
-    missing = PINNED - seen
+    missing = PINNED - MOVED - seen
     if missing:
         raise RuntimeError("pinned layers not found in the network: " + ", ".join(sorted(missing)))
 '''
@@ -130,10 +152,17 @@ def polygraphy_script(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> st
     graph = as_graph(model)
     graph.check_plan(plan)
     called = names_in_tensorrt(graph, plan.pinned)
-    lines = "".join(f"    {name!r},\n" for name in sorted(called.values()))
+    moved = {x.name for x in graph.layers if x.op in WITHOUT_LAYER}
     return _SCRIPT.format(
-        base=plan.base.value, pinned="{\n" + lines + "}" if plan.pinned else "set()"
+        base=plan.base.value,
+        pinned=_as_set(called.values()),
+        moved=_as_set(called[name] for name in called if name in moved),
     )
+
+
+def _as_set(names: Iterable[str]) -> str:
+    lines = "".join(f"    {name!r},\n" for name in sorted(names))
+    return "{\n" + lines + "}" if lines else "set()"
 
 
 def pins_of_trtexec(text: str) -> frozenset[str]:

@@ -145,7 +145,8 @@ PINS = _columns(
     "layer text the layer's id",
     "op text its ONNX operator",
     "scope text the path of modules that the name spells",
-    "held flag whether --pin holds it there",
+    "held flag whether it is held there from the start: by --pin, or since the engine does not "
+    "take it reduced",
     "proved flag whether the same set without it was run and failed",
     "proved_on text which runner showed it",
     "tolerance_share number the share of the tolerance that this probe was held to",

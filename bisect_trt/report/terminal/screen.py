@@ -52,7 +52,7 @@ def print_verdict(console: Console, result: Record) -> None:
         table = _table(["pinned layer", "op", "without it, at least" if least else "without it"])
         for row in shown:
             if not row.proved:
-                why = "held by --pin" if row.held else unproved(result)
+                why = "held from the start" if row.held else unproved(result)
                 table.add_row(printable(str(row.layer)), str(row.op), why)
                 continue
             table.add_row(

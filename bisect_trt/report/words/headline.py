@@ -43,7 +43,7 @@ def _answer(result: Record) -> str:
     if result.cause is Cause.NONE:
         held = len(result.plan.held)
         if held:
-            pinned = f"with what --pin holds in FP32 (layers: {held})"
+            pinned = f"with what is held in FP32 (layers: {held})"
             return f"{name} meets the requirement {pinned}{_of_given(result)}."
         return f"{name} meets the requirement as it is{_of_given(result)}: nothing to pin."
     if result.cause is Cause.TF32:
@@ -69,7 +69,7 @@ def _answer(result: Record) -> str:
             few = "No layer was found that can leave"
         kept = f"{few} FP32: keep {pins} of {layers} there"
     if result.plan.held:
-        kept += f" ({len(result.plan.held)} of them held by --pin)"
+        kept += f" ({len(result.plan.held)} of them held from the start)"
     met = f"the requirement is met{_of_given(result)}"
     if result.is_refuted:
         met = f"the requirement is met{_of_given(result) or ' on the given inputs'}, but {_REFUTED}"

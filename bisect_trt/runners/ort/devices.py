@@ -77,11 +77,21 @@ def load_cuda_libraries() -> None:
     """Find CUDA's libraries in NVIDIA's own packages, where the system has none; once. From here on
     ONNX Runtime tells errors alone: it warns of each provider that is no plugin.
     """
+    # As the driver's tool counts GPUs, by whose numbers they are named.
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     ort.set_default_logger_severity(3)
     if hasattr(ort, "preload_dlls"):
         # What it does not find it prints; the session then says that CUDA does not start.
         with contextlib.redirect_stdout(io.StringIO()):
             ort.preload_dlls()
+
+
+def tf32_override() -> dict[str, str]:
+    """The variable that decides over TF32 in every CUDA library of a process, where it is set:
+    answers depend on it.
+    """
+    value = os.environ.get("NVIDIA_TF32_OVERRIDE")
+    return {} if value is None else {"NVIDIA_TF32_OVERRIDE": value}
 
 
 def visible_gpus() -> list[str]:

@@ -57,8 +57,9 @@ def build_engine(trt: Any, request: EngineRequest, cache: Path | None = None) ->
     _configure(trt, builder, network, config, request)
     if request.weak is not None:
         apply_weak_types(network, config, request.weak)
-    for tensor in _tensors(network, frozenset(request.debug)):
-        network.mark_debug(tensor)
+    if hasattr(network, "mark_debug"):  # from 9 on
+        for tensor in _tensors(network, frozenset(request.debug)):
+            network.mark_debug(tensor)
     types = node_types(trt, network, request.producers)
     timing = _read_timing_cache(config, cache)
     began = time.perf_counter()
@@ -70,7 +71,8 @@ def build_engine(trt: Any, request: EngineRequest, cache: Path | None = None) ->
     if timing is not None and cache is not None:
         write_whole(cache, bytes(config.get_timing_cache().serialize()))
     seconds = {"parse": parse_seconds, "build": build_seconds}
-    return Built(bytes(serialised), seconds, types, list(logger.messages))
+    inputs = _other_names(network, request)
+    return Built(bytes(serialised), seconds, types, list(logger.messages), inputs)
 
 
 def parse(trt: Any, builder: Any, logger: Any, request: EngineRequest) -> Any:
@@ -95,12 +97,14 @@ def parse(trt: Any, builder: Any, logger: Any, request: EngineRequest) -> Any:
     if not parsed:
         errors = [parser.get_error(i) for i in range(parser.num_errors)]
         first = errors[0] if errors else None
-        where = f" at node {first.node()} ({_node_name(first)})" if first is not None else ""
+        named = _node_name(first) if first is not None else ""
+        where = f" at node {first.node()} ({named or 'unnamed'})" if first is not None else ""
         what = first.desc() if first is not None else "no reason given"
         raise RunnerFailedError(
             f"TensorRT cannot parse the model{where}: {what}",
             Verdict.BUILD_FAILED,
             last_lines(logger),
+            node=named,
         )
     return network
 
@@ -118,6 +122,7 @@ def node_types(trt: Any, network: Any, producers: Mapping[str, str]) -> dict[str
         producers: node names by the tensors they give.
     """
     mark, found = "[ONNX Layer: ", dict[str, tuple[str, ...]]()
+    named = frozenset(producers.values())
     for index in range(network.num_layers):
         layer = network.get_layer(index)
         for tensor in filter(None, (layer.get_output(i) for i in range(layer.num_outputs))):
@@ -131,8 +136,10 @@ def node_types(trt: Any, network: Any, producers: Mapping[str, str]) -> dict[str
                     for i in range(layer.num_outputs)
                     if layer.get_output(i) is not None
                 )
-                # Of what an If chooses from, and of all behind it: "third | if (If)".
-                found |= dict.fromkeys((said, said.partition(_BESIDE)[0]), types)
+                # Of what an If chooses from, and of all behind it: "third | if (If)"; a node may
+                # have such a name of its own.
+                one = said if said in named else said.partition(_BESIDE)[0]
+                found |= dict.fromkeys((said, one), types)
     return found
 
 
@@ -170,15 +177,28 @@ def _configure(trt: Any, builder: Any, network: Any, config: Any, request: Engin
 def _profile(builder: Any, network: Any, request: EngineRequest) -> Any:
     """The optimisation profile, None for a network of fixed shapes."""
     profile, needed = builder.create_optimization_profile(), False
+    names = _other_names(network, request)
     for index in range(network.num_inputs):
         tensor = network.get_input(index)
-        if tensor.is_shape_tensor and tensor.name in request.values:
+        name = names.get(tensor.name, tensor.name)
+        if tensor.is_shape_tensor and name in request.values:
             needed = True
-            profile.set_shape_input(tensor.name, *request.values[tensor.name])
+            profile.set_shape_input(tensor.name, *request.values[name])
         elif -1 in tuple(tensor.shape):
             needed = True
-            profile.set_shape(tensor.name, *request.profile[tensor.name])
+            profile.set_shape(tensor.name, *request.profile[name])
     return profile if needed else None
+
+
+def _other_names(network: Any, request: EngineRequest) -> dict[str, str]:
+    """The model's names of inputs that the parser calls otherwise: ``__x`` where x is an output
+    too, and as a Loop's body does where x is its condition. They stay in the model's order.
+    """
+    called = [network.get_input(i).name for i in range(network.num_inputs)]
+    if len(called) != len(request.profile):
+        return {}
+    pairs = zip(called, request.profile, strict=True)
+    return {its: ours for its, ours in pairs if its != ours}
 
 
 def _tensors(network: Any, wanted: frozenset[str]) -> list[Any]:
@@ -192,7 +212,7 @@ def _tensors(network: Any, wanted: frozenset[str]) -> list[Any]:
 
 def _node_name(error: Any) -> str:
     name: str = error.node_name() if hasattr(error, "node_name") else ""
-    return name or "unnamed"
+    return name
 
 
 def _read_timing_cache(config: Any, cache: Path | None) -> Any:

@@ -74,6 +74,10 @@ class Cuda:
         """The same device with a stream of its own."""
         return Cuda(self._runtime)
 
+    def close(self) -> None:
+        """Give the stream back."""
+        self._checked(self._runtime.cudaStreamDestroy(self.stream))
+
     def fill(self, pointer: int, byte: int, size: int) -> None:
         """Set memory to one byte's value, in the stream's order.
 
@@ -119,6 +123,10 @@ class Cuda:
     def event(self) -> Any:
         """A mark in time."""
         return self._checked(self._runtime.cudaEventCreate())
+
+    def destroy(self, event: Any) -> None:
+        """Give ``event`` back."""
+        self._checked(self._runtime.cudaEventDestroy(event))
 
     def record(self, event: Any) -> None:
         """Put ``event`` into the stream."""

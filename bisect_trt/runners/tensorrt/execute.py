@@ -67,11 +67,20 @@ class LoadedEngine:
     def second(self) -> EngineContext:
         """Another context with a stream of its own; the first where there is no memory for two."""
         if self._second is None:
+            heard = len(self._logger.messages)
             try:
                 self._second = self._context(self._cuda.with_own_stream())
             except RunnerFailedError:
                 self._second = self.first
+                # What was said of this one is no word on what comes next.
+                del self._logger.messages[heard:]
         return self._second
+
+    def close(self) -> None:
+        """Give back what the second context runs on; engine and contexts go with the object."""
+        second, self._second = self._second, None
+        if second is not None and second is not self.first:
+            second.close()
 
     def inspect(self) -> str:
         """What the engine says of itself, as JSON."""
@@ -117,6 +126,10 @@ class EngineContext:
         self._trt, self._cuda, self._logger = trt, cuda, logger
         self.context = context
 
+    def close(self) -> None:
+        """Give its stream back."""
+        self._cuda.close()
+
     def run(self, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
         """The outputs for one sample."""
         with self._bound(arrays) as buffers:
@@ -142,6 +155,8 @@ class EngineContext:
                 self._enqueue(buffers)
                 self._cuda.record(end)
                 times.append(self._cuda.elapsed_ms(begin, end))
+            for event in (begin, end):
+                self._cuda.destroy(event)
             return statistics.median(times)
 
     def debug_values(self, arrays: Mapping[str, NDArray[Any]]) -> Arrays:

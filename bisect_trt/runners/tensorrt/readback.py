@@ -9,7 +9,7 @@ from typing import Any
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.graph.model.layers import Layer
-from bisect_trt.runners.tensorrt.records import EngineLayer
+from bisect_trt.runners.tensorrt.records import EngineAnswer, EngineLayer
 
 _TYPE_NAME = {
     Precision.FP16: "HALF",
@@ -142,3 +142,34 @@ def _types(tensors: Any) -> tuple[str, ...]:
         ]
         found.append(named[0] if named else "OTHER")
     return tuple(found)
+
+
+def facts_of(
+    layers: Sequence[Layer],
+    typed: Sequence[Layer],
+    plan: PrecisionPlan,
+    answer: EngineAnswer,
+    written: float,
+) -> dict[str, Any]:
+    """What the journal keeps of an engine beside its outputs.
+
+    Args:
+        layers: of the model.
+        typed: those of them whose types were asked for in the file itself.
+        plan: what it was built from.
+        answer: what it did.
+        written: the seconds that writing its model took.
+    """
+    findings = [
+        *dishonoured_after_parsing(typed, plan, answer.types),
+        *dishonoured_in_engine(plan, answer.layers),
+        *warnings_as_findings(answer.messages, [layer.name for layer in layers]),
+    ]
+    return {
+        "seconds": {"write": written, **answer.seconds},
+        "engine_bytes": answer.engine_bytes,
+        "latency_ms": answer.latency_ms,
+        "engine_layers": len(answer.layers),
+        "read_back": sum(layer.name in answer.types for layer in layers),
+        "findings": [vars(f) for f in findings],
+    }

@@ -17,11 +17,12 @@ Profile = Mapping[str, tuple[Shape, Shape, Shape]]
 @dataclass(frozen=True)
 class WeakTyping:
     """Types by builder flags and layer attributes (TensorRT 8.6 to 10.x): ``base`` is fp16 or bf16,
-    ``pinned`` run in FP32.
+    ``pinned`` run in FP32. Of ``moved``, which only hand values on, TensorRT may make no layer.
     """
 
     base: str
     pinned: frozenset[str]
+    moved: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -43,13 +44,15 @@ AS_USUAL = EngineOptions()
 @dataclass(frozen=True)
 class Built:
     """A serialised engine and what building it showed. ``types`` maps an ONNX node to its output
-    types after parsing.
+    types after parsing, ``inputs`` the engine's name of an input to the model's where the parser
+    gave it another.
     """
 
     engine: bytes
     seconds: Mapping[str, float]
     types: Mapping[str, Sequence[str]]
     messages: Sequence[tuple[str, str]]
+    inputs: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

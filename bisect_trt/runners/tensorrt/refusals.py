@@ -9,7 +9,15 @@ from bisect_trt.core.verdict import Verdict
 from bisect_trt.runners.tensorrt.cuda import Cuda
 
 _MOST_LINES = 8
-_NO_MEMORY = ("out of memory", "outofmemory", "memoryallocation", "could not be allocated")
+_NO_MEMORY = (
+    "out of memory",
+    "outofmemory",
+    "memoryallocation",
+    "could not be allocated",
+    "allocator error",
+    "allocation failed",
+    "memory is insufficient",
+)
 """What its errors say, in small letters, where the GPU's memory does not suffice."""
 
 

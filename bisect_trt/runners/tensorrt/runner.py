@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from bisect_trt.core.errors import RunnerFailedError
+from bisect_trt.core.errors import RunnerFailedError, RunnerUnavailableError
 from bisect_trt.core.machine.threads import in_order
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
@@ -27,15 +27,14 @@ from bisect_trt.graph.model.graph import Graph, as_graph
 from bisect_trt.graph.model.layers import with_unique_names
 from bisect_trt.graph.passes.marked import mark_outputs
 from bisect_trt.graph.passes.typed import to_typed
-from bisect_trt.runners.base import Repeated
+from bisect_trt.graph.passes.weak_forms import WITHOUT_LAYER
+from bisect_trt.graph.tensors.dims import name_placeholder_dims
+from bisect_trt.runners.base import UNFIT, Repeated
+from bisect_trt.runners.ort.devices import tf32_override
 from bisect_trt.runners.tensorrt.ahead import TIMES_NOTHING, EnginesAhead
 from bisect_trt.runners.tensorrt.caches import cache_file
 from bisect_trt.runners.tensorrt.profile import profile_of, values_of
-from bisect_trt.runners.tensorrt.readback import (
-    dishonoured_after_parsing,
-    dishonoured_in_engine,
-    warnings_as_findings,
-)
+from bisect_trt.runners.tensorrt.readback import facts_of
 from bisect_trt.runners.tensorrt.records import (
     AS_USUAL,
     EngineAnswer,
@@ -49,6 +48,9 @@ from bisect_trt.runners.workers.remote import Remote
 
 WORKER = "bisect_trt.runners.tensorrt.worker:EngineWorker"
 
+_RUNS_OF_ONE_LIMIT = 32
+"""Samples of a call beyond which it may take another time-out: hundreds of inputs are no hang."""
+
 
 class TensorRTRunner:
     """Builds and runs a model with TensorRT.
@@ -60,7 +62,7 @@ class TensorRTRunner:
         profiles: the ``--profile`` texts; without one for an input, its smallest, first and largest
             sample make the profile.
         caches: a folder for timing and kernel caches.
-        timeout_s: the seconds that one build and run may take.
+        timeout_s: the seconds that one build and its runs on some samples may take.
         weak: weak typing (TensorRT 8.6 to 10.x).
         options: how the engines are built and run.
         repeats: how often each sample is run at least.
@@ -92,6 +94,8 @@ class TensorRTRunner:
     ) -> None:
         self._graph = as_graph(model)
         self._layers = self._graph.layers
+        self._names = {layer.name for layer in self._layers}
+        self._moved = frozenset(x.name for x in self._layers if x.op in WITHOUT_LAYER)
         self._producers = {tensor: layer.name for layer in self._layers for tensor in layer.outputs}
         self._profile = profile_of(self._graph.proto, samples, profiles)
         self._values = values_of(samples)
@@ -109,8 +113,8 @@ class TensorRTRunner:
         self._hire = partial(hire, WORKER, arguments)
         self._worker = self._hire()
         try:
-            described: dict[str, str] = self._worker.call("describe", timeout_s=timeout_s)
-        except RunnerFailedError:
+            described: dict[str, str] = self._worker.call("describe", weak, timeout_s=timeout_s)
+        except (RunnerFailedError, RunnerUnavailableError):
             self._worker.close()
             raise
         self.versions: Mapping[str, str] = {
@@ -118,6 +122,7 @@ class TensorRTRunner:
             "typing": "weak" if weak else "strong",
             "profile": str(sorted(self._profile.items())),
             "runs": f"{repeats} to {max(repeats, ENOUGH)} in 2 contexts",
+            **tf32_override(),
         }
         if builders and TIMES_NOTHING in described and not weak:
             version = described[TIMES_NOTHING]
@@ -127,8 +132,14 @@ class TensorRTRunner:
     def outputs(
         self, plan: PrecisionPlan, samples: Sequence[Sample]
     ) -> Iterator[Mapping[str, NDArray[Any]]]:
-        answer, written = self._ask(plan, samples, measure_latency=True, repeats=self._repeats)
-        self._facts[plan] = self._summary(plan, answer, written)
+        try:
+            answer, written = self._ask(plan, samples, measure_latency=True, repeats=self._repeats)
+        except RunnerFailedError as error:
+            if plan.base.is_storage and error.node in self._names - plan.pinned:
+                self._facts[plan] = {UNFIT: [error.node]}
+            raise
+        typed = () if self._weak else self._layers
+        self._facts[plan] = facts_of(self._layers, typed, plan, answer, written)
         for counted in answer.answers:
             named = [({n: found[n] for n in self._graph.outputs}, c) for found, c in counted]
             runs = sum(count for _, count in named)
@@ -203,7 +214,11 @@ class TensorRTRunner:
             self._ahead.close()
 
     def _written(self, plan: PrecisionPlan) -> onnx.ModelProto:
-        return with_unique_names(self._graph.proto) if self._weak else to_typed(self._graph, plan)
+        if not self._weak:
+            return to_typed(self._graph, plan)
+        model = with_unique_names(self._graph.proto)
+        name_placeholder_dims(model.graph)
+        return model
 
     def _ask(
         self,
@@ -220,7 +235,10 @@ class TensorRTRunner:
         """
         what = (plan, tuple(tensors), tuple(debug))
         arrays = list(in_order(lambda s: dict(s.arrays), samples))  # drawn ones are made again
-        ask = partial(self._worker.call, timeout_s=self.timeout_s)
+        limit = self.timeout_s
+        if limit is not None:  # it is for one build and some runs
+            limit *= 1 + len(arrays) // _RUNS_OF_ONE_LIMIT
+        ask = partial(self._worker.call, timeout_s=limit)
         last = self._last  # another thread may ask of another plan meanwhile
         if last is not None and last[0] == what:
             again: EngineAnswer | None = ask("again", last[1], arrays, repeats)
@@ -253,7 +271,7 @@ class TensorRTRunner:
         measure_latency: bool,
     ) -> Iterator[EngineRequest]:
         """What to build, with the model's file as long as the block lasts."""
-        weak = WeakTyping(plan.base.value, plan.pinned) if self._weak else None
+        weak = WeakTyping(plan.base.value, plan.pinned, self._moved) if self._weak else None
         model = self._written(plan)
         # A pin means FP32: the engine's TF32 switch stays off unless TF32 itself is asked for.
         tf32 = plan.base is Precision.TF32
@@ -270,25 +288,6 @@ class TensorRTRunner:
                 self._options,
                 form.key,
             )
-
-    def _summary(self, plan: PrecisionPlan, answer: EngineAnswer, written: float) -> dict[str, Any]:
-        findings = [
-            *(
-                dishonoured_after_parsing(self._layers, plan, answer.types)
-                if not self._weak
-                else ()
-            ),
-            *dishonoured_in_engine(plan, answer.layers),
-            *warnings_as_findings(answer.messages, [layer.name for layer in self._layers]),
-        ]
-        return {
-            "seconds": {"write": written, **answer.seconds},
-            "engine_bytes": answer.engine_bytes,
-            "latency_ms": answer.latency_ms,
-            "engine_layers": len(answer.layers),
-            "read_back": sum(layer.name in answer.types for layer in self._layers),
-            "findings": [vars(f) for f in findings],
-        }
 
 
 def _as_float32(array: NDArray[Any]) -> NDArray[Any]:

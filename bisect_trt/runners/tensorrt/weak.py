@@ -49,7 +49,7 @@ def apply_weak_types(
             "use --typing strong"
         )
         raise RunnerFailedError(message, Verdict.BUILD_FAILED) from error
-    missing = set(typing.pinned)
+    missing = set(typing.pinned - typing.moved)
     for index in range(network.num_layers):
         layer = network.get_layer(index)
         found = onnx_names(layer) & typing.pinned
@@ -65,10 +65,15 @@ def apply_weak_types(
 
 
 def onnx_names(layer: tensorrt.ILayer) -> set[str]:
-    """The ONNX nodes a network layer was made from: its own name, and those in its metadata."""
+    """The ONNX nodes a network layer was made from: its own name, and those in its metadata, where
+    what lies in an If says so: "exp | then (then_branch) | if (If)".
+    """
     names = {layer.name}
-    for part in layer.metadata.split(_MARK)[1:]:
-        names.add(part.rpartition("]")[0])
+    for part in (getattr(layer, "metadata", "") or "").split(_MARK)[1:]:
+        said = part.rpartition("]")[0]
+        pieces = said.split(" | ")
+        names |= {said, pieces[0]}
+        names |= {piece.removesuffix(" (If)") for piece in pieces[1:] if piece.endswith(" (If)")}
     return names
 
 

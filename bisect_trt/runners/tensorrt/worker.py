@@ -12,6 +12,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from bisect_trt.core.errors import RunnerUnavailableError
 from bisect_trt.runners.tensorrt.build import build_engine, make_logger
 from bisect_trt.runners.tensorrt.caches import cache_file
 from bisect_trt.runners.tensorrt.cuda import Cuda, import_cuda
@@ -53,8 +54,21 @@ class EngineWorker:
         self._kept: _Engine | None = None
         self._began = time.time()
 
-    def describe(self) -> dict[str, str]:
-        """Versions and the GPU."""
+    def describe(self, weak: bool = False) -> dict[str, str]:
+        """Versions and the GPU.
+
+        Args:
+            weak: how engines will be typed.
+
+        Raises:
+            RunnerUnavailableError: this TensorRT has no such typing.
+        """
+        trt = self._trt
+        called, strong = f"{trt.__name__} {trt.__version__}", trt.NetworkDefinitionCreationFlag
+        if weak and not hasattr(trt.BuilderFlag, "FP16"):
+            raise RunnerUnavailableError(f"{called} has no weak typing; use --typing strong")
+        if not weak and not hasattr(strong, "STRONGLY_TYPED"):
+            raise RunnerUnavailableError(f"{called} has no strong typing; use --typing weak")
         return {self._trt.__name__: str(self._trt.__version__), **self._cuda.device()}
 
     def probe(
@@ -97,7 +111,7 @@ class EngineWorker:
     ) -> EngineAnswer:
         """Every sample, ``repeats`` times at least; ``began`` is when the work for it did."""
         ready = time.perf_counter()
-        loaded = engine.loaded
+        loaded, samples = engine.loaded, [_named(engine.built, s) for s in samples]
         contexts = [loaded.first.run, loaded.second.run] if repeats > 1 else [loaded.first.run]
         answers = run_repeatedly(samples, contexts, repeats)
         ran = time.perf_counter()
@@ -120,7 +134,9 @@ class EngineWorker:
         key = _key(request)
         if self._kept is not None and self._kept.key == key:
             return self._kept
-        self._kept = None  # two engines would be on the GPU for a moment
+        if self._kept is not None:  # two engines would be on the GPU for a moment
+            self._kept.loaded.close()
+            self._kept = None
         built = self._built(request)
         logger = make_logger(self._trt)
         kernels = self._cache(request, "kernels")
@@ -129,11 +145,13 @@ class EngineWorker:
         loaded = LoadedEngine(
             self._trt, self._cuda, logger, built.engine, compiled, request.options
         )
-        latency = loaded.first.latency_ms(sample) if request.measure_latency else float("nan")
+        latency = float("nan")
+        if request.measure_latency:
+            latency = loaded.first.latency_ms(_named(built, sample))
         if kernels is not None and not (ahead and self._holds_more(kernels, Path(ahead))):
             loaded.keep_kernels(kernels)
         messages = [*built.messages, *(m for m in logger.messages if m not in built.messages)]
-        layers = engine_layers(json.loads(loaded.inspect()))
+        layers = _layers_of(loaded)
         size, known = len(built.engine), replace(built, engine=b"")
         self._kept = _Engine(key, known, loaded, messages, latency, layers, size)
         return self._kept
@@ -157,6 +175,22 @@ class EngineWorker:
             self._caches.mkdir(parents=True, exist_ok=True)
         module = self._trt
         return cache_file(self._caches, module.__name__, str(module.__version__), request, kind)
+
+
+def _named(built: Built, sample: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
+    """``sample`` by the engine's names."""
+    called = {ours: its for its, ours in built.inputs.items()}
+    return {called.get(name, name): array for name, array in sample.items()} if called else sample
+
+
+def _layers_of(loaded: LoadedEngine) -> Sequence[EngineLayer]:
+    """What the engine says that it is made of; nothing where that cannot be read, for it explains
+    and decides nothing: names may be cut in the middle of a character.
+    """
+    try:
+        return engine_layers(json.loads(loaded.inspect()))
+    except (ValueError, KeyError, TypeError):
+        return []
 
 
 def _key(request: EngineRequest) -> str:

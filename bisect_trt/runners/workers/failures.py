@@ -22,21 +22,21 @@ def failure_of(error: Exception) -> tuple[str, Any]:
     if isinstance(error, RunnerUnavailableError):
         return "unavailable", str(error)
     if isinstance(error, RunnerFailedError):
-        return "failed", (str(error), error.verdict, error.log, error.lost, error.machine)
+        more = {"lost": error.lost, "machine": error.machine, "node": error.node}
+        return "failed", (str(error), error.verdict, error.log, more)
     if isinstance(error, MachineError) or is_out_of_memory(error):
-        return "failed", (one_line(error), Verdict.CRASHED, (), True, True)
+        return "failed", (one_line(error), Verdict.CRASHED, (), {"lost": True, "machine": True})
     if isinstance(error, BisectError):
-        return "failed", (str(error), Verdict.BUILD_FAILED, (), False, False)
+        return "failed", (str(error), Verdict.BUILD_FAILED, (), {})
     # Whatever a native library's binding raises.
-    said = f"{type(error).__name__}: {one_line(error)}"
-    return "failed", (said, Verdict.CRASHED, (), False, False)
+    return "failed", (f"{type(error).__name__}: {one_line(error)}", Verdict.CRASHED, (), {})
 
 
 def must_end(kind: str, value: Any) -> bool:
     """Whether the process that gave this answer is not to be asked again: it would answer for
     others what became of one, as a GPU does on which a kernel broke, or keeps memory.
     """
-    return kind == "unavailable" or (kind == "failed" and bool(value[3]))
+    return kind == "unavailable" or (kind == "failed" and bool(value[3].get("lost")))
 
 
 def raise_failure(kind: str, value: Any) -> NoReturn:
@@ -48,5 +48,5 @@ def raise_failure(kind: str, value: Any) -> NoReturn:
     """
     if kind == "unavailable":
         raise RunnerUnavailableError(value)
-    message, verdict, log, lost, machine = value
-    raise RunnerFailedError(message, verdict, log, lost=lost, machine=machine)
+    message, verdict, log, more = value
+    raise RunnerFailedError(message, verdict, log, **more)

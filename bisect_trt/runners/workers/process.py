@@ -149,7 +149,8 @@ class IsolatedWorker:
         self._log = tempfile.TemporaryFile(prefix="bisect-trt-log-")  # noqa: SIM115 (it lives as long as the child)
         package_root = str(Path(__file__).resolve().parents[3])
         path = os.pathsep.join(p for p in (package_root, os.environ.get("PYTHONPATH", "")) if p)
-        environment = {**os.environ, **self._environment, "PYTHONPATH": path}
+        order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # the driver's tool counts GPUs so
+        environment = {**order, **os.environ, **self._environment, "PYTHONPATH": path}
         self._child = subprocess.Popen(
             [sys.executable, "-m", "bisect_trt.runners.workers.child"],
             stdin=subprocess.PIPE,

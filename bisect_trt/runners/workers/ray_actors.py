@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
 import os
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,11 +19,13 @@ from bisect_trt.core.errors import (
     RunnerUnavailableError,
     one_line,
 )
+from bisect_trt.core.machine.cores import thread_count
+from bisect_trt.core.machine.stop import STOPPING
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.runners.workers.failures import failure_of, must_end, raise_failure
 
 LOCAL = "local"
-_CONNECT_S = 10.0
+_CONNECT_S, _LOOK_S = 10.0, 0.5
 
 
 class RayActor:
@@ -37,17 +41,20 @@ class RayActor:
         """As :meth:`Remote.call`; TIMED_OUT after ``timeout_s`` seconds, CRASHED where Ray gave the
         actor up.
         """
+        asked = self._handle.call.remote(method, *arguments)
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         try:
-            kind, value = self._ray.get(
-                self._handle.call.remote(method, *arguments), timeout=timeout_s
-            )
-        except self._ray.exceptions.GetTimeoutError:
-            self._ray.kill(self._handle, no_restart=False)
-            raise RunnerFailedError(
-                f"no answer in {timeout_s:g} s: the Ray actor was killed",
-                Verdict.TIMED_OUT,
-                lost=True,
-            ) from None
+            while not self._ray.wait([asked], timeout=_LOOK_S)[0]:
+                if STOPPING.is_set():
+                    raise KeyboardInterrupt
+                if time.monotonic() > deadline:
+                    self._ray.kill(self._handle, no_restart=False)
+                    raise RunnerFailedError(
+                        f"no answer in {timeout_s:g} s: the Ray actor was killed",
+                        Verdict.TIMED_OUT,
+                        lost=True,
+                    )
+            kind, value = self._ray.get(asked)
         except self._ray.exceptions.RayError as error:
             raise RunnerFailedError(
                 f"the Ray actor was lost ({one_line(error, 120)})", Verdict.CRASHED, lost=True
@@ -117,8 +124,11 @@ def ray_actors(
     if not ray.is_initialized():
         _check_reachable(address)
         try:
+            # Of all cores: a run may hire emulators beside its engines.
             where: dict[str, Any] = (
-                {"num_cpus": count * cpus} if address == LOCAL else {"address": address}
+                {"num_cpus": max(count * cpus, thread_count())}
+                if address == LOCAL
+                else {"address": address}
             )
             ray.init(
                 **where,
@@ -132,8 +142,11 @@ def ray_actors(
             ) from error
     # A cluster that others run may get GPUs when they are asked for; this one never will.
     resources: Any = ray.cluster_resources
-    if address == LOCAL and gpus and resources().get("GPU", 0.0) < gpus:
-        raise RunnerUnavailableError("--ray local: this machine has no GPU for the workers")
+    if address == LOCAL and gpus:
+        # Whoever waited for one would be taken for an engine that hangs.
+        count = min(count, int(resources().get("GPU", 0.0) // gpus))
+        if not count:
+            raise RunnerUnavailableError("--ray local: this machine has no GPU for the workers")
     shared = ray.put(dict(arguments))
     served = ray.remote(_Served).options(
         num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=3

@@ -23,6 +23,7 @@ from bisect_trt.graph.files.runtime_forms import file_form
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.passes.typed import to_typed
 from bisect_trt.graph.passes.weak_forms import (
+    SEVERAL_LAYERS,
     names_in_tensorrt,
     pins_of_script,
     pins_of_trtexec,
@@ -158,10 +159,19 @@ def _written(graph: Graph, plan: PrecisionPlan) -> list[Check]:
         ("polygraphy script", polygraphy_script, pins_of_script),
     ):
         try:
-            found = read(write(graph, plan))
+            found = read(write(graph, plan.with_pins(pins)))
             expected = frozenset(names_in_tensorrt(graph, pins).values())
         except BadInputError as error:
             checks.append(Check(what, None, one_line(error, 160)))
+            continue
+        several = [x for x in graph.layers if x.name in pins and x.op in SEVERAL_LAYERS]
+        if several and read is pins_of_trtexec:
+            words = (
+                f"of {several[0].name!r} ({several[0].op}) TensorRT makes several layers, and the "
+                f"line holds the first alone ({counted(len(several), 'such pin')}): use the typed "
+                "ONNX or the script"
+            )
+            checks.append(Check(what, None, words))
             continue
         holds = found == expected
         said = f"names {counted(len(found), 'pin')}"

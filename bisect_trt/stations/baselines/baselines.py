@@ -151,7 +151,7 @@ def _findings(
 def nothing_to_pin(lowered: ProbeResult, precision: Precision) -> Diagnosis:
     """The case is settled: the reduced precision is good enough as it is."""
     held = len(lowered.plan.pinned)
-    but = f" but what --pin holds (layers: {held})" if held else ""
+    but = f" but what is held in FP32 (layers: {held})" if held else ""
     return Diagnosis(
         Cause.NONE,
         f"Everything{but} in {precision.value.upper()} meets the requirement "

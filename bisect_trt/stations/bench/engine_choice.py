@@ -111,7 +111,8 @@ def _engine_crew(settings: Settings, target: str, arguments: Mapping[str, Any]) 
     """
     if settings.ray is not None:
         gpus = 0.5 if settings.emulate_on == "cuda" else 1  # the emulators take the other halves
-        actors = ray_actors(settings.ray, target, arguments, settings.workers, gpus)
+        # They wait for their GPU: the cores are the emulators'.
+        actors = ray_actors(settings.ray, target, arguments, settings.workers, gpus, cpus=0)
         return Crew(actors, ends=_REPEATED)
     devices = visible_gpus()[: settings.workers]
     if settings.workers == 1 or len(devices) < 2:

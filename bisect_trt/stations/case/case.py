@@ -61,7 +61,8 @@ class Case:
     stay in FP32, or reduced, whatever the search would say; ``begin`` the pins of the ``older``
     plan that it begins with; ``marked`` the layers that the tables show, None for all.
     ``usual_seconds`` is about what an emulated inference takes, counted from the model.
-    ``on_engine`` is true where an engine has the last word.
+    ``on_engine`` is true where an engine has the last word; ``unfit`` are the held pins that it
+    does not take reduced.
     """
 
     settings: Settings
@@ -83,6 +84,7 @@ class Case:
     older: SavedPlan | None = None
     marked: frozenset[str] | None = None
     on_engine: bool = False
+    unfit: frozenset[str] = frozenset()
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -92,7 +94,7 @@ class Case:
 
     @cached_property
     def base(self) -> PrecisionPlan:
-        """Everything lowered but for the layers that ``--pin`` holds."""
+        """Everything lowered but for the layers that are held in FP32."""
         return PrecisionPlan(self.settings.precision, held=self.held_pins)
 
     @cached_property

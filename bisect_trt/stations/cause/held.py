@@ -30,13 +30,14 @@ def note_held(case: Case, bench: Bench, answer: PrecisionPlan) -> None:
         bench: what runs the plans, and keeps what is said.
         answer: the plan that is written.
     """
-    if not case.held_pins and not case.held_low:
+    asked_for = case.held_pins - case.unfit
+    if not asked_for and not case.held_low:
         return
     base = replace(case.base, pin_precision=answer.pin_precision, held=frozenset())
     shown = bench.prober.probe(base.with_pins(answer.pinned))
     if not shown.verdict.passed:
         return
-    held = [x.name for x in case.layers if x.name in case.held_pins]
+    held = [x.name for x in case.layers if x.name in asked_for]
     if held:
         tried = held[:_MOST_TRIED]
         plans = [base.with_pins(answer.pinned - {name}) for name in tried]

@@ -133,6 +133,9 @@ def find_cause(
         alone=_alone_on_all(case, bench, emulated, base, limit),
         together=set_size(case) > 1 or case.requirements.tells_of_all,
     )
+    if engine is not None and not engine.base.worst:
+        seen = _worst_seen(emulated.lowered, unseen)
+        diagnosis = _without_engine(case, diagnosis, engine.base, seen)
     if emulated.lowered.verdict.passed and engine is None and unseen is not None:
         others = _others(unseen, set_size(case))
         passed = f"{_given_that_pass(case, bench)} pass, but {others}"
@@ -140,6 +143,23 @@ def find_cause(
         diagnosis = replace(diagnosis, sentence=said)
     ranking = _ranking(case, sensitivity, suspicion, layers)
     return Triage(diagnosis, base, pinned, sensitivity, limit, ranking, unseen, layers)
+
+
+def _without_engine(
+    case: Case, diagnosis: Diagnosis, base: ProbeResult, emulated: ProbeResult
+) -> Diagnosis:
+    """``diagnosis`` of an engine with everything lowered that could not be had, for a reason that
+    names no layer: numbers say nothing of that.
+    """
+    name = case.settings.precision.value.upper()
+    told = f"The {name} engine could not be built or run ({base.verdict}: {base.note})"
+    if emulated.score > 1.0:
+        return replace(diagnosis, sentence=f"{told}; by emulation: {diagnosis.sentence}")
+    return Diagnosis(
+        Cause.UNKNOWN,
+        f"{told}, and by emulation {name} meets the requirement: pins are found by trial, and what "
+        "the engine does not take is among them.",
+    )
 
 
 def _worst_seen(given: ProbeResult, unseen: Unseen | None) -> ProbeResult:

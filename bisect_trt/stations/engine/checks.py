@@ -75,7 +75,12 @@ def _equal_rows(
     known = bench.journal.recall(key)
     if known is not None:
         return [Finding(**entry) for entry in known[0]]
-    found = _asked(case, bench, plan, emulated, sample)
+    try:
+        found = _asked(case, bench, plan, emulated, sample)
+    except RunnerFailedError as error:
+        if error.machine:  # another time it may be told
+            return []
+        found = []
     bench.journal.record([Row(key, "equal-rows", [vars(f) for f in found])])
     return found
 
@@ -83,17 +88,18 @@ def _equal_rows(
 def _asked(
     case: Case, bench: Bench, plan: PrecisionPlan, emulated: ProbeResult, sample: Sample
 ) -> list[Finding]:
-    """Nothing where the engine or the reference breaks."""
+    """Nothing where the reference breaks.
+
+    Raises:
+        RunnerFailedError: the engine does.
+    """
     if bench.opened is None or not list(usable(bench, iter([sample]), 1)):
         return []
     rows = len(next(iter(sample.arrays.values())))
     exact = {n: a for n, a in bench.references.of(sample).items() if _is_batch(a, rows)}
     if not exact:
         return []
-    try:
-        answer = next(iter(bench.opened.outputs(plan, [sample])))
-    except RunnerFailedError:
-        return []
+    answer = next(iter(bench.opened.outputs(plan, [sample])))
     answers: list[Arrays] = [answer]
     if isinstance(answer, Repeated):
         answers += [other for other, _ in answer.others]

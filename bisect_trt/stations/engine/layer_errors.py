@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby, islice
 from typing import Any
 
@@ -117,7 +118,7 @@ def trace_engine(
     outputs_of = {layer.name: layer.outputs for layer in case.layers}
     errors: dict[str, list[TensorError]] = {}
     how = _how(runner)
-    marked_score, count, note = math.nan, 0, ""
+    marked_score, count, note, for_want_of_memory = math.nan, 0, "", False
     began = time.monotonic()
     waited_for = ended is None
     deadline = began + (_AHEAD_S if runner.builds_ahead and waited_for else TIME_BUDGET_S)
@@ -141,6 +142,7 @@ def trace_engine(
                 marked_score = _worst_score(case, bench, samples, values)
         except RunnerFailedError as failure:
             note = f"layers from {batch[0]!r} on could not be marked: {one_line(failure)}"
+            for_want_of_memory = failure.machine
             break
         count += 1
         for sample, found_values in zip(samples, values, strict=True):
@@ -154,7 +156,8 @@ def trace_engine(
     known = [engine.known(plan, sample) for sample in samples]
     unmarked = max((k.score for k in known if k is not None), default=math.nan)
     result = EngineTable(rows, how, marked_score, count, note, unmarked)
-    bench.journal.record([Row(key, "layers", vars(result))])
+    if not for_want_of_memory:  # else another time they may be
+        bench.journal.record([Row(key, "layers", vars(result))])
     return result
 
 
@@ -169,7 +172,9 @@ def _values(
     values on each of ``samples``.
     """
     if how == _DEBUGGED:
-        values = runner.debugged(plan, samples, tensors)
+        values: Sequence[Mapping[str, NDArray[Any]]] = []
+        with suppress(RunnerFailedError):  # marks may do
+            values = runner.debugged(plan, samples, tensors)
         if values and all(t in sample for sample in values for t in tensors):
             return how, values
     return _MARKED, runner.marked(plan, samples, tensors)

@@ -301,7 +301,7 @@ def test_layers_are_held_in_fp32_or_reduced(robust: float, tmp_path: Path) -> No
     assert pinned.passed and {"/encoder/layers.0/attention/MatMul_1", "/head/Pow"} <= set(
         pinned.pinned
     )
-    assert "(2 of them held by --pin)" in headline(pinned)
+    assert "(2 of them held from the start)" in headline(pinned)
     assert any(
         "without /encoder/layers.0/attention/MatMul_1" in f.message
         for f in pinned.findings

@@ -274,7 +274,9 @@ class SwitchedSession:
             return known[1:]
         settings = self._switches.of(lowered)
         prefixes, before = [], blake2b(digest_size=16)
-        for setting in settings:
+        for place, setting in enumerate(settings):
+            # Of a segment without switches the cuts before it and behind it are two.
+            before.update(b"%d" % place)
             prefixes.append(before.digest())
             before.update(np.packbits(setting).tobytes())
         self._settings = (lowered, settings, prefixes)

@@ -1,0 +1,33 @@
+"""Layers that an engine does not take at the reduced precision, whatever their numbers are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bisect_trt.core.finding import Finding
+from bisect_trt.core.names import some_of
+from bisect_trt.runners.base import UNFIT
+from bisect_trt.stations.bench.bench import Bench
+from bisect_trt.stations.case.case import Case
+from bisect_trt.stations.engine.baselines import EngineBaselines
+
+_SHOWN = 4
+
+
+def holding_unfit(case: Case, bench: Bench, engine: EngineBaselines) -> Case | None:
+    """``case`` with the layers held in FP32 for whose sake the engine of everything lowered could
+    not be had; None where it could, or nobody named them. Which layers do harm is another matter,
+    that nothing tells before they are out of the way.
+
+    Args:
+        case: what is asked.
+        bench: hears of it.
+        engine: what the engine's baselines showed.
+    """
+    unfit = frozenset(engine.base.facts.get(UNFIT, ())).intersection(case.names)
+    if engine.base.worst or engine.diagnosis is not None or not unfit:
+        return None
+    named, precision = some_of(sorted(unfit), _SHOWN), case.settings.precision.value.upper()
+    told = f"the engine does not take {named} in {precision}, so it stays in FP32 from the start"
+    bench.note(Finding("held", min(unfit), f"{told} ({engine.base.note})"))
+    return replace(case, held_pins=case.held_pins | unfit, unfit=case.unfit | unfit)

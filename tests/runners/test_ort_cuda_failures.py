@@ -1,0 +1,85 @@
+"""What ``onnxruntime-cuda`` concludes where a GPU gives out, or a layer has no kernel there; ONNX
+Runtime's session is not a real one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bisect_trt.core.errors import RunnerFailedError
+from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.core.sample import Sample
+from bisect_trt.core.verdict import Verdict
+from bisect_trt.runners import onnxruntime_cuda
+from bisect_trt.runners.base import UNFIT
+from bisect_trt.runners.onnxruntime_cuda import OrtCudaRunner, OrtCudaWorker
+from bisect_trt.runners.workers.failures import failure_of, must_end
+from fixtures.encoders import encoder_decomposed
+
+ILLEGAL = "CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; expr=cudaStream"
+ARENA = "bfc_arena.cc:376 Failed to allocate memory for requested buffer of size 4194304"
+
+
+@pytest.mark.parametrize("where", ["load", "run"])
+@pytest.mark.parametrize(
+    ("said", "lost", "machine"),
+    [
+        (ILLEGAL, True, False),
+        ("CUDNN failure 4000: CUDNN_STATUS_INTERNAL_ERROR", True, False),
+        ("CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED", True, True),
+        ("CUDA failure 2: out of memory ; GPU=0 ; expr=cudaMalloc((void**)&p, size);", True, True),
+        (ARENA, True, True),
+        ("Could not find an implementation for Foo(1) node", False, False),
+    ],
+)
+def test_a_gpu_that_gave_out_is_no_fault_of_the_plan(
+    where: str, said: str, lost: bool, machine: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Session:
+        def __init__(self, *_: object, **__: object) -> None:
+            if where == "load":
+                raise RuntimeError(said)
+
+        def get_providers(self) -> list[str]:
+            return [onnxruntime_cuda.CUDA_PROVIDER]
+
+        def get_outputs(self) -> list[Any]:
+            return []
+
+        def run(self, *_: object) -> None:
+            raise RuntimeError(said)
+
+    monkeypatch.setattr(onnxruntime_cuda, "load_cuda_libraries", lambda: None)
+    monkeypatch.setattr(onnxruntime_cuda.ort, "InferenceSession", Session)
+    with pytest.raises(RunnerFailedError) as caught:
+        OrtCudaWorker().probe(b"", "", [{}], tf32=False)
+    error = caught.value
+    assert (error.lost, error.machine) == (lost, machine)
+    assert must_end(*failure_of(error)) is lost, "it would fail every plan that comes after it"
+    whose = Verdict.BUILD_FAILED if where == "load" and not lost else Verdict.CRASHED
+    assert error.verdict is whose
+
+
+def test_lowered_layers_without_a_kernel_on_the_gpu_make_the_result_unsure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On the CPU provider FP16 means nothing: such a plan had passed."""
+    fixture = encoder_decomposed()
+    monkeypatch.setattr(onnxruntime_cuda, "why_no_provider", lambda: None)
+    monkeypatch.setattr(onnxruntime_cuda, "gpu_versions", lambda _: {})
+    runner = OrtCudaRunner(fixture.model)
+    outputs = {"logits": np.zeros(3, np.float32)}
+    monkeypatch.setattr(
+        runner._worker, "call", lambda *_, **__: ([outputs], ["/head/Pow", "shape"])
+    )
+    samples = [Sample("s", fixture.inputs)]
+    lowered, pinned = (PrecisionPlan(Precision.FP16, pins) for pins in ([], ["/head/Pow"]))
+    with pytest.raises(RunnerFailedError, match="no FP16 kernel for") as caught:
+        list(runner.outputs(lowered, samples))
+    assert caught.value.verdict is Verdict.UNSURE
+    assert runner.facts(lowered)[UNFIT] == ["/head/Pow"]
+    assert list(runner.outputs(pinned, samples)) == [outputs]
+    assert list(runner.outputs(PrecisionPlan(Precision.TF32), samples)) == [outputs]

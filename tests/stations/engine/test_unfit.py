@@ -1,0 +1,87 @@
+"""Layers that an engine does not take reduced are out of the way before anything is concluded from
+numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from numpy.typing import NDArray
+
+from bisect_trt.core.errors import RunnerFailedError
+from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.sample import Sample
+from bisect_trt.core.verdict import Verdict
+from bisect_trt.runners.base import UNFIT
+from fixtures.encoders import encoder_decomposed
+from fixtures.fixture import Fixture
+from fixtures.models import healthy
+from tests.engines import Engine, Judged
+
+pytestmark = pytest.mark.usefixtures("few_draws")
+
+
+class Picky(Engine):
+    """An engine whose parser refuses ``layers`` where they are lowered, one at a time as it does;
+    ``says`` whether it names them.
+    """
+
+    def __init__(self, fixture: Fixture, layers: Sequence[str], *, says: bool = True) -> None:
+        super().__init__(fixture)
+        self._layers, self._says = layers, says
+        self._facts: dict[PrecisionPlan, Mapping[str, Any]] = {}
+
+    def outputs(
+        self, plan: PrecisionPlan, samples: Sequence[Sample]
+    ) -> Iterator[Mapping[str, NDArray[Any]]]:
+        refused = [n for n in self._layers if plan.base.is_storage and n not in plan.pinned]
+        if refused:
+            self.built.append(plan)
+            self._facts[plan] = {UNFIT: refused[:1]} if self._says else {}
+            raise RunnerFailedError(f"cannot parse {refused[0]}", Verdict.BUILD_FAILED)
+        return super().outputs(plan, samples)
+
+    def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
+        return self._facts.get(plan, {})
+
+
+@pytest.mark.parametrize("robust", [0, 0.95])
+def test_what_is_good_enough_but_for_them_pins_nothing_else(
+    judged: Judged, tmp_path: Path, robust: float
+) -> None:
+    """Seven and thirteen layers were pinned for one, and the numbers had been blamed."""
+    fixture = healthy()
+    unfit = [node.name for node in fixture.model.graph.node][1:3]
+    result, _ = judged(fixture, Picky(fixture, unfit), robust=robust)
+    assert result.passed and sorted(result.pinned) == sorted(unfit)
+    assert result.cause.value == "none" and "held in FP32 (layers: 2)" in result._repr_markdown_()
+    told = [f.message for f in result.findings if f.kind == "held"]
+    assert len(told) == 2 and all("does not take" in message for message in told)
+    assert f"cannot parse {unfit[0]}" in told[0]
+    assert "--pin" not in " ".join(told)
+    said = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert sorted(said["pinned"]) == sorted(unfit)
+
+
+def test_what_is_not_is_searched_beside_them(judged: Judged, tmp_path: Path) -> None:
+    fixture = encoder_decomposed()
+    alone, _ = judged(fixture, Engine(fixture))
+    harmless = next(
+        node.name
+        for node in fixture.model.graph.node
+        if node.op_type == "MatMul" and node.name not in alone.pinned
+    )
+    result, _ = judged(fixture, Picky(fixture, [harmless]), out=tmp_path / "other")
+    assert result.passed and set(result.pinned) == {*alone.pinned, harmless}
+    assert result.cause is alone.cause
+
+
+def test_an_engine_that_names_nothing_is_not_blamed_on_numbers(judged: Judged) -> None:
+    fixture = healthy()
+    unfit = fixture.model.graph.node[1].name
+    result, _ = judged(fixture, Picky(fixture, [unfit], says=False))
+    assert result.cause.value == "unknown" and "could not be built or run" in result.sentence
