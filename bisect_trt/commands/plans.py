@@ -68,10 +68,10 @@ def compare_command(as_json: bool, quiet: bool, **chosen: Any) -> int:
         result = compare(Settings(**chosen), observer)
     with output():
         if as_json:
-            click.echo(to_json(result.as_json()))
+            click.echo(to_json({**result.as_json(), "exit_code": EXIT_OK}))
         elif not quiet:
             print_comparison(screen(), result)
-    return 0
+    return EXIT_OK
 
 
 @click.command("verify", cls=InputsCommand)

@@ -133,7 +133,7 @@ class Prober:
                     missing.append((plan, known))
         for plan, known in self._complete_all(missing):
             with self._lock:
-                self.new_probes += 1
+                self.new_probes += plan not in self.plans
                 self._note(self._together(plan, known))
         return [self.done[plan] for plan in plans]
 

@@ -184,3 +184,18 @@ def test_a_users_error_in_decibels_is_no_pass_at_any_number_below_zero() -> None
     (item,) = parse_requirements(["own<=-100"], ["y"], {"own": lambda *_: 0.0}).items
     assert item.score_of(-62.0) == pytest.approx(1.38)
     assert item.score_of(-120.0) == pytest.approx(0.8)
+
+
+def test_the_shape_of_an_output_that_nothing_looks_at_decides_nothing() -> None:
+    """A list of boxes that is one longer made every requirement's score infinite."""
+    exact = {"y": np.float32([1.0, 2.0]), "kept": np.int64([1, 2, 3])}
+    longer = {"y": np.float32([1.0, 2.0]), "kept": np.int64([1, 2, 3, 4])}
+    broken = {**longer, "y": np.float32([1.0, np.nan])}
+    named = parse_requirements(["y:max_abs<=1e-3"], ["y", "kept"], {}, {})
+    assert named.judge(exact, longer).score == 0.0
+    assert named.judge(exact, broken).score == np.inf
+    everything = parse_requirements(["max_abs<=1e-3"], ["y", "kept"], {}, {})
+    assert everything.judge(exact, longer).score == np.inf
+    own = parse_requirements(["m<=1"], ["y", "kept"], {"m": lambda *_: 0.0}, {})
+    assert own.judge(exact, longer).score == np.inf, "a metric of the user's sees all"
+    assert named.judge(exact, {**exact, "kept": np.float32([np.inf] * 3)}).score == np.inf

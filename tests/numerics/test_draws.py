@@ -162,3 +162,16 @@ def test_a_mask_of_infinities_stays_and_spoils_nothing(low: float) -> None:
     for kind in ("scale", "mix", "noise"):
         made = variant(kind, arrays, [], np.random.default_rng(3))
         assert np.array_equal(made["mask"], mask) and not np.array_equal(made["x"], IMAGE)
+
+
+@pytest.mark.parametrize("kind", ["redrawn", "noise", "flip"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_what_is_nowhere_negative_stays_so(kind: str, dtype: type) -> None:
+    """Counts, and images of black, are taken the logarithm or a root of: copies were NaN."""
+    counts = np.maximum(IMAGE, 0.0).astype(dtype)
+    random = np.random.default_rng(1)
+    one = redrawn if kind == "redrawn" else (lambda a, r: variant(kind, a, [], r))
+    made = one({"x": counts}, random)["x"]
+    assert made.min() == 0.0 and not np.array_equal(made, counts)
+    assert np.count_nonzero(made) == np.count_nonzero(counts)
+    assert np.isfinite(np.log(made + dtype(1e-7))).all() and made.dtype == dtype

@@ -65,8 +65,9 @@ def cautions(graph: Graph) -> list[Finding]:
         found.append(Finding("custom-operators", "", message, count >= _MANY * every))
     if reduced:
         message = (
-            f"{reduced} of {every} nodes already run in FP16 or BF16 in the source: their errors "
-            "are in the reference too, and no pin undoes them; export the model in FP32"
+            f"{reduced} of {every} nodes already run in FP16 or BF16 in the source: the reference "
+            "computes them without most of their roundings, so that nothing tells what these do, "
+            "and no pin undoes them; give the FP32 model that it was made from"
         )
         found.append(Finding("already-reduced", "", message, reduced >= _MANY * every))
     quantised = sum(n.op_type in QUANTISES for n in nodes)

@@ -47,13 +47,14 @@ def _problems(array: NDArray[np.float32], precision: Precision) -> Iterator[tupl
     for part in slices(values.size, 1 << 16):
         size = np.abs(values[part])
         # What is infinite (a mask, the bound of a maximum) is so in any precision.
-        finite = size[np.isfinite(size)]
-        largest = max(largest, float(finite.max(initial=0.0)))
+        finite = values[part][np.isfinite(size)]
+        ends = (float(finite.min(initial=0.0)), float(finite.max(initial=0.0)))
+        largest = max(largest, *ends, key=abs)
         lost = (size > 0) & (size < SMALLEST_SUBNORMAL[precision] / 2)
         vanishing += int(np.count_nonzero(lost))
     let_go(array)
-    if largest > LARGEST[precision]:
-        what = "a mask or weight" if largest >= 1e30 else "a weight"
+    if abs(largest) > LARGEST[precision]:
+        what = "a mask or weight" if abs(largest) >= 1e30 else "a weight"
         yield (
             "weight-overflow",
             f"holds {largest:.3g}: {what} beyond {precision}'s {LARGEST[precision]:.6g} becomes "

@@ -42,7 +42,8 @@ def redrawn(
     discrete: Collection[str] = (),
 ) -> dict[str, NDArray[Any]]:
     """Each float input plus noise of ``amount`` of its deviation, or of the part of a rounding step
-    that redraws it where its mean is far from 0; masks, ids and others as they are.
+    that redraws it where its mean is far from 0; masks, ids and others as they are. What is nowhere
+    negative stays so, and its zeros are zeros: counts, images of black, what a ReLU gave.
 
     Args:
         arrays: one sample's inputs by name, any shapes and dtypes.
@@ -115,8 +116,13 @@ def noisy(
     mean, spread = moments(array)
     scale = max(amount * spread, min(_OF_STEP * step * math.hypot(mean, spread), _MOST * spread))
 
+    # What is nowhere negative may be a logarithm's or a root's: a copy of it stays so.
+    signless = bool(array.min() >= 0.0)
+    zeros_stay = zeros_stay or signless
+
     def change(block: NDArray[Any], numbers: NDArray[Any]) -> NDArray[Any]:
-        return block + numbers * scale * (block != 0.0) if zeros_stay else block + numbers * scale
+        found = block + numbers * scale * (block != 0.0) if zeros_stay else block + numbers * scale
+        return np.abs(found) if signless else found
 
     return with_noise(array, random, change)
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bisect_trt.core.holds import at_least
 from bisect_trt.numerics.arrays import Arrays
-from bisect_trt.numerics.errors.tensor_error import TensorError, tensor_error
+from bisect_trt.numerics.errors.tensor_error import SHAPE_CHANGED, TensorError, tensor_error
 from bisect_trt.numerics.requirements.aggregates import WORST, aggregate
 from bisect_trt.numerics.requirements.decisions import decision, is_decision
 from bisect_trt.numerics.scores import MOST, beyond, elementwise, fraction
@@ -137,14 +137,20 @@ class Requirements:
             Each output's errors, each condition's value, and the largest score of any
             (see :meth:`Requirement.score_of`): at most 1 passes, infinite where a value is not
             finite. Conditions on outputs that are finite keep their values beside one that is not,
-            where another condition looks at that.
+            where another condition looks at that. The shape of an output that none looks at decides
+            nothing.
 
         Raises:
             BadInputError: a metric of the user's is at fault.
         """
         errors = {name: tensor_error(reference[name], candidate[name]) for name in reference}
-        broken = {name for name, e in errors.items() if not e.finite}
         seen = {i.output for i in self.items if not self._is_users(i)}
+        blind_to = set(reference) - seen if None not in seen and self._all_named else set[str]()
+        broken = {
+            name
+            for name, e in errors.items()
+            if not e.finite and not (name in blind_to and e.nonfinite == SHAPE_CHANGED)
+        }
         if broken and None not in seen and not broken <= seen:  # no condition would say so
             return Judged(math.inf, (math.nan,) * len(self.items), errors)
         worst, values = math.inf if broken else 0.0, []
@@ -163,6 +169,11 @@ class Requirements:
             values.append(value)
             worst = max(worst, item.score_of(value)) if found else worst
         return Judged(worst, tuple(values), errors)
+
+    @property
+    def _all_named(self) -> bool:
+        """Whether every condition names the output that it looks at."""
+        return not any(self._is_users(item) for item in self.items)
 
     def _is_users(self, item: Requirement) -> bool:
         """Whether it sees all outputs, and is not for those that are not finite."""

@@ -97,6 +97,11 @@ def _odd_inputs(result: Record) -> str:
     return _told_odd(row, str(row["given_missed"]), int(row["missed"]))
 
 
+_TELLING = 10
+"""Inputs, or sets of them, of which a row of the frontier says something: four sets that held were
+followed by one of three that did not."""
+
+
 def _held_with_half(result: Record) -> str:
     """A set on the frontier with half of the pins at most that held on all that its row looked at,
     blank where there is none: a prefix may hold more often than a longer one does, and what a row
@@ -108,13 +113,16 @@ def _held_with_half(result: Record) -> str:
     held = (table["pins"] <= pins / 2) & (table["given_passed"] == table["given_tested"])
     for kind in ("redrawn", "variants"):
         held &= table[f"{kind}_passed"] == table[f"{kind}_tested"]
+    looked_at = table["given_tested"] + table["redrawn_tested"] + table["variants_tested"]
+    held &= looked_at >= _TELLING
     if not held.any():
         return ""
-    row = table[held].sort_values("pins").iloc[0]
-    seen = int(row["given_tested"] + row["redrawn_tested"] + row["variants_tested"])
+    row = table.assign(seen=looked_at)[held].sort_values("pins").iloc[0]
+    seen = int(row["seen"])
+    what = "inputs and copies" if holds.set_size == 1 else f"sets of {holds.set_size}"
     fewer = counted(int(row["pins"]), "pin")
     return (
-        f"fewer may do: {fewer} held on all of {seen} inputs and copies (frontier.csv, --pick "
+        f"fewer may do: {fewer} held on all of {seen} {what} (frontier.csv, --pick "
         f"{holds.wanted:g})"
     )
 
@@ -145,5 +153,7 @@ def _with_fewer(result: Record) -> str:
     if not missed:
         few = counted(int(best["pins"]), "pin")
         seen = counted(int(tested), "given input")
+        if result.holds is not None and result.holds.set_size > 1:
+            seen = "the given inputs together"
         return f"take fewer pins: {few} held on all of {seen} (frontier.csv, --pick SHARE)"
     return "take fewer pins, which hold on some inputs (frontier.csv, --pick SHARE)"

@@ -102,7 +102,7 @@ def measure_baselines(case: Case, bench: Bench) -> Baselines:
     settled = not fp32.verdict.passed or (
         bench.engine is None and (case.settings.fitted or not last.verdict.passed)
     )
-    where = missed_on(case, bench.prober, fp32.plan)
+    where = missed_on(case, bench.prober, fp32.plan) + _reduced_already(case)
     diagnosis = _diagnose(fp32, tf32, last, precision, where) if settled else None
     return Baselines(fp32, tf32, reduced, second, layers, findings, diagnosis)
 
@@ -157,6 +157,12 @@ def nothing_to_pin(lowered: ProbeResult, precision: Precision) -> Diagnosis:
         f"Everything{but} in {precision.value.upper()} meets the requirement "
         f"({times(lowered.score)}); nothing {'else ' if held else ''}needs to be pinned.",
     )
+
+
+def _reduced_already(case: Case) -> str:
+    """What strict FP32 may miss by where the source itself is reduced."""
+    told = [f.message for f in case.findings if f.kind == "already-reduced" and f.weighty]
+    return f" But {told[0]}." if told else ""
 
 
 def _diagnose(

@@ -8,9 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from threading import Lock
+
+import numpy as np
 
 from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.finding import Finding
@@ -132,6 +134,13 @@ class Bench:
     def judge(self) -> Prober:
         """Who has the last word."""
         return self.engine or self.prober
+
+    @cached_property
+    def undefined(self) -> frozenset[str]:
+        """The outputs whose reference is NaN somewhere on the given inputs, of which a few tell."""
+        references = map(self.references.of, evenly(self.second_sees, _SECOND_SEES))
+        found = ((n, a) for outputs in references for n, a in outputs.items())
+        return frozenset(n for n, a in found if a.dtype.kind == "f" and bool(np.isnan(a).any()))
 
     def plan_for(self, prober: Prober, plan: PrecisionPlan) -> PrecisionPlan:
         """``plan`` as ``prober`` takes it: an engine is told of pins, not of what they run in."""

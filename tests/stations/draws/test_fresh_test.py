@@ -152,8 +152,8 @@ def test_a_test_goes_on_where_a_few_of_the_first_draws_miss(
     """Redrawn copies all pass, and are as few as tell; of the variants a few miss."""
     monkeypatch.setattr(fresh_test, "_FURTHER", seconds)
     fixture = healthy()
-    # Of 19 inputs: of fewer, of which a copy misses by far, nothing is said of others.
-    shares = np.linspace(0.9, 1.0, 19)
+    # Of 59 inputs: of fewer, of which a copy misses by far, nothing is said of others.
+    shares = np.linspace(0.9, 1.0, 59)
     inputs = [{n: np.float32(a * by) for n, a in fixture.inputs.items()} for by in shares]
     case = varied_case(fixture, inputs, ["seldom_too_large"], tmp_path)
     test, refused, holds = first_test_of(case)

@@ -97,3 +97,13 @@ def test_before_a_plan_is_run_its_references_are_there_where_sessions_take_turns
         bench.references._reference.release()
         bench.second.judge(case.base, samples)
         assert len(opened) == 1, "and not once for each of them"
+
+
+def test_a_copy_that_leaves_what_the_model_is_made_for_is_refused(bench: Bench) -> None:
+    """NaN beside NaN was a pass, where the given input has none."""
+    (given,) = [residual().inputs]
+    spoilt = {name: array.copy() for name, array in given.items()}
+    for array in spoilt.values():
+        array.flat[0] = np.nan
+    copies = [Sample("spoilt", spoilt, True), Sample("fine", {**given}, True)]
+    assert [s.name for s in usable(bench, iter(copies), 2)] == ["fine"]
