@@ -84,6 +84,16 @@ class Buffers:
             self._context.set_output_allocator(name, allocator)
             self._allocators[name] = allocator
 
+    def fix(self) -> None:
+        """Let outputs whose shapes follow from the inputs' lie from here on where they lie after a
+        run: each inference would ask for their places, which takes 7 us an output (measured on an
+        H100, where eight elementwise outputs take 9 us in all).
+        """
+        for name, allocator in self._allocators.items():
+            if -1 not in tuple(self._context.get_tensor_shape(name)):
+                self._context.set_output_allocator(name, None)
+                self._context.set_tensor_address(name, allocator.memory[-1].pointer)
+
     def __exit__(self, *_: object) -> None:
         for memory in (
             *self._inputs.values(),

@@ -141,6 +141,9 @@ class EngineContext:
         warm-up.
         """
         with self._bound(arrays) as buffers:
+            self._enqueue(buffers)
+            self._cuda.synchronise()
+            buffers.fix()
             deadline = time.perf_counter() + WARM_UP_S
             while time.perf_counter() < deadline:
                 self._enqueue(buffers)

@@ -125,10 +125,12 @@ def diagnose(
     if not fp32.verdict.passed:
         return _fp32_fails(fp32, identity, marked_fp32, on_which)
     if base.verdict.passed and not lucky:
+        held = len(base.plan.pinned)
+        but = f" with what is held in FP32 (layers: {held})" if held else ""
         return Diagnosis(
             Cause.NONE,
-            f"The {precision.value.upper()} engine meets the requirement ({times(base.score)}); "
-            "nothing needs to be pinned.",
+            f"The {precision.value.upper()} engine{but} meets the requirement "
+            f"({times(base.score)}); nothing {'else ' if held else ''}needs to be pinned.",
         )
     if base.verdict.passed:
         return None  # on fresh draws it does not: something has to be pinned
