@@ -25,9 +25,6 @@ from bisect_trt.runners.base import Repeated, Runner
 _AT_ONCE = 64
 """Samples that are prepared and then run: whoever ends it has answers on those before."""
 
-_OF_ONE = (Verdict.CRASHED, Verdict.TIMED_OUT)
-"""What a single sample may lead to; an engine that is not built is none for all."""
-
 _MOST_BREAKS = 3
 """Samples on which a runner may break before the others are given up."""
 
@@ -94,7 +91,7 @@ class Execution:
             if prepare is not None:
                 prepare(part)
             for result in self._until_broken(plan, part, error_sample, kept):
-                if len(part) - done > 1 and result.verdict in _OF_ONE:
+                if not done and len(part) > 1 and result.verdict is Verdict.CRASHED:
                     together = False  # who answers for all of them at once may mean any
                     break
                 done += 1
@@ -165,7 +162,7 @@ class Execution:
         differing = sum(count for _, count in outputs.others)
         answers: list[tuple[Arrays, int]] = [(outputs, outputs.runs - differing), *outputs.others]
         judged = [self.requirements.judge(exact, answer) for answer, _ in answers]
-        scores = [_badness(found) for found in judged]
+        scores = [found.score for found in judged]
         # Of equal scores the larger error: of what a metric of all inputs will say no run has one.
         order = sorted(range(len(answers)), key=lambda i: (scores[i], _size(judged[i])))
         best, worst = order[0], order[-1]
@@ -233,8 +230,3 @@ def _best_of(sample: Sample) -> str:
 def _size(judged: Judged) -> float:
     """The largest error of an output over its reference's range."""
     return max((e.rel_range for e in judged.errors.values()), default=0.0)
-
-
-def _badness(judged: Judged) -> float:
-    """A score that is infinite where a value is not finite, or a shape changed."""
-    return judged.score if all(e.finite for e in judged.errors.values()) else math.inf

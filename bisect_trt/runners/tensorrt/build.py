@@ -195,10 +195,9 @@ def _other_names(network: Any, request: EngineRequest) -> dict[str, str]:
     too, and as a Loop's body does where x is its condition. They stay in the model's order.
     """
     called = [network.get_input(i).name for i in range(network.num_inputs)]
-    if len(called) != len(request.profile):
-        return {}
-    pairs = zip(called, request.profile, strict=True)
-    return {its: ours for its, ours in pairs if its != ours}
+    its = [name for name in called if name not in request.profile]
+    ours = [name for name in request.profile if name not in called]
+    return dict(zip(its, ours, strict=True)) if len(its) == len(ours) else {}
 
 
 def _tensors(network: Any, wanted: frozenset[str]) -> list[Any]:

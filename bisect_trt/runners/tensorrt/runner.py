@@ -49,7 +49,7 @@ from bisect_trt.runners.workers.remote import Remote
 WORKER = "bisect_trt.runners.tensorrt.worker:EngineWorker"
 
 _RUNS_OF_ONE_LIMIT = 32
-"""Samples of a call beyond which it may take another time-out: hundreds of inputs are no hang."""
+"""Samples beyond which the runs of what is built may take another time-out: many are no hang."""
 
 
 class TensorRTRunner:
@@ -100,7 +100,7 @@ class TensorRTRunner:
         self._profile = profile_of(self._graph.proto, samples, profiles)
         self._values = values_of(samples)
         self.timeout_s = timeout_s
-        self._weak = weak
+        self._weak, self._typed = weak, () if weak else self._layers
         self._options = options
         self._repeats = repeats
         self._facts: dict[PrecisionPlan, Mapping[str, Any]] = {}
@@ -133,13 +133,15 @@ class TensorRTRunner:
         self, plan: PrecisionPlan, samples: Sequence[Sample]
     ) -> Iterator[Mapping[str, NDArray[Any]]]:
         try:
-            answer, written = self._ask(plan, samples, measure_latency=True, repeats=self._repeats)
+            first = samples[:1] if len(samples) > _RUNS_OF_ONE_LIMIT else samples
+            answer, written = self._ask(plan, first, measure_latency=True, repeats=self._repeats)
+            if len(first) < len(samples):
+                answer, _ = self._ask(plan, samples, measure_latency=True, repeats=self._repeats)
         except RunnerFailedError as error:
             if plan.base.is_storage and error.node in self._names - plan.pinned:
                 self._facts[plan] = {UNFIT: [error.node]}
             raise
-        typed = () if self._weak else self._layers
-        self._facts[plan] = facts_of(self._layers, typed, plan, answer, written)
+        self._facts[plan] = facts_of(self._layers, self._typed, plan, answer, written)
         for counted in answer.answers:
             named = [({n: found[n] for n in self._graph.outputs}, c) for found, c in counted]
             runs = sum(count for _, count in named)
@@ -235,13 +237,12 @@ class TensorRTRunner:
         """
         what = (plan, tuple(tensors), tuple(debug))
         arrays = list(in_order(lambda s: dict(s.arrays), samples))  # drawn ones are made again
-        limit = self.timeout_s
-        if limit is not None:  # it is for one build and some runs
-            limit *= 1 + len(arrays) // _RUNS_OF_ONE_LIMIT
-        ask = partial(self._worker.call, timeout_s=limit)
+        limit, call = self.timeout_s, self._worker.call
+        ask = partial(call, timeout_s=limit)
         last = self._last  # another thread may ask of another plan meanwhile
         if last is not None and last[0] == what:
-            again: EngineAnswer | None = ask("again", last[1], arrays, repeats)
+            longer = None if limit is None else limit * (1 + len(arrays) // _RUNS_OF_ONE_LIMIT)
+            again: EngineAnswer | None = call("again", last[1], arrays, repeats, timeout_s=longer)
             if again is not None:
                 return again, 0.0
         ahead = None

@@ -60,7 +60,8 @@ class Crew:
                     raise RunnerFailedError("the runner was closed", Verdict.CRASHED)
                 return member.call(method, *arguments, timeout_s=timeout_s)
             except RunnerFailedError as error:
-                if not error.lost or error.verdict not in self._ends or attempt == self._attempts:
+                again = error.lost and (error.machine or error.verdict in self._ends)
+                if not again or attempt == self._attempts:
                     raise
             finally:
                 self._free.put(member)

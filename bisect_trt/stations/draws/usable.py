@@ -87,7 +87,7 @@ def _looked_at(
     """Each with its key in the journal, whether that need not be told, and whether it is fit."""
 
     def told(sample: Sample) -> tuple[Sample, str, bool | None]:
-        key = bench.prober.key("usable", sample.digest)
+        key = bench.prober.key("usable", sample.digest, *bench.undefined)
         if sample.digest in but:
             return sample, key, False
         found = bench.journal.recall(key)

@@ -90,7 +90,7 @@ def begin_engine(case: Case, bench: Bench) -> None:
             begin(bench.opened, wanted)
     if not bench.engine.knows(case.base):
         named = [x.name for x in case.layers if case.marked is None or x.name in case.marked]
-        plan = PrecisionPlan(case.settings.precision)
+        plan = PrecisionPlan(case.settings.precision, held=case.unfit)
         begin_tracing(case, bench, bench.engine, plan, named)
 
 
@@ -129,7 +129,8 @@ def measure_engine(
     if base.worst:
         findings += check_engine(case, bench, base.plan, emulated.reduced)
     table, tracing = None, None
-    trace = partial(trace_engine, case, bench, engine, PrecisionPlan(precision), shown)
+    traced = PrecisionPlan(precision, held=case.unfit)
+    trace = partial(trace_engine, case, bench, engine, traced, shown)
     searches = fp32.verdict.passed and not base.verdict.passed and not case.held_low
     if base.worst and beside is not None and searches and bench.emulator.device != CPU:
         tracing = beside.begin(trace)

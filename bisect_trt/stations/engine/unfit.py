@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.names import some_of
 from bisect_trt.runners.base import UNFIT
@@ -23,11 +24,22 @@ def holding_unfit(case: Case, bench: Bench, engine: EngineBaselines) -> Case | N
         case: what is asked.
         bench: hears of it.
         engine: what the engine's baselines showed.
+
+    Raises:
+        BadInputError: such a layer was asked to be lowered.
     """
-    unfit = frozenset(engine.base.facts.get(UNFIT, ())).intersection(case.names)
-    if engine.base.worst or engine.diagnosis is not None or not unfit:
+    named_ones = frozenset(engine.base.facts.get(UNFIT, ()))
+    unfit, precision = named_ones.intersection(case.names), case.settings.precision.value.upper()
+    if engine.base.worst or engine.diagnosis is not None:
         return None
-    named, precision = some_of(sorted(unfit), _SHOWN), case.settings.precision.value.upper()
+    if named_ones & case.held_low:
+        raise BadInputError(
+            f"--lower: the engine does not take {min(named_ones & case.held_low)!r} in {precision} "
+            f"({engine.base.note}); leave it out"
+        )
+    if not unfit:
+        return None
+    named = some_of(sorted(unfit), _SHOWN)
     told = f"the engine does not take {named} in {precision}, so it stays in FP32 from the start"
     bench.note(Finding("held", min(unfit), f"{told} ({engine.base.note})"))
     return replace(case, held_pins=case.held_pins | unfit, unfit=case.unfit | unfit)

@@ -6,17 +6,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 from numpy.typing import NDArray
+from onnx import TensorProto, helper
 
-from bisect_trt.core.errors import RunnerFailedError
+from bisect_trt.core.errors import BadInputError, RunnerFailedError
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.core.verdict import Verdict
-from bisect_trt.runners.base import UNFIT
+from bisect_trt.runners.base import UNFIT, Repeated
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture
 from fixtures.models import healthy
@@ -85,3 +88,40 @@ def test_an_engine_that_names_nothing_is_not_blamed_on_numbers(judged: Judged) -
     unfit = fixture.model.graph.node[1].name
     result, _ = judged(fixture, Picky(fixture, [unfit], says=False))
     assert result.cause.value == "unknown" and "could not be built or run" in result.sentence
+
+
+def test_what_is_asked_to_be_lowered_and_is_not_taken_is_no_matter_of_numbers(
+    judged: Judged,
+) -> None:
+    fixture = healthy()
+    name = fixture.model.graph.node[1].name
+    with pytest.raises(BadInputError, match=rf"--lower: the engine does not take '{name}' in FP16"):
+        judged(fixture, Picky(fixture, [name]), lower=[name])
+
+
+class OtherShape(Engine):
+    """In two of six runs the output that nobody looks at is one shorter."""
+
+    def start_afresh(self) -> None:
+        """Each process does so."""
+
+    def outputs(
+        self, plan: PrecisionPlan, samples: Sequence[Sample]
+    ) -> Iterator[Mapping[str, NDArray[Any]]]:
+        for outputs in super().outputs(plan, samples):
+            shorter = {**outputs, "beside": outputs["beside"][:-1]}
+            yield Repeated(outputs, 6, [(shorter, 2)] if plan.base.is_storage else [])
+
+
+def test_a_shape_that_nobody_looks_at_makes_no_engine_unsteady(judged: Judged) -> None:
+    fixture = healthy()
+    model = onnx.ModelProto()
+    model.CopyFrom(fixture.model)
+    given = model.graph.input[0].name
+    model.graph.node.append(helper.make_node("Relu", [given], ["beside"], name="beside"))
+    shape = [None, *fixture.inputs[given].shape[1:]]
+    model.graph.output.append(helper.make_tensor_value_info("beside", TensorProto.FLOAT, shape))
+    output = fixture.model.graph.output[0].name
+    other = replace(fixture, model=model, require=f"{output}:max_abs<=1e-2")
+    result, _ = judged(other, OtherShape(other))
+    assert result.cause.value == "none" and result.passed
