@@ -91,7 +91,10 @@ def test_a_share_of_the_inputs_decides_where_that_was_asked_for(
     if robust == 0.0:
         assert list(table["passed"]) == [True, True, True, True, False]
     else:
-        assert loose.holds.word is not None and loose.holds.word.value == "robust"
+        # Five inputs bound no share of 0.8 by themselves: how far their copies reach decides.
+        near = loose.holds.reach <= 1.0
+        assert loose.holds.word is not None and loose.holds.is_bounded
+        assert loose.holds.word.value == ("robust" if near else "undecided")
 
 
 def test_the_frontier_shows_what_each_number_of_pins_holds_on(tmp_path: Path) -> None:
