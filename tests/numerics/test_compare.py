@@ -199,3 +199,12 @@ def test_the_shape_of_an_output_that_nothing_looks_at_decides_nothing() -> None:
     own = parse_requirements(["m<=1"], ["y", "kept"], {"m": lambda *_: 0.0}, {})
     assert own.judge(exact, longer).score == np.inf, "a metric of the user's sees all"
     assert named.judge(exact, {**exact, "kept": np.float32([np.inf] * 3)}).score == np.inf
+
+
+def test_conditions_are_told_on_the_inputs_that_count() -> None:
+    """Each left out its own worst: what counts for the answer was worse than either."""
+    both = parse_requirements(["y:max_abs<=1", "z:max_abs<=1"], ["y", "z"], {}, {})
+    values = [(0.1, 0.7), (0.2, 0.3), (5.0, 0.1), (0.6, 0.2)]
+    assert both.together(values, 0.75) == 0.7
+    assert both.by_condition(values, 0.75) == (0.6, 0.7)
+    assert both.by_condition(values) == (5.0, 0.7)

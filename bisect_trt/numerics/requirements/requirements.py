@@ -209,17 +209,7 @@ class Requirements:
                 does not count.
             collective: what :meth:`judge_all` gave.
         """
-        each = [
-            max(
-                (
-                    item.score_of(value)
-                    for item, value in zip(self.items, of_one, strict=True)
-                    if item.aggregate == WORST and item.metric not in self.collective
-                ),
-                default=0.0,
-            )
-            for of_one in values
-        ]
+        each = self._each(values)
         worst = _worst(each, share) if each else 0.0
         told = iter(collective)
         for place, item in enumerate(self.items):
@@ -231,14 +221,28 @@ class Requirements:
                 worst = max(worst, item.score_of(value))
         return worst
 
+    def _each(self, values: Sequence[Sequence[float]]) -> list[float]:
+        """The score of each input by the conditions on each."""
+        return [
+            max(
+                (
+                    item.score_of(value)
+                    for item, value in zip(self.items, of_one, strict=True)
+                    if item.aggregate == WORST and item.metric not in self.collective
+                ),
+                default=0.0,
+            )
+            for of_one in values
+        ]
+
     def by_condition(
         self,
         values: Sequence[Sequence[float]],
         share: float = 1.0,
         collective: Sequence[float] = (),
     ) -> tuple[float, ...]:
-        """The score of each condition over several inputs, one at least; where a share is spared
-        they may all pass and :meth:`together` not, since different inputs miss them.
+        """The score of each condition over several inputs, one at least; where a share is spared,
+        over those that :meth:`together` counts.
 
         Args:
             values: as for :meth:`together`.
@@ -246,6 +250,8 @@ class Requirements:
             collective: likewise; NaN, which no score passes, where there are none.
         """
         told, found = iter(collective), []
+        order = sorted(range(len(values)), key=self._each(values).__getitem__)
+        counted = order[: max(1, at_least(share, len(values)))]
         for place, item in enumerate(self.items):
             column = [of_one[place] for of_one in values]
             if item.metric in self.collective:
@@ -254,7 +260,7 @@ class Requirements:
                 value = aggregate(item.aggregate, column, at_least=item.at_least)
                 found.append(item.score_of(value))
             else:
-                found.append(_worst([item.score_of(value) for value in column], share))
+                found.append(max(item.score_of(column[number]) for number in counted))
         return tuple(found)
 
     @property
