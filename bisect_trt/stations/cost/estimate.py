@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -169,11 +169,12 @@ def _timed(case: Case, observer: Observer) -> _Timed:
     """Each kind as a run does it, in a folder that is thrown away."""
     emulator, _ = open_emulator(case, emulator_device(case.settings)[0], None)
     sample, plan = case.samples[0], case.base
+    # Of hundreds of inputs some tell as much: this is no run.
+    few = evenly(case.samples, _DRAWS)
+    seen = replace(case, samples=tuple(few))
     with scratch("estimate") as made, closing(Journal(Path(made))) as journal:
-        bench = Bench(case, observer, Path(made), journal, None, emulator, None, TimeBudget(None))
+        bench = Bench(seen, observer, Path(made), journal, None, emulator, None, TimeBudget(None))
         judges = (bench.prober, bench.second)
-        # Of hundreds of inputs some tell as much: this is no run.
-        few = evenly(case.samples, _DRAWS)
         together = len(few) if case.requirements.of_sets else 1
         # The second first: of many nodes it would close what the next is timed with.
         opened, given = _seconds(
