@@ -366,7 +366,12 @@ def test_sigterm_ends_a_run_as_ctrl_c_does(tmp_path: Path) -> None:
 def test_a_terminal_that_is_closed_ends_a_run_as_ctrl_c_does(tmp_path: Path) -> None:
     """What is written to a terminal that has gone is an error."""
     master, slave = os.openpty()
-    process = started(tmp_path, stdin=slave, stdout=slave, stderr=slave, start_new_session=True)
+    streams = {"stdin": slave, "stdout": slave, "stderr": slave}
+
+    def heard() -> None:  # who starts the tests may have it ignored, as nohup does
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+    process = started(tmp_path, **streams, start_new_session=True, preexec_fn=heard)
     os.close(slave)
     while not (tmp_path / "run" / "journal.sqlite").exists():
         assert process.poll() is None
