@@ -363,13 +363,18 @@ def test_sigterm_ends_a_run_as_ctrl_c_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="no terminals here")
-def test_a_terminal_that_is_closed_ends_a_run_as_ctrl_c_does(tmp_path: Path) -> None:
-    """What is written to a terminal that has gone is an error."""
+@pytest.mark.parametrize(("answer", "code"), [(signal.SIG_DFL, 130), (signal.SIG_IGN, 0)])
+def test_a_terminal_that_is_closed_ends_a_run_as_ctrl_c_does_if_at_all(
+    answer: signal.Handlers, code: int, tmp_path: Path
+) -> None:
+    """What is written to a terminal that has gone is an error: in the background, where the signal
+    is not heard, it ended the run.
+    """
     master, slave = os.openpty()
     streams = {"stdin": slave, "stdout": slave, "stderr": slave}
 
     def heard() -> None:  # who starts the tests may have it ignored, as nohup does
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, answer)
 
     process = started(tmp_path, **streams, start_new_session=True, preexec_fn=heard)
     os.close(slave)
@@ -378,7 +383,7 @@ def test_a_terminal_that_is_closed_ends_a_run_as_ctrl_c_does(tmp_path: Path) -> 
         time.sleep(0.05)
     process.send_signal(signal.SIGHUP)  # as the system does for the terminal's own processes
     os.close(master)
-    assert process.wait(timeout=HANG_S) == 130
+    assert process.wait(timeout=HANG_S) == code
 
 
 def test_a_closed_crew_starts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

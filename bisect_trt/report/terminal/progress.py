@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from bisect_trt.core.machine.memory import in_words, peak_bytes
 from bisect_trt.core.names import counted, printable
 from bisect_trt.core.observer import Observer
-from bisect_trt.report.terminal.consoles import plain
+from bisect_trt.report.terminal.consoles import signs_of_life
 
 _UNITS = {"load": "input"}
 """What a station counts where nobody knows how many there will be; others count probes."""
@@ -35,7 +35,7 @@ def progress(
         budget: minutes that the command may take, if that was said.
         subject: which of several things the lines are about, if there are several.
     """
-    console = plain(stderr=True)
+    console = signs_of_life()
     return ProgressObserver(
         console, quiet=quiet, verbose=verbose, every_s=EVERY_S, budget=budget, subject=subject
     )
