@@ -85,7 +85,14 @@ class RunnerFailedError(BisectError):
         ) from self
 
 
-_NO_MEMORY = ("Failed to allocate memory", "bad_alloc", "bad allocation", "Available memory of")
+_NO_MEMORY = (
+    "Failed to allocate memory",
+    "bad_alloc",
+    "bad allocation",
+    "Available memory of",
+    "CUDA failure 2: out of memory",
+    "_STATUS_ALLOC_FAILED",  # cuBLAS's and cuDNN's
+)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

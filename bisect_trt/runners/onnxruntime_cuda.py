@@ -50,8 +50,6 @@ from bisect_trt.runners.workers.process import IsolatedWorker
 WORKER = "bisect_trt.runners.onnxruntime_cuda:OrtCudaWorker"
 
 _NAMED = 4
-_NO_MEMORY = ("out of memory", "alloc_failed")
-"""What CUDA, cuBLAS and cuDNN say, in small letters, where the GPU's memory does not suffice."""
 
 
 class OrtCudaRunner:
@@ -171,8 +169,7 @@ def _failure(error: Exception, verdict: Verdict) -> RunnerFailedError:
     out and answers nobody in this process any more.
     """
     what = "load" if verdict is Verdict.BUILD_FAILED else "run"
-    said, gpu = str(error).lower(), is_gpu_failure(error)
-    scarce = is_out_of_memory(error) or (gpu and any(words in said for words in _NO_MEMORY))
+    gpu, scarce = is_gpu_failure(error), is_out_of_memory(error)
     return RunnerFailedError(
         f"ONNX Runtime cannot {what} the typed model ({one_line(error)})",
         Verdict.CRASHED if gpu or scarce else verdict,

@@ -145,11 +145,11 @@ class Requirements:
         """
         errors = {name: tensor_error(reference[name], candidate[name]) for name in reference}
         seen = {i.output for i in self.items if not self._is_users(i)}
-        blind_to = set(reference) - seen if None not in seen and self._all_named else set[str]()
+        of_all = None in seen or any(self._is_users(item) for item in self.items)
         broken = {
             name
             for name, e in errors.items()
-            if not e.finite and not (name in blind_to and e.nonfinite == SHAPE_CHANGED)
+            if not e.finite and (of_all or name in seen or e.nonfinite != SHAPE_CHANGED)
         }
         if broken and None not in seen and not broken <= seen:  # no condition would say so
             return Judged(math.inf, (math.nan,) * len(self.items), errors)
@@ -169,11 +169,6 @@ class Requirements:
             values.append(value)
             worst = max(worst, item.score_of(value)) if found else worst
         return Judged(worst, tuple(values), errors)
-
-    @property
-    def _all_named(self) -> bool:
-        """Whether every condition names the output that it looks at."""
-        return not any(self._is_users(item) for item in self.items)
 
     def _is_users(self, item: Requirement) -> bool:
         """Whether it sees all outputs, and is not for those that are not finite."""

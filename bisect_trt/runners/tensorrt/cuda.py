@@ -32,13 +32,6 @@ def import_cuda() -> Any:
     return runtime
 
 
-def no_memory(said: str) -> RunnerFailedError:
-    """The error where the GPU's memory does not suffice, with what was ``said`` of it."""
-    return RunnerFailedError(
-        f"the GPU's memory does not suffice ({said})", Verdict.CRASHED, machine=True
-    )
-
-
 class Cuda:
     """A stream and what is done on it. Every failure raises :class:`RunnerFailedError` with CUDA's
     name for it: the process has lost its device then, for whatever comes next, or there was no
@@ -53,7 +46,9 @@ class Cuda:
         code, *values = result
         known = self._runtime.cudaError_t
         if code == known.cudaErrorMemoryAllocation:
-            raise no_memory(code.name)
+            raise RunnerFailedError(
+                f"the GPU's memory does not suffice ({code.name})", Verdict.CRASHED, machine=True
+            )
         if code != known.cudaSuccess:
             raise RunnerFailedError(f"CUDA failed: {code.name}", Verdict.CRASHED, lost=True)
         return values[0] if len(values) == 1 else values

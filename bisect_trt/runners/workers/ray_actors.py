@@ -122,24 +122,7 @@ def ray_actors(
     except ImportError as error:
         raise RunnerUnavailableError("--ray: Ray is not installed; pip install ray") from error
     if not ray.is_initialized():
-        _check_reachable(address)
-        try:
-            # Of all cores: a run may hire emulators beside its engines.
-            where: dict[str, Any] = (
-                {"num_cpus": max(count * cpus, thread_count())}
-                if address == LOCAL
-                else {"address": address}
-            )
-            ray.init(
-                **where,
-                logging_level=logging.ERROR,
-                log_to_driver=False,
-                include_dashboard=False if address == LOCAL else None,
-            )
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise RunnerUnavailableError(
-                f"--ray {address}: the cluster does not answer ({one_line(error, 120)})"
-            ) from error
+        _connect(ray, address, count * cpus)
     # A cluster that others run may get GPUs when they are asked for; this one never will.
     resources: Any = ray.cluster_resources
     if address == LOCAL and gpus:
@@ -153,6 +136,28 @@ def ray_actors(
     )
     # In a list the reference travels as it is: a restarted actor fetches the arguments again.
     return [RayActor(ray, served.remote(target, [shared]), shared) for _ in range(count)]
+
+
+def _connect(ray: Any, address: str, cpus: int) -> None:
+    """Join the cluster at ``address``, or start one of ``cpus`` cores and of all there are: a run
+    may hire emulators beside its engines. Raises as :func:`ray_actors` does.
+    """
+    _check_reachable(address)
+    local = address == LOCAL
+    where: dict[str, Any] = (
+        {"num_cpus": max(cpus, thread_count())} if local else {"address": address}
+    )
+    try:
+        ray.init(
+            **where,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+            include_dashboard=False if local else None,
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise RunnerUnavailableError(
+            f"--ray {address}: the cluster does not answer ({one_line(error, 120)})"
+        ) from error
 
 
 def _check_reachable(address: str) -> None:

@@ -28,18 +28,19 @@ def holding_unfit(case: Case, bench: Bench, engine: EngineBaselines) -> Case | N
     Raises:
         BadInputError: such a layer was asked to be lowered.
     """
-    named_ones = frozenset(engine.base.facts.get(UNFIT, ()))
-    unfit, precision = named_ones.intersection(case.names), case.settings.precision.value.upper()
     if engine.base.worst or engine.diagnosis is not None:
         return None
-    if named_ones & case.held_low:
+    named = frozenset(engine.base.facts.get(UNFIT, ()))
+    unfit, asked_for = named.intersection(case.names), named & case.held_low
+    precision = case.settings.precision.value.upper()
+    if asked_for:
         raise BadInputError(
-            f"--lower: the engine does not take {min(named_ones & case.held_low)!r} in {precision} "
+            f"--lower: the engine does not take {min(asked_for)!r} in {precision} "
             f"({engine.base.note}); leave it out"
         )
     if not unfit:
         return None
-    named = some_of(sorted(unfit), _SHOWN)
-    told = f"the engine does not take {named} in {precision}, so it stays in FP32 from the start"
+    said = some_of(sorted(unfit), _SHOWN)
+    told = f"the engine does not take {said} in {precision}, so it stays in FP32 from the start"
     bench.note(Finding("held", min(unfit), f"{told} ({engine.base.note})"))
     return replace(case, held_pins=case.held_pins | unfit, unfit=case.unfit | unfit)
