@@ -119,6 +119,27 @@ def test_layernorm_operator_is_a_pattern_too() -> None:
     assert len(select_tensors(encoder_layernorm().model, ["LayerNorm"])) == 5
 
 
+def test_a_norm_between_two_reshapes_is_of_groups() -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[1,8,4,4] x) => (float[1,8,4,4] y)
+        <int64[3] by = {1, 2, 64}, int64[4] back = {1, 8, 4, 4}, float eps = {1e-5}>
+        {
+            r = Reshape(x, by)
+            m = ReduceMean<axes=[-1]>(r)
+            c = Sub(r, m)
+            s = Mul(c, c)
+            v = ReduceMean<axes=[-1]>(s)
+            e = Add(v, eps)
+            d = Sqrt(e)
+            n = Div(c, d)
+            y = Reshape(n, back)
+        }
+    """)
+    (found,) = find_patterns(model)
+    assert (found.kind, len(found.layers)) == ("GroupNorm", 7)
+
+
 def test_a_residual_addition_is_not_part_of_the_norm() -> None:
     f = TensorProto.FLOAT
     nodes = [

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 import bisect_trt
 from bisect_trt.cli import main
-from bisect_trt.core.errors import MachineError, RunnerUnavailableError, is_gpu_failure
+from bisect_trt.core.errors import (
+    BisectError,
+    MachineError,
+    RunnerFailedError,
+    RunnerUnavailableError,
+    is_gpu_failure,
+)
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
@@ -337,6 +344,29 @@ def test_a_model_that_fails_there_is_emulated_here(
     assert emulator.device == CPU and "out of memory" in said.message
     with pytest.raises(MachineError):
         open_emulator(case_of(healthy(), tmp_path, emulate_on="cuda"), PLANTED, None)
+
+
+def test_a_gpu_without_memory_is_tried_by_the_next_run(
+    bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures: list[BisectError] = []
+
+    def broken(run: Callable[[], Any], times: int) -> float:
+        if isinstance(run(), list):  # a probe there
+            raise failures[-1]
+        return 1.0
+
+    monkeypatch.setattr(emulator_choice, "_seconds", broken)
+    case = case_of(healthy(), tmp_path, emulate_on="auto")
+    with closing(Journal(tmp_path)) as journal:
+        for failure, told in (
+            (MachineError("out of memory"), "out of memory"),
+            (RunnerFailedError("no kernel"), "no kernel"),
+            (RunnerFailedError("another"), "no kernel"),  # as the same command found before
+        ):
+            failures.append(failure)
+            _, (said,) = open_emulator(case, PLANTED, journal)
+            assert told in said.message
 
 
 def test_workers_take_the_gpus_in_turn(

@@ -79,7 +79,7 @@ def inspect_model(model: LoadedModel, precision: Precision) -> Inspection:
     patterns = find_patterns(graph)
     suspects = {x.name: f"{x.op}: {_DELICATE[x.op]}" for x in layers if x.op in _DELICATE}
     for pattern in patterns:
-        if pattern.decomposed and pattern.kind in ("LayerNorm", "RMSNorm"):
+        if pattern.decomposed and pattern.kind.endswith("Norm"):
             why = f"part of a {pattern.kind} written out in primitive operators"
             suspects |= dict.fromkeys(pattern.layers, why)
     raises = precision is Precision.BF16 and lacks_bf16({x.op for x in layers}, graph.opset)

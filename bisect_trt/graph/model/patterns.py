@@ -46,8 +46,8 @@ def find_patterns(model: onnx.ModelProto | Graph) -> list[Pattern]:
         if node.op in _SINGLE:
             members, kind, decomposed = [node], _SINGLE[node.op], False
         elif node.op == "Sqrt":
-            members, kind, decomposed = _normalisation(node), "", True
-            kind = "LayerNorm" if any(m.op == "Sub" for m in members) else "RMSNorm"
+            members, decomposed = _normalisation(node), True
+            kind = _kind_of(members)
         elif node.op == "Erf":
             members, kind, decomposed = _gelu(node), "GELU", True
         else:
@@ -109,6 +109,19 @@ def _normalisation(sqrt: gs.Node) -> list[gs.Node]:
         if shift is not None and centre is not None and not _reads_layer(shift, scale):
             members.append(shift)
     return members
+
+
+def _kind_of(members: list[gs.Node]) -> str:
+    """Which normalisation ``members`` are: an RMSNorm where no mean is subtracted, and between two
+    reshapes one of groups of channels.
+    """
+    centre = next((m for m in members if m.op == "Sub"), None)
+    if centre is None:
+        return "RMSNorm"
+    divide = next((m for m in members if m.op == "Div"), None)
+    grouped = _producer(centre, "Reshape") is not None
+    back = divide is not None and _consumer(divide, "Reshape") is not None
+    return "GroupNorm" if grouped and back else "LayerNorm"
 
 
 def _reads_layer(node: gs.Node, known: gs.Node) -> bool:

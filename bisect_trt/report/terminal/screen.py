@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container
 from pathlib import Path
 
@@ -35,7 +36,7 @@ from bisect_trt.stations.pieces.cures import Cures
 from bisect_trt.stations.pieces.reduce import Reduced
 from bisect_trt.stations.pieces.seen import Seen
 
-_SHOWN_PINS = 20
+_SHOWN_PINS, _SHOWN_FINDINGS, _OF_A_KIND = 20, 5, 2
 _KEPT = 3
 _COLOURS = {"ok": "green", "unsure": "yellow", "bad": "red"}
 
@@ -75,15 +76,22 @@ def print_verdict(console: Console, result: Record) -> None:
 
 
 def _print_findings(console: Console, result: Record) -> None:
-    """The findings that may matter, each in full, what inputs look like last; constants that partly
-    vanish are many and harmless, so one line for all.
+    """The findings that may matter, each in full, what inputs look like last, and two of a kind: a
+    mask that every block reads hides nothing else. Constants that partly vanish are many and
+    harmless, so one line for all.
     """
     vanishing = [f for f in result.findings if f.kind == VANISHING]
     others = [f for f in result.findings if f.kind != VANISHING]
     others.sort(key=lambda f: (not f.weighty, f.kind == "input"))
-    lines = [f.message for f in others[:5]]
-    if len(others) > 5:
-        more = len(others) - 5
+    kinds = Counter[str]()
+    shown = []
+    for finding in others:
+        kinds[finding.kind] += 1
+        if finding.weighty or kinds[finding.kind] <= _OF_A_KIND:
+            shown.append(finding)
+    lines = [f.message for f in shown[:_SHOWN_FINDINGS]]
+    if len(lines) < len(others):
+        more = len(others) - len(lines)
         lines.append(f"{more} more finding{'s' * (more > 1)} in report.md")
     if vanishing:
         lines.append(

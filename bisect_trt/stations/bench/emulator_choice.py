@@ -9,7 +9,7 @@ from typing import Any
 
 import onnxruntime as ort
 
-from bisect_trt.core.errors import BisectError, RunnerUnavailableError, one_line
+from bisect_trt.core.errors import BisectError, MachineError, RunnerUnavailableError, one_line
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.names import some_of
 from bisect_trt.core.precision import Precision, PrecisionPlan
@@ -90,7 +90,12 @@ def open_emulator(
     found = journal.recall(key) if journal is not None else None
     emulator = EmulatedRunner(case.graph, settings.precision, device=device, turns=turns)
     if found is None:
-        meta = _tried(case, emulator, timed=settings.emulate_on == "auto")
+        try:
+            meta = _tried(case, emulator, timed=settings.emulate_on == "auto")
+        except MachineError as error:  # whose memory others took: another run may find it free
+            if settings.emulate_on != "auto":
+                raise
+            meta, journal = _passed_over(one_line(error)), None
         if journal is not None:
             journal.record([Row(key, "emulate-on", meta)])
     else:
@@ -106,13 +111,13 @@ def open_emulator(
 def _tried(case: Case, emulator: EmulatedRunner, *, timed: bool) -> dict[str, Any]:
     """What one inference shows, plain data: whether ``emulator`` is chosen, which layers the CPU
     ran in its device's place, and why nothing ran. Where the CPU is faster than a GPU can be, it is
-    the CPU's.
+    the CPU's. Raises :class:`MachineError` where the device gave out, which tells nothing of it.
     """
     sample, plan = case.samples[0], PrecisionPlan(Precision.FP32)
     on_cpu = _on_cpu(case, sample) if timed else math.inf
     nodes = sum(node.op_type != "Constant" for node in case.graph.proto.graph.node)
     if on_cpu < _A_NODE_S * nodes:
-        return {"chosen": False, "layers_on_cpu": [], "failure": ""}
+        return _passed_over()
 
     def probe() -> object:
         emulator.forget()  # it would begin at the last cut
@@ -121,12 +126,17 @@ def _tried(case: Case, emulator: EmulatedRunner, *, timed: bool) -> dict[str, An
     try:
         seconds = _seconds(probe, _TIMED if timed else 0)
     except BisectError as error:
-        if not timed:
+        if not timed or isinstance(error, MachineError):
             raise
-        return {"chosen": False, "layers_on_cpu": [], "failure": one_line(error)}
-    faster = seconds < on_cpu
-    layers = emulator.layers_on_cpu if faster else []
-    return {"chosen": faster, "layers_on_cpu": layers, "failure": ""}
+        return _passed_over(one_line(error))
+    if not seconds < on_cpu:
+        return _passed_over()
+    return {"chosen": True, "layers_on_cpu": emulator.layers_on_cpu, "failure": ""}
+
+
+def _passed_over(failure: str = "") -> dict[str, Any]:
+    """What is known of a device that is not taken."""
+    return {"chosen": False, "layers_on_cpu": [], "failure": failure}
 
 
 def _on_cpu(case: Case, sample: Sample) -> float:
