@@ -75,3 +75,11 @@ def test_threads_share_their_arenas(tmp_path: Path) -> None:
         return told.read_text().count("<heap nr=")
 
     assert arenas("shared") <= 2 < arenas("each")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a process' own peak is told by Linux")
+def test_a_peak_is_the_process_own_and_not_of_whoever_started_it() -> None:
+    told = "from bisect_trt.core.machine.memory import peak_bytes; print(peak_bytes())"
+    held = b"x" * (256 << 20)  # as a notebook may hold
+    run = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    assert 1_000_000 < int(run.stdout) < len(held) / 2

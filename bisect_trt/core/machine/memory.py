@@ -85,6 +85,11 @@ def _address_space_left() -> list[int]:
 
 def peak_bytes() -> int:
     """The most memory that this process has held; 0 where the system does not tell."""
+    # What getrusage says begins with the peak of whoever started the process: of a test's, or of a
+    # notebook's.
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        status = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace")
+        return int(status.partition("VmHWM:")[2].split()[0]) * 1024
     try:
         import resource
     except ImportError:  # no POSIX
