@@ -49,6 +49,7 @@ from bisect_trt.stations.cost.work import expected_sets
 from bisect_trt.stations.draws.usable import check_runs
 from bisect_trt.stations.engine.baselines import begin_engine, measure_engine, with_table
 from bisect_trt.stations.engine.unfit import holding_unfit
+from bisect_trt.stations.engine.unfit_by_trial import unfit_by_trial
 from bisect_trt.stations.pieces.engine_to_blame import REPRODUCER, piece_to_blame
 from bisect_trt.stations.pieces.reduce import Reduced
 from bisect_trt.stations.pieces.seen import Seen
@@ -212,6 +213,10 @@ def _search(case: Case, bench: Bench, beside: Beside) -> Iterator[Known]:
     check_runs(bench, case.holdout)
     for known in _measure(case, bench, beside):
         yield known
+    fitting = unfit_by_trial(case, bench, known.engine)
+    if fitting is not None:
+        for known in _measure(fitting, bench, beside):
+            yield known
     if known.settled is not None or known.baselines is None:
         return
     case, baselines, engine = known.case, known.baselines, known.engine

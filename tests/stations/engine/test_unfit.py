@@ -30,12 +30,14 @@ pytestmark = pytest.mark.usefixtures("few_draws")
 
 class Picky(Engine):
     """An engine whose parser refuses ``layers`` where they are lowered, one at a time as it does;
-    ``says`` whether it names them.
+    ``says`` whether it names them, ``hints`` whether its words do.
     """
 
-    def __init__(self, fixture: Fixture, layers: Sequence[str], *, says: bool = True) -> None:
+    def __init__(
+        self, fixture: Fixture, layers: Sequence[str], *, says: bool = True, hints: bool = True
+    ) -> None:
         super().__init__(fixture)
-        self._layers, self._says = layers, says
+        self._layers, self._says, self._hints = layers, says, hints
         self._facts: dict[PrecisionPlan, Mapping[str, Any]] = {}
 
     def outputs(
@@ -45,7 +47,8 @@ class Picky(Engine):
         if refused:
             self.built.append(plan)
             self._facts[plan] = {UNFIT: refused[:1]} if self._says else {}
-            raise RunnerFailedError(f"cannot parse {refused[0]}", Verdict.BUILD_FAILED)
+            told = refused[0] if self._says or self._hints else "the network"
+            raise RunnerFailedError(f"cannot parse {told}", Verdict.BUILD_FAILED)
         return super().outputs(plan, samples)
 
     def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
@@ -85,9 +88,38 @@ def test_what_is_not_is_searched_beside_them(judged: Judged, tmp_path: Path) -> 
 
 def test_an_engine_that_names_nothing_is_not_blamed_on_numbers(judged: Judged) -> None:
     fixture = healthy()
-    unfit = fixture.model.graph.node[1].name
-    result, _ = judged(fixture, Picky(fixture, [unfit], says=False))
+    every = [node.name for node in fixture.model.graph.node]
+    result, engine = judged(fixture, Picky(fixture, every, says=False))
     assert result.cause.value == "unknown" and "could not be built or run" in result.sentence
+    assert set(result.pinned) == set(result.layers["layer"])
+    assert len(engine.built) < 20
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_what_an_engine_does_not_name_is_found_by_engines(
+    judged: Judged, says: bool, tmp_path: Path
+) -> None:
+    """All 21 layers were pinned for want of a name."""
+    fixture = encoder_decomposed()
+    named, _ = judged(fixture, Engine(fixture))
+    nodes = fixture.model.graph.node
+    harmless = [n.name for n in nodes if n.op_type == "MatMul" and n.name not in named.pinned][:2]
+    engine = Picky(fixture, harmless, says=says, hints=False)
+    result, _ = judged(fixture, engine, out=tmp_path / f"{says}")
+    assert result.passed and set(result.pinned) == {*named.pinned, *harmless}
+    assert result.cause is named.cause
+    told = " ".join(f.message for f in result.findings if f.kind == "held")
+    assert all(name in told for name in harmless) and ("by trial" in told) is not says
+
+
+def test_few_builds_hold_all_layers_of_the_operator(judged: Judged) -> None:
+    fixture = encoder_decomposed()
+    product = next(n.name for n in fixture.model.graph.node if n.op_type == "MatMul")
+    engine = Picky(fixture, [product], says=False, hints=False)
+    result, _ = judged(fixture, engine, max_builds=5)
+    held = set(result.pins.loc[result.pins["held"], "layer"])
+    assert result.passed and product in held
+    assert held == {n.name for n in fixture.model.graph.node if n.op_type == "MatMul"}
 
 
 def test_what_is_asked_to_be_lowered_and_is_not_taken_is_no_matter_of_numbers(
