@@ -81,7 +81,8 @@ class Holds:
     was asked. ``holdout_size`` is how many of the inputs kept apart were judged together.
     ``has_margin`` is false where an input's score says only whether it holds, and not how nearly.
     ``draws`` says which copies were tested: the stream of the test, and how many it may make.
-    ``unfinished`` is true where the run ended before it had tested any.
+    ``unfinished`` is true where the run ended before it had tested any, ``spent`` where variants
+    are asked for and the search had seen all that could be made: those test nothing.
     """
 
     given: Holding
@@ -98,6 +99,7 @@ class Holds:
     has_margin: bool = True
     draws: tuple[int, int] | None = None
     unfinished: bool = False
+    spent: bool = False
 
     def of(self, kind: InputKind) -> Holding:
         """What was found on inputs of ``kind``."""
@@ -145,6 +147,7 @@ class Holds:
         """
         tested = [(kind, wanted) for kind, wanted in self._drawn if kind.tested]
         bounded = bool(tested) and all(kind.lower_bound >= wanted for kind, wanted in tested)
+        bounded = bounded and not self.spent
         return bounded or (self.holdout_size == 1 and self._apart)
 
     @property

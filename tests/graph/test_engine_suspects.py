@@ -13,9 +13,11 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.finding import Finding
-from bisect_trt.core.precision import Precision
+from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.graph.files.load import load_model
 from bisect_trt.graph.inspection.inspection import inspect_model
+from bisect_trt.graph.model.graph import Graph
+from bisect_trt.graph.passes.typed import to_typed
 from bisect_trt.runners.tensorrt.build import build_engine
 from bisect_trt.runners.tensorrt.module import import_tensorrt
 from bisect_trt.runners.tensorrt.records import EngineRequest, Profile
@@ -121,6 +123,29 @@ def test_transposed_convolutions_in_bf16() -> None:
     assert found(bf16_convolution("ConvTranspose", 22), "bf16")["bf16-transposed"].where == "stem"
     assert "bf16-transposed" not in found(bf16_convolution("ConvTranspose", 22), "fp16")
     assert "bf16-transposed" not in found(bf16_convolution("Conv", 22), "bf16")
+
+
+@pytest.mark.parametrize("op", ["HardSwish", "Mish", "GRU", "LpNormalization", "LpPool"])
+def test_what_is_not_parsed_in_bf16(op: str) -> None:
+    x, more = [1, 3, 8, 8], dict[str, Any]()
+    operator = node(op, ["n"], ["y"], "op", **({"kernel_shape": [2, 2]} if op == "LpPool" else {}))
+    if op == "GRU":
+        operator = node("GRU", ["n", "w", "r"], ["y"], "op", hidden_size=5)
+        x = [7, 1, 4]
+        more = {"w": np.ones((1, 15, 4), np.float32), "r": np.ones((1, 15, 5), np.float32)}
+    model = model_of([node("Neg", ["x"], ["n"], "neg"), operator], {"x": x}, 18, **more)
+    told = found(model, "bf16")["bf16-unparsed"]
+    assert told.where == "op" and op in told.message
+    assert "bf16-unparsed" not in found(model, "fp16")
+    if op == "GRU":  # of which a build takes minutes
+        return
+    graph = Graph(load_model(model).proto)
+    for plan, as_said in (
+        (PrecisionPlan("fp16"), True),
+        (PrecisionPlan("bf16"), False),
+        (PrecisionPlan("bf16", ["op"]), True),
+    ):
+        assert builds(to_typed(graph, plan), {"x": (tuple(x),) * 3}) == as_said
 
 
 def chosen(

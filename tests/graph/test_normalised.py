@@ -86,6 +86,19 @@ def test_functions_are_written_out_under_their_calls_names(named: bool) -> None:
     assert model.functions, "the user's own model is left as it was"
 
 
+def test_functions_of_another_opset_give_no_other_its_name() -> None:
+    """ONNX's inliner leaves them, and they were numbered with those that it writes out."""
+    model = function_model(named=True)
+    inner = model.functions[1]
+    inner.opset_import[0].version = 16
+    plain = load_model(model).proto
+    assert same(run_model(model, {"x": X}), run_model(plain, {"x": X}))
+    layers = [layer.name for layer in list_layers(plain)]
+    assert {"one/matmul", "two/matmul", "one/add", "two/add", "between"} <= set(layers)
+    left = {f.name for f in plain.functions}
+    assert ("two/second/tanh" in layers) != (inner.name in left)
+
+
 @pytest.mark.parametrize("make", ALL, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_nodes_out_of_order_are_sorted(make: object, seed: int) -> None:

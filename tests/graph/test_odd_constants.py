@@ -17,6 +17,7 @@ from bisect_trt.core.errors import BadInputError
 from bisect_trt.graph.files.load import load_model
 from bisect_trt.graph.files.save import save_model
 from bisect_trt.graph.model.layers import node_names
+from bisect_trt.graph.tensors.tensor_values import Place, array_of, pieces_of, put_at, size_of
 
 FLOAT = TensorProto.FLOAT
 
@@ -123,3 +124,36 @@ def test_what_a_killed_export_left_is_swept(tmp_path: Path) -> None:
     (dead / "draft").write_bytes(b"half")
     save_model(load_model(packed(tmp_path)).proto, tmp_path / "n.onnx")
     assert not dead.exists()
+
+
+@pytest.mark.parametrize("bits", [4, 2])
+def test_what_is_put_into_a_file_has_as_many_bytes_as_it_needs(bits: int, tmp_path: Path) -> None:
+    """The file said twice or four times as many, and nothing could read it."""
+    if not hasattr(TensorProto, f"UINT{bits}"):
+        pytest.skip("this onnx has no such type")
+    values = [int(v) for v in np.random.default_rng(0).integers(0, 2**bits, 33)]
+    tensor = helper.make_tensor("q", getattr(TensorProto, f"UINT{bits}"), [33], values)
+    held = b"".join(pieces_of(tensor))
+    assert size_of(tensor) == len(held) == -(-33 * bits // 8)
+    (tmp_path / "q").write_bytes(held)
+    before = numpy_helper.to_array(tensor)
+    put_at(tensor, Place(str(tmp_path / "q"), 0, len(held)))
+    assert not tensor.int32_data  # ONNX's checker refuses values in two places
+    np.testing.assert_array_equal(array_of(tensor), before)
+
+
+@pytest.mark.parametrize(
+    ("elem_type", "field"),
+    [(TensorProto.FLOAT, "float_data"), (TensorProto.INT64, "int64_data")],
+)
+def test_what_lies_in_a_file_is_nowhere_else(elem_type: int, field: str) -> None:
+    tensor = helper.make_tensor("w", elem_type, [3], [1, 2, 3])
+    assert getattr(tensor, field)
+    put_at(tensor, Place("/somewhere", 0, size_of(tensor)))
+    assert not getattr(tensor, field)
+
+
+def test_a_model_in_memory_whose_values_are_in_a_file_is_refused(tmp_path: Path) -> None:
+    made = onnx.load(packed(tmp_path), load_external_data=False)
+    with pytest.raises(BadInputError, match=r"'q' are in another file.* give the path"):
+        load_model(made)

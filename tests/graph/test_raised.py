@@ -9,6 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import bisect_trt
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.graph.files.load import load_model
@@ -80,6 +81,31 @@ def test_what_later_opsets_take_for_something_else_is_refused() -> None:
     with pytest.raises(BadInputError, match="Hardmax means something else from opset 13 on"):
         raised(source, 13)
     assert raised(model([helper.make_node("Relu", ["x"], ["y"], "/r")], 12, list(X.shape)), 13)
+
+
+def test_a_plan_that_cannot_be_written_is_refused_before_the_search(tmp_path: Path) -> None:
+    """The whole search was made, and its answer lost."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], "/conv"),
+        helper.make_node("GroupNormalization", ["c", "s", "s"], ["y"], "/gn", num_groups=1),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", FLOAT, X.shape)],
+        [helper.make_tensor_value_info("y", FLOAT, X.shape)],
+        [
+            numpy_helper.from_array(np.ones((2, 2, 1, 1), np.float32), "w"),
+            numpy_helper.from_array(np.ones(1, np.float32), "s"),
+        ],
+    )
+    source = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    asked = {"precision": "bf16", "require": "max_abs<=1", "runner": "emulated"}
+    with pytest.raises(BadInputError, match="GroupNormalization means something else from opset 2"):
+        bisect_trt.bisect(source, {"x": X}, out=tmp_path, **asked)
+    assert not any(tmp_path.iterdir())
+    held = bisect_trt.bisect(source, {"x": X}, out=tmp_path, pin=["/conv"], **asked)
+    assert held.passed
 
 
 @pytest.mark.parametrize(

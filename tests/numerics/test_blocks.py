@@ -117,3 +117,12 @@ def test_what_is_told_of_all_elements() -> None:
     values[-1], values[0] = np.inf, -3.0
     assert not blocks.all_finite(values)
     assert blocks.largest_finite(values) == 3.0
+
+
+def test_an_output_of_another_shape_has_no_errors() -> None:
+    """It was compared place by place where it had grown."""
+    exact = np.arange(12, dtype=np.float32).reshape(3, 4)
+    requirements = parse_requirements(["max_abs<=1"], ["y"])
+    sample = ErrorSample(requirements, {"y": exact}, {"y": exact})
+    assert not sample.errors({"y": exact}).any()
+    assert np.isnan(sample.errors({"y": np.zeros((4, 4), np.float32)})).all()

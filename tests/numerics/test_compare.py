@@ -208,3 +208,11 @@ def test_conditions_are_told_on_the_inputs_that_count() -> None:
     assert both.together(values, 0.75) == 0.7
     assert both.by_condition(values, 0.75) == (0.6, 0.7)
     assert both.by_condition(values) == (5.0, 0.7)
+
+
+@pytest.mark.parametrize(
+    "text", ["max_abs<=1e400", "rel_range<=1e400", "atol=1e400", "atol=1,rtol=1e400"]
+)
+def test_a_bound_beyond_all_numbers_is_refused(text: str) -> None:
+    with pytest.raises(BadInputError, match="too large"):
+        parse_requirements([text], ["y"])

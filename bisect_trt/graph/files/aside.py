@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from bisect_trt.graph.tensors.tensor_types import subgraphs
+from bisect_trt.graph.tensors.tensor_types import subgraphs, tensor_names, unused
 from bisect_trt.graph.tensors.tensor_values import all_tensors, place_of
 
 
@@ -32,9 +32,10 @@ def values_aside(model: onnx.ModelProto) -> onnx.ModelProto:
     del graph.initializer[:]
     graph.initializer.extend(kept)
     stand_ins = [(t.name, t) for t in apart if t.name not in declared]
+    taken = tensor_names(model.graph) if large else set[str]()
     for index, tensor in large.items():
         node = graph.node[index]
-        stand_ins.append((f"{node.output[0]}__value", tensor))
+        stand_ins.append((unused(f"{node.output[0]}__value", taken), tensor))
         node.CopyFrom(
             helper.make_node("Identity", [stand_ins[-1][0]], list(node.output), node.name)
         )

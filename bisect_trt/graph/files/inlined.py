@@ -14,6 +14,9 @@ from bisect_trt.graph.tensors.tensor_types import every_node, subgraphs
 _NUMBERED = re.compile(r"^(.*)__(\d+)$", re.DOTALL)
 
 
+Function = tuple[str, str, str]
+
+
 def inlined(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
     """``model`` without model-local functions: itself where it has none.
 
@@ -30,21 +33,46 @@ def inlined(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
     if not model.functions:
         return model
     model = _named_inside(model)
+    others = _of_other_opsets(model)
     try:
-        plain = inliner.inline_local_functions(model)
-    except Exception as error:  # the C++ library raises what it likes for functions it refuses
-        raise BadInputError(
-            f"{where}: its model-local functions cannot be written out ({one_line(error, 160)}), "
-            "and layers inside them could not be lowered; export the model without functions"
-        ) from error
+        plain = _inlined(model, convert=bool(others))
+        left = frozenset[Function]() if others else others
+    except Exception:  # the C++ library raises what it likes for functions it refuses
+        try:
+            plain, left = _inlined(model, convert=False), others
+        except Exception as error:
+            raise BadInputError(
+                f"{where}: its model-local functions cannot be written out "
+                f"({one_line(error, 160)}), and layers inside them could not be lowered; export "
+                "the model without functions"
+            ) from error
     own = {node.name for node in every_node(model.graph.node)}
-    calls = list(_calls(model.graph.node, _bodies(model), "", 0))
+    bodies = {key: body for key, body in _bodies(model).items() if key not in left}
+    calls = list(_calls(model.graph.node, bodies, "", 0))
     for node in every_node(plain.graph.node):
         found = _NUMBERED.match(node.name)
         if found is None or node.name in own or not 0 < int(found.group(2)) <= len(calls):
             continue
         node.name = f"{calls[int(found.group(2)) - 1]}/{found.group(1)}"
     return plain
+
+
+def _inlined(model: onnx.ModelProto, *, convert: bool) -> onnx.ModelProto:
+    return inliner.inline_local_functions(model, convert)
+
+
+def _of_other_opsets(model: onnx.ModelProto) -> frozenset[Function]:
+    """The functions that are written in another version of an operator set than ``model``: they are
+    left, and their calls not numbered, where they are not converted.
+    """
+    known = {o.domain or "ai.onnx": o.version for o in model.opset_import}
+    return frozenset(
+        key
+        for key, function in _bodies(model).items()
+        if any(
+            known.get(o.domain or "ai.onnx", o.version) != o.version for o in function.opset_import
+        )
+    )
 
 
 def _named_inside(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -59,9 +87,6 @@ def _named_inside(model: onnx.ModelProto) -> onnx.ModelProto:
             if not node.name and node.output:
                 node.name = f"{node.op_type}_{node.output[0]}"
     return named
-
-
-Function = tuple[str, str, str]
 
 
 def _bodies(model: onnx.ModelProto) -> dict[Function, onnx.FunctionProto]:

@@ -17,7 +17,7 @@ from bisect_trt.graph.files.constant_checks import check_constant, external_rang
 from bisect_trt.graph.files.normalised import normalised
 from bisect_trt.graph.tensors.mapped_files import mapped
 from bisect_trt.graph.tensors.tensor_types import subgraphs
-from bisect_trt.graph.tensors.tensor_values import Place, all_tensors, put_at
+from bisect_trt.graph.tensors.tensor_values import Place, all_tensors, place_of, put_at
 from bisect_trt.graph.tensors.wire import EMBEDDED, LEAST, WireError, without_large_values
 
 
@@ -50,6 +50,13 @@ def load_model(source: str | Path | onnx.ModelProto) -> LoadedModel:
     """
     if isinstance(source, onnx.ModelProto):
         _check_graph(source, "model")
+        apart = next((t for t in all_tensors(source.graph) if uses_external_data(t)), None)
+        place = place_of(apart) if apart is not None else None
+        if apart is not None and place is not None and not os.path.isabs(place.path):
+            raise BadInputError(
+                f"model: the values of {apart.name!r} are in another file, which a model in memory "
+                "does not say where to find; give the path of the .onnx file"
+            )
         return LoadedModel(normalised(source, "model"), _proto_digest(source), None)
     if not isinstance(source, (str, Path)):
         kind = type(source).__name__

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.names import counted, some_of
 from bisect_trt.core.precision import Precision
@@ -81,6 +82,29 @@ def cautions(graph: Graph) -> list[Finding]:
         found.append(Finding("quantised", "", message, True))
     of_nodes = (*_random(graph), *_of_quantisation(graph), *_whole_bodies(graph))
     return [*found, *of_nodes, *_defaults(graph)]
+
+
+def refuse_training(graph: Graph, name: str) -> None:
+    """Nothing, where no normalisation learns from what it is given: its numbers would depend on
+    what was run before, and engines do not take it.
+
+    Args:
+        graph: the model.
+        name: its file's, for the message.
+
+    Raises:
+        BadInputError: names the node.
+    """
+    for node, layer in zip(graph.proto.graph.node, graph.names, strict=True):
+        for inner in every_node([node]):
+            learns = inner.op_type == "BatchNormalization" and any(
+                a.name == "training_mode" and a.i for a in inner.attribute
+            )
+            if learns:
+                raise BadInputError(
+                    f"{name}: layer {layer!r} holds a BatchNormalization in training mode, whose "
+                    "statistics change at every run; export the model for inference (model.eval())"
+                )
 
 
 def _defaults(graph: Graph) -> Iterator[Finding]:

@@ -25,6 +25,9 @@ from bisect_trt.graph.tensors.operator_rules import is_standard
 _LARGEST_FP16 = 65_504
 _INTEGER = ("QLinearConv", "ConvInteger", "QLinearMatMul", "MatMulInteger")
 _GIVE_UINT8 = ("QuantizeLinear", "DynamicQuantizeLinear", "Constant")
+_NOT_PARSED_IN_BF16 = ("HardSwish", "Mish", "GRU", "LpNormalization", "LpPool")
+"""What it takes in FP32 and in FP16."""
+
 _LAST_AXIS = 13
 """From this opset on Softmax is along one axis, the last by default; before it flattened."""
 
@@ -34,7 +37,7 @@ def engine_suspects(graph: Graph, precision: Precision) -> list[Finding]:
     light = with_shapes(graph)
     return [
         *_long_softmaxes(graph, shapes_of(light), precision),
-        *_transposed(graph, precision),
+        *_without_bf16(graph, precision),
         *if_findings(graph, light),
         *_integers(graph),
         *_placeholders(graph.proto.graph),
@@ -79,14 +82,23 @@ def _keys(node: onnx.NodeProto, shapes: Mapping[str, Shape], opset: int) -> int 
     return None if None in sizes else math.prod(s for s in sizes if s is not None)
 
 
-def _transposed(graph: Graph, precision: Precision) -> Iterator[Finding]:
-    if precision is Precision.BF16:
-        names = [layer.name for layer in graph.layers_at(precision) if layer.op == "ConvTranspose"]
-        what = (
-            "transposed convolutions, which TensorRT for RTX does not build in BF16: keep them in "
-            "FP32 (--pin)"
-        )
-        yield from refused("bf16-transposed", names, what)
+def _without_bf16(graph: Graph, precision: Precision) -> Iterator[Finding]:
+    if precision is not Precision.BF16:
+        return
+    layers = graph.layers_at(precision)
+    names = [layer.name for layer in layers if layer.op == "ConvTranspose"]
+    what = (
+        "transposed convolutions, which TensorRT for RTX does not build in BF16: keep them in "
+        "FP32 (--pin)"
+    )
+    yield from refused("bf16-transposed", names, what)
+    unparsed = [layer for layer in layers if layer.op in _NOT_PARSED_IN_BF16]
+    operators = ", ".join(dict.fromkeys(layer.op for layer in unparsed))
+    what = (
+        f"{operators}, which TensorRT for RTX does not parse in BF16: with --runner tensorrt they "
+        "are held in FP32 by themselves, else keep them so (--pin)"
+    )
+    yield from refused("bf16-unparsed", [layer.name for layer in unparsed], what)
 
 
 def _integers(graph: Graph) -> Iterator[Finding]:

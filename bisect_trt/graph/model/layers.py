@@ -157,6 +157,8 @@ def role_of(
         return kept
     if node.op_type in CONTROL_FLOW:
         if precision is not Precision.TF32:
+            if _feeds_unknown(node, scope):
+                return kept
             return _role(Kind.LAYER, float_in, float_out, float_in)
         return _role(Kind.LAYER, (), (), float_in) if _multiplies_matrices(node) else kept
     if precision is Precision.TF32:
@@ -170,6 +172,17 @@ def role_of(
     if not reduced_out or not (reduced_in or node.op_type == "Cast"):
         return kept
     return _role(Kind.LAYER, reduced_in, reduced_out, float_in)
+
+
+def _feeds_unknown(node: onnx.NodeProto, scope: Scope) -> bool:
+    """True if a body of ``node`` takes for a float what comes from behind a custom operator: it
+    would be given FP32 where its input is said to be reduced.
+    """
+    return any(
+        outer and scope.type_of(outer) == UNKNOWN and inner.type.tensor_type.elem_type == FLOAT
+        for _, body in subgraphs(node)
+        for outer, inner in zip(node.input, body.input, strict=False)
+    )
 
 
 def _multiplies_matrices(node: onnx.NodeProto) -> bool:

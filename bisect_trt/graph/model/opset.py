@@ -27,9 +27,10 @@ HAS_LAYER_NORMALIZATION = 17
 
 _RESIZE_SAYS_WHERE = 11
 
-_OTHERWISE = {"Scan": 9, "Hardmax": 13}
-"""Operators that ONNX's converter carries over as they are, and the opset from which on they mean
-something else: a scan without a batch, one axis in place of all from it on."""
+_OTHERWISE = {"Scan": (1, 9), "Hardmax": (1, 13), "GroupNormalization": (18, 21)}
+"""Operators that ONNX's converter carries over as they are, the opset they are in from, and the one
+from which on they mean something else: a scan without a batch, one axis in place of all from it on,
+a scale for each channel in place of each group."""
 
 
 def lacks_bf16(ops: set[str], opset: int) -> bool:
@@ -62,8 +63,8 @@ def raised(model: onnx.ModelProto, target: int) -> onnx.ModelProto:
     """
     named, before = with_unique_names(model), opset_of(model)
     present = operators(named.graph.node)
-    for op_type, changed in _OTHERWISE.items():
-        if before < changed <= target and op_type in present:
+    for op_type, (first, changed) in _OTHERWISE.items():
+        if first <= before < changed <= target and op_type in present:
             raise BadInputError(
                 f"model: the precision needs opset {target}, and {op_type} means something else "
                 f"from opset {changed} on; export the model again with opset {target}"

@@ -10,6 +10,7 @@ from bisect_trt.graph.model.opset import (
     PRODUCTS_BROADCAST,
     lacks_bf16,
     operators,
+    raised,
 )
 from bisect_trt.graph.tensors.operator_rules import HAVE_BF16
 
@@ -41,9 +42,29 @@ def with_bf16_operators(graph: Graph, plan: PrecisionPlan) -> Graph:
     Raises:
         BadInputError: the opset cannot be raised.
     """
+    return graph.raised(HAVE_BF16) if _lacks_bf16(graph, plan) else graph
+
+
+def check_can_be_written(graph: Graph, plan: PrecisionPlan) -> None:
+    """Refuse a model of which ``plan`` cannot be written, before a search is made for nothing. The
+    raised model is not kept: that would be a second one for the whole run.
+
+    Args:
+        graph: the model.
+        plan: everything lowered that may be.
+
+    Raises:
+        BadInputError: the opset cannot be raised.
+    """
+    if plan.base is Precision.BF16 and _lacks_bf16(graph, plan):
+        raised(graph.proto, HAVE_BF16)
+
+
+def _lacks_bf16(graph: Graph, plan: PrecisionPlan) -> bool:
+    """Whether an operator that ``plan`` lowers has no BF16 form in the model's opset."""
     nodes = graph.proto.graph.node
     lowered = operators(nodes[x.index] for x in graph.layers if x.name not in plan.pinned)
-    return graph.raised(HAVE_BF16) if lacks_bf16(lowered, graph.opset) else graph
+    return lacks_bf16(lowered, graph.opset)
 
 
 def with_new_nodes_pinned(source: Graph, converted: Graph, plan: PrecisionPlan) -> PrecisionPlan:

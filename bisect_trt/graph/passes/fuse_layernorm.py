@@ -49,6 +49,7 @@ def fuse_layernorm(model: onnx.ModelProto) -> Fused:
             "rewritten"
         )
     replaced = {}
+    taken = {node.name for node in new.graph.node}
     nodes: list[onnx.NodeProto | None] = list(new.graph.node)
     put: dict[int, list[onnx.NodeProto]] = {}
     for number, chain in enumerate(chains):
@@ -59,8 +60,9 @@ def fuse_layernorm(model: onnx.ModelProto) -> Fused:
             if "/" in first.name
             else f"LayerNormalization_{number}"
         )
-        while name in replaced or any(n is not None and n.name == name for n in nodes):
+        while name in taken:
             name += "_"
+        taken.add(name)
         replaced[name] = tuple(n.name for n in gone if n is not None)
         put[max(chain.nodes)] = _written(new, chain, name)
         for index in chain.nodes:

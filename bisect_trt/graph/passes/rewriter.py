@@ -35,6 +35,7 @@ class Rewriter(ABC):
         self.source = graph
         self.plan = plan
         self._used: set[str] = set()
+        self._numbers: dict[str, int] = {}
 
     @abstractmethod
     def chosen(self, precision: Precision) -> Precision:
@@ -96,7 +97,7 @@ class Rewriter(ABC):
 
     def share_names(self, other: Rewriter) -> None:
         """Take fresh names from the same pool as ``other``, which writes into the same model."""
-        self._used = other._used
+        self._used, self._numbers = other._used, other._numbers
 
     def rewrite_node(self, index: int, node: onnx.NodeProto, name: str, frame: Frame) -> None:
         """Append what one node becomes to ``frame``.
@@ -139,10 +140,12 @@ class Rewriter(ABC):
 
     def fresh(self, stem: str) -> str:
         """A tensor or node name that nothing in the model uses yet."""
-        name, number = stem, 0
+        # Thousands of nodes may read one constant, and each has a version of its own.
+        name, number = stem, self._numbers.get(stem, 0)
         while name in self._used:
             number += 1
             name = f"{stem}_{number}"
+        self._numbers[stem] = number
         self._used.add(name)
         return name
 

@@ -121,6 +121,7 @@ def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
     graph.input.extend(source.input)
     graph.output.extend(source.output)
     declared = {i.name for i in source.input}
+    taken = set[str]()
     for tensor in source.initializer:
         if tensor.name in declared:
             continue
@@ -140,12 +141,28 @@ def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
         if large is None:
             graph.node.append(node)
             continue
-        stand_in = f"{node.output[0]}__value"
+        taken = taken or tensor_names(source)
+        stand_in = unused(f"{node.output[0]}__value", taken)
         graph.input.append(
             helper.make_tensor_value_info(stand_in, large.data_type, list(large.dims))
         )
         graph.node.append(helper.make_node("Identity", [stand_in], list(node.output)))
     return light
+
+
+def tensor_names(graph: onnx.GraphProto) -> set[str]:
+    """The names of inputs, initialisers and what nodes make, in bodies too."""
+    known = {i.name for i in graph.input} | {t.name for t in graph.initializer}
+    known.update(o for node in every_node(graph.node) for o in node.output)
+    return known
+
+
+def unused(name: str, taken: set[str]) -> str:
+    """``name``, or a longer one, that is not in ``taken``; it is then."""
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
 
 
 def _large_constant(node: onnx.NodeProto) -> TensorProto | None:

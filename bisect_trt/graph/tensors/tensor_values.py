@@ -33,6 +33,15 @@ PACKED = {
 """The bits of types with several values to a byte; -1 are those that an older onnx lacks."""
 
 _ROUNDED, _SOURCE = "rounded", "source"
+_VALUES = (
+    "raw_data",
+    "float_data",
+    "int32_data",
+    "int64_data",
+    "double_data",
+    "uint64_data",
+)
+"""Where a tensor that is in no file may hold its values; ONNX's checker refuses both."""
 
 _A_PIECE = BLOCK // 4
 """Elements that a thread rounds at a time: of sixteen threads each has some copies of them."""
@@ -67,7 +76,8 @@ def put_at(tensor: TensorProto, place: Place) -> None:
     said = {"location": place.path, "offset": str(place.offset), "length": str(place.length)}
     if place.rounding is not None:
         said |= {_ROUNDED: place.rounding.value, _SOURCE: place.source}
-    tensor.ClearField("raw_data")
+    for held in _VALUES:
+        tensor.ClearField(held)
     del tensor.external_data[:]
     tensor.data_location = TensorProto.EXTERNAL
     for key, value in said.items():
@@ -182,8 +192,12 @@ def pieces_of(tensor: TensorProto) -> Iterator[bytes]:
     """
     place = place_of(tensor)
     if place is None:
-        held = tensor.HasField("raw_data")
-        yield tensor.raw_data if held else numpy_helper.to_array(tensor).tobytes()
+        if tensor.HasField("raw_data"):
+            yield tensor.raw_data
+        elif tensor.data_type in PACKED:
+            yield numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
+        else:
+            yield numpy_helper.to_array(tensor).tobytes()
         return
     plain = place.rounding is None
     source: np.dtype[Any] = np.dtype(np.uint8 if plain else np.float32)
@@ -210,7 +224,10 @@ def size_of(tensor: TensorProto) -> int:
     place = place_of(tensor)
     if place is not None and place.rounding is None:
         return place.length
-    return int(math.prod(tensor.dims) * element_type(tensor).itemsize)
+    count = int(math.prod(tensor.dims))
+    if tensor.data_type in PACKED:
+        return -(-count * PACKED[tensor.data_type] // 8)
+    return int(count * element_type(tensor).itemsize)
 
 
 def _rounded(

@@ -47,7 +47,13 @@ class ErrorSample:
         self, requirements: Requirements, reference: Arrays, candidate: Arrays, limit: int = 4096
     ) -> None:
         self._picks: list[
-            tuple[str, NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]
+            tuple[
+                str,
+                tuple[int, ...],
+                NDArray[np.int64],
+                NDArray[np.float64],
+                NDArray[np.float64],
+            ]
         ] = []
         random = np.random.default_rng(0)
         share = max(1, limit // max(1, len(reference)))
@@ -60,18 +66,18 @@ class ErrorSample:
             chosen = random.choice(array.size, half, replace=False)
             index = np.unique(np.concatenate([worst, chosen]))
             ref = flat(array)[index].astype(np.float64)
-            self._picks.append((name, index, ref, tolerance(ref)))
+            self._picks.append((name, array.shape, index, ref, tolerance(ref)))
 
     @property
     def size(self) -> int:
         """The number of elements over all outputs."""
-        return sum(pick[1].size for pick in self._picks)
+        return sum(pick[2].size for pick in self._picks)
 
     def errors(self, outputs: Arrays) -> NDArray[np.float32]:
         """The signed errors of ``outputs`` at the chosen elements, in tolerances, shape (size,)."""
         parts = []
-        for name, index, reference, tolerance in self._picks:
-            if outputs[name].size <= index[-1]:  # its shape changed: no error can be told
+        for name, shape, index, reference, tolerance in self._picks:
+            if outputs[name].shape != shape:  # no error can be told
                 parts.append(np.full(index.size, np.nan, np.float32))
                 continue
             values = outputs[name].ravel()[index].astype(np.float64)

@@ -121,6 +121,8 @@ def _read(text: str, own: Sequence[str]) -> Requirement:
             f"--requirement {text!r}: not understood; write METRIC<=VALUE, OUTPUT:METRIC>=VALUE, "
             "METRIC@mean<=VALUE or atol=A,rtol=R (atol=A,rtol=R@p95)"
         )
+    if not (math.isfinite(item.limit) and math.isfinite(item.relative)):
+        raise BadInputError(f"--requirement {text!r}: its number is too large for any; mend it")
     if not is_aggregate(item.aggregate):
         raise BadInputError(
             f"--requirement {text!r}: unknown aggregate @{item.aggregate}; write @worst, @mean, "

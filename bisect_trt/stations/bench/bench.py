@@ -6,7 +6,7 @@ It is the one mutable thing that the stations share; what they find travels in f
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
@@ -90,6 +90,7 @@ class Bench:
         self.tests, self.drawn_ahead, self._told_at = 0, 0, time.monotonic()
         self.in_hand: frozenset[str] | None = None
         self.refused = set[PrecisionPlan]()
+        self._variants: dict[int, set[str]] = {}
         self._gpu_lock = Lock()
         self.rtx_sums = has_rtx_sums(opened, case.settings.precision)
         self._case = case
@@ -113,6 +114,16 @@ class Bench:
         self.pace = Pace(case, emulator, journal, self.prober.key, beside_engine=opened is not None)
         workers = case.settings.workers
         self.engine = self.prober_of(opened, workers) if opened is not None else None
+
+    def variants_of(self, stream: int) -> set[str]:
+        """The digests of the variants of ``stream`` that were made, to be added to."""
+        return self._variants.setdefault(stream, set())
+
+    def variants_before(self, stream: int) -> Set[str]:
+        """The digests of those of all streams in front of ``stream``, the search's among them: what
+        it makes ahead, or anew, is the same whatever came later.
+        """
+        return frozenset().union(*(d for s, d in self._variants.items() if s < stream))
 
     def _on_gpu(self, sample: Sample) -> Arrays:
         """The FP32 outputs of what was drawn, where strict FP32 on the GPU emulates: ViT-L's take

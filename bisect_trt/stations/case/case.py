@@ -16,11 +16,12 @@ from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.files.load import LoadedModel, load_model
-from bisect_trt.graph.inspection.cautions import cautions
+from bisect_trt.graph.inspection.cautions import cautions, refuse_training
 from bisect_trt.graph.inspection.weight_range import weight_findings
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.model.inputs import input_specs
 from bisect_trt.graph.model.layers import Layer
+from bisect_trt.graph.passes.capable import check_can_be_written
 from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.numerics.draws.draws import can_be_redrawn, can_redraw_lookups
 from bisect_trt.numerics.draws.variants import check_kinds
@@ -176,10 +177,12 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Ca
     reference = Reference(graph, model.name)
     layers = _layers(graph, settings, model.name)
     held_pins, held_low = held_layers(settings, layers)
+    check_can_be_written(graph, PrecisionPlan(settings.precision, held=held_pins))
     searched = [x.name for x in layers if x.name not in held_pins | held_low]
     begin, told = begun_at(older, searched)
     metrics, collective = load_metrics(settings.metrics)
     refuse_incomparable(graph, model.name)
+    refuse_training(graph, model.name)
     requirements = parse_requirements(settings.require, graph.outputs, metrics, collective)
     if settings.profiles:  # nonsense is an error with every runner
         profile_of(graph.proto, (*samples, *holdout), settings.profiles)

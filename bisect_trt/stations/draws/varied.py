@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import replace
 from functools import partial
 
@@ -72,25 +72,34 @@ def variants(case: Case, bench: Bench, stream: int, count: int) -> Iterator[Samp
         return iter(())
     made = _variants(case, sources, kinds, stream)
     if stream != SEARCH_STREAM and not case.requirements.of_sets:
-        made = _different(bench, made)
+        made = _new(bench, made, bench.variants_before(stream))
     found = unlike_given(case, bench, made, count, "variants")
-    return _some_at_least(case, found) if refused and count else found
+    return _kept(bench, stream, _some_at_least(case, found) if refused and count else found)
 
 
-def _different(bench: Bench, made: Iterator[Sample]) -> Iterator[Sample]:
-    """Those of ``made`` that are like none before them: of a few token ids, or by a function
-    without chance, there are not so many, and one that was tested tells nothing the second time.
+def _kept(bench: Bench, stream: int, found: Iterator[Sample]) -> Iterator[Sample]:
+    """``found``, of which no later stream will have any."""
+    known = bench.variants_of(stream)
+    for sample in found:
+        known.add(sample.digest)
+        yield sample
+
+
+def _new(bench: Bench, made: Iterator[Sample], before: Set[str]) -> Iterator[Sample]:
+    """Those of ``made`` that are like none in front of them nor any of ``before``: of a few token
+    ids, of shifts along one axis, or by a function without chance, there are not so many. One that
+    chose the plan, or was tested, tells nothing the second time.
     """
     seen, repeats = set[str](), 0
     for sample in made:
-        if sample.digest not in seen:
+        if sample.digest not in seen and sample.digest not in before:
             seen.add(sample.digest)
             repeats = 0
             yield sample
         elif (repeats := repeats + 1) > _REPEATS:
             message = (
-                f"no more than {counted(len(seen), 'variant')} could be told apart: there are "
-                "hardly more of these inputs and kinds, and the search may have seen some of them"
+                f"no more than {counted(len(seen), 'variant')} could be made that the search and "
+                "other tests had not seen: of these inputs and kinds there are hardly more"
             )
             bench.note(Finding("variants", "", message))
             return

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
+import bisect_trt
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.numerics.requirements.requirement_text import parse_requirements
@@ -42,3 +47,29 @@ def test_outputs_of_which_nobody_gives_numbers_are_refused(held: str) -> None:
     with pytest.raises(BadInputError, match=f"m.onnx: output 'y' is {held}, .*a Cast behind it"):
         refuse_incomparable(Graph(onnx.parser.parse_model(text)), "m.onnx")
     refuse_incomparable(GRAPH, "m.onnx")
+
+
+def test_a_normalisation_that_learns_is_refused(tmp_path: Path) -> None:
+    """Its statistics, a constant of all plans, were written over at every run."""
+    info = helper.make_tensor_value_info
+    nodes = [
+        helper.make_node(
+            "BatchNormalization",
+            ["x", "s", "b", "m", "v"],
+            ["y", "m2", "v2"],
+            "norm",
+            training_mode=1,
+        )
+    ]
+    stored = [numpy_helper.from_array(np.ones(3, np.float32), n) for n in "sbmv"]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [info("x", TensorProto.FLOAT, [2, 3, 4, 4])],
+        [info("y", TensorProto.FLOAT, [2, 3, 4, 4])],
+        stored,
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    x = np.random.default_rng(0).random((2, 3, 4, 4), np.float32)
+    with pytest.raises(BadInputError, match="'norm' holds a BatchNormalization in training mode"):
+        bisect_trt.bisect(model, {"x": x}, out=tmp_path)

@@ -28,9 +28,10 @@ from bisect_trt.stations.asked.settings import Settings
 from bisect_trt.stations.bench.open_bench import open_bench
 from bisect_trt.stations.case.case import load
 from bisect_trt.stations.cause import unseen
-from bisect_trt.stations.draws.fresh_test import wanted_of_variants
+from bisect_trt.stations.draws.by_lot import SEARCH_STREAM
+from bisect_trt.stations.draws.fresh_test import FRONTIER, wanted_of_variants
 from bisect_trt.stations.draws.redrawn import redraws
-from bisect_trt.stations.draws.varied import wants_variants
+from bisect_trt.stations.draws.varied import variants, wants_variants
 from fixtures.build import GraphBuilder
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture
@@ -476,8 +477,7 @@ def run_with_negated(fixture: Fixture, require: str, out: Path, **options: Any) 
         require=require,
         runner="emulated",
         out=out,
-        variants=f"{__name__}:negated",
-        **options,
+        **{"variants": f"{__name__}:negated", **options},
     )
 
 
@@ -501,20 +501,48 @@ def nothing(inputs: Mapping[str, NDArray[Any]], _: np.random.Generator) -> None:
     """Gives no inputs."""
 
 
-def test_variants_that_are_the_same_count_once(tmp_path: Path) -> None:
-    """A function without chance makes one of each input, which the search has seen: no draws."""
+def test_variants_that_the_search_has_seen_test_nothing(tmp_path: Path) -> None:
+    """A function without chance makes one of each input; four of the eight were searched with."""
     result = run_with_negated(healthy(), "rel_range<=0.1", tmp_path)
     assert result.holds is not None
-    assert (result.holds.variants.passed, result.holds.variants.tested) == (8, 8)
-    assert result.holds.variants.lower_bound < 0.7 and result.holds.word.value == "undecided"
-    assert any("8 variants could be told apart" in f.message for f in result.findings)
+    assert (result.holds.variants.passed, result.holds.variants.tested) == (4, 4)
+    assert result.holds.variants.lower_bound < 0.5 and result.holds.word.value == "undecided"
+    assert any("no more than 4 variants could be made" in f.message for f in result.findings)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_no_two_tests_and_no_search_share_a_variant(tmp_path: Path, count: int) -> None:
+    """Of sixteen token ids a second test had 66 of its 100 from the search and the first."""
+    inputs = [sentence(n) for n in range(count)]
+    case = load(Settings(token_encoder(1), inputs, out=tmp_path), Observer())
+    streams = (SEARCH_STREAM, 1, 2, 3, FRONTIER)
+    with open_bench(case, Observer()) as bench:
+        seen = list[set[str]]()
+        for stream in streams:
+            made = [s.digest for s in variants(case, bench, stream, 60)]
+            assert stream == SEARCH_STREAM or len(set(made)) == len(made)
+            seen.append(set(made))
+        again = {s.digest for s in variants(case, bench, 2, 60)}
+    assert seen[2] == again, "what comes later changes no test"
+    for place, one in enumerate(seen):
+        assert one and not any(one & other for other in seen[:place])
+
+
+def rolled(
+    inputs: Mapping[str, NDArray[Any]], random: np.random.Generator
+) -> dict[str, NDArray[Any]]:
+    """Of eight inputs of width 48 there are 376."""
+    by = int(random.integers(1, 48))
+    return {name: np.roll(array, by, -1) for name, array in inputs.items()}
 
 
 @pytest.mark.parametrize("options", [{"pick": 0.5}, {"robust": 0.5}])
 def test_a_share_is_asked_of_as_many_variants_as_there_are(
     tmp_path: Path, options: dict[str, float]
 ) -> None:
-    """Eight of them, where a test would make two hundred: some may miss here, too."""
-    result = run_with_negated(residual(), "rel_range<=6e-5", tmp_path, **options)
+    """Few of them, where a test would make two hundred: some may miss here, too."""
+    result = run_with_negated(
+        residual(), "rel_range<=6e-5", tmp_path, variants=f"{__name__}:rolled", **options
+    )
     assert result.passed and result.holds is not None
-    assert 0 < result.holds.variants.tested <= 8 and result.holds.variants.share >= 0.5
+    assert 0 < result.holds.variants.tested <= 376 and result.holds.variants.share >= 0.5

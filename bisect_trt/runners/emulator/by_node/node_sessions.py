@@ -44,6 +44,11 @@ _ELEMENT = {
     "float8e4m3fnuz": TensorProto.FLOAT8E4M3FNUZ,
     "float8e5m2": TensorProto.FLOAT8E5M2,
     "float8e5m2fnuz": TensorProto.FLOAT8E5M2FNUZ,
+    **{
+        name.lower(): getattr(TensorProto, name)
+        for name in ("INT2", "UINT2", "FLOAT4E2M1", "FLOAT8E8M0")
+        if hasattr(TensorProto, name)  # an older onnx lacks them
+    },
 }
 
 

@@ -11,13 +11,14 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from bisect_trt.core.errors import BadInputError, one_line
 from bisect_trt.core.precision import Precision
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.tensors.mapped_files import let_go
-from bisect_trt.graph.tensors.tensor_values import rounded_values
+from bisect_trt.graph.tensors.tensor_values import PACKED, rounded_values
+from bisect_trt.numerics.blocks import flat
 from bisect_trt.runners.ort.values import owned
 
 
@@ -89,15 +90,26 @@ class ConstantStore:
             self.lent.by.clear()
 
 
+def _as_packed(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """Bytes of ``array``'s shape that begin with its values as ONNX packs them: ONNX Runtime takes
+    the shape, and reads no further than it has to.
+    """
+    packed = np.frombuffer(numpy_helper.from_array(array).raw_data, np.uint8)
+    found = np.zeros(array.shape, np.uint8)
+    flat(found)[: packed.size] = packed
+    return found
+
+
 def _ort_value(name: str, array: NDArray[Any]) -> ort.OrtValue:
     """A constant as ONNX Runtime holds it; NumPy's own types go without a copy."""
     try:
         # ml_dtypes: bfloat16 and the 8-bit floats, which ONNX Runtime takes as raw bits.
         if array.dtype.kind == "V":
+            elem_type = helper.np_dtype_to_tensor_dtype(array.dtype)
             bits = array.view(np.uint16 if array.dtype.itemsize == 2 else np.uint8)
-            return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(
-                bits, helper.np_dtype_to_tensor_dtype(array.dtype)
-            )
+            if elem_type in PACKED:
+                bits = _as_packed(array)
+            return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, elem_type)
         return owned(array)
     except Exception as error:
         raise BadInputError(
