@@ -16,11 +16,15 @@ from click.testing import CliRunner, Result
 from bisect_trt.cli import main
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.graph.passes.weak_forms import trtexec_arguments
+from bisect_trt.graph import list_layers, to_typed
+from bisect_trt.graph.files.load import load_model
+from bisect_trt.graph.passes.weak_forms import polygraphy_script, trtexec_arguments
 from fixtures.__main__ import input_bytes, model_bytes
 from fixtures.encoders import encoder_decomposed, encoder_layernorm
 from fixtures.fixture import Fixture
 from fixtures.models import unsavable
+from fixtures.subgraphs import branch, loop
+from tests.graph.test_normalised import function_model
 
 pytestmark = pytest.mark.usefixtures("few_draws")
 
@@ -158,6 +162,27 @@ def test_names_that_trtexec_cannot_write_are_refused() -> None:
     model.graph.node[3].name = "a,b"
     with pytest.raises(BadInputError, match="'a,b' cannot be written"):
         trtexec_arguments(model, PrecisionPlan("fp16", {"a,b"}))
+
+
+def test_layers_that_tensorrt_calls_otherwise_are_not_written_by_name(tmp_path: Path) -> None:
+    """The line matched nothing, and ``verify`` said that it was right."""
+    looped, chosen = loop().model, branch().model
+    for model, op, scripted in ((looped, "Loop", False), (chosen, "If", True)):
+        name = next(x.name for x in list_layers(model) if x.op == op)
+        plan = PrecisionPlan("fp16", {name})
+        with pytest.raises(BadInputError, match=f"{name}.* cannot be named in --layerPrecisions"):
+            trtexec_arguments(model, plan)
+        if scripted:
+            assert repr(name) in polygraphy_script(model, plan)
+        else:
+            with pytest.raises(BadInputError, match="cannot be named in the script"):
+                polygraphy_script(model, plan)
+    written_out = load_model(function_model(named=True)).proto
+    with pytest.raises(BadInputError, match="the model's functions are written out here"):
+        trtexec_arguments(written_out, PrecisionPlan("fp16", {"one/matmul"}))
+    # What is written of it is a file of its own.
+    typed = to_typed(written_out, PrecisionPlan("fp32"))
+    assert "one/matmul" in trtexec_arguments(typed, PrecisionPlan("fp16", {"one/matmul"}))
 
 
 @pytest.mark.parametrize("form", ["trtexec", "polygraphy"])

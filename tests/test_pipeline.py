@@ -246,6 +246,8 @@ def test_golden_outputs_are_compared_first(tmp_path: Path) -> None:
     assert run(fixture, tmp_path / "a", golden=golden).cause.value == "none"
     result = run(fixture, tmp_path / "b", golden={"y": golden["y"] + 0.5})
     assert (result.cause.value, result.exit_code) == ("golden-mismatch", 1)
+    assert "times the tolerance, in 'y'" in result.sentence
+    assert "no requirement is on it" not in result.sentence
     assert (tmp_path / "b" / "run.json").exists() and result.new_probes == 0
 
 
@@ -276,6 +278,8 @@ def test_golden_outputs_that_no_requirement_looks_at_are_compared_too(
             out=tmp_path,
         )
         assert (found.cause.value == "golden-mismatch") == bool(moved), found.sentence
+        told = "in 'logits', held to rel_range<=1e-2 since no requirement is on it"
+        assert (told in found.sentence) == bool(moved)
         assert any(f.message.startswith("--golden has no boxes") for f in found.findings)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -18,12 +19,17 @@ from bisect_trt.runners.ort.reference import Reference
 
 _MOST_BYTES = 8 << 20
 
+_MOST_DRAWN = 512 << 20
+"""Of what was drawn so much lies on disk: what was drawn for a test that is over is hardly asked
+for again, and of a model whose outputs are large each test makes gigabytes of it."""
+
 
 class References:
     """Remembers the outputs that ``reference`` gives, by the samples' content.
 
     Those used last are kept, up to 8 MB, so that memory does not grow with the number of samples;
-    others, and larger ones, lie in ``folder`` until :meth:`close`.
+    others, and larger ones, lie in ``folder`` until :meth:`close`; of drawn samples no more than
+    512 MB, the latest.
 
     Args:
         reference: of the samples that are given.
@@ -48,6 +54,9 @@ class References:
         self._folder = folder
         self._known: OrderedDict[str, Arrays] = OrderedDict()
         self._on_disk: set[str] = set()
+        self._drawn: set[str] = set()
+        self._drawn_on_disk: OrderedDict[str, int] = OrderedDict()
+        self._drawn_bytes = 0
         self._names: tuple[str, ...] = ()
         self._bytes = 0
         self._prepared: set[str] = set()
@@ -73,6 +82,8 @@ class References:
             if digest in self._known:  # another thread was sooner
                 return self._known[digest]
             self._known[digest] = found
+            if sample.drawn:
+                self._drawn.add(digest)
             self._bytes += _size(found)
             while self._bytes > _MOST_BYTES and self._known:
                 self._let_go(*self._known.popitem(last=False))
@@ -135,6 +146,20 @@ class References:
             return  # a full disk costs another inference, no more
         self._names = tuple(outputs)
         self._on_disk.add(digest)
+        if digest in self._drawn:
+            self._drawn_on_disk[digest] = _size(outputs)
+            self._drawn_bytes += _size(outputs)
+            while self._drawn_bytes > _MOST_DRAWN:
+                oldest, size = self._drawn_on_disk.popitem(last=False)
+                self._drawn_bytes -= size
+                self._forget(oldest)
+
+    def _forget(self, digest: str) -> None:
+        """Remove what lies on disk of one sample; whoever has it mapped keeps it."""
+        self._on_disk.discard(digest)
+        for number in range(len(self._names)):
+            with suppress(OSError):
+                (self._folder / f"{digest}-{number}.npy").unlink()
 
     def _read(self, digest: str) -> Arrays | None:
         try:

@@ -103,6 +103,11 @@ def _summarise_cut_short(known: Known, ledger: Ledger, seconds: float) -> Result
             _Answer(PrecisionPlan(Precision.FP32), None, {}, False),
             ("no plan is known to pass yet"),
         )
+    elif known.diagnosis is None and answer.final.verdict.passed and not answer.plan.chosen:
+        # No smaller set is left to search for, whatever there was no time for.
+        name = known.case.settings.precision.value.upper()
+        found = Diagnosis(Cause.NONE, f"{name} meets the requirement on the given inputs.")
+        answer = replace(answer, complete=True)
     minutes = known.case.settings.budget or 0.0
     sentence = (
         f"{found.sentence} The budget of {minutes:g} minutes ended the search: {so_far}; run the "

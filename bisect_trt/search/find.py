@@ -14,6 +14,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 
 from bisect_trt.core.machine.stop import BudgetSpentError
+from bisect_trt.search.one_minimal import one_minimal
 from bisect_trt.search.oracle import Oracle, ProbeFunction
 from bisect_trt.search.pool import Pool
 from bisect_trt.search.position import Position
@@ -108,6 +109,22 @@ class _Search:
         # come back lies in the rest.
         rest = [name for name in self._order if name not in found]
         self._explore([Pool(rest, found, self._informed, together)])
+        self._leave_out()
+
+    def _leave_out(self) -> None:
+        """What the pools proved they proved beside other layers than are left: leave out of the
+        smallest set what can be.
+        """
+        ordered = [name for name in self._order if name in self._best]
+        workers = self._oracle.workers
+        minimal = one_minimal(
+            ordered,
+            lambda pins: self._oracle.ask([pins]),
+            lambda probe: probe.verdict.passed,
+            ahead=self._oracle.run,
+            workers=workers,
+        )
+        self._best, self._certificate = minimal.pinned, dict(minimal.proof)
 
     def _explore(self, pools: Sequence[Pool]) -> None:
         """Bring all ``pools`` to their ends, a round at a time."""

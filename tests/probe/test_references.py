@@ -81,3 +81,22 @@ def test_a_session_that_will_be_asked_again_stays_open(
     in_turn = References(reference, tmp_path, lasting=lasting)
     in_turn.prepare([Sample("given", fixture.inputs)], lambda: None)
     assert len(released) == 2 + (not lasting), "another needs the room"
+
+
+def test_what_was_drawn_takes_no_more_of_the_disk_than_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model with outputs of 4 MB filled the disk by 900 MB in eight seconds."""
+    fixture = healthy()
+    name, array = next(iter(fixture.inputs.items()))
+    given = Sample("given", {name: array})
+    one = sum(a.nbytes for a in Reference(Graph(fixture.model)).outputs(given).values())
+    monkeypatch.setattr(module, "_MOST_BYTES", 0)
+    monkeypatch.setattr(module, "_MOST_DRAWN", 3 * one)
+    found = References(Reference(Graph(fixture.model)), tmp_path / "kept")
+    drawn = [Sample(str(n), {name: array + np.float32(n + 1)}, True) for n in range(8)]
+    for sample in (given, *drawn):
+        found.of(sample)
+    left = {path.name.partition("-")[0] for path in (tmp_path / "kept").iterdir()}
+    assert left == {given.digest, *(s.digest for s in drawn[-3:])}
+    assert found.of(drawn[0]).keys() == found.of(given).keys()

@@ -186,3 +186,23 @@ def test_duplicate_layers_are_refused_and_the_verdict_is_public() -> None:
     with pytest.raises(ValueError, match="unique"):
         find_pins(["a", "a"], lambda _: Verdict.PASS)
     assert PublicVerdict is Verdict
+
+
+@given(
+    st.lists(st.sets(st.integers(0, 15), min_size=1, max_size=4), min_size=1, max_size=3),
+    st.integers(1, 4),
+)
+def test_no_pin_can_be_spared_where_several_sets_would_do(
+    ways: list[set[int]], workers: int
+) -> None:
+    """With several workers layers were proved beside others that were left out in the end."""
+    layers = names(16)
+    pass_with = [frozenset(layers[i] for i in way) for way in ways]
+
+    def probe(pinned: frozenset[str]) -> Verdict:
+        return Verdict.PASS if any(way <= pinned for way in pass_with) else Verdict.FAIL
+
+    found = find_pins(layers, probe, workers=workers)
+    assert found.complete and probe(found.pinned).passed
+    assert set(found.certificate) == found.pinned
+    assert not any(probe(found.pinned - {name}).passed for name in found.pinned)

@@ -9,7 +9,7 @@ import onnx
 from onnx import inliner
 
 from bisect_trt.core.errors import BadInputError, one_line
-from bisect_trt.graph.tensors.tensor_types import every_node, subgraphs
+from bisect_trt.graph.tensors.tensor_types import FUNCTIONS_WRITTEN_OUT, every_node, subgraphs
 
 _NUMBERED = re.compile(r"^(.*)__(\d+)$", re.DOTALL)
 
@@ -54,6 +54,7 @@ def inlined(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
         if found is None or node.name in own or not 0 < int(found.group(2)) <= len(calls):
             continue
         node.name = f"{calls[int(found.group(2)) - 1]}/{found.group(1)}"
+    plain.metadata_props.add(key=FUNCTIONS_WRITTEN_OUT, value="yes")
     return plain
 
 

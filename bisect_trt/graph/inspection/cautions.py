@@ -71,6 +71,18 @@ def cautions(graph: Graph) -> list[Finding]:
             "and no pin undoes them; give the FP32 model that it was made from"
         )
         found.append(Finding("already-reduced", "", message, reduced >= _MANY * every))
+    double = sum(
+        n.op_type not in ("Cast", "Constant")
+        and any(scope.type_of(o) == TensorProto.DOUBLE for o in n.output if o)
+        for n in nodes
+    )
+    if double:
+        message = (
+            f"{counted(double, 'node')} compute{'s' if double == 1 else ''} in double precision, "
+            "which TensorRT does in FP32: the reference and every plan here keep to double, so "
+            "what that costs is not seen; cast to float in the model, or let the engine judge"
+        )
+        found.append(Finding("double-precision", "", message, True))
     quantised = sum(n.op_type in QUANTISES for n in nodes)
     if quantised:
         message = (

@@ -14,25 +14,40 @@ from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.names import counted, printable
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.graph.model.graph import Graph, as_graph
-from bisect_trt.graph.tensors.tensor_types import every_node
+from bisect_trt.graph.model.layers import Layer
+from bisect_trt.graph.tensors.tensor_types import FUNCTIONS_WRITTEN_OUT, every_node
 
 WITHOUT_LAYER = frozenset({"Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 """Operators that only hand values on: TensorRT's parser mostly makes no layer of them."""
 
-SEVERAL_LAYERS = frozenset(
-    {
-        "Gemm",
-        "HardSwish",
-        "LogSoftmax",
-        "ReduceL1",
-        "ReduceL2",
-        "ReduceLogSum",
-        "ReduceLogSumExp",
-        "ReduceSumSquare",
-    }
+_SEVERAL_LAYERS = frozenset(
+    (
+        *("Celu", "Clip", "ConvTranspose", "GRU", "Gemm", "HardSwish", "LSTM", "LogSoftmax"),
+        *("LpNormalization", "LpPool", "Mish", "Mod", "RNN", "RMSNormalization", "ReduceL1"),
+        *("ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare", "RotaryEmbedding"),
+        *("Split", "Swish"),
+    )
 )
 """Operators of each of which TensorRT's parser makes several layers, of which the first alone has
 the node's name; the others know it in their metadata (seen with TensorRT for RTX 1.6.1.120)."""
+
+_ONE_FOR_TWO = frozenset({"Max", "Mean", "Min", "Sum"})
+"""Of these for each input beyond two."""
+
+_OTHER_NAMES = frozenset({"Attention", "If", "Loop", "Scan", "Shrink"})
+"""Of these no layer has the node's name."""
+
+_UNREACHED = frozenset({"Loop", "Scan"})
+"""Of these no layer says in its metadata either what it was made of, or not each."""
+
+
+def has_several_layers(layer: Layer) -> bool:
+    """Whether TensorRT's parser makes several layers of ``layer``, of which one has its name."""
+    many = layer.op in _ONE_FOR_TWO and len(layer.inputs) > _A_PAIR
+    return layer.op in _SEVERAL_LAYERS or many
+
+
+_A_PAIR = 2
 
 _BUILDER_FLAG = {Precision.FP16: "--fp16", Precision.BF16: "--bf16"}
 
@@ -52,6 +67,7 @@ def trtexec_arguments(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> st
     if not plan.base.is_storage:
         return "--noTF32" if plan.base is Precision.FP32 else ""
     called = names_in_tensorrt(graph, plan.pinned)
+    _refuse(graph, plan, _OTHER_NAMES, "--layerPrecisions")
     pinned = [(called[layer.name], layer) for layer in graph.layers if layer.name in plan.pinned]
     for name, _ in pinned:
         bad = [c for c in name if c in ",'\"*\\ " or printable(c) != c]
@@ -71,6 +87,20 @@ def trtexec_arguments(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> st
     return f"{flags} --precisionConstraints=obey {constraints}"
 
 
+def _refuse(graph: Graph, plan: PrecisionPlan, ops: frozenset[str], where: str) -> None:
+    """Refuse pins of operators of which TensorRT's parser makes layers of other names.
+
+    Raises:
+        BadInputError: names the first.
+    """
+    for layer in graph.layers:
+        if layer.name in plan.pinned and layer.op in ops:
+            raise BadInputError(
+                f"layer {layer.name!r} cannot be named in {where}: TensorRT calls what it makes of "
+                f"{layer.op} otherwise; use the typed ONNX (--format onnx)"
+            )
+
+
 def names_in_tensorrt(graph: Graph, pinned: Iterable[str]) -> dict[str, str]:
     """What TensorRT's parser calls each of ``pinned``, which are layer ids of ``graph``.
 
@@ -82,6 +112,11 @@ def names_in_tensorrt(graph: Graph, pinned: Iterable[str]) -> dict[str, str]:
         BadInputError: a pin has its name not to itself; the parser numbers those of several nodes
             in an order of its own.
     """
+    if any(entry.key == FUNCTIONS_WRITTEN_OUT for entry in graph.proto.metadata_props):
+        raise BadInputError(
+            "the model's functions are written out here, and TensorRT gives what is in them other "
+            "names; use the typed ONNX (--format onnx)"
+        )
     uses = Counter(_parsers_name(node) for node in every_node(graph.proto.graph.node))
     called = dict(zip(graph.names, map(_parsers_name, graph.proto.graph.node), strict=True))
     found = {layer: called[layer] for layer in pinned}
@@ -152,6 +187,7 @@ def polygraphy_script(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> st
     graph = as_graph(model)
     graph.check_plan(plan)
     called = names_in_tensorrt(graph, plan.pinned)
+    _refuse(graph, plan, _UNREACHED, "the script")
     moved = {x.name for x in graph.layers if x.op in WITHOUT_LAYER}
     return _SCRIPT.format(
         base=plan.base.value,

@@ -99,10 +99,11 @@ def _noise(source: _Source, random: Random) -> _Arrays:
 
 def _mix(source: _Source, random: Random) -> _Arrays:
     """A half of the sample, and a half of another given one, or of itself shifted."""
-    arrays, others = source.arrays, source.others
-    fitting = [o for o in others if all(o[n].shape == a.shape for n, a in arrays.items())]
-    use_other = bool(fitting) and bool(random.random() < 0.5)
-    other = fitting[int(random.integers(len(fitting)))] if use_other else None
+    others = source.others
+    use_other = bool(others) and bool(random.random() < 0.5)
+    other = others[int(random.integers(len(others)))] if use_other else None
+    if other is not None and any(other[n].shape != a.shape for n, a in source.arrays.items()):
+        other = None
     shifted = _shift(source, random)
     share = random.uniform(0.3, 0.7)
 

@@ -8,9 +8,10 @@ from typing import Any
 import pandas as pd
 
 from bisect_trt.core.diagnosis import Cause
-from bisect_trt.core.holds import Robustness
+from bisect_trt.core.holds import CONFIDENCE, Holds, Robustness
 from bisect_trt.core.names import counted
 from bisect_trt.core.precision import Precision
+from bisect_trt.numerics.confidence import draws_needed
 from bisect_trt.report.record.record import Record
 from bisect_trt.report.words.tone import is_nearly_all, tone
 
@@ -52,10 +53,16 @@ def next_step(result: Record) -> str:
         elif not any(metric.endswith("@all") for metric in result.metrics):
             # Of a metric of all inputs no number of them tells what it would be on others.
             plan = shlex.quote(f"{result.folder}/plan.json")
-            more = "give more inputs of the kind that it will meet"
+            more = f"give more inputs of the kind that it will meet{_how_many(result.holds)}"
             on = f" and search on with --start-from {plan}"
             steps.append(more + (on if result.pinned else ""))
     return f"What next: {'; '.join(steps)}." if steps else ""
+
+
+def _how_many(holds: Holds) -> str:
+    """How many inputs speak for others by themselves, where their copies cannot."""
+    enough = draws_needed(holds.wanted, CONFIDENCE)
+    return "" if holds.has_margin or holds.set_size > 1 else f", {enough} in all"
 
 
 def _engine_meets_in_fp32(result: Record) -> bool:

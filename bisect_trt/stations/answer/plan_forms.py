@@ -23,7 +23,7 @@ from bisect_trt.graph.files.runtime_forms import file_form
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.passes.typed import to_typed
 from bisect_trt.graph.passes.weak_forms import (
-    SEVERAL_LAYERS,
+    has_several_layers,
     names_in_tensorrt,
     pins_of_script,
     pins_of_trtexec,
@@ -164,7 +164,7 @@ def _written(graph: Graph, plan: PrecisionPlan) -> list[Check]:
         except BadInputError as error:
             checks.append(Check(what, None, one_line(error, 160)))
             continue
-        several = [x for x in graph.layers if x.name in pins and x.op in SEVERAL_LAYERS]
+        several = [x for x in graph.layers if x.name in pins and has_several_layers(x)]
         if several and read is pins_of_trtexec:
             words = (
                 f"of {several[0].name!r} ({several[0].op}) TensorRT makes several layers, and the "

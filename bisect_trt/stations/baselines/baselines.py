@@ -19,6 +19,7 @@ from bisect_trt.stations.baselines.checks import (
     check_model,
     check_reference,
 )
+from bisect_trt.stations.baselines.expanded import leaving_between
 from bisect_trt.stations.baselines.layer_errors import trace_layers
 from bisect_trt.stations.baselines.traced_inputs import traced_inputs
 from bisect_trt.stations.bench.bench import Bench
@@ -92,6 +93,8 @@ def measure_baselines(case: Case, bench: Bench) -> Baselines:
     check_decisions(case, bench)
     findings = bench.found(_findings(fp32, tf32, reduced, precision))
     layers = trace_layers(case, bench, traced_inputs(case, bench))
+    if bench.engine is None:
+        findings += bench.found(leaving_between(case, layers))
     second = None
     if reduced.verdict.passed:
         draw_ahead(case, bench)

@@ -45,14 +45,23 @@ def check_reference(result: ProbeResult, requirements: Requirements) -> None:
 
 
 def check_decisions(case: Case, bench: Bench) -> None:
-    """Refuse a top-K of outputs that have no more values than K: whatever a plan does is right.
+    """Refuse a top-K of outputs that have no more values than K, and a cosine of single values,
+    which sees their signs alone: whatever a plan does is right.
 
     Raises:
         BadInputError: names the condition and the outputs.
     """
-    asked = [item for item in case.requirements.items if places_of(item.metric)]
-    outputs = bench.references.of(case.samples[0]) if asked else {}
+    items = case.requirements.items
+    asked = [item for item in items if places_of(item.metric)]
+    cosines = [item for item in items if item.metric == "cosine"]
+    outputs = bench.references.of(case.samples[0]) if asked or cosines else {}
     sizes = {name: (1, *array.shape)[-1] for name, array in outputs.items()}
+    for item in cosines:
+        if all(a.size <= 1 for n, a in outputs.items() if item.output in (None, n)):
+            raise BadInputError(
+                f"--requirement {item.text}: nearly always true, for of a single value the cosine "
+                "sees the sign alone; ask for max_abs or atol"
+            )
     for item in asked:
         looked_at = {n: size for n, size in sizes.items() if item.output in (None, n)}
         if all(size <= places_of(item.metric) for size in looked_at.values()):

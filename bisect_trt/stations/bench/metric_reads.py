@@ -25,13 +25,14 @@ class MetricReads:
     def _new_rows(self) -> list[Row]:
         reads = dict(self._known)
         for metric in self._metrics:
-            for path, digest in metric.reads.items():
+            read = dict(metric.reads)  # which another thread's call may add to
+            for path, digest in read.items():
                 if reads.get(path, digest) != digest:
                     raise BadInputError(
                         f"--metric {metric.name}: {path} changed while it was in use; run the "
                         "command again"
                     )
-            reads |= metric.reads
+            reads |= read
         if reads == self._known:
             return []
         self._known = reads

@@ -98,7 +98,8 @@ def _loaded(
         return samples, [], said
     apart = _kept_apart(samples, seen)
     if not apart:
-        return samples, [], said + _searched_before(len(samples), len(samples))
+        known = sum(short_digest(sample) in seen for sample in samples)
+        return samples, [], said + _searched_before(known, len(samples))
     kept = {sample.digest for sample in apart}
     part = "a fifth" if len(apart) == len(samples) // _APART else "of those not searched with yet"
     message = (

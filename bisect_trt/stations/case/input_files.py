@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.core.disk.scratch import scratch
+from bisect_trt.core.disk.unchanged import unchanged
 from bisect_trt.core.errors import BadInputError, MachineError, one_line
 from bisect_trt.core.lazy_arrays import LazyArrays
 from bisect_trt.core.user.user_code import load_object, users_code
@@ -78,7 +79,7 @@ def read_sources(
             yield from _from_json(path)
             continue
         if not stacked:
-            yield str(path), LazyArrays(partial(_read, path, specs))
+            yield str(path), LazyArrays(unchanged(path, partial(_read, path, specs)))
             continue
         yield from _from_stacked(path, specs)
 
@@ -173,7 +174,8 @@ def _from_stacked(path: Path, specs: Sequence[InputSpec]) -> Iterator[tuple[str,
     shape = shape_of_npy(path, name, whole=False)
     check_stack(path, shape[:1] or (0,))
     for number in range(shape[0]):
-        yield f"{path}[{number}]", LazyArrays(partial(_row, path, specs, name, number))
+        row = partial(_row, path, specs, name, number)
+        yield f"{path}[{number}]", LazyArrays(unchanged(path, row))
 
 
 def _row(path: Path, specs: Sequence[InputSpec], name: str, number: int) -> Arrays:

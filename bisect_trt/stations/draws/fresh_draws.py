@@ -14,13 +14,13 @@ from bisect_trt.stations.draws.fresh_test import FreshTest, set_size
 from bisect_trt.stations.draws.redrawn import redraws
 from bisect_trt.stations.draws.varied import variants
 
-_MOST = 2048
+_MOST = 1 << 14
 """So many are remembered: a kilobyte each, for what they hold is made again when it is read."""
 
 
 class Draws:
     """The redrawn copies and variants of ``test``, made once however often they are asked for; more
-    than a few thousand, as inputs that are judged in sets may be, each time anew.
+    than some thousands, as inputs that are judged in sets may be, each time anew.
 
     ``kinds`` is the order in which a test asks for them: what refuses a plan soonest comes first.
     Those whose digests are in ``without`` are left out.

@@ -233,9 +233,10 @@ def wanted_of_unseen(case: Case) -> float:
 
     Where some of the given inputs need not meet the requirement no more of the unseen ones need to
     by themselves: a copy of an input that misses mostly misses too. Of inputs that are judged
-    together none is let miss.
+    together none is let miss, but what is picked (``--pick``) is picked of their sets.
     """
-    held = case.settings.share_of_given if set_size(case) == 1 else 1.0
+    settings = case.settings
+    held = settings.share_of_given if set_size(case) == 1 else settings.pick or 1.0
     return case.settings.robust or min(WANTED, held)
 
 

@@ -70,7 +70,7 @@ def variants(case: Case, bench: Bench, stream: int, count: int) -> Iterator[Samp
                 raise BadInputError(f"{message}; name others, or none")
             bench.note(Finding("variants", "", f"{message}, so no variants were tested"))
         return iter(())
-    made = _variants(case, sources, kinds, stream)
+    made = _variants(case, bench, sources, kinds, stream)
     if stream != SEARCH_STREAM and not case.requirements.of_sets:
         made = _new(bench, made, bench.variants_before(stream))
     found = unlike_given(case, bench, made, count, "variants")
@@ -138,7 +138,11 @@ def _kinds(case: Case, sample: Sample) -> tuple[str, ...]:
 
 
 def _variants(
-    case: Case, sources: list[Sample], kinds: dict[str, tuple[str, ...]], stream: int
+    case: Case,
+    bench: Bench,
+    sources: list[Sample],
+    kinds: dict[str, tuple[str, ...]],
+    stream: int,
 ) -> Iterator[Sample]:
     shuffled, discrete = not case.requirements.of_sets, case.graph.discrete
     most = max(len(fitting) for fitting in kinds.values())
@@ -158,7 +162,14 @@ def _variants(
             yield Sample(name, LazyArrays(made), True)
             continue
         # A function of the user's may give something else the second time.
-        sample = Sample(name, made(), True)
+        try:
+            sample = Sample(name, made(), True)
+        except BadInputError as error:
+            if stream == SEARCH_STREAM:
+                raise
+            # Hours may have been searched: what a rare draw does not get costs that draw.
+            bench.note(Finding("variants", "", f"{error}; such variants are left out"))
+            continue
         told = replace(sample, name=f"--variants {kind}: {source.name}")
         if stream == SEARCH_STREAM:
             checked(told, specs, case.settings.infinite)
@@ -193,5 +204,6 @@ def _vary(
         return own_variant(kind, source.arrays, random)
     if kind == _ITSELF:
         return source.arrays
-    others = [s.arrays for s in sources if s is not source]
+    # By what is known of them: of hundreds none is read but the one that is chosen.
+    others = [s.arrays for s in sources if s is not source and s.shapes == source.shapes]
     return variant(kind, source.arrays, others, random, discrete)

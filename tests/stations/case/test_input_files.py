@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bisect_trt.core.disk.unchanged import unchanged
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.lazy_arrays import LazyArrays
 from bisect_trt.graph.model.inputs import InputSpec
@@ -204,3 +205,14 @@ def test_a_list_of_feeds_is_read_one_at_a_time(tmp_path: Path) -> None:
     assert [next(sources)[0], next(sources)[0]] == [f"{path}[0]", f"{path}[1]"]
     with pytest.raises(BadInputError, match="not a list of feed dictionaries"):
         next(sources)
+
+
+def test_a_file_that_changes_while_it_is_in_use_ends_the_run(tmp_path: Path) -> None:
+    """What it held at first was the journal's key, and what it held then the answer."""
+    path = tmp_path / "x.npz"
+    np.savez(path, x=np.zeros(4, np.float32))
+    read = unchanged(path, lambda: np.load(path)["x"])
+    assert not read().any() and not read().any()
+    np.savez(path, x=np.ones(5, np.float32))
+    with pytest.raises(BadInputError, match=r"x\.npz: changed while it was in use"):
+        read()

@@ -224,6 +224,22 @@ def test_a_spent_budget_says_what_the_plan_was_run_on(
     assert (result.holds.given.passed, result.holds.redrawn.tested) == (1, 0)
 
 
+def test_a_spent_budget_and_nothing_pinned_is_no_unknown_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ "Keep 0 of 13 layers", it said, and that they were not yet proved to be minimal."""
+    fixture = healthy()
+
+    def spent(*_: object) -> None:
+        raise BudgetSpentError
+
+    monkeypatch.setattr("bisect_trt.pipeline.look_beyond", spent)
+    result = run(fixture, fixture.inputs, tmp_path, budget=5.0)
+    assert result.passed and result.out_of_time and not result.pinned
+    assert result.cause.value == "none" and result.exit_code == 0
+    assert "minimal" not in result._repr_markdown_()
+
+
 @pytest.mark.parametrize("robust", [0.0, 0.95])
 def test_verify_says_fitted_of_a_plan_that_was(tmp_path: Path, robust: float) -> None:
     fixture = residual()

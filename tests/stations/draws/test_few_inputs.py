@@ -9,12 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from numpy.typing import NDArray
 
 import bisect_trt
 from bisect_trt.cli import main
+from bisect_trt.core.lazy_arrays import LazyArrays
+from bisect_trt.core.sample import Sample
 from bisect_trt.numerics.draws.variants import check_kinds
 from bisect_trt.report.files.read_run import read_run
 from bisect_trt.report.words.sentences import is_least, score_without
+from bisect_trt.stations.draws.varied import _vary
 from fixtures.build import GraphBuilder
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture, waves
@@ -213,3 +217,37 @@ def test_what_a_set_scores_without_a_pin_is_in_tolerances(
     assert not is_least(pin._replace(of_all_given=True))
     just = pin._replace(score_without=0.86)
     assert score_without(just) == "0.86 times the tolerance (held to 0.8)"
+
+
+def rarely_raising(
+    inputs: Mapping[str, NDArray[Any]], random: np.random.Generator
+) -> dict[str, NDArray[Any]]:
+    if random.random() < 0.04:
+        raise ValueError("no such augmentation")
+    return {name: a * np.float32(random.uniform(0.9, 1.1)) for name, a in inputs.items()}
+
+
+def test_a_variant_that_cannot_be_made_late_costs_no_answer(tmp_path: Path) -> None:
+    """The search was made, and ended with wrong usage and nothing written, each time again."""
+    result = run(tmp_path, (1.0, 0.9), variants=f"{__name__}:rarely_raising")
+    assert result.holds.variants.tested > 50
+    assert "no such augmentation" in messages(result) and "are left out" in messages(result)
+
+
+def test_of_many_inputs_a_mixture_reads_one(tmp_path: Path) -> None:
+    loads = list[int]()
+
+    def of(number: int) -> Sample:
+        def load() -> dict[str, NDArray[Any]]:
+            loads.append(number)
+            # More than are kept, so that each is loaded anew.
+            return {"x": np.full((1, 1 << 20), number, np.float32)}
+
+        return Sample(str(number), LazyArrays(load))
+
+    samples = [of(n) for n in range(12)]
+    assert len({s.digest for s in samples}) == 12
+    loads.clear()
+    for seed in range(8):
+        assert _vary(samples[0], "mix", samples, [seed], frozenset())["x"].size == 1 << 20
+    assert len(loads) <= 24
