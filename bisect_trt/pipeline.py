@@ -16,6 +16,7 @@ from bisect_trt.core.machine.stop import BudgetSpentError, StoppedError, is_stop
 from bisect_trt.core.machine.time_budget import TimeBudget, TimedObserver
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision
+from bisect_trt.graph.passes.capable import check_can_be_written
 from bisect_trt.report.files.write import discard, write_report, write_tables
 from bisect_trt.report.pieces import reproducer
 from bisect_trt.report.pieces.reduced import headline, nothing_bad
@@ -68,6 +69,7 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
     observer = observer or Observer()
     case = load(settings, TimedObserver(observer, time_budget))
     time_budget.keep(time.perf_counter() - began)  # writing takes about as long as reading
+    check_can_be_written(case.graph, case.base)
     plans = baseline_plans(case)
     with (
         open_bench(case, observer, time_budget=time_budget, begin=plans) as bench,

@@ -177,12 +177,16 @@ def test_layers_that_tensorrt_calls_otherwise_are_not_written_by_name(tmp_path: 
         else:
             with pytest.raises(BadInputError, match="cannot be named in the script"):
                 polygraphy_script(model, plan)
-    written_out = load_model(function_model(named=True)).proto
-    with pytest.raises(BadInputError, match="the model's functions are written out here"):
-        trtexec_arguments(written_out, PrecisionPlan("fp16", {"one/matmul"}))
+
+
+@pytest.mark.parametrize("form", ["trtexec", "polygraphy"])
+def test_layers_inside_functions_are_not_written_by_name(form: str, tmp_path: Path) -> None:
+    model = function_model(named=True)
+    result = exported(form, model, "one/matmul", tmp_path)
+    assert result.exit_code == 2 and "functions are written out here" in result.output
     # What is written of it is a file of its own.
-    typed = to_typed(written_out, PrecisionPlan("fp32"))
-    assert "one/matmul" in trtexec_arguments(typed, PrecisionPlan("fp16", {"one/matmul"}))
+    typed = to_typed(load_model(model).proto, PrecisionPlan("fp32"))
+    assert "one/matmul" in exported(form, typed, "one/matmul", tmp_path).output
 
 
 @pytest.mark.parametrize("form", ["trtexec", "polygraphy"])

@@ -14,7 +14,7 @@ from bisect_trt.graph.inspection.inspection import inspect_model
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.passes.marked import mark_outputs, select_tensors
 from bisect_trt.graph.passes.typed import to_typed
-from bisect_trt.graph.passes.weak_forms import polygraphy_script, trtexec_arguments
+from bisect_trt.graph.passes.weak_forms import OF_FUNCTIONS, polygraphy_script, trtexec_arguments
 from bisect_trt.report.files.write import to_json
 from bisect_trt.report.terminal.consoles import screen
 from bisect_trt.report.terminal.exits import guarded, output
@@ -117,6 +117,8 @@ def export_command(model: Path, plan_path: Path, form: str, target: Path | None)
                 )
             save_model(to_typed(graph, plan), target)
             return 0
+        if loaded.written_out and plan.pinned:
+            raise BadInputError(OF_FUNCTIONS)
         write = trtexec_arguments if form == "trtexec" else polygraphy_script
         text = write(graph, plan)
     if target is not None:

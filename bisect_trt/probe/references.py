@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -20,8 +19,8 @@ from bisect_trt.runners.ort.reference import Reference
 _MOST_BYTES = 8 << 20
 
 _MOST_DRAWN = 512 << 20
-"""Of what was drawn so much lies on disk: what was drawn for a test that is over is hardly asked
-for again, and of a model whose outputs are large each test makes gigabytes of it."""
+"""Of what was drawn so much lies on disk, and what comes first: that is what a search asks for
+again and again. Each test draws anew, and of a model whose outputs are large makes gigabytes."""
 
 
 class References:
@@ -29,7 +28,7 @@ class References:
 
     Those used last are kept, up to 8 MB, so that memory does not grow with the number of samples;
     others, and larger ones, lie in ``folder`` until :meth:`close`; of drawn samples no more than
-    512 MB, the latest.
+    512 MB, the first.
 
     Args:
         reference: of the samples that are given.
@@ -55,7 +54,6 @@ class References:
         self._known: OrderedDict[str, Arrays] = OrderedDict()
         self._on_disk: set[str] = set()
         self._drawn: set[str] = set()
-        self._drawn_on_disk: OrderedDict[str, int] = OrderedDict()
         self._drawn_bytes = 0
         self._names: tuple[str, ...] = ()
         self._bytes = 0
@@ -137,6 +135,10 @@ class References:
         self._bytes -= _size(outputs)
         if digest in self._on_disk:
             return
+        if digest in self._drawn:
+            if self._drawn_bytes + _size(outputs) > _MOST_DRAWN:
+                return
+            self._drawn_bytes += _size(outputs)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             # Names of outputs may hold what no file name may: the arrays go by number.
@@ -146,20 +148,6 @@ class References:
             return  # a full disk costs another inference, no more
         self._names = tuple(outputs)
         self._on_disk.add(digest)
-        if digest in self._drawn:
-            self._drawn_on_disk[digest] = _size(outputs)
-            self._drawn_bytes += _size(outputs)
-            while self._drawn_bytes > _MOST_DRAWN:
-                oldest, size = self._drawn_on_disk.popitem(last=False)
-                self._drawn_bytes -= size
-                self._forget(oldest)
-
-    def _forget(self, digest: str) -> None:
-        """Remove what lies on disk of one sample; whoever has it mapped keeps it."""
-        self._on_disk.discard(digest)
-        for number in range(len(self._names)):
-            with suppress(OSError):
-                (self._folder / f"{digest}-{number}.npy").unlink()
 
     def _read(self, digest: str) -> Arrays | None:
         try:

@@ -12,7 +12,7 @@ import onnxruntime as ort
 import pandas as pd
 
 from bisect_trt.core.diagnosis import Cause, Diagnosis
-from bisect_trt.core.finding import Finding
+from bisect_trt.core.finding import WRITTEN_OUT, Finding
 from bisect_trt.core.machine.cores import thread_count
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.graph.model.inputs import dynamic_inputs
@@ -180,7 +180,7 @@ def _result(
         pins=pins_table(case.layers, answer.plan, answer.proof, ledger.log, limits),
         requirements=case.requirements.texts,
         samples=[s.name for s in case.samples],
-        findings=_findings(known, ledger),
+        findings=_findings(known, ledger, answer.plan),
         probes=ledger.probes,
         new_probes=ledger.new_probes,
         effect_runs=ledger.further_rows
@@ -238,15 +238,26 @@ def _shown(
     return emulated, engines
 
 
-def _findings(known: Known, ledger: Ledger) -> list[Finding]:
-    """Of every station, in their order."""
+def _findings(known: Known, ledger: Ledger, plan: PrecisionPlan) -> list[Finding]:
+    """Of every station, in their order; of layers that are computed in steps the first that
+    ``plan`` lowers is said with the answer.
+    """
     stations = (known.baselines, known.engine)
-    return [
+    found = [
         *known.case.findings,
         *ledger.findings,
         *(finding for station in stations if station is not None for finding in station.findings),
         *findings_of(ledger.engine_results),
     ]
+    kept: list[Finding] = []
+    for finding in found:
+        if finding.kind == WRITTEN_OUT:
+            if finding.where in plan.pinned:
+                continue
+            first = not any(other.kind == WRITTEN_OUT for other in kept)
+            finding = replace(finding, weighty=first)
+        kept.append(finding)
+    return kept
 
 
 def _judged(known: Known, ledger: Ledger, result: ProbeResult | None) -> list[ProbeResult]:

@@ -117,9 +117,16 @@ class _Search:
         """
         ordered = [name for name in self._order if name in self._best]
         workers = self._oracle.workers
+
+        def ask(pins: frozenset[str]) -> Probe:
+            probe = self._oracle.ask([pins])
+            if probe.verdict.passed:  # should the budget end
+                self._best = pins
+            return probe
+
         minimal = one_minimal(
             ordered,
-            lambda pins: self._oracle.ask([pins]),
+            ask,
             lambda probe: probe.verdict.passed,
             ahead=self._oracle.run,
             workers=workers,

@@ -53,6 +53,8 @@ class Oracle:
             BudgetSpentError: no probe is left.
         """
         new = [w for w in dict.fromkeys(wanted) if w not in self.known][: self.workers]
+        if not new:
+            return
         if self._max is not None:
             if len(self.known) >= self._max:
                 raise BudgetSpentError

@@ -36,7 +36,7 @@ def test_commands_that_run_nothing_tell_their_stations(tmp_path: Path, stations:
     for told, arguments in (
         (["load", "inspect", "write"], ["inspect", model]),
         (["load", "mark"], ["mark", model, "--mark", "*", "--output", target]),
-        (["load", "export"], ["export", model, "--plan", plan, "--format", "trtexec"]),
+        (["load", "export"], ["export", model, "--plan", plan, "--format", "polygraphy"]),
         (["read", "write"], ["report", out]),
         (["read", "compare"], ["diff", out, out]),
     ):

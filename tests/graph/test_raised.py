@@ -106,6 +106,8 @@ def test_a_plan_that_cannot_be_written_is_refused_before_the_search(tmp_path: Pa
     assert not any(tmp_path.iterdir())
     held = bisect_trt.bisect(source, {"x": X}, out=tmp_path, pin=["/conv"], **asked)
     assert held.passed
+    again = bisect_trt.verify(source, {"x": X}, tmp_path / "plan.json", runner="emulated")
+    assert again.passed, "it is written as it was"
 
 
 @pytest.mark.parametrize(

@@ -32,10 +32,10 @@ def unchanged(path: Path, read: Callable[[], Content]) -> Callable[[], Content]:
     return read_again
 
 
-def _stamp(path: Path) -> tuple[int, int, int] | None:
+def _stamp(path: Path) -> tuple[int, int] | None:
     """What tells that a file was written again; None where there is none any more."""
     try:
         found = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return found.st_mtime_ns, found.st_size  # some network mounts give another inode each time

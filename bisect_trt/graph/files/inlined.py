@@ -9,7 +9,7 @@ import onnx
 from onnx import inliner
 
 from bisect_trt.core.errors import BadInputError, one_line
-from bisect_trt.graph.tensors.tensor_types import FUNCTIONS_WRITTEN_OUT, every_node, subgraphs
+from bisect_trt.graph.tensors.tensor_types import every_node, subgraphs
 
 _NUMBERED = re.compile(r"^(.*)__(\d+)$", re.DOTALL)
 
@@ -33,20 +33,16 @@ def inlined(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
     if not model.functions:
         return model
     model = _named_inside(model)
-    others = _of_other_opsets(model)
     try:
-        plain = _inlined(model, convert=bool(others))
-        left = frozenset[Function]() if others else others
-    except Exception:  # the C++ library raises what it likes for functions it refuses
-        try:
-            plain, left = _inlined(model, convert=False), others
-        except Exception as error:
-            raise BadInputError(
-                f"{where}: its model-local functions cannot be written out "
-                f"({one_line(error, 160)}), and layers inside them could not be lowered; export "
-                "the model without functions"
-            ) from error
+        plain = inliner.inline_local_functions(model)
+    except Exception as error:  # the C++ library raises what it likes for functions it refuses
+        raise BadInputError(
+            f"{where}: its model-local functions cannot be written out ({one_line(error, 160)}), "
+            "and layers inside them could not be lowered; export the model without functions"
+        ) from error
     own = {node.name for node in every_node(model.graph.node)}
+    # Functions of another opset than the model's are left, and their calls have no numbers.
+    left = _bodies(plain)
     bodies = {key: body for key, body in _bodies(model).items() if key not in left}
     calls = list(_calls(model.graph.node, bodies, "", 0))
     for node in every_node(plain.graph.node):
@@ -54,26 +50,7 @@ def inlined(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
         if found is None or node.name in own or not 0 < int(found.group(2)) <= len(calls):
             continue
         node.name = f"{calls[int(found.group(2)) - 1]}/{found.group(1)}"
-    plain.metadata_props.add(key=FUNCTIONS_WRITTEN_OUT, value="yes")
     return plain
-
-
-def _inlined(model: onnx.ModelProto, *, convert: bool) -> onnx.ModelProto:
-    return inliner.inline_local_functions(model, convert)
-
-
-def _of_other_opsets(model: onnx.ModelProto) -> frozenset[Function]:
-    """The functions that are written in another version of an operator set than ``model``: they are
-    left, and their calls not numbered, where they are not converted.
-    """
-    known = {o.domain or "ai.onnx": o.version for o in model.opset_import}
-    return frozenset(
-        key
-        for key, function in _bodies(model).items()
-        if any(
-            known.get(o.domain or "ai.onnx", o.version) != o.version for o in function.opset_import
-        )
-    )
 
 
 def _named_inside(model: onnx.ModelProto) -> onnx.ModelProto:

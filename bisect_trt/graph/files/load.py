@@ -32,6 +32,7 @@ class LoadedModel:
     digest: str
     path: Path | None
     side_files: tuple[Path, ...] = ()
+    written_out: bool = False
 
     @property
     def name(self) -> str:
@@ -50,14 +51,16 @@ def load_model(source: str | Path | onnx.ModelProto) -> LoadedModel:
     """
     if isinstance(source, onnx.ModelProto):
         _check_graph(source, "model")
-        apart = next((t for t in all_tensors(source.graph) if uses_external_data(t)), None)
-        place = place_of(apart) if apart is not None else None
-        if apart is not None and place is not None and not os.path.isabs(place.path):
+        for apart in all_tensors(source.graph):
+            place = place_of(apart)
+            if place is None or os.path.isabs(place.path):
+                continue
             raise BadInputError(
                 f"model: the values of {apart.name!r} are in another file, which a model in memory "
                 "does not say where to find; give the path of the .onnx file"
             )
-        return LoadedModel(normalised(source, "model"), _proto_digest(source), None)
+        plain, digest = normalised(source, "model"), _proto_digest(source)
+        return LoadedModel(plain, digest, None, written_out=bool(source.functions))
     if not isinstance(source, (str, Path)):
         kind = type(source).__name__
         raise BadInputError(f"model: neither a path nor an onnx.ModelProto but {kind}")
@@ -70,10 +73,12 @@ def load_model(source: str | Path | onnx.ModelProto) -> LoadedModel:
         raise BadInputError(f"{path}: a folder; give the .onnx file in it")
     model = _parsed(path)
     _check_graph(model, str(path))
+    functions = bool(model.functions)
     model = normalised(model, str(path))
     side_files = _check_external_data(model, path)
     _point_at_values(model, path)
-    return LoadedModel(model, _digest(path, *side_files), path, tuple(side_files))
+    digest = _digest(path, *side_files)
+    return LoadedModel(model, digest, path, tuple(side_files), written_out=functions)
 
 
 def _parsed(path: Path) -> onnx.ModelProto:

@@ -71,16 +71,12 @@ def cautions(graph: Graph) -> list[Finding]:
             "and no pin undoes them; give the FP32 model that it was made from"
         )
         found.append(Finding("already-reduced", "", message, reduced >= _MANY * every))
-    double = sum(
-        n.op_type not in ("Cast", "Constant")
-        and any(scope.type_of(o) == TensorProto.DOUBLE for o in n.output if o)
-        for n in nodes
-    )
+    double = _doubles(graph)
     if double:
         message = (
             f"{counted(double, 'node')} compute{'s' if double == 1 else ''} in double precision, "
-            "which TensorRT does in FP32: the reference and every plan here keep to double, so "
-            "what that costs is not seen; cast to float in the model, or let the engine judge"
+            "which TensorRT does in FP32: the reference and every emulated plan keep to double, so "
+            "what that costs is seen on an engine alone; cast to float in the model"
         )
         found.append(Finding("double-precision", "", message, True))
     quantised = sum(n.op_type in QUANTISES for n in nodes)
@@ -94,6 +90,20 @@ def cautions(graph: Graph) -> list[Finding]:
         found.append(Finding("quantised", "", message, True))
     of_nodes = (*_random(graph), *_of_quantisation(graph), *_whole_bodies(graph))
     return [*found, *of_nodes, *_defaults(graph)]
+
+
+def _doubles(graph: Graph) -> int:
+    """The nodes that compute what reaches an output, and not a shape, in double precision."""
+    scope, live, count = graph.types, set(graph.outputs), 0
+    floats = (TensorProto.FLOAT, TensorProto.DOUBLE)
+    for node in reversed(graph.proto.graph.node):
+        if live.isdisjoint(node.output):
+            continue
+        if any(scope.type_of(o) in floats for o in node.output if o):
+            live.update(i for i in node.input if i and scope.type_of(i) in floats)
+        made = any(scope.type_of(o) == TensorProto.DOUBLE for o in node.output if o)
+        count += made and node.op_type not in ("Cast", "Constant")
+    return count
 
 
 def refuse_training(graph: Graph, name: str) -> None:

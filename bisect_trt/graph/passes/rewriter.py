@@ -22,7 +22,7 @@ from bisect_trt.graph.passes.frame import Frame
 from bisect_trt.graph.tensors.constants import Constants
 from bisect_trt.graph.tensors.dims import name_placeholder_dims
 from bisect_trt.graph.tensors.operator_rules import FLOAT
-from bisect_trt.graph.tensors.tensor_types import FUNCTIONS_WRITTEN_OUT, Scope, subgraphs
+from bisect_trt.graph.tensors.tensor_types import Scope, subgraphs
 from bisect_trt.graph.tensors.tensor_values import rounded_tensor
 
 Chooser = Callable[[str], Precision]
@@ -84,9 +84,7 @@ class Rewriter(ABC):
         target.model_version = source.model_version
         target.opset_import.extend(source.opset_import)
         target.functions.extend(source.functions)
-        # What is written here is a file of its own.
-        kept = (entry for entry in source.metadata_props if entry.key != FUNCTIONS_WRITTEN_OUT)
-        target.metadata_props.extend(kept)
+        target.metadata_props.extend(source.metadata_props)
         self.claim_names()
         scope = self.source.types
         self._graph(source.graph, target.graph, scope, None, self.plan.precision_of, None)

@@ -15,7 +15,7 @@ from bisect_trt.core.names import counted, printable
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.graph.model.graph import Graph, as_graph
 from bisect_trt.graph.model.layers import Layer
-from bisect_trt.graph.tensors.tensor_types import FUNCTIONS_WRITTEN_OUT, every_node
+from bisect_trt.graph.tensors.tensor_types import every_node
 
 WITHOUT_LAYER = frozenset({"Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 """Operators that only hand values on: TensorRT's parser mostly makes no layer of them."""
@@ -46,6 +46,12 @@ def has_several_layers(layer: Layer) -> bool:
     many = layer.op in _ONE_FOR_TWO and len(layer.inputs) > _A_PAIR
     return layer.op in _SEVERAL_LAYERS or many
 
+
+OF_FUNCTIONS = (
+    "the model's functions are written out here, and TensorRT gives what is in them other names; "
+    "use the typed ONNX (--format onnx)"
+)
+"""Why no pin of such a model is written by name."""
 
 _A_PAIR = 2
 
@@ -112,11 +118,6 @@ def names_in_tensorrt(graph: Graph, pinned: Iterable[str]) -> dict[str, str]:
         BadInputError: a pin has its name not to itself; the parser numbers those of several nodes
             in an order of its own.
     """
-    if any(entry.key == FUNCTIONS_WRITTEN_OUT for entry in graph.proto.metadata_props):
-        raise BadInputError(
-            "the model's functions are written out here, and TensorRT gives what is in them other "
-            "names; use the typed ONNX (--format onnx)"
-        )
     uses = Counter(_parsers_name(node) for node in every_node(graph.proto.graph.node))
     called = dict(zip(graph.names, map(_parsers_name, graph.proto.graph.node), strict=True))
     found = {layer: called[layer] for layer in pinned}

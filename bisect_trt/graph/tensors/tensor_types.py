@@ -53,10 +53,6 @@ class Scope:
         return self.bodies[(index, attribute)]
 
 
-FUNCTIONS_WRITTEN_OUT = "bisect-trt functions written out"
-"""In the metadata of a model in memory that its file holds otherwise."""
-
-
 def opset_of(model: onnx.ModelProto) -> int:
     """The version of the standard operator set the model uses; 1 where it names none."""
     return next((int(o.version) for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)

@@ -109,6 +109,7 @@ def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verifica
         observer.station("verify")
         if settings.variants != "auto":  # kinds that were named and make none are refused now
             next(variants(case, bench, SEARCH_STREAM, 1), None)
+            bench.variants_of(SEARCH_STREAM).clear()  # no search has it
         # Before the emulators have sessions: of many nodes ONNX's own checks take as much as one.
         forms = check_forms(case, saved.plan)
         checks = [*_golden(case, bench), *_judgements(bench, saved.plan), *forms]

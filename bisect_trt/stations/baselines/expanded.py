@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import pandas as pd
 
-from bisect_trt.core.finding import Finding
+from bisect_trt.core.finding import WRITTEN_OUT, Finding
 from bisect_trt.core.precision import Precision
 from bisect_trt.graph.model.layers import Layer
 from bisect_trt.numerics.rounding import LARGEST, SMALLEST_SUBNORMAL
@@ -55,7 +55,7 @@ def _findings(case: Case, layers: pd.DataFrame) -> Iterator[Finding]:
                 why = f"the square of {largest:.4g} becomes infinite"
         if why:
             yield Finding(
-                "written-out",
+                WRITTEN_OUT,
                 layer.name,
                 f"TensorRT computes {layer.name} ({layer.op}) in several steps, each in FP16: "
                 f"{why}, where the emulated layer holds; keep it in FP32 (--pin), or let the "

@@ -53,7 +53,7 @@ def check_golden(case: Case, bench: Bench) -> Diagnosis | None:
         if _may_differ(case.graph.proto, name, array.shape):
             told = f"The reference itself differs from the golden outputs: {said}; look at the "
             return Diagnosis(
-                Cause.GOLDEN_MISMATCH, f"{told}export, or at what else the framework does."
+                Cause.GOLDEN_MISMATCH, f"{told}export, or whether they are of this input."
             )
         raise BadInputError(f"--golden: {said}")
     if left := [name for name in reference if name not in golden]:

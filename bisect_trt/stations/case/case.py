@@ -21,7 +21,6 @@ from bisect_trt.graph.inspection.weight_range import weight_findings
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.model.inputs import input_specs
 from bisect_trt.graph.model.layers import Layer
-from bisect_trt.graph.passes.capable import check_can_be_written
 from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.numerics.draws.draws import can_be_redrawn, can_redraw_lookups
 from bisect_trt.numerics.draws.variants import check_kinds
@@ -172,12 +171,11 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Ca
         fused = rewritten(model.proto, samples, settings.rewrite)
         replaced = fused.replaced
         digest = f"{model.digest}+{settings.rewrite}"
-        model = replace(model, proto=fused.model, digest=digest)
+        model = replace(model, proto=fused.model, digest=digest, written_out=False)
         graph = Graph(model.proto)
     reference = Reference(graph, model.name)
     layers = _layers(graph, settings, model.name)
     held_pins, held_low = held_layers(settings, layers)
-    check_can_be_written(graph, PrecisionPlan(settings.precision, held=held_pins))
     searched = [x.name for x in layers if x.name not in held_pins | held_low]
     begin, told = begun_at(older, searched)
     metrics, collective = load_metrics(settings.metrics)

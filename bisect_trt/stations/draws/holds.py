@@ -116,6 +116,7 @@ def _measured(
         varied = on_draws(bench, judges, plan, draws.of(InputKind.VARIANTS), test, size=size)[0]
     copies = [*redrawn.results, *varied.results]
     known = wanted_of_variants(case) > 0.0 and bool(bench.variants_before(test.stream))
+    spent = known and size == 1 and not varied.results and bench.time.left_s > 0.0
     return Holds(
         given=holding(given, None),
         redrawn=holding(redrawn, test.confidence),
@@ -130,7 +131,7 @@ def _measured(
         holdout_size=apart,
         has_margin=size > 1 or has_margin(case, plan, copies),
         draws=(test.stream, test.draws * size),
-        spent=known and size == 1 and not varied.results,
+        spent=spent,
     )
 
 

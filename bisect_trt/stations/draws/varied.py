@@ -154,7 +154,7 @@ def _variants(
         for source in sources
         if not shuffled or number < len(kinds[source.digest])
     ]
-    specs, seen = input_specs(case.graph.proto), set[str]()
+    specs, seen, failed = input_specs(case.graph.proto), set[str](), 0
     for number, (source, kind) in in_turn(case, pairs, stream):
         name = f"{source.name}, {kind} {stream}.{number}"
         made = partial(_vary, source, kind, sources, seed_of(case, stream, number, 2), discrete)
@@ -165,11 +165,16 @@ def _variants(
         try:
             sample = Sample(name, made(), True)
         except BadInputError as error:
-            if stream == SEARCH_STREAM:
+            if stream == SEARCH_STREAM or not shuffled:  # a set is one of each
                 raise
             # Hours may have been searched: what a rare draw does not get costs that draw.
-            bench.note(Finding("variants", "", f"{error}; such variants are left out"))
+            bench.time.check()
+            if not failed:
+                bench.note(Finding("variants", "", f"{error}; such variants are left out"))
+            if (failed := failed + 1) > _REPEATS:
+                return
             continue
+        failed = 0
         told = replace(sample, name=f"--variants {kind}: {source.name}")
         if stream == SEARCH_STREAM:
             checked(told, specs, case.settings.infinite)

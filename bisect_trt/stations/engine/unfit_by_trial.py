@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from bisect_trt.core.finding import Finding
+from bisect_trt.core.machine.stop import BudgetSpentError
 from bisect_trt.core.names import counted, some_of
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.search import find_pins
@@ -35,7 +36,8 @@ def unfit_by_trial(case: Case, bench: Bench, engine: EngineBaselines | None) -> 
     """
     if engine is None or engine.base.worst or engine.diagnosis is not None:
         return None
-    broken = engine.base.verdict in (Verdict.BUILD_FAILED, Verdict.CRASHED)
+    # A crash may have been a chance, and would hold innocent layers for good.
+    broken = engine.base.verdict is Verdict.BUILD_FAILED
     if bench.engine is None or not broken or not engine.fp32.worst or case.held_low:
         return None
     bench.observer.station("engine: layers that it does not take")
@@ -53,13 +55,14 @@ def unfit_by_trial(case: Case, bench: Bench, engine: EngineBaselines | None) -> 
         return None
     said = some_of([f"'{name}'" for name in names if name in unfit], _SHOWN)
     precision = case.settings.precision.value.upper()
+    more = "" if trial.complete else ", too few: some of them may not need it"
     stays = "it stays" if len(unfit) == 1 else "they stay"
     bench.note(
         Finding(
             "held",
             min(unfit),
             f"the engine does not take {said} in {precision}, so {stays} in FP32 from the start; "
-            f"found by trial (engines built: {trial.builds}), since it names no layer "
+            f"found by trial (engines built: {trial.builds}{more}), since it names no layer "
             f"({engine.base.note})",
         )
     )
@@ -71,7 +74,7 @@ class _Trial:
     """Asks the engine which groups of layers keep it from being had.
 
     ``told`` is what the engine said: what it mentions is suspected first. ``builds`` counts the
-    engines tried, ``most`` at most.
+    engines tried, ``most`` at most; ``complete`` is false where they did not suffice.
     """
 
     case: Case
@@ -79,6 +82,7 @@ class _Trial:
     told: str
     most: int
     builds: int = field(default=0, init=False)
+    complete: bool = field(default=True, init=False)
 
     def find(self, groups: Mapping[str, Sequence[str]]) -> frozenset[str]:
         """The groups that have to be held, none of which can be spared if the builds were enough;
@@ -99,6 +103,9 @@ class _Trial:
             suspicion=suspicion if any(suspicion.values()) else None,
             max_probes=max(0, self.most - self.builds) + _BASELINES,
         )
+        if self.bench.time.left_s <= 0.0:  # which the search takes for the end of its builds
+            raise BudgetSpentError
+        self.complete = found.complete
         return found.pinned if len(found.pinned) < len(groups) else frozenset()
 
     def _asking(self, groups: Mapping[str, Sequence[str]]) -> Callable[[frozenset[str]], Verdict]:

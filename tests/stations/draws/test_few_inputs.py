@@ -234,6 +234,26 @@ def test_a_variant_that_cannot_be_made_late_costs_no_answer(tmp_path: Path) -> N
     assert "no such augmentation" in messages(result) and "are left out" in messages(result)
 
 
+CALLS = list[int]()
+
+
+def soon_raising(
+    inputs: Mapping[str, NDArray[Any]], random: np.random.Generator
+) -> dict[str, NDArray[Any]]:
+    CALLS.append(1)
+    if len(CALLS) > 80:
+        raise ValueError("no more augmentations")
+    return {name: a * np.float32(random.uniform(0.9, 1.1)) for name, a in inputs.items()}
+
+
+def test_a_function_that_makes_none_any_more_ends(tmp_path: Path) -> None:
+    """It was asked for ever, and no budget ended it."""
+    CALLS.clear()
+    result = run(tmp_path, (1.0, 0.9), variants=f"{__name__}:soon_raising")
+    assert "no more augmentations" in messages(result) and len(CALLS) < 1000
+    assert result.holds.word.value == "undecided"
+
+
 def test_of_many_inputs_a_mixture_reads_one(tmp_path: Path) -> None:
     loads = list[int]()
 
