@@ -15,7 +15,7 @@ from bisect_trt.stations.case.case import Case
 from bisect_trt.stations.cause.effect_rows import EffectRows
 from bisect_trt.stations.cause.sensitivity import TIME_BUDGET_S
 from bisect_trt.stations.draws.evidence import Refusal
-from bisect_trt.stations.draws.fresh_test import each_must_hold
+from bisect_trt.stations.draws.fresh_test import set_size
 from bisect_trt.stations.draws.panel import Panel
 from bisect_trt.stations.plans.panel_sets import MOST_SHRUNK, shortest_passing
 
@@ -58,7 +58,7 @@ def without_rare_misses(
         strength: the mean square of each layer's effect.
         length: of the shortest prefix of ``ranking`` that passes.
     """
-    for _ in range(_LOOKS if each_must_hold(case) else 0):
+    for _ in range(_LOOKS if _each_tells(case) else 0):
         half = frozenset(ranking[: length // 2])
         if length <= MOST_SHRUNK or not half:
             break
@@ -91,9 +91,10 @@ def after_refusal(
         refused: what spoke against sets of one round.
         ranking: the layers, most harmful first.
     """
-    if not each_must_hold(case):
+    if not _each_tells(case):
         return list(ranking)
-    far = [r for r in refused if r.score >= _FAR and len(r.samples) <= _RARE * r.tested]
+    size = set_size(case)
+    far = [r for r in refused if r.score >= _FAR and len(r.samples) <= _RARE * size * r.tested]
     samples = [sample for refusal in far for sample in refusal.samples[:_WORST]]
     most = max(1.0, _GUILTY * len(ranking))
     return as_searched(case, _first_that_miss(case, bench, base, samples[:_WORST], ranking, most))
@@ -107,6 +108,11 @@ def as_searched(case: Case, ranking: Sequence[str]) -> list[str]:
         ranking: most harmful first.
     """
     return sorted(ranking, key=lambda name: name not in case.begin)
+
+
+def _each_tells(case: Case) -> bool:
+    """Whether none of the inputs may be missed, and each can be judged by itself."""
+    return case.settings.share_of_given >= 1.0 and not case.requirements.tells_of_all
 
 
 def _missed(panel: Panel, pins: frozenset[str], long: bool) -> list[Sample]:
