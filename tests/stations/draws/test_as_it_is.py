@@ -209,15 +209,15 @@ def test_a_word_for_less_than_usual_says_for_what(tmp_path: Path) -> None:
     assert "Robust for the 50 % asked for. Holds on given 2 of 2" in result._repr_markdown_()
 
 
+def spent(*_: object) -> None:
+    raise BudgetSpentError
+
+
 def test_a_spent_budget_says_what_the_plan_was_run_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where it ended the run before the baselines, in what is left all pins are asked about."""
     fixture = residual()
-
-    def spent(*_: object) -> None:
-        raise BudgetSpentError
-
     monkeypatch.setattr("bisect_trt.pipeline.measure_baselines", spent)
     result = run(fixture, fixture.inputs, tmp_path, budget=5.0)
     assert result.passed and result.out_of_time
@@ -229,10 +229,6 @@ def test_a_spent_budget_and_nothing_pinned_is_no_unknown_cause(
 ) -> None:
     """ "Keep 0 of 13 layers", it said, and that they were not yet proved to be minimal."""
     fixture = healthy()
-
-    def spent(*_: object) -> None:
-        raise BudgetSpentError
-
     monkeypatch.setattr("bisect_trt.pipeline.look_beyond", spent)
     result = run(fixture, fixture.inputs, tmp_path, budget=5.0)
     assert result.passed and result.out_of_time and not result.pinned
