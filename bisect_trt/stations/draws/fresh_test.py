@@ -159,6 +159,21 @@ def shortened(test: FreshTest, case: Case, usual_seconds: float) -> FreshTest:
     return _within(test, max(_TELLING, fitting))
 
 
+def out_of_reach(test: FreshTest, case: Case, usual_seconds: float, seen: int) -> FreshTest:
+    """``test`` of at most as many draws as usually take 25 s, and of eight at least: no pins pass
+    it any more, but those that are missing are still looked for.
+
+    Args:
+        test: as it was planned.
+        case: says how many inputs make a draw.
+        usual_seconds: about what an inference takes, as the bench counts it.
+        seen: so many draws were judged, all of which count. (Whoever stops at a miss bounds the
+            share from below as whoever meant to make so many draws, or lower than he could.)
+    """
+    fitting = int(_TOLD / _seconds_a_draw(case, usual_seconds))
+    return _within(test, max(_FEWEST, fitting, min(seen, test.draws)))
+
+
 def fitted(test: FreshTest, case: Case, probe_seconds: float, left_s: float) -> FreshTest:
     """``test`` with as many draws as can be made in ``left_s`` seconds, at least a few; its bound
     is then what it is.

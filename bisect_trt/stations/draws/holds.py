@@ -18,6 +18,7 @@ from bisect_trt.stations.draws.evidence import Refusal, missed_by_every
 from bisect_trt.stations.draws.fresh_draws import Draws
 from bisect_trt.stations.draws.fresh_test import (
     FreshTest,
+    out_of_reach,
     set_size,
     wanted_of_given,
     wanted_of_unseen,
@@ -40,7 +41,8 @@ def put_to_test(
     every: PrecisionPlan | None = None,
 ) -> tuple[Refusal | None, Holds | None]:
     """What speaks against ``plan`` (:func:`first_refusal`), or else on what it holds. Draws that
-    ``every`` layer pinned misses too speak against no plan; they are counted.
+    ``every`` layer pinned misses too speak against no plan; they are counted. Where there are more
+    of them than may miss, no plan passes, and a slow model's test ends sooner.
 
     Args:
         case: the given inputs, those kept apart, and what is asked for.
@@ -55,11 +57,16 @@ def put_to_test(
     _foretell(bench, judges, plan, test)
     draws = Draws(case, bench, judges, test)
     against = first_refusal(case, bench, judges, plan, draws, limit)
+    aside = dict.fromkeys(InputKind, 0)
     while against is not None and every is not None:
         of_no_pins = missed_by_every(case, bench, plan, every, against)
         if not of_no_pins:
             break
         draws.without |= of_no_pins
+        aside[against.kind] += len(of_no_pins) // set_size(case)
+        if aside[against.kind] > draws.test.misses:
+            seen = against.tested + aside[against.kind]
+            draws.test = out_of_reach(draws.test, case, bench.pace.usual_seconds, seen)
         against = first_refusal(case, bench, judges, plan, draws, limit)
     draws.without.clear()
     holds = _measured(case, bench, judges, plan, draws) if against is None else None

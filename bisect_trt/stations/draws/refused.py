@@ -132,8 +132,9 @@ def on_draws(
         return found, missed
     left = test.misses - seen
     further = test.draws - enough
+    rest = islice(stream, further * size)
     more, others = judge_all(
-        bench, judges, plan, stream, limit=limit, misses=left, size=size, of=further
+        bench, judges, plan, rest, limit=limit, misses=left, size=size, of=further
     )
     together = PanelResult(plan, found.names + more.names, found.results + more.results)
     return together, missed + others

@@ -12,16 +12,23 @@ import pytest
 
 import bisect_trt
 from bisect_trt.core.holds import InputKind
+from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.probe.result import PanelResult, SampleResult
+from bisect_trt.stations.asked.settings import Settings
+from bisect_trt.stations.bench.open_bench import open_bench
+from bisect_trt.stations.bench.pace import Pace
+from bisect_trt.stations.case.case import load
 from bisect_trt.stations.draws.evidence import (
     Refusal,
     all_in_fp32,
     missed_by_every,
     told_by_pins,
 )
+from bisect_trt.stations.draws.fresh_test import planned_test
+from bisect_trt.stations.draws.holds import put_to_test
 from bisect_trt.stations.draws.panel import Panel, PanelSamples
 from fixtures.build import GraphBuilder
 from fixtures.fixture import waves
@@ -144,3 +151,22 @@ def test_a_search_that_meets_such_draws_ends_with_a_plan(tmp_path: Path) -> None
     assert held.holds is not None and held.holds.given.passed == 8
     assert result.passed and result.pinned == ["/MatMul", "/Round"]
     assert [f.where for f in result.findings if f.kind == "fp32-misses"] == [""]
+
+
+@pytest.mark.parametrize(("seconds", "fewest", "most"), [(1e-3, 40, 300), (0.5, 8, 30)])
+def test_a_slow_models_test_that_no_pins_pass_is_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, fewest: int, most: int
+) -> None:
+    """RT-DETR on two cores: 250 s of draws for a word that the first of them had said."""
+    monkeypatch.setattr(Pace, "usual_seconds", property(lambda _: seconds))
+    model, given = rounded()
+    settings = Settings(model, given, require="max_abs<=0.5", runner="emulated", out=tmp_path)
+    case = load(settings, Observer())
+    with open_bench(case, Observer()) as bench:
+        judges, plan = [bench.prober, bench.second], case.base.with_pins(("/MatMul", "/Round"))
+        test = planned_test(case, 0, seconds, last=False)
+        every = all_in_fp32(case, case.base)
+        refused, holds = put_to_test(case, bench, judges, plan, test, 1.0, every)
+    assert refused is None and holds is not None
+    assert fewest <= holds.redrawn.tested <= most
+    assert holds.redrawn.passed < holds.redrawn.tested, "what FP32 misses too is counted"

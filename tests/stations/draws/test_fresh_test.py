@@ -28,6 +28,7 @@ from bisect_trt.stations.draws.fresh_test import (
     FreshTest,
     fitted,
     planned_test,
+    out_of_reach,
     shortened,
     wanted_of_unseen,
 )
@@ -266,6 +267,16 @@ def test_a_plan_that_was_refused_is_told_of_in_fewer_draws(tmp_path: Path) -> No
         looks = 2 if less.draws > less.enough else 1
         assert less.stream == test.stream
         assert less.confidence == pytest.approx(1.0 - test.risk / looks, abs=1e-12)
+
+
+def test_a_test_that_no_plan_passes_is_short_where_draws_are_slow(tmp_path: Path) -> None:
+    case = case_of(tmp_path, 0.95)
+    for seconds, draws in ((1e-3, None), (0.05, 83), (0.2, 20), (2.0, 8)):
+        test = planned_test(case, 0, seconds, last=False)
+        less = out_of_reach(test, case, seconds, 4)
+        assert less.draws == (test.draws if draws is None else min(draws, test.draws))
+        assert out_of_reach(test, case, seconds, 1000) == test, "what was seen counts"
+        assert (less.stream, less.risk) == (test.stream, test.risk)
 
 
 @pytest.mark.parametrize(("made", "risk"), [(0, 0.05), (1, 0.05 / 6.0), (3, 0.05 / 24.0)])
