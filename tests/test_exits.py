@@ -201,6 +201,36 @@ def test_an_error_that_ctrl_c_made_is_an_interruption() -> None:
         STOPPING.clear()
 
 
+@pytest.mark.parametrize("where", ["destructor", "callback"])
+def test_ctrl_c_while_an_object_is_freed_is_not_lost(where: str) -> None:
+    """Nothing can be raised there: the run went on, with a line about what was ignored."""
+    script = (
+        "import os, signal, time, weakref\n"
+        "from bisect_trt.report.terminal.exits import guarded\n"
+        "def interrupt(*_):\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    time.sleep(0.1)\n"
+        "class Freed:\n"
+        f"    {'__del__ = interrupt' if where == 'destructor' else 'pass'}\n"
+        "@guarded\n"
+        "def command():\n"
+        "    freed = Freed()\n"
+        f"    watch = weakref.ref(freed, interrupt) if {where == 'callback'} else None\n"
+        "    del freed\n"
+        f"    time.sleep({HANG_S})\n"
+        "command()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env=plain_environment(),
+        timeout=HANG_S / 2,
+    )
+    assert done.returncode == 130
+    assert done.stderr == "bisect-trt: interrupted; nothing was kept\n"
+
+
 @pytest.mark.parametrize(("raised", "code"), [("from KeyboardInterrupt()", 130), ("", 1)])
 def test_ctrl_c_that_an_extension_made_an_import_error_of(raised: str, code: int) -> None:
     """ONNX Runtime's does, where the signal comes while it is being loaded."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.names import counted
 from bisect_trt.core.precision import Precision
 from bisect_trt.graph.files.load import load_model
 from bisect_trt.graph.files.save import check_target, save_model, save_text
@@ -74,7 +75,7 @@ def mark_command(model: Path, selectors: tuple[str, ...], target: Path) -> int:
         save_model(marked, target.resolve())  # a link stays one
     more = len(marked.graph.output) - len(loaded.proto.graph.output)
     with output():
-        click.echo(f"{more} more outputs")
+        click.echo(counted(more, "more output"))
     return 0
 
 

@@ -28,8 +28,12 @@ def some_of(names: Sequence[str], most: int) -> str:
 
 def counted(number: int, thing: str) -> str:
     """``1 layer``, ``3 layers``: of a word whose plural ends in s."""
-    plural = "es" if thing.endswith("s") else "s"
-    return f"{number:,} {thing}{'' if number == 1 else plural}"
+    return f"{number:,} {thing if number == 1 else plural(thing)}"
+
+
+def plural(thing: str) -> str:
+    """``layers``, ``passes``, ``Softmaxes``."""
+    return f"{thing}{'es' if thing.endswith(('s', 'x')) else 's'}"
 
 
 def printable(text: str) -> str:

@@ -44,6 +44,8 @@ def test_the_largest_blocks_come_first_and_the_rest_is_counted() -> None:
     words = in_words(pinned, [Pattern("Softmax", ("s",), False)], [*layers, soft])
     assert words[0] == "m0/x: 7 Add" and words[-1] == "and 16 more in 4 blocks, in pins.csv"
     assert in_words(["s"], [Pattern("Softmax", ("s",), False)], [soft]) == ["Softmax"]
+    others = [Pattern("Softmax", (name,), False) for name in ("s", "t")]
+    assert in_words(["s"], others, [soft]) == ["1 of the 2 Softmaxes"]
 
 
 def test_regimes() -> None:

@@ -10,6 +10,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.names import counted
 from bisect_trt.graph.tensors.dims import is_placeholder
 
 
@@ -98,8 +99,8 @@ def check_array(
         )
     if spec.shape is not None and len(shape) != len(spec.shape):
         raise BadInputError(
-            f"{where}: input {spec.name!r} has {len(shape)} dimensions, the model takes "
-            f"{len(spec.shape)}"
+            f"{where}: input {spec.name!r} has {counted(len(shape), 'dimension')}, the model "
+            f"takes {len(spec.shape)}"
         )
     for axis, (size, dim) in enumerate(zip(shape, spec.shape or (), strict=False)):
         if isinstance(dim, int) and size != dim:

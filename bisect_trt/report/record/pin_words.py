@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from bisect_trt.core.names import plural
 from bisect_trt.graph.model.layers import Layer
 from bisect_trt.graph.model.patterns import Pattern
 
@@ -35,7 +36,7 @@ def in_words(
     for (kind, ops), members in groups.items():
         counted = ", ".join(f"{n} {op}" if n > 1 else op for op, n in Counter(ops).items())
         one = "" if len(members) == 1 else " of each"
-        which = f"{len(members)} of the {totals[kind]} {kind}s" if totals[kind] > 1 else kind
+        which = f"{len(members)} of the {totals[kind]} {plural(kind)}" if totals[kind] > 1 else kind
         inside = "" if ops == (kind,) else f": {counted}{one}"
         lines.append((len(members) * len(ops), which + inside))
     scopes: dict[str, list[str]] = {}

@@ -29,6 +29,9 @@ from bisect_trt.core.machine.stop import STOPPING, StoppedError, is_stop
 
 Command = Callable[..., int | None]
 
+_AGAIN_S = 0.02
+"""Then the destructor is left, in which nothing can be raised."""
+
 
 def _interrupt(number: int, frame: object) -> None:
     """SIGTERM, and the end of the terminal, are answered as Ctrl-C is: workers ended, the best plan
@@ -36,6 +39,24 @@ def _interrupt(number: int, frame: object) -> None:
     """
     STOPPING.set()
     raise KeyboardInterrupt
+
+
+def _not_lost(hook: Callable[[Any], object]) -> Callable[[Any], object]:
+    """``hook`` for what nothing can raise; an interrupt that came while an object was freed comes
+    again.
+    """
+
+    main = threading.main_thread().ident
+
+    def hear(unraisable: Any) -> object:
+        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+            return hook(unraisable)
+        again = threading.Timer(_AGAIN_S, signal.pthread_kill, (main, signal.SIGINT))
+        again.daemon = True
+        again.start()
+        return None
+
+    return hear
 
 
 @contextmanager
@@ -60,9 +81,11 @@ def _interruptible() -> Iterator[None]:
 
         answers[hangup] = hung_up
     before = {number: signal.signal(number, answer) for number, answer in answers.items()}
+    hook, sys.unraisablehook = sys.unraisablehook, _not_lost(sys.unraisablehook)
     try:
         yield
     finally:
+        sys.unraisablehook = hook
         for number, handler in before.items():
             signal.signal(number, handler)
 

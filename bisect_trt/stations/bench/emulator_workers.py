@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bisect_trt.core.machine.cores import thread_count
+from bisect_trt.core.names import counted
 from bisect_trt.runners.emulator.fleet import EmulatedFleet
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.runners.emulator.server import SERVER, server_arguments
@@ -85,5 +86,6 @@ def shared_out(workers: int, threads: int) -> tuple[int, int]:
 
 def fewer_hired(asked: int, hired: int) -> str:
     """Why fewer workers were hired than asked for."""
-    cores = "core" if hired == 1 else "cores"
-    return f"--workers {asked}: more than the {hired} {cores} to use here, so {hired} were hired"
+    were = "was" if hired == 1 else "were"
+    cores = counted(hired, "core")
+    return f"--workers {asked}: more than the {cores} to use here, so {hired} {were} hired"

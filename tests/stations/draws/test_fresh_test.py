@@ -27,8 +27,8 @@ from bisect_trt.stations.draws.fresh_test import (
     MAX_TESTS,
     FreshTest,
     fitted,
-    planned_test,
     out_of_reach,
+    planned_test,
     shortened,
     wanted_of_unseen,
 )
