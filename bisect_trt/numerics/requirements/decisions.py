@@ -21,11 +21,25 @@ def is_decision(metric: str) -> bool:
 
 
 def places_of(metric: str) -> int:
-    """The K of ``topK``: of an output with no more values along its last axis it is always true. 0
-    for another metric.
+    """The K of ``topK``, 1 of ``argmax``: of an output with no more values to choose among it is
+    always true. 0 for another metric.
     """
     found = _TOP.match(metric)
-    return int(found[1]) if found is not None else 0
+    return int(found[1]) if found is not None else int(metric == "argmax")
+
+
+def choices(metric: str, output: NDArray[Any]) -> int | None:
+    """How many values of ``output`` a ``topK`` or ``argmax`` chooses among; None for another
+    metric, and where it asks for the same elements.
+
+    Args:
+        metric: any.
+        output: any shape and dtype.
+    """
+    if not places_of(metric) or _is_decided(output):
+        return None
+    shape: tuple[int, ...] = (1, *output.shape)
+    return shape[2] if metric == "argmax" and output.ndim >= 4 else shape[-1]
 
 
 def decision(metric: str, reference: NDArray[Any], candidate: NDArray[Any]) -> float:
@@ -56,7 +70,7 @@ def decision(metric: str, reference: NDArray[Any], candidate: NDArray[Any]) -> f
         return _mask_iou(reference, candidate)
     if not is_decision(metric):
         raise ValueError(f"{metric!r} is no decision")
-    if reference.dtype.kind == "b" or (reference.dtype.kind in "iu" and reference.itemsize > 1):
+    if _is_decided(reference):
         return float(np.mean(reference == candidate))
     if metric == "argmax":
         axis = 1 if reference.ndim >= 4 else -1
@@ -69,6 +83,11 @@ def decision(metric: str, reference: NDArray[Any], candidate: NDArray[Any]) -> f
     places = np.arange(ref.shape[1])
     ahead = (got > chosen[:, None]) | ((got == chosen[:, None]) & (places < wanted[:, None]))
     return float(np.mean(ahead.sum(axis=1) < places_of(metric)))
+
+
+def _is_decided(output: NDArray[Any]) -> bool:
+    """Whether its elements are decisions already: truth values, or integers that may be ids."""
+    return output.dtype.kind == "b" or (output.dtype.kind in "iu" and output.itemsize > 1)
 
 
 def _mask_iou(reference: NDArray[Any], candidate: NDArray[Any]) -> float:

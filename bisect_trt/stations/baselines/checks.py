@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from bisect_trt.core.errors import BadInputError, RunnerFailedError, one_line
 from bisect_trt.core.sample import evenly
+from bisect_trt.graph.model.inputs import input_specs
 from bisect_trt.numerics.arrays import Arrays
-from bisect_trt.numerics.requirements.decisions import places_of
+from bisect_trt.numerics.requirements.decisions import choices, places_of
 from bisect_trt.numerics.requirements.requirements import Requirements
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.runners.ort.reference import Reference
@@ -44,15 +45,23 @@ def check_reference(result: ProbeResult, requirements: Requirements) -> None:
             )
 
 
-def _is_single(case: Case, name: str) -> bool:
-    """Whether the output is declared to be a single value, whatever the input."""
+def _is_single(case: Case, bench: Bench, name: str) -> bool:
+    """Whether the output is a single value for inputs of these shapes, whatever they hold: not
+    where what is found in them decides.
+    """
     declared = next(o for o in case.graph.proto.graph.output if o.name == name).type.tensor_type
-    return declared.HasField("shape") and all(d.dim_value == 1 for d in declared.shape.dim)
+    taken = {dim for spec in input_specs(case.graph.proto) for dim in spec.shape or ()}
+    if not declared.HasField("shape") or not all(
+        dim.dim_value == 1 or dim.dim_param in taken for dim in declared.shape.dim
+    ):
+        return False
+    asked = evenly(case.samples, _MOST_CHECKED)
+    return all(bench.references.of(sample)[name].size == 1 for sample in asked)
 
 
 def check_decisions(case: Case, bench: Bench) -> None:
-    """Refuse a top-K of outputs that have no more values than K, and a cosine of single values,
-    which sees their signs alone: whatever a plan does is right.
+    """Refuse a top-K of outputs that have no more values than K, an argmax of one channel, and a
+    cosine of single values, which sees their signs alone: whatever a plan does is right.
 
     Raises:
         BadInputError: names the condition and the outputs.
@@ -61,20 +70,20 @@ def check_decisions(case: Case, bench: Bench) -> None:
     asked = [item for item in items if places_of(item.metric)]
     cosines = [item for item in items if item.metric == "cosine"]
     outputs = bench.references.of(case.samples[0]) if asked or cosines else {}
-    sizes = {name: (1, *array.shape)[-1] for name, array in outputs.items()}
     for item in cosines:
-        if all(_is_single(case, n) for n in outputs if item.output in (None, n)):
+        if all(_is_single(case, bench, n) for n in outputs if item.output in (None, n)):
             raise BadInputError(
                 f"--requirement {item.text}: nearly always true, for of a single value the cosine "
                 "sees the sign alone; ask for max_abs or atol"
             )
     for item in asked:
-        looked_at = {n: size for n, size in sizes.items() if item.output in (None, n)}
-        if all(size <= places_of(item.metric) for size in looked_at.values()):
-            said = ", ".join(f"{name!r} has {size}" for name, size in looked_at.items())
+        looked_at = {n: a for n, a in outputs.items() if item.output in (None, n)}
+        among = {n: choices(item.metric, array) for n, array in looked_at.items()}
+        if all(size is not None and size <= places_of(item.metric) for size in among.values()):
+            said = ", ".join(f"{name!r} has {size}" for name, size in among.items())
             raise BadInputError(
-                f"--requirement {item.text}: always true, for along its last axis output {said} "
-                "values; ask for another output or metric"
+                f"--requirement {item.text}: always true, for it chooses among the values along "
+                f"one axis, of which output {said}; ask for another output or metric"
             )
 
 

@@ -23,7 +23,7 @@ def diagnose_reduced(
     base: ProbeResult,
     table: pd.DataFrame,
     sensitivity: Sensitivity,
-    probe: Callable[[frozenset[str]], ProbeResult],
+    pinned: Callable[[frozenset[str]], tuple[float, float]],
     precision: Precision,
     overflowing_weights: frozenset[str] = frozenset(),
     where: str = "",
@@ -44,7 +44,7 @@ def diagnose_reduced(
         base: the probe of everything lowered.
         table: a row a layer, with ``introduced_finite`` and ``underflows``.
         sensitivity: what each layer does alone.
-        probe: the result of a set of pins.
+        pinned: the scores without a set of pins and with it, of the same inputs.
         precision: for the sentence.
         overflowing_weights: layers with a constant that does not fit.
         where: what the scores are the worst of, where these are not the given inputs alone.
@@ -54,7 +54,7 @@ def diagnose_reduced(
         together: whether such a thing is missed on draws only, of which ``alone`` tells nothing.
     """
     name = precision.value.upper()
-    overflow = _overflow(name, base, table, probe, overflowing_weights, sensitivity.must_pin)
+    overflow = _overflow(name, table, pinned, overflowing_weights, sensitivity.must_pin)
     if overflow is not None:
         return overflow
     scores = sensitivity.scores
@@ -86,9 +86,8 @@ def diagnose_reduced(
 
 def _overflow(
     name: str,
-    base: ProbeResult,
     table: pd.DataFrame,
-    probe: Callable[[frozenset[str]], ProbeResult],
+    pinned: Callable[[frozenset[str]], tuple[float, float]],
     overflowing_weights: frozenset[str],
     guilty: frozenset[str],
 ) -> Diagnosis | None:
@@ -100,9 +99,9 @@ def _overflow(
     not_finite = tuple(sorted(in_order, key=lambda n: n not in guilty))
     if not not_finite:
         return None
-    without = probe(frozenset(not_finite))
-    cured = math.isinf(base.score) and math.isfinite(without.score)
-    if not (cured or without.score <= base.score / 2.0):
+    before, after = pinned(frozenset(not_finite))
+    cured = math.isinf(before) and math.isfinite(after)
+    if not (cured or after <= before / 2.0):
         return None
     return _not_finite(name, not_finite, _underflowing(table) - overflowing_weights)
 

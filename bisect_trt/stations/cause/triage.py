@@ -31,6 +31,7 @@ from bisect_trt.stations.cause.sensitivity import (
     suspicion_of,
 )
 from bisect_trt.stations.cause.unseen import Unseen
+from bisect_trt.stations.cause.worst_seen import with_pins_there, worst_seen
 from bisect_trt.stations.draws.fresh_test import each_must_hold, set_size
 from bisect_trt.stations.engine.baselines import EngineBaselines
 
@@ -122,10 +123,10 @@ def find_cause(
     limit = _first_limit(emulated.lowered, pinned, engine)
     layers = layers_seen(case, bench, emulated, sensitivity)
     diagnosis = diagnose_reduced(
-        _worst_seen(emulated.lowered, unseen).under(limit),
+        worst_seen(emulated.lowered, unseen).under(limit),
         layers,
         sensitivity.under(limit),
-        lambda pins: bench.prober.probe(base.with_pins(pins)).under(limit),
+        lambda pins: with_pins_there(case, bench, base, pins, unseen),
         case.settings.precision,
         heavy,
         _WORST if unseen is not None else "",
@@ -134,7 +135,7 @@ def find_cause(
         together=set_size(case) > 1 or case.requirements.tells_of_all,
     )
     if engine is not None and not engine.base.worst:
-        seen = _worst_seen(emulated.lowered, unseen)
+        seen = worst_seen(emulated.lowered, unseen)
         diagnosis = _without_engine(case, diagnosis, engine.base, seen)
     if emulated.lowered.verdict.passed and engine is None and unseen is not None:
         others = _others(unseen, set_size(case))
@@ -160,17 +161,6 @@ def _without_engine(
         f"{told}, and by emulation {name} meets the requirement: pins are found by trial, and what "
         "the engine does not take is among them.",
     )
-
-
-def _worst_seen(given: ProbeResult, unseen: Unseen | None) -> ProbeResult:
-    """Everything lowered where it does worst: on the ``given`` inputs, or on draws."""
-    worst = given
-    if unseen is not None and unseen.lowered.score > worst.score:
-        worst = unseen.lowered
-    refused = unseen.refused if unseen is not None else None
-    if refused is not None and refused.score > worst.score:
-        worst = replace(worst, score=refused.score, verdict=Verdict.FAIL)
-    return worst
 
 
 def _ranking(

@@ -49,7 +49,7 @@ def cause(
         probed(3.0),
         table,
         measured(scores),
-        lambda _: probed(without),
+        lambda _: (3.0, without),
         Precision.FP16,
         layers=layers,
         alone=alone,

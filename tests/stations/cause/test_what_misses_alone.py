@@ -129,3 +129,28 @@ def test_each_condition_is_looked_at_on_the_input_that_misses_it(
     )
     alone = result.layers.set_index("layer")["alone_score"]
     assert (alone > 1.0).all(), result.sentence
+
+
+@pytest.mark.parametrize(("share", "passes"), [(0.7, False), (1.05, True)])
+def test_a_mask_that_overflows_is_no_cause_because_draws_do_worse(
+    tmp_path: Path, share: float, passes: bool
+) -> None:
+    """-1e9 becomes -inf in FP16, and a Softmax makes zero of either. The score of the given input
+    with it pinned was held against that of draws, which miss by more: "overflow".
+    """
+    build = GraphBuilder(0)
+    query, key = (build.op("MatMul", "x", build.normal(16, 16, scale=2.0)) for _ in range(2))
+    scores = build.op("MatMul", query, build.op("Transpose", key, perm=[1, 0]))
+    open_ = build.op("Greater", "mask", build.weight(0.5))
+    bias = build.op("Where", open_, build.weight(0.0), build.weight(-1e9))
+    weights = build.op("Softmax", build.op("Add", scores, bias), axis=-1)
+    seen = build.op("MatMul", weights, build.op("MatMul", "x", build.normal(16, 4, scale=30.0)))
+    model = build.model({"x": [12, 16], "mask": [1, 12]}, {seen: [12, 4]})
+    mask = (np.arange(12) < 9).astype(np.float32)[None]
+    given = {"x": np.cumsum(0.3 * waves(0, 12, 16), axis=0).astype(np.float32), "mask": mask}
+    loose = {"require": "max_abs<=1", "out": tmp_path / "loose", "robust": 0}
+    error = bisect_trt.bisect(model, given, runner="emulated", **loose).base_score
+    asked = {"require": f"max_abs<={error * share:g}", "runner": "emulated"}
+    result = bisect_trt.bisect(model, given, out=tmp_path / "run", **asked)
+    assert (result.base_score <= 1.0) is passes
+    assert result.cause is not Cause.OVERFLOW, result.sentence
