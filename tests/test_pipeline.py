@@ -251,6 +251,26 @@ def test_golden_outputs_are_compared_first(tmp_path: Path) -> None:
     assert (tmp_path / "b" / "run.json").exists() and result.new_probes == 0
 
 
+def test_golden_outputs_that_are_broken_are_told_as_such(tmp_path: Path) -> None:
+    fixture = healthy()
+    golden = run_model(fixture.model, fixture.inputs)[0].copy()
+    golden.flat[1] = np.nan
+    found = run(fixture, tmp_path, golden={"y": golden})
+    assert found.cause.value == "golden-mismatch"
+    assert found.sentence.startswith("Golden output 'y' holds 1 NaN or infinite values where the")
+
+
+def test_inputs_of_few_dimensions_are_scaled_too(tmp_path: Path) -> None:
+    fixture = healthy()
+    golden = {"y": run_model(fixture.model, fixture.inputs)[0]}
+    fed = {name: np.float32(255.0) * array for name, array in fixture.inputs.items()}
+    assert {array.ndim for array in fed.values()} == {2}
+    found = bisect_trt.bisect(
+        fixture.model, fed, require="max_abs<=1e-3", golden=golden, out=tmp_path, robust=0
+    )
+    assert "divided by 255" in found.sentence
+
+
 def all_right(references: Sequence[object], candidates: Sequence[object]) -> float:
     return float(len(references) - len(candidates))
 

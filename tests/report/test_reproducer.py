@@ -127,6 +127,18 @@ def test_seeded_weights_come_out_of_the_script(tmp_path: Path, precision: Precis
         assert stored[tensor.name].data_type == tensor.data_type
 
 
+def test_without_an_engine_a_script_writes_the_seeded_weights(tmp_path: Path) -> None:
+    """Of a check's piece nobody wrote them, and model.onnx could not be loaded."""
+    found, folder = replace(reduced(2, channels=600, size=2), versions={}), tmp_path / "r"
+    write_reproducer(found, folder, "x")
+    assert not (folder / "run.py").exists()
+    assert "`weights.py` writes them" in (folder / "README.md").read_text()
+    done = subprocess.run([sys.executable, str(folder / "weights.py")], check=False)
+    assert done.returncode == 0
+    again = outputs_of(onnx.load(folder / "model.onnx"), found.sample.arrays, "again")
+    assert all(np.array_equal(again[n], a) for n, a in found.expected.items())
+
+
 @pytest.mark.parametrize(
     ("recurrent", "words", "most"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +66,32 @@ def dynamic_inputs(model: onnx.ModelProto) -> list[str]:
         for spec in input_specs(model)
         if spec.shape is None or not all(isinstance(size, int) for size in spec.shape)
     ]
+
+
+def check_names(where: str, names: Sequence[str], specs: Sequence[InputSpec]) -> None:
+    """Refuse a sample of other arrays than the model takes.
+
+    Args:
+        where: the sample's name, for messages.
+        names: of its arrays.
+        specs: what the model takes.
+
+    Raises:
+        BadInputError: names the first that is missing, or is too many.
+    """
+    wanted = [s.name for s in specs]
+    missing = [n for n in wanted if n not in names]
+    extra = [n for n in names if n not in wanted]
+    if missing:
+        raise BadInputError(
+            f"{where}: input {missing[0]!r} is missing; the model takes {', '.join(wanted)}, the "
+            f"sample holds {', '.join(names) or 'nothing'}"
+        )
+    if extra:
+        raise BadInputError(
+            f"{where}: {extra[0]!r} is no input of the model, or one with a default, which is a "
+            f"constant here; it takes {', '.join(wanted) or 'none'}"
+        )
 
 
 def check_array(

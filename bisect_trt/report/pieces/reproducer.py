@@ -21,10 +21,10 @@ from bisect_trt.stations.pieces.seeded_weights import Seeded, kept_apart
 from bisect_trt.stations.pieces.seen import Suspect
 
 RECORD, MODEL, INPUTS, EXPECTED = "reduce.json", "model.onnx", "inputs.npz", "expected.npz"
-RUN, README, WEIGHTS = "run.py", "README.md", "model.weights"
+RUN, README, WEIGHTS, DRAWN = "run.py", "README.md", "model.weights", "weights.py"
 FOLDER = OwnedFolder(
     "bisect-trt reduce",
-    frozenset({RECORD, MODEL, f"{MODEL}.data", INPUTS, EXPECTED, RUN, README, WEIGHTS}),
+    frozenset({RECORD, MODEL, f"{MODEL}.data", INPUTS, EXPECTED, RUN, README, WEIGHTS, DRAWN}),
     RECORD,
 )
 _RUNS = 10
@@ -56,6 +56,9 @@ def _write(reduced: Reduced, folder: Path, made_by: str) -> None:
         save_model(model, folder / MODEL)
     if engine_of(reduced) is not None:
         (folder / RUN).write_text(_script(reduced, seeded), encoding="utf-8")
+    elif seeded:
+        text = _rendered("weights.py.j2", seeded=_rows(seeded))
+        (folder / DRAWN).write_text(text, encoding="utf-8")
     size = sum(path.stat().st_size for path in folder.iterdir())
     text = _readme(reduced, made_by, size)
     (folder / README).write_text(text, encoding="utf-8", errors="replace")
@@ -64,16 +67,19 @@ def _write(reduced: Reduced, folder: Path, made_by: str) -> None:
 
 
 def _script(reduced: Reduced, seeded: Sequence[Seeded]) -> str:
-    rows = [(s.dtype, s.size, s.seed, s.mean, s.deviation) for s in seeded]
     return _rendered(
         "run.py.j2",
         runs=_RUNS,
         tf32=reduced.precision is Precision.TF32,
         allowed=repr({n: reduced.seen.allowed[n] for n in reduced.expected}),
         breaks=repr(list(reduced.seen.breaks)),
-        seeded=repr(rows),
+        seeded=_rows(seeded),
         module=engine_of(reduced),
     )
+
+
+def _rows(seeded: Sequence[Seeded]) -> str:
+    return repr([(s.dtype, s.size, s.seed, s.mean, s.deviation) for s in seeded])
 
 
 def _readme(reduced: Reduced, made_by: str, size: int) -> str:
@@ -96,6 +102,7 @@ def _readme(reduced: Reduced, made_by: str, size: int) -> str:
         nodes=[(markdown(n), markdown(op)) for n, op in reduced.nodes],
         weights=weights,
         seeded=len(reduced.seeded),
+        draws=RUN if engine_of(reduced) is not None else DRAWN,
         size=f"{size / 2**20:.1f} MB" if size >= 2**20 else f"{size / 2**10:.1f} kB",
         onnx=onnx.__version__,
     )

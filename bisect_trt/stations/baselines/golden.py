@@ -46,16 +46,9 @@ def check_golden(case: Case, bench: Bench) -> Diagnosis | None:
         return None
     sample = case.samples[0]
     reference = bench.references.of(sample)
-    for name, array in golden.items():
-        if array.shape == reference[name].shape:
-            continue
-        said = f"output {name!r} has shape {array.shape}, the model gives {reference[name].shape}"
-        if _may_differ(case.graph.proto, name, array.shape):
-            told = f"The reference itself differs from the golden outputs: {said}; look at the "
-            return Diagnosis(
-                Cause.GOLDEN_MISMATCH, f"{told}export, or whether they are of this input."
-            )
-        raise BadInputError(f"--golden: {said}")
+    told = other_shapes(case, reference) or _not_finite(golden, reference)
+    if told is not None:
+        return told
     if left := [name for name in reference if name not in golden]:
         message = (
             f"--golden has no {some_of(left, _NAMED)}: of the outputs only the others were held "
@@ -87,6 +80,43 @@ def check_golden(case: Case, bench: Bench) -> Diagnosis | None:
         f"The reference itself differs from the golden outputs ({times(score)}, "
         f"{_where(asked, case.requirements, golden, reference)}); {why}",
     )
+
+
+def other_shapes(case: Case, reference: Arrays) -> Diagnosis | None:
+    """The end of the run if a golden output has another shape than the reference's.
+
+    Args:
+        case: has the golden outputs, if any.
+        reference: the outputs for the input that they belong to.
+
+    Raises:
+        BadInputError: it is a shape that the model's output cannot have.
+    """
+    for name, array in (case.golden or {}).items():
+        if array.shape == reference[name].shape:
+            continue
+        said = f"output {name!r} has shape {array.shape}, the model gives {reference[name].shape}"
+        if _may_differ(case.graph.proto, name, array.shape):
+            told = f"The reference itself differs from the golden outputs: {said}; look at the "
+            return Diagnosis(
+                Cause.GOLDEN_MISMATCH, f"{told}export, or whether they are of this input."
+            )
+        raise BadInputError(f"--golden: {said}")
+    return None
+
+
+def _not_finite(golden: Arrays, reference: Arrays) -> Diagnosis | None:
+    """Golden outputs that are not finite where the reference is: no preprocessing made them so."""
+    for name, array in golden.items():
+        broken = ~np.isfinite(array) & np.isfinite(reference[name])
+        if count := int(np.count_nonzero(broken)):
+            at = tuple(int(i) for i in np.argwhere(broken)[0])
+            return Diagnosis(
+                Cause.GOLDEN_MISMATCH,
+                f"Golden output {name!r} holds {count} NaN or infinite values where the reference "
+                f"is finite, the first at {at}: look at what wrote it.",
+            )
+    return None
 
 
 def _may_differ(model: onnx.ModelProto, name: str, shape: tuple[int, ...]) -> bool:
@@ -145,7 +175,7 @@ def explain_golden(inputs: Arrays, score: Callable[[Arrays], float]) -> Explanat
     None if no change explains them.
     """
     for name, array in inputs.items():
-        if array.dtype != np.float32 or array.ndim < 3:
+        if array.dtype != np.float32 or not array.ndim:
             continue
         singles = list(_changes(array))
         pairs = (
@@ -171,7 +201,7 @@ def _changes(array: NDArray[np.float32]) -> Iterator[tuple[str, Change]]:
     yield "scaled from [0, 1] to [-1, 1]", lambda x: x * np.float32(2.0) - np.float32(1.0)
     yield "scaled from [-1, 1] to [0, 1]", lambda x: (x + np.float32(1.0)) / np.float32(2.0)
     axis = next((a for a in (1, array.ndim - 1, 0) if a < array.ndim and array.shape[a] == 3), None)
-    if axis is None:
+    if axis is None or array.ndim < 3:  # as images have them
         return
     shape = [3 if a == axis else 1 for a in range(array.ndim)]
     mean, deviation = _MEAN.reshape(shape), _DEVIATION.reshape(shape)

@@ -4,6 +4,7 @@ inflated.
 
 from __future__ import annotations
 
+import io
 import math
 import zipfile
 from collections.abc import Callable, Sequence
@@ -16,6 +17,9 @@ from bisect_trt.core.errors import BadInputError, MachineError
 from bisect_trt.core.machine.memory import free_bytes, in_words
 
 CheckHeader = Callable[[str, "np.dtype[Any]", tuple[int, ...]], None]
+_LONGEST = 10_000
+"""Bytes of a header that NumPy takes by itself."""
+
 ENDING = ".npy"
 """Of an array's file, and of an array inside an .npz file."""
 
@@ -131,8 +135,13 @@ def _kept_promise(stream: IO[bytes], size: int) -> tuple[int, ...]:
 
 def _header(stream: IO[bytes]) -> Header:
     version = np.lib.format.read_magic(stream)
-    read = np.lib.format.read_array_header_1_0
+    read, size = np.lib.format.read_array_header_1_0, 2
     if version != (1, 0):
-        read = np.lib.format.read_array_header_2_0
-    shape, by_columns, dtype = read(stream)
+        read, size = np.lib.format.read_array_header_2_0, 4
+    length = stream.read(size)
+    # NumPy reads it all before it says that it is too long.
+    if int.from_bytes(length, "little") > _LONGEST:
+        raise ValueError("its header is too long for one of NumPy's")
+    text = io.BytesIO(length + stream.read(int.from_bytes(length, "little")))
+    shape, by_columns, dtype = read(text)
     return Header(np.dtype(dtype), tuple(int(n) for n in shape), bool(by_columns))

@@ -6,9 +6,6 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
-
-import numpy as np
 
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.finding import Finding
@@ -34,9 +31,9 @@ from bisect_trt.runners.tensorrt.profile import profile_of
 from bisect_trt.stations.asked.named_layers import held_layers, marked_layers
 from bisect_trt.stations.asked.saved_plan import SavedPlan, begun_at, read_plan
 from bisect_trt.stations.asked.settings import Settings
-from bisect_trt.stations.case.array_files import read_npz
 from bisect_trt.stations.case.checked_rewrite import rewritten
 from bisect_trt.stations.case.given_inputs import load_inputs, short_digest
+from bisect_trt.stations.case.golden_file import load_golden
 from bisect_trt.stations.case.need import check_need, need_of, need_of_samples
 from bisect_trt.stations.case.odd_outputs import odd_outputs, refuse_incomparable
 from bisect_trt.stations.case.samples import suspicious_inputs
@@ -184,7 +181,7 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Ca
     requirements = parse_requirements(settings.require, graph.outputs, metrics, collective)
     if settings.profiles:  # nonsense is an error with every runner
         profile_of(graph.proto, (*samples, *holdout), settings.profiles)
-    golden = _load_golden(settings, graph, len(samples))
+    golden = load_golden(settings, graph, len(samples))
     findings = (*counted, *_findings(settings, graph, samples, replaced))
     findings += odd_outputs(graph, requirements, [layer.name for layer in layers])
     if requirements.of_sets and settings.asked_of_given < 1.0:
@@ -244,33 +241,3 @@ def _findings(
     for sentence in suspicious_inputs(samples):
         found.append(Finding("input", sentence.partition(":")[0], sentence))
     return (*found, *cautions(graph), *weight_findings(graph, settings.precision))
-
-
-def _load_golden(settings: Settings, graph: Graph, inputs: int) -> Arrays | None:
-    """The golden outputs by name, checked against the model's; they belong to one input."""
-    golden = settings.golden
-    if golden is None:
-        return None
-    if isinstance(golden, Mapping):
-        where, arrays = "--golden", dict(golden)
-    else:
-        where = f"--golden {golden}"
-        if not Path(golden).is_file():
-            raise BadInputError(f"{where}: no such file")
-        arrays = read_npz(Path(golden))
-    unknown = [n for n in arrays if n not in graph.outputs]
-    if unknown or not arrays:
-        named = repr(unknown[0]) if unknown else "nothing"
-        raise BadInputError(
-            f"{where}: holds {named}, which is no output of the model; it has "
-            f"{', '.join(graph.outputs)}"
-        )
-    found = {name: np.asarray(a) for name, a in arrays.items()}
-    for name, array in found.items():
-        if array.dtype.kind not in "biuf":
-            raise BadInputError(f"{where}: output {name!r} holds {array.dtype}, no plain numbers")
-    if inputs > 1:
-        raise BadInputError(
-            f"--golden belongs to one input, and {inputs} were given; pass one --input"
-        )
-    return found

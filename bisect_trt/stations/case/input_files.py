@@ -25,9 +25,15 @@ from bisect_trt.core.disk.unchanged import unchanged
 from bisect_trt.core.errors import BadInputError, MachineError, one_line
 from bisect_trt.core.lazy_arrays import LazyArrays
 from bisect_trt.core.user.user_code import load_object, users_code
-from bisect_trt.graph.model.inputs import InputSpec, check_array
+from bisect_trt.graph.model.inputs import InputSpec, check_array, check_names
 from bisect_trt.numerics.arrays import Arrays
-from bisect_trt.stations.case.array_files import read_npy, read_npz, shape_of_npy, write_npz
+from bisect_trt.stations.case.array_files import (
+    opened_npz,
+    read_npy,
+    read_npz,
+    shape_of_npy,
+    write_npz,
+)
 from bisect_trt.stations.case.stacked_files import check_stack, row_of_npy, rows_of_npz
 
 Function = Callable[[], Any]
@@ -132,6 +138,8 @@ def find_files(sources: Sequence[str | Path]) -> list[Path]:
 def _read(path: Path, specs: Sequence[InputSpec]) -> dict[str, NDArray[Any]]:
     check = partial(_check_header, path, specs, {})
     if path.suffix != ".npy":
+        with opened_npz(path) as (_, entries):
+            check_names(str(path), list(entries), specs)
         return read_npz(path, check)
     name = _only(path, specs).name
     return {name: read_npy(path, name, check)}

@@ -13,7 +13,7 @@ from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.names import some_of
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.sample import Sample, evenly
-from bisect_trt.graph.model.inputs import InputSpec, check_array
+from bisect_trt.graph.model.inputs import InputSpec, check_array, check_names
 from bisect_trt.numerics.blocks import flat, slices
 from bisect_trt.stations.asked.source import Source
 from bisect_trt.stations.case.input_files import read_sources, shown
@@ -87,20 +87,8 @@ def checked(sample: Sample, specs: Sequence[InputSpec], infinite: Collection[str
     Raises:
         BadInputError: names the tensor: a wrong name, dtype or shape, NaN, infinities.
     """
-    where, wanted = sample.name, [s.name for s in specs]
-    missing = [n for n in wanted if n not in sample.arrays]
-    extra = [n for n in sample.arrays if n not in wanted]
-    if missing:
-        held = ", ".join(sample.arrays) or "nothing"
-        raise BadInputError(
-            f"{where}: input {missing[0]!r} is missing; the model takes {', '.join(wanted)}, the "
-            f"sample holds {held}"
-        )
-    if extra:
-        raise BadInputError(
-            f"{where}: {extra[0]!r} is no input of the model, or one with a default, which is a "
-            f"constant here; it takes {', '.join(wanted) or 'none'}"
-        )
+    where = sample.name
+    check_names(where, list(sample.arrays), specs)
     symbols: dict[str, int] = {}
     for spec in specs:
         _check_array(where, spec, sample.arrays[spec.name], symbols, spec.name in infinite)

@@ -28,6 +28,7 @@ from bisect_trt.search.facts import information_bound
 from bisect_trt.stations.asked.settings import Settings
 from bisect_trt.stations.asked.thread_limit import within_threads
 from bisect_trt.stations.baselines.checks import check_decisions, check_reference
+from bisect_trt.stations.baselines.golden import other_shapes
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.bench.emulator_choice import emulator_device, open_emulator
 from bisect_trt.stations.case.case import Case, load
@@ -181,6 +182,7 @@ def _timed(case: Case, observer: Observer) -> _Timed:
             lambda: [judge.judge(plan, few, size=together) for judge in reversed(judges)]
         )
         check_decisions(case, bench)
+        other_shapes(case, bench.references.of(sample))
         if (logged := given[-1].logged) is not None:
             check_reference(logged, case.requirements)
         inference, _ = _seconds(lambda: _outputs(emulator, plan, sample))

@@ -26,7 +26,7 @@ from bisect_trt.graph.files.save import weights_size
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.passes.typed import to_typed
 from bisect_trt.search.reduce import Reduction, reduce
-from bisect_trt.stations.pieces.seeded_weights import Seeded, with_seeded_weights
+from bisect_trt.stations.pieces.seeded_weights import Seeded, with_seeded_weights, worth_drawing
 from bisect_trt.stations.pieces.seen import Budget, Seen, Suspect
 from bisect_trt.stations.pieces.specimens import Specimen, Specimens
 
@@ -206,6 +206,8 @@ class _Search:
         """``specimen`` with drawn weights, where it is large and they show the same."""
         arrays = [*specimen.sample.arrays.values(), *specimen.expected.values()]
         if weights_size(specimen.model) + sum(a.nbytes for a in arrays) <= SMALL:
+            return specimen, ()
+        if self._trials.budget.is_spent or not worth_drawing(specimen.model, SMALL):
             return specimen, ()
         model, seeded = with_seeded_weights(specimen.model)
         if not seeded:

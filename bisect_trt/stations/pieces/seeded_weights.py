@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,11 +12,14 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, external_data_helper, numpy_helper
 
-from bisect_trt.graph.files.save import take_in
-from bisect_trt.graph.tensors.tensor_values import array_of
+from bisect_trt.graph.files.save import take_in, weights_size
+from bisect_trt.graph.tensors.tensor_values import array_of, size_of
 
 _LARGE = 4096
 """Elements; smaller constants (scales, variances, shapes) mean something, and cost little."""
+
+_MOST, _BLOCK = 256 << 20, 1 << 20
+"""Bytes that are drawn at most, and elements at a time."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +37,21 @@ class Seeded:
 
     def values(self) -> NDArray[Any]:
         """Of shape (``size``,)."""
-        drawn = np.random.RandomState(self.seed).standard_normal(self.size)
-        # By way of FP32, as a typed model's constants are converted.
-        return (drawn * self.deviation + self.mean).astype(np.float32).astype(self.dtype)
+        random, found = np.random.RandomState(self.seed), np.empty(self.size, self.dtype)
+        for first in range(0, self.size, _BLOCK):
+            part = found[first : first + _BLOCK]
+            drawn = random.standard_normal(part.size) * self.deviation + self.mean
+            # By way of FP32, as a typed model's constants are converted.
+            part[:] = drawn.astype(np.float32)
+        return found
+
+
+def worth_drawing(model: onnx.ModelProto, most_left: int) -> bool:
+    """Whether what :func:`with_seeded_weights` leaves of the weights takes ``most_left`` bytes at
+    most, and what it draws is no more than a script draws in seconds. Nothing is read.
+    """
+    drawn = sum(size_of(t) for t in model.graph.initializer if _is_large(t))
+    return drawn <= _MOST and weights_size(model) - drawn <= most_left
 
 
 def with_seeded_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[Seeded, ...]]:
@@ -44,8 +60,10 @@ def with_seeded_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[
     copy.CopyFrom(model)
     found: list[Seeded] = []
     for tensor in copy.graph.initializer:
-        array = array_of(tensor) if tensor.data_type == TensorProto.FLOAT else None
-        if array is None or array.size < _LARGE or not np.isfinite(array).all():
+        if not _is_large(tensor):
+            continue
+        array = array_of(tensor)
+        if not np.isfinite(array).all():
             continue
         seeded = Seeded(
             tensor.name, len(found), array.size, float(array.mean()), float(array.std())
@@ -56,33 +74,44 @@ def with_seeded_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[
     return copy, tuple(found)
 
 
+def _is_large(tensor: TensorProto) -> bool:
+    return tensor.data_type == TensorProto.FLOAT and size_of(tensor) >= 4 * _LARGE
+
+
 def kept_apart(
     model: onnx.ModelProto, seeded: Sequence[Seeded], location: str
 ) -> tuple[onnx.ModelProto, tuple[Seeded, ...]]:
-    """A copy of ``model`` that reads its seeded weights from a file, and those in the file's order.
+    """A copy of ``model`` that reads its seeded weights from a file, and those in the file's order;
+    ``model`` itself where there are none.
 
     Args:
         model: with the weights inside, maybe as FP16 and under other names.
         seeded: how they were drawn.
         location: the file's name, beside the model.
     """
+    if not seeded:
+        return model, ()
     by_content = {}
     for weights in seeded:
         for dtype in ("float32", "float16"):
             typed = replace(weights, dtype=dtype)
-            by_content[typed.values().tobytes()] = typed
+            by_content[_digest(typed.values().data)] = typed
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     found: list[Seeded] = []
     offset = 0
     for tensor in copy.graph.initializer:
-        if tensor.raw_data not in by_content:
+        drawn = by_content.get(_digest(tensor.raw_data))
+        if drawn is None:
             take_in(tensor)  # a reproducer goes to another machine
             continue
-        weights = by_content[tensor.raw_data]
-        length = len(tensor.raw_data)
+        length = size_of(tensor)
         external_data_helper.set_external_data(tensor, location, offset=offset, length=length)
         tensor.ClearField("raw_data")
-        found.append(replace(weights, name=tensor.name))
+        found.append(replace(drawn, name=tensor.name))
         offset += length
     return copy, tuple(found)
+
+
+def _digest(values: memoryview | bytes) -> bytes:
+    return hashlib.sha256(values).digest()

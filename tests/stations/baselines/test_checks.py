@@ -31,7 +31,7 @@ def classifier() -> onnx.ModelProto:
 
 
 def test_ids_and_truth_values_are_compared_and_not_chosen_among(tmp_path: Path) -> None:
-    """ "Always true, for 'class_id' has 1 values": there the top 1 is that the class is the same."""
+    """Refused as always true, for 'class_id' has one value: its top 1 is the same class."""
     model = classifier()
     logits, chosen, sure = (o.name for o in model.graph.output)
     given = {"x": RANDOM.normal(size=(1, 32)).astype(np.float32)}

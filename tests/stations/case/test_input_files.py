@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import pickle
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,8 @@ from bisect_trt.core.disk.unchanged import unchanged
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.lazy_arrays import LazyArrays
 from bisect_trt.graph.model.inputs import InputSpec
-from bisect_trt.stations.case import input_files
+from bisect_trt.stations.case import array_files, input_files
+from bisect_trt.stations.case.array_headers import headers_of
 from bisect_trt.stations.case.input_files import find_files, read_sources
 from bisect_trt.stations.case.samples import load_samples
 
@@ -216,3 +218,26 @@ def test_a_file_that_changes_while_it_is_in_use_ends_the_run(tmp_path: Path) -> 
     np.savez(path, x=np.ones(5, np.float32))
     with pytest.raises(BadInputError, match=r"x\.npz: changed while it was in use"):
         read()
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_a_header_of_gigabytes_is_not_read(tmp_path: Path, zipped: bool) -> None:
+    """NumPy reads all of it before it says that it is too long."""
+    header = b"\x93NUMPY\x02\x00" + (2_000_000_000).to_bytes(4, "little") + b"{'descr': '<f4'"
+    path = tmp_path / ("x.npz" if zipped else "x.npy")
+    if zipped:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("x.npy", header)
+    else:
+        path.write_bytes(header)
+    with pytest.raises(BadInputError, match="its header is too long"):
+        load_samples([path], SPECS)
+    assert headers_of(path, ["x"]) == {}
+
+
+def test_what_is_no_input_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two gigabytes of zeros were inflated before they were refused."""
+    np.savez_compressed(tmp_path / "x.npz", x=rows(1)[0], other=np.zeros(9))
+    monkeypatch.setattr(array_files, "_member", None)
+    with pytest.raises(BadInputError, match="'other' is no input of the model"):
+        load_samples([tmp_path / "x.npz"], SPECS)

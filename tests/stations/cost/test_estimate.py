@@ -91,6 +91,10 @@ def test_what_a_run_refuses_has_no_price() -> None:
     asked = Settings(FIXTURE.model, [FIXTURE.inputs], require="top99>=0.9")
     with pytest.raises(BadInputError, match="always true"):
         estimate(asked, Observer())
+    golden = {name: np.zeros((3, 3), np.float32) for name in ("logits",)}
+    asked = Settings(FIXTURE.model, [FIXTURE.inputs], golden=golden)
+    with pytest.raises(BadInputError, match=r"'logits' has shape \(3, 3\), the model gives"):
+        estimate(asked, Observer())
     log = helper.make_node("Log", ["x"], ["y"], name="log")
     x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [4]) for n in "xy")
     model = helper.make_model(

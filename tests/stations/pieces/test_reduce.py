@@ -19,9 +19,11 @@ from bisect_trt.core.sample import Sample
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.runners.emulator.runner import EmulatedRunner
 from bisect_trt.runners.ort.recorded import outputs_of
+from bisect_trt.stations.pieces import seeded_weights
 from bisect_trt.stations.pieces.engine_trials import BAD_SHARE, PROCESSES, EngineTrials, told
 from bisect_trt.stations.pieces.explained import what_rounding_explains
 from bisect_trt.stations.pieces.reduce import Reduced, reduce_piece
+from bisect_trt.stations.pieces.seeded_weights import Seeded, worth_drawing
 from bisect_trt.stations.pieces.seen import Budget, Seen, Suspect
 from fixtures.fixture import Fixture
 from fixtures.models import ALL
@@ -118,6 +120,26 @@ def test_large_weights_are_drawn_anew_where_they_show_the_same() -> None:
     again = outputs_of(found.model, found.sample.arrays, "again")
     assert all(np.array_equal(again[n], a) for n, a in found.expected.items())
     assert found.seen.suspect is Suspect.WRONG
+
+
+def test_weights_are_drawn_as_far_as_that_saves_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gigabytes were drawn, and then could not be written."""
+    large, table = np.zeros((512, 512), np.float32), np.zeros((512, 512), np.int8)
+    model = onnx.ModelProto()
+    model.graph.initializer.append(onnx.numpy_helper.from_array(large, "large"))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(table, "table"))
+    assert worth_drawing(model, table.nbytes)
+    assert not worth_drawing(model, table.nbytes - 1)
+    monkeypatch.setattr(seeded_weights, "_MOST", large.nbytes - 1)
+    assert not worth_drawing(model, table.nbytes)
+
+
+def test_blocks_draw_what_one_call_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Seeded("w", 3, 1001, 0.5, 2.0).values()
+    drawn = np.random.RandomState(3).standard_normal(1001) * 2.0 + 0.5
+    assert np.array_equal(whole, drawn.astype(np.float32))
+    monkeypatch.setattr(seeded_weights, "_BLOCK", 10)
+    assert np.array_equal(Seeded("w", 3, 1001, 0.5, 2.0).values(), whole)
 
 
 @pytest.mark.parametrize("most", [None, 24])
