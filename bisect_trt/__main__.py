@@ -6,8 +6,9 @@ import gc
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 _MACHINE, _INTERRUPTED = 4, 130
 
@@ -40,7 +41,8 @@ def entry() -> None:
             _end(_MACHINE)
     except (KeyboardInterrupt, ImportError) as error:
         if not _was_interrupted(error):
-            raise
+            _complain(error)
+            _end(_MACHINE)  # 1 would mean "cannot be met"
         # Python itself would end by the signal where an extension's import was interrupted.
         _end_interrupted()
 
@@ -69,6 +71,13 @@ def _was_interrupted(error: BaseException | None) -> bool:
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
+
+
+def _complain(error: BaseException) -> None:
+    """Of what this was installed with, or of a machine that has no room for it."""
+    with suppress(OSError, AttributeError):
+        traceback.print_exception(error)
+        sys.stderr.write("bisect-trt: cannot be started: a library does not load, see above\n")
 
 
 def _end_interrupted() -> None:

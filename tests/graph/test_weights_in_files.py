@@ -215,6 +215,16 @@ def test_marks_and_seeded_weights_need_no_copy(path: Path) -> None:
     assert places == {"weights.bin"}
 
 
+def test_a_link_to_a_model_has_the_weights_beside_the_model(path: Path, tmp_path: Path) -> None:
+    """As in caches that keep files by their content: only the model's link was made."""
+    link = tmp_path / "elsewhere" / "link.onnx"
+    link.parent.mkdir()
+    link.symlink_to(path)
+    whole, linked = load_model(path).proto, load_model(link).proto
+    for one, other in zip(whole.graph.initializer, linked.graph.initializer, strict=True):
+        assert np.array_equal(array_of(one), array_of(other))
+
+
 def test_a_file_that_changes_is_told(path: Path) -> None:
     model = load_model(path).proto
     tensor = next(t for t in model.graph.initializer if t.name == "raw")

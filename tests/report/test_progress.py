@@ -71,6 +71,25 @@ def test_a_line_has_the_best_plan_and_what_is_left_of_the_budget() -> None:
     )
 
 
+def test_what_is_left_goes_by_the_pace_and_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ "About 1 s left" stood there for half a minute; the time before the first item counted."""
+    now = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    observer = ProgressObserver(plain(file=io.StringIO(), width=200), quiet=True)
+    observer.station("baselines")
+    now[0] += 50.0  # opens a session
+    for done in (1, 2, 3):
+        observer.progress(done, 10, "layer")
+        now[0] += 2.0
+    assert "baselines, 3 of 10, about 12 s left: layer" in observer._line(0.0)
+    now[0] += 10.0
+    assert "about 2 s left" in observer._line(0.0)
+    now[0] += 10.0
+    assert "baselines, 3 of 10: layer" in observer._line(0.0)
+    observer.progress(1, 4, "another row")  # counts anew
+    assert "left" in observer._line(0.0)
+
+
 def test_verbose_tells_that_it_lives_where_no_step_is_told() -> None:
     lines = said(0.0, lines=3, verbose=True).splitlines()
     assert lines[0] == "3 of 10: 6 pins: pass"

@@ -18,12 +18,12 @@ _SEARCH, _MOST_KEPT = 0.75, 0.125
 class TimeBudget:
     """The time that is left, counted from now on; without ``minutes`` there always is some.
 
-    ``cut_short`` is true once something was left out for want of time.
+    ``endings`` counts how often something was left out for want of time.
     """
 
     def __init__(self, minutes: float | None) -> None:
         self.minutes = minutes
-        self.cut_short = False
+        self.endings = 0
         self._began = time.monotonic()
         self._all_s = math.inf if minutes is None else 60.0 * minutes
         self._share = _SEARCH
@@ -33,6 +33,11 @@ class TimeBudget:
         of all at most.
         """
         self._all_s -= min(seconds, _MOST_KEPT * self._all_s)
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether anything was."""
+        return self.endings > 0
 
     @property
     def left_s(self) -> float:
@@ -58,10 +63,10 @@ class TimeBudget:
         """Look at the clock.
 
         Raises:
-            BudgetSpentError: no time is left; ``cut_short`` says so from then on.
+            BudgetSpentError: no time is left, or none of the part of it that is spent.
         """
         if self.left_s <= 0.0:
-            self.cut_short = True
+            self.endings += 1
             raise BudgetSpentError
 
 

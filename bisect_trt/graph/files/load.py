@@ -144,7 +144,7 @@ def _point_at_values(model: onnx.ModelProto, path: Path) -> None:
         if not uses_external_data(tensor):
             continue
         location, begin, end = external_range(tensor, path)
-        file = path if location == EMBEDDED else path.parent.resolve() / location
+        file = path if location == EMBEDDED else _beside(path, location)
         name = os.path.realpath(file)  # ONNX Runtime follows no link
         if end - begin >= LEAST and _can_be_named(file):
             put_at(tensor, Place(name, begin, end - begin))
@@ -152,6 +152,12 @@ def _point_at_values(model: onnx.ModelProto, path: Path) -> None:
         tensor.raw_data = mapped(name, np.dtype(np.uint8), begin, (end - begin,)).tobytes()
         tensor.ClearField("data_location")
         del tensor.external_data[:]
+
+
+def _beside(path: Path, location: str) -> Path:
+    """A file of the model's weights: beside it, or beside what it is a link to."""
+    file, other = (folder / location for folder in (path.parent.resolve(), path.resolve().parent))
+    return other if other.exists() and not file.exists() else file
 
 
 def _check_graph(model: onnx.ModelProto, where: str) -> None:
@@ -195,11 +201,12 @@ def _check_external_data(model: onnx.ModelProto, path: Path) -> list[Path]:
         location, _, end = external_range(tensor, path)
         if location == EMBEDDED:
             continue
-        file = (folder / location).resolve()
+        beside = _beside(path, location)
+        file = beside.resolve()
         if not any(file.is_relative_to(root) for root in roots):
             raise BadInputError(
                 f"{path}: external data of {tensor.name!r} points outside the model's folder "
-                f"({location}{f', a link to {file}' if (folder / location).is_symlink() else ''}); "
+                f"({location}{f', a link to {file}' if beside.is_symlink() else ''}); "
                 "refused"
             )
         if not file.is_file():

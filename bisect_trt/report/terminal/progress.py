@@ -74,7 +74,11 @@ class ProgressObserver(Observer):
         self._every_s = every_s
         self._budget = budget
         self._subject = f"{subject}: " if subject else ""
-        self._station, self._note, self._started = "starting", "", time.perf_counter()
+        self._station, self._started = "starting", time.perf_counter()
+        self._done = self._note = ""
+        self._left: float | None = None
+        self._heard = self._started
+        self._first: tuple[int, float] | None = None
         self._best: int | None = None
         self._told = self._started
         self._ended = Event()
@@ -111,17 +115,16 @@ class ProgressObserver(Observer):
             self._log.join(self._every_s)
 
     def station(self, name: str) -> None:
-        self._began = time.perf_counter()
-        self._station, self._note = name, ""
+        self._began, self._first, self._left = time.perf_counter(), None, None
+        self._station, self._done = name, ""
         self._bar.reset(self._task, total=None, description=f"{self._subject}{name}", note="")
 
     def progress(self, done: int, expected: int, note: str) -> None:
-        left = ""
-        if expected:
-            spent = time.perf_counter() - self._began
-            left = f", about {spent / max(done, 1) * max(expected - done, 0):.0f} s left"
+        self._left = self._seconds_left(done, expected)
+        self._heard = time.perf_counter()
         of = f"{done} of {expected}" if expected else f"{_UNITS.get(self._station, 'probe')} {done}"
-        self._note = printable(f"{of}{left}: {note}")
+        self._done, self._note = of, note
+        left = self._left_in_words()
         self._bar.update(
             self._task,
             total=expected or None,
@@ -131,6 +134,27 @@ class ProgressObserver(Observer):
         if self._verbose and not self._quiet:
             self._told = time.perf_counter()
             self._console.print(printable(f"{self._subject}{of}: {note}"))
+
+    def _seconds_left(self, done: int, expected: int) -> float | None:
+        """By the pace since the first that was done; what came before it was something else."""
+        if not expected:
+            return None
+        now = time.perf_counter()
+        if self._first is None or done < self._first[0]:
+            self._first = done, now
+        first, since = self._first
+        if done > first:
+            each = (now - since) / (done - first)
+        else:
+            each = (now - self._began) / max(done, 1)
+        return each * max(expected - done, 0)
+
+    def _left_in_words(self) -> str:
+        """What is left by now; nothing once that has passed."""
+        left = self._left
+        if left is None or (left := left - (time.perf_counter() - self._heard)) < 0.0:
+            return ""
+        return f", about {left:.0f} s left"
 
     def best(self, pins: int) -> None:
         self._best = pins
@@ -152,7 +176,9 @@ class ProgressObserver(Observer):
 
     def _line(self, elapsed: float) -> str:
         """What is going on, ``elapsed`` seconds from the start."""
-        parts = [f"{self._station}, {self._note}" if self._note else self._station]
+        parts = [self._station]
+        if self._done:
+            parts = [f"{self._station}, {self._done}{self._left_in_words()}: {self._note}"]
         if self._best is not None:
             parts.append(f"best so far: {counted(self._best, 'pin')}")
         if self._budget is not None:

@@ -37,8 +37,8 @@ def holds_sentences(holds: Holds | None) -> list[str]:
         lines.append(beyond)
     if holds.unfinished:
         lines.append(
-            "The run ended before the plan's test on fresh draws and on inputs kept apart was "
-            "done; search.csv has what the search saw."
+            "The run ended before the plan's test on fresh draws, and on inputs kept apart if "
+            "there are any, was done; search.csv has what the search saw."
         )
     elif not holds.redrawn.tested:
         else_ = "" if holds.variants.tested else ", nor variants"

@@ -65,10 +65,11 @@ def holds_of_answer(known: Known, bench: Bench) -> Holds | None:
             test = shortened(test, known.case, bench.pace.usual_seconds)
     wanted = test.enough
     test = fitted(test, known.case, seconds, bench.time.left_s)
+    before = bench.time.endings
     holds = measure_holds(known.case, bench, bench.judges, plan, test)
     kinds = [holds.redrawn, holds.variants] if holds.wanted_of_variants else [holds.redrawn]
     fewest = min(kind.tested for kind in kinds)
-    if fewest < wanted and (test.enough < wanted or bench.time.left_s <= 0.0):
+    if fewest < wanted and (test.enough < wanted or bench.time.endings > before):
         _note_budget(bench, holds, wanted)
     return holds
 

@@ -214,6 +214,10 @@ class Bench:
             self.observer.finding(finding.message)
         return tuple(findings)
 
+    def noted(self, kind: str) -> bool:
+        """Whether something of this kind was."""
+        return any(found.kind == kind for found in self._found)
+
     def note(self, finding: Finding) -> None:
         """Tell the observer, once, and keep it for the ledger."""
         if finding not in self._found:

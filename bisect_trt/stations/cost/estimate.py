@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from typing import TypeVar
 from bisect_trt.core.disk.scratch import scratch
 from bisect_trt.core.errors import RunnerFailedError
 from bisect_trt.core.holds import InputKind
-from bisect_trt.core.machine.memory import in_words, room_bytes
+from bisect_trt.core.machine.memory import in_words, peak_bytes, room_bytes
 from bisect_trt.core.machine.time_budget import TimeBudget
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import PrecisionPlan
@@ -61,7 +62,7 @@ class Estimate:
     yes-or-no answers that tell a fiftieth of the layers from the others; ``draws`` are the samples
     that are made to search and to test with. ``seconds`` follows from these counts and one measured
     inference of each kind, of which ``seconds_per_probe`` is a plan's on one sample; an engine's
-    builds are not in it.
+    builds are not in it. ``unbounded_seconds`` are those without a budget.
     """
 
     layers: int
@@ -77,6 +78,7 @@ class Estimate:
     draws: int
     seconds_per_probe: float
     seconds: float
+    unbounded_seconds: float
 
     @property
     def sentence(self) -> str:
@@ -86,10 +88,12 @@ class Estimate:
         memory = f"about {in_words(self.memory_bytes)} of memory"
         if self.free_bytes:
             memory += f" (there is room for {in_words(self.free_bytes)})"
+        takes = f"{self.unbounded_seconds:.0f} s"
+        if self.seconds < self.unbounded_seconds:
+            takes += f" (the budget ends it after {self.seconds:.0f} s, with what it has)"
         return (
             f"{self.layers} layers, {inputs}, {workers}: about {self.probes} probes and "
-            f"{self.effect_runs} single-layer runs and {self.draws} draws in {self.seconds:.0f} s, "
-            f"{memory}."
+            f"{self.effect_runs} single-layer runs and {self.draws} draws in {takes}, {memory}."
         )
 
 
@@ -107,6 +111,8 @@ def estimate(settings: Settings, observer: Observer) -> Estimate:
     """
     started = time.process_time()  # nearly all of it imports, in a command
     loaded, case = _seconds(lambda: load(settings, observer))
+    need = need_of_samples(case.graph, settings, [*case.samples, *case.holdout]).bytes
+    room = room_bytes(PROCESS) or 0  # before what is timed takes some of it
     observer.station("timed inferences")
     timed = _timed(case, observer)
     work = expected_work(
@@ -128,14 +134,13 @@ def estimate(settings: Settings, observer: Observer) -> Estimate:
         + work.second_asked * timed.second
         + min(rows_s, time_allowed(rows_s))
     )
-    if settings.budget is not None:
-        seconds = min(seconds, 60.0 * settings.budget)
+    allowed = math.inf if settings.budget is None else 60.0 * settings.budget
     return Estimate(
         len(case.layers),
         len(case.samples),
         settings.workers,
-        need_of_samples(case.graph, settings, [*case.samples, *case.holdout]).bytes,
-        room_bytes(PROCESS) or 0,
+        max(need, peak_bytes()),  # shapes that follow from values are not in the need
+        room,
         work.rows,
         work.probes,
         expected_probes(1),
@@ -143,6 +148,7 @@ def estimate(settings: Settings, observer: Observer) -> Estimate:
         information_bound(count, usual),
         work.drawn,
         timed.inference,
+        min(seconds, allowed),
         seconds,
     )
 

@@ -87,6 +87,13 @@ def test_of_many_inputs_a_few_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(asked) <= 8
 
 
+def test_a_budget_is_told_beside_what_it_would_take_without_one() -> None:
+    asked = Settings(FIXTURE.model, [FIXTURE.inputs], budget=0.001, runner="emulated")
+    found = estimate(asked, Observer())
+    assert found.seconds == pytest.approx(0.06) and found.unbounded_seconds > 0.06
+    assert "(the budget ends it after 0 s, with what it has)" in found.sentence
+
+
 def test_what_a_run_refuses_has_no_price() -> None:
     asked = Settings(FIXTURE.model, [FIXTURE.inputs], require="top99>=0.9")
     with pytest.raises(BadInputError, match="always true"):
