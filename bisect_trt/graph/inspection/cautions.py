@@ -11,7 +11,6 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.names import counted, some_of
 from bisect_trt.core.precision import Precision
@@ -71,7 +70,7 @@ def cautions(graph: Graph) -> list[Finding]:
             "and no pin undoes them; give the FP32 model that it was made from"
         )
         found.append(Finding("already-reduced", "", message, reduced >= _MANY * every))
-    double = _doubles(graph)
+    double = doubles(graph)
     if double:
         message = (
             f"{counted(double, 'node')} compute{'s' if double == 1 else ''} in double precision, "
@@ -92,7 +91,7 @@ def cautions(graph: Graph) -> list[Finding]:
     return [*found, *of_nodes, *_defaults(graph)]
 
 
-def _doubles(graph: Graph) -> int:
+def doubles(graph: Graph) -> int:
     """The nodes that compute what reaches an output, and not a shape, in double precision."""
     scope, live, count = graph.types, set(graph.outputs), 0
     floats = (TensorProto.FLOAT, TensorProto.DOUBLE)
@@ -104,29 +103,6 @@ def _doubles(graph: Graph) -> int:
         made = any(scope.type_of(o) == TensorProto.DOUBLE for o in node.output if o)
         count += made and node.op_type not in ("Cast", "Constant")
     return count
-
-
-def refuse_training(graph: Graph, name: str) -> None:
-    """Nothing, where no normalisation learns from what it is given: its numbers would depend on
-    what was run before, and engines do not take it.
-
-    Args:
-        graph: the model.
-        name: its file's, for the message.
-
-    Raises:
-        BadInputError: names the node.
-    """
-    for node, layer in zip(graph.proto.graph.node, graph.names, strict=True):
-        for inner in every_node([node]):
-            learns = inner.op_type == "BatchNormalization" and any(
-                a.name == "training_mode" and a.i for a in inner.attribute
-            )
-            if learns:
-                raise BadInputError(
-                    f"{name}: layer {layer!r} holds a BatchNormalization in training mode, whose "
-                    "statistics change at every run; export the model for inference (model.eval())"
-                )
 
 
 def _defaults(graph: Graph) -> Iterator[Finding]:

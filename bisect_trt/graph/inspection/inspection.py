@@ -13,6 +13,7 @@ from bisect_trt.core.precision import Precision
 from bisect_trt.graph.files.load import LoadedModel
 from bisect_trt.graph.inspection.cautions import cautions
 from bisect_trt.graph.inspection.engine_suspects import engine_suspects
+from bisect_trt.graph.inspection.refusals import refusals
 from bisect_trt.graph.inspection.weight_range import weight_findings
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.model.layers import Kind, Layer
@@ -91,6 +92,7 @@ def inspect_model(model: LoadedModel, precision: Precision) -> Inspection:
         suspects,
         _kept_nodes(graph),
         (
+            *refusals(graph, model.name),
             *cautions(graph),
             *engine_suspects(graph, precision),
             *weight_findings(graph, precision),

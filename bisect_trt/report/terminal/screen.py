@@ -68,17 +68,17 @@ def print_verdict(console: Console, result: Record) -> None:
     if len(result.outputs):
         but = {"score", "mean_abs", "median_abs", "rel_range"}
         console.print(_baselines(result, but))
-    _print_findings(console, result)
+    _print_findings(console, result, "report.md")
     probes = f"{counted(sum(result.probes.values()), 'probe')} ({result.new_probes} new)"
     made = f"{probes} and {counted(result.effect_runs, 'single-layer run')}"
     console.print(printable(f"{made} in {result.seconds:.1f} s; {judged_by(result)}"))
     console.print(printable(files_line(result)), soft_wrap=True)
 
 
-def _print_findings(console: Console, result: Record) -> None:
+def _print_findings(console: Console, result: Record, whole: str) -> None:
     """The findings that may matter, each in full, what inputs look like last, and two of a kind: a
     mask that every block reads hides nothing else. Constants that partly vanish are many and
-    harmless, so one line for all.
+    harmless, so one line for all. ``whole`` is where the others are.
     """
     vanishing = [f for f in result.findings if f.kind == VANISHING]
     others = [f for f in result.findings if f.kind != VANISHING]
@@ -92,12 +92,12 @@ def _print_findings(console: Console, result: Record) -> None:
     lines = [f.message for f in shown[:_SHOWN_FINDINGS]]
     if len(lines) < len(others):
         more = len(others) - len(lines)
-        lines.append(f"{more} more finding{'s' * (more > 1)} in report.md")
+        lines.append(f"{more} more finding{'s' * (more > 1)} in {whole}")
     if vanishing:
         lines.append(
             f"values below {result.precision.value}'s smallest number become zero in "
             f"{len(vanishing)} of the constants; "
-            "report.md names them"
+            f"{whole} names them"
         )
     for line in lines:
         console.print(printable(f"note: {line}"), style="yellow")
@@ -110,6 +110,7 @@ def print_comparison(console: Console, result: Record) -> None:
         return
     console.print(_baselines(result, {"median_abs", "rel_range"}))
     console.print(_frame(worst_layers(result.layers)))
+    _print_findings(console, result, "the output of --json")
     console.print(printable(f"all layers: {result.folder}/layers.csv"))
 
 

@@ -27,7 +27,7 @@ def headline(result: Record) -> str:
     """The answer in one sentence, and what it would mislead without."""
     said = [f.message.partition(": ")[0] for f in result.findings if f.weighty]
     answer = of_one_input(_answer(result), result.holds if result.passed else None)
-    return " ".join([answer, *(f"But {words}." for words in said)])
+    return f"{answer} But {'; and '.join(said)}." if said else answer
 
 
 def _answer(result: Record) -> str:

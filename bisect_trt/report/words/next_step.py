@@ -54,7 +54,8 @@ def next_step(result: Record) -> str:
             # Of a metric of all inputs no number of them tells what it would be on others.
             plan = shlex.quote(f"{result.folder}/plan.json")
             more = f"give more inputs of the kind that it will meet{_how_many(result.holds)}"
-            on = f" and search on with --start-from {plan}"
+            comma = "," if _how_many(result.holds) else ""
+            on = f"{comma} and search on with --start-from {plan}"
             steps.append(more + (on if result.pinned else ""))
     return f"What next: {'; '.join(steps)}." if steps else ""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.names import some_of
 from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.graph.inspection.unreached import unreached
 from bisect_trt.probe.result import meets
 from bisect_trt.stations.answer.known import Known
 from bisect_trt.stations.bench.bench import Bench
@@ -30,7 +31,7 @@ def note_left_overflowing(case: Case, known: Known, bench: Bench, answer: Precis
         return
     table = known.baselines.layers
     finite = table["introduced_finite"].astype(bool) | table["underflows"].astype(bool)
-    lowered = set(case.names) - answer.pinned
+    lowered = set(case.names) - answer.pinned - unreached(case.graph)
     left = [str(name) for name in table.loc[~finite, "layer"] if name in lowered]
     if not left:
         return
@@ -41,7 +42,8 @@ def note_left_overflowing(case: Case, known: Known, bench: Bench, answer: Precis
         hidden = "which no input sees that has to meet the requirement"
     message = (
         f"{count} {case.settings.precision.value.upper()}'s range with the plan too: "
-        f"{some_of(left, _SHOWN)} give infinities, {hidden}; "
-        "where they are no masks, ask for more (--requirement) or pin them (--pin)"
+        f"{some_of(left, _SHOWN)} {'gives' if len(left) == 1 else 'give'} infinities, {hidden}; "
+        f"where {'it is no mask' if len(left) == 1 else 'they are no masks'}, ask for more "
+        "(--requirement) or pin (--pin)"
     )
     bench.note(Finding("left-overflowing", left[0], message))

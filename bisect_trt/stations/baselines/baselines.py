@@ -18,6 +18,7 @@ from bisect_trt.stations.baselines.checks import (
     check_metrics,
     check_model,
     check_reference,
+    note_single_values,
 )
 from bisect_trt.stations.baselines.expanded import leaving_between
 from bisect_trt.stations.baselines.layer_errors import trace_layers
@@ -91,6 +92,7 @@ def measure_baselines(case: Case, bench: Bench) -> Baselines:
         check_model(case, bench, fp32)
     check_reference(fp32, case.requirements)
     check_decisions(case, bench)
+    note_single_values(case, bench)
     findings = bench.found(_findings(fp32, tf32, reduced, precision))
     layers = trace_layers(case, bench, traced_inputs(case, bench))
     if bench.engine is None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bisect_trt.core.errors import BadInputError, RunnerFailedError, one_line
+from bisect_trt.core.finding import Finding
 from bisect_trt.core.sample import evenly
 from bisect_trt.graph.model.inputs import input_specs
 from bisect_trt.numerics.arrays import Arrays
@@ -17,6 +18,10 @@ from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.case.case import Case
 
 _MOST_CHECKED = 4
+
+_OF_RANGE = ("rel_range", "psnr_db")
+"""Metrics of an error beside the range of the reference's values, or of what they are where all are
+the same."""
 
 
 def check_reference(result: ProbeResult, requirements: Requirements) -> None:
@@ -85,6 +90,27 @@ def check_decisions(case: Case, bench: Bench) -> None:
                 f"--requirement {item.text}: always true, for it chooses among the values along "
                 f"one axis, of which output {said}; ask for another output or metric"
             )
+
+
+def note_single_values(case: Case, bench: Bench) -> None:
+    """Say that an output of one value has no range that an error could be held against.
+
+    Args:
+        case: says what is asked.
+        bench: keeps what is said.
+    """
+    for item in case.requirements.items:
+        if item.metric not in _OF_RANGE:
+            continue
+        outputs = bench.references.of(case.samples[0])
+        for name in (n for n in outputs if item.output in (None, n)):
+            if outputs[name].dtype.kind == "f" and _is_single(case, bench, name):
+                message = (
+                    f"output {name!r} holds one value, which has no range: {item.metric} is of the "
+                    "value itself, and one near zero asks for FP32 everywhere; where that is not "
+                    f"meant, ask for an error that may be made: --requirement '{name}:max_abs<=X'"
+                )
+                bench.note(Finding("single-value", name, message))
 
 
 def check_model(case: Case, bench: Bench, fp32: ProbeResult) -> None:

@@ -13,7 +13,8 @@ from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.files.load import LoadedModel, load_model
-from bisect_trt.graph.inspection.cautions import cautions, refuse_training
+from bisect_trt.graph.inspection.cautions import cautions, doubles
+from bisect_trt.graph.inspection.refusals import refuse_unfit
 from bisect_trt.graph.inspection.weight_range import weight_findings
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.model.inputs import input_specs
@@ -35,7 +36,7 @@ from bisect_trt.stations.case.checked_rewrite import rewritten
 from bisect_trt.stations.case.given_inputs import load_inputs, short_digest
 from bisect_trt.stations.case.golden_file import load_golden
 from bisect_trt.stations.case.need import check_need, need_of, need_of_samples
-from bisect_trt.stations.case.odd_outputs import odd_outputs, refuse_incomparable
+from bisect_trt.stations.case.odd_outputs import odd_outputs
 from bisect_trt.stations.case.samples import suspicious_inputs
 from bisect_trt.stations.case.usual_time import usual_seconds
 from bisect_trt.version import __version__
@@ -170,14 +171,13 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Ca
         digest = f"{model.digest}+{settings.rewrite}"
         model = replace(model, proto=fused.model, digest=digest, written_out=False)
         graph = Graph(model.proto)
+    refuse_unfit(graph, model.name)
     reference = Reference(graph, model.name)
     layers = _layers(graph, settings, model.name)
     held_pins, held_low = held_layers(settings, layers)
     searched = [x.name for x in layers if x.name not in held_pins | held_low]
     begin, told = begun_at(older, searched)
     metrics, collective = load_metrics(settings.metrics)
-    refuse_incomparable(graph, model.name)
-    refuse_training(graph, model.name)
     requirements = parse_requirements(settings.require, graph.outputs, metrics, collective)
     if settings.profiles:  # nonsense is an error with every runner
         profile_of(graph.proto, (*samples, *holdout), settings.profiles)
@@ -218,6 +218,8 @@ def _layers(graph: Graph, settings: Settings, name: str) -> tuple[Layer, ...]:
         why = "integer, quantised or already reduced models have no FP32 layers"
         if others:
             why = f"{others[0]} and other operators that are not ONNX's own are never lowered"
+        if doubles(graph):
+            why = "what computes in double precision is never lowered: cast to float in the model"
         raise BadInputError(
             f"{name}: no layer can run in {settings.precision.value}: there is nothing to search "
             f"({why})"

@@ -6,9 +6,7 @@ a while.
 
 from __future__ import annotations
 
-import base64
 import glob
-import io
 import re
 import tempfile
 import zipfile
@@ -22,7 +20,7 @@ from numpy.typing import NDArray
 
 from bisect_trt.core.disk.scratch import scratch
 from bisect_trt.core.disk.unchanged import unchanged
-from bisect_trt.core.errors import BadInputError, MachineError, one_line
+from bisect_trt.core.errors import BadInputError, MachineError
 from bisect_trt.core.lazy_arrays import LazyArrays
 from bisect_trt.core.user.user_code import load_object, users_code
 from bisect_trt.graph.model.inputs import InputSpec, check_array, check_names
@@ -34,13 +32,11 @@ from bisect_trt.stations.case.array_files import (
     shape_of_npy,
     write_npz,
 )
+from bisect_trt.stations.case.json_feeds import feeds_of
 from bisect_trt.stations.case.stacked_files import check_stack, row_of_npy, rows_of_npz
 
 Function = Callable[[], Any]
 ENDINGS = (".npz", ".npy", ".json")
-_DEEPEST = 16
-"""Of JSON that is read; what polygraphy saves is of three."""
-
 _END = object()
 _LOADER = re.compile(r"^[^*?\[\]]+:[A-Za-z_]\w*$")
 
@@ -82,7 +78,7 @@ def read_sources(
         return
     for path in find_files([source]):
         if path.suffix == ".json":
-            yield from _from_json(path)
+            yield from _spooled(str(path), feeds_of(path))
             continue
         if not stacked:
             yield str(path), LazyArrays(unchanged(path, partial(_read, path, specs)))
@@ -197,54 +193,6 @@ def _alone(array: NDArray[Any], specs: Sequence[InputSpec], name: str) -> NDArra
     shapes = [s.shape for s in specs if s.name == name]
     along_batch = bool(shapes) and shapes[0] is not None and array.ndim + 1 == len(shapes[0])
     return np.asarray(array[np.newaxis] if along_batch else array)
-
-
-def _from_json(path: Path) -> Iterator[tuple[str, Arrays]]:
-    """polygraphy's list of feed dictionaries (``--save-inputs``): each array is an .npy file in
-    base 64 under "array".
-    """
-    decoded = (
-        {name: _decoded(f"{path}[{number}]", name, a) for name, a in feed.items()}
-        for number, feed in enumerate(_feeds(path))
-    )
-    yield from _spooled(str(path), decoded)
-
-
-def _feeds(path: Path) -> Iterator[dict[str, Any]]:
-    """The dictionaries of a JSON list, one at a time: hundreds of pages are a gigabyte of text."""
-    import ijson  # type: ignore[import-untyped]  # nobody else needs it
-
-    wrong = BadInputError(f"{path}: not a list of feed dictionaries, as polygraphy saves them")
-    depth, feed = 0, ijson.ObjectBuilder()
-    try:
-        with path.open("rb") as stream:
-            for event, value in ijson.basic_parse(stream):
-                begins, ends = event.startswith("start"), event.startswith("end")
-                is_list = depth == 0 and event == "start_array"
-                is_feed = depth == 1 and event in ("start_map", "end_array")
-                if not (is_list or is_feed or depth > 1) or depth > _DEEPEST:
-                    raise wrong
-                depth += begins
-                if depth > 1:
-                    feed.event(event, value)
-                depth -= ends
-                if depth == 1 and event == "end_map":
-                    yield feed.value
-                    feed = ijson.ObjectBuilder()
-    except (OSError, ValueError, ijson.JSONError) as error:
-        raise BadInputError(f"{path}: not readable JSON ({one_line(error)})") from error
-
-
-def _decoded(where: str, name: str, value: Any) -> NDArray[Any]:
-    try:
-        data = base64.b64decode(value["array"], validate=True)
-        stream = io.BytesIO(data)
-        found: NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
-    except Exception as error:  # NumPy's parser of headers raises what Python's would
-        raise BadInputError(
-            f"{where}: input {name!r} is no array as polygraphy saves it ({one_line(error)})"
-        ) from error
-    return found
 
 
 def _from_loader(

@@ -1,60 +1,17 @@
-"""Outputs that the requirements do not fit, and those that cannot be judged at all."""
+"""Outputs that the requirements do not fit."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onnx import TensorProto, helper
-
-from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.names import some_of
 from bisect_trt.graph.model.decided import decided_outputs
 from bisect_trt.graph.model.graph import Graph
-from bisect_trt.graph.tensors.tensor_types import UNKNOWN
 from bisect_trt.numerics.requirements.decisions import is_decision
 from bisect_trt.numerics.requirements.requirements import Requirements
 
 _NAMED = 3
-
-
-def refuse_incomparable(graph: Graph, name: str) -> None:
-    """Nothing, where numbers can be told of every output.
-
-    Args:
-        graph: the model.
-        name: its file's, for the message.
-
-    Raises:
-        BadInputError: names an output that is no tensor, or of a type that is not compared.
-    """
-    for output in graph.proto.graph.output:
-        if not output.type.HasField("tensor_type"):
-            raise BadInputError(
-                f"{name}: output {output.name!r} is no tensor; sequences cannot be compared"
-            )
-        held = graph.types.type_of(output.name)
-        if held == TensorProto.STRING:
-            raise BadInputError(
-                f"{name}: output {output.name!r} is text, which engines do not have and no metric "
-                "compares: cut the model before it"
-            )
-        if not _has_numbers(held):
-            called = helper.tensor_dtype_to_string(held).rpartition(".")[2].lower()
-            raise BadInputError(
-                f"{name}: output {output.name!r} is {called}, of which ONNX Runtime gives no "
-                "numbers: make an FP32 output of it (a Cast behind it, or what is before its Cast)"
-            )
-
-
-def _has_numbers(held: int) -> bool:
-    """Whether ONNX Runtime gives NumPy's numbers of such a tensor: bfloat16 it gives not at all,
-    and of eight bits and fewer their codes.
-    """
-    if held == UNKNOWN:
-        return True
-    dtype = helper.tensor_dtype_to_np_dtype(held)
-    return dtype.isbuiltin == 1 and dtype.kind in "fiub"
 
 
 def odd_outputs(

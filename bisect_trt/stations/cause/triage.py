@@ -13,6 +13,7 @@ from bisect_trt.core.holds import InputKind
 from bisect_trt.core.names import counted
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.verdict import Verdict
+from bisect_trt.graph.inspection.unreached import unreached
 from bisect_trt.numerics.scores import times
 from bisect_trt.probe.result import ProbeResult, meets
 from bisect_trt.search.tolerance_share import MARGIN, matching_limit
@@ -124,7 +125,7 @@ def find_cause(
     layers = layers_seen(case, bench, emulated, sensitivity)
     diagnosis = diagnose_reduced(
         worst_seen(emulated.lowered, unseen).under(limit),
-        layers,
+        layers[~layers["layer"].isin(unreached(case.graph))],
         sensitivity.under(limit),
         lambda pins: with_pins_there(case, bench, base, pins, unseen),
         case.settings.precision,

@@ -11,9 +11,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 import bisect_trt
 from bisect_trt.core.errors import BadInputError
+from bisect_trt.graph.inspection.refusals import refusals, refuse_unfit
+from bisect_trt.graph.inspection.unreached import unreached
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.numerics.requirements.requirement_text import parse_requirements
-from bisect_trt.stations.case.odd_outputs import odd_outputs, refuse_incomparable
+from bisect_trt.stations.case.odd_outputs import odd_outputs
 from tests.graph.test_decided import MODEL
 
 GRAPH = Graph(onnx.parser.parse_model(MODEL))
@@ -45,8 +47,8 @@ def test_outputs_of_which_nobody_gives_numbers_are_refused(held: str) -> None:
     text = f"""<ir_version: 10, opset_import: ["": 21]>
     g (float[2] x) => ({held}[2] y) {{ y = Cast<to={code}>(x) }}"""
     with pytest.raises(BadInputError, match=f"m.onnx: output 'y' is {held}, .*a Cast behind it"):
-        refuse_incomparable(Graph(onnx.parser.parse_model(text)), "m.onnx")
-    refuse_incomparable(GRAPH, "m.onnx")
+        refuse_unfit(Graph(onnx.parser.parse_model(text)), "m.onnx")
+    refuse_unfit(GRAPH, "m.onnx")
 
 
 def test_a_normalisation_that_learns_is_refused(tmp_path: Path) -> None:
@@ -73,3 +75,46 @@ def test_a_normalisation_that_learns_is_refused(tmp_path: Path) -> None:
     x = np.random.default_rng(0).random((2, 3, 4, 4), np.float32)
     with pytest.raises(BadInputError, match="'norm' holds a BatchNormalization in training mode"):
         bisect_trt.bisect(model, {"x": x}, out=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("declared", "body", "words"),
+    [
+        ("string[2] y", "y = Cast<to=8>(x)", "output 'y' is text"),
+        (
+            "float[2] y",
+            "y = BatchNormalization<training_mode=1>(x, x, x, x, x)",
+            "in training mode",
+        ),
+    ],
+)
+def test_whoever_looks_is_told_what_a_run_refuses(declared: str, body: str, words: str) -> None:
+    text = (
+        f"""<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => ({declared}) {{ {body} }}"""
+    )
+    graph = Graph(onnx.parser.parse_model(text))
+    (found,) = refusals(graph, "m.onnx")
+    assert words in found.message and found.message.startswith("a run refuses this model: m.onnx: ")
+    with pytest.raises(BadInputError, match=words):
+        refuse_unfit(graph, "m.onnx")
+    assert refusals(GRAPH, "m.onnx") == []
+
+
+def test_sparse_constants_are_refused_by_the_files_name() -> None:
+    graph = Graph(onnx.ModelProto())
+    dense = onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, [1], [1.0])
+    places = onnx.helper.make_tensor("i", onnx.TensorProto.INT64, [1], [0])
+    graph.proto.graph.sparse_initializer.append(onnx.helper.make_sparse_tensor(dense, places, [4]))
+    (found,) = refusals(graph, "m.onnx")
+    assert "m.onnx: sparse initialiser 'w' cannot be emulated" in found.message
+
+
+def test_what_reaches_no_output_is_found() -> None:
+    text = """<ir_version: 8, opset_import: ["": 17]> g (float[2] x, bool c) => (float[2] y) {
+        [inner] a = Exp(x)
+        [unused] b = Exp(a)
+        [over] d = Exp(b)
+        [choice] y = If(c) <then_branch = t () => (float[2] p) { p = Neg(a) },
+                            else_branch = e () => (float[2] q) { q = Abs(x) }>
+    }"""
+    assert unreached(Graph(onnx.parser.parse_model(text))) == {"unused", "over"}

@@ -45,12 +45,6 @@ class ConstantStore:
     """
 
     def __init__(self, graph: Graph) -> None:
-        sparse = graph.proto.graph.sparse_initializer
-        if sparse:
-            name = sparse[0].values.name
-            raise BadInputError(
-                f"model: sparse initialiser {name!r} cannot be emulated; store it as a dense tensor"
-            )
         self._arrays = graph.constants
         self._exact = {name: _ort_value(name, array) for name, array in graph.constants.items()}
         self._rounded: dict[str, tuple[Precision, ort.OrtValue]] = {}
