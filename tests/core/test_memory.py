@@ -16,7 +16,8 @@ CHILD = f"""
 import resource, sys
 from bisect_trt.core.machine.memory import free_bytes
 before = free_bytes()
-resource.setrlimit(resource.RLIMIT_AS, ({LIMIT}, {LIMIT}))
+kind = getattr(resource, sys.argv[1])
+resource.setrlimit(kind, ({LIMIT}, {LIMIT}))
 empty = free_bytes()
 taken = bytearray(200 << 20)
 print(before or 0, empty, free_bytes())
@@ -24,9 +25,10 @@ print(before or 0, empty, free_bytes())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the address space is told by Linux")
-def test_a_limit_of_the_address_space_counts() -> None:
+@pytest.mark.parametrize("kind", ["RLIMIT_AS", "RLIMIT_DATA"])
+def test_a_limit_of_the_process_counts(kind: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", CHILD],
+        [sys.executable, "-c", CHILD, kind],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

@@ -50,7 +50,7 @@ def free_bytes() -> int | None:
         except (OSError, ValueError, KeyError):  # no container, or one without a limit ("max")
             continue
         found.append(max(0, limit - max(0, taken - cached)))
-    found += _address_space_left()
+    found += _limits_left()
     return min(found, default=None)
 
 
@@ -70,17 +70,22 @@ def room_bytes(counted: int) -> int | None:
     return None if free is None else free + min(pages * mmap.PAGESIZE, counted)
 
 
-def _address_space_left() -> list[int]:
-    """The bytes that a limit of this process (``ulimit -v``) leaves; nothing where it has none."""
+def _limits_left() -> list[int]:
+    """The bytes that each limit of this process (``ulimit -v``, ``-d``) leaves; nothing where it
+    has none.
+    """
     try:
         import resource
 
-        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-        taken = pages * resource.getpagesize()
+        pages = [int(n) for n in Path("/proc/self/statm").read_text(encoding="ascii").split()]
+        left = []
+        for kind, taken in ((resource.RLIMIT_AS, pages[0]), (resource.RLIMIT_DATA, pages[5])):
+            limit = resource.getrlimit(kind)[0]
+            if limit != resource.RLIM_INFINITY:
+                left.append(max(0, limit - taken * resource.getpagesize()))
     except (ImportError, OSError, ValueError, IndexError):
         return []
-    return [] if limit == resource.RLIM_INFINITY else [max(0, limit - taken)]
+    return left
 
 
 def peak_bytes() -> int:

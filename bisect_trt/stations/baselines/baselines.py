@@ -91,8 +91,8 @@ def measure_baselines(case: Case, bench: Bench) -> Baselines:
         check_metrics(case, bench)
         check_model(case, bench, fp32)
     check_reference(fp32, case.requirements)
-    check_decisions(case, bench)
-    note_single_values(case, bench)
+    check_decisions(case, bench, fp32)
+    note_single_values(case, bench, fp32)
     findings = bench.found(_findings(fp32, tf32, reduced, precision))
     layers = trace_layers(case, bench, traced_inputs(case, bench))
     if bench.engine is None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from bisect_trt.core.errors import BadInputError, RunnerFailedError, one_line
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.sample import evenly
+from bisect_trt.graph.model.decided import decided_outputs
 from bisect_trt.graph.model.inputs import input_specs
 from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.numerics.requirements.decisions import choices, places_of
@@ -50,23 +51,28 @@ def check_reference(result: ProbeResult, requirements: Requirements) -> None:
             )
 
 
-def _is_single(case: Case, bench: Bench, name: str) -> bool:
+def _is_single(case: Case, fp32: ProbeResult, name: str) -> bool:
     """Whether the output is a single value for inputs of these shapes, whatever they hold: not
     where what is found in them decides.
     """
+    if name not in fp32.worst or fp32.worst[name].elements != len(case.samples):
+        return False
     declared = next(o for o in case.graph.proto.graph.output if o.name == name).type.tensor_type
     taken = {dim for spec in input_specs(case.graph.proto) for dim in spec.shape or ()}
-    if not declared.HasField("shape") or not all(
-        dim.dim_value == 1 or dim.dim_param in taken for dim in declared.shape.dim
-    ):
-        return False
-    asked = evenly(case.samples, _MOST_CHECKED)
-    return all(bench.references.of(sample)[name].size == 1 for sample in asked)
+    dims = declared.shape.dim
+    return declared.HasField("shape") and all(
+        dim.dim_value == 1 or dim.dim_param in taken for dim in dims
+    )
 
 
-def check_decisions(case: Case, bench: Bench) -> None:
+def check_decisions(case: Case, bench: Bench, fp32: ProbeResult) -> None:
     """Refuse a top-K of outputs that have no more values than K, an argmax of one channel, and a
     cosine of single values, which sees their signs alone: whatever a plan does is right.
+
+    Args:
+        case: says what is asked.
+        bench: has the references.
+        fp32: any plan's result, which counts the outputs' elements.
 
     Raises:
         BadInputError: names the condition and the outputs.
@@ -74,9 +80,9 @@ def check_decisions(case: Case, bench: Bench) -> None:
     items = case.requirements.items
     asked = [item for item in items if places_of(item.metric)]
     cosines = [item for item in items if item.metric == "cosine"]
-    outputs = bench.references.of(case.samples[0]) if asked or cosines else {}
+    outputs = bench.references.of(case.samples[0]) if asked else {}
     for item in cosines:
-        if all(_is_single(case, bench, n) for n in outputs if item.output in (None, n)):
+        if all(_is_single(case, fp32, n) for n in fp32.worst if item.output in (None, n)):
             raise BadInputError(
                 f"--requirement {item.text}: nearly always true, for of a single value the cosine "
                 "sees the sign alone; ask for max_abs or atol"
@@ -92,19 +98,20 @@ def check_decisions(case: Case, bench: Bench) -> None:
             )
 
 
-def note_single_values(case: Case, bench: Bench) -> None:
+def note_single_values(case: Case, bench: Bench, fp32: ProbeResult) -> None:
     """Say that an output of one value has no range that an error could be held against.
 
     Args:
         case: says what is asked.
         bench: keeps what is said.
+        fp32: any plan's result, which counts the outputs' elements.
     """
+    whole = decided_outputs(case.graph, case.names)
     for item in case.requirements.items:
         if item.metric not in _OF_RANGE:
             continue
-        outputs = bench.references.of(case.samples[0])
-        for name in (n for n in outputs if item.output in (None, n)):
-            if outputs[name].dtype.kind == "f" and _is_single(case, bench, name):
+        for name in (n for n in fp32.worst if item.output in (None, n)):
+            if name not in whole and _is_single(case, fp32, name):
                 message = (
                     f"output {name!r} holds one value, which has no range: {item.metric} is of the "
                     "value itself, and one near zero asks for FP32 everywhere; where that is not "

@@ -69,7 +69,8 @@ class Need:
     """``weights`` and ``activations`` (of one plain inference) in bytes; ``workers`` beside the
     process itself. ``activations`` is 0 where the inputs' shapes are not known beforehand.
     ``nodes`` is their number, ``shares`` whether they are many and share few sessions,
-    ``small`` whether the usual tensor is known to be, and ``threads`` what a call may use (0: all).
+    ``small`` whether the usual tensor is known to be, and ``threads`` what a call may use (0: all);
+    ``untold`` whether most shapes follow from values and not from the inputs' shapes.
     """
 
     weights: int
@@ -79,6 +80,7 @@ class Need:
     shares: bool = False
     small: bool = False
     threads: int = 0
+    untold: bool = False
 
     @property
     def bytes(self) -> int:
@@ -123,10 +125,11 @@ class Need:
     @property
     def sentence(self) -> str:
         """The need for a person."""
-        return (
-            f"about {in_words(self.bytes)} of memory ({in_words(self.weights)} of weights, "
-            f"{in_words(self.activations)} of activations)"
-        )
+        held = f"{in_words(self.activations)} of activations"
+        if self.untold:
+            held = f"activations of which shapes tell {in_words(self.activations)}, and more"
+        weights = f"{in_words(self.weights)} of weights"
+        return f"about {in_words(self.bytes)} of memory ({weights}, {held})"
 
 
 def need_of(graph: Graph, settings: Settings, specs: Sequence[InputSpec]) -> Need:
@@ -166,7 +169,8 @@ def _need(graph: Graph, settings: Settings, shapes: Sequence[Shapes]) -> Need:
     threads = 0
     if told is not None and largest is not None and on_cpu:
         threads = _threads(graph, largest, told)
-    return Need(weights_size(graph.proto), live, beside, nodes, shares, small, threads)
+    untold = largest is not None and told is None
+    return Need(weights_size(graph.proto), live, beside, nodes, shares, small, threads, untold)
 
 
 def _threads(graph: Graph, inputs: Shapes, told: Activations) -> int:

@@ -18,7 +18,7 @@ from bisect_trt.core.holds import InputKind
 from bisect_trt.core.machine.memory import in_words, peak_bytes, room_bytes
 from bisect_trt.core.machine.time_budget import TimeBudget
 from bisect_trt.core.observer import Observer
-from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample, evenly
 from bisect_trt.probe.journal import Journal
 from bisect_trt.probe.prober import Prober
@@ -116,7 +116,11 @@ def estimate(settings: Settings, observer: Observer) -> Estimate:
     observer.station("timed inferences")
     timed = _timed(case, observer)
     work = expected_work(
-        case, passes=timed.passes, probe_seconds=timed.inference, usual_seconds=timed.usual
+        case,
+        passes=timed.passes,
+        hopeless=timed.hopeless,
+        probe_seconds=timed.inference,
+        usual_seconds=timed.usual,
     )
     count = len(case.names)
     usual, large = (
@@ -158,7 +162,8 @@ class _Timed:
     """Seconds: of opening the sessions, of an ``inference``, and with all that belongs to it of a
     sample ``made`` (with its reference), ``emulated`` and judged, judged by the ``second``
     emulator, gone through node by node (``trace``), with one layer lowered ``alone``. ``usual`` is
-    the bench's. ``passes`` if everything lowered does, on the given inputs and a few copies.
+    the bench's. ``passes`` if everything lowered does, on the given inputs and a few copies;
+    ``hopeless`` if strict FP32 misses where no engine judges.
     """
 
     opened: float
@@ -170,6 +175,7 @@ class _Timed:
     alone: float
     usual: float
     passes: bool
+    hopeless: bool
 
 
 def _timed(case: Case, observer: Observer) -> _Timed:
@@ -187,10 +193,11 @@ def _timed(case: Case, observer: Observer) -> _Timed:
         opened, given = _seconds(
             lambda: [judge.judge(plan, few, size=together) for judge in reversed(judges)]
         )
-        check_decisions(case, bench)
         other_shapes(case, bench.references.of(sample))
         if (logged := given[-1].logged) is not None:
             check_reference(logged, case.requirements)
+            check_decisions(seen, bench, logged)
+        strict = bench.prober.judge(PrecisionPlan(Precision.FP32), few, size=together)
         inference, _ = _seconds(lambda: _outputs(emulator, plan, sample))
         list(redraws(case, bench, _STREAM, 1, emulated=True))  # opens the reference again
         count = max(1, min(_DRAWS, int(_TIMED_S / max(inference, 1e-6))))
@@ -211,6 +218,7 @@ def _timed(case: Case, observer: Observer) -> _Timed:
         bench.pace.took(inference)
     missed = sum(panel.missed() for panel in (first, second, varied))
     may = spared(case, InputKind.GIVEN, len(few))
+    hopeless = strict.missed() > may and case.settings.runner == "emulated"
     passes = all(panel.missed() <= may for panel in given) and not missed
     made_s, emulated_s, asked_s = (s / len(draws) for s in (spent, first_s, second_s))
     # They share the inference that the layers' own begin in.
@@ -225,6 +233,7 @@ def _timed(case: Case, observer: Observer) -> _Timed:
         row,
         bench.pace.usual_seconds,
         passes,
+        hopeless,
     )
 
 

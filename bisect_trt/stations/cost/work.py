@@ -75,12 +75,15 @@ def _shrunk(layers: int) -> int:
     return SHRINK_PROBES if _USUAL * layers <= MOST_SHRUNK else 0
 
 
-def expected_work(case: Case, *, passes: bool, probe_seconds: float, usual_seconds: float) -> Work:
+def expected_work(
+    case: Case, *, passes: bool, hopeless: bool, probe_seconds: float, usual_seconds: float
+) -> Work:
     """What a run of ``case`` is expected to execute.
 
     Args:
         case: the layers, the inputs and what is asked for.
         passes: whether everything lowered passes: then little is searched.
+        hopeless: whether strict FP32 misses: then a run ends there.
         probe_seconds: what one emulated inference takes; it decides how many layers are measured.
         usual_seconds: what one usually takes; it decides the number of draws.
     """
@@ -92,6 +95,8 @@ def expected_work(case: Case, *, passes: bool, probe_seconds: float, usual_secon
     emulations = _BASELINES * given + held_out
     # One that is asked for ranges goes through the network once, not by two histories.
     traces = min(given, MOST_TRACED) + ranges_asked(case, usual_seconds) // 2
+    if hopeless:
+        return Work(traces, emulations, 0, 0, 0, _BASELINES)
     if case.settings.fitted:
         if passes:
             return Work(traces, emulations, draws, draws + 2 * given, 0, _BASELINES)

@@ -76,7 +76,7 @@ def test_the_cosine_of_single_values_is_refused_for_a_batch_of_one(tmp_path: Pat
     )
     one, three = (RANDOM.normal(size=(n, 8)).astype(np.float32) for n in (1, 3))
     with pytest.raises(BadInputError, match=SINGLE):
-        bisect_trt.bisect(model, [{"x": one}], require="cosine>=0.9", out=tmp_path)
+        bisect_trt.bisect(model, [{"x": one}, {"x": -one}], require="cosine>=0.9", out=tmp_path)
     several = [{"x": one}, {"x": three}]
     assert bisect_trt.bisect(model, several, require="cosine>=0.9", out=tmp_path, robust=0).passed
 

@@ -322,3 +322,18 @@ def test_tiny_tensors_of_large_products_have_all_threads() -> None:
     sample = Sample("s", {"x": np.zeros((1, 8192), np.float32)})
     found = need.need_of_samples(graph, Settings("m.onnx", ("x",)), [sample])
     assert found.small and found.threads == 0
+
+
+def test_what_shapes_do_not_tell_is_said() -> None:
+    """ "0 bytes of activations", and a run took five gigabytes: values decided the sizes."""
+    text = """<ir_version: 8, opset_import: ["": 17]> g (float[1,1,4,4] x, int64[4] sizes)
+        => (float[a,b,c,d] y) {
+        empty = Constant<value = float[0] {}>()
+        large = Resize<mode = "nearest">(x, empty, empty, sizes)
+        more = Neg(large)
+        y = Abs(more)
+    }"""
+    inputs = [{"x": np.zeros((1, 1, 4, 4), np.float32), "sizes": np.int64([1, 1, 8, 8])}]
+    graph = Graph(onnx.parser.parse_model(text))
+    told = need.need_of(graph, Settings(graph.proto, inputs), input_specs(graph.proto))
+    assert told.untold and "and more" in told.sentence

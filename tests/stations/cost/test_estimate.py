@@ -29,7 +29,8 @@ def case_of(**options: object) -> Case:
 
 
 def work_of(case: Case, *, passes: bool, seconds: float = 1e-3) -> Work:
-    return expected_work(case, passes=passes, probe_seconds=seconds, usual_seconds=seconds)
+    given = {"passes": passes, "hopeless": False}
+    return expected_work(case, probe_seconds=seconds, usual_seconds=seconds, **given)
 
 
 def test_what_passes_is_hardly_searched() -> None:
@@ -85,6 +86,12 @@ def test_of_many_inputs_a_few_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Prober, "judge", counted)
     estimate(Settings(fixture.model, inputs, holdout="none", runner="emulated"), Observer())
     assert max(asked) <= 8
+
+
+def test_where_fp32_misses_nothing_is_searched() -> None:
+    asked = Settings(FIXTURE.model, [FIXTURE.inputs], runner="emulated", require="max_abs<=1e-12")
+    found = estimate(asked, Observer())
+    assert (found.draws, found.effect_runs) == (0, 0) and found.probes < found.fewest
 
 
 def test_a_budget_is_told_beside_what_it_would_take_without_one() -> None:
