@@ -39,7 +39,7 @@ def entry() -> None:
             _end_interrupted()
         except OSError:  # of the help text: a command answers for its own
             _end(_MACHINE)
-    except (KeyboardInterrupt, ImportError) as error:
+    except (KeyboardInterrupt, ImportError, OSError, MemoryError) as error:
         if not _was_interrupted(error):
             _complain(error)
             _end(_MACHINE)  # 1 would mean "cannot be met"
@@ -75,7 +75,9 @@ def _was_interrupted(error: BaseException | None) -> bool:
 
 def _complain(error: BaseException) -> None:
     """Of what this was installed with, or of a machine that has no room for it."""
-    with suppress(OSError, AttributeError):
+    if sys.stderr is None:  # else it would go to standard output
+        return
+    with suppress(OSError):
         traceback.print_exception(error)
         sys.stderr.write("bisect-trt: cannot be started: a library does not load, see above\n")
 

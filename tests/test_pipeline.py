@@ -257,7 +257,7 @@ def test_golden_outputs_that_are_broken_are_told_as_such(tmp_path: Path) -> None
     golden.flat[1] = np.nan
     found = run(fixture, tmp_path, golden={"y": golden})
     assert found.cause.value == "golden-mismatch"
-    assert found.sentence.startswith("Golden output 'y' holds 1 NaN or infinite values where the")
+    assert found.sentence.startswith("Golden output 'y' is NaN or infinite at 1 place where the")
 
 
 def test_inputs_of_few_dimensions_are_scaled_too(tmp_path: Path) -> None:

@@ -86,8 +86,12 @@ def test_what_is_left_goes_by_the_pace_and_passes(monkeypatch: pytest.MonkeyPatc
     assert "about 2 s left" in observer._line(0.0)
     now[0] += 10.0
     assert "baselines, 3 of 10: layer" in observer._line(0.0)
-    observer.progress(1, 4, "another row")  # counts anew
-    assert "left" in observer._line(0.0)
+    for done in (1, 2):
+        observer.progress(done, 4, "another row")  # counts anew
+        now[0] += 3.0
+    assert "2 of 4, about 3 s left: another row" in observer._line(0.0)
+    observer.progress(0, 4, "nothing yet")
+    assert "0 of 4: nothing yet" in observer._line(0.0)
 
 
 def test_verbose_tells_that_it_lives_where_no_step_is_told() -> None:

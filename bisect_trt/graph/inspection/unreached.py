@@ -13,5 +13,5 @@ def unreached(graph: Graph) -> frozenset[str]:
         if live.isdisjoint(node.output):
             found.add(name)
         else:
-            live.update(node.input, captured_names(node))
+            live.update(i for i in (*node.input, *captured_names(node)) if i)
     return frozenset(found)

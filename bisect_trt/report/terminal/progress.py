@@ -76,9 +76,9 @@ class ProgressObserver(Observer):
         self._subject = f"{subject}: " if subject else ""
         self._station, self._started = "starting", time.perf_counter()
         self._done = self._note = ""
-        self._left: float | None = None
-        self._heard = self._started
+        self._left: tuple[float | None, float] = None, self._started
         self._first: tuple[int, float] | None = None
+        self._last, self._counted = (0, 0), self._started
         self._best: int | None = None
         self._told = self._started
         self._ended = Event()
@@ -115,13 +115,13 @@ class ProgressObserver(Observer):
             self._log.join(self._every_s)
 
     def station(self, name: str) -> None:
-        self._began, self._first, self._left = time.perf_counter(), None, None
+        self._began = self._counted = time.perf_counter()
+        self._first, self._left = None, (None, self._began)
         self._station, self._done = name, ""
         self._bar.reset(self._task, total=None, description=f"{self._subject}{name}", note="")
 
     def progress(self, done: int, expected: int, note: str) -> None:
-        self._left = self._seconds_left(done, expected)
-        self._heard = time.perf_counter()
+        self._left = self._seconds_left(done, expected), time.perf_counter()
         of = f"{done} of {expected}" if expected else f"{_UNITS.get(self._station, 'probe')} {done}"
         self._done, self._note = of, note
         left = self._left_in_words()
@@ -136,23 +136,26 @@ class ProgressObserver(Observer):
             self._console.print(printable(f"{self._subject}{of}: {note}"))
 
     def _seconds_left(self, done: int, expected: int) -> float | None:
-        """By the pace since the first that was done; what came before it was something else."""
-        if not expected:
-            return None
-        now = time.perf_counter()
-        if self._first is None or done < self._first[0]:
+        """By the pace since the first that was done; what came before it was something else. None
+        where nothing tells.
+        """
+        now, last = time.perf_counter(), self._last
+        self._last = done, expected
+        if self._first is None or done <= last[0] or expected != last[1]:
+            if self._first is not None:  # a count of something else begins where the last ended
+                self._began = self._counted
             self._first = done, now
+        self._counted = now
         first, since = self._first
-        if done > first:
-            each = (now - since) / (done - first)
-        else:
-            each = (now - self._began) / max(done, 1)
+        if not expected or not done:
+            return None
+        each = (now - since) / (done - first) if done > first else (now - self._began) / done
         return each * max(expected - done, 0)
 
     def _left_in_words(self) -> str:
         """What is left by now; nothing once that has passed."""
-        left = self._left
-        if left is None or (left := left - (time.perf_counter() - self._heard)) < 0.0:
+        left, heard = self._left  # another thread may be told more meanwhile
+        if left is None or (left := left - (time.perf_counter() - heard)) < 0.0:
             return ""
         return f", about {left:.0f} s left"
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
+
+from numpy.typing import NDArray
 
 from bisect_trt.core.errors import BadInputError, RunnerFailedError, one_line
 from bisect_trt.core.finding import Finding
@@ -80,7 +83,8 @@ def check_decisions(case: Case, bench: Bench, fp32: ProbeResult) -> None:
     items = case.requirements.items
     asked = [item for item in items if places_of(item.metric)]
     cosines = [item for item in items if item.metric == "cosine"]
-    outputs = bench.references.of(case.samples[0]) if asked else {}
+    looked = evenly(case.samples, _MOST_CHECKED) if asked else []
+    references = [bench.references.of(sample) for sample in looked]
     for item in cosines:
         if all(_is_single(case, fp32, n) for n in fp32.worst if item.output in (None, n)):
             raise BadInputError(
@@ -88,14 +92,20 @@ def check_decisions(case: Case, bench: Bench, fp32: ProbeResult) -> None:
                 "sees the sign alone; ask for max_abs or atol"
             )
     for item in asked:
-        looked_at = {n: a for n, a in outputs.items() if item.output in (None, n)}
-        among = {n: choices(item.metric, array) for n, array in looked_at.items()}
+        names = [n for n in references[0] if item.output in (None, n)]
+        among = {n: _choices(item.metric, [of[n] for of in references]) for n in names}
         if all(size is not None and size <= places_of(item.metric) for size in among.values()):
             said = ", ".join(f"{name!r} has {size}" for name, size in among.items())
             raise BadInputError(
                 f"--requirement {item.text}: always true, for it chooses among the values along "
                 f"one axis, of which output {said}; ask for another output or metric"
             )
+
+
+def _choices(metric: str, outputs: Sequence[NDArray[Any]]) -> int | None:
+    """The most values that ``metric`` chooses among in one of ``outputs``."""
+    found = [choices(metric, array) for array in outputs]
+    return max((size for size in found if size is not None), default=None)
 
 
 def note_single_values(case: Case, bench: Bench, fp32: ProbeResult) -> None:

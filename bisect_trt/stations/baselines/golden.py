@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from bisect_trt.core.diagnosis import Cause, Diagnosis
 from bisect_trt.core.errors import BadInputError, RunnerFailedError
 from bisect_trt.core.finding import Finding
-from bisect_trt.core.names import some_of
+from bisect_trt.core.names import counted, some_of
 from bisect_trt.core.sample import Sample
 from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.numerics.requirements.requirement_text import (
@@ -113,7 +113,8 @@ def _not_finite(golden: Arrays, reference: Arrays) -> Diagnosis | None:
             at = tuple(int(i) for i in np.argwhere(broken)[0])
             return Diagnosis(
                 Cause.GOLDEN_MISMATCH,
-                f"Golden output {name!r} holds {count} NaN or infinite values where the reference "
+                f"Golden output {name!r} is NaN or infinite at {counted(count, 'place')} where the "
+                "reference "
                 f"is finite, the first at {at}: look at what wrote it.",
             )
     return None

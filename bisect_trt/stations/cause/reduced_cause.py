@@ -101,7 +101,7 @@ def _overflow(
         return None
     before, after = pinned(frozenset(not_finite))
     cured = math.isinf(before) and math.isfinite(after)
-    if not (cured or after <= before / 2.0):
+    if not (cured or (1.0 < before < math.inf and after <= before / 2.0)):
         return None
     return _not_finite(name, not_finite, _underflowing(table) - overflowing_weights)
 

@@ -42,16 +42,19 @@ def with_pins_there(
     """
     given, pinned = bench.prober.probe(case.base), base.with_pins(pins)
     worst = worst_seen(given, unseen)
-    drawn: Sequence[Sample] = ()
+    kinds: Sequence[Sequence[Sample]] = ()
     if unseen is not None and worst is not given:
-        drawn = (*unseen.samples.redrawn, *unseen.samples.variants)
+        kinds = (unseen.samples.redrawn, unseen.samples.variants)
         if worst is not unseen.lowered and unseen.refused is not None:
-            drawn = unseen.refused.samples
-    if not drawn:
-        return given.score, bench.prober.probe(pinned).score
+            kinds = (unseen.refused.samples,)
     size = set_size(case)
-    scores = [r.score for r in bench.prober.judge(case.base, drawn, size=size).results]
+    found = [
+        (result.score, those[place * size : (place + 1) * size])
+        for those in kinds
+        for place, result in enumerate(bench.prober.judge(case.base, those, size=size).results)
+    ]
+    if not found:
+        return given.score, bench.prober.probe(pinned).score
     # Those that are spared score more.
-    at = max(range(len(scores)), key=lambda i: (scores[i] <= worst.score, scores[i]))
-    asked = drawn[at * size : (at + 1) * size]
-    return scores[at], bench.prober.judge(pinned, asked, size=size).score()
+    score, asked = max(found, key=lambda one: (one[0] <= worst.score, one[0]))
+    return score, bench.prober.judge(pinned, asked, size=size).score()

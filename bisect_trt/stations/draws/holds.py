@@ -63,9 +63,9 @@ def put_to_test(
         if not of_no_pins:
             break
         draws.without |= of_no_pins
+        seen = max(against.tested + aside[against.kind], *map(draws.seen, draws.kinds))
         aside[against.kind] += len(of_no_pins) // set_size(case)
         if aside[against.kind] > draws.test.misses:
-            seen = against.tested + aside[against.kind]
             draws.test = out_of_reach(draws.test, case, bench.pace.usual_seconds, seen)
         against = first_refusal(case, bench, judges, plan, draws, limit)
     draws.without.clear()

@@ -101,8 +101,8 @@ def _new(bench: Bench, made: Iterator[Sample], before: Set[str]) -> Iterator[Sam
                 f"no more than {counted(len(seen), 'variant')} could be made that the search and "
                 "other tests had not seen: of these inputs and kinds there are hardly more"
             )
-            if not bench.noted("variants"):  # the first says of how many
-                bench.note(Finding("variants", "", message))
+            if not bench.noted("few-variants"):  # the first says of how many
+                bench.note(Finding("few-variants", "", message))
             return
 
 
