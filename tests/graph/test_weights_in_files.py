@@ -225,6 +225,18 @@ def test_a_link_to_a_model_has_the_weights_beside_the_model(path: Path, tmp_path
         assert np.array_equal(array_of(one), array_of(other))
 
 
+def test_what_lies_beside_a_link_comes_first(path: Path, tmp_path: Path) -> None:
+    places = [p for t in load_model(path).proto.graph.initializer if (p := place_of(t))]
+    apart = {Path(p.path) for p in places} - {path}
+    link = tmp_path / "elsewhere" / "link.onnx"
+    link.parent.mkdir()
+    link.symlink_to(path)
+    for file in apart:
+        (link.parent / file.name).write_bytes(file.read_bytes())
+    found = [p for t in load_model(link).proto.graph.initializer if (p := place_of(t))]
+    assert {Path(p.path) for p in found} - {path} == {link.parent / file.name for file in apart}
+
+
 def test_a_file_that_changes_is_told(path: Path) -> None:
     model = load_model(path).proto
     tensor = next(t for t in model.graph.initializer if t.name == "raw")

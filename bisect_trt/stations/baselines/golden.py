@@ -114,8 +114,7 @@ def _not_finite(golden: Arrays, reference: Arrays) -> Diagnosis | None:
             return Diagnosis(
                 Cause.GOLDEN_MISMATCH,
                 f"Golden output {name!r} is NaN or infinite at {counted(count, 'place')} where the "
-                "reference "
-                f"is finite, the first at {at}: look at what wrote it.",
+                f"reference is finite, the first at {at}: look at what wrote it.",
             )
     return None
 

@@ -159,6 +159,7 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Ca
     model = load_model(settings.model)
     check_kinds(settings.variants)
     graph, specs = Graph(model.proto), input_specs(model.proto)
+    refuse_unfit(graph, model.name)
     check_need(need_of(graph, settings, specs), model.name)
     older = read_plan(settings.start_from) if settings.start_from is not None else None
     seen = older.inputs if older is not None else frozenset[str]()
@@ -171,7 +172,6 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Ca
         digest = f"{model.digest}+{settings.rewrite}"
         model = replace(model, proto=fused.model, digest=digest, written_out=False)
         graph = Graph(model.proto)
-    refuse_unfit(graph, model.name)
     reference = Reference(graph, model.name)
     layers = _layers(graph, settings, model.name)
     held_pins, held_low = held_layers(settings, layers)

@@ -118,3 +118,26 @@ def test_what_reaches_no_output_is_found() -> None:
                             else_branch = e () => (float[2] q) { q = Abs(x) }>
     }"""
     assert unreached(Graph(onnx.parser.parse_model(text))) == {"unused", "over"}
+
+
+@pytest.mark.parametrize(("answer", "told"), [("x", False), ("b", True)])
+def test_what_reaches_no_output_leaves_no_range(answer: str, told: bool, tmp_path: Path) -> None:
+    """An Exp that nobody reads was named, with the advice to pin it."""
+    text = f"""<ir_version: 8, opset_import: ["": 17]> g (float[4] x) => (float[4] y) {{
+        a = Mul(x, x)
+        b = Exp(a)
+        c = Min({answer}, x)
+        y = Neg(c)
+    }}"""
+    given = {"x": np.float32([1.0, 2.0, 3.0, 4.0])}
+    found = bisect_trt.bisect(
+        onnx.parser.parse_model(text), given, require="max_abs<=1", out=tmp_path, robust=0
+    )
+    assert any(f.kind == "left-overflowing" for f in found.findings) is told
+
+
+def test_a_model_is_refused_before_its_inputs_are_read(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (string[2] y) {
+        y = Cast<to=8>(x) }"""
+    with pytest.raises(BadInputError, match="output 'y' is text"):
+        bisect_trt.bisect(onnx.parser.parse_model(text), tmp_path / "missing.npz", out=tmp_path)
