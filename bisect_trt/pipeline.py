@@ -75,7 +75,7 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
         open_bench(case, observer, time_budget=time_budget, begin=plans) as bench,
         closing(Beside()) as beside,
     ):
-        case = replace(case, on_engine=bench.engine is not None)
+        case = replace(bench.case, on_engine=bench.engine is not None)
         discard(bench.folder)
         reproducer.FOLDER.remove(bench.folder / REPRODUCER)
         latest = Known(case)
@@ -170,6 +170,7 @@ def compare(settings: Settings, observer: Observer | None = None) -> Result:
     observer = observer or Observer()
     case = load(settings, observer)
     with open_bench(case, observer, "-compare", begin=baseline_plans(case)) as bench:
+        case = bench.case
         refuse_answer(bench.folder)
         discard(bench.folder)
         latest = Known(case)

@@ -17,6 +17,11 @@ MOST = 9.99e8
 """No other finite score is larger: it stands for all beyond it."""
 
 
+_NOT_FINITE = "NaN or infinite values"
+_NO_SCORE = {"non-finite": _NOT_FINITE, "fail": "an output of another shape"}
+"""Why there is no number, by the evaluation's verdict; any other means that nothing came out."""
+
+
 def brief(score: float) -> str:
     """A score where there is no room for a sentence."""
     if math.isnan(score):
@@ -28,12 +33,17 @@ def brief(score: float) -> str:
     return f"{'> ' if score >= MOST else ''}{score:.3g} \u00d7"
 
 
-def times(score: float) -> str:
-    """A score in words."""
+def times(score: float, outcome: str = "") -> str:
+    """A score in words.
+
+    Args:
+        score: in tolerances.
+        outcome: the value of the evaluation's verdict, which says why a score is infinite.
+    """
     if math.isnan(score):
         return "not measured"
     if math.isinf(score):
-        return "NaN, infinite values or another shape"
+        return _NO_SCORE.get(outcome, "no outputs: the run breaks" if outcome else _NOT_FINITE)
     if score >= NOTHING_ALLOWED:
         return "a miss where none is allowed"
     if score >= MOST:

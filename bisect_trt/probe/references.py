@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from bisect_trt.core.sample import Sample
 from bisect_trt.numerics.arrays import Arrays
+from bisect_trt.numerics.requirements.requirements import ReferenceOutputs, ties_of
 from bisect_trt.runners.ort.reference import Reference
 
 _MOST_BYTES = 8 << 20
@@ -48,18 +49,25 @@ class References:
         lasting: bool = False,
     ) -> None:
         self._reference = reference
-        self._lasting = lasting and for_drawn is None and not reference.turns.one_at_a_time
-        self._for_drawn = for_drawn
+        self._lasting = lasting and not reference.turns.one_at_a_time
+        self._for_drawn: Callable[[Sample], Arrays] | None = None
+        if for_drawn is not None:
+            self.use_for_drawn(for_drawn)
         self._folder = folder
         self._known: OrderedDict[str, Arrays] = OrderedDict()
         self._on_disk: set[str] = set()
         self._drawn: set[str] = set()
         self._drawn_bytes = 0
         self._names: tuple[str, ...] = ()
+        self._tied: tuple[str, ...] = ()
         self._bytes = 0
         self._prepared: set[str] = set()
         self._lock = Lock()
         shutil.rmtree(folder, ignore_errors=True)  # what a killed run left
+
+    def use_for_drawn(self, outputs: Callable[[Sample], Arrays]) -> None:
+        """Let ``outputs`` give the FP32 outputs of samples that are drawn."""
+        self._for_drawn, self._lasting = outputs, False
 
     def of(self, sample: Sample) -> Arrays:
         """The reference outputs of ``sample``, by name; several threads may ask.
@@ -144,15 +152,20 @@ class References:
             # Names of outputs may hold what no file name may: the arrays go by number.
             for number, array in enumerate(outputs.values()):
                 np.save(self._folder / f"{digest}-{number}.npy", array)
+            for number, array in enumerate(ties_of(outputs).values()):
+                np.save(self._folder / f"{digest}-ties-{number}.npy", array)
         except (OSError, ValueError):
             return  # a full disk costs another inference, no more
-        self._names = tuple(outputs)
+        self._names, self._tied = tuple(outputs), tuple(ties_of(outputs))
         self._on_disk.add(digest)
 
     def _read(self, digest: str) -> Arrays | None:
         try:
             files = (self._folder / f"{digest}-{i}.npy" for i in range(len(self._names)))
-            return {n: _loaded(f) for n, f in zip(self._names, files, strict=True)}
+            outputs = {n: _loaded(f) for n, f in zip(self._names, files, strict=True)}
+            files = (self._folder / f"{digest}-ties-{i}.npy" for i in range(len(self._tied)))
+            ties = {n: _loaded(f) for n, f in zip(self._tied, files, strict=True)}
+            return ReferenceOutputs(outputs, ties) if ties else outputs
         except (OSError, ValueError):
             return None
 

@@ -90,7 +90,7 @@ def summarise_interrupted(known: Known, ledger: Ledger, seconds: float) -> Resul
         f"{found.sentence} Interrupted: this is the best plan so far; run the same command again "
         "to go on."
     )
-    return _result(known, ledger, Diagnosis(found.cause, sentence), answer, seconds)
+    return _result(known, ledger, replace(found, sentence=sentence), answer, seconds)
 
 
 def _summarise_cut_short(known: Known, ledger: Ledger, seconds: float) -> Result:
@@ -113,7 +113,7 @@ def _summarise_cut_short(known: Known, ledger: Ledger, seconds: float) -> Result
         f"{found.sentence} The budget of {minutes:g} minutes ended the search: {so_far}; run the "
         "same command again to go on."
     )
-    return _result(known, ledger, Diagnosis(found.cause, sentence), answer, seconds)
+    return _result(known, ledger, replace(found, sentence=sentence), answer, seconds)
 
 
 def _answer_so_far(known: Known, ledger: Ledger, found: Diagnosis) -> _Answer | None:
@@ -212,6 +212,8 @@ def _result(
         model_digest=case.model.digest,
         dynamic_inputs=dynamic_inputs(case.graph.proto),
         searched=case.searched,
+        scales=case.requirements.scales,
+        causes=diagnosis.all_causes,
     )
 
 

@@ -75,7 +75,9 @@ class Inspection:
 
 def inspect_model(model: LoadedModel, precision: Precision) -> Inspection:
     """Layers, patterns, suspects, weights out of range, and advice, without running anything."""
-    graph = Graph(model.proto)
+    graph, lifted = model.graph, model.lifted
+    if lifted is not None and precision is Precision.FP16:
+        precision = lifted.precision
     layers = graph.layers_at(precision)
     patterns = find_patterns(graph)
     suspects = {x.name: f"{x.op}: {_DELICATE[x.op]}" for x in layers if x.op in _DELICATE}
@@ -92,6 +94,7 @@ def inspect_model(model: LoadedModel, precision: Precision) -> Inspection:
         suspects,
         _kept_nodes(graph),
         (
+            *([Finding("lifted", "", lifted.sentence)] if lifted is not None else []),
             *refusals(graph, model.name),
             *cautions(graph),
             *engine_suspects(graph, precision),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
+
+import onnx
 
 from bisect_trt.graph.model.discrete import FLOATS
 from bisect_trt.graph.model.graph import Graph
@@ -32,6 +35,35 @@ def decided_outputs(graph: Graph, layers: Collection[str]) -> frozenset[str]:
         for name in graph.outputs
         if graph.types.type_of(name) not in FLOATS and _comes_from(graph, name, made_by, lowered)
     )
+
+
+_KEEP_ORDER = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+"""Operators that keep the elements and their order."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """An output that is the place of the largest (or smallest) value of ``tensor`` along ``axis``,
+    in whatever shape.
+    """
+
+    tensor: str
+    axis: int
+    smallest: bool
+
+
+def list_decisions(model: onnx.ModelProto) -> dict[str, Decision]:
+    """The outputs of ``model`` that an ArgMax or ArgMin makes, by name."""
+    makers = {name: node for node in model.graph.node for name in node.output if name}
+    found = {}
+    for output in model.graph.output:
+        node = makers.get(output.name)
+        while node is not None and node.op_type in _KEEP_ORDER:
+            node = makers.get(node.input[0])
+        if node is not None and node.op_type in ("ArgMax", "ArgMin"):
+            axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
+            found[output.name] = Decision(node.input[0], axis, node.op_type == "ArgMin")
+    return found
 
 
 def _comes_from(graph: Graph, output: str, made_by: dict[str, int], layers: frozenset[str]) -> bool:

@@ -6,7 +6,7 @@ that writes a plan as another model infers nothing again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from sys import intern
@@ -36,12 +36,15 @@ _REDUCED = (Precision.FP16, Precision.BF16, Precision.TF32)
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """``proto`` is read only from here on: what is derived from it is remembered."""
+    """``proto`` is read only from here on: what is derived from it is remembered.
+    ``stored_outputs`` are the outputs, with their types, that a lifted source gives reduced.
+    """
 
     proto: onnx.ModelProto
     _roles: dict[Precision, list[Role | None]] = field(default_factory=dict, repr=False)
     _slots: list[FloatSlots | None] = field(default_factory=list, repr=False)
     _raised: dict[int, Graph] = field(default_factory=dict, repr=False)
+    stored_outputs: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -150,7 +153,9 @@ class Graph:
             BadInputError: ONNX's converter cannot do it.
         """
         if target not in self._raised:
-            self._raised[target] = Graph(raised(self.proto, target))
+            self._raised[target] = Graph(
+                raised(self.proto, target), stored_outputs=self.stored_outputs
+            )
         return self._raised[target]
 
     def check_plan(self, plan: PrecisionPlan) -> None:

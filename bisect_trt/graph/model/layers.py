@@ -17,6 +17,7 @@ from bisect_trt.graph.tensors.operator_rules import (
     CONTROL_FLOW,
     FLOAT,
     MATRIX_INPUTS,
+    STORAGE_TYPE,
     is_standard,
     lowerable_slots,
 )
@@ -107,6 +108,18 @@ def with_unique_names(model: onnx.ModelProto) -> onnx.ModelProto:
     return named
 
 
+def with_outputs(model: onnx.ModelProto, tensors: Sequence[str]) -> onnx.ModelProto:
+    """``model``, or a copy of it with those of ``tensors`` as further outputs that are none yet."""
+    known = {output.name for output in model.graph.output}
+    new = [name for name in dict.fromkeys(tensors) if name not in known]
+    if not new:
+        return model
+    more = onnx.ModelProto()
+    more.CopyFrom(model)
+    more.graph.output.extend(onnx.ValueInfoProto(name=name) for name in new)
+    return more
+
+
 FloatSlots = tuple[tuple[int, ...], tuple[int, ...]]
 
 
@@ -164,6 +177,8 @@ def role_of(
     if precision is Precision.TF32:
         operands = tuple(i for i in MATRIX_INPUTS.get(node.op_type, ()) if i in float_in)
         return _role(Kind.LAYER, operands, (), float_in) if operands else kept
+    if node.op_type == "Cast" and scope.type_of(node.input[0]) in STORAGE_TYPE.values():
+        return kept  # it gives what was rounded already
     ins, outs = lowerable_slots(node.op_type, opset, len(node.input), len(node.output), precision)
     if any(node.input[i] and scope.type_of(node.input[i]) == UNKNOWN for i in ins):
         return kept  # behind a custom operator: casting only the other operands would mix types

@@ -21,6 +21,7 @@ from bisect_trt.graph.model.opset import CAST_HAS_BF16
 from bisect_trt.graph.model.roundings import is_rounded
 from bisect_trt.graph.passes.capable import with_new_nodes_pinned, with_roundings
 from bisect_trt.graph.passes.frame import Frame
+from bisect_trt.graph.passes.guards import guarded
 from bisect_trt.graph.passes.rewriter import Rewriter
 from bisect_trt.graph.tensors.operator_rules import CONTROL_FLOW, FLOAT, STORAGE_TYPE
 from bisect_trt.graph.tensors.tensor_types import Scope
@@ -100,11 +101,15 @@ class EmulationRewriter(Rewriter):
         if node.op_type in CONTROL_FLOW:  # a lowered body rounds what it gives
             frame.graph.node.append(node)
             return
+        raw = {name: self.fresh(f"{name}__raw") for _, name in names}
         for slot, name in names:
-            node.output[slot] = self.fresh(f"{name}__raw")
-        frame.graph.node.append(node)
-        for slot, name in names:
-            self.round(frame, node.output[slot], name, precision)
+            node.output[slot] = raw[name]
+        self.append(node, role, frame)
+        for _, name in names:
+            self.round(frame, raw[name], name, precision)
+
+    def append(self, node: onnx.NodeProto, role: Role, frame: Frame) -> None:
+        frame.graph.node.extend(guarded(node, role.float_in, self.fresh, self.source.opset))
 
     def enter_body(self, frame: Frame, precision: Precision) -> None:
         for value in frame.graph.input:

@@ -202,7 +202,11 @@ class Rewriter(ABC):
         if lowered:
             self.write(new, role, precision, frame)
         else:
-            frame.graph.node.append(new)
+            self.append(new, role, frame)
+
+    def append(self, node: onnx.NodeProto, role: Role, frame: Frame) -> None:
+        """Append a node with its final inputs and outputs to ``frame``."""
+        frame.graph.node.append(node)
 
     def read_slot(self, frame: Frame, node: onnx.NodeProto, slot: int, wanted: Precision) -> str:
         """What ``node`` reads at ``slot``; a rewriter may leave slots alone whose type does not

@@ -22,6 +22,7 @@ from bisect_trt.graph.model.roundings import NodeRoundings, Rounding, list_round
 from bisect_trt.graph.model.unread import drop_unread
 from bisect_trt.graph.passes.emulated import EmulationRewriter
 from bisect_trt.graph.passes.frame import Frame
+from bisect_trt.graph.passes.guards import guarded
 from bisect_trt.graph.tensors.operator_rules import CONTROL_FLOW, FLOAT, MOVES, is_standard
 from bisect_trt.graph.tensors.tensor_types import Scope, captured_names
 
@@ -145,21 +146,23 @@ class _Writer:
             for rounding in low.results.values()
             if not self._is_rounded_before(index, node, rounding.tensor)
         ]
+        raws = {r.tensor: self._rounder.fresh(f"{r.tensor}__raw") for r in switched}
         for rounding in switched:
-            new.output[rounding.slot] = self._rounder.fresh(f"{rounding.tensor}__raw")
-        self._append(new, node)
+            new.output[rounding.slot] = raws[rounding.tensor]
+        self._append(index, new, node)
         for rounding in switched:
             reader = self._only_reader(rounding.tensor)
             on = (rounding.layer,) if reader is None else (rounding.layer, self._of.names[reader])
-            raw, tensor = new.output[rounding.slot], rounding.tensor
+            raw, tensor = raws[rounding.tensor], rounding.tensor
             self._flag_of[tensor] = self._switch(Flag(on), raw, tensor, self._low, Precision.FP32)
 
-    def _append(self, new: onnx.NodeProto, source: onnx.NodeProto) -> None:
+    def _append(self, index: int, new: onnx.NodeProto, source: onnx.NodeProto) -> None:
         """Add what ``source`` became. Of two Casts that undo each other ONNX Runtime takes the
         second away, whatever it is told, and what bodies read of that is missing then: a copy
         stands between.
         """
-        self._graph.node.append(new)
+        floats = self._of.role(index, self._low).float_in
+        self._graph.node.extend(guarded(new, floats, self._rounder.fresh, self._of.opset))
         undoes = source.op_type == "Cast" and is_standard(source) and source.input[0] in self._cast
         if undoes and self._of.types.type_of(source.output[0]) == FLOAT:
             result = new.output[0]

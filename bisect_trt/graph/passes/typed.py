@@ -16,6 +16,7 @@ from bisect_trt.graph.passes.capable import with_bf16_operators, with_new_nodes_
 from bisect_trt.graph.passes.frame import Frame
 from bisect_trt.graph.passes.rewriter import Rewriter
 from bisect_trt.graph.tensors.operator_rules import FLOAT, STORAGE_TYPE, TYPE_AGNOSTIC, is_standard
+from bisect_trt.graph.tensors.tensor_types import captured_names
 
 
 def to_typed(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> onnx.ModelProto:
@@ -45,6 +46,53 @@ def to_typed(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> onnx.ModelP
 
 
 class _TypedRewriter(Rewriter):
+    def __init__(self, graph: Graph, plan: PrecisionPlan) -> None:
+        super().__init__(graph, plan)
+        # Tensors that a Cast makes of what is reduced already, and reduced forms of outputs.
+        self._lifting: set[str] = set()
+        self._reduced_outputs: dict[str, int] = {}
+
+    def rewrite(self) -> onnx.ModelProto:
+        model = super().rewrite()
+        for name, kind in self.source.stored_outputs.items():
+            self._store_output(model.graph, name, kind)
+        _drop_unread_casts(model.graph, self._lifting)
+        return model
+
+    def append(self, node: onnx.NodeProto, role: Role, frame: Frame) -> None:
+        super().append(node, role, frame)
+        if node.op_type != "Cast" or frame.parent is not None:
+            return
+        kind = frame.scope.type_of(node.input[0])
+        for precision, stored in STORAGE_TYPE.items():
+            if kind == stored:  # whoever wants it reduced reads what it is cast from
+                frame.versions[(node.output[0], precision)] = node.input[0]
+                self._lifting.add(node.output[0])
+
+    def _store_output(self, graph: onnx.GraphProto, name: str, kind: int) -> None:
+        """Let the model give the output ``name`` as ``kind``, as its source does."""
+        exact = self.fresh(f"{name}__exact")
+        for node in graph.node:
+            for names in (node.input, node.output):
+                for slot, tensor in enumerate(names):
+                    if tensor == name:
+                        names[slot] = exact
+        maker = next((n for n in graph.node if exact in n.output), None)
+        source = maker.input[0] if maker is not None and maker.op_type == "Cast" else ""
+        if source and self._reduced_outputs.get(source) == kind:
+            for node in graph.node:
+                for names in (node.input, node.output):
+                    for slot, tensor in enumerate(names):
+                        if tensor == source:
+                            names[slot] = name
+            self._lifting.add(exact)
+        else:
+            graph.node.append(
+                helper.make_node("Cast", [exact], [name], self.fresh(f"cast_{name}"), to=kind)
+            )
+        output = next(o for o in graph.output if o.name == name)
+        output.type.tensor_type.elem_type = kind
+
     def chosen(self, precision: Precision) -> Precision:
         return precision if precision.is_storage else Precision.FP32
 
@@ -73,6 +121,7 @@ class _TypedRewriter(Rewriter):
                 frame.versions[(name, precision)] = node.output[slot]
                 frame.versions[(name, Precision.FP32)] = name
                 back_to_float.append((node.output[slot], name))
+                self._reduced_outputs[node.output[slot]] = STORAGE_TYPE[precision]
         frame.graph.node.append(node)
         for reduced, name in back_to_float:
             self._cast(frame, reduced, name, FLOAT)
@@ -94,6 +143,15 @@ class _TypedRewriter(Rewriter):
         frame.graph.node.append(
             helper.make_node("Cast", [source], [target], self.fresh(f"cast_{target}"), to=elem_type)
         )
+
+
+def _drop_unread_casts(graph: onnx.GraphProto, made: set[str]) -> None:
+    """Take away the Casts that make one of ``made`` for nobody."""
+    read = {name for node in graph.node for name in (*node.input, *captured_names(node))}
+    read.update(output.name for output in graph.output)
+    unread = [n for n in graph.node if n.op_type == "Cast" and n.output[0] in made - read]
+    for node in unread:
+        graph.node.remove(node)
 
 
 def _set_cast_type(node: onnx.NodeProto, elem_type: int) -> None:

@@ -26,6 +26,9 @@ from bisect_trt.numerics.errors.medians import median
 NAN = float("nan")
 SHAPE_CHANGED = -1
 
+_INDEFINITE_BYTES = 4
+"""Bytes of the integers that a float is cast to at once."""
+
 
 @dataclass(frozen=True)
 class TensorError:
@@ -72,6 +75,9 @@ def tensor_error(reference: NDArray[Any], candidate: NDArray[Any]) -> TensorErro
         return TensorError(
             NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, SHAPE_CHANGED, reference.size, NAN, NAN
         )
+    lost = _lost(reference, candidate)
+    if lost:
+        return _of_nothing(lost, reference.size, NAN, NAN, 0)
     if applies_to(reference, candidate):
         return _of_sums(block_sums(reference, candidate), reference.size)
     ref, got = _as_float64(reference).ravel(), _as_float64(candidate).ravel()
@@ -106,6 +112,16 @@ def tensor_error(reference: NDArray[Any], candidate: NDArray[Any]) -> TensorErro
         ref_max=high,
         ref_nonfinite=ref_nonfinite,
     )
+
+
+def _lost(reference: NDArray[Any], candidate: NDArray[Any]) -> int:
+    """How many integers were made of NaN or an infinity, where the reference's were not: a cast on
+    x86 gives the smallest of their type then.
+    """
+    if candidate.dtype.kind != "i" or candidate.itemsize < _INDEFINITE_BYTES:
+        return 0
+    smallest = np.iinfo(candidate.dtype).min
+    return int(np.count_nonzero((candidate == smallest) & (reference != smallest)))
 
 
 def _of_nothing(

@@ -15,9 +15,14 @@ from numpy.typing import NDArray
 
 from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.numerics.blocks import BLOCK, flat, slices
+from bisect_trt.numerics.requirements.decisions import EQUAL
 from bisect_trt.numerics.requirements.requirements import Requirement, Requirements
 
-Tolerance = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+Tolerance = Callable[[NDArray[np.float64], NDArray[np.int64]], NDArray[np.float64]]
+"""Of elements, by the reference's values there and their places in the flat output."""
+
+_HALF = 0.5
+"""Integers that differ by less are the same."""
 
 _MEAN_LIKE = frozenset({"mean_abs", "median_abs", "rmse", "cosine", "snr_db", "psnr_db"})
 MEAN_NORM, _PEAK_NORM = 2.0, 8.0
@@ -66,7 +71,7 @@ class ErrorSample:
             chosen = random.choice(array.size, half, replace=False)
             index = np.unique(np.concatenate([worst, chosen]))
             ref = flat(array)[index].astype(np.float64)
-            self._picks.append((name, array.shape, index, ref, tolerance(ref)))
+            self._picks.append((name, array.shape, index, ref, tolerance(ref, index)))
 
     @property
     def size(self) -> int:
@@ -100,7 +105,8 @@ def _worst(
         if reference.shape == candidate.shape:
             with np.errstate(invalid="ignore", over="ignore"):
                 error = np.abs(given[part].astype(np.float64) - ref)
-                used = np.nan_to_num(error / tolerance(ref), nan=0.0)
+                places = np.arange(part.start, part.stop)
+                used = np.nan_to_num(error / tolerance(ref, places), nan=0.0)
         used = np.concatenate([most, used])
         places = np.concatenate([best, np.arange(part.start, part.stop)])
         kept = np.argpartition(-used, min(count, used.size) - 1)[:count]
@@ -109,25 +115,37 @@ def _worst(
 
 
 def _tolerance(requirements: Requirements, name: str, array: NDArray[Any]) -> Tolerance | None:
-    """The tolerance of elements of an output, by the reference's values there; None if no
-    requirement looks at it.
-    """
-    items = [i for i in requirements.items if i.output in (None, name)]
+    """The tolerance of elements of an output; None if no requirement looks at it."""
+    items = [i for i in requirements.items if i.is_on(name, array.dtype.kind)]
     if not items:
         return None
     spread, scale = _spread_and_scale(array)
+    over_inputs = requirements.scales.get(name)
+    seen = {item: _seen(item, array.shape) for item in items if item.part}
 
-    def of(ref: NDArray[np.float64]) -> NDArray[np.float64]:
+    def of(ref: NDArray[np.float64], places: NDArray[np.int64]) -> NDArray[np.float64]:
         tightest = np.full(ref.size, np.inf)
         for item in items:
             if item.metric == "atol":
                 allowed = item.limit + item.relative * np.abs(np.where(np.isfinite(ref), ref, 0.0))
+            elif item.by_scale and over_inputs is not None:
+                rms = over_inputs.of_places(array, places, scale)
+                allowed = rms * _same_everywhere(item, 1.0, 1.0)
             else:
                 allowed = np.full(ref.size, _same_everywhere(item, spread, scale))
+            if item in seen:
+                allowed = np.where(seen[item][places], allowed, np.inf)
             tightest = np.minimum(tightest, np.maximum(allowed, 1e-30))
         return tightest
 
     return of
+
+
+def _seen(item: Requirement, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Which elements of the flat output are in the slice that ``item`` looks at."""
+    found = np.zeros(shape, bool)
+    found[item.slices] = True
+    return found.ravel()
 
 
 def _same_everywhere(item: Requirement, spread: float, scale: float) -> float:
@@ -136,6 +154,8 @@ def _same_everywhere(item: Requirement, spread: float, scale: float) -> float:
         return item.limit * (spread or 1.0)
     if item.metric in ("max_abs", "mean_abs", "median_abs", "rmse"):
         return item.limit
+    if item.metric == EQUAL:
+        return _HALF
     if item.metric == "cosine":
         return scale * math.sqrt(2.0 * max(1.0 - item.limit, 0.0))
     if item.metric in ("snr_db", "psnr_db"):

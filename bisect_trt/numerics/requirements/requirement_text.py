@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.numerics.requirements.aggregates import WORST, is_aggregate
-from bisect_trt.numerics.requirements.decisions import is_decision
+from bisect_trt.numerics.requirements.decisions import EQUAL, is_decision
 from bisect_trt.numerics.requirements.requirements import (
     METRICS,
     CollectiveMetric,
@@ -18,9 +19,11 @@ from bisect_trt.numerics.requirements.requirements import (
 )
 from bisect_trt.numerics.requirements.user_metric import UserMetric
 
-DEFAULT_REQUIREMENTS = ("rel_range<=1e-2",)
-"""No element of any output moves by more than 1 % of that output's range. Scale free, so it fits
-most models."""
+DEFAULT_REQUIREMENTS = ("snr_db>=40",)
+"""The error of each float output, or of each of its scales, is 1 % of its RMS at most."""
+
+SAME = f"{EQUAL}>=1"
+"""What integers and truth values are held to where nothing else is asked of them."""
 
 _AT_LEAST = ("cosine", "snr_db", "psnr_db")
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
@@ -40,15 +43,18 @@ def parse_requirements(
     outputs: Sequence[str],
     metrics: Mapping[str, TaskMetric] | None = None,
     collective: Mapping[str, CollectiveMetric] | None = None,
+    whole: Collection[str] = (),
 ) -> Requirements:
-    """Read conditions such as ``max_abs<=1e-2``, ``logits:cosine@mean>=0.999`` or
-    ``atol=1e-3,rtol=1e-2@p99``.
+    """Read conditions such as ``max_abs<=1e-2``, ``logits:cosine@mean>=0.999``,
+    ``boxes[:,4:]:max_abs<=0.05`` or ``atol=1e-3,rtol=1e-2@p99``.
 
     Args:
         texts: the conditions; none means the default.
         outputs: the model's, by name.
         metrics: the user's own for one input, by name.
         collective: the user's own for all inputs at once, by name.
+        whole: the outputs that hold integers or truth values. ``snr_db`` without an output's name
+            is of the others alone; they are held to equality where no condition looks at them.
 
     Raises:
         BadInputError: an unknown form, metric, aggregate or output, or a limit that nothing can
@@ -60,7 +66,18 @@ def parse_requirements(
         raise BadInputError(
             "--requirement: a function is no condition; pass it as a metric, and a condition on it"
         )
-    items = tuple(_parse(text.strip(), outputs, own) for text in (texts or DEFAULT_REQUIREMENTS))
+    floats = [name for name in outputs if name not in whole]
+    usual = DEFAULT_REQUIREMENTS if floats or not outputs else ()
+    items = tuple(_parse(text.strip(), outputs, own) for text in (texts or usual))
+    unscaled = next((item for item in items if item.by_scale and outputs and not floats), None)
+    if unscaled is not None:
+        raise BadInputError(
+            f"--requirement {unscaled.text!r}: is of float outputs, and the model has none; ask "
+            f"for {outputs[0]}:{SAME}"
+        )
+    if any(i.by_scale for i in items) and all(i.by_scale for i in items if i.output is None):
+        seen = {item.output for item in items}
+        items += tuple(_read(f"{n}:{SAME}", own) for n in outputs if n in whole and n not in seen)
     unused = sorted(set(own) - {item.metric for item in items})
     if unused:
         raise BadInputError(
@@ -93,11 +110,43 @@ def check_requirements(texts: Sequence[str], metrics: Sequence[str]) -> None:
 def _parse(text: str, outputs: Sequence[str], own: Sequence[str]) -> Requirement:
     item = _read(text, own)
     if item.output is not None and item.output not in outputs:
+        item = _sliced(item)
+    if item.output is not None and item.output not in outputs:
         raise BadInputError(
             f"--requirement {text!r}: the model has no output {item.output!r}; it has "
             f"{', '.join(outputs)}"
         )
     return item
+
+
+_SLICE = re.compile(r"^(?P<output>.+)\[(?P<part>[-\d:, ]+)\]$")
+_ENTRY = re.compile(r"^(-?\d+)?(?:(:)(-?\d+)?(?::(-?\d+)?)?)?$")
+
+
+def _sliced(item: Requirement) -> Requirement:
+    """``item`` with the slice that its output's name ends with, if there is one.
+
+    Raises:
+        BadInputError: it is no slice.
+    """
+    found = _SLICE.match(item.output or "")
+    if found is None:
+        return item
+    part: list[tuple[int | None, int | None, int | None]] = []
+    for text in found["part"].split(","):
+        entry = _ENTRY.match(text.strip())
+        if entry is None or not text.strip() or entry[4] == "0":
+            raise BadInputError(
+                f"--requirement {item.text!r}: {text.strip()!r} is no index or slice; write one an "
+                "axis, such as [:,4:] or [0,:,2]"
+            )
+        first, colon, end, step = entry.groups()
+        if colon:
+            begin, stop, stride = (int(n) if n else None for n in (first, end, step))
+            part.append((begin, stop, stride))
+        else:  # the axis stays, of size 1
+            part.append((int(first), int(first) + 1 or None, None))
+    return replace(item, output=found["output"], part=tuple(part))
 
 
 def _read(text: str, own: Sequence[str]) -> Requirement:
@@ -157,7 +206,7 @@ def _check_metric(item: Requirement, own: Sequence[str]) -> None:
     if item.metric in own:
         return
     if item.metric not in METRICS and not decides:
-        known = (*METRICS, "top1", "top5", "argmax", "mask_iou", *own)
+        known = (*METRICS, "top1", "top5", "argmax", EQUAL, "mask_iou", *own)
         raise BadInputError(
             f"--requirement {item.text!r}: unknown metric {item.metric!r}; known are "
             f"{', '.join(known)}, and those that --metric MODULE:FUNCTION names"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.core.holds import at_least
@@ -16,10 +17,14 @@ from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.numerics.errors.tensor_error import SHAPE_CHANGED, TensorError, tensor_error
 from bisect_trt.numerics.requirements.aggregates import WORST, aggregate
 from bisect_trt.numerics.requirements.decisions import decision, is_decision
+from bisect_trt.numerics.requirements.scales import Scale
 from bisect_trt.numerics.scores import MOST, beyond, elementwise, fraction
 
 TaskMetric = Callable[[Arrays, Arrays], float]
 CollectiveMetric = Callable[[Sequence[Arrays], Sequence[Arrays]], float]
+
+Part = tuple[tuple[int | None, int | None, int | None], ...]
+"""What is looked at along each of an output's first axes: start, stop, step. Empty for all."""
 
 METRICS = ("max_abs", "mean_abs", "median_abs", "rmse", "rel_range", "cosine", "snr_db", "psnr_db")
 
@@ -32,7 +37,7 @@ class Requirement:
     ``limit`` bounds the metric from above, or from below if ``at_least``; for a tolerance it is the
     absolute part and ``relative`` the part that scales with the reference. ``aggregate`` says what
     of several inputs is bounded: 'worst' is each of them. ``own`` metrics are the user's, on a
-    scale that nobody knows.
+    scale that nobody knows. ``part`` is the slice of the output that is looked at.
     """
 
     text: str
@@ -43,8 +48,30 @@ class Requirement:
     output: str | None = None
     aggregate: str = WORST
     own: bool = False
+    part: Part = ()
 
-    def value(self, reference: NDArray[Any], candidate: NDArray[Any], error: TensorError) -> float:
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """``part`` as NumPy takes it."""
+        return tuple(slice(*bounds) for bounds in self.part)
+
+    @property
+    def by_scale(self) -> bool:
+        """Whether it is the default's kind: ``snr_db`` of every float output, group by group."""
+        return self.metric == "snr_db" and self.output is None
+
+    def is_on(self, name: str, kind: str = "f") -> bool:
+        """Whether it looks at the output ``name``, of NumPy's dtype ``kind``."""
+        return self.output in (None, name) and (kind == "f" or not self.by_scale)
+
+    def value(
+        self,
+        reference: NDArray[Any],
+        candidate: NDArray[Any],
+        error: TensorError,
+        scale: Scale | None = None,
+        ties: NDArray[np.bool_] | None = None,
+    ) -> float:
         """The metric's value for one output.
 
         Args:
@@ -52,6 +79,8 @@ class Requirement:
             candidate: the same output of a plan, of the same shape.
             error: what :func:`~bisect_trt.numerics.errors.tensor_error.tensor_error` says of the
                 two.
+            scale: of the output over all inputs, where it is known.
+            ties: as for :func:`~bisect_trt.numerics.requirements.decisions.decision`.
 
         Returns:
             In the metric's unit, for an elementwise tolerance the share of it that is used; NaN
@@ -59,10 +88,16 @@ class Requirement:
         """
         if not error.finite:
             return math.nan
+        if self.part:
+            reference, candidate = reference[self.slices], candidate[self.slices]
+            ties = ties[self.slices] if ties is not None else None
+            error = tensor_error(reference, candidate)
         if self.metric == "atol":
             return elementwise(reference, candidate, self.limit, self.relative)
         if is_decision(self.metric):
-            return decision(self.metric, reference, candidate)
+            return decision(self.metric, reference, candidate, ties)
+        if self.by_scale and scale is not None:
+            return scale.snr_db(reference, candidate, error)
         return float(getattr(error, self.metric))
 
     def score_of(self, value: float) -> float:
@@ -83,6 +118,21 @@ class Requirement:
         return min(float(10.0 ** min((self.limit - value) / 20.0, 9.0)), MOST)
 
 
+class ReferenceOutputs(dict[str, NDArray[Any]]):
+    """The reference's outputs of one input; ``ties`` marks, by output, the decisions that FP32's
+    own noise could turn.
+    """
+
+    def __init__(self, outputs: Arrays, ties: Mapping[str, NDArray[np.bool_]]) -> None:
+        super().__init__(outputs)
+        self.ties = dict(ties)
+
+
+def ties_of(reference: Arrays) -> Mapping[str, NDArray[np.bool_]]:
+    """The ties that come with ``reference``, by output."""
+    return reference.ties if isinstance(reference, ReferenceOutputs) else {}
+
+
 @dataclass(frozen=True)
 class Judged:
     """One sample's outputs beside the reference: ``score`` in tolerances, taken alone; ``values``
@@ -98,12 +148,13 @@ class Judged:
 @dataclass(frozen=True)
 class Requirements:
     """All conditions of a run. ``metrics`` are the user's own for one input, ``collective`` those
-    for all inputs at once.
+    for all inputs at once. ``scales`` are those of the float outputs over all given inputs.
     """
 
     items: tuple[Requirement, ...]
     metrics: Mapping[str, TaskMetric]
     collective: Mapping[str, CollectiveMetric] = field(default_factory=dict)
+    scales: Mapping[str, Scale] = field(default_factory=dict)
 
     @property
     def of_sets(self) -> bool:
@@ -162,8 +213,12 @@ class Requirements:
             if item.metric in self.metrics:
                 found = [self.metrics[item.metric](reference, candidate)]
             else:
-                names = [n for n in reference if item.output in (None, n)]
-                found = [item.value(reference[n], candidate[n], errors[n]) for n in names]
+                ties = ties_of(reference)
+                found = [
+                    item.value(a, candidate[n], errors[n], self.scales.get(n), ties.get(n))
+                    for n, a in reference.items()
+                    if item.is_on(n, a.dtype.kind)
+                ]
             # Of several outputs the one that is worst off.
             value = max(found, key=item.score_of, default=math.nan)
             values.append(value)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
-from bisect_trt.core.diagnosis import Cause
+from bisect_trt.core.diagnosis import Cause, CauseFound
 from bisect_trt.core.disk.run_files import RUN
 from bisect_trt.core.errors import BadInputError, one_line
 from bisect_trt.core.finding import Finding
@@ -114,6 +114,10 @@ def _result(data: Json, folder: Path) -> Record:
         runner=data["runner"],
         cause=Cause(data["cause"]),
         sentence=data["sentence"],
+        causes=[
+            CauseFound(Cause(c["name"]), tuple(c["layers"]), c["sentence"])
+            for c in data.get("causes", ())
+        ],
         passed=data["passed"],
         complete=data["complete"],
         plan=_plan(data),

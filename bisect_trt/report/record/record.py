@@ -11,12 +11,13 @@ from typing import Any
 
 import pandas as pd
 
-from bisect_trt.core.diagnosis import Cause
+from bisect_trt.core.diagnosis import Cause, CauseFound
 from bisect_trt.core.errors import EXIT_INTERRUPTED, EXIT_NOT_MET, EXIT_OK
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.holds import Holding, Holds, InputKind, Robustness, word_of
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.steadiness import Steadiness
+from bisect_trt.numerics.requirements.scales import Scale
 
 FORMAT = 1
 """Of run.json: raised where a reader of an earlier one would go wrong."""
@@ -89,7 +90,7 @@ class Record:
     - ``frontier``: a row a number of pins, as frontier.csv
     - ``by_requirement``: a row a requirement
 
-    ``cause`` is triage's word, ``sentence`` says it to a person, ``passed`` whether ``plan`` meets
+    ``cause`` is triage's word, ``causes`` are all that were found, ``sentence`` says it to a person, ``passed`` whether ``plan`` meets
     the requirements by the runner's verdict. ``engine`` says what else was seen there,
     ``search_facts`` what kind of set was found, each None where there is nothing to say.
     ``metrics`` are the ``--metric`` texts, ``rewritten`` the layers that a rewrite made. ``probes``
@@ -101,7 +102,7 @@ class Record:
     did. ``command`` would repeat the run on the model with the SHA-256 ``model_digest``;
     ``dynamic_inputs`` are the graph inputs whose shapes it leaves open; it might keep ``threads``
     busy. ``searched`` is for plan.json alone: a search that begins there keeps none of these inputs
-    apart.
+    apart. So are ``scales``, which the default requirement is judged by.
     """
 
     model: str
@@ -147,6 +148,8 @@ class Record:
     dynamic_inputs: Sequence[str] = ()
     threads: int = 0
     searched: Mapping[str, str] = field(default_factory=dict)
+    scales: Mapping[str, Scale] = field(default_factory=dict)
+    causes: Sequence[CauseFound] = ()
 
     @property
     def pinned(self) -> list[str]:
@@ -180,6 +183,8 @@ class Record:
                 document["fitted"] = True
         if self.rewritten:
             document["rewritten"] = list(self.rewritten)
+        if self.scales:
+            document["scales"] = {name: scale.as_json() for name, scale in self.scales.items()}
         if self.searched:
             document["searched"] = dict(self.searched)
         return json.dumps(document, indent=2)
@@ -193,6 +198,10 @@ class Record:
             "runner": self.runner,
             "cause": self.cause.value,
             "sentence": self.sentence,
+            "causes": [
+                {"name": c.name.value, "layers": list(c.layers), "sentence": c.sentence}
+                for c in self.causes
+            ],
             "passed": self.passed,
             "exit_code": EXIT_INTERRUPTED if self.interrupted else self.exit_code,
             "complete": self.complete,

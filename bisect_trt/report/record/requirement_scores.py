@@ -83,7 +83,7 @@ def requirement_scores(table: pd.DataFrame, outputs: pd.DataFrame) -> list[Row]:
     """A row for each requirement and output that it is on, a cell a baseline.
 
     A requirement whose values are not among an output's errors (a decision, a metric of the user's,
-    an elementwise tolerance, a mean over inputs) has one row, of all its outputs.
+    an elementwise tolerance, a mean over inputs, the default) has one row, of all its outputs.
 
     Args:
         table: as :func:`requirements_table` makes it.
@@ -114,7 +114,9 @@ def _of_errors(text: str, names: Sequence[str]) -> Requirement | None:
         (item,) = parse_requirements([text], names).items
     except BadInputError:  # a metric of the user's, whose code is not here
         return None
-    return item if item.metric in METRICS and item.aggregate == WORST else None
+    told = item.metric in METRICS and item.aggregate == WORST
+    # A slice's error, or a group's, is not among an output's.
+    return item if told and not item.by_scale and not item.part else None
 
 
 def _cell(item: Requirement, row: object) -> Cell | None:

@@ -98,7 +98,17 @@ def answer_lines(result: Record) -> list[str]:
 def score_before(result: Record) -> str:
     """What everything lowered uses of the tolerance."""
     counting = " on those that count" if result.holds_on < 1.0 else ""
-    return f"{times(result.base_score)}{counting}"
+    return f"{times(result.base_score, _reduced_outcome(result))}{counting}"
+
+
+def _reduced_outcome(result: Record) -> str:
+    """The verdict of everything lowered, as a baseline; blank where it is not in the table."""
+    if result.outputs.empty:
+        return ""
+    labels = result.outputs["baseline"].str.removesuffix(", second emulator").str.split().str[-1]
+    found = result.outputs.loc[labels == result.precision.value, "verdict"]
+    missed = found[found.ne("") & found.ne("pass")]
+    return str(missed.iloc[-1]) if len(missed) else ""
 
 
 def score_after(result: Record) -> str:

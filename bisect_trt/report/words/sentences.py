@@ -71,7 +71,8 @@ def score_without(pin: Any) -> str:
         pin: a row of pins.csv, as ``itertuples`` gives it.
     """
     score, share = float(pin.score_without), float(pin.tolerance_share)
-    return times(score) if score > 1.0 else f"{times(score)} (held to {share:.3g})"
+    said = times(score, str(pin.verdict_without))
+    return said if score > 1.0 else f"{said} (held to {share:.3g})"
 
 
 def is_least(pin: Any) -> bool:

@@ -10,8 +10,11 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from bisect_trt.core.sample import Sample
+from bisect_trt.graph.model.decided import list_decisions
 from bisect_trt.graph.model.graph import Graph
-from bisect_trt.graph.model.layers import with_unique_names
+from bisect_trt.graph.model.layers import with_outputs, with_unique_names
+from bisect_trt.numerics.requirements.decisions import ties
+from bisect_trt.numerics.requirements.requirements import ReferenceOutputs
 from bisect_trt.runners.ort.sessions import reference_session, run_all
 from bisect_trt.runners.ort.side_by_side import Room
 from bisect_trt.runners.ort.turns import Sessions, Turns
@@ -35,6 +38,7 @@ class Reference:
     def __init__(self, graph: Graph, where: str = "model") -> None:
         self._graph = graph
         self._where = where
+        self._decisions = list_decisions(graph.proto)
         self.turns = Turns(graph)
         self.is_large = self.turns.is_large
         self.turns.introduce(self, Sessions.REFERENCE)
@@ -47,7 +51,8 @@ class Reference:
         return self._room.at_once(sample)
 
     def outputs(self, sample: Sample) -> Mapping[str, NDArray[Any]]:
-        """The outputs of one sample, arrays by output name; several threads may ask.
+        """The outputs of one sample, arrays by output name, with the ties of those that an ArgMax
+        makes; several threads may ask.
 
         Raises:
             RunnerFailedError: ONNX Runtime cannot compute them; names the sample.
@@ -57,7 +62,17 @@ class Reference:
             session = self._sessions.get(graph)
             if session is None:
                 session = self._sessions[graph] = self._open(graph)
-        return run_all(session, sample.arrays, sample.name)
+        found = run_all(session, sample.arrays, sample.name)
+        if not self._decisions:
+            return found
+        outputs = {name: found[name] for name in self._graph.outputs}
+        return ReferenceOutputs(
+            outputs,
+            {
+                name: ties(found[d.tensor], d.axis, smallest=d.smallest).reshape(found[name].shape)
+                for name, d in self._decisions.items()
+            },
+        )
 
     def release(self) -> None:
         """Let the sessions and their memory go, that of mapped weights too; one that is being
@@ -75,8 +90,9 @@ class Reference:
         named = [n.name for n in proto.graph.node if n.name]
         unique = len(set(named)) == len(named)
         # ONNX Runtime refuses two nodes of one name, which other engines accept.
+        proto = proto if unique else with_unique_names(proto)
         session = reference_session(
-            proto if unique else with_unique_names(proto),
+            with_outputs(proto, [d.tensor for d in self._decisions.values()]),
             self._where,
             quantised=graph.quantised,
             shares_weights=self.is_large,

@@ -76,7 +76,8 @@ def _typed(graph: Graph, plan: PrecisionPlan) -> Check:
         if layer.name not in made_by:
             continue
         wanted = TensorProto.FLOAT if layer.name in plan.pinned else STORAGE_TYPE[plan.base]
-        found = [scope.type_of(o) for o in made_by[layer.name].output if o]
+        made, role = made_by[layer.name], graph.role(layer.index, plan.base)
+        found = [scope.type_of(made.output[slot]) for slot in role.reduced_out]
         if any(t in counts and t != wanted for t in found):
             wrong.append(layer.name)
         counts[wanted] += 1
@@ -154,6 +155,9 @@ def _written(case: Case, plan: PrecisionPlan) -> list[Check]:
     parser calls them.
     """
     checks, graph = [], case.graph
+    if case.model.lifted is not None:
+        said = "the source is reduced already: weak typing cannot keep its layers in FP32"
+        return [Check(what, None, said) for what in ("trtexec arguments", "polygraphy script")]
     pins = plan.pinned if plan.base.is_storage else frozenset[str]()
     for what, write, read in (
         ("trtexec arguments", trtexec_arguments, pins_of_trtexec),

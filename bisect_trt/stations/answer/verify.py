@@ -18,8 +18,7 @@ from bisect_trt.core.disk.run_files import VERIFY_FILES
 from bisect_trt.core.holds import Holds, word_of
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.graph.files.load import load_model
-from bisect_trt.graph.model.graph import Graph
+from bisect_trt.graph.files.load import load_lifted
 from bisect_trt.numerics.scores import times
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.stations.answer.plan_forms import Check, check_forms
@@ -99,11 +98,13 @@ def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verifica
     began = time.perf_counter()
     settings = _as_saved(settings, saved)
     if settings.rewrite is None:  # refused before a folder is made
-        saved.check_model(Graph(load_model(settings.model).proto))
+        saved.check_model(load_lifted(settings.model, settings.precision).graph)
     case = load(settings, observer, searches=False)
     saved.check_model(case.graph)
+    if saved.scales:  # what the plan was found for, whatever these inputs' are
+        case = replace(case, requirements=replace(case.requirements, scales=saved.scales))
     with open_bench(case, observer, "-verify") as bench:
-        case = replace(case, on_engine=bench.engine is not None)
+        case = replace(bench.case, on_engine=bench.engine is not None)
         for name in VERIFY_FILES:  # an earlier answer must not outlive what is asked anew
             (bench.folder / name).unlink(missing_ok=True)
         observer.station("verify")
@@ -169,7 +170,7 @@ def _judgements(bench: Bench, plan: PrecisionPlan) -> list[Check]:
 def _judged(result: ProbeResult, *, counts: bool) -> Check:
     what = f"requirements on {result.runner}"
     note = f" ({result.note})" if result.note else ""
-    detail = f"{result.verdict.value}: {times(result.score)}{note}"
+    detail = f"{result.verdict.value}: {times(result.score, result.verdict)}{note}"
     if counts:
         return Check(what, result.verdict.passed, detail)
     return Check(what, None, f"{detail}; the engine decides")

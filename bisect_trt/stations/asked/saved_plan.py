@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from bisect_trt.core.finding import Finding
 from bisect_trt.core.names import counted
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.graph.model.graph import Graph
+from bisect_trt.numerics.requirements.scales import Scale
 
 _LISTS = ("requirements", "metrics", "rewritten")
 
@@ -23,7 +24,8 @@ class SavedPlan:
     given and of unseen inputs it has to meet them (None where an older version did not say), the
     layers that a rewrite made before, and whether it was ``fitted`` to its inputs. ``inputs`` are
     the digests of those that it was searched with, and that the plans were which its search began
-    at; ``chance`` is what the draws of that search began with. Both are blank of an older version.
+    at; ``chance`` is what the draws of that search began with; ``scales`` are those of the outputs
+    that the default requirement is judged by. All three are blank of an older version.
     """
 
     plan: PrecisionPlan
@@ -36,6 +38,7 @@ class SavedPlan:
     fitted: bool = False
     inputs: frozenset[str] = frozenset()
     chance: str = ""
+    scales: Mapping[str, Scale] = field(default_factory=dict)
 
     @property
     def searched(self) -> Precision:
@@ -94,6 +97,7 @@ def read_plan(path: Path) -> SavedPlan:
         fitted,
         frozenset(inputs.split()),
         chance,
+        _scales(path, more.get("scales")),
     )
 
 
@@ -137,6 +141,16 @@ def _share(path: Path, key: str, value: Any) -> float | None:
             "`bisect-trt run` to make one"
         )
     return float(value)
+
+
+def _scales(path: Path, value: Any) -> dict[str, Scale]:
+    try:
+        return {str(name): Scale.from_json(told) for name, told in (value or {}).items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise BadInputError(
+            f"{path}: not a plan that bisect-trt wrote ('scales' must say what each output is held "
+            "to); run `bisect-trt run` to make one"
+        ) from error
 
 
 def _list_of_text(path: Path, key: str, value: Any) -> tuple[str, ...]:

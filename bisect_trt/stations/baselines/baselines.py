@@ -146,7 +146,7 @@ def _findings(
     spoilt = fp32.verdict.passed and not tf32.verdict.passed
     if precision is not Precision.TF32 and spoilt:
         message = (
-            f"TF32 alone misses the requirement ({times(tf32.score)}): turn it off in the engine, "
+            f"TF32 alone misses the requirement ({times(tf32.score, tf32.verdict)}): turn it off in the engine, "
             "pins cannot cure it."
         )
         found.append(Finding("tf32", "", message))
@@ -179,7 +179,7 @@ def _diagnose(
     if not fp32.verdict.passed:
         return Diagnosis(
             Cause.NOT_PRECISION,
-            f"Strict FP32 already misses the requirement ({times(fp32.score)}): not a precision "
+            f"Strict FP32 already misses the requirement ({times(fp32.score, fp32.verdict)}): not a precision "
             "problem, and no pin can help. The model is random or ill-conditioned, the runner "
             f"computes it differently, or the requirement asks for more than FP32 gives.{where}",
         )
@@ -192,7 +192,7 @@ def tf32_to_blame(tf32: ProbeResult) -> Diagnosis:
     """The case is settled: TF32 was asked for and misses what strict FP32 meets."""
     return Diagnosis(
         Cause.TF32,
-        f"TF32 misses the requirement ({times(tf32.score)}) and strict FP32 meets it. TF32 is "
+        f"TF32 misses the requirement ({times(tf32.score, tf32.verdict)}) and strict FP32 meets it. TF32 is "
         "a switch of the whole engine that no pin can cure: turn it off "
         "(clear_flag(BuilderFlag.TF32), trtexec --noTF32).",
     )

@@ -148,7 +148,7 @@ def _for_golden(asked: Requirements, golden: Arrays) -> Requirements:
     seen = golden if every else {item.output for item in alone}
     texts = [f"{n}:{text}" for n in golden if n not in seen for text in DEFAULT_REQUIREMENTS]
     usual = parse_requirements(texts, list(golden), {}).items if texts else ()
-    return Requirements((*alone, *usual), asked.metrics)
+    return Requirements((*alone, *usual), asked.metrics, scales=asked.scales)
 
 
 def _score(asked: Requirements, golden: Arrays, outputs: Arrays) -> float:

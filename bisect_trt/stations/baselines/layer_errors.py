@@ -92,7 +92,7 @@ def trace_layers(case: Case, bench: Bench, samples: Sequence[Sample]) -> pd.Data
 
 
 def _traced(case: Case, bench: Bench, samples: Sequence[Sample], pool: Executor) -> _Found:
-    plan = PrecisionPlan(case.settings.precision)
+    plan = PrecisionPlan(case.settings.precision, case.source_fp32)
     found = _Found(len(samples))
     ops = {layer.name: layer.op for layer in case.layers}
     expected = len(samples) * len(case.layers)

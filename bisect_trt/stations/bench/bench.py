@@ -49,8 +49,14 @@ _SILENT_S = 2.0
 """After so long a plan's inferences are told one by one."""
 
 
+def references_of(case: Case, folder: Path) -> References:
+    """The reference outputs of ``case``, kept in ``folder`` while the run lasts."""
+    draws = not case.settings.fitted
+    return References(case.reference, folder / "references.tmp", lasting=draws)
+
+
 class Bench:
-    """``prober`` and ``second`` emulate, in two arithmetics; ``engine`` builds, None without one.
+    """``case`` is what it works on, with the scales of the outputs. ``prober`` and ``second`` emulate, in two arithmetics; ``engine`` builds, None without one.
 
     ``emulator`` runs in this process, ``fleet`` on workers where there are some; ``rtx_sums`` is
     true where layer tables follow the measured sums of TensorRT for RTX. ``time`` ends probes whose
@@ -73,6 +79,7 @@ class Bench:
         emulator: EmulatedRunner,
         fleet: EmulatedFleet | None,
         time_budget: TimeBudget,
+        references: References | None = None,
     ) -> None:
         self.observer = observer
         self.time = time_budget
@@ -83,9 +90,9 @@ class Bench:
         self.in_turn = turns.apart
         self.samples_a_turn = _OF_MANY_NODES if turns.many_nodes else _A_TURN
         self.emulator, self.fleet = emulator, fleet
-        on_gpu = self._on_gpu if emulator.device != CPU else None
-        kept, draws = folder / "references.tmp", not case.settings.fitted
-        self.references = References(case.reference, kept, on_gpu, lasting=draws)
+        self.references = references or references_of(case, folder)
+        if emulator.device != CPU:
+            self.references.use_for_drawn(self._on_gpu)
         self.log: list[ProbeResult] = []
         self.tests, self.drawn_ahead, self._told_at = 0, 0, time.monotonic()
         self.in_hand: frozenset[str] | None = None
@@ -93,7 +100,7 @@ class Bench:
         self._variants: dict[int, set[str]] = {}
         self._gpu_lock = Lock()
         self.rtx_sums = has_rtx_sums(opened, case.settings.precision)
-        self._case = case
+        self.case = self._case = case
         self._key = MetricReads(case.metrics, case.key, journal).key
         self._found: list[Finding] = []
         self._place: Callable[[], tuple[int, int]] = lambda: (self.plans_asked, 0)
@@ -225,7 +232,7 @@ class Bench:
 
     def _tell(self, result: ProbeResult) -> None:
         pins = len(result.plan.pinned)
-        said = f"{result.verdict.value}, {times(result.score)}"
+        said = f"{result.verdict.value}, {times(result.score, result.verdict)}"
         note = f"{result.runner}, {counted(pins, 'pin')}: {said}"
         # Of a panel the search itself knows when it is passed.
         if result.on_given and result.verdict.passed and self._case.settings.fitted:

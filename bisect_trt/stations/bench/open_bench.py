@@ -13,12 +13,13 @@ from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.probe.journal import JOURNAL
 from bisect_trt.runners.ort.devices import CPU
-from bisect_trt.stations.bench.bench import Bench
+from bisect_trt.stations.bench.bench import Bench, references_of
 from bisect_trt.stations.bench.emulator_choice import emulator_device, open_emulator
 from bisect_trt.stations.bench.emulator_workers import fewer_hired, open_fleet
 from bisect_trt.stations.bench.engine_ahead import begin as begin_engine
 from bisect_trt.stations.bench.engine_choice import idle_options, open_engine
 from bisect_trt.stations.bench.run_folder import claimed_folder, folder_of
+from bisect_trt.stations.bench.scales import scale_findings, with_scales
 from bisect_trt.stations.case.case import Case
 
 _ONLY_EMULATED = (
@@ -87,8 +88,11 @@ def _opened(
             opened.enter_context(closing(fleet))
         clock = time_budget or TimeBudget(None)
         heard = TimedObserver(observer, clock)
-        bench = Bench(case, heard, folder, journal, engine, emulator, fleet, clock)
-        for finding in (*findings, *noted):
+        references = references_of(case, folder)
+        opened.enter_context(closing(references))
+        case = with_scales(case, references, journal)
+        bench = Bench(case, heard, folder, journal, engine, emulator, fleet, clock, references)
+        for finding in (*findings, *noted, *scale_findings(case)):
             bench.note(finding)
         if engine is None and (words := idle_options(case.settings)):
             bench.note(Finding("no-engine", "", words))
@@ -98,5 +102,4 @@ def _opened(
             bench.note(Finding("redrawn", "", _ONLY_EMULATED))
         if fleet is not None and len(fleet) < case.settings.workers:
             bench.note(Finding("workers", "", fewer_hired(case.settings.workers, len(fleet))))
-        opened.enter_context(closing(bench.references))
         yield bench

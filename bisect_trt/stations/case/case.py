@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.observer import Observer
-from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
-from bisect_trt.graph.files.load import LoadedModel, load_model
+from bisect_trt.graph.files.load import LoadedModel, load_lifted
 from bisect_trt.graph.inspection.cautions import cautions, doubles
 from bisect_trt.graph.inspection.refusals import refuse_unfit
 from bisect_trt.graph.inspection.weight_range import weight_findings
+from bisect_trt.graph.model.discrete import FLOATS
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.model.inputs import input_specs
 from bisect_trt.graph.model.layers import Layer
@@ -60,7 +61,7 @@ class Case:
     plan that it begins with; ``marked`` the layers that the tables show, None for all.
     ``usual_seconds`` is about what an emulated inference takes, counted from the model.
     ``on_engine`` is true where an engine has the last word; ``unfit`` are the held pins that it
-    does not take reduced.
+    does not take reduced, and ``source_fp32`` those that a source of mixed precision keeps so.
     """
 
     settings: Settings
@@ -83,6 +84,7 @@ class Case:
     marked: frozenset[str] | None = None
     on_engine: bool = False
     unfit: frozenset[str] = frozenset()
+    source_fp32: frozenset[str] = frozenset()
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -140,7 +142,8 @@ class Case:
         requirements = self.requirements
         metrics = [metric.digest for metric in self.metrics]
         metrics += sorted(requirements.collective)
-        return content_key(__version__, self.model.digest, requirements.texts, metrics)
+        scales = {name: scale.as_json() for name, scale in requirements.scales.items()}
+        return content_key(__version__, self.model.digest, requirements.texts, metrics, scales)
 
 
 def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Case:
@@ -156,9 +159,10 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Ca
         BadInputError: names the file, tensor or option that cannot be used.
     """
     observer.station("load")
-    model = load_model(settings.model)
+    model = load_lifted(settings.model, settings.precision)
+    settings = _at_source_precision(settings, model)
     check_kinds(settings.variants)
-    graph, specs = Graph(model.proto), input_specs(model.proto)
+    graph, specs = model.graph, input_specs(model.proto)
     refuse_unfit(graph, model.name)
     check_need(need_of(graph, settings, specs), model.name)
     older = read_plan(settings.start_from) if settings.start_from is not None else None
@@ -171,18 +175,23 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Ca
         replaced = fused.replaced
         digest = f"{model.digest}+{settings.rewrite}"
         model = replace(model, proto=fused.model, digest=digest, written_out=False)
-        graph = Graph(model.proto)
+        graph = model.graph
     reference = Reference(graph, model.name)
     layers = _layers(graph, settings, model.name)
     held_pins, held_low = held_layers(settings, layers)
+    source_fp32 = _source_fp32(model, layers) - held_low
+    held_pins |= source_fp32
     searched = [x.name for x in layers if x.name not in held_pins | held_low]
     begin, told = begun_at(older, searched)
     metrics, collective = load_metrics(settings.metrics)
-    requirements = parse_requirements(settings.require, graph.outputs, metrics, collective)
+    whole = [name for name in graph.outputs if graph.types.type_of(name) not in FLOATS]
+    requirements = parse_requirements(settings.require, graph.outputs, metrics, collective, whole)
     if settings.profiles:  # nonsense is an error with every runner
         profile_of(graph.proto, (*samples, *holdout), settings.profiles)
     golden = load_golden(settings, graph, len(samples))
     findings = (*counted, *_findings(settings, graph, samples, replaced))
+    if model.lifted is not None:
+        findings = (Finding("lifted", "", model.lifted.sentence), *findings)
     findings += odd_outputs(graph, requirements, [layer.name for layer in layers])
     if requirements.of_sets and settings.asked_of_given < 1.0:
         findings += (Finding("holds-on", "", _ALL_TOGETHER.format(settings.asked_of_given)),)
@@ -208,7 +217,23 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Ca
         begin,
         older,
         marked_layers(settings, graph, layers),
+        source_fp32=source_fp32,
     )
+
+
+def _at_source_precision(settings: Settings, model: LoadedModel) -> Settings:
+    """The settings with the precision of a source that is reduced already, where nobody asked for
+    another than the default.
+    """
+    if model.lifted is None or settings.precision is not Precision.FP16:
+        return settings
+    return replace(settings, precision=model.lifted.precision)
+
+
+def _source_fp32(model: LoadedModel, layers: Sequence[Layer]) -> frozenset[str]:
+    """The layers that a reduced source keeps in FP32."""
+    islands = model.lifted.islands if model.lifted is not None else frozenset[str]()
+    return islands.intersection(layer.name for layer in layers)
 
 
 def _layers(graph: Graph, settings: Settings, name: str) -> tuple[Layer, ...]:

@@ -38,13 +38,13 @@ def odd_outputs(
             "infinities nothing there decides; outputs.csv has the errors"
         )
         found.append(Finding("unasked", unasked[0], message))
-    bounds = [item.text for item in everywhere if not is_decision(item.metric)]
+    bounds = [i.text for i in everywhere if not (is_decision(i.metric) or i.by_scale)]
     decided = sorted(decided_outputs(graph, layers)) if bounds else []
     if decided:
         message = (
             f"output {some_of([repr(name) for name in decided], _NAMED)} holds integers or truth "
             f"values, of which one other counts as an error of {bounds[0]}: ask for the share that "
-            f"stays, --requirement '{decided[0]}:argmax>=0.999', and name the outputs of the others"
+            f"stays, --requirement '{decided[0]}:equal>=0.999', and name the outputs of the others"
         )
         found.append(Finding("decided", decided[0], message))
     return tuple(found)

@@ -30,7 +30,7 @@ def note_held(case: Case, bench: Bench, answer: PrecisionPlan) -> None:
         bench: what runs the plans, and keeps what is said.
         answer: the plan that is written.
     """
-    asked_for = case.held_pins - case.unfit
+    asked_for = case.held_pins - case.unfit - case.source_fp32
     if not asked_for and not case.held_low:
         return
     base = replace(case.base, pin_precision=answer.pin_precision, held=frozenset())

@@ -1,22 +1,44 @@
-"""What is wrong with the reduced precision, as measured: overflow, rounding or accumulation."""
+"""What is wrong with the reduced precision, as measured: overflow, underflow, rounding or
+accumulation.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 
 import pandas as pd
 
-from bisect_trt.core.diagnosis import Cause, Diagnosis
+from bisect_trt.core.diagnosis import Cause, CauseFound, Diagnosis
 from bisect_trt.core.precision import Precision
+from bisect_trt.numerics.rounding import LARGEST, SMALLEST_SUBNORMAL
 from bisect_trt.numerics.scores import times
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.stations.cause.sensitivity import Sensitivity
 
 _SHOWN, _MOST_PROBED = 4, 16
 
+_SMALL = 50.0
+"""Smallest steps: values no larger are known to one in a hundred at best."""
+
+_NUMBERS = 2
+"""Constants that a sentence names."""
+
 _TELLING = 8
 """Of fewer layers that were measured alone it is not said that the error is spread over many."""
+
+
+@dataclass(frozen=True)
+class Suspects:
+    """What the model says of its layers: ``heavy`` maps those with a constant beyond the range, and
+    ``lost`` those with one that the precision hardly holds, to words with the number; ``movers``
+    maps a layer to those that read what it gives and only move it.
+    """
+
+    heavy: Mapping[str, str] = field(default_factory=dict)
+    lost: Mapping[str, str] = field(default_factory=dict)
+    movers: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def diagnose_reduced(
@@ -25,18 +47,18 @@ def diagnose_reduced(
     sensitivity: Sensitivity,
     pinned: Callable[[frozenset[str]], tuple[float, float]],
     precision: Precision,
-    overflowing_weights: frozenset[str] = frozenset(),
+    suspects: Suspects,
     where: str = "",
     *,
     layers: int,
     alone: Callable[[str], ProbeResult] | None = None,
     together: bool = False,
 ) -> Diagnosis:
-    """Overflow, rounding in a few layers, or accumulation over many: told apart by measured
-    effects.
+    """Overflow, underflow, rounding in a few layers, or accumulation over many: told apart by
+    measured effects.
 
-    Overflow is the cause if the layers that turn finite inputs into infinities, or hold a constant
-    that does not fit, account for at least half of the error (one probe); rounding, if some layer
+    Overflow and underflow are causes if the layers that leave the range, at its upper or its lower
+    end, account for at least half of the error that the other's leave; rounding, if some layer
     misses the requirement alone; else no single layer does, and the error accumulates. It is
     unknown where too few layers were measured to tell, or not on what is missed.
 
@@ -46,7 +68,7 @@ def diagnose_reduced(
         sensitivity: what each layer does alone.
         pinned: the scores without a set of pins and with it, of the same inputs.
         precision: for the sentence.
-        overflowing_weights: layers with a constant that does not fit.
+        suspects: layers whose constants leave the range.
         where: what the scores are the worst of, where these are not the given inputs alone.
         layers: how many are searched.
         alone: everything pinned but one layer, on the given inputs; where what they are asked
@@ -54,66 +76,157 @@ def diagnose_reduced(
         together: whether such a thing is missed on draws only, of which ``alone`` tells nothing.
     """
     name = precision.value.upper()
-    overflow = _overflow(name, table, pinned, overflowing_weights, sensitivity.must_pin)
-    if overflow is not None:
-        return overflow
+    ends = _Ends(table, suspects, precision)
+    found = _beyond_an_end(ends, pinned, sensitivity.must_pin)
+    if found:
+        return Diagnosis.of(found)
     scores = sensitivity.scores
-    suspects = sorted(sensitivity.must_pin, key=lambda n: (-scores[n], n))
-    if together and alone is None and (suspects or not scores):
+    guilty_first = sorted(sensitivity.must_pin, key=lambda n: (-scores[n], n))
+    if together and alone is None and (guilty_first or not scores):
         return Diagnosis(
             Cause.UNKNOWN,
             f"Whether few layers make the {name} error, or many, was not measured: what is asked "
             "of several inputs together cannot be asked of each of them.",
         )
-    if not suspects and not scores:
-        suspects = sorted(sensitivity.strength, key=lambda n: (-sensitivity.strength[n], n))
-    asked = suspects[:_MOST_PROBED] if alone is not None else []
-    guilty = _guilty({n: scores[n] for n in suspects} if alone is None else _probed(asked, alone))
-    over = _beyond_range(table, overflowing_weights).intersection(guilty)
-    if guilty and next(iter(guilty)) in over:  # what it does to the outputs is no rounding
-        under = _underflowing(table) - overflowing_weights
-        return _not_finite(name, [n for n in guilty if n in over], under)
+    if not guilty_first and not scores:
+        strength = sensitivity.strength
+        guilty_first = sorted(strength, key=lambda n: (-strength[n], n))
+    asked = guilty_first[:_MOST_PROBED] if alone is not None else []
+    guilty = _guilty({n: scores[n] for n in guilty_first} if alone is None else _probed(asked, alone))
     if guilty:
         on = where if alone is None else ""
-        return Diagnosis(
-            Cause.ROUNDING,
-            f"{name} rounding in {_named(list(guilty))} alone misses the requirement "
-            f"({times(max(guilty.values()))}{on}).",
-        )
-    probed = len(asked) if len(asked) < len(suspects) else 0
+        return _rounding(ends, guilty, on)
+    probed = len(asked) if len(asked) < len(guilty_first) else 0
     return _spread(name, base, table, sensitivity, layers, probed, where)
 
 
-def _overflow(
-    name: str,
-    table: pd.DataFrame,
-    pinned: Callable[[frozenset[str]], tuple[float, float]],
-    overflowing_weights: frozenset[str],
-    guilty: frozenset[str],
-) -> Diagnosis | None:
-    """Where layers that are not finite make half of the error or more; first those that are
-    ``guilty`` of a miss alone, as the pins are.
+def _rounding(ends: _Ends, guilty: Mapping[str, float], on: str) -> Diagnosis:
+    """Layers that miss the requirement alone; what leaves the range among them is no rounding."""
+    first = next(iter(guilty))
+    found = []
+    for cause, those in ((Cause.OVERFLOW, ends.over), (Cause.UNDERFLOW, ends.under)):
+        if first in those:
+            found.append(ends.cause(cause, [n for n in guilty if n in those]))
+    if found:
+        return Diagnosis.of(found)
+    name = ends.precision.value.upper()
+    missed = times(max(guilty.values()))
+    return Diagnosis.of(
+        [
+            CauseFound(
+                Cause.ROUNDING,
+                tuple(guilty),
+                f"{name} rounding in {_named(list(guilty))} alone misses the requirement "
+                f"({missed}{on}).",
+            )
+        ]
+    )
+
+
+class _Ends:
+    """Layers whose values leave the range of ``precision``: ``over`` its upper end, ``under`` its
+    lower one.
     """
-    beyond = _beyond_range(table, overflowing_weights)
-    in_order = [str(n) for n in table["layer"] if n in beyond]
-    not_finite = tuple(sorted(in_order, key=lambda n: n not in guilty))
-    if not not_finite:
-        return None
-    before, after = pinned(frozenset(not_finite))
-    cured = math.isinf(before) and math.isfinite(after)
-    if not (cured or (1.0 < before < math.inf and after <= before / 2.0)):
-        return None
-    return _not_finite(name, not_finite, _underflowing(table) - overflowing_weights)
+
+    def __init__(self, table: pd.DataFrame, suspects: Suspects, precision: Precision) -> None:
+        self.precision = precision
+        self._suspects = suspects
+        self._rows = table.set_index("layer")
+        broken = ~self._rows["introduced_finite"].astype(bool)
+        small = self._rows["underflows"].astype(bool)
+        names = [str(n) for n in self._rows.index]
+        beyond = {str(n) for n in self._rows.index[broken & ~small]}
+        divides = {str(n) for n in self._rows.index[broken & small]}
+        self.divides = divides - set(suspects.heavy)
+        self.over = [n for n in names if n in beyond or n in suspects.heavy]
+        tiny = self._tiny()
+        lost = self._with_movers(divides | set(suspects.lost) | tiny)
+        self.under = [n for n in names if n not in self.over and n in lost]
+
+    def _with_movers(self, layers: Set[str]) -> set[str]:
+        """``layers`` and those that only move on what they give: rounded there, it is as lost."""
+        found, left = set(layers), list(layers)
+        while left:
+            new = set(self._suspects.movers.get(left.pop(), ())) - found
+            found |= new
+            left += new
+        return found
+
+    def _tiny(self) -> frozenset[str]:
+        """The layers whose every value loses bits by its size."""
+        if self.precision not in SMALLEST_SUBNORMAL:
+            return frozenset()
+        size = self._size()
+        few_bits = (size > 0.0) & (size <= _SMALL * SMALLEST_SUBNORMAL[self.precision])
+        return frozenset(str(n) for n in self._rows.index[few_bits])
+
+    def _size(self) -> pd.Series[float]:
+        """The largest magnitude that each layer gives in FP32."""
+        found = self._rows[["ref_min", "ref_max"]].abs().max(axis=1)
+        return found.fillna(0.0)
+
+    def cause(self, cause: Cause, layers: Sequence[str]) -> CauseFound:
+        """``cause`` in ``layers``, with the number that matters."""
+        said = self._overflow(layers) if cause is Cause.OVERFLOW else self._underflow(layers)
+        return CauseFound(cause, tuple(layers), said)
+
+    def _overflow(self, layers: Sequence[str]) -> str:
+        name, largest = self.precision.value.upper(), f"{LARGEST[self.precision]:,.6g}"
+        held = next((self._suspects.heavy[n] for n in layers if n in self._suspects.heavy), "")
+        size = self._size()
+        largest_of = max(layers, key=lambda n: size.get(n, 0.0))
+        if held:
+            why = f"{held} exceeds {name}'s {largest}"
+        elif size.get(largest_of, 0.0) > LARGEST[self.precision]:
+            why = f"values of {largest_of} reach {size[largest_of]:.3g}, beyond {name}'s {largest}"
+        else:
+            why = f"values or constants beyond {name}'s {largest} become infinite there"
+        return f"{name} overflows in {_named(layers)}: {why}."
+
+    def _underflow(self, layers: Sequence[str]) -> str:
+        name, size = self.precision.value.upper(), self._size()
+        held = [self._suspects.lost[n] for n in layers if n in self._suspects.lost]
+        tiny = [n for n in layers if n in self._tiny()]
+        if held:
+            why = "; ".join(held[:_NUMBERS])
+        elif tiny:
+            why = f"values of {tiny[0]} are {size[tiny[0]]:.3g} at most and lose their bits"
+        else:
+            why = "small values become zero there, and what divides by them is lost"
+        return f"{name} underflows in {_named(layers)}: {why}."
 
 
-def _beyond_range(table: pd.DataFrame, overflowing_weights: frozenset[str]) -> frozenset[str]:
-    """The layers that turn finite inputs into values that are not, or hold such a constant."""
-    finite = table["introduced_finite"].astype(bool)
-    return overflowing_weights.intersection(table["layer"]).union(table.loc[~finite, "layer"])
+def _beyond_an_end(
+    ends: _Ends,
+    pinned: Callable[[frozenset[str]], tuple[float, float]],
+    guilty: frozenset[str],
+) -> list[CauseFound]:
+    """Overflow and underflow, where what leaves that end of the range makes half of the error or
+    more of what is left without the other; the larger first. Layers that are ``guilty`` of a miss
+    alone are named first, and where there are such, they alone are named of underflow.
+    """
+    if not ends.over and not ends.under:
+        return []
+    over, under = frozenset(ends.over), frozenset(ends.under)
+    before, neither = pinned(over | under)
+    if math.isnan(before) or before <= 1.0:
+        return []
+    without_over = pinned(over)[1] if over and under else (neither if over else before)
+    without_under = pinned(under)[1] if over and under else (neither if under else before)
+    found: list[tuple[float, CauseFound]] = []
+    if over and _accounts_for(without_under, neither):
+        named = sorted(ends.over, key=lambda n: n not in guilty)
+        found.append((without_under, ends.cause(Cause.OVERFLOW, named)))
+    if under and _accounts_for(without_over, neither):
+        named = [n for n in ends.under if n in guilty or n in ends.divides] or ends.under
+        found.append((without_over, ends.cause(Cause.UNDERFLOW, named)))
+    return [cause for _, cause in sorted(found, key=lambda one: -one[0])]
 
 
-def _underflowing(table: pd.DataFrame) -> frozenset[str]:
-    return frozenset(table.loc[table["underflows"].astype(bool), "layer"])
+def _accounts_for(left: float, neither: float) -> bool:
+    """Whether the error goes, or is halved at least, from what is ``left`` without these pins."""
+    cured = math.isinf(left) and math.isfinite(neither)
+    return cured or (1.0 < left < math.inf and neither <= left / 2.0)
 
 
 def _breaks_first(table: pd.DataFrame) -> str | None:
@@ -141,7 +254,7 @@ def _spread(
     were measured, or of the first ``probed`` on all given inputs, where these were asked and not
     all suspects.
     """
-    seen = "" if base.verdict.passed else f" ({times(base.score)}{where})"
+    seen = "" if base.verdict.passed else f" ({times(base.score, base.verdict)}{where})"
     begins = _breaks_first(table) if math.isinf(base.score) else None
     more = f" What is not finite begins in {begins!r}." if begins is not None else ""
     count = len(sensitivity.effects)
@@ -175,21 +288,6 @@ def _probed(suspects: Sequence[str], alone: Callable[[str], ProbeResult]) -> dic
 
 def _guilty(scores: Mapping[str, float]) -> dict[str, float]:
     return {name: score for name, score in scores.items() if not score <= 1.0}
-
-
-def _not_finite(name: str, layers: Sequence[str], underflowing: Container[str]) -> Diagnosis:
-    """Layers whose values are not finite: beyond the range, or divided by what became zero."""
-    under = tuple(n for n in layers if n in underflowing)
-    over = tuple(n for n in layers if n not in underflowing)
-    why = f"in {_named(under)}: small values become zero there, and what divides by them is lost"
-    if not over:
-        return Diagnosis(Cause.ROUNDING, f"{name} underflows {why}.")
-    beside = f" It underflows {why}." if under else ""
-    return Diagnosis(
-        Cause.OVERFLOW,
-        f"{name} overflows in {_named(over)}: values or constants beyond its range become infinite "
-        f"there.{beside}",
-    )
 
 
 def _named(layers: Sequence[str]) -> str:

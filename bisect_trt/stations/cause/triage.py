@@ -13,7 +13,9 @@ from bisect_trt.core.holds import InputKind
 from bisect_trt.core.names import counted
 from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.verdict import Verdict
+from bisect_trt.graph.inspection.lost_constants import largest_constant, lost_constants
 from bisect_trt.graph.inspection.unreached import unreached
+from bisect_trt.graph.tensors.operator_rules import MOVES
 from bisect_trt.numerics.scores import times
 from bisect_trt.probe.result import ProbeResult, meets
 from bisect_trt.search.tolerance_share import MARGIN, matching_limit
@@ -26,7 +28,7 @@ from bisect_trt.stations.cause.each_alone import (
     nearest_on_all,
 )
 from bisect_trt.stations.cause.held import blame_lowered
-from bisect_trt.stations.cause.reduced_cause import diagnose_reduced
+from bisect_trt.stations.cause.reduced_cause import Suspects, diagnose_reduced
 from bisect_trt.stations.cause.sensitivity import (
     Sensitivity,
     suspicion_of,
@@ -72,7 +74,7 @@ def _missed_with_all_pins(
         _of_held(case, decided, emulated) if of_held else Cause.NOT_PRECISION,
         "Even with every layer pinned"
         f"{_but_held(case)} the "
-        f"requirement is missed ({times(decided.score)}): pinning cannot help."
+        f"requirement is missed ({times(decided.score, decided.verdict)}): pinning cannot help."
         f"{blame_lowered(case, fp32)}",
     )
 
@@ -125,11 +127,11 @@ def find_cause(
     layers = layers_seen(case, bench, emulated, sensitivity)
     diagnosis = diagnose_reduced(
         worst_seen(emulated.lowered, unseen).under(limit),
-        layers[~layers["layer"].isin(unreached(case.graph))],
+        layers[~layers["layer"].isin(unreached(case.graph) | case.source_fp32)],
         sensitivity.under(limit),
         lambda pins: with_pins_there(case, bench, base, pins, unseen),
         case.settings.precision,
-        heavy,
+        _suspects(case, heavy),
         _WORST if unseen is not None else "",
         layers=len(case.names),
         alone=_alone_on_all(case, bench, emulated, base, limit),
@@ -145,6 +147,25 @@ def find_cause(
         diagnosis = replace(diagnosis, sentence=said)
     ranking = _ranking(case, sensitivity, suspicion, layers)
     return Triage(diagnosis, base, pinned, sensitivity, limit, ranking, unseen, layers)
+
+
+def _suspects(case: Case, heavy: frozenset[str]) -> Suspects:
+    """What the constants of the layers say, in words."""
+    graph, precision = case.graph, case.settings.precision
+    searched = set(case.names)
+    movers: dict[str, list[str]] = {}
+    made_by = {tensor: layer.name for layer in case.layers for tensor in layer.outputs}
+    for layer in case.layers:
+        if layer.op in MOVES and layer.name in searched:
+            for tensor in layer.inputs:
+                if tensor in made_by:
+                    movers.setdefault(made_by[tensor], []).append(layer.name)
+    lost = lost_constants(graph, precision)
+    return Suspects(
+        {name: largest_constant(graph, name) for name in sorted(heavy & searched)},
+        {name: its.words(precision) for name, its in lost.items() if name in searched},
+        movers,
+    )
 
 
 def _without_engine(

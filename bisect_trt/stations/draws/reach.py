@@ -74,7 +74,7 @@ def has_margin(case: Case, plan: PrecisionPlan, copies: Sequence[SampleResult]) 
             if len(told) <= _TWO_ANSWERS:
                 return False
             continue
-        asked = [name for name in case.graph.outputs if item.output in (None, name)]
+        asked = [n for n in case.graph.outputs if item.is_on(n, "i" if n in decided else "f")]
         for name in decided.intersection(asked):
             if len({copy.errors[name].max_abs for copy in run}) <= _TWO_ANSWERS:
                 return False

@@ -101,7 +101,8 @@ class NodeByNode:
     def trace(
         self, sample: Sample, plan: PrecisionPlan, *, rtx_sums: bool
     ) -> Iterator[LayerValues]:
-        """Each lowered layer's float outputs on ``sample`` in network order, beside the exact ones.
+        """Each layer's float outputs on ``sample`` in network order, beside the exact ones: of
+        those that can run at the plan's base, pinned or not.
 
         Both histories advance together and are freed together: two networks' live tensors are in
         memory, never all activations.
@@ -114,7 +115,7 @@ class NodeByNode:
         exact, low = self._start(sample), self._start(sample)
         for step in self._steps:
             # In a generator of its own: what it holds of one layer is gone when the next is run.
-            yield from self._traced(step, plan.precision_of(step.name), exact, low, rtx_sums)
+            yield from self._traced(step, plan, exact, low, rtx_sums)
             exact.free(step.frees)
 
     def exact(
@@ -140,9 +141,10 @@ class NodeByNode:
             chain.free(step.frees)
 
     def _traced(
-        self, step: Step, precision: Precision, exact: Chain, low: Chain, rtx_sums: bool
+        self, step: Step, plan: PrecisionPlan, exact: Chain, low: Chain, rtx_sums: bool
     ) -> Iterator[LayerValues]:
-        """Run ``step`` on both histories, and where it is lowered show what became of it."""
+        """Run ``step`` on both histories, and where it is a layer show what became of it."""
+        precision = plan.precision_of(step.name)
         lowered = partial(self._execute, step, precision, low, rtx_sums)
         read = sum(bytes_of(self._value(name, low, [])) for name in step.inputs)
         begun = self._beside.submit(lowered) if _SMALL < read < _LARGE else None
@@ -157,8 +159,11 @@ class NodeByNode:
         accumulated = lowered() if begun is None else begun.result()
         self._keep(step, precision, accumulated, low)
         low.free(step.frees)
-        if step.lowers(precision):
-            introduced = introduced or self._execute(step, precision, exact, rtx_sums)
+        if step.lowers(plan.base):
+            if step.lowers(precision):
+                introduced = introduced or self._execute(step, precision, exact, rtx_sums)
+            else:
+                introduced = reference
             exact.versions.clear()  # nobody else reads the exact history rounded
             rows = zip(step.outputs, reference, accumulated, introduced, strict=True)
             for tensor, *values in rows:

@@ -1,0 +1,227 @@
+"""A model that is FP16 or BF16 already, lifted to FP32 so that its own roundings can be judged.
+
+ONNX Runtime's CPU provider runs FP16 nodes in FP32 and drops the roundings between them, so nothing
+that it says of such a model is what hardware does. Lifted, every tensor is FP32 and the weights are
+as stored; the source's types come back as a plan: what was reduced is reduced, and what was FP32
+stays so. Graph inputs keep their type, and a Cast stands behind each.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.names import counted
+from bisect_trt.core.precision import Precision
+from bisect_trt.graph.model.layers import node_names
+from bisect_trt.graph.tensors.operator_rules import FLOAT, STORAGE_TYPE, is_standard
+from bisect_trt.graph.tensors.tensor_types import (
+    Scope,
+    every_node,
+    infer_types,
+    subgraphs,
+)
+from bisect_trt.graph.tensors.tensor_values import all_tensors, array_of, place_of
+
+_NAME_A_TYPE = frozenset({"to", "dtype", "output_dtype", "output_datatype", "softmax_precision"})
+"""Attributes that hold an element type."""
+
+
+@dataclass(frozen=True)
+class Lifted:
+    """``model`` in FP32. ``precision`` is what the source's nodes run in, ``reduced`` how many of
+    its ``nodes`` do, ``islands`` the ids of those that it keeps in FP32. ``outputs`` are the graph
+    outputs that were of that type, with it.
+    """
+
+    model: onnx.ModelProto
+    precision: Precision
+    reduced: int
+    nodes: int
+    islands: frozenset[str]
+    outputs: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def sentence(self) -> str:
+        """What the reader of an answer should know."""
+        name = self.precision.value.upper()
+        return (
+            f"{counted(self.reduced, 'node')} of {self.nodes} run in {name} in the source already: "
+            "they are judged with their roundings; the reference is the same network without any, "
+            f"with its weights as stored; {counted(len(self.islands), 'node')} in FP32 stay so"
+        )
+
+
+def lift(model: onnx.ModelProto, wanted: Precision, where: str = "model") -> Lifted | None:
+    """``model`` lifted to FP32; None where none of its nodes is reduced.
+
+    Args:
+        model: read only.
+        wanted: which of two reduced types is lifted where the model holds both; nodes of the other
+            stay as they are.
+        where: what an error names.
+
+    Raises:
+        BadInputError: an operator of another domain makes reduced tensors of unknown type.
+    """
+    scope = infer_types(model)
+    made = Counter(_type_of_node(node, scope) for node in model.graph.node)
+    found = [p for p, kind in STORAGE_TYPE.items() if made[kind] or _held(model, kind, scope)]
+    if not found:
+        return None
+    precision = wanted if wanted in found else found[0]
+    kind = STORAGE_TYPE[precision]
+    if not made[kind]:
+        return None
+    names = node_names(model.graph.node)
+    floats = (FLOAT, kind)
+    kinds = [_type_of_node(node, scope) for node in model.graph.node]
+    computing = [k for k in kinds if k in floats]
+    islands = frozenset(n for n, k in zip(names, kinds, strict=True) if k == FLOAT)
+    new = onnx.ModelProto()
+    new.CopyFrom(model)
+    _Lift(kind, where).graph(new.graph, scope)
+    outputs = {
+        o.name: kind for o in model.graph.output if o.type.tensor_type.elem_type == kind
+    }
+    return Lifted(new, precision, computing.count(kind), len(computing), islands, outputs)
+
+
+def _type_of_node(node: onnx.NodeProto, scope: Scope) -> int:
+    """The float type of what ``node`` gives; UNDEFINED for none. A constant computes nothing."""
+    if node.op_type == "Constant":
+        return int(TensorProto.UNDEFINED)
+    given = [scope.type_of(o) for o in node.output if o]
+    kinds = (*STORAGE_TYPE.values(), FLOAT)
+    return next((k for k in given if k in kinds), int(TensorProto.UNDEFINED))
+
+
+def _held(model: onnx.ModelProto, kind: int, scope: Scope) -> bool:
+    """Whether a body holds a node of that type where the main graph has none."""
+    inner = (n for node in model.graph.node for _, body in subgraphs(node) for n in body.node)
+    return any(
+        attribute.name in _NAME_A_TYPE and attribute.i == kind
+        for node in every_node(inner)
+        for attribute in node.attribute
+    )
+
+
+class _Lift:
+    """Rewrites a graph in place: ``kind`` becomes FP32 everywhere but at the graph's inputs and
+    around operators of other domains.
+    """
+
+    def __init__(self, kind: int, where: str) -> None:
+        self._kind = kind
+        self._where = where
+        self._used: set[str] = set()
+
+    def graph(self, graph: onnx.GraphProto, scope: Scope) -> None:
+        self._used.update(name for node in every_node(graph.node) for name in node.output)
+        self._used.update(v.name for v in (*graph.input, *graph.initializer))
+        self._tensors(graph)
+        initialised = {t.name for t in graph.initializer}
+        low = [
+            value.name
+            for value in graph.input
+            if value.name not in initialised and value.type.tensor_type.elem_type == self._kind
+        ]
+        fed = {name: self._fresh(f"{name}__fp32") for name in low}
+        self._body(graph, scope, fed)
+        casts = [
+            helper.make_node("Cast", [name], [lifted], self._fresh(f"lift_{name}"), to=FLOAT)
+            for name, lifted in fed.items()
+        ]
+        nodes = [*casts, *graph.node]
+        copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+        del graph.node[:]
+        graph.node.extend(copies)
+        for value in graph.input:
+            if value.name in initialised:
+                self._retype(value.type)
+
+    def _tensors(self, graph: onnx.GraphProto) -> None:
+        """Constants as FP32, their values as stored."""
+        for tensor in all_tensors(graph):
+            if tensor.data_type != self._kind:
+                continue
+            values = np.asarray(array_of(tensor)).astype(np.float32)
+            if place_of(tensor) is not None:
+                del tensor.external_data[:]
+                tensor.ClearField("data_location")
+            name, dims = tensor.name, list(tensor.dims)
+            tensor.CopyFrom(numpy_helper.from_array(values.reshape(dims), name))
+
+    def _body(self, graph: onnx.GraphProto, scope: Scope, fed: Mapping[str, str]) -> None:
+        """The nodes, and what is declared of their tensors; ``fed`` names what stands for a graph
+        input.
+        """
+        nodes: list[onnx.NodeProto] = []
+        for index, node in enumerate(graph.node):
+            for slot, name in enumerate(node.input):
+                node.input[slot] = fed.get(name, name)
+            for attribute in node.attribute:
+                if attribute.name in _NAME_A_TYPE and attribute.i == self._kind:
+                    attribute.i = FLOAT
+            for attribute, body in subgraphs(node):
+                inner = scope.body(index, attribute)
+                shadowed = {v.name for v in body.input}
+                left = {k: v for k, v in fed.items() if k not in shadowed}
+                self._body(body, inner, left)
+                for value in body.input:
+                    self._retype(value.type)
+            nodes += [node] if is_standard(node) else self._around(node, scope, fed)
+        if len(nodes) > len(graph.node):
+            copies = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
+            del graph.node[:]
+            graph.node.extend(copies)
+        for value in (*graph.output, *graph.value_info):
+            self._retype(value.type)
+        for value in graph.output:
+            if value.name in fed:  # an input that is an output
+                graph.node.append(helper.make_node("Identity", [fed[value.name]], [value.name]))
+
+    def _around(
+        self, node: onnx.NodeProto, scope: Scope, fed: Mapping[str, str]
+    ) -> list[onnx.NodeProto]:
+        """An operator of another domain keeps the types that it was exported with."""
+        source = {lifted: name for name, lifted in fed.items()}
+        before, after = [], []
+        for slot, name in enumerate(node.input):
+            if name and scope.type_of(source.get(name, name)) == self._kind:
+                node.input[slot] = self._fresh(f"{name}__stored")
+                before.append(helper.make_node("Cast", [name], [node.input[slot]], to=self._kind))
+        for slot, name in enumerate(node.output):
+            given = scope.type_of(name) if name else FLOAT
+            if given == self._kind:
+                node.output[slot] = self._fresh(f"{name}__stored")
+                after.append(helper.make_node("Cast", [node.output[slot]], [name], to=FLOAT))
+            elif given == TensorProto.UNDEFINED and before:
+                raise BadInputError(
+                    f"{self._where}: node {node.name!r} ({node.domain}.{node.op_type}) reads "
+                    "reduced tensors and nothing says what it gives; give the FP32 model that this "
+                    "one was made from"
+                )
+        return [*before, node, *after]
+
+    def _retype(self, kind: onnx.TypeProto) -> None:
+        if kind.HasField("sequence_type"):
+            self._retype(kind.sequence_type.elem_type)
+        elif kind.HasField("optional_type"):
+            self._retype(kind.optional_type.elem_type)
+        elif kind.tensor_type.elem_type == self._kind:
+            kind.tensor_type.elem_type = FLOAT
+
+    def _fresh(self, stem: str) -> str:
+        name, number = stem, 0
+        while name in self._used:
+            number += 1
+            name = f"{stem}_{number}"
+        self._used.add(name)
+        return name
