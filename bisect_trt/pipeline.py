@@ -36,6 +36,7 @@ from bisect_trt.stations.answer.known import Known
 from bisect_trt.stations.asked.settings import Settings
 from bisect_trt.stations.asked.thread_limit import within_threads
 from bisect_trt.stations.baselines.baselines import measure_baselines, nothing_to_pin, tf32_to_blame
+from bisect_trt.stations.baselines.expanded import holding_stepped
 from bisect_trt.stations.baselines.golden import check_golden
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.bench.counted import plans_of
@@ -196,6 +197,11 @@ def _measure(case: Case, bench: Bench, beside: Beside | None = None) -> Iterator
         return
     begin_engine(case, bench)
     baselines = measure_baselines(case, bench)
+    if bench.engine is None:
+        stepped = holding_stepped(case, bench, baselines.layers)
+        if stepped is not None:
+            yield from _measure(stepped, bench, beside)
+            return
     known = known.with_(baselines=baselines, settled=baselines.diagnosis)
     yield known
     if known.settled is not None:

@@ -12,7 +12,7 @@ from bisect_trt.core.precision import Precision
 from bisect_trt.graph.files.load import load_lifted, load_model
 from bisect_trt.graph.files.save import check_target, save_model, save_text
 from bisect_trt.graph.inspection.inspection import inspect_model
-from bisect_trt.graph.passes.marked import mark_outputs, select_tensors
+from bisect_trt.graph.passes.marked import mark_outputs, select_tensors, with_ranks
 from bisect_trt.graph.passes.typed import to_typed
 from bisect_trt.graph.passes.weak_forms import OF_FUNCTIONS, polygraphy_script, trtexec_arguments
 from bisect_trt.report.files.write import to_json
@@ -69,12 +69,16 @@ def mark_command(model: Path, selectors: tuple[str, ...], target: Path) -> int:
         loaded = load_model(model)
         check_target(target, loaded)
         observer.station("mark")
-        tensors = select_tensors(loaded.proto, selectors)
+        tensors, unranked = with_ranks(
+            loaded.proto, select_tensors(loaded.proto, selectors)
+        )
         marked = mark_outputs(loaded.proto, tensors)
         save_model(marked, target.resolve())  # a link stays one
     more = len(marked.graph.output) - len(loaded.proto.graph.output)
     with output():
         click.echo(counted(more, "more output"))
+        for name in unranked:
+            click.echo(f"left out: {name!r}, of which nothing says how many dimensions it has")
     return 0
 
 

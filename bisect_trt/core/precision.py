@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
 from bisect_trt.core.errors import BadInputError
+from bisect_trt.core.movers import Movers
 
 
 class Precision(StrEnum):
@@ -39,7 +40,8 @@ class PrecisionPlan:
 
     ``pin_precision`` is what a pinned layer really runs in: FP32, or TF32 on an engine whose FP32
     is TF32. ``held`` are among ``pinned`` and stay there whatever set is asked about; two plans
-    that pin the same layers are the same plan. The strings and iterables that a notebook would pass
+    that pin the same layers are the same plan. ``movers`` bring pins with them, in every plan that
+    is made of this one. The strings and iterables that a notebook would pass
     are accepted and normalised.
     """
 
@@ -47,6 +49,7 @@ class PrecisionPlan:
     pinned: frozenset[str] = frozenset()
     pin_precision: Precision = Precision.FP32
     held: frozenset[str] = field(default=frozenset(), compare=False)
+    movers: Movers = field(default_factory=Movers, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "base", Precision(self.base))
@@ -54,7 +57,8 @@ class PrecisionPlan:
         if isinstance(self.pinned, str):  # its letters would be taken for layers
             raise TypeError(f"pinned takes the names of layers, such as [{self.pinned!r}]")
         pinned = frozenset(self.pinned)  # as it is, where it is one: a run may hold a thousand
-        object.__setattr__(self, "pinned", self.held | pinned if self.held else pinned)
+        pinned = self.held | pinned if self.held else pinned
+        object.__setattr__(self, "pinned", self.movers.closed(pinned))
         object.__setattr__(self, "pin_precision", Precision(self.pin_precision))
         if self.pin_precision.is_storage:
             raise ValueError(f"a pin runs in fp32 or tf32, not {self.pin_precision}")
@@ -65,16 +69,21 @@ class PrecisionPlan:
 
     def with_pins(self, pinned: Iterable[str]) -> PrecisionPlan:
         """The same plan with another set of pins beside those that are held."""
-        return PrecisionPlan(self.base, frozenset(pinned), self.pin_precision, self.held)
+        return replace(self, pinned=frozenset(pinned))
 
     @property
     def chosen(self) -> frozenset[str]:
         """The pins but for those that are held."""
         return self.pinned - self.held if self.held else self.pinned
 
+    @property
+    def inherited(self) -> frozenset[str]:
+        """The pins that only move values, and that others bring with them."""
+        return self.movers.inherited(self.pinned) - self.held
+
     def with_pins_in(self, precision: Precision) -> PrecisionPlan:
         """The same plan with its pins in ``precision``."""
-        return PrecisionPlan(self.base, self.pinned, precision, self.held)
+        return replace(self, pin_precision=precision)
 
     def to_json(self) -> str:
         """A stable text form: keys and pins sorted, so that equal plans are equal bytes."""

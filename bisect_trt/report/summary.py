@@ -132,7 +132,9 @@ def _answer(known: Known, ledger: Ledger, diagnosis: Diagnosis) -> _Answer:
         emulated = judged.bisection.proof if judged.bisection is not None else {}
         pinned = judged.plan.pinned
         proof = {**{n: r for n, r in emulated.items() if n in pinned}, **judged.proof}
-        complete = judged.passed and all(name in proof for name in pinned - held)
+        complete = judged.passed and all(
+            name in proof for name in pinned - held - judged.plan.inherited
+        )
         ranked = judged.bisection is not None and judged.bisection.ranked
         return _Answer(judged.plan, judged.result, proof, complete, judged.limit, ranked)
     if known.bisection is not None:
@@ -214,6 +216,7 @@ def _result(
         searched=case.searched,
         scales=case.requirements.scales,
         causes=diagnosis.all_causes,
+        judged=case.judged,
     )
 
 

@@ -50,13 +50,14 @@ def grow(
 
     Args:
         start: a set that was tried.
-        effects: each candidate layer's signed effect on the sampled errors when it alone is
+        effects: in the network's order, each candidate layer's signed effect on the sampled errors when it alone is
             lowered, (elements,) float32, in tolerances.
         order: the norm that predictions are ranked by.
         evaluate: tries several sets; the trials in their order.
         max_trials: the most sets to try.
     """
     names = [n for n in effects if np.isfinite(effects[n]).all()]
+    place = {name: number for number, name in enumerate(effects)}
     matrix = np.asarray([effects[n] for n in names], np.float32)
     here, best, spent = start, start, 0
     while (
@@ -76,7 +77,8 @@ def grow(
         ]
         trials = evaluate(wanted)
         spent += len(trials)
-        here = min(trials, key=lambda t: (t.score, sorted(t.pinned)))
+        # Ties go to what comes first in the network: names must not decide.
+        here = min(trials, key=lambda t: (t.score, sorted(place.get(n, -1) for n in t.pinned)))
         if here.score < best.score:
             best = here
     return here if here.passed else best

@@ -10,6 +10,25 @@ from bisect_trt.graph.tensors.tensor_types import Scope
 _DECIDES = frozenset({"Equal", "NonZero", "OneHot"})
 """Operators that give something else as soon as a value is another, however near."""
 
+_COMPUTES_WHOLE = frozenset(
+    {
+        "Abs",
+        "Add",
+        "Ceil",
+        "Clip",
+        "Div",
+        "Floor",
+        "Max",
+        "Min",
+        "Mod",
+        "Mul",
+        "Neg",
+        "Round",
+        "Sub",
+    }
+)
+"""Arithmetic that indices are made with (row * width + column) before they are cast."""
+
 FLOATS = frozenset(
     {
         FLOAT,
@@ -22,7 +41,7 @@ FLOATS = frozenset(
 
 def discrete_inputs(graph: onnx.GraphProto, types: Scope) -> frozenset[str]:
     """The names of float inputs that are cast to integers or booleans, or asked for equality, as
-    they are or with their values only moved: ids and masks, where their values are whole.
+    they are, moved, or behind arithmetic: ids, coordinates and masks, where their values are whole.
 
     Args:
         graph: the main graph; bodies are not looked into.
@@ -39,6 +58,6 @@ def discrete_inputs(graph: onnx.GraphProto, types: Scope) -> frozenset[str]:
         floats = all(types.type_of(o) in FLOATS for o in node.output if o)
         if node.op_type in _DECIDES or (node.op_type == "Cast" and not floats):
             found.update(read)
-        elif node.op_type in MOVES or node.op_type == "Cast":
+        elif node.op_type in MOVES | _COMPUTES_WHOLE or node.op_type == "Cast":
             source.update(dict.fromkeys(filter(None, node.output), read))
     return frozenset(name for name in found if types.type_of(name) in FLOATS)

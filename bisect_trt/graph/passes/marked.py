@@ -6,7 +6,7 @@ decide.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 import onnx
@@ -50,6 +50,25 @@ def select_tensors(model: onnx.ModelProto | Graph, selectors: Iterable[str]) -> 
             )
         chosen |= hits
     return [tensor for layer in layers for tensor in layer.outputs if tensor in chosen]
+
+
+def with_ranks(
+    model: onnx.ModelProto, tensors: Sequence[str]
+) -> tuple[Sequence[str], Sequence[str]]:
+    """Those of ``tensors`` that a checker takes as outputs, and those of which no rank is known.
+
+    Raises:
+        BadInputError: none is left.
+    """
+    declared = all(o.type.tensor_type.HasField("shape") for o in model.graph.output)
+    ranks = infer_types(model).ranks
+    unknown = [name for name in tensors if name not in ranks] if declared else []
+    if unknown and len(unknown) == len(tensors):
+        raise BadInputError(
+            f"tensor {unknown[0]!r}: nothing says how many dimensions it has, so that no checker "
+            "would take it as an output; declare its shape in the model, or mark another"
+        )
+    return [name for name in tensors if name not in set(unknown)], unknown
 
 
 def mark_outputs(model: onnx.ModelProto, tensors: Iterable[str]) -> onnx.ModelProto:

@@ -75,6 +75,14 @@ def trtexec_arguments(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> st
     called = names_in_tensorrt(graph, plan.pinned)
     _refuse(graph, plan, _OTHER_NAMES, "--layerPrecisions")
     pinned = [(called[layer.name], layer) for layer in graph.layers if layer.name in plan.pinned]
+    several = [layer for _, layer in pinned if has_several_layers(layer)]
+    if several:
+        raise BadInputError(
+            f"layer {several[0].name!r} cannot be kept in FP32 whole by --layerPrecisions: TensorRT "
+            f"makes several layers of {several[0].op}, and the line would name the first alone "
+            f"({counted(len(several), 'such layer')}); use the typed ONNX (--format onnx) or the "
+            "script (--format polygraphy)"
+        )
     for name, _ in pinned:
         bad = [c for c in name if c in ",'\"*\\ " or printable(c) != c]
         if bad:

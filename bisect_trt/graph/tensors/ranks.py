@@ -32,6 +32,9 @@ _AS_FIRST, _AS_LARGEST = frozenset(_FIRST.split()), frozenset(_LARGEST.split())
 
 _FIXED = {"Flatten": 2, "Gemm": 2, "NonZero": 2, "Range": 1, "Shape": 1, "Size": 0}
 
+_STATE = {"Loop": 2}
+"""Where the inputs begin that the first outputs are later values of."""
+
 _BY_LENGTH = {"Reshape": 1, "ConstantOfShape": 0}
 """The input whose length is the output's rank."""
 
@@ -51,6 +54,11 @@ def complete_ranks(
         if node.domain not in ("", "ai.onnx"):
             continue
         rank = known.rank_of(node)
+        for name, source in zip(node.output, node.input[_STATE.get(node.op_type, 0) :], strict=False):
+            if node.op_type in _STATE and name and source in known.ranks:
+                # What a loop hands on: ranks that change from turn to turn are no engine's.
+                known.ranks.setdefault(name, known.ranks[source])
+                ranks.setdefault(name, known.ranks[source])
         for slot, name in enumerate(node.output):
             if not name or name in known.ranks or rank is None:
                 continue

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bisect_trt.numerics.requirements.boxes import BOX_MATCH
+
 EQUAL = "equal"
 _TOP = re.compile(r"^top([1-9]\d*)$")
 _MASK_AT, _OVERSHOOT = 0.5, 0.25
@@ -17,10 +19,11 @@ _MASK_AT, _OVERSHOOT = 0.5, 0.25
 
 
 def is_decision(metric: str) -> bool:
-    """Whether ``metric`` is ``top1``, ``top5`` (any number), ``argmax``, ``equal`` or
-    ``mask_iou``.
+    """Whether ``metric`` is ``top1``, ``top5`` (any number), ``argmax``, ``equal``, ``mask_iou`` or
+    ``box_match``.
     """
-    return metric in ("argmax", EQUAL, "mask_iou") or _TOP.match(metric) is not None
+    named = metric in ("argmax", EQUAL, "mask_iou") or metric.startswith(BOX_MATCH)
+    return named or _TOP.match(metric) is not None
 
 
 def places_of(metric: str) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.numerics.requirements.aggregates import WORST, is_aggregate
+from bisect_trt.numerics.requirements.boxes import BOX_MATCH, BoxMatch, read_box_match
 from bisect_trt.numerics.requirements.decisions import EQUAL, is_decision
 from bisect_trt.numerics.requirements.requirements import (
     METRICS,
@@ -34,6 +35,9 @@ _CONDITION = re.compile(
 _PART = rf"(?P<{{0}}>[ar]tol)\s*=\s*(?P<{{0}}_value>{_NUMBER})"
 _TOLERANCE = re.compile(
     rf"^{_OUTPUT}{_PART.format('first')}(?:\s*,\s*{_PART.format('second')})?{_AGGREGATE}$"
+)
+_BOXES = re.compile(
+    rf"^{BOX_MATCH}\((?P<arguments>.+)\){_AGGREGATE}\s*>=\s*(?P<value>{_NUMBER})$"
 )
 ALL = "@all"
 
@@ -78,6 +82,9 @@ def parse_requirements(
     if any(i.by_scale for i in items) and all(i.by_scale for i in items if i.output is None):
         seen = {item.output for item in items}
         items += tuple(_read(f"{n}:{SAME}", own) for n in outputs if n in whole and n not in seen)
+    for item in items:
+        if item.metric.startswith(BOX_MATCH):
+            singles[item.metric] = _box_match(item, outputs)
     unused = sorted(set(own) - {item.metric for item in items})
     if unused:
         raise BadInputError(
@@ -90,6 +97,17 @@ def parse_requirements(
                 f"@{item.aggregate}"
             )
     return Requirements(items, singles, of_all)
+
+
+def _box_match(item: Requirement, outputs: Sequence[str]) -> BoxMatch:
+    match = read_box_match(item.text, item.metric[len(BOX_MATCH) + 1 : -1])
+    absent = next((name for name in match.outputs if name not in outputs), None)
+    if absent is not None:
+        raise BadInputError(
+            f"--requirement {item.text!r}: the model has no output {absent!r}; it has "
+            f"{', '.join(outputs)}"
+        )
+    return match
 
 
 def check_requirements(texts: Sequence[str], metrics: Sequence[str]) -> None:
@@ -152,7 +170,14 @@ def _sliced(item: Requirement) -> Requirement:
 def _read(text: str, own: Sequence[str]) -> Requirement:
     tolerance = _TOLERANCE.match(text)
     condition = _CONDITION.match(text)
-    if tolerance is not None:
+    boxes = _BOXES.match(text)
+    if boxes is not None:
+        read_box_match(text, boxes["arguments"])  # refused here, whatever the model is
+        match = f"{BOX_MATCH}({boxes['arguments']})"
+        aggregate = boxes["aggregate"] or WORST
+        item = Requirement(text, match, float(boxes["value"]), True, aggregate=aggregate)
+        _check_metric(item, own)
+    elif tolerance is not None:
         item = _tolerance(text, tolerance)
     elif condition is not None:
         item = Requirement(
@@ -206,7 +231,7 @@ def _check_metric(item: Requirement, own: Sequence[str]) -> None:
     if item.metric in own:
         return
     if item.metric not in METRICS and not decides:
-        known = (*METRICS, "top1", "top5", "argmax", EQUAL, "mask_iou", *own)
+        known = (*METRICS, "top1", "top5", "argmax", EQUAL, "mask_iou", BOX_MATCH, *own)
         raise BadInputError(
             f"--requirement {item.text!r}: unknown metric {item.metric!r}; known are "
             f"{', '.join(known)}, and those that --metric MODULE:FUNCTION names"

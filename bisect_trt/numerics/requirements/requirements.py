@@ -16,6 +16,7 @@ from bisect_trt.core.holds import at_least
 from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.numerics.errors.tensor_error import SHAPE_CHANGED, TensorError, tensor_error
 from bisect_trt.numerics.requirements.aggregates import WORST, aggregate
+from bisect_trt.numerics.requirements.boxes import BoxMatch
 from bisect_trt.numerics.requirements.decisions import decision, is_decision
 from bisect_trt.numerics.requirements.scales import Scale
 from bisect_trt.numerics.scores import MOST, beyond, elementwise, fraction
@@ -162,6 +163,12 @@ class Requirements:
         return self.tells_of_all or any(item.aggregate != WORST for item in self.items)
 
     @property
+    def rows(self) -> frozenset[str]:
+        """The outputs that hold rows in any number and order, such as those of an NMS."""
+        matches = [m for m in self.metrics.values() if isinstance(m, BoxMatch)]
+        return frozenset(name for match in matches for name in match.outputs)
+
+    @property
     def tells_of_all(self) -> bool:
         """Whether some metric sees all inputs at once."""
         return any(item.metric in self.collective for item in self.items)
@@ -197,10 +204,13 @@ class Requirements:
         errors = {name: tensor_error(reference[name], candidate[name]) for name in reference}
         seen = {i.output for i in self.items if not self._is_users(i)}
         of_all = None in seen or any(self._is_users(item) for item in self.items)
+        rows = self.rows
         broken = {
             name
             for name, e in errors.items()
-            if not e.finite and (of_all or name in seen or e.nonfinite != SHAPE_CHANGED)
+            if not e.finite
+            and (of_all or name in seen or e.nonfinite != SHAPE_CHANGED)
+            and not (name in rows and e.nonfinite == SHAPE_CHANGED)
         }
         if broken and None not in seen and not broken <= seen:  # no condition would say so
             return Judged(math.inf, (math.nan,) * len(self.items), errors)

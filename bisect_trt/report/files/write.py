@@ -53,12 +53,12 @@ def write_report(result: Record, case: Case) -> None:
     sometimes = {"engines": result.cost, "inputs": result.inputs, "frontier": result.frontier}
     tables |= {name: table for name, table in sometimes.items() if len(table)}
     texts = {
-        PLAN: result.plan_json() + "\n",
+        PLAN: result.plan_json(case.plan_of_whole(result.plan)) + "\n",
         **documents_of(result),
         RUN: to_json(result.as_json()) + "\n",
     }
     models = {
-        TYPED_MODEL: to_typed(case.graph, result.plan),
+        TYPED_MODEL: to_typed(case.whole, case.plan_of_whole(result.plan)),
         ANNOTATED_MODEL: annotated_model(result, case.graph),
     }
     if case.rewritten:

@@ -156,6 +156,7 @@ PINS = _columns(
     "missed_on text the input or draw that has this score",
     "of_all_given flag whether it is the worst of all given inputs; else one that told ended the "
     "probe, and others may be worse",
+    "inherited flag whether it only moves values between layers that are kept in FP32",
 )
 
 ENGINES = _columns(

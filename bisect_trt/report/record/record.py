@@ -102,7 +102,8 @@ class Record:
     did. ``command`` would repeat the run on the model with the SHA-256 ``model_digest``;
     ``dynamic_inputs`` are the graph inputs whose shapes it leaves open; it might keep ``threads``
     busy. ``searched`` is for plan.json alone: a search that begins there keeps none of these inputs
-    apart. So are ``scales``, which the default requirement is judged by.
+    apart. So are ``scales``, which the default requirement is judged by, and the tensors ``judged``
+    in place of the model's outputs.
     """
 
     model: str
@@ -150,6 +151,7 @@ class Record:
     searched: Mapping[str, str] = field(default_factory=dict)
     scales: Mapping[str, Scale] = field(default_factory=dict)
     causes: Sequence[CauseFound] = ()
+    judged: Sequence[str] = ()
 
     @property
     def pinned(self) -> list[str]:
@@ -169,11 +171,16 @@ class Record:
         holds = self.holds
         return self.out_of_time and holds is not None and holds.word in (None, Robustness.LUCKY)
 
-    def plan_json(self) -> str:
+    def plan_json(self, whole: PrecisionPlan) -> str:
         """The content of plan.json: the plan, what it was found for and searched with, and the
         layers that a rewrite made, if there was one.
+
+        Args:
+            whole: the plan for the model to ship, of which a part may have been judged.
         """
-        document = json.loads(self.plan.to_json())
+        document = json.loads(whole.to_json())
+        if self.judged:
+            document["outputs"] = list(self.judged)
         document |= {"requirements": list(self.requirements), "metrics": list(self.metrics)}
         if self.holds_on < 1.0:
             document["holds_on"] = self.holds_on

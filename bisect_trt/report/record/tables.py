@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from bisect_trt.core.finding import Finding
@@ -27,6 +28,20 @@ _LAYER_COLUMNS = [
     "max_abs",
     "snr_db",
     "finite",
+    "engine_max_abs",
+    "engine_finite",
+    "ref_min",
+    "ref_max",
+]
+
+_COMPARED_COLUMNS = [
+    "layer",
+    "op",
+    "values",
+    "introduced_snr_db",
+    "introduced_max_abs",
+    "max_abs",
+    "snr_db",
     "engine_max_abs",
     "engine_finite",
     "ref_min",
@@ -129,6 +144,7 @@ def pins_table(
     """
     places = {id(probe): place for place, probe in enumerate(log)}
     rows: list[dict[str, Any]] = []
+    inherited = plan.inherited
     for layer in layers:
         if layer.name not in plan.pinned:
             continue
@@ -148,6 +164,7 @@ def pins_table(
             logged = found.seen_in or found
             row["proof_probe"] = places[id(logged)]
             row |= {"missed_on": found.worst_on, "of_all_given": logged.on_given}
+        row["inherited"] = found is None and layer.name in inherited
         rows.append(row)
     return pd.DataFrame(rows, columns=[column.name for column in PINS])
 
@@ -207,6 +224,23 @@ def worst_layers(table: pd.DataFrame) -> pd.DataFrame:
     known = [c for c in _LAYER_COLUMNS if c in ranked]
     if not ranked["pinned"].any():
         known.remove("pinned")
+    return ranked[known].head(_SHOWN_LAYERS)
+
+
+def suspect_layers(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the layer table that a comparison shows: layers that make values which are not
+    finite, then those that only pass them on, then by the error that each introduces.
+    """
+    if "introduced_finite" not in table:
+        return worst_layers(table)
+    makes = ~table["introduced_finite"].astype(bool)
+    broken = ~table["finite"].astype(bool) & table["ref_max"].notna()
+    where = np.select([makes, broken], ["not finite: made here", "not finite"], "")
+    by_error = table["introduced_snr_db"].mask(makes, -np.inf)  # those stay in the network's order
+    order = np.select([makes, broken], [0, 1], 2)
+    ranked = table.assign(values=where, _order=order, _error=by_error)
+    ranked = ranked.sort_values(["_order", "_error"], kind="stable")
+    known = [c for c in _COMPARED_COLUMNS if c in ranked]
     return ranked[known].head(_SHOWN_LAYERS)
 
 

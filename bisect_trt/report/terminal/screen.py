@@ -18,7 +18,7 @@ from bisect_trt.report.pieces.cured import headline_of_cures, lines_of_cures
 from bisect_trt.report.pieces.reduced import figures, nothing_bad, reduced_how
 from bisect_trt.report.pieces.reduced import headline as headline_of_piece
 from bisect_trt.report.record.record import Record
-from bisect_trt.report.record.tables import OUTPUT_COLUMNS, worst_layers
+from bisect_trt.report.record.tables import OUTPUT_COLUMNS, suspect_layers
 from bisect_trt.report.words.headline import answer_lines, files_line
 from bisect_trt.report.words.sentences import (
     is_least,
@@ -48,13 +48,13 @@ def print_verdict(console: Console, result: Record) -> None:
     for line in lines:
         console.print(printable(line))
     if len(result.pins):
-        shown = list(result.pins.itertuples())[:_SHOWN_PINS]
+        first = result.pins.sort_values(["held", "inherited"], kind="stable")
+        shown = list(first.itertuples())[:_SHOWN_PINS]
         least = any(row.proved and is_least(row) for row in shown)
         table = _table(["pinned layer", "op", "without it, at least" if least else "without it"])
         for row in shown:
             if not row.proved:
-                why = "held from the start" if row.held else unproved(result)
-                table.add_row(printable(str(row.layer)), str(row.op), why)
+                table.add_row(printable(str(row.layer)), str(row.op), unproved(result, row))
                 continue
             table.add_row(
                 printable(str(row.layer)),
@@ -109,7 +109,7 @@ def print_comparison(console: Console, result: Record) -> None:
         console.print(printable(result.sentence))
         return
     console.print(_baselines(result, {"median_abs", "rel_range"}))
-    console.print(_frame(worst_layers(result.layers)))
+    console.print(_frame(suspect_layers(result.layers)))
     _print_findings(console, result, "the output of --json")
     console.print(printable(f"all layers: {result.folder}/layers.csv"))
 

@@ -10,6 +10,7 @@ from bisect_trt.numerics.scores import times
 from bisect_trt.report.record.record import Record
 from bisect_trt.report.words.held_on import holds_sentences, of_one_input
 from bisect_trt.report.words.next_step import next_step
+from bisect_trt.report.words.sentences import is_lifted
 from bisect_trt.report.words.tone import is_nearly_all
 
 _BROKEN = ("build-failed", "crashed", "timed-out")
@@ -42,7 +43,7 @@ def _answer(result: Record) -> str:
         return f"{name} meets the requirement on the given inputs, but {_REFUTED}."
     if result.cause is Cause.NONE:
         held = len(result.plan.held)
-        if held:
+        if held and not is_lifted(result):
             pinned = f"with what is held in FP32 (layers: {held})"
             return f"{name} meets the requirement {pinned}{_of_given(result)}."
         return f"{name} meets the requirement as it is{_of_given(result)}: nothing to pin."
@@ -69,7 +70,8 @@ def _answer(result: Record) -> str:
             few = "No layer was found that can leave"
         kept = f"{few} FP32: keep {pins} of {layers} there"
     if result.plan.held:
-        kept += f" ({len(result.plan.held)} of them held from the start)"
+        why = "FP32 in the source" if is_lifted(result) else "held from the start"
+        kept += f" ({len(result.plan.held)} of them {why})"
     met = f"the requirement is met{_of_given(result)}"
     if result.is_refuted:
         met = f"the requirement is met{_of_given(result) or ' on the given inputs'}, but {_REFUTED}"

@@ -82,9 +82,23 @@ def is_least(pin: Any) -> bool:
     return not getattr(pin, "of_all_given", True) and math.isfinite(pin.score_without)
 
 
-def unproved(result: Record) -> str:
-    """What a pin without a proof rests on."""
+def unproved(result: Record, pin: Any = None) -> str:
+    """What a pin without a proof rests on.
+
+    Args:
+        result: the run.
+        pin: its row of pins.csv, as ``itertuples`` gives it; None for those of the search.
+    """
+    if getattr(pin, "inherited", False):
+        return "moves values between kept layers"
+    if getattr(pin, "held", False):
+        return "FP32 in the source" if is_lifted(result) else "held from the start"
     return "ranked, not proved" if result.ranked else "not yet proved"
+
+
+def is_lifted(result: Record) -> bool:
+    """Whether the source is reduced already, so that its FP32 layers are held."""
+    return any(finding.kind == "lifted" for finding in result.findings)
 
 
 def judged_by(result: Record) -> str:

@@ -24,7 +24,6 @@ from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.passes.typed import to_typed
 from bisect_trt.graph.passes.weak_forms import (
     OF_FUNCTIONS,
-    has_several_layers,
     names_in_tensorrt,
     pins_of_script,
     pins_of_trtexec,
@@ -171,15 +170,6 @@ def _written(case: Case, plan: PrecisionPlan) -> list[Check]:
             expected = frozenset(names_in_tensorrt(graph, pins).values())
         except BadInputError as error:
             checks.append(Check(what, None, one_line(error, 160)))
-            continue
-        several = [x for x in graph.layers if x.name in pins and has_several_layers(x)]
-        if several and read is pins_of_trtexec:
-            words = (
-                f"of {several[0].name!r} ({several[0].op}) TensorRT makes several layers, and the "
-                f"line holds the first alone ({counted(len(several), 'such pin')}): use the typed "
-                "ONNX or the script"
-            )
-            checks.append(Check(what, None, words))
             continue
         holds = found == expected
         said = f"names {counted(len(found), 'pin')}"

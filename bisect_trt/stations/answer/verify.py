@@ -100,6 +100,9 @@ def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verifica
     if settings.rewrite is None:  # refused before a folder is made
         saved.check_model(load_lifted(settings.model, settings.precision).graph)
     case = load(settings, observer, searches=False)
+    if case.judged:  # layers behind the judged part are in FP32 in the model to ship
+        judged = replace(saved.plan, pinned=saved.plan.pinned.intersection(case.graph.names))
+        saved = replace(saved, plan=judged)
     saved.check_model(case.graph)
     if saved.scales:  # what the plan was found for, whatever these inputs' are
         case = replace(case, requirements=replace(case.requirements, scales=saved.scales))
@@ -144,7 +147,8 @@ def _as_saved(settings: Settings, saved: SavedPlan) -> Settings:
     if not settings.require and saved.requirements:
         metrics = settings.metrics or saved.metrics
         settings = replace(settings, require=saved.requirements, metrics=metrics)
-    return replace(settings, holdout=settings.holdout or ("none",))
+    outputs = settings.outputs or saved.outputs
+    return replace(settings, outputs=outputs, holdout=settings.holdout or ("none",))
 
 
 def _golden(case: Case, bench: Bench) -> list[Check]:

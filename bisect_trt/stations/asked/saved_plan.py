@@ -15,7 +15,7 @@ from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.numerics.requirements.scales import Scale
 
-_LISTS = ("requirements", "metrics", "rewritten")
+_LISTS = ("requirements", "metrics", "rewritten", "outputs")
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class SavedPlan:
     layers that a rewrite made before, and whether it was ``fitted`` to its inputs. ``inputs`` are
     the digests of those that it was searched with, and that the plans were which its search began
     at; ``chance`` is what the draws of that search began with; ``scales`` are those of the outputs
-    that the default requirement is judged by. All three are blank of an older version.
+    that the default requirement is judged by, ``outputs`` the tensors that were judged in place of
+    the model's. All four are blank of an older version.
     """
 
     plan: PrecisionPlan
@@ -39,6 +40,7 @@ class SavedPlan:
     inputs: frozenset[str] = frozenset()
     chance: str = ""
     scales: Mapping[str, Scale] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ()
 
     @property
     def searched(self) -> Precision:
@@ -75,7 +77,9 @@ def read_plan(path: Path) -> SavedPlan:
     except (OSError, UnicodeDecodeError) as error:
         raise BadInputError(f"{path}: cannot be read ({one_line(error, 80)})") from error
     plan, more = PrecisionPlan.from_json(text, str(path)), json.loads(text)
-    requirements, metrics, rewritten = (_list_of_text(path, k, more.get(k)) for k in _LISTS)
+    requirements, metrics, rewritten, outputs = (
+        _list_of_text(path, k, more.get(k)) for k in _LISTS
+    )
     held, robust = (_share(path, key, more.get(key)) for key in ("holds_on", "robust"))
     share = 1.0 if held is None else held
     fitted, searched = more.get("fitted") is True, more.get("searched", {})
@@ -98,6 +102,7 @@ def read_plan(path: Path) -> SavedPlan:
         frozenset(inputs.split()),
         chance,
         _scales(path, more.get("scales")),
+        outputs,
     )
 
 

@@ -64,8 +64,8 @@ class Settings(Shares):
     require: Sequence[str] = option(
         (),
         "--requirement",
-        "Such as max_abs<=1e-2, logits:cosine@mean>=0.999, top1@mean>=0.99 or "
-        "atol=1e-3,rtol=1e-2@p95. Default: rel_range<=1e-2.",
+        "Such as max_abs<=1e-2, logits:cosine@mean>=0.999, boxes[:,4:]:max_abs<=0.05, "
+        "top1@mean>=0.99 or atol=1e-3,rtol=1e-2@p95. Default: snr_db>=40, integers equal.",
         help_of={"verify": "As for run. Default: those that the plan was found for."},
         repeatable=True,
     )
@@ -75,6 +75,15 @@ class Settings(Shares):
         "MODULE:FUNCTION, a task metric for --requirement; with @all it sees all inputs at once.",
         help_of={"verify": "As for run. Default: those that the plan was found for."},
         repeatable=True,
+    )
+    outputs: Sequence[str] = option(
+        (),
+        "--outputs",
+        "Tensors to judge in place of the model's outputs, such as what a plugin or an NMS reads; "
+        "the rest stays in FP32. Several with commas.",
+        help_of={"verify": "As for run. Default: those that the plan was found for."},
+        repeatable=True,
+        metavar="TENSORS",
     )
     robust: float | None = option(
         None,

@@ -14,6 +14,7 @@ from bisect_trt.core.sample import evenly
 from bisect_trt.graph.model.decided import decided_outputs
 from bisect_trt.graph.model.inputs import input_specs
 from bisect_trt.numerics.arrays import Arrays
+from bisect_trt.numerics.requirements.boxes import BoxMatch
 from bisect_trt.numerics.requirements.decisions import choices, places_of
 from bisect_trt.numerics.requirements.requirements import Requirements
 from bisect_trt.probe.result import ProbeResult
@@ -176,7 +177,7 @@ def check_metrics(case: Case, bench: Bench) -> None:
     Raises:
         BadInputError: names the condition.
     """
-    if not case.metrics:
+    if not case.requirements.metrics and not case.requirements.collective:
         return
     samples = evenly(case.samples, _MOST_CHECKED)
     references = [bench.references.of(sample) for sample in samples]
@@ -189,6 +190,12 @@ def check_metrics(case: Case, bench: Bench) -> None:
         told = alone.judge_all(references, references)
         if alone.together(values, share, told) > 1.0:
             worst = max(told or [of_one[0] for of_one in values], key=item.score_of)
+            if isinstance(asked.metrics.get(item.metric), BoxMatch):
+                raise BadInputError(
+                    f"--requirement {item.text!r}: {worst:g} of the reference's boxes match "
+                    "themselves: they have no area as they are read; name their layout, such as "
+                    "layout=xywh, or their slice"
+                )
             raise BadInputError(
                 f"--metric {item.metric}: it gives {worst:g} for the reference beside itself, "
                 f"which misses {item.text!r}: the metric or the requirement is wrong"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -16,6 +17,7 @@ from bisect_trt.core.finding import WRITTEN_OUT, Finding
 from bisect_trt.core.precision import Precision
 from bisect_trt.graph.model.layers import Layer
 from bisect_trt.numerics.rounding import LARGEST, SMALLEST_SUBNORMAL
+from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.case.case import Case
 
 _LOG_LARGEST = math.log(LARGEST[Precision.FP16])
@@ -25,19 +27,32 @@ _LOG_SMALLEST = math.log(SMALLEST_SUBNORMAL[Precision.FP16] / 2.0)
 _LARGEST_SQUARED = math.sqrt(LARGEST[Precision.FP16])
 
 
-def leaving_between(case: Case, layers: pd.DataFrame) -> list[Finding]:
-    """A finding for each layer of which a step between leaves FP16's range on the given inputs.
+def holding_stepped(case: Case, bench: Bench, layers: pd.DataFrame) -> Case | None:
+    """``case`` with the layers held in FP32 of which a step between leaves FP16's range on the
+    given inputs; None where there is none. Of one that must stay reduced it is said.
 
     Args:
         case: the model and its inputs.
+        bench: hears of it.
         layers: the table of layers, with the range of the reference.
     """
     if case.settings.precision is not Precision.FP16:
-        return []
-    return list(_findings(case, layers))
+        return None
+    held = set[str]()
+    for layer, why in _stepped(case, layers):
+        steps = f"TensorRT computes {layer.name} ({layer.op}) in several FP16 steps: {why}"
+        if layer.name in case.held_low:
+            said = f"{steps}; --lower keeps it there, so let an engine judge"
+            bench.note(Finding(WRITTEN_OUT, layer.name, said, True))
+            continue
+        held.add(layer.name)
+        bench.note(Finding("held", layer.name, f"{steps}; it is kept in FP32"))
+    if not held:
+        return None
+    return replace(case, held_pins=case.held_pins | held, unfit=case.unfit | held)
 
 
-def _findings(case: Case, layers: pd.DataFrame) -> Iterator[Finding]:
+def _stepped(case: Case, layers: pd.DataFrame) -> Iterator[tuple[Layer, str]]:
     low = dict(zip(layers["layer"], layers["ref_min"], strict=True))
     high = dict(zip(layers["layer"], layers["ref_max"], strict=True))
     made_by = {tensor: layer.name for layer in case.layers for tensor in layer.outputs}
@@ -54,14 +69,7 @@ def _findings(case: Case, layers: pd.DataFrame) -> Iterator[Finding]:
             if largest > _LARGEST_SQUARED:
                 why = f"the square of {largest:.4g} becomes infinite"
         if why:
-            yield Finding(
-                WRITTEN_OUT,
-                layer.name,
-                f"TensorRT computes {layer.name} ({layer.op}) in several steps, each in FP16: "
-                f"{why}, where the emulated layer holds; keep it in FP32 (--pin), or let the "
-                "engine judge",
-                True,
-            )
+            yield layer, why
 
 
 def _largest_read(

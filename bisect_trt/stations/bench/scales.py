@@ -34,7 +34,7 @@ def with_scales(case: Case, references: References, journal: Journal) -> Case:
     if asked.scales or not any(item.by_scale for item in asked.items):
         return case
     digests = [sample.digest for sample in case.samples]
-    key = content_key(__version__, case.model.digest, "scales", digests)
+    key = content_key(__version__, case.model.digest, "scales", case.judged, digests)
     known = journal.recall(key)
     if known is not None:
         scales = {name: Scale.from_json(told) for name, told in known[0].items()}

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+
+import onnx
 
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.finding import Finding
+from bisect_trt.core.movers import Movers
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
@@ -20,6 +23,8 @@ from bisect_trt.graph.model.discrete import FLOATS
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.model.inputs import input_specs
 from bisect_trt.graph.model.layers import Layer
+from bisect_trt.graph.model.movers import list_movers
+from bisect_trt.graph.passes.judged_part import judged_part, names_of, tail_outputs, words
 from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.numerics.draws.draws import can_be_redrawn, can_redraw_lookups
 from bisect_trt.numerics.draws.variants import check_kinds
@@ -62,6 +67,7 @@ class Case:
     ``usual_seconds`` is about what an emulated inference takes, counted from the model.
     ``on_engine`` is true where an engine has the last word; ``unfit`` are the held pins that it
     does not take reduced, and ``source_fp32`` those that a source of mixed precision keeps so.
+    ``graph`` is what is judged, with the outputs ``judged`` where that is a part of the ``whole``.
     """
 
     settings: Settings
@@ -85,6 +91,13 @@ class Case:
     on_engine: bool = False
     unfit: frozenset[str] = frozenset()
     source_fp32: frozenset[str] = frozenset()
+    whole: Graph = field(default_factory=lambda: Graph(onnx.ModelProto()))
+    judged: tuple[str, ...] = ()
+
+    def plan_of_whole(self, plan: PrecisionPlan) -> PrecisionPlan:
+        """``plan`` for the model to ship, whose layers behind the judged part stay in FP32."""
+        behind = {layer.name for layer in self.whole.layers}.difference(self.graph.names)
+        return replace(plan, pinned=plan.pinned | behind, movers=Movers()) if behind else plan
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -95,7 +108,8 @@ class Case:
     @cached_property
     def base(self) -> PrecisionPlan:
         """Everything lowered but for the layers that are held in FP32."""
-        return PrecisionPlan(self.settings.precision, held=self.held_pins)
+        movers = list_movers(self.graph, self.settings.precision).apart_from(self.held_low)
+        return PrecisionPlan(self.settings.precision, held=self.held_pins, movers=movers)
 
     @cached_property
     def chance(self) -> tuple[int, ...]:
@@ -143,7 +157,8 @@ class Case:
         metrics = [metric.digest for metric in self.metrics]
         metrics += sorted(requirements.collective)
         scales = {name: scale.as_json() for name, scale in requirements.scales.items()}
-        return content_key(__version__, self.model.digest, requirements.texts, metrics, scales)
+        parts = (requirements.texts, metrics, scales, self.judged)
+        return content_key(__version__, self.model.digest, *parts)
 
 
 def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Case:
@@ -163,6 +178,14 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Ca
     settings = _at_source_precision(settings, model)
     check_kinds(settings.variants)
     graph, specs = model.graph, input_specs(model.proto)
+    whole, outputs, cut_at = graph, list[str](), list[str]()
+    if settings.outputs:
+        outputs = names_of(settings.outputs, model.proto)
+    else:
+        outputs, cut_at = tail_outputs(model.proto, of_rows=not settings.require)
+    if outputs:
+        model = replace(model, proto=judged_part(model.proto, outputs))
+        graph = model.graph
     refuse_unfit(graph, model.name)
     check_need(need_of(graph, settings, specs), model.name)
     older = read_plan(settings.start_from) if settings.start_from is not None else None
@@ -184,12 +207,14 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Ca
     searched = [x.name for x in layers if x.name not in held_pins | held_low]
     begin, told = begun_at(older, searched)
     metrics, collective = load_metrics(settings.metrics)
-    whole = [name for name in graph.outputs if graph.types.type_of(name) not in FLOATS]
-    requirements = parse_requirements(settings.require, graph.outputs, metrics, collective, whole)
+    decided = [name for name in graph.outputs if graph.types.type_of(name) not in FLOATS]
+    requirements = parse_requirements(settings.require, graph.outputs, metrics, collective, decided)
     if settings.profiles:  # nonsense is an error with every runner
         profile_of(graph.proto, (*samples, *holdout), settings.profiles)
     golden = load_golden(settings, graph, len(samples))
     findings = (*counted, *_findings(settings, graph, samples, replaced))
+    if outputs:
+        findings = (Finding("judged-part", outputs[0], words(outputs, cut_at)), *findings)
     if model.lifted is not None:
         findings = (Finding("lifted", "", model.lifted.sentence), *findings)
     findings += odd_outputs(graph, requirements, [layer.name for layer in layers])
@@ -218,6 +243,8 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Ca
         older,
         marked_layers(settings, graph, layers),
         source_fp32=source_fp32,
+        whole=whole if outputs else graph,
+        judged=tuple(outputs),
     )
 
 

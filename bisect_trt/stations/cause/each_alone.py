@@ -88,7 +88,8 @@ def nearest_on_all(
     if sensitivity.must_pin or len(case.samples) > _MOST_ASKED:
         return sensitivity
     scores = dict(sensitivity.scores)
-    near = sorted((n for n in scores if scores[n] >= _NEAR), key=lambda n: (-scores[n], n))
+    # Equal scores stay in the network's order: names must not decide.
+    near = sorted((n for n in case.names if scores.get(n, 0.0) >= _NEAR), key=lambda n: -scores[n])
     names = case.held_low.union(case.names)
     for name in near[:_NEAREST]:
         found = bench.prober.probe(base.with_pins(names - {name}))

@@ -81,7 +81,9 @@ def diagnose_reduced(
     if found:
         return Diagnosis.of(found)
     scores = sensitivity.scores
-    guilty_first = sorted(sensitivity.must_pin, key=lambda n: (-scores[n], n))
+    in_order = [str(n) for n in table["layer"]]
+    missed = sensitivity.must_pin
+    guilty_first = sorted((n for n in in_order if n in missed), key=lambda n: -scores[n])
     if together and alone is None and (guilty_first or not scores):
         return Diagnosis(
             Cause.UNKNOWN,
@@ -90,7 +92,7 @@ def diagnose_reduced(
         )
     if not guilty_first and not scores:
         strength = sensitivity.strength
-        guilty_first = sorted(strength, key=lambda n: (-strength[n], n))
+        guilty_first = sorted((n for n in in_order if n in strength), key=lambda n: -strength[n])
     asked = guilty_first[:_MOST_PROBED] if alone is not None else []
     guilty = _guilty({n: scores[n] for n in guilty_first} if alone is None else _probed(asked, alone))
     if guilty:

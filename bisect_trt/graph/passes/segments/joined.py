@@ -37,6 +37,8 @@ def joined(segments: Sequence[Segment], outputs: Sequence[str]) -> Segment:
                 known.update(node.output)
     given = {o.name: o for segment in segments for o in segment.model.graph.output}
     graph.output.extend(given[name] for name in outputs)
+    for segment in segments:
+        graph.value_info.extend(segment.model.graph.value_info)
     return Segment(
         target,
         tuple(dict.fromkeys(n for s in segments for n in s.takes if n not in given)),

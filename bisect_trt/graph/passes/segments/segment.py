@@ -46,6 +46,7 @@ def settled(segment: Segment, on: Collection[str]) -> Segment:
     graph.name = source.name
     graph.initializer.extend(source.initializer)
     graph.output.extend(source.output)
+    graph.value_info.extend(source.value_info)
     switches = [is_switch(node, segment.flags) for node in source.node]
     pairs = list(zip(source.node, switches, strict=True))
     # A name that a body reads, or that leaves the segment, stays.

@@ -14,7 +14,7 @@ from onnx import helper
 
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.passes.segments.cut_places import Crossing, kinds_of
-from bisect_trt.graph.passes.segments.segment import Segment
+from bisect_trt.graph.passes.segments.segment import Segment, is_switch
 from bisect_trt.graph.passes.switched import SwitchedModel
 from bisect_trt.graph.tensors.operator_rules import FLOAT, is_standard
 from bisect_trt.graph.tensors.tensor_types import UNKNOWN, captured_names
@@ -132,6 +132,14 @@ class Cutter:
         given = self._inputs.get(name)
         return None if given is None else given.type.SerializeToString(deterministic=True)
 
+    def _declared(self, name: str) -> onnx.ValueInfoProto:
+        """``name`` with its type and rank. The body of a Scan has shapes only where what it scans
+        has one, which ONNX Runtime does not infer through a list of roundings.
+        """
+        rank = self._graph.types.ranks.get(name)
+        shape = None if rank is None else [None] * rank
+        return helper.make_tensor_value_info(name, self._type_of(name), shape)
+
     def _type_of(self, name: str) -> int:
         known = self._graph.types.types
         return known[name] if name in known else self._stored.get(name, FLOAT)
@@ -153,11 +161,14 @@ class Cutter:
                 if name not in flags and name not in weights:
                     takes.append(name)
             elif self._made_at.get(name, end) < start:
-                graph.input.append(helper.make_tensor_value_info(name, self._type_of(name), None))
+                graph.input.append(self._declared(name))
                 takes.append(name)
         graph.initializer.extend(self._initialisers[t] for t in reads if t in self._initialisers)
         graph.node.extend(self._constants[t] for t in reads if t in self._constants)
         graph.node.extend(self.nodes[start:end])
+        bodies = (n for n in self.nodes[start:end] if not is_switch(n, flags))
+        read = dict.fromkeys(t for n in bodies for t in captured_names(n))
+        graph.value_info.extend(self._declared(t) for t in read if self._made_at.get(t, -1) >= start)
         made = (t for node in self.nodes[start:end] for t in node.output if t)
         gives = [t for t in made if self._last_read.get(t, -1) >= end]
         for name in gives:
