@@ -69,9 +69,7 @@ def mark_command(model: Path, selectors: tuple[str, ...], target: Path) -> int:
         loaded = load_model(model)
         check_target(target, loaded)
         observer.station("mark")
-        tensors, unranked = with_ranks(
-            loaded.proto, select_tensors(loaded.proto, selectors)
-        )
+        tensors, unranked = with_ranks(loaded.proto, select_tensors(loaded.proto, selectors))
         marked = mark_outputs(loaded.proto, tensors)
         save_model(marked, target.resolve())  # a link stays one
     more = len(marked.graph.output) - len(loaded.proto.graph.output)
@@ -125,8 +123,8 @@ def export_command(model: Path, plan_path: Path, form: str, target: Path | None)
             raise BadInputError(OF_FUNCTIONS)
         if loaded.lifted is not None:
             raise BadInputError(
-                f"--format {form}: {model} is {loaded.lifted.precision.value.upper()} in the source "
-                "already, so weak typing cannot keep its layers in FP32; use --format onnx"
+                f"--format {form}: {model} is {loaded.lifted.precision.value.upper()} in the "
+                "source already, so weak typing cannot keep its layers in FP32; use --format onnx"
             )
         write = trtexec_arguments if form == "trtexec" else polygraphy_script
         text = write(graph, plan)

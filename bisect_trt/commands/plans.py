@@ -44,6 +44,8 @@ def run_command(dry_run: bool, verbose: bool, as_json: bool, quiet: bool, **chos
             price = estimate(settings, observer)
         with output():
             click.echo(to_json(vars(price)) if as_json else price.sentence)
+            for note in () if as_json else price.notes:
+                click.echo(f"note: {note}")
             if settings.runner == "emulated" and not as_json and (idle := idle_options(settings)):
                 click.echo(f"note: {idle}")
         return 0

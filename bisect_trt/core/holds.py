@@ -82,7 +82,8 @@ class Holds:
     ``has_margin`` is false where an input's score says only whether it holds, and not how nearly.
     ``draws`` says which copies were tested: the stream of the test, and how many it may make.
     ``unfinished`` is true where the run ended before it had tested any, ``spent`` where variants
-    are asked for and the search had seen all that could be made: those test nothing.
+    are asked for and the search had seen all that could be made: those test nothing. ``alike`` is
+    true where the given inputs are few and of one kind.
     """
 
     given: Holding
@@ -100,6 +101,7 @@ class Holds:
     draws: tuple[int, int] | None = None
     unfinished: bool = False
     spent: bool = False
+    alike: bool = False
 
     def of(self, kind: InputKind) -> Holding:
         """What was found on inputs of ``kind``."""
@@ -124,7 +126,7 @@ class Holds:
             return Robustness.LUCKY
         if self.holdout.passed < at_least(self.wanted, self.holdout.tested):
             return Robustness.UNDECIDED
-        robust = self.is_bounded and self.leaves_room
+        robust = self.is_bounded and self.leaves_room and not self.alike
         return Robustness.ROBUST if robust else Robustness.UNDECIDED
 
     @property

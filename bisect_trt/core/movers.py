@@ -30,7 +30,7 @@ class Movers:
             if all(s in exact or s in pinned or s == EXACT for s in sources):
                 exact[name] = any(s in pinned or exact.get(s, False) for s in sources)
         wanted: dict[str, bool] = {}
-        for name in reversed(self.readers):
+        for name in reversed(list(self.readers)):
             asked = [r for r in self.readers[name] if r in wanted or r in pinned or r == EXACT]
             if asked:
                 wanted[name] = any(r in pinned or wanted.get(r, False) for r in asked)

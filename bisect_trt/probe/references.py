@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from bisect_trt.core.sample import Sample
 from bisect_trt.numerics.arrays import Arrays
-from bisect_trt.numerics.requirements.requirements import ReferenceOutputs, ties_of
+from bisect_trt.numerics.requirements.requirements import ReferenceOutputs, gaps_of
 from bisect_trt.runners.ort.reference import Reference
 
 _MOST_BYTES = 8 << 20
@@ -59,7 +59,7 @@ class References:
         self._drawn: set[str] = set()
         self._drawn_bytes = 0
         self._names: tuple[str, ...] = ()
-        self._tied: tuple[str, ...] = ()
+        self._decides: tuple[str, ...] = ()
         self._bytes = 0
         self._prepared: set[str] = set()
         self._lock = Lock()
@@ -152,20 +152,20 @@ class References:
             # Names of outputs may hold what no file name may: the arrays go by number.
             for number, array in enumerate(outputs.values()):
                 np.save(self._folder / f"{digest}-{number}.npy", array)
-            for number, array in enumerate(ties_of(outputs).values()):
-                np.save(self._folder / f"{digest}-ties-{number}.npy", array)
+            for number, array in enumerate(gaps_of(outputs).values()):
+                np.save(self._folder / f"{digest}-gaps-{number}.npy", array)
         except (OSError, ValueError):
             return  # a full disk costs another inference, no more
-        self._names, self._tied = tuple(outputs), tuple(ties_of(outputs))
+        self._names, self._decides = tuple(outputs), tuple(gaps_of(outputs))
         self._on_disk.add(digest)
 
     def _read(self, digest: str) -> Arrays | None:
         try:
             files = (self._folder / f"{digest}-{i}.npy" for i in range(len(self._names)))
             outputs = {n: _loaded(f) for n, f in zip(self._names, files, strict=True)}
-            files = (self._folder / f"{digest}-ties-{i}.npy" for i in range(len(self._tied)))
-            ties = {n: _loaded(f) for n, f in zip(self._tied, files, strict=True)}
-            return ReferenceOutputs(outputs, ties) if ties else outputs
+            files = (self._folder / f"{digest}-gaps-{i}.npy" for i in range(len(self._decides)))
+            gaps = {n: _loaded(f) for n, f in zip(self._decides, files, strict=True)}
+            return ReferenceOutputs(outputs, gaps) if gaps else outputs
         except (OSError, ValueError):
             return None
 

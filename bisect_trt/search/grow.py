@@ -50,7 +50,8 @@ def grow(
 
     Args:
         start: a set that was tried.
-        effects: in the network's order, each candidate layer's signed effect on the sampled errors when it alone is
+        effects: in the network's order,
+            each candidate layer's signed effect on the sampled errors when it alone is
             lowered, (elements,) float32, in tolerances.
         order: the norm that predictions are ranked by.
         evaluate: tries several sets; the trials in their order.

@@ -87,9 +87,7 @@ def lift(model: onnx.ModelProto, wanted: Precision, where: str = "model") -> Lif
     new = onnx.ModelProto()
     new.CopyFrom(model)
     _Lift(kind, where).graph(new.graph, scope)
-    outputs = {
-        o.name: kind for o in model.graph.output if o.type.tensor_type.elem_type == kind
-    }
+    outputs = {o.name: kind for o in model.graph.output if o.type.tensor_type.elem_type == kind}
     return Lifted(new, precision, computing.count(kind), len(computing), islands, outputs)
 
 

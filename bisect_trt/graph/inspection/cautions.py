@@ -11,10 +11,12 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.names import counted, some_of
 from bisect_trt.core.precision import Precision
 from bisect_trt.graph.model.graph import Graph
+from bisect_trt.graph.model.inputs import InputSpec, dynamic_axes, input_specs
 from bisect_trt.graph.model.layers import Kind
 from bisect_trt.graph.tensors.operator_rules import QUANTISES, is_standard
 from bisect_trt.graph.tensors.tensor_types import every_node, subgraphs
@@ -222,3 +224,23 @@ def refused(kind: str, names: Sequence[str], what: str) -> Iterator[Finding]:
     """
     if names:
         yield Finding(kind, names[0], f"{some_of(names, 1)}: {what}")
+
+
+def open_sizes(graph: Graph) -> list[Finding]:
+    """What is said of dynamic axes where no inputs are given."""
+    axes = [f"{name} of input {spec.name!r}" for spec, _, name in dynamic_axes(_specs(graph))]
+    if not axes:
+        return []
+    message = (
+        f"dynamic axes: {', '.join(axes)}: a plan is tested at the sizes of the given inputs, so "
+        "give some of each size that it will meet"
+    )
+    return [Finding("open-size", axes[0], message)]
+
+
+def _specs(graph: Graph) -> list[InputSpec]:
+    """What the model takes; nothing of one that a run refuses."""
+    try:
+        return input_specs(graph.proto)
+    except BadInputError:
+        return []

@@ -28,6 +28,9 @@ _GIVE_UINT8 = ("QuantizeLinear", "DynamicQuantizeLinear", "Constant")
 _NOT_PARSED_IN_BF16 = ("HardSwish", "Mish", "GRU", "LpNormalization", "LpPool")
 """What it takes in FP32 and in FP16."""
 
+_NEW_GRID_SAMPLE = 20
+"""The opset that gave GridSample its volumes and new names of its modes."""
+
 _LAST_AXIS = 13
 """From this opset on Softmax is along one axis, the last by default; before it flattened."""
 
@@ -39,6 +42,7 @@ def engine_suspects(graph: Graph, precision: Precision) -> list[Finding]:
         *_long_softmaxes(graph, shapes_of(light), precision),
         *_without_bf16(graph, precision),
         *if_findings(graph, light),
+        *_wrong_in_fp32(graph),
         *_integers(graph),
         *_placeholders(graph.proto.graph),
     ]
@@ -99,6 +103,29 @@ def _without_bf16(graph: Graph, precision: Precision) -> Iterator[Finding]:
         "are held in FP32 by themselves, else keep them so (--pin)"
     )
     yield from refused("bf16-unparsed", [layer.name for layer in unparsed], what)
+
+
+def _wrong_in_fp32(graph: Graph) -> Iterator[Finding]:
+    """What public reports of 2025 and 2026 say that engines compute wrongly in FP32 too:
+    NVIDIA/TensorRT #4646 (GridSample) and #4756 (GroupNormalization).
+    """
+    grids = [name for node, name in _nodes(graph) if node.op_type == "GridSample"]
+    what = (
+        f"GridSample of opset {graph.opset}, which TensorRT is reported to get wrong in FP32 too: "
+        "compare its FP32 engine first, or export with opset 16"
+    )
+    yield from refused("grid-sample", grids if graph.opset >= _NEW_GRID_SAMPLE else [], what)
+    single = [
+        name
+        for node, name in _nodes(graph)
+        if node.op_type == "GroupNormalization"
+        and any(a.name == "num_groups" and a.i == 1 for a in node.attribute)
+    ]
+    what = (
+        "GroupNormalization with one group, which TensorRT is reported to get wrong in FP32 too: "
+        "compare its FP32 engine first, or export it as LayerNormalization"
+    )
+    yield from refused("one-group", single, what)
 
 
 def _integers(graph: Graph) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from onnx import TensorProto
 from bisect_trt.core.finding import Finding
 from bisect_trt.core.precision import Precision
 from bisect_trt.graph.files.load import LoadedModel
-from bisect_trt.graph.inspection.cautions import cautions
+from bisect_trt.graph.inspection.cautions import cautions, open_sizes
 from bisect_trt.graph.inspection.engine_suspects import engine_suspects
 from bisect_trt.graph.inspection.refusals import refusals
 from bisect_trt.graph.inspection.weight_range import weight_findings
@@ -96,6 +96,7 @@ def inspect_model(model: LoadedModel, precision: Precision) -> Inspection:
         (
             *([Finding("lifted", "", lifted.sentence)] if lifted is not None else []),
             *refusals(graph, model.name),
+            *open_sizes(graph),
             *cautions(graph),
             *engine_suspects(graph, precision),
             *weight_findings(graph, precision),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,9 @@ from onnx import TensorProto, helper
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.names import counted
 from bisect_trt.graph.tensors.dims import is_placeholder
+
+_BATCH = re.compile(r"batch|^(n|b|bs)$", re.IGNORECASE)
+"""What exporters call the axis of a batch, which changes no number."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,29 @@ def dynamic_inputs(model: onnx.ModelProto) -> list[str]:
         for spec in input_specs(model)
         if spec.shape is None or not all(isinstance(size, int) for size in spec.shape)
     ]
+
+
+def dynamic_axes(specs: Sequence[InputSpec]) -> Iterator[tuple[InputSpec, int, str]]:
+    """Each axis that the model leaves open, but for batches, with what to call it."""
+    for spec in specs:
+        for axis, size in enumerate(spec.shape or ()):
+            if isinstance(size, int):
+                continue
+            if axis == 0 and len(spec.shape or ()) > 1 and (size is None or _BATCH.search(size)):
+                continue
+            yield spec, axis, size or str(axis)
+
+
+def length_axes(specs: Sequence[InputSpec]) -> dict[str, int]:
+    """By input, the axis that is a sequence's length; empty where the model leaves open two sizes,
+    as those of an image, or none.
+    """
+    found = list(dynamic_axes(specs))
+    named = {name for _, _, name in found}
+    once = len({spec.name for spec, _, _ in found}) == len(found)
+    if len(named) != 1 or not once or any(name.isdigit() for name in named):
+        return {}
+    return {spec.name: axis for spec, axis, _ in found}
 
 
 def check_names(where: str, names: Sequence[str], specs: Sequence[InputSpec]) -> None:

@@ -109,9 +109,7 @@ def _maximum(node: onnx.NodeProto, fresh: Callable[[str], str]) -> list[onnx.Nod
     return made
 
 
-def _place(
-    node: onnx.NodeProto, fresh: Callable[[str], str], opset: int
-) -> list[onnx.NodeProto]:
+def _place(node: onnx.NodeProto, fresh: Callable[[str], str], opset: int) -> list[onnx.NodeProto]:
     """:data:`LOST` for a decision among values of which one is NaN."""
     name = node.output[0]
     told = {a.name: a.i for a in node.attribute}
@@ -157,4 +155,6 @@ def _clip(node: onnx.NodeProto, fresh: Callable[[str], str], opset: int) -> list
 
 
 def _constant(name: str, value: np.generic | np.ndarray) -> onnx.NodeProto:
-    return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(np.asarray(value)))
+    return helper.make_node(
+        "Constant", [], [name], value=numpy_helper.from_array(np.asarray(value))
+    )

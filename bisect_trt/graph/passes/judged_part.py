@@ -71,7 +71,9 @@ def tail_outputs(model: onnx.ModelProto, *, of_rows: bool) -> tuple[list[str], l
         name
         for index in first
         for name in nodes[index].input
-        if name in made and name not in graph.constants and graph.types.type_of(name) in (FLOAT, UNKNOWN)
+        if name in made
+        and name not in graph.constants
+        and graph.types.type_of(name) in (FLOAT, UNKNOWN)
     ]
     kept = [o.name for o in model.graph.output if o.name not in behind]
     return list(dict.fromkeys([*kept, *wanted])), [names[index] for index in first]

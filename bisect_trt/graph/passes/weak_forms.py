@@ -78,9 +78,9 @@ def trtexec_arguments(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> st
     several = [layer for _, layer in pinned if has_several_layers(layer)]
     if several:
         raise BadInputError(
-            f"layer {several[0].name!r} cannot be kept in FP32 whole by --layerPrecisions: TensorRT "
-            f"makes several layers of {several[0].op}, and the line would name the first alone "
-            f"({counted(len(several), 'such layer')}); use the typed ONNX (--format onnx) or the "
+            f"layer {several[0].name!r} cannot be kept in FP32 whole by --layerPrecisions: "
+            f"TensorRT makes several layers of {several[0].op}, and the line would name the first "
+            f"alone ({counted(len(several), 'such layer')}); use the typed ONNX (--format onnx) or the "
             "script (--format polygraphy)"
         )
     for name, _ in pinned:

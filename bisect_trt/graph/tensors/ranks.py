@@ -54,7 +54,9 @@ def complete_ranks(
         if node.domain not in ("", "ai.onnx"):
             continue
         rank = known.rank_of(node)
-        for name, source in zip(node.output, node.input[_STATE.get(node.op_type, 0) :], strict=False):
+        for name, source in zip(
+            node.output, node.input[_STATE.get(node.op_type, 0) :], strict=False
+        ):
             if node.op_type in _STATE and name and source in known.ranks:
                 # What a loop hands on: ranks that change from turn to turn are no engine's.
                 known.ranks.setdefault(name, known.ranks[source])

@@ -5,7 +5,7 @@ for one. Arrays are never changed in place, and keep their shapes and dtypes.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,9 @@ _NOISE = 0.1
 
 _MOST_SHIFT = 13
 
+_MOST_TIMES, _MOST_LONGER = 4, 1 << 22
+"""Lengths of an input that a longer one has, and elements that it may have."""
+
 
 def variant(
     kind: str,
@@ -36,6 +39,7 @@ def variant(
     others: Sequence[Arrays],
     random: Random,
     discrete: Collection[str] = (),
+    lengths: Mapping[str, int] | None = None,
 ) -> dict[str, NDArray[Any]]:
     """One variant of ``arrays`` of ``kind``, one of :data:`KINDS`.
 
@@ -45,21 +49,25 @@ def variant(
         others: the other given samples, to mix with.
         random: decides how far.
         discrete: as for :func:`~bisect_trt.numerics.draws.movable.moving`.
+        lengths: by input, the axis of a sequence's length, where the model takes any.
     """
     move = moving(arrays, discrete)
-    return KINDS[kind](_Source(arrays, others, move, move.intersection(discrete)), random)
+    source = _Source(arrays, others, move, move.intersection(discrete), lengths or {})
+    return KINDS[kind](source, random)
 
 
 @dataclass(frozen=True)
 class _Source:
     """A sample's ``arrays``, the ``others``' to mix with, and the names of those that ``move``, and
-    of these the ``padded``, whose exact zeros mean something.
+    of these the ``padded``, whose exact zeros mean something. ``lengths`` are
+    axes that may be longer.
     """
 
     arrays: Arrays
     others: Sequence[Arrays]
     move: frozenset[str]
     padded: frozenset[str]
+    lengths: Mapping[str, int] = field(default_factory=dict)
 
     def noisy(self, random: Random, amount: float) -> _Arrays:
         """With noise of ``amount`` deviations in what moves."""
@@ -143,6 +151,24 @@ def _swap(source: _Source, random: Random) -> _Arrays:
     return {n: swapped(a) if is_ids(a) else a for n, a in source.arrays.items()}
 
 
+def _longer(source: _Source, random: Random) -> _Arrays:
+    """Sequences of two to four times the length, by repeating them: what counts positions is seen
+    beyond those that were given.
+    """
+    times = int(random.integers(2, _MOST_TIMES + 1))
+    lengths = source.lengths
+
+    def repeated(name: str, array: NDArray[Any]) -> NDArray[Any]:
+        if name not in lengths:
+            return array
+        counts = [times if axis == lengths[name] else 1 for axis in range(array.ndim)]
+        return np.tile(array, counts)
+
+    found = {n: repeated(n, a) for n, a in source.arrays.items()}
+    # There are three of each input: a little noise makes each a draw of its own.
+    return replace(source, arrays=found).noisy(random, REDRAW)
+
+
 KINDS: dict[str, Callable[[_Source, Random], _Arrays]] = {
     "shift": _shift,
     "flip": _flip,
@@ -151,8 +177,9 @@ KINDS: dict[str, Callable[[_Source, Random], _Arrays]] = {
     "mix": _mix,
     "rotate": _rotate,
     "swap": _swap,
+    "longer": _longer,
 }
-"""What a variant can be: of float inputs, and the last two of token ids."""
+"""What a variant can be: of float inputs, of token ids, and of sequences."""
 
 
 def check_kinds(text: str) -> None:
@@ -213,12 +240,15 @@ def own_variant(kind: str, arrays: Arrays, random: Random) -> dict[str, NDArray[
     return found
 
 
-def kinds_for(arrays: Arrays, discrete: Collection[str] = ()) -> tuple[str, ...]:
+def kinds_for(
+    arrays: Arrays, discrete: Collection[str] = (), lengths: Mapping[str, int] | None = None
+) -> tuple[str, ...]:
     """The kinds that change ``arrays``.
 
     Args:
         arrays: one sample's inputs by name.
         discrete: as for :func:`~bisect_trt.numerics.draws.movable.moving`.
+        lengths: as for :func:`variant`.
     """
     floats = [arrays[name] for name in moving(arrays, discrete)]
     kinds: list[str] = []
@@ -228,6 +258,9 @@ def kinds_for(arrays: Arrays, discrete: Collection[str] = ()) -> tuple[str, ...]
             kinds = ["shift", "flip", "scale", "noise", "mix"]
     if any(is_ids(a) for a in arrays.values()):
         kinds += ["rotate", "swap"]
+    longest = _MOST_TIMES * sum(a.size for a in arrays.values())
+    if lengths and longest <= _MOST_LONGER:
+        kinds += ["longer"]
     return tuple(kinds)
 
 

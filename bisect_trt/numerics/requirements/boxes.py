@@ -30,6 +30,7 @@ _CORNERS: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
 
 _ENTRY = re.compile(r"^(?P<name>.+?)(?:\[(?P<part>[-\d:, ]+)\])?$")
 Slices = tuple[slice | int, ...]
+_Boxes = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class BoxMatch:
             matched += self._matched(ref, got)
         return matched / total if total else 1.0
 
-    def _images(self, outputs: Arrays) -> list[tuple[NDArray[Any], ...]]:
+    def _images(self, outputs: Arrays) -> list[_Boxes]:
         """Corners, scores and classes of each image's boxes; rows without a score are padding."""
         boxes, scores = self._taken(outputs, self.boxes), self._taken(outputs, self.scores)
         if boxes.ndim == 2:
@@ -78,7 +79,7 @@ class BoxMatch:
                 f"{scores.shape}; give boxes (batch, N, 4) and scores (batch, N), by slices of the "
                 "outputs where they hold more"
             )
-        found = []
+        found: list[_Boxes] = []
         classes = self._taken(outputs, self.classes) if self.classes is not None else None
         if classes is not None and classes.ndim == 1:
             classes = classes[None]
@@ -102,7 +103,7 @@ class BoxMatch:
                 "which its slice does not fit"
             ) from error
 
-    def _matched(self, ref: tuple[NDArray[Any], ...], got: tuple[NDArray[Any], ...]) -> int:
+    def _matched(self, ref: _Boxes, got: _Boxes) -> int:
         """How many boxes of one image have a partner: the pairs that overlap most first."""
         if not len(ref[0]) or not len(got[0]):
             return 0
@@ -128,7 +129,9 @@ def _iou(one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.float64]:
     both = np.prod(np.maximum(high - low, 0.0), axis=2)
     areas = [np.prod(np.maximum(b[:, 2:] - b[:, :2], 0.0), axis=1) for b in (one, other)]
     union = areas[0][:, None] + areas[1][None] - both
-    found: NDArray[np.float64] = np.where(union > 0.0, both / np.where(union > 0.0, union, 1.0), 0.0)
+    found: NDArray[np.float64] = np.where(
+        union > 0.0, both / np.where(union > 0.0, union, 1.0), 0.0
+    )
     return found
 
 
@@ -169,7 +172,8 @@ def read_box_match(text: str, arguments: str) -> BoxMatch:
             f"--requirement {text!r}: give the outputs of boxes and scores, and of classes if "
             f"there are any: {BOX_MATCH}(boxes,scores,classes,iou=0.5,layout=xyxy)>=0.99"
         )
-    return BoxMatch(*outputs[:3], iou=iou, layout=options["layout"])
+    classes = outputs[2] if len(outputs) > 2 else None
+    return BoxMatch(outputs[0], outputs[1], classes, iou, options["layout"])
 
 
 def _slices(text: str, part: str | None) -> Slices:

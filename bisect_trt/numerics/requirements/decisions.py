@@ -104,27 +104,27 @@ TIE = 1e-5
 noise is about 1e-6 of an output's RMS (120 dB on PP-OCRv4)."""
 
 
-def ties(values: NDArray[Any], axis: int, *, smallest: bool = False) -> NDArray[np.bool_]:
-    """Whether the two largest (or smallest) values along ``axis`` are within FP32's own noise.
+def gaps(values: NDArray[Any], axis: int, *, smallest: bool = False) -> NDArray[np.float32]:
+    """How far the two largest (or smallest) values along ``axis`` are apart, over the tensor's RMS;
+    infinite where there is one value.
 
     Args:
-        values: floats, of two entries along ``axis`` at least for anything to be a tie.
+        values: floats of any shape.
         axis: along which the decision is made.
         smallest: whether the smallest wins.
 
     Returns:
-        The shape of ``values`` without ``axis``.
+        The shape of ``values`` without ``axis``; at most :data:`TIE` is a tie.
     """
     if values.shape[axis] < 2:
-        return np.zeros(np.delete(values.shape, axis), bool)
+        return np.full(tuple(np.delete(values.shape, axis)), np.inf, np.float32)
     signed = -values if smallest else values
     top = np.partition(signed, -2, axis)
     first, second = np.take(top, -1, axis), np.take(top, -2, axis)
     finite = values[np.isfinite(values)]
     rms = float(np.sqrt(np.mean(np.square(finite, dtype=np.float64)))) if finite.size else 0.0
     with np.errstate(invalid="ignore"):
-        found: NDArray[np.bool_] = first - second <= TIE * rms
-    return found
+        return np.asarray((first - second) / (rms or 1.0), np.float32)
 
 
 def _is_decided(output: NDArray[Any]) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import replace
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.numerics.requirements.aggregates import WORST, is_aggregate
@@ -36,9 +36,7 @@ _PART = rf"(?P<{{0}}>[ar]tol)\s*=\s*(?P<{{0}}_value>{_NUMBER})"
 _TOLERANCE = re.compile(
     rf"^{_OUTPUT}{_PART.format('first')}(?:\s*,\s*{_PART.format('second')})?{_AGGREGATE}$"
 )
-_BOXES = re.compile(
-    rf"^{BOX_MATCH}\((?P<arguments>.+)\){_AGGREGATE}\s*>=\s*(?P<value>{_NUMBER})$"
-)
+_BOXES = re.compile(rf"^{BOX_MATCH}\((?P<arguments>.+)\){_AGGREGATE}\s*>=\s*(?P<value>{_NUMBER})$")
 ALL = "@all"
 
 
@@ -191,6 +189,12 @@ def _read(text: str, own: Sequence[str]) -> Requirement:
         )
         _check_metric(item, own)
     else:
+        metric = text.rpartition(":")[2].partition("@")[0]
+        if metric in (*METRICS, *own) or is_decision(metric):
+            raise BadInputError(
+                f"--requirement {text!r}: has no bound; quote it, for the shell takes < and > for "
+                f"itself: --requirement '{text}>=0.99'"
+            )
         raise BadInputError(
             f"--requirement {text!r}: not understood; write METRIC<=VALUE, OUTPUT:METRIC>=VALUE, "
             "METRIC@mean<=VALUE or atol=A,rtol=R (atol=A,rtol=R@p95)"

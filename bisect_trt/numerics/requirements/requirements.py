@@ -17,7 +17,7 @@ from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.numerics.errors.tensor_error import SHAPE_CHANGED, TensorError, tensor_error
 from bisect_trt.numerics.requirements.aggregates import WORST, aggregate
 from bisect_trt.numerics.requirements.boxes import BoxMatch
-from bisect_trt.numerics.requirements.decisions import decision, is_decision
+from bisect_trt.numerics.requirements.decisions import TIE, decision, is_decision
 from bisect_trt.numerics.requirements.scales import Scale
 from bisect_trt.numerics.scores import MOST, beyond, elementwise, fraction
 
@@ -120,18 +120,18 @@ class Requirement:
 
 
 class ReferenceOutputs(dict[str, NDArray[Any]]):
-    """The reference's outputs of one input; ``ties`` marks, by output, the decisions that FP32's
-    own noise could turn.
+    """The reference's outputs of one input; ``gaps`` says, of each output that decides, by how much
+    (see :func:`~bisect_trt.numerics.requirements.decisions.gaps`).
     """
 
-    def __init__(self, outputs: Arrays, ties: Mapping[str, NDArray[np.bool_]]) -> None:
+    def __init__(self, outputs: Arrays, gaps: Mapping[str, NDArray[np.float32]]) -> None:
         super().__init__(outputs)
-        self.ties = dict(ties)
+        self.gaps = dict(gaps)
 
 
-def ties_of(reference: Arrays) -> Mapping[str, NDArray[np.bool_]]:
-    """The ties that come with ``reference``, by output."""
-    return reference.ties if isinstance(reference, ReferenceOutputs) else {}
+def gaps_of(reference: Arrays) -> Mapping[str, NDArray[np.float32]]:
+    """The gaps that come with ``reference``, by output."""
+    return reference.gaps if isinstance(reference, ReferenceOutputs) else {}
 
 
 @dataclass(frozen=True)
@@ -223,11 +223,13 @@ class Requirements:
             if item.metric in self.metrics:
                 found = [self.metrics[item.metric](reference, candidate)]
             else:
-                ties = ties_of(reference)
+                # Of one value the cosine sees the sign alone.
+                single = _single_values(reference) if item.metric == "cosine" else frozenset()
+                ties = {name: gaps <= TIE for name, gaps in gaps_of(reference).items()}
                 found = [
                     item.value(a, candidate[n], errors[n], self.scales.get(n), ties.get(n))
                     for n, a in reference.items()
-                    if item.is_on(n, a.dtype.kind)
+                    if item.is_on(n, a.dtype.kind) and not (item.output is None and n in single)
                 ]
             # Of several outputs the one that is worst off.
             value = max(found, key=item.score_of, default=math.nan)
@@ -327,6 +329,12 @@ class Requirements:
     def texts(self) -> tuple[str, ...]:
         """The conditions as the user wrote them."""
         return tuple(item.text for item in self.items)
+
+
+def _single_values(reference: Arrays) -> frozenset[str]:
+    """The outputs of one value, where others have more."""
+    found = frozenset(name for name, array in reference.items() if array.size == 1)
+    return found if len(found) < len(reference) else frozenset()
 
 
 def _worst(scores: Sequence[float], share: float) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -41,9 +42,7 @@ class Scale:
     groups: tuple[tuple[int, ...], ...]
     rms: tuple[float, ...]
 
-    def snr_db(
-        self, reference: NDArray[Any], candidate: NDArray[Any], error: TensorError
-    ) -> float:
+    def snr_db(self, reference: NDArray[Any], candidate: NDArray[Any], error: TensorError) -> float:
         """The worst group's signal to noise ratio in dB, infinite where nothing is off.
 
         Args:
@@ -174,7 +173,7 @@ def measure_scales(
 
 def _may_be_split(array: NDArray[Any], axis: int) -> bool:
     entries = array.shape[axis]
-    return 2 <= entries <= MAX_ENTRIES and array.size // entries >= MIN_VALUES
+    return bool(2 <= entries <= MAX_ENTRIES and array.size // entries >= MIN_VALUES)
 
 
 def _nothing(entries: int) -> _Sums:
@@ -202,7 +201,7 @@ def _split(sums: Mapping[int, _Sums], whole: float) -> Scale | None:
         order = [int(i) for i in np.argsort(rms, kind="stable")]
         likely = (its.low >= 0.0) & (its.high <= 1.0)
         groups, widest = [[order[0]]], 0.0
-        for before, entry in zip(order, order[1:], strict=False):
+        for before, entry in pairwise(order):
             ratio = rms[entry] / rms[before] if rms[before] > 0.0 else 0.0
             if ratio >= APART and not (likely[before] and likely[entry]):
                 groups.append([])

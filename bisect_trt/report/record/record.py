@@ -90,7 +90,8 @@ class Record:
     - ``frontier``: a row a number of pins, as frontier.csv
     - ``by_requirement``: a row a requirement
 
-    ``cause`` is triage's word, ``causes`` are all that were found, ``sentence`` says it to a person, ``passed`` whether ``plan`` meets
+    ``cause`` is triage's word, ``causes`` are all that were found, ``sentence`` says it to a
+    person, ``passed`` whether ``plan`` meets
     the requirements by the runner's verdict. ``engine`` says what else was seen there,
     ``search_facts`` what kind of set was found, each None where there is nothing to say.
     ``metrics`` are the ``--metric`` texts, ``rewritten`` the layers that a rewrite made. ``probes``

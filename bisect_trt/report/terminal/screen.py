@@ -81,7 +81,8 @@ def _print_findings(console: Console, result: Record, whole: str) -> None:
     harmless, so one line for all. ``whole`` is where the others are.
     """
     vanishing = [f for f in result.findings if f.kind == VANISHING]
-    others = [f for f in result.findings if f.kind != VANISHING]
+    said = (VANISHING, "alike", "not-covered")  # the last two are among the first lines
+    others = [f for f in result.findings if f.kind not in said]
     others.sort(key=lambda f: (not f.weighty, f.kind == "input"))
     kinds = Counter[str]()
     shown = []

@@ -27,6 +27,8 @@ def holds_sentences(holds: Holds | None) -> list[str]:
             told.append(f"{counted}, at least {100.0 * kind.lower_bound:.1f} %")
     sure = {1: "", 2: " with 95 % confidence"}.get(len(told), ", each with 95 % confidence")
     said = f"{holds.word.value}{_asked_for(holds)}. Holds on" if holds.word else "holds on"
+    if holds.word is Robustness.ROBUST:
+        said = said.replace(". Holds on", ", of inputs like yours. Holds on")
     lines = [f"{said[0].upper()}{said[1:]} {'; '.join(told)}{sure}."]
     if holds.fitted:  # before what else is said: it is no claim on other inputs
         lines.append("Searched on the given inputs only (--robust 0): the set is fitted to them.")

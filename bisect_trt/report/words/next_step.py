@@ -26,7 +26,7 @@ _BY_PINS = (Cause.OVERFLOW, Cause.ROUNDING, Cause.ACCUMULATION, Cause.UNKNOWN)
 
 def next_step(result: Record) -> str:
     """What to do where the answer is not yet good, blank where it is."""
-    odd = _odd_inputs(result) or _held_with_half(result)
+    odd = _odd_inputs(result) or _held_with_half(result) or _held_on_given(result)
     if tone(result) == "ok":
         return f"What next: {odd}." if odd else ""
     if result.cause in _BY_PINS and not result.passed and _engine_meets_in_fp32(result):
@@ -133,6 +133,27 @@ def _held_with_half(result: Record) -> str:
         f"fewer may do: {fewer} held on all of {seen} {what} (frontier.csv, --pick "
         f"{holds.wanted:g})"
     )
+
+
+_FEWER = 0.75
+"""Of the answer's layers: so many at most are worth a word."""
+
+
+def _held_on_given(result: Record) -> str:
+    """How many layers hold on all given inputs, where copies of these ask for more; blank where
+    that is nearly as many.
+    """
+    pins, table = len(result.plan.pinned), result.frontier
+    if table.empty:
+        return ""
+    held = table[
+        (table["given_passed"] == table["given_tested"]) & (table["pins"] <= _FEWER * pins)
+    ]
+    if held.empty:
+        return ""
+    row = held.sort_values("pins").iloc[0]
+    few = counted(int(row["pins"]), "layer")
+    return f"{few} hold on all {int(row['given_tested'])} given inputs, copies of them ask for more"
 
 
 def _told_odd(row: pd.Series[Any], names: str, missed: int) -> str:

@@ -36,4 +36,5 @@ def plan_line(found: Verification) -> str:
     """What the plan is, and what was asked of it."""
     pins, base = len(found.plan.pinned), found.plan.base.value.upper()
     requirements = ", ".join(found.requirements)
-    return f"{counted(pins, 'layer')} in FP32, the rest in {base}; requirement: {requirements}"
+    kept = f"{counted(pins, 'layer')} in FP32, the rest in {base}" if pins else f"all in {base}"
+    return f"{kept}; requirement: {requirements}"

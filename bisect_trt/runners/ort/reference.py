@@ -13,7 +13,7 @@ from bisect_trt.core.sample import Sample
 from bisect_trt.graph.model.decided import list_decisions
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.model.layers import with_outputs, with_unique_names
-from bisect_trt.numerics.requirements.decisions import ties
+from bisect_trt.numerics.requirements.decisions import gaps
 from bisect_trt.numerics.requirements.requirements import ReferenceOutputs
 from bisect_trt.runners.ort.sessions import reference_session, run_all
 from bisect_trt.runners.ort.side_by_side import Room
@@ -51,7 +51,7 @@ class Reference:
         return self._room.at_once(sample)
 
     def outputs(self, sample: Sample) -> Mapping[str, NDArray[Any]]:
-        """The outputs of one sample, arrays by output name, with the ties of those that an ArgMax
+        """The outputs of one sample, arrays by output name, with the gaps of those that an ArgMax
         makes; several threads may ask.
 
         Raises:
@@ -69,7 +69,7 @@ class Reference:
         return ReferenceOutputs(
             outputs,
             {
-                name: ties(found[d.tensor], d.axis, smallest=d.smallest).reshape(found[name].shape)
+                name: gaps(found[d.tensor], d.axis, smallest=d.smallest).reshape(found[name].shape)
                 for name, d in self._decisions.items()
             },
         )

@@ -37,13 +37,15 @@ def note_left_overflowing(case: Case, known: Known, bench: Bench, answer: Precis
         return
     count = "1 layer leaves" if len(left) == 1 else f"{len(left)} layers leave"
     shown = [bench.prober.known(answer, sample) for sample in case.samples]
-    hidden = "which the requirement does not see"
-    if any(found is not None and not meets(found, 1.0) for found in shown):
-        hidden = "which no input sees that has to meet the requirement"
+    missed = sum(found is not None and not meets(found, 1.0) for found in shown)
+    told = (
+        "harmless on these inputs: what reads the infinities bounds or discards them, and the "
+        "outputs are right"
+    )
+    if missed:
+        told = f"fatal on {missed} of {len(shown)} inputs, which need not meet the requirement"
     message = (
         f"{count} {case.settings.precision.value.upper()}'s range with the plan too: "
-        f"{some_of(left, _SHOWN)} {'gives' if len(left) == 1 else 'give'} infinities, {hidden}; "
-        f"where {'it is no mask' if len(left) == 1 else 'they are no masks'}, ask for more "
-        "(--requirement) or pin (--pin)"
+        f"{some_of(left, _SHOWN)}; {told}"
     )
     bench.note(Finding("left-overflowing", left[0], message))

@@ -9,10 +9,14 @@ import pandas as pd
 
 from bisect_trt.core.diagnosis import Cause, Diagnosis
 from bisect_trt.core.finding import Finding
+from bisect_trt.core.names import some_of
 from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.core.verdict import Verdict
+from bisect_trt.graph.passes.guards import SWALLOWING
 from bisect_trt.numerics.errors.tensor_error import SHAPE_CHANGED
 from bisect_trt.numerics.scores import times
 from bisect_trt.probe.result import ProbeResult
+from bisect_trt.stations.baselines.alike import note_alike
 from bisect_trt.stations.baselines.checks import (
     check_decisions,
     check_metrics,
@@ -21,6 +25,7 @@ from bisect_trt.stations.baselines.checks import (
     note_single_values,
 )
 from bisect_trt.stations.baselines.layer_errors import trace_layers
+from bisect_trt.stations.baselines.near_ties import note_near_ties
 from bisect_trt.stations.baselines.traced_inputs import traced_inputs
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.case.case import Case
@@ -92,8 +97,11 @@ def measure_baselines(case: Case, bench: Bench) -> Baselines:
     check_reference(fp32, case.requirements)
     check_decisions(case, bench, fp32)
     note_single_values(case, bench, fp32)
+    note_alike(case, bench)
     findings = bench.found(_findings(fp32, tf32, reduced, precision, case.requirements.rows))
     layers = trace_layers(case, bench, traced_inputs(case, bench))
+    if not reduced.verdict.passed:
+        note_near_ties(case, bench)
     second = None
     if reduced.verdict.passed:
         draw_ahead(case, bench)
@@ -105,6 +113,8 @@ def measure_baselines(case: Case, bench: Bench) -> Baselines:
         bench.engine is None and (case.settings.fitted or not last.verdict.passed)
     )
     where = missed_on(case, bench.prober, fp32.plan) + _reduced_already(case)
+    if fp32.verdict is Verdict.NON_FINITE:
+        where += _swallowed(case)
     diagnosis = _diagnose(fp32, tf32, last, precision, where) if settled else None
     return Baselines(fp32, tf32, reduced, second, layers, findings, diagnosis)
 
@@ -127,7 +137,8 @@ def _findings(
             name,
             f"output {name!r} has another shape in {precision.value.upper()} than in FP32: another "
             "number of detections, say; no error tells that, and it counts as a miss: judge what "
-            "is made of it with --metric MODULE:FUNCTION, detections with box_match(boxes,scores)",
+            "is made of it with --metric MODULE:FUNCTION, detections with "
+            "box_match(boxes,scores)",
             True,
         )
         for name, error in reduced.worst.items()
@@ -171,6 +182,18 @@ def _reduced_already(case: Case) -> str:
     return f" But {told[0]}." if told else ""
 
 
+def _swallowed(case: Case) -> str:
+    """Where the reference itself may hold NaN that its kernels hide."""
+    nodes = zip(case.graph.proto.graph.node, case.graph.names, strict=True)
+    names = [name for node, name in nodes if node.op_type in SWALLOWING]
+    if not names:
+        return ""
+    return (
+        f" FP32 itself may feed NaN or infinite values to {some_of(names, 2)}: ONNX Runtime's "
+        "kernel makes numbers of them, which an engine does not."
+    )
+
+
 def _diagnose(
     fp32: ProbeResult, tf32: ProbeResult, lowered: ProbeResult, precision: Precision, where: str
 ) -> Diagnosis | None:
@@ -180,9 +203,10 @@ def _diagnose(
     if not fp32.verdict.passed:
         return Diagnosis(
             Cause.NOT_PRECISION,
-            f"Strict FP32 already misses the requirement ({times(fp32.score, fp32.verdict)}): not a precision "
-            "problem, and no pin can help. The model is random or ill-conditioned, the runner "
-            f"computes it differently, or the requirement asks for more than FP32 gives.{where}",
+            "Strict FP32 already misses the requirement "
+            f"({times(fp32.score, fp32.verdict)}): not a precision problem, and no pin can help. "
+            "The model is random or ill-conditioned, the runner computes it differently, or the "
+            f"requirement asks for more than FP32 gives.{where}",
         )
     if lowered.verdict.passed:
         return nothing_to_pin(lowered, precision)
@@ -193,7 +217,7 @@ def tf32_to_blame(tf32: ProbeResult) -> Diagnosis:
     """The case is settled: TF32 was asked for and misses what strict FP32 meets."""
     return Diagnosis(
         Cause.TF32,
-        f"TF32 misses the requirement ({times(tf32.score, tf32.verdict)}) and strict FP32 meets it. TF32 is "
-        "a switch of the whole engine that no pin can cure: turn it off "
+        f"TF32 misses the requirement ({times(tf32.score, tf32.verdict)}) and strict FP32 meets "
+        "it. TF32 is a switch of the whole engine that no pin can cure: turn it off "
         "(clear_flag(BuilderFlag.TF32), trtexec --noTF32).",
     )

@@ -92,6 +92,13 @@ def check_decisions(case: Case, bench: Bench, fp32: ProbeResult) -> None:
                 f"--requirement {item.text}: nearly always true, for of a single value the cosine "
                 "sees the sign alone; ask for max_abs or atol"
             )
+    for item in (item for item in cosines if item.output is None):
+        for name in (n for n in fp32.worst if _is_single(case, fp32, n)):
+            message = (
+                f"output {name!r} holds one value, of which the cosine sees the sign alone, so "
+                f"{item.text} is not asked of it: add --requirement '{name}:max_abs<=X'"
+            )
+            bench.note(Finding("single-value", name, message))
     for item in asked:
         names = [n for n in references[0] if item.output in (None, n)]
         among = {n: _choices(item.metric, [of[n] for of in references]) for n in names}

@@ -56,7 +56,8 @@ def references_of(case: Case, folder: Path) -> References:
 
 
 class Bench:
-    """``case`` is what it works on, with the scales of the outputs. ``prober`` and ``second`` emulate, in two arithmetics; ``engine`` builds, None without one.
+    """``case`` is what it works on, with the scales of the outputs. ``prober`` and ``second``
+    emulate, in two arithmetics; ``engine`` builds, None without one.
 
     ``emulator`` runs in this process, ``fleet`` on workers where there are some; ``rtx_sums`` is
     true where layer tables follow the measured sums of TensorRT for RTX. ``time`` ends probes whose

@@ -21,7 +21,7 @@ from bisect_trt.graph.inspection.refusals import refuse_unfit
 from bisect_trt.graph.inspection.weight_range import weight_findings
 from bisect_trt.graph.model.discrete import FLOATS
 from bisect_trt.graph.model.graph import Graph
-from bisect_trt.graph.model.inputs import input_specs
+from bisect_trt.graph.model.inputs import input_specs, length_axes
 from bisect_trt.graph.model.layers import Layer
 from bisect_trt.graph.model.movers import list_movers
 from bisect_trt.graph.passes.judged_part import judged_part, names_of, tail_outputs, words
@@ -39,6 +39,7 @@ from bisect_trt.stations.asked.named_layers import held_layers, marked_layers
 from bisect_trt.stations.asked.saved_plan import SavedPlan, begun_at, read_plan
 from bisect_trt.stations.asked.settings import Settings
 from bisect_trt.stations.case.checked_rewrite import rewritten
+from bisect_trt.stations.case.coverage import few_ids, untested_sizes
 from bisect_trt.stations.case.given_inputs import load_inputs, short_digest
 from bisect_trt.stations.case.golden_file import load_golden
 from bisect_trt.stations.case.need import check_need, need_of, need_of_samples
@@ -139,6 +140,11 @@ class Case:
         return Lookups(self.graph)
 
     @cached_property
+    def lengths(self) -> dict[str, int]:
+        """By input, the axis that is a sequence's length."""
+        return length_axes(input_specs(self.graph.proto))
+
+    @cached_property
     def moves_inputs(self) -> bool:
         """Whether some given input can be moved a little."""
         return any(can_be_redrawn(s.arrays, self.graph.discrete) for s in self.samples)
@@ -213,6 +219,7 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Ca
         profile_of(graph.proto, (*samples, *holdout), settings.profiles)
     golden = load_golden(settings, graph, len(samples))
     findings = (*counted, *_findings(settings, graph, samples, replaced))
+    findings += (*untested_sizes(specs, [*samples, *holdout]), *few_ids(graph, samples))
     if outputs:
         findings = (Finding("judged-part", outputs[0], words(outputs, cut_at)), *findings)
     if model.lifted is not None:

@@ -161,7 +161,7 @@ def looks_like_noise(array: NDArray[Any]) -> bool:
     and that distribution's moments.
 
     Real signals correlate with their neighbours, features of speech with those a step of time
-    away; embeddings may not, but do not have the moments either.
+    away. Embeddings of tokens may not, but some rows are larger than others.
     """
     values = array.astype(np.float64)
     if array.shape[-1] < _TELLS_NEIGHBOURS:
@@ -178,7 +178,28 @@ def looks_like_noise(array: NDArray[Any]) -> bool:
             continue
         if abs(float(pairs.mean())) > 4.0 / np.sqrt(pairs.size) * deviation**2:
             return False
+    if not _rows_are_alike(flat, array.shape[-1]):  # token embeddings, spectra
+        return False
     kurtosis = float(np.mean(((flat - flat.mean()) / deviation) ** 4))
     slack = 10.0 / np.sqrt(flat.size)
     normal, uniform = abs(kurtosis - 3.0) < 5 * slack, abs(kurtosis - 1.8) < 2 * slack
     return bool(normal or uniform)
+
+
+_FEW_ROWS, _FEW_VALUES = 8, 16
+
+
+def _rows_are_alike(values: NDArray[np.float64], length: int) -> bool:
+    """Whether the norms of the rows spread as those of independent draws do; True where rows are
+    too few or too short to tell.
+    """
+    if length < _FEW_VALUES or values.size < _FEW_ROWS * length:
+        return True
+    rows = values.reshape(-1, length)
+    squares = rows * rows
+    expected = float(squares.std()) / (2.0 * float(squares.mean()) * np.sqrt(length))
+    norms = np.sqrt(squares.sum(axis=1))
+    if len(np.unique(norms)) < len(norms):  # a token that comes twice
+        return False
+    spread = float(norms.std() / norms.mean())
+    return bool(0.5 * expected < spread < 1.5 * expected)

@@ -154,7 +154,10 @@ def ranked_on(case: Case, bench: Bench, unseen: Unseen | None) -> tuple[Sample, 
     # What refused everything lowered shows what is wrong with it; the panel may not.
     refused = unseen.refused.samples if unseen.refused is not None else ()
     missed = evenly(refused, min(len(refused), -(-(count - len(first)) // 2)))
-    drawn = [*missed, *evenly(others, count - len(first) - len(missed))]
+    # What everything lowered does worst on may be seen on no other: positions beyond 256, say.
+    worst = _worst(case, bench, others, 1) if not missed else []
+    left = [s for s in others if s not in worst]
+    drawn = [*missed, *worst, *evenly(left, max(0, count - len(first) - len(missed) - len(worst)))]
     # Where FP32 misses, so does each layer alone.
     every = all_in_fp32(case, case.base) if set_size(case) == 1 else None
     return (*first, *told_by_pins(case, bench, [bench.prober], every, drawn))

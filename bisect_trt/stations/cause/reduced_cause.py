@@ -94,7 +94,9 @@ def diagnose_reduced(
         strength = sensitivity.strength
         guilty_first = sorted((n for n in in_order if n in strength), key=lambda n: -strength[n])
     asked = guilty_first[:_MOST_PROBED] if alone is not None else []
-    guilty = _guilty({n: scores[n] for n in guilty_first} if alone is None else _probed(asked, alone))
+    guilty = _guilty(
+        {n: scores[n] for n in guilty_first} if alone is None else _probed(asked, alone)
+    )
     if guilty:
         on = where if alone is None else ""
         return _rounding(ends, guilty, on)

@@ -33,6 +33,7 @@ from bisect_trt.stations.baselines.golden import other_shapes
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.bench.emulator_choice import emulator_device, open_emulator
 from bisect_trt.stations.case.case import Case, load
+from bisect_trt.stations.case.coverage import ALIKE, NOT_COVERED
 from bisect_trt.stations.case.need import PROCESS, need_of_samples
 from bisect_trt.stations.cause.sensitivity import time_allowed
 from bisect_trt.stations.cost.work import FITTED_SHARE, expected_probes, expected_work
@@ -62,7 +63,8 @@ class Estimate:
     yes-or-no answers that tell a fiftieth of the layers from the others; ``draws`` are the samples
     that are made to search and to test with. ``seconds`` follows from these counts and one measured
     inference of each kind, of which ``seconds_per_probe`` is a plan's on one sample; an engine's
-    builds are not in it. ``unbounded_seconds`` are those without a budget.
+    builds are not in it. ``unbounded_seconds`` are those without a budget. ``notes`` say what the
+    inputs do not cover.
     """
 
     layers: int
@@ -79,6 +81,7 @@ class Estimate:
     seconds_per_probe: float
     seconds: float
     unbounded_seconds: float
+    notes: Sequence[str] = ()
 
     @property
     def sentence(self) -> str:
@@ -154,6 +157,7 @@ def estimate(settings: Settings, observer: Observer) -> Estimate:
         timed.inference,
         min(seconds, allowed),
         seconds,
+        [f.message for f in case.findings if f.kind in (NOT_COVERED, ALIKE)],
     )
 
 

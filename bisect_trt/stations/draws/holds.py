@@ -13,6 +13,8 @@ from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.result import PanelResult
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.case.case import Case
+from bisect_trt.stations.case.coverage import ALIKE
+from bisect_trt.stations.case.given_inputs import FEW_INPUTS
 from bisect_trt.stations.draws.all_judges import judge_all
 from bisect_trt.stations.draws.evidence import Refusal, missed_by_every
 from bisect_trt.stations.draws.fresh_draws import Draws
@@ -139,7 +141,13 @@ def _measured(
         has_margin=size > 1 or has_margin(case, plan, copies),
         draws=(test.stream, test.draws * size),
         spent=spent,
+        alike=len(case.samples) + len(case.holdout) < FEW_INPUTS and are_alike(case, bench),
     )
+
+
+def are_alike(case: Case, bench: Bench) -> bool:
+    """Whether something was said of inputs that are of one kind."""
+    return bench.noted(ALIKE) or any(f.kind == ALIKE for f in case.findings)
 
 
 def holding(panel: PanelResult, confidence: float | None) -> Holding:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import replace
 from functools import partial
 
@@ -131,7 +131,7 @@ def wants_variants(case: Case) -> bool:
 
 
 def _kinds(case: Case, sample: Sample) -> tuple[str, ...]:
-    fitting = kinds_for(sample.arrays, case.graph.discrete)
+    fitting = kinds_for(sample.arrays, case.graph.discrete, case.lengths)
     asked = case.settings.variants
     if asked == "auto":
         return fitting
@@ -158,7 +158,8 @@ def _variants(
     specs, seen, failed = input_specs(case.graph.proto), set[str](), 0
     for number, (source, kind) in in_turn(case, pairs, stream):
         name = f"{source.name}, {kind} {stream}.{number}"
-        made = partial(_vary, source, kind, sources, seed_of(case, stream, number, 2), discrete)
+        seed = seed_of(case, stream, number, 2)
+        made = partial(_vary, source, kind, sources, seed, discrete, case.lengths)
         if not is_own_kind(kind):
             yield Sample(name, LazyArrays(made), True)
             continue
@@ -204,6 +205,7 @@ def _vary(
     sources: list[Sample],
     seed: list[int],
     discrete: frozenset[str],
+    lengths: Mapping[str, int],
 ) -> Arrays:
     random = np.random.default_rng(seed)
     if is_own_kind(kind):
@@ -212,4 +214,4 @@ def _vary(
         return source.arrays
     # By what is known of them: of hundreds none is read but the one that is chosen.
     others = [s.arrays for s in sources if s is not source and s.shapes == source.shapes]
-    return variant(kind, source.arrays, others, random, discrete)
+    return variant(kind, source.arrays, others, random, discrete, lengths)

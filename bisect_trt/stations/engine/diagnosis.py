@@ -137,8 +137,9 @@ def diagnose(
     if precision is Precision.TF32:
         return Diagnosis(
             Cause.TF32,
-            f"TF32 misses the requirement on the engine ({times(tf32.score, tf32.verdict)}) and strict FP32 "
-            "meets it: turn TF32 off (clear_flag(BuilderFlag.TF32), trtexec --noTF32).",
+            f"TF32 misses the requirement on the engine ({times(tf32.score, tf32.verdict)}) "
+            "and strict FP32 meets it: turn TF32 off (clear_flag(BuilderFlag.TF32), trtexec "
+            "--noTF32).",
         )
     return None
 
@@ -167,7 +168,8 @@ def _fp32_fails(
     first = f" The first layer out of line is {where!r}." if where else ""
     return Diagnosis(
         Cause.NOT_PRECISION,
-        f"Strict FP32 already misses the requirement on the engine ({times(fp32.score, fp32.verdict)}): not a "
-        "precision problem, the engine or its parser computes something else. `bisect-trt reduce` "
-        f"finds the smallest piece that does it, `bisect-trt cure` what helps.{on_which}{first}",
+        "Strict FP32 already misses the requirement on the engine "
+        f"({times(fp32.score, fp32.verdict)}): not a precision problem, the engine or its parser "
+        "computes something else. `bisect-trt reduce` finds the smallest piece that does it, "
+        f"`bisect-trt cure` what helps.{on_which}{first}",
     )

@@ -168,7 +168,9 @@ class Cutter:
         graph.node.extend(self.nodes[start:end])
         bodies = (n for n in self.nodes[start:end] if not is_switch(n, flags))
         read = dict.fromkeys(t for n in bodies for t in captured_names(n))
-        graph.value_info.extend(self._declared(t) for t in read if self._made_at.get(t, -1) >= start)
+        graph.value_info.extend(
+            self._declared(t) for t in read if self._made_at.get(t, -1) >= start
+        )
         made = (t for node in self.nodes[start:end] for t in node.output if t)
         gives = [t for t in made if self._last_read.get(t, -1) >= end]
         for name in gives:
