@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO := .cache/demo
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: demo test docs gpu-test gpu-bench lint bench bench-large assets fixtures notebook clean
+.PHONY: demo test cases docs gpu-test gpu-bench lint bench bench-large assets fixtures notebook clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -27,6 +27,10 @@ demo: $(VENV)/.ready $(DEMO)/page.npz $(DEMO)/pages/page_006.npz
 
 test: $(VENV)/.ready $(DEMO)/page.npz
 	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term
+
+# Public bug reports as small models: one table, an error where an answer is not the right one.
+cases: $(VENV)/.ready
+	$(BIN)/python -m benchmarks.reports
 
 # Stubs of TensorRT 10 for the weakly typed path. Without their needs: those fetch TensorRT itself. The edits mend what is no Python in them.
 STUBS := $(VENV)/stubs

@@ -22,7 +22,7 @@ class Movers:
     readers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def closed(self, pinned: frozenset[str]) -> frozenset[str]:
-        """``pinned`` with the movers that stand between layers in FP32, one of them pinned."""
+        """``pinned`` with the movers that stand between two of them."""
         if not pinned or not self.sources:
             return pinned
         exact: dict[str, bool] = {}  # whether a pinned layer is among what it is exact by
@@ -34,8 +34,7 @@ class Movers:
             asked = [r for r in self.readers[name] if r in wanted or r in pinned or r == EXACT]
             if asked:
                 wanted[name] = any(r in pinned or wanted.get(r, False) for r in asked)
-        found = {n for n in exact.keys() & wanted.keys() if exact[n] or wanted[n]}
-        return pinned | found
+        return pinned | {n for n in exact.keys() & wanted.keys() if exact[n] and wanted[n]}
 
     def apart_from(self, names: frozenset[str]) -> Movers:
         """Those that are not among ``names``, which stay reduced in every plan."""

@@ -80,8 +80,8 @@ def trtexec_arguments(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> st
         raise BadInputError(
             f"layer {several[0].name!r} cannot be kept in FP32 whole by --layerPrecisions: "
             f"TensorRT makes several layers of {several[0].op}, and the line would name the first "
-            f"alone ({counted(len(several), 'such layer')}); use the typed ONNX (--format onnx) or the "
-            "script (--format polygraphy)"
+            f"alone ({counted(len(several), 'such layer')}); use the typed ONNX (--format onnx) "
+            "or the script (--format polygraphy)"
         )
     for name, _ in pinned:
         bad = [c for c in name if c in ",'\"*\\ " or printable(c) != c]

@@ -180,9 +180,9 @@ def _with_fewer(result: Record) -> str:
     if isinstance(names, str) and 0 < missed <= _FEW * tested:
         return _told_odd(best, names, int(missed))
     if not missed:
-        few = counted(int(best["pins"]), "pin")
-        seen = counted(int(tested), "given input")
+        few = counted(int(best["pins"]), "layer")
+        seen = f"all {counted(int(tested), 'given input')}"
         if result.holds is not None and result.holds.set_size > 1:
             seen = "the given inputs together"
-        return f"take fewer pins: {few} held on all of {seen} (frontier.csv, --pick SHARE)"
+        return f"take fewer: {few} hold on {seen} (frontier.csv, --pick SHARE)"
     return "take fewer pins, which hold on some inputs (frontier.csv, --pick SHARE)"
