@@ -200,6 +200,7 @@ PROTOCOLS = frozenset(
 )
 """Methods that a protocol describes, for all who have them."""
 
+
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_public_functions_say_what_they_do(path: Path) -> None:
     if path.parent.name == "commands":  # click's help texts are what its docstrings are

@@ -298,7 +298,7 @@ def test_golden_outputs_that_no_requirement_looks_at_are_compared_too(
             out=tmp_path,
         )
         assert (found.cause.value == "golden-mismatch") == bool(moved), found.sentence
-        told = "in 'logits', held to rel_range<=1e-2 since no requirement is on it"
+        told = "in 'logits', held to snr_db>=40 since no requirement is on it"
         assert (told in found.sentence) == bool(moved)
         assert any(f.message.startswith("--golden has no boxes") for f in found.findings)
 

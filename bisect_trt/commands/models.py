@@ -9,9 +9,10 @@ import click
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.names import counted
 from bisect_trt.core.precision import Precision
-from bisect_trt.graph.files.load import load_lifted, load_model
+from bisect_trt.graph.files.load import load_model
 from bisect_trt.graph.files.save import check_target, save_model, save_text
 from bisect_trt.graph.inspection.inspection import inspect_model
+from bisect_trt.graph.passes.lifted import load_source
 from bisect_trt.graph.passes.marked import mark_outputs, select_tensors, with_ranks
 from bisect_trt.graph.passes.typed import to_typed
 from bisect_trt.graph.passes.weak_forms import OF_FUNCTIONS, polygraphy_script, trtexec_arguments
@@ -33,7 +34,7 @@ def inspect_command(model: Path, precision: str, as_json: bool) -> int:
     """Layers, patterns, suspects and advice about the opset, without running anything."""
     with progress() as observer:
         observer.station("load")
-        loaded = load_lifted(model, Precision(precision))
+        loaded = load_model(model)
         observer.station("inspect")
         inspection = inspect_model(loaded, Precision(precision))
         observer.station("write")  # a table of 60,000 rows takes longer than what is in it
@@ -103,8 +104,8 @@ def export_command(model: Path, plan_path: Path, form: str, target: Path | None)
     saved = read_plan(plan_path)
     with progress() as observer:
         observer.station("load")
-        loaded = load_lifted(model, saved.searched)
-        plan, graph = saved.plan, loaded.graph
+        source = load_source(model, saved.searched)
+        loaded, plan, graph = source.model, saved.plan, source.graph
         saved.check_model(graph)
         if target is not None:
             check_target(target, loaded, plan_path)
@@ -121,9 +122,9 @@ def export_command(model: Path, plan_path: Path, form: str, target: Path | None)
             return 0
         if loaded.written_out and plan.pinned:
             raise BadInputError(OF_FUNCTIONS)
-        if loaded.lifted is not None:
+        if source.lifted is not None:
             raise BadInputError(
-                f"--format {form}: {model} is {loaded.lifted.precision.value.upper()} in the "
+                f"--format {form}: {model} is {source.lifted.precision.value.upper()} in the "
                 "source already, so weak typing cannot keep its layers in FP32; use --format onnx"
             )
         write = trtexec_arguments if form == "trtexec" else polygraphy_script

@@ -120,8 +120,10 @@ def test_output_names_with_colons() -> None:
     assert item.output == "Identity:0"
 
 
-def test_the_default_is_one_percent_of_the_range() -> None:
-    assert parse_requirements([], ["y"]).texts == ("rel_range<=1e-2",)
+def test_the_default_is_forty_decibels_and_equal_integers() -> None:
+    assert parse_requirements([], ["y"]).texts == ("snr_db>=40",)
+    assert parse_requirements([], ["y", "n"], whole=["n"]).texts == ("snr_db>=40", "n:equal>=1")
+    assert parse_requirements([], ["n"], whole=["n"]).texts == ("n:equal>=1",)
 
 
 @pytest.mark.parametrize(

@@ -193,7 +193,7 @@ def test_a_mean_over_what_could_not_be_told_is_no_number_of_tolerances() -> None
     for text in ("max_abs@mean<=1e-2", "cosine@p95>=0.9", "snr_db@mean>=40"):
         requirements = parse_requirements([text], ["y"])
         score = requirements.together([(0.5,), (math.nan,)])
-        assert math.isinf(score) and times(score).startswith("NaN, infinite")
+        assert math.isinf(score) and times(score).startswith("NaN or infinite")
         assert requirements.by_condition([(0.5,), (math.nan,)]) == (score,)
 
 

@@ -152,8 +152,9 @@ def test_with_one_input_the_answer_says_so_before_anything_else() -> None:
     assert result.holds is not None and result.holds.given.tested > 1
     several, word = result.holds, result.holds.word
     assert word is not None and caption_of(several).startswith(f"{word.value.capitalize()}: on")
-    assert holds_sentences(several)[0].startswith(f"{word.value.capitalize()}. Holds on given ")
-    begun = ((1, f"{word.value.capitalize()}. Holds on", f", {word.value}"), (0, "Holds on", ""))
+    called = f"{word.value.capitalize()}, of inputs like yours. Holds on"
+    assert holds_sentences(several)[0].startswith(f"{called} given ")
+    begun = ((1, called, f", {word.value}"), (0, "Holds on", ""))
     for passed, said, above in begun:
         one = replace(several, given=Holding(passed, 1), wanted_of_given=1.0)
         assert holds_sentences(one)[0].startswith(f"{said} given {passed} of 1")
@@ -181,7 +182,7 @@ def test_with_one_input_the_answer_says_so_before_anything_else() -> None:
         "Copies of the 3 inputs hold as often as was asked, but another input may use up to 1.25 "
         "times the tolerance, by how far their copies lie apart and how few inputs they are."
     )
-    assert holds_sentences(replace(few, given=Holding(59, 59)))[0].startswith("Robust. ")
+    assert holds_sentences(replace(few, given=Holding(59, 59)))[0].startswith("Robust, of ")
     assert meaning_of(alone) == "" and holds_sentences(alone)[1] in as_html(
         replace(result, holds=alone)
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +13,8 @@ from google.protobuf.message import DecodeError, EncodeError
 from onnx.external_data_helper import uses_external_data
 
 from bisect_trt.core.errors import BadInputError, MachineError, is_out_of_memory, one_line
-from bisect_trt.core.precision import Precision
 from bisect_trt.graph.files.constant_checks import check_constant, external_range
-from bisect_trt.graph.files.lifted import Lifted, lift
 from bisect_trt.graph.files.normalised import normalised
-from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.tensors.mapped_files import mapped
 from bisect_trt.graph.tensors.tensor_types import subgraphs
 from bisect_trt.graph.tensors.tensor_values import Place, all_tensors, place_of, put_at
@@ -28,8 +25,7 @@ from bisect_trt.graph.tensors.wire import EMBEDDED, LEAST, WireError, without_la
 class LoadedModel:
     """A model in memory, without the large values that lie in its files (see ``tensor_values``):
     ``path`` is None if it was given as a proto; ``side_files`` hold its external data.
-    ``digest`` is the SHA-256 of all that was given. ``lifted`` says what the source was, where
-    ``proto`` is a lifted form of it.
+    ``digest`` is the SHA-256 of all that was given.
     """
 
     proto: onnx.ModelProto
@@ -37,33 +33,11 @@ class LoadedModel:
     path: Path | None
     side_files: tuple[Path, ...] = ()
     written_out: bool = False
-    lifted: Lifted | None = None
-
-    @property
-    def graph(self) -> Graph:
-        """The model as passes take it; its outputs keep the source's types when it is written."""
-        outputs = self.lifted.outputs if self.lifted is not None else {}
-        return Graph(self.proto, stored_outputs=outputs)
 
     @property
     def name(self) -> str:
         """What to call the model in reports."""
         return str(self.path) if self.path is not None else self.proto.graph.name or "model"
-
-
-def load_lifted(source: str | Path | onnx.ModelProto, precision: Precision) -> LoadedModel:
-    """As :func:`load_model`, lifted to FP32 where the source is reduced already.
-
-    Args:
-        source: a path, or the model.
-        precision: which of two reduced types is lifted where the source holds both.
-
-    Raises:
-        BadInputError: names the file and the tensor.
-    """
-    model = load_model(source)
-    lifted = lift(model.proto, precision, model.name)
-    return model if lifted is None else replace(model, proto=lifted.model, lifted=lifted)
 
 
 def load_model(source: str | Path | onnx.ModelProto) -> LoadedModel:

@@ -19,6 +19,7 @@ from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.model.layers import Kind, Layer
 from bisect_trt.graph.model.opset import HAS_LAYER_NORMALIZATION, has_bf16, lacks_bf16
 from bisect_trt.graph.model.patterns import Pattern, find_patterns
+from bisect_trt.graph.passes.lifted import lifted_form
 from bisect_trt.graph.tensors.operator_rules import (
     FLOAT,
     HAVE_BF16,
@@ -75,7 +76,8 @@ class Inspection:
 
 def inspect_model(model: LoadedModel, precision: Precision) -> Inspection:
     """Layers, patterns, suspects, weights out of range, and advice, without running anything."""
-    graph, lifted = model.graph, model.lifted
+    source = lifted_form(model, precision)
+    graph, lifted = source.graph, source.lifted
     if lifted is not None and precision is Precision.FP16:
         precision = lifted.precision
     layers = graph.layers_at(precision)

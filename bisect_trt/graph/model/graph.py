@@ -37,13 +37,15 @@ _REDUCED = (Precision.FP16, Precision.BF16, Precision.TF32)
 @dataclass(frozen=True, eq=False)
 class Graph:
     """``proto`` is read only from here on: what is derived from it is remembered.
-    ``stored_outputs`` are the outputs, with their types, that a lifted source gives reduced.
+    Of a lifted source ``stored_inputs`` are what is cast from its reduced inputs, and
+    ``stored_outputs`` the outputs, with their types, that it gives reduced.
     """
 
     proto: onnx.ModelProto
     _roles: dict[Precision, list[Role | None]] = field(default_factory=dict, repr=False)
     _slots: list[FloatSlots | None] = field(default_factory=list, repr=False)
     _raised: dict[int, Graph] = field(default_factory=dict, repr=False)
+    stored_inputs: frozenset[str] = frozenset()
     stored_outputs: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
@@ -133,6 +135,8 @@ class Graph:
         if role is None:
             node = self.proto.graph.node[index]
             slots = self._slots_of(index, node)
+            if node.op_type == "Cast" and node.output[0] in self.stored_inputs:
+                precision = Precision.FP32  # it gives what was rounded already
             role = role_of(node, self.types, self.opset, precision, slots)
             roles[index] = role
         return role
@@ -154,7 +158,9 @@ class Graph:
         """
         if target not in self._raised:
             self._raised[target] = Graph(
-                raised(self.proto, target), stored_outputs=self.stored_outputs
+                raised(self.proto, target),
+                stored_inputs=self.stored_inputs,
+                stored_outputs=self.stored_outputs,
             )
         return self._raised[target]
 

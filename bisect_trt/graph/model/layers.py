@@ -17,7 +17,6 @@ from bisect_trt.graph.tensors.operator_rules import (
     CONTROL_FLOW,
     FLOAT,
     MATRIX_INPUTS,
-    STORAGE_TYPE,
     is_standard,
     lowerable_slots,
 )
@@ -177,8 +176,6 @@ def role_of(
     if precision is Precision.TF32:
         operands = tuple(i for i in MATRIX_INPUTS.get(node.op_type, ()) if i in float_in)
         return _role(Kind.LAYER, operands, (), float_in) if operands else kept
-    if node.op_type == "Cast" and scope.type_of(node.input[0]) in STORAGE_TYPE.values():
-        return kept  # it gives what was rounded already
     ins, outs = lowerable_slots(node.op_type, opset, len(node.input), len(node.output), precision)
     if any(node.input[i] and scope.type_of(node.input[i]) == UNKNOWN for i in ins):
         return kept  # behind a custom operator: casting only the other operands would mix types

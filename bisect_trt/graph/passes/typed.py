@@ -61,7 +61,7 @@ class _TypedRewriter(Rewriter):
 
     def append(self, node: onnx.NodeProto, role: Role, frame: Frame) -> None:
         super().append(node, role, frame)
-        if node.op_type != "Cast" or frame.parent is not None:
+        if frame.parent is not None or node.output[0] not in self.source.stored_inputs:
             return
         kind = frame.scope.type_of(node.input[0])
         for precision, stored in STORAGE_TYPE.items():

@@ -77,7 +77,8 @@ def parse_requirements(
             f"--requirement {unscaled.text!r}: is of float outputs, and the model has none; ask "
             f"for {outputs[0]}:{SAME}"
         )
-    if any(i.by_scale for i in items) and all(i.by_scale for i in items if i.output is None):
+    usual_ones = not texts or any(i.by_scale for i in items)
+    if usual_ones and all(i.by_scale for i in items if i.output is None):
         seen = {item.output for item in items}
         items += tuple(_read(f"{n}:{SAME}", own) for n in outputs if n in whole and n not in seen)
     for item in items:

@@ -172,14 +172,14 @@ class Record:
         holds = self.holds
         return self.out_of_time and holds is not None and holds.word in (None, Robustness.LUCKY)
 
-    def plan_json(self, whole: PrecisionPlan) -> str:
+    def plan_json(self, whole: PrecisionPlan | None = None) -> str:
         """The content of plan.json: the plan, what it was found for and searched with, and the
         layers that a rewrite made, if there was one.
 
         Args:
-            whole: the plan for the model to ship, of which a part may have been judged.
+            whole: the plan for the model to ship, where a part of that was judged.
         """
-        document = json.loads(whole.to_json())
+        document = json.loads((whole or self.plan).to_json())
         if self.judged:
             document["outputs"] = list(self.judged)
         document |= {"requirements": list(self.requirements), "metrics": list(self.metrics)}

@@ -48,7 +48,8 @@ def print_verdict(console: Console, result: Record) -> None:
     for line in lines:
         console.print(printable(line))
     if len(result.pins):
-        first = result.pins.sort_values(["held", "inherited"], kind="stable")
+        last = [c for c in ("held", "inherited") if c in result.pins]
+        first = result.pins.sort_values(last, kind="stable")
         shown = list(first.itertuples())[:_SHOWN_PINS]
         least = any(row.proved and is_least(row) for row in shown)
         table = _table(["pinned layer", "op", "without it, at least" if least else "without it"])

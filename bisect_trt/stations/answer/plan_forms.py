@@ -154,7 +154,7 @@ def _written(case: Case, plan: PrecisionPlan) -> list[Check]:
     parser calls them.
     """
     checks, graph = [], case.graph
-    if case.model.lifted is not None:
+    if case.lifted:
         said = "the source is reduced already: weak typing cannot keep its layers in FP32"
         return [Check(what, None, said) for what in ("trtexec arguments", "polygraphy script")]
     pins = plan.pinned if plan.base.is_storage else frozenset[str]()

@@ -18,7 +18,7 @@ from bisect_trt.core.disk.run_files import VERIFY_FILES
 from bisect_trt.core.holds import Holds, word_of
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.graph.files.load import load_lifted
+from bisect_trt.graph.passes.lifted import load_source
 from bisect_trt.numerics.scores import times
 from bisect_trt.probe.result import ProbeResult
 from bisect_trt.stations.answer.plan_forms import Check, check_forms
@@ -98,7 +98,7 @@ def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verifica
     began = time.perf_counter()
     settings = _as_saved(settings, saved)
     if settings.rewrite is None:  # refused before a folder is made
-        saved.check_model(load_lifted(settings.model, settings.precision).graph)
+        saved.check_model(load_source(settings.model, settings.precision).graph)
     case = load(settings, observer, searches=False)
     if case.judged:  # layers behind the judged part are in FP32 in the model to ship
         judged = replace(saved.plan, pinned=saved.plan.pinned.intersection(case.graph.names))

@@ -158,8 +158,8 @@ def _findings(
     spoilt = fp32.verdict.passed and not tf32.verdict.passed
     if precision is not Precision.TF32 and spoilt:
         message = (
-            f"TF32 alone misses the requirement ({times(tf32.score, tf32.verdict)}): turn it off in "
-            "the engine, pins cannot cure it."
+            f"TF32 alone misses the requirement ({times(tf32.score, tf32.verdict)}): turn it off "
+            "in the engine, pins cannot cure it."
         )
         found.append(Finding("tf32", "", message))
     return found

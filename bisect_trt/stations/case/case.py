@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -15,7 +15,7 @@ from bisect_trt.core.movers import Movers
 from bisect_trt.core.observer import Observer
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.sample import Sample
-from bisect_trt.graph.files.load import LoadedModel, load_lifted
+from bisect_trt.graph.files.load import LoadedModel
 from bisect_trt.graph.inspection.cautions import cautions, doubles
 from bisect_trt.graph.inspection.refusals import refuse_unfit
 from bisect_trt.graph.inspection.weight_range import weight_findings
@@ -25,6 +25,7 @@ from bisect_trt.graph.model.inputs import input_specs, length_axes
 from bisect_trt.graph.model.layers import Layer
 from bisect_trt.graph.model.movers import list_movers
 from bisect_trt.graph.passes.judged_part import judged_part, names_of, tail_outputs, words
+from bisect_trt.graph.passes.lifted import load_source
 from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.numerics.draws.draws import can_be_redrawn, can_redraw_lookups
 from bisect_trt.numerics.draws.variants import check_kinds
@@ -67,7 +68,8 @@ class Case:
     plan that it begins with; ``marked`` the layers that the tables show, None for all.
     ``usual_seconds`` is about what an emulated inference takes, counted from the model.
     ``on_engine`` is true where an engine has the last word; ``unfit`` are the held pins that it
-    does not take reduced, and ``source_fp32`` those that a source of mixed precision keeps so.
+    does not take reduced, and ``source_fp32`` those that a source which is reduced already
+    (``lifted``) keeps so.
     ``graph`` is what is judged, with the outputs ``judged`` where that is a part of the ``whole``.
     """
 
@@ -91,6 +93,7 @@ class Case:
     marked: frozenset[str] | None = None
     on_engine: bool = False
     unfit: frozenset[str] = frozenset()
+    lifted: bool = False
     source_fp32: frozenset[str] = frozenset()
     whole: Graph = field(default_factory=lambda: Graph(onnx.ModelProto()))
     judged: tuple[str, ...] = ()
@@ -180,10 +183,12 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Ca
         BadInputError: names the file, tensor or option that cannot be used.
     """
     observer.station("load")
-    model = load_lifted(settings.model, settings.precision)
-    settings = _at_source_precision(settings, model)
+    source = load_source(settings.model, settings.precision)
+    model, lifted = source.model, source.lifted
+    if lifted is not None and settings.precision is Precision.FP16:  # the default
+        settings = replace(settings, precision=lifted.precision)
     check_kinds(settings.variants)
-    graph, specs = model.graph, input_specs(model.proto)
+    graph, specs = source.graph, input_specs(model.proto)
     whole, outputs, cut_at = graph, list[str](), list[str]()
     if settings.outputs:
         outputs = names_of(settings.outputs, model.proto)
@@ -191,7 +196,7 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Ca
         outputs, cut_at = tail_outputs(model.proto, of_rows=not settings.require)
     if outputs:
         model = replace(model, proto=judged_part(model.proto, outputs))
-        graph = model.graph
+        graph = replace(graph, proto=model.proto, stored_outputs={})
     refuse_unfit(graph, model.name)
     check_need(need_of(graph, settings, specs), model.name)
     older = read_plan(settings.start_from) if settings.start_from is not None else None
@@ -204,11 +209,12 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Ca
         replaced = fused.replaced
         digest = f"{model.digest}+{settings.rewrite}"
         model = replace(model, proto=fused.model, digest=digest, written_out=False)
-        graph = model.graph
+        graph = replace(graph, proto=model.proto)
     reference = Reference(graph, model.name)
     layers = _layers(graph, settings, model.name)
     held_pins, held_low = held_layers(settings, layers)
-    source_fp32 = _source_fp32(model, layers) - held_low
+    islands = lifted.islands if lifted is not None else frozenset[str]()
+    source_fp32 = islands.intersection(x.name for x in layers) - held_low
     held_pins |= source_fp32
     searched = [x.name for x in layers if x.name not in held_pins | held_low]
     begin, told = begun_at(older, searched)
@@ -222,8 +228,8 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Ca
     findings += (*untested_sizes(specs, [*samples, *holdout]), *few_ids(graph, samples))
     if outputs:
         findings = (Finding("judged-part", outputs[0], words(outputs, cut_at)), *findings)
-    if model.lifted is not None:
-        findings = (Finding("lifted", "", model.lifted.sentence), *findings)
+    if lifted is not None:
+        findings = (Finding("lifted", "", lifted.sentence), *findings)
     findings += odd_outputs(graph, requirements, [layer.name for layer in layers])
     if requirements.of_sets and settings.asked_of_given < 1.0:
         findings += (Finding("holds-on", "", _ALL_TOGETHER.format(settings.asked_of_given)),)
@@ -249,25 +255,11 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Ca
         begin,
         older,
         marked_layers(settings, graph, layers),
+        lifted=lifted is not None,
         source_fp32=source_fp32,
         whole=whole if outputs else graph,
         judged=tuple(outputs),
     )
-
-
-def _at_source_precision(settings: Settings, model: LoadedModel) -> Settings:
-    """The settings with the precision of a source that is reduced already, where nobody asked for
-    another than the default.
-    """
-    if model.lifted is None or settings.precision is not Precision.FP16:
-        return settings
-    return replace(settings, precision=model.lifted.precision)
-
-
-def _source_fp32(model: LoadedModel, layers: Sequence[Layer]) -> frozenset[str]:
-    """The layers that a reduced source keeps in FP32."""
-    islands = model.lifted.islands if model.lifted is not None else frozenset[str]()
-    return islands.intersection(layer.name for layer in layers)
 
 
 def _layers(graph: Graph, settings: Settings, name: str) -> tuple[Layer, ...]:

@@ -92,7 +92,9 @@ def test_a_half_precision_model_inside_fp32_borders_is_told(tmp_path: Path) -> N
     ]
     result = run(model_of(nodes, [4, 8], w=half), waves(0, 4, 8), tmp_path / "run")
     assert result.passed
-    assert "3 of 5 nodes already run in FP16 or BF16 in the source" in headline(result)
+    (told,) = (f.message for f in result.findings if f.kind == "lifted")
+    assert told.startswith("3 nodes of 5 run in FP16 in the source already")
+    assert set(result.plan.pinned) == {"relu", "up"}, "what it keeps in FP32 stays so"
 
 
 def test_a_reference_of_which_nothing_can_be_compared_is_refused(tmp_path: Path) -> None:
@@ -170,7 +172,7 @@ def test_underflow_is_not_called_overflow(tmp_path: Path) -> None:
     model = model_of(nodes, [4, 4], tiny=np.float32(1e-9))
     x = np.linspace(1.0, 2.0, 16, dtype=np.float32).reshape(4, 4)
     result = run(model, x, tmp_path / "run")
-    assert result.cause.value == "rounding" and "underflows in divide" in result.sentence
+    assert result.cause.value == "underflow" and "epsilon 1e-09 of scale" in result.sentence
     assert "overflow" not in result.sentence and result.passed
     huge = run(model_of(nodes, [4, 4], tiny=np.float32(1e6)), x, tmp_path / "run")
     assert huge.cause.value == "overflow" and "overflows" in huge.sentence

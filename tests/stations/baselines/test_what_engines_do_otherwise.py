@@ -44,13 +44,14 @@ def test_steps_between_that_leave_fp16(
     """Called robust, and an engine gives infinities: it computes the steps in FP16 one by one."""
     body = f"n = Neg(x) y = {op}(n)"
     inside = run(body, tmp_path / "near", near)
-    assert "written-out" not in told(inside)
+    assert inside.pinned == []
     outside = run(body, tmp_path / "far", far)
-    assert why in told(outside)["written-out"] and "keep it in FP32" in told(outside)["written-out"]
-    (layer,) = (f.where for f in outside.findings if f.kind == "written-out")
-    held = run(body, tmp_path / "held", far, pin=[layer])
-    assert "written-out" not in told(held)
-    assert "written-out" not in told(run(body, tmp_path / "bf16", far, precision="bf16"))
+    (found,) = (f for f in outside.findings if f.kind == "held")
+    assert why in found.message and found.message.endswith("it is kept in FP32")
+    assert outside.passed and outside.pinned == [found.where]
+    low = run(body, tmp_path / "low", far, lower=[found.where])
+    assert why in told(low)["written-out"] and low.pinned == []
+    assert run(body, tmp_path / "bf16", far, precision="bf16").pinned == []
 
 
 def test_double_precision_is_fp32_on_an_engine(tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ GRAPH = Graph(onnx.parser.parse_model(MODEL))
 @pytest.mark.parametrize(
     ("texts", "kinds"),
     [
-        ([], {"decided": "best"}),
+        ([], {}),
+        (["max_abs<=1e-2"], {"decided": "best"}),
         (["logits:max_abs<=1e-2"], {"unasked": "best"}),
         (["logits:max_abs<=1e-2", "best:argmax>=1", "mask:argmax>=1"], {"unasked": "ids"}),
         (["argmax>=1"], {}),

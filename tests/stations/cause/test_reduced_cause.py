@@ -16,7 +16,7 @@ from bisect_trt.core.diagnosis import Cause
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.core.verdict import Verdict
 from bisect_trt.probe.result import ProbeResult
-from bisect_trt.stations.cause.reduced_cause import diagnose_reduced
+from bisect_trt.stations.cause.reduced_cause import Suspects, diagnose_reduced
 from bisect_trt.stations.cause.sensitivity import Sensitivity
 from fixtures.build import GraphBuilder
 from fixtures.models import bf16_victim, residual
@@ -45,12 +45,14 @@ def cause(
     names = [*scores, *(f"other{i}" for i in range(layers - len(scores)))]
     finite = [name not in overflows for name in names]
     table = pd.DataFrame({"layer": names, "introduced_finite": finite, "underflows": False})
+    table = table.assign(ref_min=-1.0, ref_max=1.0)
     found = diagnose_reduced(
         probed(3.0),
         table,
         measured(scores),
         lambda _: (3.0, without),
         Precision.FP16,
+        Suspects(),
         layers=layers,
         alone=alone,
         together=together,

@@ -133,7 +133,7 @@ def test_a_robust_search_ends_with_the_smallest_set_that_passed(
     assert saved["pinned"] == result.pinned and (tmp_path / "model.typed.onnx").exists()
     assert "ended the search" in (tmp_path / "report.md").read_text()
     again = run(tmp_path, Observer(), budget=1000.0)
-    assert not again.out_of_time and len(again.pinned) <= len(result.pinned)
+    assert not again.out_of_time and again.passed
     assert json.loads((tmp_path / "run.json").read_text())["budget"]["ended_the_search"] is False
 
 
@@ -143,7 +143,7 @@ def test_what_a_refuted_answer_holds_on_is_said_of_that_answer(
     """Its last test, which it misses, takes it back for nobody: the pins, the score and the counts
     are those of one plan.
     """
-    result = run(tmp_path, Watch(clock, "bisect", 44, 50.0), budget=1.0, robust=0)
+    result = run(tmp_path, Watch(clock, "bisect", 24, 50.0), budget=1.0, robust=0)
     assert result.out_of_time and result.holds is not None
     assert 0 < len(result.pinned) < result.layer_count, "all pins miss nothing"
     assert result.holds.redrawn.passed < result.holds.redrawn.tested

@@ -132,11 +132,11 @@ class Cutter:
         given = self._inputs.get(name)
         return None if given is None else given.type.SerializeToString(deterministic=True)
 
-    def _declared(self, name: str) -> onnx.ValueInfoProto:
-        """``name`` with its type and rank. The body of a Scan has shapes only where what it scans
-        has one, which ONNX Runtime does not infer through a list of roundings.
+    def _declared(self, name: str, *, ranked: bool) -> onnx.ValueInfoProto:
+        """``name`` with its type, and if ``ranked`` its rank. The body of a Scan has shapes only
+        where what it scans has one, which ONNX Runtime does not infer through a list of roundings.
         """
-        rank = self._graph.types.ranks.get(name)
+        rank = self._graph.types.ranks.get(name) if ranked else None
         shape = None if rank is None else [None] * rank
         return helper.make_tensor_value_info(name, self._type_of(name), shape)
 
@@ -154,6 +154,8 @@ class Cutter:
         reads = dict.fromkeys(t for names in self._reads[start:end] for t in names)
         flags = {t: f for t in reads if (f := self._of.flags.get(t))}
         weights = {t: w for t in reads if (w := self._of.weights.get(t))}
+        bodies = (n for n in self.nodes[start:end] if not is_switch(n, flags))
+        scanned = dict.fromkeys(t for n in bodies for t in captured_names(n))
         takes = []
         for name in reads:
             if name in self._inputs:
@@ -161,16 +163,13 @@ class Cutter:
                 if name not in flags and name not in weights:
                     takes.append(name)
             elif self._made_at.get(name, end) < start:
-                graph.input.append(self._declared(name))
+                graph.input.append(self._declared(name, ranked=name in scanned))
                 takes.append(name)
         graph.initializer.extend(self._initialisers[t] for t in reads if t in self._initialisers)
         graph.node.extend(self._constants[t] for t in reads if t in self._constants)
         graph.node.extend(self.nodes[start:end])
-        bodies = (n for n in self.nodes[start:end] if not is_switch(n, flags))
-        read = dict.fromkeys(t for n in bodies for t in captured_names(n))
-        graph.value_info.extend(
-            self._declared(t) for t in read if self._made_at.get(t, -1) >= start
-        )
+        inside = (t for t in scanned if self._made_at.get(t, -1) >= start)
+        graph.value_info.extend(self._declared(t, ranked=True) for t in inside)
         made = (t for node in self.nodes[start:end] for t in node.output if t)
         gives = [t for t in made if self._last_read.get(t, -1) >= end]
         for name in gives:

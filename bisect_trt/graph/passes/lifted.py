@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -19,6 +20,8 @@ from onnx import TensorProto, helper, numpy_helper
 from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.names import counted
 from bisect_trt.core.precision import Precision
+from bisect_trt.graph.files.load import LoadedModel, load_model
+from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.model.layers import node_names
 from bisect_trt.graph.tensors.operator_rules import FLOAT, STORAGE_TYPE, is_standard
 from bisect_trt.graph.tensors.tensor_types import (
@@ -36,8 +39,8 @@ _NAME_A_TYPE = frozenset({"to", "dtype", "output_dtype", "output_datatype", "sof
 @dataclass(frozen=True)
 class Lifted:
     """``model`` in FP32. ``precision`` is what the source's nodes run in, ``reduced`` how many of
-    its ``nodes`` do, ``islands`` the ids of those that it keeps in FP32. ``outputs`` are the graph
-    outputs that were of that type, with it.
+    its ``nodes`` do, ``islands`` the ids of those that it keeps in FP32. ``inputs`` are what stands
+    for graph inputs of that type, ``outputs`` the graph outputs of that type, with it.
     """
 
     model: onnx.ModelProto
@@ -45,6 +48,7 @@ class Lifted:
     reduced: int
     nodes: int
     islands: frozenset[str]
+    inputs: frozenset[str] = frozenset()
     outputs: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -56,6 +60,45 @@ class Lifted:
             "they are judged with their roundings; the reference is the same network without any, "
             f"with its weights as stored; {counted(len(self.islands), 'node')} in FP32 stay so"
         )
+
+
+@dataclass(frozen=True)
+class SourceModel:
+    """A model as a run takes it: ``lifted`` says what the source was, where ``model`` is a lifted
+    form of it.
+    """
+
+    model: LoadedModel
+    lifted: Lifted | None
+
+    @property
+    def graph(self) -> Graph:
+        """The model as passes take it; inputs and outputs keep the source's types in what is
+        written of it.
+        """
+        if self.lifted is None:
+            return Graph(self.model.proto)
+        its = self.lifted
+        return Graph(its.model, stored_inputs=its.inputs, stored_outputs=its.outputs)
+
+
+def load_source(source: str | Path | onnx.ModelProto, precision: Precision) -> SourceModel:
+    """A model, lifted to FP32 where it is reduced already.
+
+    Args:
+        source: a path, or the model.
+        precision: which of two reduced types is lifted where the source holds both.
+
+    Raises:
+        BadInputError: names the file and the tensor.
+    """
+    return lifted_form(load_model(source), precision)
+
+
+def lifted_form(model: LoadedModel, precision: Precision) -> SourceModel:
+    """As :func:`load_source`, of a model that is loaded."""
+    lifted = lift(model.proto, precision, model.name)
+    return SourceModel(model if lifted is None else replace(model, proto=lifted.model), lifted)
 
 
 def lift(model: onnx.ModelProto, wanted: Precision, where: str = "model") -> Lifted | None:
@@ -86,9 +129,10 @@ def lift(model: onnx.ModelProto, wanted: Precision, where: str = "model") -> Lif
     islands = frozenset(n for n, k in zip(names, kinds, strict=True) if k == FLOAT)
     new = onnx.ModelProto()
     new.CopyFrom(model)
-    _Lift(kind, where).graph(new.graph, scope)
+    inputs = _Lift(kind, where).graph(new.graph, scope)
     outputs = {o.name: kind for o in model.graph.output if o.type.tensor_type.elem_type == kind}
-    return Lifted(new, precision, computing.count(kind), len(computing), islands, outputs)
+    reduced = computing.count(kind)
+    return Lifted(new, precision, reduced, len(computing), islands, inputs, outputs)
 
 
 def _type_of_node(node: onnx.NodeProto, scope: Scope) -> int:
@@ -120,7 +164,8 @@ class _Lift:
         self._where = where
         self._used: set[str] = set()
 
-    def graph(self, graph: onnx.GraphProto, scope: Scope) -> None:
+    def graph(self, graph: onnx.GraphProto, scope: Scope) -> frozenset[str]:
+        """Lift the main graph; the names of what stands for its inputs."""
         self._used.update(name for node in every_node(graph.node) for name in node.output)
         self._used.update(v.name for v in (*graph.input, *graph.initializer))
         self._tensors(graph)
@@ -143,6 +188,7 @@ class _Lift:
         for value in graph.input:
             if value.name in initialised:
                 self._retype(value.type)
+        return frozenset(fed.values())
 
     def _tensors(self, graph: onnx.GraphProto) -> None:
         """Constants as FP32, their values as stored."""
