@@ -33,6 +33,14 @@ def graph(*nodes: onnx.NodeProto) -> Graph:
         ([*RESHAPED, helper.make_node("Equal", ["r", "r"], ["c"])], True),
         ([helper.make_node("Cast", ["x"], ["c"], to=TensorProto.FLOAT16)], False),
         (
+            [  # row * width + column, cast
+                helper.make_node("Mul", ["x", "x"], ["m"]),
+                helper.make_node("Add", ["m", "x"], ["a"]),
+                helper.make_node("Cast", ["a"], ["c"], to=INT64),
+            ],
+            True,
+        ),
+        (
             [
                 helper.make_node("Relu", ["x"], ["r"]),
                 helper.make_node("Cast", ["r"], ["c"], to=INT64),

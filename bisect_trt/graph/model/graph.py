@@ -42,9 +42,9 @@ class Graph:
     """
 
     proto: onnx.ModelProto
-    _roles: dict[Precision, list[Role | None]] = field(default_factory=dict, repr=False)
-    _slots: list[FloatSlots | None] = field(default_factory=list, repr=False)
-    _raised: dict[int, Graph] = field(default_factory=dict, repr=False)
+    _roles: dict[Precision, list[Role | None]] = field(default_factory=dict, init=False, repr=False)
+    _slots: list[FloatSlots | None] = field(default_factory=list, init=False, repr=False)
+    _raised: dict[int, Graph] = field(default_factory=dict, init=False, repr=False)
     stored_inputs: frozenset[str] = frozenset()
     stored_outputs: Mapping[str, int] = field(default_factory=dict)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ _MOST = 64
 """Inputs whose outputs are looked at."""
 
 _NEARLY = 0.99
+_SUM = 1e-3
 _MOST_COMPARED, _VALUES = 8, 1 << 16
 """Inputs whose outputs are compared, and values of each."""
 
@@ -52,7 +54,7 @@ def _signs(case: Case, references: Sequence[Any]) -> list[tuple[str, str]]:
     count, found = len(case.samples), []
     for name, first in references[0].items():
         outputs = [reference[name] for reference in references]
-        chosen = _top_class(outputs)
+        chosen = _top_class(outputs) if _are_classes(case.graph.proto, name, outputs) else None
         if chosen is not None:
             called = _called(case.graph.proto, chosen, first.shape[-1])
             found.append(
@@ -82,10 +84,24 @@ def _top_class(outputs: Sequence[NDArray[Any]]) -> int | None:
     return chosen.pop() if len(chosen) == 1 else None
 
 
+_CALLED = re.compile("class|label|logit|prob|score", re.IGNORECASE)
+_NAMES = ("names", "classes", "labels")
+"""Keys under which exporters write the classes' names into a model."""
+
+
+def _are_classes(model: onnx.ModelProto, name: str, outputs: Sequence[NDArray[Any]]) -> bool:
+    """Whether an output's values are classes': probabilities, or called so, or named in the model.
+    An embedding has a largest value too.
+    """
+    if _CALLED.search(name) or any(entry.key in _NAMES for entry in model.metadata_props):
+        return True
+    return all(a.size and a.min() >= 0.0 and abs(float(a.sum()) - 1.0) < _SUM for a in outputs)
+
+
 def _called(model: onnx.ModelProto, chosen: int, classes: int) -> str:
     """A class by its name, where the exporter wrote names into the model, and by its number."""
     for entry in model.metadata_props:
-        if entry.key in ("names", "classes", "labels"):
+        if entry.key in _NAMES:
             try:
                 names = ast.literal_eval(entry.value)
                 return f"{str(names[chosen])!r} ({chosen} of {classes})"

@@ -1,0 +1,109 @@
+"""Underflow is a cause, with the number that matters; where there are two causes both are named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import bisect_trt
+from bisect_trt.core.diagnosis import Cause
+from bisect_trt.core.precision import Precision
+from bisect_trt.graph.inspection.lost_constants import largest_constant, lost_constants
+from bisect_trt.graph.model.graph import Graph
+from bisect_trt.numerics.scores import times
+from fixtures.fixture import waves
+from fixtures.reports import bsroformer_rms
+
+
+def parsed(body: str, constants: str = "") -> onnx.ModelProto:
+    return onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[1, 16] x) => (float[1, 16] y) <{constants}> {{ {body} }}"""
+    )
+
+
+def run(model: onnx.ModelProto, out: Path, scale: float = 1.0) -> bisect_trt.Result:
+    x = {"x": waves(0, 1, 16) * np.float32(scale)}
+    return bisect_trt.bisect(model, x, runner="emulated", out=out, robust=0)
+
+
+def test_of_which_constants_little_is_left() -> None:
+    model = parsed(
+        "[eps] a = Add(x, e) [scale] b = Mul(a, s) [fine] c = Mul(b, w) [mixed] y = Mul(c, m)",
+        "float e = {1e-12}, float[1] s = {2e-7}, float[2] w = {1, 1e-9}, float[1] m = {-0.5}",
+    )
+    del model.graph.initializer[2].float_data[:]
+    model.graph.initializer[2].float_data.extend([1.0, 1e-9])
+    graph = Graph(model)
+    lost = lost_constants(graph, Precision.FP16)
+    assert set(lost) == {"eps", "scale"}, "a tiny value among large ones is not missed"
+    assert lost["eps"].words(Precision.FP16) == "epsilon 1e-12 of eps becomes 0 in FP16"
+    # 2e-7 is 3.36 of FP16's smallest steps: rounded to 3, which is off by 11 %.
+    assert lost_constants(graph, Precision.BF16) == {}
+    assert "of its bits in FP16" in lost["scale"].words(Precision.FP16)
+
+
+def test_the_largest_constant_has_the_name_of_its_role() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[1, 2, 4] x) => (float[1, 2, 4] y)
+    <float[2] s = {1, 1}, float[2] b = {0, 0}, float[2] m = {0, 0}, float[2] v = {9.8e7, 1}> {
+        [bn] y = BatchNormalization(x, s, b, m, v)
+    }"""
+    assert largest_constant(Graph(onnx.parser.parse_model(text)), "bn") == "variance 9.8e+07 of bn"
+
+
+def test_an_epsilon_that_becomes_zero_is_named(tmp_path: Path) -> None:
+    body = """
+        [square] q = Mul(x, zero) [guard] g = Add(q, eps) [divide] d = Div(q, g)
+        [last] y = Add(d, x)"""
+    result = run(parsed(body, "float zero = {0}, float eps = {1e-9}"), tmp_path)
+    assert result.cause is Cause.UNDERFLOW
+    assert "epsilon 1e-09 of guard becomes 0 in FP16" in result.sentence
+    assert [c.name for c in result.causes] == [Cause.UNDERFLOW]
+
+
+def test_values_that_are_too_small_are_named(tmp_path: Path) -> None:
+    body = "[small] s = Mul(x, c) [again] t = Mul(s, c) [large] l = Div(t, d) y = Tanh(l)"
+    result = run(parsed(body, "float c = {1e-3}, float d = {1e-6}"), tmp_path, 1.0)
+    assert result.cause is Cause.UNDERFLOW and result.passed
+    assert "again" in result.causes[0].layers
+
+
+def test_two_causes_are_both_named(tmp_path: Path) -> None:
+    report = bsroformer_rms()
+    result = bisect_trt.bisect(
+        report.model, list(report.inputs), runner="emulated", out=tmp_path, robust=0
+    )
+    assert [c.name for c in result.causes] == [Cause.UNDERFLOW, Cause.OVERFLOW]
+    assert "FP16 underflows in" in result.sentence and "FP16 overflows in" in result.sentence
+    saved = result.as_json()["causes"]
+    assert [c["name"] for c in saved] == ["underflow", "overflow"]
+    assert all(c["layers"] and c["sentence"] for c in saved)
+
+
+def test_a_constant_that_becomes_infinite_is_no_rounding(tmp_path: Path) -> None:
+    """The output hides it: 0 times infinity is NaN, and NaN is not larger than anything."""
+    body = """
+        [small] t = Mul(x, a) [large] u = Mul(t, b) [more] c = Greater(u, a)
+        [turned] n = Neg(x) y = Where(c, x, n)"""
+    model = parsed(body, "float a = {4e-9}, float b = {2.5e8}")
+    result = run(model, tmp_path)
+    assert {c.name for c in result.causes} == {Cause.OVERFLOW, Cause.UNDERFLOW}
+    assert "constant 'b' 2.5e+08 of large exceeds FP16's 65,504" in result.sentence
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        ("non-finite", "NaN or infinite values"),
+        ("fail", "an output of another shape"),
+        ("crashed", "no outputs: the run breaks"),
+        ("build-failed", "no outputs: the run breaks"),
+    ],
+)
+def test_why_there_is_no_score(outcome: str, said: str) -> None:
+    assert times(float("inf"), outcome) == said
+    assert times(1.5, outcome) == "1.5 times the tolerance"
