@@ -2,4 +2,4 @@
 dependencies.
 """
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"

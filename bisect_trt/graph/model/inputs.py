@@ -18,6 +18,9 @@ from bisect_trt.graph.tensors.dims import is_placeholder
 _BATCH = re.compile(r"batch|^(n|b|bs)$", re.IGNORECASE)
 """What exporters call the axis of a batch, which changes no number."""
 
+_COUNTED = re.compile(r"^(p2o\.DynamicDimension\.|unk__)\d+$")
+"""What Paddle's and TensorFlow's exporters call axes without a name."""
+
 
 @dataclass(frozen=True)
 class InputSpec:
@@ -78,9 +81,10 @@ def dynamic_axes(specs: Sequence[InputSpec]) -> Iterator[tuple[InputSpec, int, s
         for axis, size in enumerate(spec.shape or ()):
             if isinstance(size, int):
                 continue
-            if axis == 0 and len(spec.shape or ()) > 1 and (size is None or _BATCH.search(size)):
+            name = "" if size is None or _COUNTED.match(size) else size
+            if axis == 0 and len(spec.shape or ()) > 1 and (not name or _BATCH.search(name)):
                 continue
-            yield spec, axis, size or str(axis)
+            yield spec, axis, name or str(axis)
 
 
 def length_axes(specs: Sequence[InputSpec]) -> dict[str, int]:

@@ -21,13 +21,13 @@ _LARGE_TABLE, _CORNER = 1000, 0.1
 
 
 def untested_sizes(specs: Sequence[InputSpec], samples: Sequence[Sample]) -> list[Finding]:
-    """A finding for each dynamic axis: the sizes that the inputs had.
+    """A finding for each input with dynamic axes: the sizes that these had.
 
     Args:
         specs: what the model takes.
         samples: all inputs that are given, those kept apart too.
     """
-    found, told = [], set[str]()
+    by_input, told = dict[str, list[str]](), set[str]()
     for spec, axis, name in dynamic_axes(specs):
         sizes = [s.shapes[spec.name][axis] for s in samples]
         if not sizes or name in told:
@@ -35,11 +35,16 @@ def untested_sizes(specs: Sequence[InputSpec], samples: Sequence[Sample]) -> lis
         told.update([name] if not name.isdigit() else [])
         low, high = min(sizes), max(sizes)
         span = f"at {low} only" if low == high else f"from {low} to {high} only"
-        message = (
-            f"axis {name} of input {spec.name!r} was tested {span}: give other sizes it will meet"
+        spans = by_input.setdefault(spec.name, [])
+        spans.append(f"axis {name} {span}" if spans else f"axis {name} was tested {span}")
+    return [
+        Finding(
+            NOT_COVERED,
+            name,
+            f"{', '.join(spans)} (input {name!r}): give other sizes it will meet",
         )
-        found.append(Finding(NOT_COVERED, spec.name, message))
-    return found
+        for name, spans in by_input.items()
+    ]
 
 
 def few_ids(graph: Graph, samples: Sequence[Sample]) -> list[Finding]:
