@@ -104,7 +104,7 @@ def export_command(model: Path, plan_path: Path, form: str, target: Path | None)
     saved = read_plan(plan_path)
     with progress() as observer:
         observer.station("load")
-        source = load_source(model, saved.searched)
+        source = load_source(model)
         loaded, plan, graph = source.model, saved.plan, source.graph
         saved.check_model(graph)
         if target is not None:

@@ -39,7 +39,7 @@ def test_the_reported_model_is_judged_as_it_is(tmp_path: Path) -> None:
     assert verdicts["fp16"] == "non-finite" and verdicts["fp32"] == "pass"
     assert set(result.pinned) - result.plan.held == report.layers
     typed = ReferenceEvaluator(onnx.load(tmp_path / "model.typed.onnx"))
-    source = lift(report.model, Precision.FP16)
+    source = lift(report.model)
     assert source is not None and source.reduced == 59
     exact = ReferenceEvaluator(source.model)
     for x in report.inputs:
@@ -73,7 +73,7 @@ X = {"x": np.sin(np.arange(32)).reshape(4, 8).astype(np.float16)}
 
 @pytest.mark.parametrize("pinned", [(), ("one",), ("relu",), ("two",), ("one", "relu", "two")])
 def test_inputs_and_outputs_keep_their_types(pinned: tuple[str, ...]) -> None:
-    lifted = lift(half_model(), Precision.FP16)
+    lifted = lift(half_model())
     assert lifted is not None and lifted.islands == frozenset()
     graph = Graph(lifted.model, stored_inputs=lifted.inputs, stored_outputs=lifted.outputs)
     assert [x.name for x in graph.layers_at(Precision.FP16)] == ["one", "relu", "two"]
@@ -125,7 +125,7 @@ def test_islands_and_bodies(tmp_path: Path) -> None:
         [out] y = Cast<to = 1>(z)
     }"""
     model = onnx.parser.parse_model(text)
-    lifted = lift(model, Precision.FP16)
+    lifted = lift(model)
     assert lifted is not None and lifted.islands == {"up", "island", "out"}
     assert lifted.reduced == 4 and lifted.nodes == 7
     onnx.checker.check_model(lifted.model, full_check=True)
@@ -152,4 +152,4 @@ def test_bfloat16_is_lifted_where_nobody_asks_otherwise(tmp_path: Path) -> None:
 def test_an_fp32_model_is_not_lifted() -> None:
     text = """<ir_version: 8, opset_import: ["" : 17]>
     g (float16[2] x) => (float[2] y) { y = Cast<to = 1>(x) }"""
-    assert lift(onnx.parser.parse_model(text), Precision.FP16) is None
+    assert lift(onnx.parser.parse_model(text)) is None

@@ -56,6 +56,50 @@ def test_scores_beside_pixels_are_held_to_their_own_scale() -> None:
     assert judge.score({"y": references[0]}, {"y": half(references[0])}) < 0.5
 
 
+def scores(*shape: int) -> Array:
+    return (1 / (1 + np.exp(-RANDOM.normal(-1, 2, shape)))).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        lambda n: RANDOM.uniform(0, 96, (1, n, 4)),  # boxes of a small image: less than hundredfold
+        lambda n: RANDOM.uniform(0, 640, (1, n, 4)) * ([1, 1, 1, 0.1] if n < 16 else 1),
+        # Corners and a class's number, which bridges the gap.
+        lambda n: np.concatenate(
+            [RANDOM.uniform(0, 640, (1, n, 4)), RANDOM.integers(0, 80, (1, n, 1))], 2
+        ),
+        # Pixels and metres.
+        lambda n: np.concatenate(
+            [RANDOM.uniform(0, 640, (1, n, 2)), RANDOM.uniform(5, 40, (1, n, 2))], 2
+        ),
+    ],
+)
+@pytest.mark.parametrize("count", [1, 10, 100])
+def test_probabilities_are_a_scale_of_their_own(others: object, count: int) -> None:
+    """However few values there are, and whatever lies between them and the largest."""
+    references = [
+        np.concatenate([others(count), scores(1, count, 1)], 2).astype(np.float32)  # type: ignore[operator]
+        for _ in range(12)
+    ]
+    judge = asked(references, [True, True, True])
+    entries = references[0].shape[2]
+    assert judge.scales["y"].groups[0] == (entries - 1,)
+    for reference in references:
+        wrong = reference.copy()
+        wrong[..., -1] += 0.4
+        assert judge.score({"y": reference}, {"y": wrong}) > 20
+        assert judge.score({"y": reference}, {"y": half(reference)}) < 0.5
+
+
+def test_features_are_no_probabilities() -> None:
+    """Of ReLU some units are dead, or nearly so."""
+    features = [np.maximum(RANDOM.normal(0.3, 1, (1, 64)), 0).astype(np.float32) for _ in range(8)]
+    for array in features:
+        array[:, :2] = [0.0, 1e-4]
+    assert asked(features, [True, True]).scales["y"].axis is None
+
+
 def test_the_score_is_the_worst_group_s_noise_over_one_percent() -> None:
     reference = np.concatenate([np.full((1, 1, 64), 1000.0), np.full((1, 1, 64), 0.5)], 1)
     judge = asked([reference.astype(np.float32)], [True, True, True])

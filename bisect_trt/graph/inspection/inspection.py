@@ -76,7 +76,7 @@ class Inspection:
 
 def inspect_model(model: LoadedModel, precision: Precision) -> Inspection:
     """Layers, patterns, suspects, weights out of range, and advice, without running anything."""
-    source = lifted_form(model, precision)
+    source = lifted_form(model)
     graph, lifted = source.graph, source.lifted
     if lifted is not None and precision is Precision.FP16:
         precision = lifted.precision

@@ -8,8 +8,7 @@ stays so. Graph inputs keep their type, and a Cast stands behind each.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from bisect_trt.core.precision import Precision
 from bisect_trt.graph.files.load import LoadedModel, load_model
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.model.layers import node_names
-from bisect_trt.graph.tensors.operator_rules import FLOAT, STORAGE_TYPE, is_standard
+from bisect_trt.graph.tensors.operator_rules import FLOAT, MOVES, STORAGE_TYPE, is_standard
 from bisect_trt.graph.tensors.tensor_types import (
     Scope,
     every_node,
@@ -39,8 +38,9 @@ _NAME_A_TYPE = frozenset({"to", "dtype", "output_dtype", "output_datatype", "sof
 @dataclass(frozen=True)
 class Lifted:
     """``model`` in FP32. ``precision`` is what the source's nodes run in, ``reduced`` how many of
-    its ``nodes`` do, ``islands`` the ids of those that it keeps in FP32. ``inputs`` are what stands
-    for graph inputs of that type, ``outputs`` the graph outputs of that type, with it.
+    its ``nodes`` do, ``islands`` the ids of those that it keeps in FP32: none where it reduces
+    none. ``inputs`` are what stands for graph inputs of that type, ``outputs`` the graph outputs of
+    that type, with it. ``has_bodies`` where a node with bodies is reduced.
     """
 
     model: onnx.ModelProto
@@ -50,15 +50,22 @@ class Lifted:
     islands: frozenset[str]
     inputs: frozenset[str] = frozenset()
     outputs: Mapping[str, int] = field(default_factory=dict)
+    has_bodies: bool = False
 
     @property
     def sentence(self) -> str:
         """What the reader of an answer should know."""
         name = self.precision.value.upper()
+        if not self.reduced:
+            return (
+                f"inputs or outputs are {name} in the source, whose nodes compute in FP32: judged "
+                "as those of an FP32 model"
+            )
         return (
             f"{counted(self.reduced, 'node')} of {self.nodes} run in {name} in the source already: "
             "they are judged with their roundings; the reference is the same network without any, "
             f"with its weights as stored; {counted(len(self.islands), 'node')} in FP32 stay so"
+            f"{'; an If, Loop or Scan is reduced as a whole' if self.has_bodies else ''}"
         )
 
 
@@ -82,76 +89,103 @@ class SourceModel:
         return Graph(its.model, stored_inputs=its.inputs, stored_outputs=its.outputs)
 
 
-def load_source(source: str | Path | onnx.ModelProto, precision: Precision) -> SourceModel:
+def load_source(source: str | Path | onnx.ModelProto) -> SourceModel:
     """A model, lifted to FP32 where it is reduced already.
 
     Args:
         source: a path, or the model.
-        precision: which of two reduced types is lifted where the source holds both.
 
     Raises:
         BadInputError: names the file and the tensor.
     """
-    return lifted_form(load_model(source), precision)
+    return lifted_form(load_model(source))
 
 
-def lifted_form(model: LoadedModel, precision: Precision) -> SourceModel:
+def lifted_form(model: LoadedModel) -> SourceModel:
     """As :func:`load_source`, of a model that is loaded."""
-    lifted = lift(model.proto, precision, model.name)
+    lifted = lift(model.proto, model.name)
     return SourceModel(model if lifted is None else replace(model, proto=lifted.model), lifted)
 
 
-def lift(model: onnx.ModelProto, wanted: Precision, where: str = "model") -> Lifted | None:
-    """``model`` lifted to FP32; None where none of its nodes is reduced.
+def lift(model: onnx.ModelProto, where: str = "model") -> Lifted | None:
+    """``model`` lifted to FP32; None where none of its nodes gives reduced tensors.
 
     Args:
         model: read only.
-        wanted: which of two reduced types is lifted where the model holds both; nodes of the other
-            stay as they are.
         where: what an error names.
 
     Raises:
-        BadInputError: an operator of another domain makes reduced tensors of unknown type.
+        BadInputError: an operator of another domain makes reduced tensors of unknown type, or the
+            model mixes FP16 and BF16.
     """
     scope = infer_types(model)
-    made = Counter(_type_of_node(node, scope) for node in model.graph.node)
-    found = [p for p, kind in STORAGE_TYPE.items() if made[kind] or _held(model, kind, scope)]
+    nodes = model.graph.node
+    made = [_types_made(node, index, scope) for index, node in enumerate(nodes)]
+    found = [p for p, kind in STORAGE_TYPE.items() if any(kind in kinds for kinds in made)]
     if not found:
         return None
-    precision = wanted if wanted in found else found[0]
-    kind = STORAGE_TYPE[precision]
-    if not made[kind]:
-        return None
-    names = node_names(model.graph.node)
-    floats = (FLOAT, kind)
-    kinds = [_type_of_node(node, scope) for node in model.graph.node]
-    computing = [k for k in kinds if k in floats]
-    islands = frozenset(n for n, k in zip(names, kinds, strict=True) if k == FLOAT)
+    if len(found) > 1:
+        raise BadInputError(
+            f"{where}: the model mixes {' and '.join(p.value.upper() for p in found)} nodes, which "
+            "is not judged; give the FP32 model that it was made from"
+        )
+    kind = STORAGE_TYPE[found[0]]
+    _check_declared(nodes, scope, kind, where)
+    computing = [
+        (name, kind in kinds, node)
+        for name, kinds, node in zip(node_names(nodes), made, nodes, strict=True)
+        if kinds
+    ]
+    reduced = [node for _, is_reduced, node in computing if is_reduced]
+    changed = [node for node in reduced if node.op_type not in _CHANGES_NONE]
+    islands = frozenset(name for name, is_reduced, _ in computing if not is_reduced and changed)
     new = onnx.ModelProto()
     new.CopyFrom(model)
-    inputs = _Lift(kind, where).graph(new.graph, scope)
-    outputs = {o.name: kind for o in model.graph.output if o.type.tensor_type.elem_type == kind}
-    reduced = computing.count(kind)
-    return Lifted(new, precision, reduced, len(computing), islands, inputs, outputs)
-
-
-def _type_of_node(node: onnx.NodeProto, scope: Scope) -> int:
-    """The float type of what ``node`` gives; UNDEFINED for none. A constant computes nothing."""
-    if node.op_type == "Constant":
-        return int(TensorProto.UNDEFINED)
-    given = [scope.type_of(o) for o in node.output if o]
-    kinds = (*STORAGE_TYPE.values(), FLOAT)
-    return next((k for k in given if k in kinds), int(TensorProto.UNDEFINED))
-
-
-def _held(model: onnx.ModelProto, kind: int, scope: Scope) -> bool:
-    """Whether a body holds a node of that type where the main graph has none."""
-    inner = (n for node in model.graph.node for _, body in subgraphs(node) for n in body.node)
-    return any(
-        attribute.name in _NAME_A_TYPE and attribute.i == kind
-        for node in every_node(inner)
-        for attribute in node.attribute
+    lifting = _Lift(kind, where)
+    inputs = lifting.graph(new.graph, scope)
+    return Lifted(
+        new,
+        found[0],
+        len(reduced) if changed else 0,
+        len(computing),
+        islands,
+        inputs,
+        dict.fromkeys(lifting.outputs, kind),
+        any(True for node in changed for _ in subgraphs(node)),
     )
+
+
+def _check_declared(nodes: Sequence[onnx.NodeProto], scope: Scope, kind: int, where: str) -> None:
+    """Refuse a tensor that is declared reduced though what makes it reads FP32 alone."""
+    for node in nodes:
+        read = {scope.type_of(name) for name in node.input if name}
+        free = any(a.name in _NAME_A_TYPE for a in node.attribute) or any(subgraphs(node))
+        if FLOAT not in read or kind in read or free or not is_standard(node):
+            continue
+        for name in node.output:
+            if name and scope.type_of(name) == kind:
+                raise BadInputError(
+                    f"{where}: tensor {name!r} is declared {TensorProto.DataType.Name(kind)}, and "
+                    f"{node.op_type} {node.name!r} makes FLOAT of what it reads; declare that"
+                )
+
+
+_CHANGES_NONE = MOVES | {"Cast"}
+"""A model of which nothing else is reduced computes in FP32."""
+
+
+def _types_made(node: onnx.NodeProto, index: int, scope: Scope) -> frozenset[int]:
+    """The float types of what ``node`` and the nodes of its bodies give. A constant computes
+    nothing.
+    """
+    if node.op_type == "Constant":
+        return frozenset()
+    kinds = {scope.type_of(o) for o in node.output if o}
+    for attribute, body in subgraphs(node):
+        inner = scope.body(index, attribute)
+        for place, its in enumerate(body.node):
+            kinds |= _types_made(its, place, inner)
+    return frozenset(kinds & {FLOAT, *STORAGE_TYPE.values()})
 
 
 class _Lift:
@@ -163,9 +197,12 @@ class _Lift:
         self._kind = kind
         self._where = where
         self._used: set[str] = set()
+        self.outputs: list[str] = []
 
     def graph(self, graph: onnx.GraphProto, scope: Scope) -> frozenset[str]:
-        """Lift the main graph; the names of what stands for its inputs."""
+        """Lift the main graph; the names of what stands for its inputs. ``outputs`` are then the
+        graph outputs that were of the type, but for those that are inputs.
+        """
         self._used.update(name for node in every_node(graph.node) for name in node.output)
         self._used.update(v.name for v in (*graph.input, *graph.initializer))
         self._tensors(graph)
@@ -176,7 +213,20 @@ class _Lift:
             if value.name not in initialised and value.type.tensor_type.elem_type == self._kind
         ]
         fed = {name: self._fresh(f"{name}__fp32") for name in low}
-        self._body(graph, scope, fed)
+        passed = [o for o in graph.output if o.name in fed]
+        kept = [onnx.ValueInfoProto.FromString(o.SerializeToString()) for o in passed]
+        low_outputs = (o for o in graph.output if o.type.tensor_type.elem_type == self._kind)
+        self.outputs = [o.name for o in low_outputs if o.name not in fed]
+        renamed = dict(fed)
+        for tensor in graph.initializer:  # an output needs a node that makes it
+            if tensor.name in self.outputs:
+                renamed[tensor.name] = tensor.name = self._fresh(f"{tensor.name}__fp32")
+        self._body(graph, scope, renamed)
+        for value, as_it_was in zip(passed, kept, strict=True):
+            value.CopyFrom(as_it_was)
+        for name in self.outputs:
+            if name in renamed:
+                graph.node.append(helper.make_node("Identity", [renamed[name]], [name]))
         casts = [
             helper.make_node("Cast", [name], [lifted], self._fresh(f"lift_{name}"), to=FLOAT)
             for name, lifted in fed.items()
@@ -218,6 +268,8 @@ class _Lift:
                 shadowed = {v.name for v in body.input}
                 left = {k: v for k, v in fed.items() if k not in shadowed}
                 self._body(body, inner, left)
+                for value in body.output:  # of the graph around it
+                    value.name = left.get(value.name, value.name)
                 for value in body.input:
                     self._retype(value.type)
             nodes += [node] if is_standard(node) else self._around(node, scope, fed)
@@ -227,9 +279,6 @@ class _Lift:
             graph.node.extend(copies)
         for value in (*graph.output, *graph.value_info):
             self._retype(value.type)
-        for value in graph.output:
-            if value.name in fed:  # an input that is an output
-                graph.node.append(helper.make_node("Identity", [fed[value.name]], [value.name]))
 
     def _around(
         self, node: onnx.NodeProto, scope: Scope, fed: Mapping[str, str]

@@ -16,7 +16,7 @@ from bisect_trt.graph.passes.capable import with_bf16_operators, with_new_nodes_
 from bisect_trt.graph.passes.frame import Frame
 from bisect_trt.graph.passes.rewriter import Rewriter
 from bisect_trt.graph.tensors.operator_rules import FLOAT, STORAGE_TYPE, TYPE_AGNOSTIC, is_standard
-from bisect_trt.graph.tensors.tensor_types import captured_names
+from bisect_trt.graph.tensors.tensor_types import captured_names, every_node
 
 
 def to_typed(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> onnx.ModelProto:
@@ -72,19 +72,11 @@ class _TypedRewriter(Rewriter):
     def _store_output(self, graph: onnx.GraphProto, name: str, kind: int) -> None:
         """Let the model give the output ``name`` as ``kind``, as its source does."""
         exact = self.fresh(f"{name}__exact")
-        for node in graph.node:
-            for names in (node.input, node.output):
-                for slot, tensor in enumerate(names):
-                    if tensor == name:
-                        names[slot] = exact
+        _rename(graph, name, exact)
         maker = next((n for n in graph.node if exact in n.output), None)
         source = maker.input[0] if maker is not None and maker.op_type == "Cast" else ""
         if source and self._reduced_outputs.get(source) == kind:
-            for node in graph.node:
-                for names in (node.input, node.output):
-                    for slot, tensor in enumerate(names):
-                        if tensor == source:
-                            names[slot] = name
+            _rename(graph, source, name)
             self._lifting.add(exact)
         else:
             graph.node.append(
@@ -158,3 +150,12 @@ def _set_cast_type(node: onnx.NodeProto, elem_type: int) -> None:
     for attribute in node.attribute:
         if attribute.name == "to":
             attribute.i = elem_type
+
+
+def _rename(graph: onnx.GraphProto, old: str, new: str) -> None:
+    """Call a tensor otherwise wherever nodes make or read it, in bodies too."""
+    for node in every_node(graph.node):
+        for names in (node.input, node.output):
+            for slot, tensor in enumerate(names):
+                if tensor == old:
+                    names[slot] = new

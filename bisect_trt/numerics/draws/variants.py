@@ -155,17 +155,18 @@ def _longer(source: _Source, random: Random) -> _Arrays:
     """Sequences of two to four times the length, by repeating them: what counts positions is seen
     beyond those that were given.
     """
-    times = int(random.integers(2, _MOST_TIMES + 1))
+    times, begin = int(random.integers(2, _MOST_TIMES + 1)), float(random.random())
     lengths = source.lengths
 
     def repeated(name: str, array: NDArray[Any]) -> NDArray[Any]:
         if name not in lengths:
             return array
         counts = [times if axis == lengths[name] else 1 for axis in range(array.ndim)]
-        return np.tile(array, counts)
+        made = np.tile(array, counts)
+        return np.roll(made, int(begin * array.shape[lengths[name]]), lengths[name])
 
     found = {n: repeated(n, a) for n, a in source.arrays.items()}
-    # There are three of each input: a little noise makes each a draw of its own.
+    # A place to begin at, and a little noise, make each a draw of its own.
     return replace(source, arrays=found).noisy(random, REDRAW)
 
 

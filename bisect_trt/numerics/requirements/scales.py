@@ -21,7 +21,13 @@ APART = 100.0
 
 MAX_ENTRIES = 1000
 MIN_VALUES = 16
-"""An entry with fewer values per input has no RMS to speak of."""
+"""An entry with fewer values per input has no RMS to speak of on that input."""
+
+POSSIBLE = 0.01
+"""What some probability reaches: beside it, a feature that is nearly dead is none."""
+
+BESIDE = 10.0
+"""Ratio of RMS values from which on entries beside probabilities are of another scale."""
 
 SILENT = 1e-3
 """Share of the RMS over all inputs that an input's own RMS counts as at least: a blank page or
@@ -61,7 +67,9 @@ class Scale:
             ref, off = ref[usable], off[usable]
             if ref.size:
                 noise = math.sqrt(float(np.mean((off - ref) ** 2)))
-                found = min(found, _decibels(math.sqrt(float(np.mean(ref**2))), noise, rms))
+                signal = math.sqrt(float(np.mean(ref**2)))
+                signal = max(signal, rms) if ref.size < MIN_VALUES else signal
+                found = min(found, _decibels(signal, noise, rms))
         return found
 
     def of_places(
@@ -118,6 +126,7 @@ class _Sums:
 
     squares: NDArray[np.float64]
     count: NDArray[np.float64]
+    fewest: float
     low: NDArray[np.float64]
     high: NDArray[np.float64]
 
@@ -126,21 +135,24 @@ class _Sums:
         found: NDArray[np.float64] = np.sqrt(self.squares / np.maximum(self.count, 1.0))
         return found
 
+    def rms_of(self, entries: Sequence[int]) -> float:
+        """Of several entries together."""
+        chosen = list(entries)
+        count = max(float(self.count[chosen].sum()), 1.0)
+        return math.sqrt(float(self.squares[chosen].sum()) / count)
+
 
 def measure_scales(
     references: Iterable[Arrays], static: Mapping[str, Sequence[bool]]
 ) -> dict[str, Scale]:
     """The scale of each float output over all inputs.
 
-    The axis with the widest gap between entries' RMS values is split, if some gap is a hundredfold.
+    The axis with the widest gap between entries' RMS values is split, where a gap is a hundredfold.
+    Entries that all lie in [0, 1] are probabilities, hence of one scale, and a class that never
+    occurs is none of its own; where all other entries are ten times as large, they are a group.
     The batch (axis 0) is never split, nor an axis that is not static, nor one with more than 1,000
-    entries, nor one whose entries hold fewer than 16 values. Entries that are zero throughout
-    belong to the smallest group. Entries that all lie in [0, 1] are probabilities, hence of one
-    scale: a class that never occurs is no scale of its own.
-
-    Args:
-        references: the reference outputs of each input, by name; read one at a time.
-        static: by output, whether each axis has a size that the model fixes.
+    entries. Entries of fewer than 16 values per input are split from probabilities alone. Those
+    that are zero throughout belong to the smallest group.
     """
     whole: dict[str, tuple[float, int]] = {}
     sums: dict[str, dict[int, _Sums]] = {}
@@ -173,13 +185,14 @@ def measure_scales(
 
 def _may_be_split(array: NDArray[Any], axis: int) -> bool:
     entries = array.shape[axis]
-    return bool(2 <= entries <= MAX_ENTRIES and array.size // entries >= MIN_VALUES)
+    return bool(2 <= entries <= MAX_ENTRIES and array.size >= entries)
 
 
 def _nothing(entries: int) -> _Sums:
     return _Sums(
         np.zeros(entries),
         np.zeros(entries),
+        math.inf,
         np.full(entries, np.inf),
         np.full(entries, -np.inf),
     )
@@ -188,30 +201,41 @@ def _nothing(entries: int) -> _Sums:
 def _add(sums: _Sums, values: NDArray[np.float64], axis: int) -> None:
     others = tuple(a for a in range(values.ndim) if a != axis)
     sums.squares += np.sum(values * values, axis=others)
-    sums.count += values.size / values.shape[axis]
+    each = values.size / values.shape[axis]
+    sums.count += each
+    sums.fewest = min(sums.fewest, each)
     sums.low = np.minimum(sums.low, values.min(axis=others))
     sums.high = np.maximum(sums.high, values.max(axis=others))
 
 
 def _split(sums: Mapping[int, _Sums], whole: float) -> Scale | None:
-    """The groups along the axis with the widest gap; None where no gap is a hundredfold."""
+    """The groups along the axis with the widest gap; None where no gap is wide enough."""
     best: tuple[float, Scale] | None = None
     for axis, its in sums.items():
-        rms = its.rms
-        order = [int(i) for i in np.argsort(rms, kind="stable")]
-        likely = (its.low >= 0.0) & (its.high <= 1.0)
-        groups, widest = [[order[0]]], 0.0
-        for before, entry in pairwise(order):
-            ratio = rms[entry] / rms[before] if rms[before] > 0.0 else 0.0
-            if ratio >= APART and not (likely[before] and likely[entry]):
-                groups.append([])
-                widest = max(widest, float(ratio))
-            groups[-1].append(entry)
+        groups, widest = _grouped(its)
         if len(groups) == 1 or (best is not None and widest <= best[0]):
             continue
-        held_to = [
-            max(math.sqrt(float(its.squares[g].sum() / its.count[g].sum())), NEGLIGIBLE * whole)
-            for g in groups
-        ]
+        held_to = [max(its.rms_of(g), NEGLIGIBLE * whole) for g in groups]
         best = (widest, Scale(axis, tuple(tuple(sorted(g)) for g in groups), tuple(held_to)))
     return best[1] if best is not None else None
+
+
+def _grouped(its: _Sums) -> tuple[list[list[int]], float]:
+    """Entries by scale, the smallest first, and the widest gap between two of them."""
+    rms = its.rms
+    order = [int(i) for i in np.argsort(rms, kind="stable")]
+    likely = (its.low >= 0.0) & (its.high <= 1.0)
+    groups, widest = [[order[0]]], 0.0
+    for before, entry in pairwise(order):
+        ratio = rms[entry] / rms[before] if rms[before] > 0.0 else 0.0
+        if ratio >= APART and its.fewest >= MIN_VALUES and not (likely[before] and likely[entry]):
+            groups.append([])
+            widest = max(widest, float(ratio))
+        groups[-1].append(entry)
+    chances = [i for i in order if likely[i]]
+    gap = float(rms[~likely].min(initial=np.inf)) / max(its.rms_of(chances), 1e-300)
+    some = bool((its.high[likely] >= POSSIBLE).any())
+    if some and not likely.all() and gap >= BESIDE:
+        others = [[i for i in group if not likely[i]] for group in groups]
+        groups, widest = [chances, *filter(None, others)], max(widest, gap)
+    return groups, widest

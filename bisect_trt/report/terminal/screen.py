@@ -19,7 +19,7 @@ from bisect_trt.report.pieces.reduced import figures, nothing_bad, reduced_how
 from bisect_trt.report.pieces.reduced import headline as headline_of_piece
 from bisect_trt.report.record.record import Record
 from bisect_trt.report.record.tables import OUTPUT_COLUMNS, suspect_layers
-from bisect_trt.report.words.headline import answer_lines, files_line
+from bisect_trt.report.words.headline import FIRST_KINDS, answer_lines, files_line
 from bisect_trt.report.words.sentences import (
     is_least,
     judged_by,
@@ -82,7 +82,7 @@ def _print_findings(console: Console, result: Record, whole: str) -> None:
     harmless, so one line for all. ``whole`` is where the others are.
     """
     vanishing = [f for f in result.findings if f.kind == VANISHING]
-    said = (VANISHING, "alike", "not-covered")  # the last two are among the first lines
+    said = (VANISHING, *FIRST_KINDS)
     others = [f for f in result.findings if f.kind not in said]
     others.sort(key=lambda f: (not f.weighty, f.kind == "input"))
     kinds = Counter[str]()

@@ -97,13 +97,15 @@ def answer_lines(result: Record) -> list[str]:
     return lines
 
 
-_FIRST_KINDS = ("alike", "not-covered")
+FIRST_KINDS = ("alike", "offset", "quiet", "overflow-lost", "not-covered")
+"""Kinds of findings that the first lines say."""
+
 _FIRST_LINES = 3
 
 
 def _not_covered(result: Record) -> list[str]:
     """Which inputs nothing was seen of, in the first lines."""
-    found = [f.message for kind in _FIRST_KINDS for f in result.findings if f.kind == kind]
+    found = [f.message for kind in FIRST_KINDS for f in result.findings if f.kind == kind]
     return [f"{text[0].upper()}{text[1:]}." for text in found[:_FIRST_LINES]]
 
 

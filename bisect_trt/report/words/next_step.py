@@ -144,7 +144,7 @@ def _held_on_given(result: Record) -> str:
     that is nearly as many.
     """
     pins, table = len(result.plan.pinned), result.frontier
-    if table.empty:
+    if table.empty or not pins:
         return ""
     held = table[
         (table["given_passed"] == table["given_tested"]) & (table["pins"] <= _FEWER * pins)

@@ -40,8 +40,8 @@ _SWALLOW_CASTS = (
     "LayerNormFusionL2",
     "SimplifiedLayerNormFusion",
 )
-"""Fusions that take the casts around a normalisation into it, and whose node has no kernel for BF16
-on a CPU: a model whose written-out LayerNorm is pinned as a whole was refused. FP16 has one."""
+"""Fusions that take the casts around a normalisation into it: their node has no kernel for BF16 on
+a CPU, and may read two types (a written-out LayerNorm that is pinned as a whole)."""
 
 
 class WholeModelRunner:
@@ -163,7 +163,7 @@ class WholeModelRunner:
             made,
             quantised=graph.quantised,
             constants=self._constants,
-            without=_SWALLOW_CASTS if plan.base is Precision.BF16 else (),
+            without=_SWALLOW_CASTS,
         )
         self._turns.trim()
         return session

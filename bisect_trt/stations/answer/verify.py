@@ -98,7 +98,7 @@ def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verifica
     began = time.perf_counter()
     settings = _as_saved(settings, saved)
     if settings.rewrite is None:  # refused before a folder is made
-        saved.check_model(load_source(settings.model, settings.precision).graph)
+        saved.check_model(load_source(settings.model).graph)
     case = load(settings, observer, searches=False)
     if case.judged:  # layers behind the judged part are in FP32 in the model to ship
         judged = replace(saved.plan, pinned=saved.plan.pinned.intersection(case.graph.names))

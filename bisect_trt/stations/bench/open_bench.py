@@ -19,7 +19,7 @@ from bisect_trt.stations.bench.emulator_workers import fewer_hired, open_fleet
 from bisect_trt.stations.bench.engine_ahead import begin as begin_engine
 from bisect_trt.stations.bench.engine_choice import idle_options, open_engine
 from bisect_trt.stations.bench.run_folder import claimed_folder, folder_of
-from bisect_trt.stations.bench.scales import scale_findings, with_scales
+from bisect_trt.stations.bench.scales import with_scales
 from bisect_trt.stations.case.case import Case
 
 _ONLY_EMULATED = (
@@ -90,9 +90,9 @@ def _opened(
         heard = TimedObserver(observer, clock)
         references = references_of(case, folder)
         opened.enter_context(closing(references))
-        case = with_scales(case, references, journal)
+        case, of_scales = with_scales(case, references, journal)
         bench = Bench(case, heard, folder, journal, engine, emulator, fleet, clock, references)
-        for finding in (*findings, *noted, *scale_findings(case)):
+        for finding in (*findings, *noted, *of_scales):
             bench.note(finding)
         if engine is None and (words := idle_options(case.settings)):
             bench.note(Finding("no-engine", "", words))

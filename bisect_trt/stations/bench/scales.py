@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from bisect_trt.core.errors import BadInputError, RunnerFailedError
 from bisect_trt.core.finding import Finding
-from bisect_trt.core.names import counted
+from bisect_trt.core.names import counted, some_of
 from bisect_trt.numerics.arrays import Arrays
 from bisect_trt.numerics.requirements.scales import Scale, measure_scales
 from bisect_trt.probe.journal import Journal, Row, content_key
@@ -17,10 +20,17 @@ from bisect_trt.version import __version__
 
 _NAMED_ENTRIES = 4
 
+_STEADY, _ROUNDING = 30.0, 1e-6
+"""An output that varies by less than a thirtieth of its RMS is held to a third of what it varies by
+or more; by less than a millionth it is constant."""
 
-def with_scales(case: Case, references: References, journal: Journal) -> Case:
-    """``case`` with the scales of its outputs, where a requirement is judged by them and no saved
-    plan has brought them: recalled from the journal, or measured on the given inputs.
+_QUIET = 100.0
+
+
+def with_scales(case: Case, references: References, journal: Journal) -> tuple[Case, list[Finding]]:
+    """``case`` with the scales of its outputs, and what a reader should know of them, where a
+    requirement is judged by scale and no saved plan has brought them: recalled from the journal, or
+    measured on the given inputs.
 
     Args:
         case: the model, the inputs and the requirements.
@@ -32,27 +42,74 @@ def with_scales(case: Case, references: References, journal: Journal) -> Case:
     """
     asked = case.requirements
     if asked.scales or not any(item.by_scale for item in asked.items):
-        return case
+        return case, _groups(asked.scales)
     digests = [sample.digest for sample in case.samples]
     key = content_key(__version__, case.model.digest, "scales", case.judged, digests)
     known = journal.recall(key)
-    if known is not None:
-        scales = {name: Scale.from_json(told) for name, told in known[0].items()}
-    else:
+    if known is None:
+        sums: dict[str, list[_Sums]] = {}
         try:
             references.prepare(case.samples, lambda: None)
-            scales = measure_scales(_outputs(case, references), _static_axes(case))
+            scales = measure_scales(_outputs(case, references, sums), _static_axes(case))
         except RunnerFailedError as error:
             raise BadInputError(str(error)) from error
         told = {name: scale.as_json() for name, scale in scales.items()}
-        journal.record_later(Row(key, "scales", told))
-    return replace(case, requirements=replace(asked, scales=scales))
+        remarks = [r for name, scale in scales.items() for r in _remarks(name, scale, sums[name])]
+        journal.record_later(Row(key, "scales", {"scales": told, "remarks": remarks}))
+    else:
+        scales = {name: Scale.from_json(told) for name, told in known[0]["scales"].items()}
+        remarks = known[0]["remarks"]
+    found = [Finding(kind, name, message) for kind, name, message in remarks]
+    case = replace(case, requirements=replace(asked, scales=scales))
+    return case, [*found, *_groups(scales)]
 
 
-def scale_findings(case: Case) -> list[Finding]:
+@dataclass(frozen=True)
+class _Sums:
+    """Of an output on one input: the sum, the sum of squares and the number of finite values."""
+
+    sample: str
+    total: float
+    squares: float
+    count: int
+
+    @property
+    def rms(self) -> float:
+        return math.sqrt(self.squares / max(self.count, 1))
+
+
+def _remarks(name: str, scale: Scale, sums: Sequence[_Sums]) -> list[tuple[str, str, str]]:
+    """An output that hardly varies beside its mean, and inputs that are quiet beside others: the
+    kind, the output and the sentence of each.
+    """
+    count = max(sum(s.count for s in sums), 1)
+    mean, squares = sum(s.total for s in sums) / count, sum(s.squares for s in sums) / count
+    rms, deviation = math.sqrt(squares), math.sqrt(max(squares - mean * mean, 0.0))
+    if scale.axis is not None:
+        return []
+    found = []
+    if _ROUNDING * rms < deviation < rms / _STEADY:
+        message = (
+            f"output {name!r} varies by {deviation:.3g} only around {mean:.4g}, and its errors are "
+            f"held to 1 % of the latter: ask for what matters, --requirement '{name}:max_abs<=X'"
+        )
+        found.append(("offset", name, message))
+    quiet = [s for s in sums if 0.0 < s.rms < rms / _QUIET]
+    if quiet:
+        whose = some_of([repr(s.sample) for s in quiet], _NAMED_ENTRIES)
+        message = (
+            f"output {name!r} is quiet on {whose} (RMS {quiet[0].rms:.3g}, of all inputs "
+            f"{rms:.3g}) and held to its own RMS there: ask for max_abs, or leave it out, if that "
+            "alone misses"
+        )
+        found.append(("quiet", name, message))
+    return found
+
+
+def _groups(scales: Mapping[str, Scale]) -> list[Finding]:
     """A finding for each output that is judged group by group."""
     found = []
-    for name, scale in case.requirements.scales.items():
+    for name, scale in scales.items():
         if scale.axis is None:
             continue
         groups = "; ".join(
@@ -71,8 +128,18 @@ def scale_findings(case: Case) -> list[Finding]:
     return found
 
 
-def _outputs(case: Case, references: References) -> Iterator[Arrays]:
-    return (references.of(sample) for sample in case.samples)
+def _outputs(case: Case, references: References, sums: dict[str, list[_Sums]]) -> Iterator[Arrays]:
+    """The outputs of each given input; ``sums`` is filled on the way."""
+    for sample in case.samples:
+        outputs = references.of(sample)
+        for name, array in outputs.items():
+            if array.dtype.kind == "f":
+                values = array[np.isfinite(array)].astype(np.float64)
+                told = _Sums(
+                    sample.name, float(values.sum()), float(values @ values), int(values.size)
+                )
+                sums.setdefault(name, []).append(told)
+        yield outputs
 
 
 def _static_axes(case: Case) -> dict[str, list[bool]]:

@@ -183,7 +183,7 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Ca
         BadInputError: names the file, tensor or option that cannot be used.
     """
     observer.station("load")
-    source = load_source(settings.model, settings.precision)
+    source = load_source(settings.model)
     model, lifted = source.model, source.lifted
     if lifted is not None and settings.precision is Precision.FP16:  # the default
         settings = replace(settings, precision=lifted.precision)

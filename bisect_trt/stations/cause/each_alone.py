@@ -154,8 +154,11 @@ def ranked_on(case: Case, bench: Bench, unseen: Unseen | None) -> tuple[Sample, 
     # What refused everything lowered shows what is wrong with it; the panel may not.
     refused = unseen.refused.samples if unseen.refused is not None else ()
     missed = evenly(refused, min(len(refused), -(-(count - len(first)) // 2)))
-    # What everything lowered does worst on may be seen on no other: positions beyond 256, say.
+    # What everything lowered does worst on may be seen on no other: positions beyond 256, say. Of
+    # infinities none is the worst.
     worst = _worst(case, bench, others, 1) if not missed else []
+    known = [bench.prober.known(case.base, s) for s in worst]
+    worst = worst if all(k is not None and math.isfinite(k.score) for k in known) else []
     left = [s for s in others if s not in worst]
     drawn = [*missed, *worst, *evenly(left, max(0, count - len(first) - len(missed) - len(worst)))]
     # Where FP32 misses, so does each layer alone.
