@@ -21,6 +21,9 @@ TF32_SPLITTER = np.float32(2.0**13 + 1.0)
 """
 
 STORAGE_DTYPE = {Precision.FP16: np.dtype(np.float16), Precision.BF16: np.dtype(ml_dtypes.bfloat16)}
+INFINITE_FROM = {Precision.FP16: 65520.0}
+"""Magnitudes from which on values round to infinity; BF16's are beyond FP32's own sums."""
+
 LARGEST = {Precision.FP16: 65504.0, Precision.BF16: float(np.ldexp(255.0, 120))}
 STEPS = {Precision.TF32: 2.0**-11, Precision.FP16: 2.0**-11, Precision.BF16: 2.0**-8}
 """The most that rounding moves a value, relative to it: half a unit of the last place."""

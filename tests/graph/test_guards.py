@@ -101,6 +101,17 @@ SWALLOWED = {
     "ReduceMin": Kernel("ReduceMin", with_bad(ROWS, NAN), attributes={"axes": [1]}),
     "ArgMax": Kernel("ArgMax", with_bad(ROWS, NAN), attributes={"axis": 1}),
     "ArgMin": Kernel("ArgMin", with_bad(ROWS, NAN), attributes={"axis": 1, "keepdims": 0}),
+    **{
+        f"{op}, opset {opset}": Kernel(op, with_bad(shape, NAN), opset=opset, attributes=how)
+        for opset in (7, 8)
+        for op, shape, how in (
+            ("GlobalMaxPool", IMAGE, {}),
+            ("ReduceMax", ROWS, {"axes": [1]}),
+            ("ReduceMin", ROWS, {"axes": [1]}),
+            ("ArgMax", ROWS, {"axis": 1}),
+            ("ArgMin", ROWS, {"axis": 1}),
+        )
+    },
     "ArgMax, opset 18": Kernel("ArgMax", with_bad(ROWS, NAN), attributes={"axis": 1}, opset=18),
     "Clip from below": Kernel("Clip", with_bad(ROWS, INF), (np.float32(0),)),
     "Clip from above": Kernel("Clip", with_bad(ROWS, -INF), (None, np.float32(0))),

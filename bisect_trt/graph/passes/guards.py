@@ -50,11 +50,28 @@ def guarded(
         return _recurrent(node, sorted(floats), fresh)
     if node.op_type == "Clip":
         return _clip(node, fresh, opset)
-    if opset < _HAS_IS_NAN:
-        return [node]
     if node.op_type in MAXIMA:
-        return _maximum(node, fresh)
+        return _maximum(node, fresh, opset)
     return _place(node, fresh, opset) if node.op_type in PLACES else [node]
+
+
+def _is_nan(name: str, given: str, fresh: Callable[[str], str], opset: int) -> list[onnx.NodeProto]:
+    """What makes the truth values ``given``: whether those of ``name`` are NaN, which are neither
+    below 1 nor above -1.
+    """
+    if opset >= _HAS_IS_NAN:
+        return [helper.make_node("IsNaN", [name], [given])]
+    one, less, below, above, either = (
+        fresh(f"{given}_{what}") for what in ("one", "less", "below", "above", "either")
+    )
+    return [
+        _constant(one, np.float32(1.0)),
+        _constant(less, np.float32(-1.0)),
+        helper.make_node("Less", [name, one], [below]),
+        helper.make_node("Greater", [name, less], [above]),
+        helper.make_node("Or", [below, above], [either]),
+        helper.make_node("Not", [either], [given]),
+    ]
 
 
 def _recurrent(
@@ -78,7 +95,7 @@ def _recurrent(
     return [*made, node, *after]
 
 
-def _maximum(node: onnx.NodeProto, fresh: Callable[[str], str]) -> list[onnx.NodeProto]:
+def _maximum(node: onnx.NodeProto, fresh: Callable[[str], str], opset: int) -> list[onnx.NodeProto]:
     """The first output plus 0 / 0 where the same operator meets a NaN, else 0 / 1."""
     name = node.output[0]
     broken, seen, found = (fresh(f"{name}__{what}") for what in ("nan", "seen", "found"))
@@ -90,23 +107,21 @@ def _maximum(node: onnx.NodeProto, fresh: Callable[[str], str]) -> list[onnx.Nod
     again.input[0] = seen
     del again.output[1:]
     again.output[0] = found
-    made = [
+    negated = fresh(f"{name}__turned") if node.op_type == "ReduceMin" else ""
+    if negated:  # the smallest of minus one and zero
+        again.input[0] = negated
+    return [
         node,
-        helper.make_node("IsNaN", [node.input[0]], [broken]),
+        *_is_nan(node.input[0], broken, fresh, opset),
         helper.make_node("Cast", [broken], [seen], to=TensorProto.FLOAT),
+        *([helper.make_node("Neg", [seen], [negated])] if negated else []),
         again,
         _constant(one, np.float32(1.0)),
         _constant(zero, np.float32(0.0)),
-        helper.make_node("Sub", [one, found], [rest]),
+        helper.make_node("Add" if negated else "Sub", [one, found], [rest]),
         helper.make_node("Div", [zero, rest], [lost]),
         helper.make_node("Add", [node.output[0], lost], [name]),
     ]
-    if node.op_type == "ReduceMin":  # the smallest of minus one and zero
-        turned = fresh(f"{name}__turned")
-        again.input[0] = turned
-        made.insert(3, helper.make_node("Neg", [seen], [turned]))
-        made[-3] = helper.make_node("Add", [one, found], [rest])
-    return made
 
 
 def _place(node: onnx.NodeProto, fresh: Callable[[str], str], opset: int) -> list[onnx.NodeProto]:
@@ -120,7 +135,7 @@ def _place(node: onnx.NodeProto, fresh: Callable[[str], str], opset: int) -> lis
     node.output[0] = fresh(f"{name}__kernel")
     made = [
         node,
-        helper.make_node("IsNaN", [node.input[0]], [broken]),
+        *_is_nan(node.input[0], broken, fresh, opset),
         helper.make_node("Cast", [broken], [seen], to=TensorProto.FLOAT),
         _constant(lost, np.int64(LOST)),
     ]
@@ -130,9 +145,20 @@ def _place(node: onnx.NodeProto, fresh: Callable[[str], str], opset: int) -> lis
         made.append(helper.make_node("ReduceMax", [seen, axes], [found], keepdims=keeps))
     else:
         made.append(helper.make_node("ReduceMax", [seen], [found], axes=[axis], keepdims=keeps))
-    made.append(helper.make_node("Cast", [found], [is_lost], to=TensorProto.BOOL))
-    made.append(helper.make_node("Where", [is_lost, lost, node.output[0]], [name]))
-    return made
+    if opset >= _HAS_IS_NAN:
+        made.append(helper.make_node("Cast", [found], [is_lost], to=TensorProto.BOOL))
+        made.append(helper.make_node("Where", [is_lost, lost, node.output[0]], [name]))
+        return made
+    one, rest, kept, put = (fresh(f"{name}__{what}") for what in ("one", "rest", "kept", "put"))
+    return [
+        *made,
+        helper.make_node("Cast", [found], [is_lost], to=TensorProto.INT64),
+        _constant(one, np.int64(1)),
+        helper.make_node("Sub", [one, is_lost], [rest]),
+        helper.make_node("Mul", [node.output[0], rest], [kept]),
+        helper.make_node("Mul", [is_lost, lost], [put]),
+        helper.make_node("Add", [kept, put], [name]),
+    ]
 
 
 def _clip(node: onnx.NodeProto, fresh: Callable[[str], str], opset: int) -> list[onnx.NodeProto]:

@@ -13,7 +13,7 @@ from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.names import some_of
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.model.layers import node_names
-from bisect_trt.graph.tensors.operator_rules import FLOAT, is_standard, schema_of
+from bisect_trt.graph.tensors.operator_rules import FLOAT, STORAGE_TYPE, is_standard, schema_of
 from bisect_trt.graph.tensors.tensor_types import UNKNOWN, captured_names, opset_of
 
 _KNOWN_DOMAINS = frozenset({"ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc"})
@@ -32,7 +32,7 @@ def names_of(texts: Iterable[str], model: onnx.ModelProto) -> list[str]:
     made = {name for node in model.graph.node for name in node.output if name}
     found: list[str] = []
     for text in texts:
-        for name in [text] if text in made else text.split(","):
+        for name in [text] if text in made else filter(None, text.split(",")):
             if name.strip() not in made:
                 raise BadInputError(
                     f"--outputs {name.strip()}: no node of the model gives such a tensor; "
@@ -66,11 +66,17 @@ def tail_outputs(model: onnx.ModelProto, *, of_rows: bool) -> tuple[list[str], l
         return [], []
     graph = Graph(model)
     made = {o for node in nodes for o in node.output if o} - behind
+    # A plugin of a lifted source reads casts, whose inputs are what is judged.
+    casts = {
+        node.output[0]: node.input[0]
+        for node in nodes
+        if node.op_type == "Cast" and graph.types.type_of(node.output[0]) in STORAGE_TYPE.values()
+    }
     # Floats alone: what an NMS is told beside them are limits and counts.
     wanted = [
         name
         for index in first
-        for name in nodes[index].input
+        for name in (casts.get(given, given) for given in nodes[index].input)
         if name in made
         and name not in graph.constants
         and graph.types.type_of(name) in (FLOAT, UNKNOWN)

@@ -56,11 +56,12 @@ class BoxMatch:
 
         Args:
             reference: outputs by name, boxes (N, 4) or (batch, N, 4), scores and classes (N,),
-                (batch, N) or with a last axis of classes, whose largest score counts.
+                (batch, N), or scores with an axis of classes behind or before that of the boxes, of
+                which the largest counts.
             candidate: the same of a plan, with any N.
 
         Raises:
-            BadInputError: an output has another rank.
+            BadInputError: an output has another shape.
         """
         matched = total = 0
         for ref, got in zip(self._images(reference), self._images(candidate), strict=True):
@@ -68,27 +69,40 @@ class BoxMatch:
             matched += self._matched(ref, got)
         return matched / total if total else 1.0
 
+    def count(self, outputs: Arrays) -> int:
+        """How many boxes ``outputs`` hold.
+
+        Raises:
+            BadInputError: an output has another shape.
+        """
+        return sum(len(boxes) for boxes, _, _ in self._images(outputs))
+
     def _images(self, outputs: Arrays) -> list[_Boxes]:
         """Corners, scores and classes of each image's boxes; rows without a score are padding."""
         boxes, scores = self._taken(outputs, self.boxes), self._taken(outputs, self.scores)
         if boxes.ndim == 2:
             boxes, scores = boxes[None], scores[None]
-        if boxes.ndim != 3 or boxes.shape[-1] != 4 or scores.ndim not in (2, 3):
+        images = boxes.shape[:2]
+        if scores.ndim == 3 and scores.shape[:2] != images and scores.shape[::2] == images:
+            scores = scores.swapaxes(1, 2)  # classes before boxes, as NonMaxSuppression takes them
+        classes = self._taken(outputs, self.classes) if self.classes is not None else None
+        size = int(np.prod(images)) if classes is None else classes.size
+        fits = scores.shape[:2] == images and scores.ndim in (2, 3) and size == np.prod(images)
+        if boxes.ndim != 3 or boxes.shape[-1] != 4 or not fits:
+            told = "" if classes is None else f" and classes {classes.shape}"
             raise BadInputError(
-                f"--requirement {BOX_MATCH}: boxes have shape {boxes.shape} and scores "
-                f"{scores.shape}; give boxes (batch, N, 4) and scores (batch, N), by slices of the "
-                "outputs where they hold more"
+                f"--requirement {BOX_MATCH}: boxes have shape {boxes.shape}, scores "
+                f"{scores.shape}{told}; give boxes (batch, N, 4), scores and classes (batch, N), "
+                "by slices of the outputs where they hold more"
             )
         found: list[_Boxes] = []
-        classes = self._taken(outputs, self.classes) if self.classes is not None else None
-        if classes is not None and classes.ndim == 1:
-            classes = classes[None]
+        classes = None if classes is None else classes.reshape(images)
         for image, (its, of_all) in enumerate(zip(boxes, scores, strict=True)):
             many = of_all.ndim == 2 and of_all.shape[1] > 1
             best = of_all.max(axis=1) if of_all.ndim == 2 else of_all
             kinds = of_all.argmax(axis=1) if many else np.zeros(len(best))
             if classes is not None:
-                kinds = classes[image].reshape(len(best))
+                kinds = classes[image]
             real = best > 0.0
             found.append((_CORNERS[self.layout](its[real]), best[real], kinds[real]))
         return found
@@ -184,7 +198,7 @@ def _slices(text: str, part: str | None) -> Slices:
             bounds = [int(n) if n else None for n in numbers]
         except ValueError:
             bounds = []
-        if not 1 <= len(bounds) <= 3 or bounds == [None]:
+        if not 1 <= len(bounds) <= 3 or bounds == [None] or bounds[2:] == [0]:
             raise BadInputError(f"--requirement {text!r}: [{part}] is no slice")
         first = bounds[0]
         found.append(slice(*bounds) if len(bounds) > 1 or first is None else first)

@@ -191,14 +191,16 @@ def _read(text: str, own: Sequence[str]) -> Requirement:
         _check_metric(item, own)
     else:
         metric = text.rpartition(":")[2].partition("@")[0]
-        if metric in (*METRICS, *own) or is_decision(metric):
+        named = metric in (*METRICS, *own) or is_decision(metric)
+        if named and not set(metric) & set("<>="):
             raise BadInputError(
                 f"--requirement {text!r}: has no bound; quote it, for the shell takes < and > for "
                 f"itself: --requirement '{text}>=0.99'"
             )
         raise BadInputError(
             f"--requirement {text!r}: not understood; write METRIC<=VALUE, OUTPUT:METRIC>=VALUE, "
-            "METRIC@mean<=VALUE or atol=A,rtol=R (atol=A,rtol=R@p95)"
+            "METRIC@mean<=VALUE, atol=A,rtol=R (atol=A,rtol=R@p95) or "
+            f"{BOX_MATCH}(BOXES,SCORES)>=VALUE"
         )
     if not (math.isfinite(item.limit) and math.isfinite(item.relative)):
         raise BadInputError(f"--requirement {text!r}: its number is too large for any; mend it")

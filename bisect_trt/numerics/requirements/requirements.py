@@ -150,12 +150,14 @@ class Judged:
 class Requirements:
     """All conditions of a run. ``metrics`` are the user's own for one input, ``collective`` those
     for all inputs at once. ``scales`` are those of the float outputs over all given inputs.
+    ``limits`` are magnitudes from which on the type that an output is stored in has infinity.
     """
 
     items: tuple[Requirement, ...]
     metrics: Mapping[str, TaskMetric]
     collective: Mapping[str, CollectiveMetric] = field(default_factory=dict)
     scales: Mapping[str, Scale] = field(default_factory=dict)
+    limits: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def of_sets(self) -> bool:
@@ -201,6 +203,7 @@ class Requirements:
         Raises:
             BadInputError: a metric of the user's is at fault.
         """
+        candidate = {name: self._as_stored(name, array) for name, array in candidate.items()}
         errors = {name: tensor_error(reference[name], candidate[name]) for name in reference}
         seen = {i.output for i in self.items if not self._is_users(i)}
         of_all = None in seen or any(self._is_users(item) for item in self.items)
@@ -236,6 +239,13 @@ class Requirements:
             values.append(value)
             worst = max(worst, item.score_of(value)) if found else worst
         return Judged(worst, tuple(values), errors)
+
+    def _as_stored(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
+        """Infinite where the output's own type cannot hold the value; unrounded elsewhere."""
+        limit = self.limits.get(name)
+        if limit is None or not np.any(np.abs(array) >= limit):
+            return array
+        return np.where(np.abs(array) >= limit, np.copysign(np.inf, array), array)
 
     def _is_users(self, item: Requirement) -> bool:
         """Whether it sees all outputs, and is not for those that are not finite."""

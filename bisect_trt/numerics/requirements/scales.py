@@ -110,6 +110,11 @@ class Scale:
         rms = tuple(float(value) for value in told["rms"])
         if not groups or len(groups) != len(rms):
             raise ValueError("a scale needs an RMS for each group")
+        if not all(math.isfinite(value) and value >= 0.0 for value in rms):
+            raise ValueError("an RMS is a number, and not negative")
+        entries = sorted(entry for group in groups for entry in group)
+        if axis is not None and (axis < 1 or entries != list(range(len(entries)))):
+            raise ValueError("each entry of an axis is in one group")
         return Scale(None if axis is None else int(axis), groups, rms)
 
 

@@ -17,7 +17,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from bisect_trt.core.machine.memory import give_back
-from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.core.sample import Sample
 from bisect_trt.graph.model.graph import Graph, as_graph
 from bisect_trt.graph.passes.capable import with_roundings

@@ -38,9 +38,10 @@ def note_left_overflowing(case: Case, known: Known, bench: Bench, answer: Precis
     if known.baselines is None or not case.settings.precision.is_storage:
         return
     table = known.baselines.layers
-    finite = table["introduced_finite"].astype(bool) | table["underflows"].astype(bool)
     lowered = set(case.names) - answer.pinned - unreached(case.graph)
-    left = [str(name) for name in table.loc[~finite, "layer"] if name in lowered]
+    left = [
+        str(name) for name in table.loc[table["overflows"].astype(bool), "layer"] if name in lowered
+    ]
     if not left:
         return
     count = "1 layer leaves" if len(left) == 1 else f"{len(left)} layers leave"

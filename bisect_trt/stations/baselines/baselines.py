@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
 from bisect_trt.core.diagnosis import Cause, Diagnosis
@@ -114,7 +115,7 @@ def measure_baselines(case: Case, bench: Bench) -> Baselines:
     )
     where = missed_on(case, bench.prober, fp32.plan) + _reduced_already(case)
     if fp32.verdict is Verdict.NON_FINITE:
-        where += _swallowed(case)
+        where += _swallowed(case, bench)
     diagnosis = _diagnose(fp32, tf32, last, precision, where) if settled else None
     return Baselines(fp32, tf32, reduced, second, layers, findings, diagnosis)
 
@@ -182,8 +183,20 @@ def _reduced_already(case: Case) -> str:
     return f" But {told[0]}." if told else ""
 
 
-def _swallowed(case: Case) -> str:
-    """Where the reference itself may hold NaN that its kernels hide."""
+def _swallowed(case: Case, bench: Bench) -> str:
+    """Where the reference itself may hold NaN that its kernels hide, or what an output's own type
+    cannot.
+    """
+    limits = case.requirements.limits
+    for name, limit in limits.items():
+        largest = max(
+            float(np.abs(bench.references.of(s)[name]).max(initial=0.0)) for s in case.samples
+        )
+        if largest >= limit:
+            return (
+                f" Output {name!r} reaches {largest:.3g}, which its type in the source, FP16, "
+                "cannot hold: declare that output FLOAT."
+            )
     nodes = zip(case.graph.proto.graph.node, case.graph.names, strict=True)
     names = [name for node, name in nodes if node.op_type in SWALLOWING]
     if not names:

@@ -39,6 +39,7 @@ _UNKNOWN: dict[str, Any] = {
     "finite": False,
     **dict.fromkeys(("introduced_max_abs", "introduced_snr_db", "ref_min", "ref_max"), math.nan),
     "introduced_finite": True,
+    "overflows": False,
     "underflows": False,
 }
 """Of a layer behind one that cannot be computed."""
@@ -158,7 +159,7 @@ class _Found:
         self._samples = samples
         self._accumulated: dict[str, list[list[TensorError]]] = {}
         self._introduced: dict[str, list[list[TensorError]]] = {}
-        self._underflows: dict[str, bool] = {}
+        self._overflows, self._underflows = set[str](), set[str]()
         # Many channels of thousands of layers are large: they are float32's, and let go early.
         self._peaks: dict[str, NDArray[np.float32]] = {}
         # Without their names, which are the same of all.
@@ -179,14 +180,13 @@ class _Found:
         if seen.shape == found.shape:
             np.maximum(seen, found, out=seen)
         if not layer.finite.result():
-            underflows = self._underflows.get(layer.layer, True)
-            self._underflows[layer.layer] = underflows and layer.in_range
+            (self._underflows if layer.in_range else self._overflows).add(layer.layer)
 
     def _end(self, layer: str) -> None:
         """Turn what there is of ``layer`` into its row."""
         row = (
             _row(self._accumulated.pop(layer), self._introduced.pop(layer))
-            | {"underflows": self._underflows.get(layer, False)}
+            | {"overflows": layer in self._overflows, "underflows": layer in self._underflows}
             | vars(quartiles(self._peaks.pop(layer)))
         )
         self._names, self._rows[layer] = tuple(row), tuple(row.values())

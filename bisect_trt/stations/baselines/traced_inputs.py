@@ -14,6 +14,7 @@ from bisect_trt.core.sample import Sample, evenly
 from bisect_trt.numerics.blocks import largest_finite
 from bisect_trt.numerics.rounding import LARGEST, rounded
 from bisect_trt.probe.journal import Row
+from bisect_trt.probe.result import meets
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.case.case import Case
 
@@ -75,6 +76,19 @@ def ranges_asked(case: Case, usual_seconds: float) -> int:
         return 0
     fitting = int(_ASKED_S / (_INFERENCES * usual_seconds))
     return max(0, min(len(case.samples) - MOST_TRACED, _MOST_ASKED, fitting))
+
+
+def misses_within(case: Case, bench: Bench) -> bool:
+    """Whether everything lowered misses a given input on which no layer exceeds the range.
+
+    Args:
+        case: the given inputs.
+        bench: knows how they do, and runs them node by node.
+    """
+    known = [(s, bench.prober.known(case.base, s)) for s in case.samples]
+    missed = [s for s, found in known if found is not None and not meets(found, 1.0)]
+    beyond = _beyond(case, bench, evenly(missed, _MOST_ASKED))
+    return any(not layers for layers in beyond.values())
 
 
 def _beyond(case: Case, bench: Bench, samples: Sequence[Sample]) -> dict[str, set[str]]:

@@ -18,6 +18,7 @@ from bisect_trt.stations.bench.emulator_choice import emulator_device, open_emul
 from bisect_trt.stations.bench.emulator_workers import fewer_hired, open_fleet
 from bisect_trt.stations.bench.engine_ahead import begin as begin_engine
 from bisect_trt.stations.bench.engine_choice import idle_options, open_engine
+from bisect_trt.stations.bench.parts import check_parts
 from bisect_trt.stations.bench.run_folder import claimed_folder, folder_of
 from bisect_trt.stations.bench.scales import with_scales
 from bisect_trt.stations.case.case import Case
@@ -90,6 +91,7 @@ def _opened(
         heard = TimedObserver(observer, clock)
         references = references_of(case, folder)
         opened.enter_context(closing(references))
+        check_parts(case, references)
         case, of_scales = with_scales(case, references, journal)
         bench = Bench(case, heard, folder, journal, engine, emulator, fleet, clock, references)
         for finding in (*findings, *noted, *of_scales):

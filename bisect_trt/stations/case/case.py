@@ -32,6 +32,7 @@ from bisect_trt.numerics.draws.variants import check_kinds
 from bisect_trt.numerics.requirements.requirement_text import load_metrics, parse_requirements
 from bisect_trt.numerics.requirements.requirements import Requirements
 from bisect_trt.numerics.requirements.user_metric import UserMetric
+from bisect_trt.numerics.rounding import INFINITE_FROM
 from bisect_trt.probe.journal import content_key
 from bisect_trt.runners.ort.lookups import Lookups
 from bisect_trt.runners.ort.reference import Reference
@@ -230,6 +231,9 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Ca
         findings = (Finding("judged-part", outputs[0], words(outputs, cut_at)), *findings)
     if lifted is not None:
         findings = (Finding("lifted", "", lifted.sentence), *findings)
+    limit = INFINITE_FROM.get(lifted.precision) if lifted is not None else None
+    if lifted is not None and limit is not None:
+        requirements = replace(requirements, limits=dict.fromkeys(lifted.outputs, limit))
     findings += odd_outputs(graph, requirements, [layer.name for layer in layers])
     if requirements.of_sets and settings.asked_of_given < 1.0:
         findings += (Finding("holds-on", "", _ALL_TOGETHER.format(settings.asked_of_given)),)

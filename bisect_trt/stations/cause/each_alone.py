@@ -119,7 +119,7 @@ def layers_seen(
     if not broken or not samples:
         return layers
     there = trace_layers(case, bench, evenly(samples, MOST_TRACED)).set_index("layer")
-    columns = ["introduced_finite", "underflows"]
+    columns = ["introduced_finite", "overflows", "underflows"]
     rows = layers["layer"].isin(broken)
     layers = layers.copy()
     layers.loc[rows, columns] = there.loc[layers.loc[rows, "layer"], columns].to_numpy()

@@ -50,6 +50,7 @@ def diagnose_reduced(
     suspects: Suspects,
     where: str = "",
     *,
+    misses_within: Callable[[], bool] = lambda: False,
     layers: int,
     alone: Callable[[str], ProbeResult] | None = None,
     together: bool = False,
@@ -64,12 +65,13 @@ def diagnose_reduced(
 
     Args:
         base: the probe of everything lowered.
-        table: a row a layer, with ``introduced_finite`` and ``underflows``.
+        table: a row a layer, with ``overflows`` and ``underflows``.
         sensitivity: what each layer does alone.
         pinned: the scores without a set of pins and with it, of the same inputs.
         precision: for the sentence.
         suspects: layers whose constants leave the range.
         where: what the scores are the worst of, where these are not the given inputs alone.
+        misses_within: whether an input misses on which no layer exceeds the range.
         layers: how many are searched.
         alone: everything pinned but one layer, on the given inputs; where what they are asked
             together is missed, of which one input's score says nothing.
@@ -77,7 +79,7 @@ def diagnose_reduced(
     """
     name = precision.value.upper()
     ends = _Ends(table, suspects, precision)
-    found = _beyond_an_end(ends, pinned, sensitivity.must_pin)
+    found = _beyond_an_end(ends, pinned, sensitivity.must_pin, misses_within)
     if found:
         return Diagnosis.of(found)
     scores = sensitivity.scores
@@ -136,16 +138,17 @@ class _Ends:
         self.precision = precision
         self._suspects = suspects
         self._rows = table.set_index("layer")
-        broken = ~self._rows["introduced_finite"].astype(bool)
-        small = self._rows["underflows"].astype(bool)
         names = [str(n) for n in self._rows.index]
-        beyond = {str(n) for n in self._rows.index[broken & ~small]}
-        divides = {str(n) for n in self._rows.index[broken & small]}
+        beyond = {str(n) for n in self._rows.index[self._rows["overflows"].astype(bool)]}
+        divides = {str(n) for n in self._rows.index[self._rows["underflows"].astype(bool)]}
         self.divides = divides - set(suspects.heavy)
         self.over = [n for n in names if n in beyond or n in suspects.heavy]
         tiny = self._tiny()
         lost = self._with_movers(divides | set(suspects.lost) | tiny)
-        self.under = [n for n in names if n not in self.over and n in lost]
+        self.under = [n for n in names if n in lost and n not in self.over]
+        # Loud inputs break them at the one end, quiet ones at the other: no pins tell these apart.
+        self.both = [n for n in names if n in divides & beyond]
+        self.lost = [n for n in names if n in suspects.lost]
 
     def _with_movers(self, layers: Set[str]) -> set[str]:
         """``layers`` and those that only move on what they give: rounded there, it is as lost."""
@@ -204,6 +207,7 @@ def _beyond_an_end(
     ends: _Ends,
     pinned: Callable[[frozenset[str]], tuple[float, float]],
     guilty: frozenset[str],
+    misses_within: Callable[[], bool],
 ) -> list[CauseFound]:
     """Overflow and underflow, where what leaves that end of the range makes half of the error or
     more of what is left without the other; the larger first. Layers that are ``guilty`` of a miss
@@ -224,6 +228,10 @@ def _beyond_an_end(
     if under and _accounts_for(without_over, neither):
         named = [n for n in ends.under if n in guilty or n in ends.divides] or ends.under
         found.append((without_over, ends.cause(Cause.UNDERFLOW, named)))
+    if (ends.both or ends.lost) and [its.name for _, its in found] == [Cause.OVERFLOW]:
+        also = [*ends.both, *(ends.lost if ends.both or misses_within() else [])]
+        if also:
+            found.append((0.0, ends.cause(Cause.UNDERFLOW, list(dict.fromkeys(also)))))
     return [cause for _, cause in sorted(found, key=lambda one: -one[0])]
 
 

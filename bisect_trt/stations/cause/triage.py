@@ -20,6 +20,7 @@ from bisect_trt.numerics.scores import times
 from bisect_trt.probe.result import ProbeResult, meets
 from bisect_trt.search.tolerance_share import MARGIN, matching_limit
 from bisect_trt.stations.baselines.baselines import Baselines
+from bisect_trt.stations.baselines.traced_inputs import misses_within
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.case.case import Case
 from bisect_trt.stations.cause.each_alone import (
@@ -133,6 +134,7 @@ def find_cause(
         case.settings.precision,
         _suspects(case, heavy),
         _WORST if unseen is not None else "",
+        misses_within=lambda: misses_within(case, bench),
         layers=len(case.names),
         alone=_alone_on_all(case, bench, emulated, base, limit),
         together=set_size(case) > 1 or case.requirements.tells_of_all,

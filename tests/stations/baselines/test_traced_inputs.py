@@ -44,7 +44,7 @@ def test_overflow_that_an_output_hides_is_found_on_any_input(
     assert not table.loc["sum", "introduced_finite"] and table.loc["sum", "ref_max"] > 65_504
     loose = bisect_trt.bisect(model, inputs, require="max_abs<=1", out=tmp_path / "loose", **common)
     assert loose.cause is Cause.NONE
-    told = [f.message for f in loose.findings if f.kind == "left-overflowing"]
+    told = [f.message for f in loose.findings if f.kind == "overflow-lost"]
     assert told and "sum" in told[0]
 
 
@@ -60,5 +60,5 @@ def test_of_many_inputs_those_are_traced_that_show_more(tmp_path: Path) -> None:
         for _ in range(2)
     ]
     for result in found:
-        assert [f.where for f in result.findings if f.kind == "left-overflowing"] == ["sum"]
+        assert [f.where for f in result.findings if f.kind == "overflow-lost"] == ["sum"]
     assert found[1].new_probes == 0 and found[1].layers.equals(found[0].layers)

@@ -43,8 +43,9 @@ def cause(
     together: bool = False,
 ) -> tuple[Cause, str]:
     names = [*scores, *(f"other{i}" for i in range(layers - len(scores)))]
-    finite = [name not in overflows for name in names]
-    table = pd.DataFrame({"layer": names, "introduced_finite": finite, "underflows": False})
+    broken = [name in overflows for name in names]
+    table = pd.DataFrame({"layer": names, "overflows": broken, "underflows": False})
+    table = table.assign(introduced_finite=~table["overflows"])
     table = table.assign(ref_min=-1.0, ref_max=1.0)
     found = diagnose_reduced(
         probed(3.0),

@@ -206,7 +206,9 @@ def test_a_word_for_less_than_usual_says_for_what(tmp_path: Path) -> None:
     fixture = healthy()
     inputs = several(fixture, 2)
     result = run(fixture, inputs, tmp_path, holds_on=0.5)
-    assert "Robust for the 50 % asked for, of inputs like yours. Holds on" in result._repr_markdown_()
+    assert (
+        "Robust for the 50 % asked for, of inputs like yours. Holds on" in result._repr_markdown_()
+    )
 
 
 def spent(*_: object) -> None:
