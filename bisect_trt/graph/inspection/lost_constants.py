@@ -21,12 +21,18 @@ LOST = 1e-2
 _BLOCK = 1 << 16
 
 
+_ADDS = frozenset({"Add", "Max", "Clip"})
+"""A small number in these keeps something from being zero."""
+
 _ROLES = {
     ("BatchNormalization", 1): "scale",
     ("BatchNormalization", 3): "mean",
     ("BatchNormalization", 4): "variance",
 }
 """What the constants of an operator are called, by its input slots."""
+
+
+_VARIANCE = ("BatchNormalization", 4)
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,8 @@ class LostConstant:
     def words(self, precision: Precision) -> str:
         """What becomes of it, such as "epsilon 1e-12 of /Clip becomes 0 in FP16"."""
         low, whose, many = precision.value.upper(), "its", False
-        what = f"epsilon {self.largest:.3g} of {self.layer}"
+        called = "epsilon" if self.op in _ADDS else f"constant {self.name!r}"
+        what = f"{called} {self.largest:.3g} of {self.layer}"
         if not self.scalar:
             many = self.op in MATRIX_INPUTS
             kind, whose = ("weights", "their") if many else (self.role, "its")
@@ -73,11 +80,14 @@ def lost_constants(graph: Graph, precision: Precision) -> dict[str, LostConstant
     found: dict[str, LostConstant] = {}
     for name in (n for n in graph.float_constants if n in readers):
         array = graph.float_constants[name]
-        told = _lost(array, precision) if array.size else None
-        if told is None:
-            continue
-        largest, bits = told
+        of_all = _lost(array, precision) if array.size else None
         for layer_name, op, slot in readers[name]:
+            told = of_all
+            if told is None and (op, slot) == _VARIANCE:
+                told = _lost_variance(array, _epsilon(graph, layer_name), precision)
+            if told is None:
+                continue
+            largest, bits = told
             before = found.get(layer_name)
             if before is None or bits > before.bits_lost:
                 role = _ROLES.get((op, slot), f"constant {name!r}")
@@ -85,6 +95,23 @@ def lost_constants(graph: Graph, precision: Precision) -> dict[str, LostConstant
                     layer_name, op, name, largest, array.size == 1, bits, role
                 )
     return found
+
+
+def _epsilon(graph: Graph, layer: str) -> float:
+    node = graph.proto.graph.node[graph.names.index(layer)]
+    return next((a.f for a in node.attribute if a.name == "epsilon"), 1e-5)
+
+
+def _lost_variance(
+    array: NDArray[np.float32], epsilon: float, precision: Precision
+) -> tuple[float, float] | None:
+    """As :func:`_lost`, of the channels whose variance is lost: each divides alone."""
+    values = flat(array).astype(np.float64)
+    small = (values > 0.0) & (values <= SMALLEST_SUBNORMAL[precision] / LOST)
+    values = values[small]
+    kept = rounded(values.astype(np.float32), precision).astype(np.float64)
+    off = np.abs(np.sqrt((values + epsilon) / (kept + epsilon)) - 1.0) > LOST
+    return _lost(values[off].astype(np.float32), precision) if off.any() else None
 
 
 def _lost(array: NDArray[np.float32], precision: Precision) -> tuple[float, float] | None:
@@ -127,8 +154,9 @@ def largest_constant(graph: Graph, layer: str) -> str:
             continue
         values = flat(graph.float_constants[name])
         finite = values[np.isfinite(values)]
-        size = float(np.abs(finite).max(initial=0.0))
+        low, high = float(finite.min(initial=0.0)), float(finite.max(initial=0.0))
+        size, value = (-low, low) if -low > high else (high, high)
         if size > best:
             role = _ROLES.get((node.op_type, slot), f"constant {name!r}")
-            best, said = size, f"{role} {size:.3g} of {layer}"
+            best, said = size, f"{role} {value:.3g} of {layer}"
     return said

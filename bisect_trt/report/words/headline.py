@@ -97,7 +97,7 @@ def answer_lines(result: Record) -> list[str]:
     return lines
 
 
-FIRST_KINDS = ("alike", "offset", "quiet", "overflow-lost", "not-covered")
+FIRST_KINDS = ("alike", "offset", "quiet", "few-differ", "overflow-lost", "not-covered")
 """Kinds of findings that the first lines say."""
 
 _FIRST_LINES = 3

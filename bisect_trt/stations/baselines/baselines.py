@@ -26,7 +26,7 @@ from bisect_trt.stations.baselines.checks import (
     note_single_values,
 )
 from bisect_trt.stations.baselines.layer_errors import trace_layers
-from bisect_trt.stations.baselines.near_ties import note_near_ties
+from bisect_trt.stations.baselines.near_ties import note_few_differ, note_near_ties
 from bisect_trt.stations.baselines.traced_inputs import traced_inputs
 from bisect_trt.stations.bench.bench import Bench
 from bisect_trt.stations.case.case import Case
@@ -103,6 +103,7 @@ def measure_baselines(case: Case, bench: Bench) -> Baselines:
     layers = trace_layers(case, bench, traced_inputs(case, bench))
     if not reduced.verdict.passed:
         note_near_ties(case, bench)
+        note_few_differ(case, bench)
     second = None
     if reduced.verdict.passed:
         draw_ahead(case, bench)

@@ -20,6 +20,9 @@ from bisect_trt.stations.case.case import Case
 _NEAR = 1e-2
 """Of an output's RMS: what 40 dB leave to the error."""
 
+_MOSTLY = 0.95
+"""Share of an output's elements that stay: a mask or a map of classes, no single answer."""
+
 _MOST, _NAMED = 64, 3
 """Inputs that are looked at, and named."""
 
@@ -46,8 +49,9 @@ def note_near_ties(case: Case, bench: Bench) -> None:
     ties, decisions = sum(t for _, t, _ in found), sum(n for _, _, n in found)
     if ties:
         message = (
-            f"{counted(ties, 'decision')} of {decisions:,} on the given inputs are ties within "
-            "FP32's own noise: they are not counted, whatever a plan makes of them"
+            f"{counted(ties, 'decision')} of {decisions:,} on the given inputs "
+            f"{'is a tie' if ties == 1 else 'are ties'} within FP32's own noise, not counted "
+            "whatever a plan makes of it"
         )
         bench.note(Finding("ties", "", message))
     order = np.argsort([gap for gap, _, _ in found], kind="stable")
@@ -61,6 +65,30 @@ def note_near_ties(case: Case, bench: Bench) -> None:
             "let miss (@mean, --holds-on)"
         )
         bench.note(Finding("near-tie", samples[near[0]].name, message))
+
+
+def note_few_differ(case: Case, bench: Bench) -> None:
+    """Say of integers and truth values how many differ with everything lowered, where these are
+    few: a class or a mask that is asked to be equal asks for FP32 as soon as one of them may turn.
+
+    Args:
+        case: what is asked of which outputs.
+        bench: knows what everything lowered does, and keeps what is said.
+    """
+    found = [bench.prober.known(case.base, sample) for sample in case.samples]
+    for place, item in enumerate(case.requirements.items):
+        if item.metric != EQUAL or item.limit < 1.0:
+            continue
+        shares = [f.values[place] for f in found if f is not None and f.values]
+        least = min(shares, default=1.0)
+        if _MOSTLY <= least < 1.0:
+            limit = np.floor(1e3 * (1.0 - 2.0 * (1.0 - least))) / 1e3
+            asked = f"{item.output}:equal>={limit:g}" if item.output else f"equal>={limit:g}"
+            message = (
+                f"of output {item.output!r} {100.0 * (1.0 - least):.2g} % of the elements differ "
+                f"with everything lowered: where that may be, ask for --requirement '{asked}'"
+            )
+            bench.note(Finding("few-differ", item.output or "", message))
 
 
 def _least(case: Case, reference: Arrays) -> tuple[float, int, int]:
