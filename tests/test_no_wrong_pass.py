@@ -321,3 +321,33 @@ def test_the_word_speaks_of_inputs_like_those_given(tmp_path: Path) -> None:
     inputs = [{"x": waves(n, 1, 16)} for n in range(8)]
     result = run(model, inputs, tmp_path, robust=0.95)
     assert any(line.startswith("Robust, of inputs like yours.") for line in answer_lines(result))
+
+
+def test_infinities_that_lose_values_are_no_harmless_ones(tmp_path: Path) -> None:
+    """Beside a large channel nobody sees that a normalisation gives zeros."""
+    model = parsed(
+        """[square] q = Mul(x, x) [mean] m = ReduceMean<axes = [1]>(q) [root] r = Sqrt(m)
+        [norm] n = Div(x, r) [beside] y = Concat<axis = 1>(n, x)""",
+        outputs="float[1, 32] y",
+    )
+    x = np.linspace(-800, 800, 16, dtype=np.float32).reshape(1, 16)
+    result = run(model, {"x": x}, tmp_path, require="max_abs<=5")
+    assert result.passed and not result.pinned
+    (told,) = (f.message for f in result.findings if f.kind == "overflow-lost")
+    assert "square" in told and "what norm" in told and "is lost there" in told
+    assert "is lost there" in result._repr_markdown_()
+
+
+def test_a_mask_of_which_few_pixels_turn_says_what_to_ask(tmp_path: Path) -> None:
+    model = parsed("[cut] y = Greater(x, half)", "float[1, 65536] x", "bool[1, 65536] y")
+    model.graph.node.insert(0, onnx.helper.make_node("Mul", ["z", "k"], ["x"], "scale"))
+    model.graph.input[0].name = "z"
+    tensors = {"half": np.float32(0.5), "k": np.float32(0.7)}
+    model.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in tensors.items())
+    z = np.random.default_rng(0).uniform(0, 1.4, (1, 65536)).astype(np.float32)
+    result = run(model, {"z": z}, tmp_path)
+    (told,) = (f.message for f in result.findings if f.kind == "few-differ")
+    assert "ask for --requirement 'y:equal>=0.99" in told
+    asked = told.rpartition("--requirement '")[2].rstrip("'")
+    again = run(model, {"z": z}, tmp_path / "asked", require=asked)
+    assert again.passed and not again.pinned

@@ -12,7 +12,7 @@ from bisect_trt.core.precision import Precision
 from bisect_trt.graph.files.load import load_model
 from bisect_trt.graph.files.save import check_target, save_model, save_text
 from bisect_trt.graph.inspection.inspection import inspect_model
-from bisect_trt.graph.passes.lifted import load_source
+from bisect_trt.graph.passes.lifted import lifted_form, load_source
 from bisect_trt.graph.passes.marked import mark_outputs, select_tensors, with_ranks
 from bisect_trt.graph.passes.typed import to_typed
 from bisect_trt.graph.passes.weak_forms import OF_FUNCTIONS, polygraphy_script, trtexec_arguments
@@ -70,7 +70,10 @@ def mark_command(model: Path, selectors: tuple[str, ...], target: Path) -> int:
         loaded = load_model(model)
         check_target(target, loaded)
         observer.station("mark")
-        tensors, unranked = with_ranks(loaded.proto, select_tensors(loaded.proto, selectors))
+        lifted = lifted_form(loaded).model.proto  # reduced layers can be chosen as FP32 ones
+        made = {name for node in loaded.proto.graph.node for name in node.output}
+        chosen = [name for name in select_tensors(lifted, selectors) if name in made]
+        tensors, unranked = with_ranks(loaded.proto, chosen)
         marked = mark_outputs(loaded.proto, tensors)
         save_model(marked, target.resolve())  # a link stays one
     more = len(marked.graph.output) - len(loaded.proto.graph.output)

@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import bisect_trt
 from bisect_trt.core.errors import BadInputError
+from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.passes.judged_part import judged_part, names_of, tail_outputs
 from fixtures.fixture import waves
 from tests.test_cli import call
@@ -145,3 +146,32 @@ def test_a_plugin_in_the_middle_is_refused(tmp_path: Path) -> None:
     )
     (told,) = (f.message for f in result.findings if f.kind == "judged-part")
     assert "judged at 'a', before plugin" in told
+
+
+@pytest.mark.usefixtures("eight_draws")
+def test_the_plugin_of_a_source_that_is_reduced_is_left_out_too(tmp_path: Path) -> None:
+    half = TensorProto.FLOAT16
+    nodes = [
+        helper.make_node("Mul", ["x", "k"], ["a"], "large"),
+        helper.make_node("Mul", ["a", "a"], ["s"], "square"),
+        helper.make_node("Sqrt", ["s"], ["boxes"], "root"),
+        helper.make_node("Sigmoid", ["x"], ["scores"], "sigmoid"),
+        helper.make_node("EfficientNMS_TRT", ["boxes", "scores"], ["n"], "nms", domain="TRT"),
+    ]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("TRT", 1)]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", half, [1, 8, 4])],
+        [helper.make_tensor_value_info("n", TensorProto.INT32, [1, 1])],
+        [numpy_helper.from_array(np.float16(500), "k")],
+    )
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    inputs = [{"x": waves(n, 1, 8, 4).astype(np.float16)} for n in range(3)]
+    result = bisect_trt.bisect(model, inputs, runner="emulated", out=tmp_path, robust=0)
+    assert result.passed and set(result.outputs["output"]) == {"boxes", "scores"}
+    assert "square" in result.pinned
+    shipped = onnx.load(tmp_path / "model.typed.onnx")
+    types = Graph(shipped).types
+    (plugin,) = (n for n in shipped.graph.node if n.op_type == "EfficientNMS_TRT")
+    assert [types.type_of(n) for n in plugin.input] == [half, half]

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import bisect_trt
+from bisect_trt.core.errors import BadInputError
 from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.graph.model.graph import Graph
 from bisect_trt.graph.passes.lifted import lift
@@ -153,3 +154,143 @@ def test_an_fp32_model_is_not_lifted() -> None:
     text = """<ir_version: 8, opset_import: ["" : 17]>
     g (float16[2] x) => (float[2] y) { y = Cast<to = 1>(x) }"""
     assert lift(onnx.parser.parse_model(text)) is None
+
+
+def parsed(body: str, inputs: str, outputs: str, weights: str = "") -> onnx.ModelProto:
+    text = f"""<ir_version: 8, opset_import: ["" : 17]>
+    g ({inputs}) => ({outputs}) {f"<{weights}>" if weights else ""} {{ {body} }}"""
+    return onnx.parser.parse_model(text)
+
+
+INPUTS = [{"x": np.sin(np.arange(8.0) + n).astype(np.float32).reshape(2, 4)} for n in range(3)]
+
+
+def finite_by_numpy(folder: Path, inputs: list[dict[str, np.ndarray]]) -> bool:
+    """Whether the model to ship is valid and finite in NumPy's float16."""
+    model = onnx.load(folder / "model.typed.onnx")
+    onnx.checker.check_model(model, full_check=True)
+    with np.errstate(all="ignore"):
+        outputs = [a for x in inputs for a in ReferenceEvaluator(model).run(None, dict(x))]
+    return all(np.isfinite(a).all() for a in outputs)
+
+
+def test_what_is_reduced_in_a_body_alone_is_judged(tmp_path: Path) -> None:
+    model = parsed(
+        """[choose] b = If(c) <
+            then_branch = t () => (float[2, 4] p) {
+                h = Cast<to = 10>(x) k = Constant<value_float = 1000.0>() big = Cast<to = 10>(k)
+                m = Mul(h, big) s = Mul(m, m) q = Div(s, big) p = Cast<to = 1>(q)
+            },
+            else_branch = e () => (float[2, 4] n) { n = Neg(x) }
+        >
+        [last] y = Neg(b)""",
+        "float[2, 4] x, bool c",
+        "float[2, 4] y",
+    )
+    inputs = [x | {"c": np.array(True)} for x in INPUTS]
+    result = bisect_trt.bisect(model, inputs, runner="emulated", out=tmp_path, robust=0)
+    assert result.passed and "choose" in set(result.pinned) - result.plan.held
+    assert finite_by_numpy(tmp_path, inputs)
+    assert any("is reduced as a whole" in f.message for f in result.findings)
+
+
+def test_a_model_of_which_only_the_borders_are_reduced_is_searched(tmp_path: Path) -> None:
+    model = parsed(
+        """[up] f = Cast<to = 1>(x) [large] l = Mul(f, k) [square] s = Mul(l, l)
+        [down] d = Div(s, m) [last] y = Cast<to = 10>(d)""",
+        "float16[2, 4] x",
+        "float16[2, 4] y",
+        "float k = {1e3}, float m = {1e5}",
+    )
+    inputs = [{"x": x["x"].astype(np.float16)} for x in INPUTS]
+    lifted = lift(model)
+    assert lifted is not None and (lifted.reduced, lifted.islands) == (0, frozenset())
+    result = bisect_trt.bisect(model, inputs, runner="emulated", out=tmp_path, robust=0)
+    assert result.passed and {"square", "down"} <= set(result.pinned) and not result.plan.held
+    assert finite_by_numpy(tmp_path, inputs)
+
+
+def test_outputs_that_other_nodes_do_not_make_alone(tmp_path: Path) -> None:
+    """One is an input, one a weight, one is read in a body too."""
+    model = parsed(
+        """[first] a = Mul(x, w)
+        [choose] b = If(c) <
+            then_branch = t () => (float16[2, 4] p) { p = Mul(a, a) },
+            else_branch = e () => (float16[2, 4] n) { n = Neg(a) }
+        >
+        [last] y = Div(b, w)""",
+        "float16[2, 4] x, bool c",
+        "float16[2, 4] y, float16[2, 4] a, float16[4] w, float16[2, 4] x",
+    )
+    weight = np.float16([300, 200, 100, 50])
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    inputs = [{"x": x["x"].astype(np.float16), "c": np.array(True)} for x in INPUTS]
+    result = bisect_trt.bisect(model, inputs, runner="emulated", out=tmp_path, robust=0)
+    assert result.passed and "choose" in result.pinned
+    assert finite_by_numpy(tmp_path, inputs)
+    typed = onnx.load(tmp_path / "model.typed.onnx")
+    assert [o.name for o in typed.graph.output] == ["y", "a", "w", "x"]
+    assert {o.type.tensor_type.elem_type for o in typed.graph.output} == {H}
+
+
+def test_an_output_that_its_own_type_cannot_hold_is_no_pass(tmp_path: Path) -> None:
+    model = parsed("[large] y = Mul(x, k)", "float16[4] x", "float16[4] y")
+    model.graph.initializer.append(numpy_helper.from_array(np.float16(6e4), "k"))
+    inputs = {"x": np.float16([1, 2, 3, 4])}
+    result = bisect_trt.bisect(model, inputs, runner="emulated", out=tmp_path, robust=0)
+    assert not result.passed and result.exit_code == 1
+    assert (
+        "'y' reaches 2.4e+05" in result.sentence and "declare that output FLOAT" in result.sentence
+    )
+    fits = {"x": np.float16([1, 0.5, 0.25, -1])}
+    again = bisect_trt.bisect(model, fits, runner="emulated", out=tmp_path / "fits", robust=0)
+    assert again.passed
+
+
+def test_what_is_not_judged_is_refused() -> None:
+    both = parsed(
+        "a = Cast<to = 10>(x) b = Neg(a) c = Cast<to = 1>(b) d = Cast<to = 16>(c) "
+        "e = Neg(d) y = Cast<to = 1>(e)",
+        "float[4] x",
+        "float[4] y",
+    )
+    with pytest.raises(BadInputError, match="mixes FP16 and BF16 nodes"):
+        lift(both)
+    wrong = parsed("[r] y = Relu(x)", "float[4] x", "float16[4] y")
+    with pytest.raises(BadInputError, match="'y' is declared FLOAT16, and Relu 'r' makes FLOAT"):
+        lift(wrong)
+
+
+def test_inspect_and_mark_know_the_layers_of_the_source(tmp_path: Path) -> None:
+    onnx.save(half_model(), tmp_path / "m.onnx")
+    told = call("inspect", str(tmp_path / "m.onnx"))
+    assert told.exit_code == 0 and "relu" in told.output and "lift_x" not in told.output
+    target = tmp_path / "marked.onnx"
+    marked = call(
+        "mark", str(tmp_path / "m.onnx"), "--mark", "one", "--mark", "*", "-o", str(target)
+    )
+    assert marked.exit_code == 0, marked.output
+    model = onnx.load(target)
+    onnx.checker.check_model(model, full_check=True)
+    assert [o.name for o in model.graph.output] == ["h", "y", "a"]
+
+
+def test_an_island_of_a_written_out_normalisation_is_run(tmp_path: Path) -> None:
+    """ONNX Runtime's own fusion makes a node of two types of it."""
+    model = parsed(
+        """[one] h = MatMul(x, w) [up] f = Cast<to = 1>(h)
+        [mean] m = ReduceMean<axes = [-1]>(f) [sub] d = Sub(f, m) [pow] p = Pow(d, two)
+        [var] v = ReduceMean<axes = [-1]>(p) [add] e = Add(v, eps) [root] r = Sqrt(e)
+        [div] n = Div(d, r) [scale] s = Mul(n, gain) [shift] t = Add(s, bias)
+        [down] c = Cast<to = 10>(t) [last] y = MatMul(c, w)""",
+        "float16[2, 4] x",
+        "float16[2, 4] y",
+        "float two = {2.0}, float eps = {1e-5}, float[4] gain = {1.0, 0.9, 1.1, 1.2}, "
+        "float[4] bias = {0.0, 0.1, 0.2, 0.3}",
+    )
+    weight = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float16)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    inputs = [{"x": x["x"].astype(np.float16)} for x in INPUTS]
+    result = bisect_trt.bisect(model, inputs, runner="emulated", out=tmp_path, robust=0)
+    assert result.passed and {"mean", "var", "shift"} <= result.plan.held
+    assert finite_by_numpy(tmp_path, inputs)

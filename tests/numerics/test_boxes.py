@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bisect_trt.core.errors import BadInputError
+from bisect_trt.numerics.requirements.boxes import BoxMatch
 from bisect_trt.numerics.requirements.requirement_text import parse_requirements
 
 OUTPUTS = ["boxes", "scores", "classes", "det"]
@@ -96,3 +97,15 @@ def test_what_cannot_be_asked_is_told(text: str) -> None:
 def test_of_another_rank_it_is_told() -> None:
     with pytest.raises(BadInputError, match="give boxes"):
         share("box_match(scores,scores)", detections(0), detections(0))
+
+
+def test_classes_may_stand_before_boxes() -> None:
+    """As NonMaxSuppression takes them."""
+    boxes = np.array([[[0, 0, 4, 4], [5, 5, 9, 9], [20, 20, 30, 30]]], np.float32)
+    scores = np.array([[[0.9, 0.1, 0.2], [0.1, 0.8, 0.7]]], np.float32)
+    match = BoxMatch(("boxes", ()), ("scores", ()))
+    same = {"boxes": boxes, "scores": scores}
+    assert match(same, same) == 1.0 and match.count(same) == 3
+    turned = {"boxes": boxes, "scores": scores[:, ::-1]}
+    assert match(same, turned) == 0.0, "the classes changed places"
+    assert match(same, {"boxes": boxes, "scores": scores.swapaxes(1, 2)}) == 1.0

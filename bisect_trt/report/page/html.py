@@ -15,7 +15,7 @@ from bisect_trt.core.names import printable
 from bisect_trt.numerics.scores import brief, times
 from bisect_trt.report.page.tiles import held_kinds, tiles
 from bisect_trt.report.record.record import Record
-from bisect_trt.report.words.headline import headline
+from bisect_trt.report.words.headline import headline, not_covered
 from bisect_trt.report.words.held_on import caption_of, holds_sentences, meaning_of
 from bisect_trt.report.words.next_step import next_step
 from bisect_trt.report.words.sentences import judged_by, number, scores_told
@@ -29,7 +29,7 @@ def answer(result: Record) -> dict[str, Any]:
         "tone": tone(result),
         "headline": headline(result),
         # The first sentence is the table's caption and rows.
-        "holds": holds_sentences(result.holds)[1:],
+        "holds": [*holds_sentences(result.holds)[1:], *not_covered(result)],
         "caption": caption_of(result.holds),
         "meaning": meaning_of(result.holds),
         "next_step": next_step(result),

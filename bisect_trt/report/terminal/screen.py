@@ -65,7 +65,8 @@ def print_verdict(console: Console, result: Record) -> None:
         console.print(table)
         if len(result.pins) > _SHOWN_PINS:
             console.print(f"... and {len(result.pins) - _SHOWN_PINS} more in pins.csv")
-        console.print(printable(search_sentences(result)[0]) if result.search_facts else "")
+        if result.search_facts:
+            console.print(printable(search_sentences(result)[0]))
     if len(result.outputs):
         but = {"score", "mean_abs", "median_abs", "rel_range"}
         console.print(_baselines(result, but))

@@ -88,7 +88,7 @@ def _of_given(result: Record) -> str:
 
 def answer_lines(result: Record) -> list[str]:
     """The answer's first lines: the sentence, on what it holds, the cause, before and after."""
-    lines = [headline(result), *holds_sentences(result.holds)[:2], *_not_covered(result)]
+    lines = [headline(result), *holds_sentences(result.holds)[:2], *not_covered(result)]
     lines += [line for line in (next_step(result), result.sentence) if line]
     if not math.isnan(result.base_score):
         after = f"   after: {score_after(result)}" if result.passed else ""
@@ -103,7 +103,7 @@ FIRST_KINDS = ("alike", "offset", "quiet", "few-differ", "overflow-lost", "not-c
 _FIRST_LINES = 3
 
 
-def _not_covered(result: Record) -> list[str]:
+def not_covered(result: Record) -> list[str]:
     """Which inputs nothing was seen of, in the first lines."""
     found = [f.message for kind in FIRST_KINDS for f in result.findings if f.kind == kind]
     return [f"{text[0].upper()}{text[1:]}." for text in found[:_FIRST_LINES]]

@@ -11,7 +11,7 @@ from bisect_trt.core.holds import Holds, InputKind
 from bisect_trt.core.names import counted, markdown
 from bisect_trt.report.record.record import Record
 from bisect_trt.report.record.tables import COST_COLUMNS, OUTPUT_COLUMNS, shown_pins
-from bisect_trt.report.words.headline import headline, score_after, score_before
+from bisect_trt.report.words.headline import headline, not_covered, score_after, score_before
 from bisect_trt.report.words.held_on import holds_sentences
 from bisect_trt.report.words.next_step import next_step
 from bisect_trt.report.words.sentences import (
@@ -45,7 +45,8 @@ def answer_lines(result: Record) -> Iterator[str]:
     """The answer in one sentence, the cause, before and after, and what the plan holds on."""
     yield f"# bisect-trt: {markdown(result.model)} at {result.precision.value.upper()}"
     yield from ("", f"**{markdown(headline(result))}**", "")
-    for sentence in (*holds_sentences(result.holds), next_step(result), result.sentence):
+    of_inputs = (*holds_sentences(result.holds), *not_covered(result))
+    for sentence in (*of_inputs, next_step(result), result.sentence):
         yield from (markdown(sentence), "") if sentence else ()
     yield f"- cause: {result.cause.value}"
     yield f"- requirement: {', '.join(markdown(r) for r in result.requirements)}"

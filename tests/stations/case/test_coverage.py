@@ -156,3 +156,36 @@ def test_inspect_and_dry_run_say_it_too(tmp_path: Path) -> None:
         *("--runner", "emulated", "--dry-run"),
     )
     assert "note: axis L was tested at 50 only" in priced.output
+
+
+@pytest.mark.usefixtures("eight_draws")
+def test_what_depends_on_no_input_is_no_sign(tmp_path: Path) -> None:
+    network = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        g (float[1, 64] x) => (float[1, 64] y, float[4] anchors) <float[4] a = {1, 2, 3, 4}> {
+            y = Tanh(x) anchors = Identity(a)
+        }"""
+    )
+    inputs = [{"x": waves(n, 1, 64)} for n in range(4)]
+    result = bisect_trt.bisect(network, inputs, runner="emulated", out=tmp_path)
+    assert not any(f.kind == "alike" for f in result.findings)
+
+
+@pytest.mark.usefixtures("eight_draws")
+def test_what_the_default_hides_is_said(tmp_path: Path) -> None:
+    """An output that hardly varies beside its mean, and an input that is quiet."""
+    kelvin = model("1, 64", "[far] k = Add(x, far) [near] y = Sub(k, most)")
+    constants = {"far": 2900.0, "most": 2610.0}
+    kelvin.graph.initializer.extend(
+        numpy_helper.from_array(np.float32(v), n) for n, v in constants.items()
+    )
+    inputs = [{"x": waves(n, 1, 64)} for n in range(4)]
+    result = bisect_trt.bisect(kelvin, inputs, runner="emulated", out=tmp_path / "kelvin")
+    assert result.passed and not result.pinned
+    (told,) = (f.message for f in result.findings if f.kind == "offset")
+    assert "around 289.9" in told and "--requirement 'y:max_abs<=X'" in told
+    assert "Output 'y' varies by" in result._repr_markdown_()
+    quiet = [*inputs, {"x": np.float32(1e-3) * waves(9, 1, 64)}]
+    result = bisect_trt.bisect(model("1, 64"), quiet, runner="emulated", out=tmp_path / "quiet")
+    (told,) = (f.message for f in result.findings if f.kind == "quiet")
+    assert "'sample 4'" in told and "its own RMS" in told

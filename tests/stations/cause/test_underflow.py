@@ -107,3 +107,49 @@ def test_a_constant_that_becomes_infinite_is_no_rounding(tmp_path: Path) -> None
 def test_why_there_is_no_score(outcome: str, said: str) -> None:
     assert times(float("inf"), outcome) == said
     assert times(1.5, outcome) == "1.5 times the tolerance"
+
+
+def test_a_loud_input_does_not_hide_what_a_silent_one_shows(tmp_path: Path) -> None:
+    """One epsilon overflows on the one and is zero on the other."""
+    model = parsed(
+        """[square] q = Mul(x, x) [mean] m = ReduceMean<axes = [1]>(q) [guard] g = Add(m, eps)
+        [root] r = Sqrt(g) [divide] y = Div(x, r)""",
+        "float eps = {1e-8}",
+    )
+    loud, silent = {"x": 1e3 * waves(0, 1, 16)}, {"x": np.zeros((1, 16), np.float32)}
+    usual = {"x": waves(1, 1, 16)}
+    for place, (inputs, causes) in enumerate(
+        [
+            ([usual, loud, silent], [Cause.OVERFLOW, Cause.UNDERFLOW]),
+            ([usual, silent], [Cause.UNDERFLOW]),
+            ([usual, loud], [Cause.OVERFLOW]),
+        ]
+    ):
+        result = bisect_trt.bisect(
+            model, inputs, runner="emulated", out=tmp_path / str(place), robust=0
+        )
+        assert [c.name for c in result.causes] == causes
+    assert "epsilon" not in result.sentence
+
+
+def test_a_channel_whose_variance_is_lost_is_named() -> None:
+    """Among channels that are fine; not where the epsilon is larger anyhow."""
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[1, 2, 4] x) => (float[1, 2, 4] y)
+    <float[2] s = {1, 1}, float[2] b = {0, 0}, float[2] m = {0, 0}, float[2] v = {1, 2.5e-9}> {
+        [bn] y = BatchNormalization<epsilon = EPSILON>(x, s, b, m, v)
+    }"""
+    small = Graph(onnx.parser.parse_model(text.replace("EPSILON", "1e-10")))
+    (told,) = lost_constants(small, Precision.FP16).values()
+    assert told.words(Precision.FP16) == "variance of bn (largest 2.5e-09) becomes 0 in FP16"
+    usual = Graph(onnx.parser.parse_model(text.replace("EPSILON", "1e-5")))
+    assert lost_constants(usual, Precision.FP16) == {}
+
+
+def test_a_factor_is_no_epsilon_and_a_mask_keeps_its_sign() -> None:
+    graph = Graph(parsed("[unit] a = Mul(x, u) [mask] y = Add(a, m)", "float u = {1e-9}"))
+    graph.proto.graph.initializer.append(onnx.numpy_helper.from_array(np.float32([-1e9]), "m"))
+    graph = Graph(graph.proto)
+    words = lost_constants(graph, Precision.FP16)["unit"].words(Precision.FP16)
+    assert words == "constant 'u' 1e-09 of unit becomes 0 in FP16"
+    assert largest_constant(graph, "mask") == "constant 'm' -1e+09 of mask"
