@@ -1,5 +1,5 @@
 """Public reports, each from complaint to answer: `make cases` prints one table, and fails where an
-answer is not the right one.
+answer is not the right one. On a GPU `python -m benchmarks.reports tensorrt` lets engines judge.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from fixtures.reports import REPORTS
 from fixtures.reports.network import Report
 
 
-def answer(report: Report, out: Path) -> tuple[Result, str]:
+def answer(report: Report, out: Path, runner: str = "emulated") -> tuple[Result, str]:
     """The run's result, and what the screen says of it."""
     result = bisect_trt.bisect(
         report.model,
         list(report.inputs),
         precision=report.precision,
-        runner="emulated",
+        runner=runner,
         out=out,
     )
     told = StringIO()
@@ -50,7 +50,7 @@ def main() -> int:
     for make in REPORTS:
         report = make()
         with tempfile.TemporaryDirectory() as folder:
-            result, screen = answer(report, Path(folder) / "run")
+            result, screen = answer(report, Path(folder) / "run", *sys.argv[1:])
         found = faults(report, result, screen)
         wrong += bool(found)
         word = result.holds.word if result.holds is not None else None
@@ -63,6 +63,7 @@ def main() -> int:
                 "layers": len(set(result.pinned) - result.plan.held),
                 "expected layers": len(report.layers),
                 "of": result.layer_count,
+                "score": f"{result.score:.3g}",
                 "word": word.value if word is not None else "",
                 "got": "; ".join(found) or "as expected",
             }

@@ -74,6 +74,8 @@ def caption_of(holds: Holds | None) -> str:
     """What stands above a table of what the plan was tested on."""
     word = word_of(holds) or ""
     said = f"with one input, {word}" if holds is not None and holds.of_one else word
+    if holds is not None and holds.word is Robustness.ROBUST:
+        said = f"{said.rstrip(', ')}, of inputs like yours"
     return f"{said.rstrip(', ')}: on what it holds".removeprefix(": ").capitalize()
 
 

@@ -172,7 +172,7 @@ def test_underflow_is_not_called_overflow(tmp_path: Path) -> None:
     model = model_of(nodes, [4, 4], tiny=np.float32(1e-9))
     x = np.linspace(1.0, 2.0, 16, dtype=np.float32).reshape(4, 4)
     result = run(model, x, tmp_path / "run")
-    assert result.cause.value == "underflow" and "epsilon 1e-09 of scale" in result.sentence
+    assert result.cause.value == "underflow" and "constant 'tiny' 1e-09 of scale" in result.sentence
     assert "overflow" not in result.sentence and result.passed
     huge = run(model_of(nodes, [4, 4], tiny=np.float32(1e6)), x, tmp_path / "run")
     assert huge.cause.value == "overflow" and "overflows" in huge.sentence
@@ -414,7 +414,7 @@ def test_layers_that_stay_beyond_the_range_are_named(tmp_path: Path) -> None:
             robust=0,
             out=tmp_path / str(expected),
         )
-        said = [f.message for f in result.findings if f.kind == "left-overflowing"]
+        said = [f.message for f in result.findings if f.kind == "overflow-lost"]
         rows = result.layers[~result.layers["introduced_finite"]]
         left = [name for name in rows["layer"] if name not in result.pinned]
         assert bool(said) == bool(left) == expected and result.passed
