@@ -92,6 +92,12 @@ def test_probabilities_are_a_scale_of_their_own(others: object, count: int) -> N
         assert judge.score({"y": reference}, {"y": half(reference)}) < 0.5
 
 
+def test_one_small_number_is_no_probability() -> None:
+    """Of a single input a logit may lie in 0 to 1 by chance."""
+    logits = [np.float32([[0.05, 3.0, -4.0, 2.5, -1.5, 5.0]])] * 2
+    assert asked(logits, [True, True]).scales["y"].axis is None
+
+
 def test_features_are_no_probabilities() -> None:
     """Of ReLU some units are dead, or nearly so."""
     features = [np.maximum(RANDOM.normal(0.3, 1, (1, 64)), 0).astype(np.float32) for _ in range(8)]

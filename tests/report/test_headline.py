@@ -151,10 +151,11 @@ def test_with_one_input_the_answer_says_so_before_anything_else() -> None:
     result = synthetic_result(4)
     assert result.holds is not None and result.holds.given.tested > 1
     several, word = result.holds, result.holds.word
-    assert word is not None and caption_of(several).startswith(f"{word.value.capitalize()}: on")
+    assert word is not None
+    assert caption_of(several).startswith(f"{word.value.capitalize()}, of inputs like yours: on")
     called = f"{word.value.capitalize()}, of inputs like yours. Holds on"
     assert holds_sentences(several)[0].startswith(f"{called} given ")
-    begun = ((1, called, f", {word.value}"), (0, "Holds on", ""))
+    begun = ((1, called, f", {word.value}, of inputs like yours"), (0, "Holds on", ""))
     for passed, said, above in begun:
         one = replace(several, given=Holding(passed, 1), wanted_of_given=1.0)
         assert holds_sentences(one)[0].startswith(f"{said} given {passed} of 1")

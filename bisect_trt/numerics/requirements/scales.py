@@ -26,6 +26,9 @@ MIN_VALUES = 16
 POSSIBLE = 0.01
 """What some probability reaches: beside it, a feature that is nearly dead is none."""
 
+SEEN = 8
+"""Values of an entry over all inputs that show it to be a probability: one may be by chance."""
+
 BESIDE = 10.0
 """Ratio of RMS values from which on entries beside probabilities are of another scale."""
 
@@ -156,8 +159,9 @@ def measure_scales(
     Entries that all lie in [0, 1] are probabilities, hence of one scale, and a class that never
     occurs is none of its own; where all other entries are ten times as large, they are a group.
     The batch (axis 0) is never split, nor an axis that is not static, nor one with more than 1,000
-    entries. Entries of fewer than 16 values per input are split from probabilities alone. Those
-    that are zero throughout belong to the smallest group.
+    entries. Entries of fewer than 16 values per input are split from probabilities alone, and these
+    are known by eight values over all inputs. Those that are zero throughout belong to the smallest
+    group.
     """
     whole: dict[str, tuple[float, int]] = {}
     sums: dict[str, dict[int, _Sums]] = {}
@@ -239,7 +243,7 @@ def _grouped(its: _Sums) -> tuple[list[list[int]], float]:
         groups[-1].append(entry)
     chances = [i for i in order if likely[i]]
     gap = float(rms[~likely].min(initial=np.inf)) / max(its.rms_of(chances), 1e-300)
-    some = bool((its.high[likely] >= POSSIBLE).any())
+    some = bool((its.high[likely] >= POSSIBLE).any()) and its.count.min() >= SEEN
     if some and not likely.all() and gap >= BESIDE:
         others = [[i for i in group if not likely[i]] for group in groups]
         groups, widest = [chances, *filter(None, others)], max(widest, gap)
