@@ -247,6 +247,19 @@ def test_an_output_that_its_own_type_cannot_hold_is_no_pass(tmp_path: Path) -> N
     assert again.passed
 
 
+def test_an_output_that_is_not_judged_is_asked_nothing(tmp_path: Path) -> None:
+    outputs = "float16[4] y, float16[4] a"
+    model = parsed("[turned] y = Neg(x) [large] a = Mul(x, k)", "float16[4] x", outputs)
+    model.graph.initializer.append(numpy_helper.from_array(np.float16(6e4), "k"))
+    inputs = {"x": np.float16([1, 2, 3, 4])}
+    for judged, passed in (("a", False), ("y", True)):
+        result = bisect_trt.bisect(
+            model, inputs, runner="emulated", robust=0, out=tmp_path / judged, outputs=(judged,)
+        )
+        assert result.passed == passed
+        assert passed or "Output 'a' reaches 2.4e+05" in result.sentence
+
+
 def test_what_is_not_judged_is_refused() -> None:
     both = parsed(
         "a = Cast<to = 10>(x) b = Neg(a) c = Cast<to = 1>(b) d = Cast<to = 16>(c) "

@@ -20,7 +20,6 @@ LOST = 1e-2
 
 _BLOCK = 1 << 16
 
-
 _ADDS = frozenset({"Add", "Max", "Clip"})
 """A small number in these keeps something from being zero."""
 
@@ -30,7 +29,6 @@ _ROLES = {
     ("BatchNormalization", 4): "variance",
 }
 """What the constants of an operator are called, by its input slots."""
-
 
 _VARIANCE = ("BatchNormalization", 4)
 

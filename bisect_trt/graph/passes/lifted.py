@@ -62,10 +62,10 @@ class Lifted:
                 "as those of an FP32 model"
             )
         return (
-            f"{counted(self.reduced, 'node')} of {self.nodes} run in {name} in the source already: "
-            "they are judged with their roundings; the reference is the same network without any, "
-            f"with its weights as stored; {counted(len(self.islands), 'node')} in FP32 stay so"
-            f"{'; an If, Loop or Scan is reduced as a whole' if self.has_bodies else ''}"
+            f"{counted(self.reduced, 'node')} of {self.nodes} run in {name} in the source already "
+            "and are judged with their roundings. The reference has none, and the weights as "
+            f"stored. {counted(len(self.islands), 'node')} in FP32 stay so"
+            f"{'. An If, Loop or Scan is reduced as a whole' if self.has_bodies else ''}"
         )
 
 

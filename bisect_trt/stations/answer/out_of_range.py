@@ -54,8 +54,8 @@ def note_left_overflowing(case: Case, known: Known, bench: Bench, answer: Precis
         message += f"fatal on {missed} of {len(shown)} inputs, which need not meet the requirement"
     elif lost:
         message += (
-            f"what {some_of(lost, _SHOWN)} should give is lost there, though the requirement is "
-            "met: ask for more, or keep them with --pin"
+            f"what {some_of(lost, _SHOWN)} should give is lost there. The requirement does not see "
+            "it: ask for more, or keep them with --pin"
         )
     else:
         message += (

@@ -116,7 +116,7 @@ def measure_baselines(case: Case, bench: Bench) -> Baselines:
     )
     where = missed_on(case, bench.prober, fp32.plan) + _reduced_already(case)
     if fp32.verdict is Verdict.NON_FINITE:
-        where += _swallowed(case, bench)
+        where += _beyond_its_type(case, bench) or _swallowed(case)
     diagnosis = _diagnose(fp32, tf32, last, precision, where) if settled else None
     return Baselines(fp32, tf32, reduced, second, layers, findings, diagnosis)
 
@@ -184,12 +184,9 @@ def _reduced_already(case: Case) -> str:
     return f" But {told[0]}." if told else ""
 
 
-def _swallowed(case: Case, bench: Bench) -> str:
-    """Where the reference itself may hold NaN that its kernels hide, or what an output's own type
-    cannot.
-    """
-    limits = case.requirements.limits
-    for name, limit in limits.items():
+def _beyond_its_type(case: Case, bench: Bench) -> str:
+    """Where an output reaches what its type in the source cannot hold."""
+    for name, limit in case.requirements.limits.items():
         largest = max(
             float(np.abs(bench.references.of(s)[name]).max(initial=0.0)) for s in case.samples
         )
@@ -198,6 +195,11 @@ def _swallowed(case: Case, bench: Bench) -> str:
                 f" Output {name!r} reaches {largest:.3g}, which its type in the source, FP16, "
                 "cannot hold: declare that output FLOAT."
             )
+    return ""
+
+
+def _swallowed(case: Case) -> str:
+    """Where the reference itself may hold NaN that its kernels hide."""
     nodes = zip(case.graph.proto.graph.node, case.graph.names, strict=True)
     names = [name for node, name in nodes if node.op_type in SWALLOWING]
     if not names:

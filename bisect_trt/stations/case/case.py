@@ -230,10 +230,12 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Ca
     if outputs:
         findings = (Finding("judged-part", outputs[0], words(outputs, cut_at)), *findings)
     if lifted is not None:
-        findings = (Finding("lifted", "", lifted.sentence), *findings)
+        kind = "lifted" if lifted.reduced else "stored-reduced"
+        findings = (Finding(kind, "", lifted.sentence), *findings)
     limit = INFINITE_FROM.get(lifted.precision) if lifted is not None else None
     if lifted is not None and limit is not None:
-        requirements = replace(requirements, limits=dict.fromkeys(lifted.outputs, limit))
+        stored = [name for name in graph.outputs if name in lifted.outputs]
+        requirements = replace(requirements, limits=dict.fromkeys(stored, limit))
     findings += odd_outputs(graph, requirements, [layer.name for layer in layers])
     if requirements.of_sets and settings.asked_of_given < 1.0:
         findings += (Finding("holds-on", "", _ALL_TOGETHER.format(settings.asked_of_given)),)
