@@ -73,6 +73,14 @@ def test_decisions_are_found_behind_what_keeps_their_order() -> None:
     assert list_decisions(other) == {}
 
 
+def test_a_circle_ends(tmp_path: Path) -> None:
+    """The model is refused by whoever would run it."""
+    model = parsed("a = Identity(y) y = Identity(a)")
+    assert list_decisions(model) == {}
+    with pytest.raises(BadInputError):
+        run(model, {"x": waves(0, 1, 16)}, tmp_path)
+
+
 def test_ties_within_the_noise_of_fp32_are_counted_apart(tmp_path: Path) -> None:
     """0.4.0 kept everything in FP32 for them."""
     inputs = [{"x": waves(n, 8, 16)} for n in range(4)]

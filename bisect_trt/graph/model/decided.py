@@ -58,7 +58,9 @@ def list_decisions(model: onnx.ModelProto) -> dict[str, Decision]:
     found = {}
     for output in model.graph.output:
         node = makers.get(output.name)
-        while node is not None and node.op_type in _KEEP_ORDER:
+        for _ in model.graph.node:  # no more often: a file may hold a circle
+            if node is None or node.op_type not in _KEEP_ORDER:
+                break
             node = makers.get(node.input[0])
         if node is not None and node.op_type in ("ArgMax", "ArgMin"):
             axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
