@@ -13,10 +13,10 @@ import onnx
 import onnxruntime as ort
 
 from benchmarks.common import DETECTOR, RECOGNISER, SHARED, detector_input, load, medians
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.core.sample import Sample
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
 from bisect_trt.graph import list_layers, to_emulated
-from bisect_trt.runners.emulator.runner import EmulatedRunner
+from bisect_trt.runners.emulator import EmulatedRunner
 
 
 def session(model: onnx.ModelProto, *, optimise: bool) -> ort.InferenceSession:

@@ -12,8 +12,8 @@ from pathlib import Path
 from rich.console import Console
 
 import bisect_trt
-from bisect_trt.report.result import Result
-from bisect_trt.report.terminal.screen import print_verdict
+from bisect_trt.report.summarise import Result
+from bisect_trt.report.terminal import print_verdict
 from fixtures.reports import REPORTS
 from fixtures.reports.network import Report
 

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.graph import list_layers, to_emulated, to_typed
 
 

@@ -10,16 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from benchmarks.common import SHARED, load
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.core.sample import Sample
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
 from bisect_trt.graph import list_layers
-from bisect_trt.graph.files.load import load_model
+from bisect_trt.model.load import load_model
 from bisect_trt.runners.base import Runner
-from bisect_trt.runners.emulator.fleet import EmulatedFleet
-from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.runners.emulator.server import SERVER, server_arguments
-from bisect_trt.runners.workers.crew import Crew
-from bisect_trt.runners.workers.process import IsolatedWorker
+from bisect_trt.runners.emulator import EmulatedRunner
+from bisect_trt.runners.emulator_workers import SERVER, EmulatedFleet, server_arguments
+from bisect_trt.runners.process import Crew, IsolatedWorker
 from tests import models
 
 PROBES = 40

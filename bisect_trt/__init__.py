@@ -14,15 +14,15 @@ from bisect_trt.version import __version__
 
 if TYPE_CHECKING:
     from bisect_trt.api import bisect, cure, reduce, verify
-    from bisect_trt.core.errors import (
+    from bisect_trt.base.errors import (
         BadInputError,
         BisectError,
         MachineError,
         RunnerUnavailableError,
     )
-    from bisect_trt.core.precision import Precision, PrecisionPlan
-    from bisect_trt.core.verdict import Verdict
-    from bisect_trt.report.result import Result
+    from bisect_trt.base.outcomes import Verdict
+    from bisect_trt.base.plan import Precision, PrecisionPlan
+    from bisect_trt.report.summarise import Result
 
 __all__ = [
     "BadInputError",
@@ -45,20 +45,31 @@ _WHERE = {
     "cure": "api",
     "reduce": "api",
     "verify": "api",
-    "BadInputError": "core.errors",
-    "BisectError": "core.errors",
-    "MachineError": "core.errors",
-    "RunnerUnavailableError": "core.errors",
-    "Precision": "core.precision",
-    "PrecisionPlan": "core.precision",
-    "Verdict": "core.verdict",
-    "Result": "report.result",
+    "BadInputError": "base.errors",
+    "BisectError": "base.errors",
+    "MachineError": "base.errors",
+    "RunnerUnavailableError": "base.errors",
+    "Precision": "base.plan",
+    "PrecisionPlan": "base.plan",
+    "Verdict": "base.outcomes",
+    "Result": "report.summarise",
 }
-_ROOMS = ("core", "graph", "numerics", "probe", "report", "runners", "search", "stations")
+_FOLDERS = (
+    "base",
+    "evaluate",
+    "graph",
+    "inputs",
+    "metrics",
+    "model",
+    "report",
+    "runners",
+    "search",
+    "steps",
+)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
+    if name in _FOLDERS:
         return importlib.import_module(f"bisect_trt.{name}")
     if name not in _WHERE:
         raise AttributeError(f"module 'bisect_trt' has no attribute {name!r}")

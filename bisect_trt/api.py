@@ -11,22 +11,21 @@ from typing import Any
 import numpy as np
 import onnx
 
-from bisect_trt.core.errors import BadInputError
-from bisect_trt.core.observer import Observer
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.pieces import cure as try_cures
-from bisect_trt.pieces import reduce as run_reduction
+from bisect_trt.base.errors import BadInputError
+from bisect_trt.base.interrupt import Observer
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.pipeline import cure as try_cures
+from bisect_trt.pipeline import reduce as run_reduction
 from bisect_trt.pipeline import run
-from bisect_trt.report.files.verification import write_verification
-from bisect_trt.report.result import Result
-from bisect_trt.stations.answer.verify import Verification
-from bisect_trt.stations.answer.verify import verify as check_plan_holds
-from bisect_trt.stations.asked.saved_plan import SavedPlan, read_plan
-from bisect_trt.stations.asked.settings import Settings, options
-from bisect_trt.stations.asked.source import Source
-from bisect_trt.stations.pieces.cures import Cures
-from bisect_trt.stations.pieces.reduce import Reduced
-from bisect_trt.stations.pieces.seen import Seen
+from bisect_trt.reduction.cures import Cures
+from bisect_trt.reduction.oracle import Seen
+from bisect_trt.reduction.reduce import Reduced
+from bisect_trt.report.files import write_verification
+from bisect_trt.report.summarise import Result
+from bisect_trt.settings import Settings, Source, options
+from bisect_trt.steps.saved_plan import SavedPlan, read_plan
+from bisect_trt.steps.verify import Verification
+from bisect_trt.steps.verify import verify as check_plan_holds
 
 
 def _with_options(command: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -1,15 +1,448 @@
-"""The command line: thin; options come from the settings, the work is done by the stations."""
+"""The command line."""
 
 from __future__ import annotations
 
-import click
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
 
-from bisect_trt.commands.engines import cure_command, doctor_command, reduce_command
-from bisect_trt.commands.gate import gate_command
-from bisect_trt.commands.models import export_command, inspect_command, mark_command
-from bisect_trt.commands.plans import compare_command, run_command, verify_command
-from bisect_trt.commands.runs import diff_command, report_command
+import click
+from click.core import ParameterSource
+
+from bisect_trt.base.display import counted, printable
+from bisect_trt.base.errors import EXIT_NOT_MET, EXIT_OK, BadInputError
+from bisect_trt.base.interrupt import is_stop
+from bisect_trt.base.plan import Precision
+from bisect_trt.model.inspection import inspect_model
+from bisect_trt.model.lifted import lifted_form, load_source
+from bisect_trt.model.load import load_model
+from bisect_trt.model.save import check_target, save_model, save_text
+from bisect_trt.model.typed import mark_outputs, select_tensors, to_typed, with_ranks
+from bisect_trt.model.weak_typing import OF_FUNCTIONS, polygraphy_script, trtexec_arguments
+from bisect_trt.pipeline import CURED, REDUCED, compare, cure, reduce, run
+from bisect_trt.reduction.reduce import Reduced
+from bisect_trt.reduction.reduce_model import result_folder
+from bisect_trt.report.diff import as_page, diff_record, diff_runs, write_diff
+from bisect_trt.report.exits import (
+    ENGINE_PRECISION,
+    JSON,
+    MODEL,
+    PLAN,
+    PRECISION,
+    QUIET,
+    InputsCommand,
+    NamedPath,
+    ended_by,
+    guarded,
+    output,
+    run_options,
+    settings_options,
+)
+from bisect_trt.report.files import to_json, write_documents, write_verification
+from bisect_trt.report.gate import (
+    PROJECT_FILE,
+    Entry,
+    Gate,
+    check_gate_folder,
+    gate_page,
+    gate_record,
+    read_project,
+    write_gate,
+)
+from bisect_trt.report.read_run import read_run
+from bisect_trt.report.reduced import as_record, cures_as_json
+from bisect_trt.report.terminal import (
+    ProgressObserver,
+    print_comparison,
+    print_cures,
+    print_inspection,
+    print_page,
+    print_reduced,
+    print_verdict,
+    print_verification,
+    progress,
+    screen,
+)
+from bisect_trt.runners.doctor import examine
+from bisect_trt.settings import Settings
+from bisect_trt.steps.estimate import estimate
+from bisect_trt.steps.open_runners import idle_options
+from bisect_trt.steps.run_folder import held_folder
+from bisect_trt.steps.saved_plan import read_plan
+from bisect_trt.steps.verify import verify
 from bisect_trt.version import __version__
+
+
+@click.command("reduce", cls=InputsCommand)
+@settings_options("reduce")
+@ENGINE_PRECISION
+@click.option(
+    "--check",
+    metavar="COMMAND",
+    help="Says instead of an engine what is bad: exit code 0 is fine, 1 is bad, any other says "
+    "nothing. The model's path is appended, or stands where {model} does; {inputs} and {expected} "
+    "become the paths of the piece's other files.",
+)
+@JSON
+@QUIET
+@guarded
+def reduce_command(
+    precision: str, check: str | None, as_json: bool, quiet: bool, **chosen: Any
+) -> int:
+    """Find the smallest part of a model on which an engine fails, is wrong or unsteady; write a
+    reproducer. Exit code 1 if the whole is not bad.
+    """
+    settings, made_by = Settings(**chosen), shlex.join(["bisect-trt", *sys.argv[1:]])
+    with progress(quiet=quiet, verbose=not as_json, budget=settings.budget) as observer:
+        found = reduce(settings, Precision(precision), check, made_by, observer)
+    with output():
+        if as_json:
+            click.echo(to_json(as_record(found)))
+        elif not quiet:
+            print_reduced(screen(), found, result_folder(settings, REDUCED))
+    return EXIT_OK if isinstance(found, Reduced) else EXIT_NOT_MET
+
+
+@click.command("cure", cls=InputsCommand)
+@settings_options("cure")
+@ENGINE_PRECISION
+@click.option(
+    "--piece",
+    type=NamedPath(),
+    metavar="DIR",
+    help="The reproducer's folder: tensors inside the piece are marked first.",
+)
+@JSON
+@QUIET
+@guarded
+def cure_command(
+    precision: str, piece: Path | None, as_json: bool, quiet: bool, **chosen: Any
+) -> int:
+    """Try what makes a wrong or unsteady engine right and steady; write the table and the model to
+    ship. Exit code 1 if nothing does.
+    """
+    settings = Settings(**chosen)
+    with progress(quiet=quiet, verbose=not as_json, budget=settings.budget) as observer:
+        cures = cure(settings, Precision(precision), piece, observer)
+    with output():
+        if as_json:
+            click.echo(to_json(cures_as_json(cures)))
+        elif not quiet:
+            print_cures(screen(), cures, result_folder(settings, CURED))
+    return EXIT_NOT_MET if cures.needed and cures.smallest is None else EXIT_OK
+
+
+@click.command("doctor")
+@JSON
+@guarded
+def doctor_command(as_json: bool) -> int:
+    """What is installed, which runners work here and why not."""
+    with progress() as observer:
+        observer.station("doctor")
+        checks = examine()
+    with output():
+        if as_json:
+            click.echo(json.dumps([vars(c) for c in checks], indent=2))
+            return 0
+        for check in checks:
+            sign = {True: "ok  ", False: "no  ", None: "    "}[check.works]
+            click.echo(f"{sign}{check.name:<24}{printable(check.detail)}")
+    return 0
+
+
+@click.command("gate")
+@click.option(
+    "--config",
+    type=NamedPath(),
+    default=PROJECT_FILE,
+    show_default=True,
+    help="The models and what each is asked.",
+)
+@click.option("--out", type=NamedPath(), help="A folder of runs. Default: as the file says.")
+@run_options
+@click.option("-v", "--verbose", is_flag=True, help="Tell each probe as it is made.")
+@JSON
+@QUIET
+@guarded
+def gate_command(
+    config: Path, out: Path | None, verbose: bool, as_json: bool, quiet: bool, **chosen: Any
+) -> int:
+    """Run every model of bisect.toml and write one table, index.html and junit.xml. What is known
+    from before is not run again. Options of run override the file.
+    """
+    source = click.get_current_context().get_parameter_source
+    given = {n: v for n, v in chosen.items() if source(n) is not ParameterSource.DEFAULT}
+    project = read_project(config, out, given)
+    check_gate_folder(project.out, project.runs)
+    gate = Gate(project.out, (), len(project.runs))
+    with held_folder(project.out):
+        for name, settings in project.runs.items():
+            with progress(
+                quiet=quiet, verbose=verbose, budget=settings.budget, subject=name
+            ) as observer:
+                entry = _entry(name, settings, observer)
+            gate = Gate(project.out, (*gate.entries, entry), gate.planned)
+            write_gate(gate)  # whoever interrupts has the table so far
+    with output():
+        if as_json:
+            click.echo(to_json(gate_record(gate)))
+        elif not quiet:
+            print_page(screen(), gate_page(gate))
+            click.echo(f"page: {project.out}/index.html")
+    return gate.exit_code
+
+
+def _entry(name: str, settings: Settings, observer: ProgressObserver) -> Entry:
+    try:
+        result = run(settings, observer)
+    except Exception as error:  # no model's error is another's, whoever's mistake it is
+        if is_stop(error):
+            raise
+        code, words = ended_by(error)
+        return Entry(name, code, error=words)
+    return Entry(name, result.exit_code, result)
+
+
+@click.command("inspect")
+@MODEL
+@PRECISION
+@JSON
+@guarded
+def inspect_command(model: Path, precision: str, as_json: bool) -> int:
+    """Layers, patterns, suspects and advice about the opset, without running anything."""
+    with progress() as observer:
+        observer.station("load")
+        loaded = load_model(model)
+        observer.station("inspect")
+        inspection = inspect_model(loaded, Precision(precision))
+        observer.station("write")  # a table of 60,000 rows takes longer than what is in it
+        console = screen()
+        with console.capture() as printed:
+            if not as_json:
+                print_inspection(console, inspection)
+        text = to_json(inspection.as_json()) + "\n" if as_json else printed.get()
+    with output():
+        click.echo(text, nl=False)
+    return 0
+
+
+@click.command("mark")
+@MODEL
+@click.option(
+    "--mark",
+    "selectors",
+    multiple=True,
+    required=True,
+    metavar="SELECTOR",
+    help="A layer, a tensor, a glob, an operator such as Pow, a pattern such as LayerNorm. "
+    "Repeatable.",
+)
+@click.option("--output", "-o", "target", type=NamedPath(), required=True, help="Where to.")
+@guarded
+def mark_command(model: Path, selectors: tuple[str, ...], target: Path) -> int:
+    """Write the model with inner tensors as further outputs, to look inside with any runner. On an
+    engine each breaks fusions, so its numbers change.
+    """
+    with progress() as observer:
+        observer.station("load")
+        loaded = load_model(model)
+        check_target(target, loaded)
+        observer.station("mark")
+        lifted = lifted_form(loaded).model.proto  # reduced layers can be chosen as FP32 ones
+        made = {name for node in loaded.proto.graph.node for name in node.output}
+        chosen = [name for name in select_tensors(lifted, selectors) if name in made]
+        tensors, unranked = with_ranks(loaded.proto, chosen)
+        marked = mark_outputs(loaded.proto, tensors)
+        save_model(marked, target.resolve())  # a link stays one
+    more = len(marked.graph.output) - len(loaded.proto.graph.output)
+    with output():
+        click.echo(counted(more, "more output"))
+        for name in unranked:
+            click.echo(f"left out: {name!r}, of which nothing says how many dimensions it has")
+    return 0
+
+
+@click.command("export")
+@MODEL
+@PLAN
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["onnx", "trtexec", "polygraphy"]),
+    required=True,
+    help="What to write.",
+)
+@click.option(
+    "--output",
+    "-o",
+    "target",
+    type=NamedPath(),
+    help="Where to; text goes to standard output without it.",
+)
+@guarded
+def export_command(model: Path, plan_path: Path, form: str, target: Path | None) -> int:
+    """Write a plan as typed ONNX, trtexec arguments or a polygraphy script."""
+    saved = read_plan(plan_path)
+    with progress() as observer:
+        observer.station("load")
+        source = load_source(model)
+        loaded, plan, graph = source.model, saved.plan, source.graph
+        saved.check_model(graph)
+        if target is not None:
+            check_target(target, loaded, plan_path)
+            target = target.resolve()  # a link stays one
+        observer.station("export")
+        if form == "onnx":
+            if target is None:
+                raise BadInputError("--format onnx needs --output FILE.onnx")
+            if target.suffix != ".onnx":
+                raise BadInputError(
+                    f"--output {target}: a model is written; give it a name that ends with .onnx"
+                )
+            save_model(to_typed(graph, plan), target)
+            return 0
+        if loaded.written_out and plan.pinned:
+            raise BadInputError(OF_FUNCTIONS)
+        if source.lifted is not None:
+            raise BadInputError(
+                f"--format {form}: {model} is {source.lifted.precision.value.upper()} in the "
+                "source already, so weak typing cannot keep its layers in FP32; use --format onnx"
+            )
+        write = trtexec_arguments if form == "trtexec" else polygraphy_script
+        text = write(graph, plan)
+    if target is not None:
+        save_text(text + "\n", target)
+        return 0
+    with output(is_product=True):
+        click.echo(text)
+    return 0
+
+
+@click.command("run", cls=InputsCommand)
+@settings_options("run")
+@click.option(
+    "--dry-run", is_flag=True, help="Only say how many layers, about how many probes and how long."
+)
+@click.option("-v", "--verbose", is_flag=True, help="Tell each probe as it is made.")
+@JSON
+@QUIET
+@guarded
+def run_command(dry_run: bool, verbose: bool, as_json: bool, quiet: bool, **chosen: Any) -> int:
+    """Find the problem's kind and a small set of layers that must stay in FP32, test it on draws
+    that the search has not seen; write the plan, model and report.
+    """
+    settings = Settings(**chosen)
+    if dry_run:
+        with progress(quiet=quiet) as observer:
+            price = estimate(settings, observer)
+        with output():
+            click.echo(to_json(vars(price)) if as_json else price.sentence)
+            for note in () if as_json else price.notes:
+                click.echo(f"note: {note}")
+            if settings.runner == "emulated" and not as_json and (idle := idle_options(settings)):
+                click.echo(f"note: {idle}")
+        return 0
+    with progress(quiet=quiet, verbose=verbose, budget=settings.budget) as observer:
+        result = run(settings, observer)
+    with output():
+        if as_json:
+            click.echo(to_json(result.as_json()))
+        elif not quiet:
+            print_verdict(screen(), result)
+    return result.exit_code
+
+
+@click.command("compare", cls=InputsCommand)
+@settings_options("compare")
+@JSON
+@QUIET
+@guarded
+def compare_command(as_json: bool, quiet: bool, **chosen: Any) -> int:
+    """Error tables only: every baseline's outputs and every layer, without a search."""
+    with progress(quiet=quiet) as observer:
+        result = compare(Settings(**chosen), observer)
+    with output():
+        if as_json:
+            click.echo(to_json({**result.as_json(), "exit_code": EXIT_OK}))
+        elif not quiet:
+            print_comparison(screen(), result)
+    return EXIT_OK
+
+
+@click.command("verify", cls=InputsCommand)
+@settings_options("verify")
+@PLAN
+@JSON
+@QUIET
+@guarded
+def verify_command(
+    plan_path: Path, as_json: bool, quiet: bool, precision: str, **chosen: Any
+) -> int:
+    """Does a plan still hold for this model and these inputs? Exit code 0 if it does, 1 if not; for
+    release gates.
+    """
+    saved = read_plan(plan_path)
+    source = click.get_current_context().get_parameter_source("precision")
+    found_for = saved.plan.base.value
+    if source is not ParameterSource.DEFAULT and precision != found_for:
+        raise BadInputError(f"--precision {precision}: {plan_path} is a plan for {found_for}")
+    with progress(quiet=quiet) as observer:
+        verification = verify(Settings(precision=saved.searched, **chosen), saved, observer)
+        write_verification(verification)
+    with output():
+        if as_json:
+            click.echo(to_json(verification.as_json()))
+        elif not quiet:
+            print_verification(screen(), verification)
+    return EXIT_OK if verification.passed else EXIT_NOT_MET
+
+
+@click.command("report")
+@click.argument("run", type=NamedPath())
+@QUIET
+@guarded
+def report_command(run: Path, quiet: bool) -> int:
+    """Write report.html, report.md and junit.xml of a run's folder again, from its other files."""
+    with progress(quiet=quiet) as observer:
+        observer.station("read")
+        found = read_run(run)
+        observer.station("write")
+        write_documents(found)
+    with output():
+        if not quiet:
+            click.echo(printable(f"report: {run}/report.html"))
+    return EXIT_OK
+
+
+@click.command("diff")
+@click.argument("run_a", type=NamedPath())
+@click.argument("run_b", type=NamedPath())
+@click.option(
+    "--out", type=NamedPath(), help="A folder for diff.html, diff.md and diff.json. Default: none."
+)
+@JSON
+@QUIET
+@guarded
+def diff_command(run_a: Path, run_b: Path, out: Path | None, as_json: bool, quiet: bool) -> int:
+    """What changed from one run's folder to another: requirements, what the plans hold on, pins and
+    layers. Exit code 1 if the second misses what the first met, or was not asked what the first
+    was; 2 if no layer is in both.
+    """
+    with progress(quiet=quiet) as observer:
+        observer.station("read")
+        before, after = read_run(run_a), read_run(run_b)
+        observer.station("compare")
+        found = diff_runs(before, after)
+        if out is not None:
+            write_diff(found, out)
+    with output():
+        if as_json:
+            click.echo(to_json(diff_record(found)))
+        elif not quiet:
+            print_page(screen(), as_page(found))
+    return EXIT_NOT_MET if found.worse or found.untold else EXIT_OK
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

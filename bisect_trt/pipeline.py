@@ -9,54 +9,129 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
-from bisect_trt.core.finding import Finding
-from bisect_trt.core.machine.beside import Beside
-from bisect_trt.core.machine.stop import BudgetSpentError, StoppedError, is_stop
-from bisect_trt.core.machine.time_budget import TimeBudget, TimedObserver
-from bisect_trt.core.observer import Observer
-from bisect_trt.core.precision import Precision
-from bisect_trt.graph.passes.capable import check_can_be_written
-from bisect_trt.report.files.write import discard, write_report, write_tables
-from bisect_trt.report.pieces import reproducer
-from bisect_trt.report.pieces.reduced import headline, nothing_bad
-from bisect_trt.report.pieces.reproducer import write_reproducer
-from bisect_trt.report.result import Result
-from bisect_trt.report.summary import summarise, summarise_interrupted
-from bisect_trt.report.words.headline import left_behind
-from bisect_trt.stations.answer.answer import (
+from bisect_trt.base.interrupt import (
+    Beside,
+    BudgetSpentError,
+    Observer,
+    StoppedError,
+    TimeBudget,
+    TimedObserver,
+    is_stop,
+)
+from bisect_trt.base.outcomes import Finding
+from bisect_trt.base.plan import Precision
+from bisect_trt.model.roundings import check_can_be_written
+from bisect_trt.reduction.cures import Cures, cure_model
+from bisect_trt.reduction.oracle import Seen
+from bisect_trt.reduction.reduce import Reduced
+from bisect_trt.reduction.reduce_model import (
+    REPRODUCER,
+    files_read,
+    piece_to_blame,
+    reduce_model,
+    result_folder,
+)
+from bisect_trt.report import reduced
+from bisect_trt.report.files import discard, write_report, write_tables
+from bisect_trt.report.headline import left_behind
+from bisect_trt.report.reduced import headline, nothing_bad, write_cures, write_reproducer
+from bisect_trt.report.summarise import Result, summarise, summarise_interrupted
+from bisect_trt.settings import Settings, within_threads
+from bisect_trt.steps.answer import (
+    Known,
     begin_steadiness,
+    end_search,
     holds_of_answer,
+    inputs_table,
+    looked_at_again,
+    with_set_in_hand,
     with_steadiness,
 )
-from bisect_trt.stations.answer.answer_tables import looked_at_again
-from bisect_trt.stations.answer.cut_short import end_search, with_set_in_hand
-from bisect_trt.stations.answer.inputs_table import inputs_table
-from bisect_trt.stations.answer.known import Known
-from bisect_trt.stations.asked.settings import Settings
-from bisect_trt.stations.asked.thread_limit import within_threads
-from bisect_trt.stations.baselines.baselines import measure_baselines, nothing_to_pin, tf32_to_blame
-from bisect_trt.stations.baselines.expanded import holding_stepped
-from bisect_trt.stations.baselines.golden import check_golden
-from bisect_trt.stations.bench.bench import Bench
-from bisect_trt.stations.bench.counted import plans_of
-from bisect_trt.stations.bench.engine_ahead import baseline_plans
-from bisect_trt.stations.bench.let_go import let_go
-from bisect_trt.stations.bench.open_bench import open_bench
-from bisect_trt.stations.bench.run_folder import refuse_answer
-from bisect_trt.stations.case.case import Case, load
-from bisect_trt.stations.cause.triage import Triage, find_cause
-from bisect_trt.stations.cause.unseen import look_beyond
-from bisect_trt.stations.cost.work import expected_sets
-from bisect_trt.stations.draws.usable import check_runs
-from bisect_trt.stations.engine.baselines import begin_engine, measure_engine, with_table
-from bisect_trt.stations.engine.unfit import holding_unfit
-from bisect_trt.stations.engine.unfit_by_trial import unfit_by_trial
-from bisect_trt.stations.pieces.engine_to_blame import REPRODUCER, piece_to_blame
-from bisect_trt.stations.pieces.reduce import Reduced
-from bisect_trt.stations.pieces.seen import Seen
-from bisect_trt.stations.plans.bisect import bisect
-from bisect_trt.stations.verdict.engine_verdict import decide_on_engine
+from bisect_trt.steps.baselines import (
+    holding_stepped,
+    measure_baselines,
+    nothing_to_pin,
+    tf32_to_blame,
+)
+from bisect_trt.steps.confirm import decide_on_engine
+from bisect_trt.steps.context import Bench, let_go, open_bench, plans_of
+from bisect_trt.steps.diagnosis import Triage, find_cause
+from bisect_trt.steps.engine_baselines import begin_engine, measure_engine, with_table
+from bisect_trt.steps.estimate import expected_sets
+from bisect_trt.steps.failing_inputs import look_beyond
+from bisect_trt.steps.golden import check_golden
+from bisect_trt.steps.open_runners import baseline_plans
+from bisect_trt.steps.problem import Case, load
+from bisect_trt.steps.run_folder import refuse_answer
+from bisect_trt.steps.samples import check_runs
+from bisect_trt.steps.select_fitted import bisect
+from bisect_trt.steps.unsupported import holding_unfit, unfit_by_trial
+
+REDUCED, CURED = "reduced", "cured"
+"""What the default folders of :func:`reduce` and :func:`cure` end with."""
+
+
+@within_threads
+def cure(
+    settings: Settings, precision: Precision, piece: Path | None, observer: Observer | None = None
+) -> Cures:
+    """What makes an engine right and steady; writes the table and the cured model.
+
+    Args:
+        settings: the model, the inputs and the engine.
+        precision: what the engine runs in.
+        piece: a reproducer's folder, whose nodes are marked first.
+        observer: hears of the progress.
+
+    Raises:
+        BisectError: something that the user can mend.
+    """
+    folder = result_folder(settings, CURED)
+    reduced.CURE_FOLDER.check(folder, files_read(settings))
+    cures = cure_model(settings, precision, piece, observer or Observer())
+    if cures.tried:
+        write_cures(cures, folder)
+    if cures.interrupted:
+        raise StoppedError(
+            f"the table so far is in {folder}" if cures.tried else "nothing was kept"
+        )
+    return cures
+
+
+@within_threads
+def reduce(
+    settings: Settings,
+    precision: Precision,
+    check: str | None,
+    made_by: str,
+    observer: Observer | None = None,
+) -> Reduced | Seen:
+    """The smallest bad piece of a model; writes its reproducer into the settings' ``out``.
+
+    Args:
+        settings: the model, the inputs and the engine.
+        precision: what the engine runs in.
+        check: a command that says instead of an engine what is bad.
+        made_by: what the reproducer names as the command that made it.
+        observer: hears of the progress.
+
+    Returns:
+        What was found; what the whole model shows where it is not bad, and nothing is written then.
+
+    Raises:
+        BisectError: something that the user can mend.
+        StoppedError: the user ended it; the smallest piece so far is written.
+    """
+    folder = result_folder(settings, REDUCED)
+    reduced.FOLDER.check(folder, files_read(settings))
+    found = reduce_model(settings, precision, check, observer or Observer())
+    if isinstance(found, Reduced):
+        write_reproducer(found, folder, made_by)
+        if found.interrupted:
+            raise StoppedError(f"the smallest piece so far is in {folder}")
+    return found
 
 
 @within_threads
@@ -78,7 +153,7 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
     ):
         case = replace(bench.case, on_engine=bench.engine is not None)
         discard(bench.folder)
-        reproducer.FOLDER.remove(bench.folder / REPRODUCER)
+        reduced.FOLDER.remove(bench.folder / REPRODUCER)
         latest = Known(case)
         try:
             try:

@@ -2,4 +2,6 @@
 dependencies.
 """
 
+from __future__ import annotations
+
 __version__ = "0.5.0"

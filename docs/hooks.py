@@ -20,7 +20,7 @@ import bisect_trt
 import bisect_trt.graph
 import bisect_trt.search
 from bisect_trt.cli import main
-from bisect_trt.stations.asked.settings import Settings, options
+from bisect_trt.settings import Settings, options
 
 ROOT = Path(__file__).resolve().parents[1]
 SCHEMA = ROOT / "bisect_trt" / "report" / "schema" / "run.schema.json"

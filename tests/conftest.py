@@ -16,8 +16,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 
-from bisect_trt.core.machine.session_habits import SessionHabits, adopt
-from bisect_trt.report.terminal import progress
+from bisect_trt.base.limits import SessionHabits, adopt
+from bisect_trt.report import terminal
 from tests.engines import judged
 
 __all__ = ["judged"]
@@ -35,7 +35,7 @@ settings.register_profile(
 settings.load_profile("busy")
 
 # Nor may what a command prints: here it writes no line of progress, however long it takes.
-progress.EVERY_S = 1e6
+terminal.EVERY_S = 1e6
 
 HANG_S = 600.0
 """What has not ended by then hangs, on the busiest machine."""
@@ -102,7 +102,7 @@ def waves() -> NDArray[np.float32]:
 @pytest.fixture
 def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test on fresh draws makes half as many: what it claims is then a little less, no more."""
-    monkeypatch.setattr("bisect_trt.stations.draws.fresh_test._MOST", 100)
+    monkeypatch.setattr("bisect_trt.steps.tests._MOST", 100)
 
 
 @pytest.fixture
@@ -110,8 +110,8 @@ def fewest_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test on fresh draws makes as many as it needs at least, none of which may miss: enough
     where nothing is searched by it.
     """
-    monkeypatch.setattr("bisect_trt.stations.draws.fresh_test._FURTHER", 0.0)
-    monkeypatch.setattr("bisect_trt.stations.draws.fresh_test._TOLD", 0.0)
+    monkeypatch.setattr("bisect_trt.steps.tests._FURTHER", 0.0)
+    monkeypatch.setattr("bisect_trt.steps.tests._TOLD", 0.0)
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def eight_draws(monkeypatch: pytest.MonkeyPatch, fewest_draws: None) -> None:
     """A test on fresh draws makes eight, as of the slowest models: enough where the cause, the pins
     and the files are what is looked at.
     """
-    monkeypatch.setattr("bisect_trt.stations.draws.fresh_test._LONGEST", 0.0)
+    monkeypatch.setattr("bisect_trt.steps.tests._LONGEST", 0.0)
 
 
 def forbid_inferences(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,12 +13,12 @@ import pytest
 from numpy.typing import NDArray
 
 import bisect_trt
-from bisect_trt.core.errors import RunnerFailedError
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.core.verdict import Verdict
+from bisect_trt.base.errors import RunnerFailedError
+from bisect_trt.base.outcomes import Verdict
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
 from bisect_trt.runners.base import Repeated
-from bisect_trt.runners.emulator.runner import EmulatedRunner
+from bisect_trt.runners.emulator import EmulatedRunner
 from fixtures.fixture import Fixture
 
 
@@ -145,7 +145,7 @@ def judged(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Callable[..., tuple[bisect_trt.Result, Engine]]:
     def run(fixture: Fixture, engine: Engine, **options: Any) -> tuple[bisect_trt.Result, Engine]:
-        monkeypatch.setattr("bisect_trt.stations.bench.open_bench.open_engine", lambda *_: engine)
+        monkeypatch.setattr("bisect_trt.steps.context.open_engine", lambda *_: engine)
         return bisect_trt.bisect(
             fixture.model,
             fixture.inputs,

@@ -7,7 +7,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from bisect_trt.graph.model.graph import Graph
+from bisect_trt.model.graph import Graph
 
 
 def convolutional(blocks: int = 3) -> tuple[onnx.ModelProto, dict[str, NDArray[np.float32]]]:

@@ -15,11 +15,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.graph.model.graph import Graph
+from bisect_trt.base.plan import PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.model.graph import Graph
 from bisect_trt.runners.base import Repeated
-from bisect_trt.runners.ort.recorded import outputs_of
+from bisect_trt.runners.reference import outputs_of
 
 PATTERN = ("Conv", "Relu", "Add")
 RUNS = 6

@@ -10,11 +10,11 @@ import onnx
 import pytest
 
 import bisect_trt
-from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.graph.model.patterns import find_patterns
-from bisect_trt.report.result import Result
-from bisect_trt.stations.case.samples import suspicious_inputs
+from bisect_trt.base.plan import PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.inputs.samples import suspicious_inputs
+from bisect_trt.model.patterns import find_patterns
+from bisect_trt.report.summarise import Result
 from fixtures import cases
 from fixtures.__main__ import FILES, input_bytes, model_bytes
 from fixtures.cases.encoder import encoder

@@ -13,12 +13,12 @@ import onnx
 import pytest
 from click.testing import CliRunner, Result
 
+from bisect_trt.base.errors import BadInputError
+from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.cli import main
-from bisect_trt.core.errors import BadInputError
-from bisect_trt.core.precision import PrecisionPlan
 from bisect_trt.graph import list_layers, to_typed
-from bisect_trt.graph.files.load import load_model
-from bisect_trt.graph.passes.weak_forms import polygraphy_script, trtexec_arguments
+from bisect_trt.model.load import load_model
+from bisect_trt.model.weak_typing import polygraphy_script, trtexec_arguments
 from fixtures.__main__ import input_bytes, model_bytes
 from fixtures.encoders import encoder_decomposed, encoder_layernorm
 from fixtures.fixture import Fixture

@@ -20,12 +20,11 @@ import pytest
 from click.testing import CliRunner
 
 import bisect_trt
+from bisect_trt.base.atomic_files import RESULT_FILES, draft_prefix, sweep
+from bisect_trt.base.errors import BadInputError
+from bisect_trt.base.interrupt import STOPPING, is_stop
 from bisect_trt.cli import main
-from bisect_trt.core.disk.run_files import RESULT_FILES
-from bisect_trt.core.disk.scratch import draft_prefix, sweep
-from bisect_trt.core.errors import BadInputError
-from bisect_trt.core.machine.stop import STOPPING, is_stop
-from bisect_trt.report.terminal.exits import guarded
+from bisect_trt.report.exits import guarded
 from fixtures.__main__ import input_bytes, model_bytes
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture
@@ -206,7 +205,7 @@ def test_ctrl_c_while_an_object_is_freed_is_not_lost(where: str) -> None:
     """Nothing can be raised there: the run went on, with a line about what was ignored."""
     script = (
         "import os, signal, time, weakref\n"
-        "from bisect_trt.report.terminal.exits import guarded\n"
+        "from bisect_trt.report.exits import guarded\n"
         "def interrupt(*_):\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    time.sleep(0.1)\n"

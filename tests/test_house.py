@@ -1,103 +1,51 @@
-"""The house keeps its rules: a room imports only rooms above it, and private parts stay private."""
+"""The house keeps its rules: a folder imports only folders below it, in one direction."""
 
 from __future__ import annotations
 
 import ast
 import sys
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 PACKAGE = Path(__file__).resolve().parents[1] / "bisect_trt"
-ROOMS = (
-    "core",
-    "numerics",
-    "graph",
-    "runners",
-    "probe",
+FOLDERS = (
+    "base",
     "search",
-    "stations",
+    "settings",
+    "metrics",
+    "model",
+    "inputs",
+    "runners",
+    "evaluate",
+    "steps",
+    "reduction",
     "report",
-    "commands",
 )
-DOORS = {"__init__", "__main__", "api", "cli", "pieces", "pipeline", "version"}
-FORBIDDEN = {
-    "core": None,  # nothing but the standard library
-    "numerics": {"onnx", "onnxruntime"},
-    "graph": {"onnxruntime"},
-    "probe": {"onnx", "onnxruntime"},
+"""From the ground up: each imports only itself and what is before it."""
+
+DOORS = {"__init__", "__main__", "api", "cli", "graph", "pipeline", "settings", "version"}
+"""The modules in the package's root."""
+
+NOT_IN = {
+    "metrics": {"onnx", "onnxruntime"},
+    "model": {"onnxruntime"},
+    "evaluate": {"onnx", "onnxruntime"},
     "search": {"onnx", "onnxruntime", "pandas"},
 }
-ALLOWED_ABOVE = {"search": {"core"}}
-"""The search knows names and verdicts only: of the rooms above it, it may enter the first."""
-
-INNER = {
-    "core": ("disk", "machine", "user"),
-    "numerics": ("errors", "requirements", "draws"),
-    "graph": ("tensors", "files", "model", "passes", "inspection"),
-    "runners": (
-        "base",
-        "workers",
-        "ort",
-        "device_check",
-        "onnxruntime_cuda",
-        "emulator",
-        "tensorrt",
-        "doctor",
-    ),
-    "runners/emulator": (
-        "constants",
-        "rtx",
-        "by_node",
-        "switched",
-        "runner",
-        "rtx_runner",
-        "whole_model",
-        "server",
-        "fleet",
-    ),
-    "stations": (
-        "asked",
-        "case",
-        "bench",
-        "draws",
-        "baselines",
-        "engine",
-        "cause",
-        "plans",
-        "verdict",
-        "answer",
-        "pieces",
-        "cost",
-    ),
-    "report": (
-        "record",
-        "words",
-        "figures",
-        "page",
-        "result",
-        "summary",
-        "files",
-        "runs",
-        "pieces",
-        "terminal",
-    ),
-}
-"""What stands within a room, from the ground up: each imports only what is before it. A module that
-is not named lies under all of them.
-"""
-
-MOST_FILES = 20
-"""A folder with more modules holds more than one concern."""
+STANDARD_LIBRARY_ONLY = {"base"}
+BELOW_SEARCH = {"base"}
+"""The search knows names and outcomes only."""
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imports(path: Path) -> Iterator[str]:
     """Every module that ``path`` imports when it runs, in full; types alone are not followed."""
-    for node in _executed(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in _executed(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -113,87 +61,66 @@ def _executed(tree: ast.AST) -> Iterator[ast.AST]:
         yield from _executed(node)
 
 
-def room_of(module: str) -> str:
-    """The room of ``bisect_trt.room.module``; a door's own name."""
+def folder_of(module: str) -> str:
+    """The folder of ``bisect_trt.folder.module``; the name of a module in the root."""
     return [*module.split("."), ""][1]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_a_room_imports_only_rooms_above_it(path: Path) -> None:
+def upward(path: Path) -> Iterator[str]:
+    """What a module imports that stands above it, or that its folder must not know."""
     where = path.relative_to(PACKAGE)
-    if len(where.parts) == 1:
-        assert path.stem in DOORS, f"{where}: nothing but the doors stands in the package's root"
+    folder = where.parts[0].removesuffix(".py")
+    if folder in DOORS - {"settings"}:
         return
-    room = where.parts[0]
-    above = ALLOWED_ABOVE.get(room, set(ROOMS[: ROOMS.index(room)])) | {room, "version"}
-    if room == "commands":  # the command line is made of them
-        above |= {"pieces", "pipeline"}
+    below = BELOW_SEARCH if folder == "search" else set(FOLDERS[: FOLDERS.index(folder)])
     for module in imports(path):
         top = module.partition(".")[0]
         if top == "bisect_trt":
-            assert room_of(module) in above, f"{where} imports {module}"
-        elif room in FORBIDDEN:
-            outside = FORBIDDEN[room]
-            assert top not in (outside or ()), f"{where} imports {module}"
-            assert outside is not None or top in sys.stdlib_module_names, (
-                f"{where} imports {module}"
-            )
+            if folder_of(module) not in below | {folder, "version"}:
+                yield f"{where} imports {module}"
+        elif top in NOT_IN.get(folder, ()) or (
+            folder in STANDARD_LIBRARY_ONLY and top not in sys.stdlib_module_names
+        ):
+            yield f"{where} imports {module}"
 
 
-def _inner(parts: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """Each room with inner ones that a module stands in, and its place there."""
-    for depth in range(1, len(parts)):
-        room, within = "/".join(parts[:depth]), parts[depth]
-        if room in INNER:
-            yield room, INNER[room].index(within) if within in INNER[room] else -1
+def test_a_folder_imports_only_folders_below_it() -> None:
+    assert {path.stem for path in PACKAGE.glob("*.py")} <= DOORS
+    assert [found for path in FILES for found in upward(path)] == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_within_a_room_imports_go_one_way_too(path: Path) -> None:
-    where = path.relative_to(PACKAGE).with_suffix("")
-    places = dict(_inner(where.parts)) if path.name != "__init__.py" else {}  # it hands names on
-    for module in imports(path):
-        if module.startswith("bisect_trt."):
-            for room, place in _inner(module.split(".")[1:]):
-                assert place <= places.get(room, place), f"{where} imports {module}"
+def test_no_module_imports_itself_around_a_circle() -> None:
+    edges: dict[str, set[str]] = {}
+    for path in FILES:
+        name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+        top = [node for node in parsed(path).body if isinstance(node, ast.ImportFrom)]
+        edges[name] = {node.module for node in top if node.module} - {name}
+    while free := {name for name, needs in edges.items() if not needs & edges.keys()}:
+        edges = {name: needs for name, needs in edges.items() if name not in free}
+    assert sorted(edges) == []
 
 
-def test_folders_hold_one_concern() -> None:
-    held = Counter(path.parent for path in FILES if path.name != "__init__.py")
-    assert {str(f.relative_to(PACKAGE)): n for f, n in held.items() if n > MOST_FILES} == {}
-    named = {PACKAGE / room / within for room, inner in INNER.items() for within in inner}
-    assert [n for n in named if not n.is_dir() and not n.with_suffix(".py").is_file()] == []
-    rooms = {f for f in held if f != PACKAGE and f.parent.relative_to(PACKAGE).as_posix() in INNER}
-    assert rooms <= named, f"no place in INNER: {rooms - named}"
-
-
-def test_workers_know_no_models() -> None:
-    for path in (PACKAGE / "runners" / "workers").glob("*.py"):
-        ours = {m for m in imports(path) if m.startswith("bisect_trt.")}
-        strange = {m for m in ours if room_of(m) != "core" and ".workers" not in m}
-        assert not strange, f"{path.name} imports {strange}"
+def test_worker_processes_know_no_models() -> None:
+    for name in ("process", "worker_process", "ray_actors"):
+        ours = {m for m in imports(PACKAGE / "runners" / f"{name}.py") if "bisect_trt" in m}
+        strange = {m for m in ours if folder_of(m) != "base" and m.count(".") != 2}
+        assert not strange, f"{name}.py imports {strange}"
 
 
 def test_onnx_runtime_s_private_parts_have_one_place() -> None:
     touched = {
         path.name
         for path in FILES
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.Attribute) and node.attr in ("_sess", "_ortvalue")
     }
     assert touched == {"values.py"}
 
 
-def test_modules_are_named_for_what_they_hold() -> None:
-    things = {"rounding", "finding"}
-    doing = {path.stem for path in FILES if path.stem.endswith("ing")}
-    assert doing <= things
-
-
 PROTOCOLS = frozenset(
     node.name
     for path in FILES
-    for made in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    for made in ast.walk(parsed(path))
     if isinstance(made, ast.ClassDef) and "Protocol" in map(ast.unparse, made.bases)
     for node in made.body
     if isinstance(node, ast.FunctionDef)
@@ -201,15 +128,16 @@ PROTOCOLS = frozenset(
 """Methods that a protocol describes, for all who have them."""
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_public_functions_say_what_they_do(path: Path) -> None:
-    if path.parent.name == "commands":  # click's help texts are what its docstrings are
-        return
-    for where, function, derived in _public_functions(ast.parse(path.read_text(encoding="utf-8"))):
-        said = ast.get_docstring(function)
-        if said is None:
-            method = where.rpartition(".")[2]
-            assert derived or method in PROTOCOLS, f"{path.name}: {where} says nothing"
+def test_public_functions_say_what_they_do() -> None:
+    silent = [
+        f"{path.relative_to(PACKAGE)}: {where}"
+        for path in FILES
+        if path.name != "cli.py"  # click's help texts are what its docstrings are
+        for where, function, derived in _public_functions(parsed(path))
+        if ast.get_docstring(function) is None
+        and not (derived or where.rpartition(".")[2] in PROTOCOLS)
+    ]
+    assert silent == []
 
 
 def _public_functions(

@@ -13,17 +13,17 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import bisect_trt
-from bisect_trt.core.errors import BadInputError
-from bisect_trt.core.precision import Precision
-from bisect_trt.core.sample import Sample
-from bisect_trt.graph.files.load import load_model
-from bisect_trt.graph.inspection.inspection import inspect_model
-from bisect_trt.graph.model.decided import Decision, list_decisions
-from bisect_trt.numerics.requirements.requirement_text import parse_requirements
-from bisect_trt.report.record.tables import suspect_layers
-from bisect_trt.report.words.headline import answer_lines
-from bisect_trt.report.words.verified import plan_line
-from bisect_trt.stations.case.samples import suspicious_inputs
+from bisect_trt.base.errors import BadInputError
+from bisect_trt.base.plan import Precision
+from bisect_trt.base.sample import Sample
+from bisect_trt.inputs.samples import suspicious_inputs
+from bisect_trt.metrics.parser import parse_requirements
+from bisect_trt.model.inspection import inspect_model
+from bisect_trt.model.load import load_model
+from bisect_trt.model.outputs import Decision, list_decisions
+from bisect_trt.report.headline import answer_lines
+from bisect_trt.report.tables import suspect_layers
+from bisect_trt.report.text import plan_line
 from fixtures.fixture import waves
 from fixtures.models import residual
 from fixtures.reports import sdxl_vae

@@ -21,8 +21,8 @@ import pytest
 import bisect_trt
 from bisect_trt import PrecisionPlan, Result
 from bisect_trt.graph import to_typed
-from bisect_trt.report.words.headline import headline
-from bisect_trt.runners.emulator import runner as emulated
+from bisect_trt.report.headline import headline
+from bisect_trt.runners import emulator as emulated
 from fixtures.__main__ import FILES, input_bytes, model_bytes
 from fixtures.cases.rtdetr import rtdetr
 from fixtures.encoders import encoder_decomposed

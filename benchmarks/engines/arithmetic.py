@@ -1,5 +1,5 @@
 """How an engine's FP16 layers compute, bit for bit, each alone: held against FP32 sums and against
-``bisect_trt.runners.emulator.rtx.arithmetic``.
+``bisect_trt.runners.rtx``.
 
 ``python -m benchmarks.engines.arithmetic`` on a machine with a GPU. It keeps what the engine gave
 in results/layers-fp16.npz, which the tests hold the kernels to, and the table in
@@ -13,9 +13,9 @@ from datetime import date
 import numpy as np
 
 from benchmarks.common import RESULTS, table
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.runners.emulator.runner import EmulatedRunner
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.runners.emulator import EmulatedRunner
 from bisect_trt.runners.tensorrt.runner import TensorRTRunner
 from fixtures.layers import layers_side_by_side
 
@@ -47,7 +47,7 @@ def main() -> None:
     head = [
         "layer, alone",
         "equal to FP32 sums",
-        "equal to bisect_trt.runners.emulator.rtx.arithmetic",
+        "equal to bisect_trt.runners.rtx",
     ]
     lines = [
         "# FP16 layers, bit for bit",

@@ -16,13 +16,13 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.common import machine
-from bisect_trt.core.observer import Observer
-from bisect_trt.core.precision import Precision
-from bisect_trt.report.pieces.cured import table_of_cures, write_cures
-from bisect_trt.stations.asked.settings import Settings
-from bisect_trt.stations.pieces.cures import try_cures
-from bisect_trt.stations.pieces.reduce_model import fresh_engines, model_and_samples
-from bisect_trt.stations.pieces.seen import Budget
+from bisect_trt.base.interrupt import Observer
+from bisect_trt.base.plan import Precision
+from bisect_trt.reduction.cures import try_cures
+from bisect_trt.reduction.oracle import Budget
+from bisect_trt.reduction.reduce_model import fresh_engines, model_and_samples
+from bisect_trt.report.reduced import table_of_cures, write_cures
+from bisect_trt.settings import Settings
 
 
 class _Printed(Observer):

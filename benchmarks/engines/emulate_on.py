@@ -31,13 +31,13 @@ import pandas as pd
 
 import bisect_trt
 from benchmarks.common import load, machine
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.graph.files.load import load_model
-from bisect_trt.graph.model.graph import Graph
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.load import load_model
+from bisect_trt.runners.device import CPU, Device, cuda_device, gpu_facts, load_cuda_libraries
 from bisect_trt.runners.device_check import strictness, wrong_roundings
-from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.runners.ort.devices import CPU, Device, cuda_device, gpu_facts, load_cuda_libraries
+from bisect_trt.runners.emulator import EmulatedRunner
 from fixtures.models import ALL, unsavable
 
 REDUCED = (Precision.FP16, Precision.BF16, Precision.TF32)

@@ -18,12 +18,12 @@ import bisect_trt
 from benchmarks.common import machine
 from benchmarks.models.plan_cases import CASES, PlanCase
 from benchmarks.unseen.plans import UNSEEN, UNSEEN_FROM
-from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.graph.files.load import load_model
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.numerics.requirements.requirement_text import load_metrics, parse_requirements
-from bisect_trt.runners.ort.reference import Reference
+from bisect_trt.base.plan import PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.metrics.parser import load_metrics, parse_requirements
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.load import load_model
+from bisect_trt.runners.reference import Reference
 from bisect_trt.runners.tensorrt.runner import TensorRTRunner
 
 _AT_ONCE = 50

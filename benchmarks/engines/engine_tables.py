@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.common import RESULTS, table
-from bisect_trt.report.result import Result
+from bisect_trt.report.summarise import Result
 
 STEPS = ("write", "parse", "build", "load", "context", "run")
 

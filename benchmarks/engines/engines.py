@@ -20,11 +20,11 @@ import numpy as np
 import bisect_trt
 from benchmarks.common import SHARED, load
 from benchmarks.engines.engine_tables import Tables
-from bisect_trt.core.errors import BisectError
-from bisect_trt.core.precision import Precision
+from bisect_trt.base.errors import BisectError
+from bisect_trt.base.plan import Precision
 from bisect_trt.pipeline import compare
-from bisect_trt.report.result import Result
-from bisect_trt.stations.asked.settings import Settings
+from bisect_trt.report.summarise import Result
+from bisect_trt.settings import Settings
 from fixtures.models import ALL
 from tests import models
 

@@ -18,13 +18,13 @@ import numpy as np
 from benchmarks.common import load as load_arrays
 from benchmarks.common import machine
 from benchmarks.models.plan_cases import CASES
-from bisect_trt.core.observer import Observer
-from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.base.interrupt import Observer
+from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.pipeline import compare
 from bisect_trt.runners.tensorrt.runner import TensorRTRunner
-from bisect_trt.stations.asked.settings import Settings
-from bisect_trt.stations.case.case import load
-from bisect_trt.stations.plans.traffic import relative_bytes
+from bisect_trt.settings import Settings
+from bisect_trt.steps.problem import load
+from bisect_trt.steps.tradeoff import relative_bytes
 
 _PARTS = (0.02, 0.1, 0.3, 0.6)
 """Of the layers, in a random order and as a network's beginning."""

@@ -23,17 +23,17 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import CLASSIFIER, DETECTOR, MODELS, RECOGNISER, load, machine
-from bisect_trt.core.errors import RunnerFailedError
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.graph.files.load import load_model
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.numerics.arrays import Arrays
-from bisect_trt.numerics.draws.draws import can_be_redrawn, redrawn
-from bisect_trt.numerics.draws.variants import variant
-from bisect_trt.numerics.errors.apart import farthest_apart
+from bisect_trt.base.errors import RunnerFailedError
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.inputs.augmentations import variant
+from bisect_trt.inputs.perturbations import can_be_redrawn, redrawn
+from bisect_trt.metrics.arrays import Arrays
+from bisect_trt.metrics.errors import farthest_apart
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.load import load_model
 from bisect_trt.runners.base import Repeated
-from bisect_trt.runners.ort.reference import Reference
+from bisect_trt.runners.reference import Reference
 from bisect_trt.runners.tensorrt.runner import TensorRTRunner
 from examples.text_inputs import line
 from fixtures.cases import FILES as CASES

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common import DETECTOR, MODELS, RECOGNISER, ROOT, load
-from bisect_trt.numerics.arrays import Arrays
+from bisect_trt.metrics.arrays import Arrays
 from examples.text_inputs import line, page
 from fixtures.__main__ import model_bytes
 from fixtures.cases.nafnet import SIDE as RESTORED

@@ -13,17 +13,14 @@ from pathlib import Path
 import numpy as np
 from onnx import helper
 
-from bisect_trt.core.piece import Piece
-from bisect_trt.core.precision import Precision
-from bisect_trt.core.sample import Sample
-from bisect_trt.graph.files.load import load_model
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.runners.ort.recorded import outputs_of
-from bisect_trt.stations.asked.settings import Settings
-from bisect_trt.stations.pieces.engine_trials import EngineTrials
-from bisect_trt.stations.pieces.reduce_model import fresh_engines
-from bisect_trt.stations.pieces.seen import Budget
-from bisect_trt.stations.pieces.specimens import Specimen
+from bisect_trt.base.plan import Piece, Precision
+from bisect_trt.base.sample import Sample
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.load import load_model
+from bisect_trt.reduction.oracle import Budget, EngineTrials, Specimen
+from bisect_trt.reduction.reduce_model import fresh_engines
+from bisect_trt.runners.reference import outputs_of
+from bisect_trt.settings import Settings
 
 WORKERS = 11
 

@@ -21,12 +21,12 @@ import onnx
 
 from benchmarks.common import ROOT, load
 from benchmarks.peers.whole_run import Case, Run, cases, ran, true_score
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.core.sample import Sample
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
 from bisect_trt.graph import list_layers
-from bisect_trt.graph.model.layers import node_names
-from bisect_trt.numerics.requirements.requirement_text import parse_requirements
-from bisect_trt.runners.emulator.runner import EmulatedRunner
+from bisect_trt.metrics.parser import parse_requirements
+from bisect_trt.model.layers import node_names
+from bisect_trt.runners.emulator import EmulatedRunner
 
 PYTHON = ROOT / ".cache" / "peers" / "bin" / "python"
 _WORKER = Path(__file__).parent / "peer_worker.py"

@@ -17,7 +17,7 @@ import onnx
 import onnxruntime as ort
 
 from benchmarks.common import DETECTOR, RECOGNISER, SHARED, detector_input, load, table
-from bisect_trt.core.precision import PrecisionPlan
+from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.graph import to_emulated
 
 _PLAIN = """

@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from bisect_trt.core.disk.run_files import RESULT_FILES
+from bisect_trt.base.atomic_files import RESULT_FILES
 from bisect_trt.graph import to_emulated
-from bisect_trt.stations.asked.saved_plan import read_plan
+from bisect_trt.steps.saved_plan import read_plan
 from fixtures.__main__ import input_bytes, model_bytes
 from fixtures.fixture import Fixture
 from fixtures.models import residual

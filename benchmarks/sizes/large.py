@@ -23,7 +23,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from benchmarks.common import RESULTS, ROOT, machine
-from bisect_trt.core.machine.memory import free_bytes, in_words
+from bisect_trt.base.limits import free_bytes, in_words
 
 MB = 1 << 20
 _ROOM = 1.3

@@ -23,12 +23,12 @@ from benchmarks.common import machine
 from benchmarks.models.large_models import MAKERS
 from benchmarks.models.model_builder import Inputs
 from benchmarks.sizes.large import PLAIN
-from bisect_trt.core.precision import Precision
-from bisect_trt.core.sample import Sample
-from bisect_trt.graph.files.save import weights_size
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.runners.emulator.constants.constant_store import ConstantStore
-from bisect_trt.runners.emulator.switched.switched_session import SwitchedSession
+from bisect_trt.base.plan import Precision
+from bisect_trt.base.sample import Sample
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.save import weights_size
+from bisect_trt.runners.constants import ConstantStore
+from bisect_trt.runners.switched_session import SwitchedSession
 
 LIMITS = {"chain of 20,000": 90, "wide, 20,000": 90, "chain of 60,000": 300}
 LIMITS |= {"no order, 20,000": 90, "tangled, 20,000": 90}

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 import bisect_trt
 from benchmarks.common import machine
-from bisect_trt.core.holds import Robustness
-from bisect_trt.numerics.arrays import Arrays
+from bisect_trt.base.outcomes import Robustness
+from bisect_trt.metrics.arrays import Arrays
 from fixtures.build import GraphBuilder
 from fixtures.tokens import sentence, token_encoder
 

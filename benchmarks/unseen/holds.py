@@ -12,14 +12,14 @@ import onnx
 from numpy.typing import NDArray
 
 from benchmarks.common import DETECTOR, MODELS, RECOGNISER, SHARED, load, machine
-from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.graph.files.load import load_model
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.numerics.arrays import Arrays
-from bisect_trt.numerics.draws.draws import redrawn, redrawn_lookups
-from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.runners.ort.lookups import Lookups
+from bisect_trt.base.plan import PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.inputs.perturbations import redrawn, redrawn_lookups
+from bisect_trt.metrics.arrays import Arrays
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.load import load_model
+from bisect_trt.runners.emulator import EmulatedRunner
+from bisect_trt.runners.reference import Lookups
 from fixtures.encoders import encoder_decomposed
 from fixtures.models import residual
 from fixtures.tokens import sentence, token_encoder

@@ -30,15 +30,15 @@ import numpy as np
 
 from benchmarks.common import ROOT, machine
 from benchmarks.models.plan_cases import CASES, PlanCase
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.graph.files.load import load_model
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.numerics.draws.draws import redrawn
-from bisect_trt.numerics.requirements.requirement_text import load_metrics, parse_requirements
-from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.runners.emulator.whole_model import WholeModelRunner
-from bisect_trt.runners.ort.reference import Reference
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.inputs.perturbations import redrawn
+from bisect_trt.metrics.parser import load_metrics, parse_requirements
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.load import load_model
+from bisect_trt.runners.emulator import EmulatedRunner
+from bisect_trt.runners.reference import Reference
+from bisect_trt.runners.second_emulator import WholeModelRunner
 
 UNSEEN, UNSEEN_FROM, REDRAWS = 200, 100_000, 48
 WAYS = ("robust", "fitted", "old", "prefix")

@@ -22,17 +22,17 @@ import pandas as pd
 from benchmarks.common import machine
 from benchmarks.models.plan_cases import CASES, PlanCase
 from benchmarks.unseen.ranking_prefix import rank
-from bisect_trt.core.holds import InputKind
-from bisect_trt.core.observer import Observer
-from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.numerics.draws.variants import KINDS, kinds_for, variant
-from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.stations.asked.settings import Settings
-from bisect_trt.stations.bench.open_bench import open_bench
-from bisect_trt.stations.case.case import Case, load
-from bisect_trt.stations.draws.panel import panel_samples
-from bisect_trt.stations.draws.redrawn import redraws
+from bisect_trt.base.interrupt import Observer
+from bisect_trt.base.outcomes import InputKind
+from bisect_trt.base.plan import PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.inputs.augmentations import KINDS, kinds_for, variant
+from bisect_trt.runners.emulator import EmulatedRunner
+from bisect_trt.settings import Settings
+from bisect_trt.steps.context import open_bench
+from bisect_trt.steps.problem import Case, load
+from bisect_trt.steps.samples import redraws
+from bisect_trt.steps.search_set import panel_samples
 
 SIZES = {
     "det": (2, 6, 12, 24, 48, 96),

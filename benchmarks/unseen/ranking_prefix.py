@@ -14,16 +14,15 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from bisect_trt.core.observer import Observer
+from bisect_trt.base.interrupt import Observer
 from bisect_trt.search.prefix import shortest_prefix
-from bisect_trt.stations.asked.settings import Settings
-from bisect_trt.stations.baselines.baselines import measure_baselines
-from bisect_trt.stations.bench.bench import Bench
-from bisect_trt.stations.bench.open_bench import open_bench
-from bisect_trt.stations.case.case import Case, load
-from bisect_trt.stations.cause.triage import Triage, find_cause
-from bisect_trt.stations.cause.unseen import Unseen
-from bisect_trt.stations.draws.panel import Panel, PanelSamples, panel_samples
+from bisect_trt.settings import Settings
+from bisect_trt.steps.baselines import measure_baselines
+from bisect_trt.steps.context import Bench, open_bench
+from bisect_trt.steps.diagnosis import Triage, find_cause
+from bisect_trt.steps.failing_inputs import Unseen
+from bisect_trt.steps.problem import Case, load
+from bisect_trt.steps.search_set import Panel, PanelSamples, panel_samples
 
 
 def rank(case: Case, bench: Bench, samples: PanelSamples) -> Triage:

@@ -24,12 +24,12 @@ from benchmarks.unseen.few_inputs import (
     loud,
     told_few,
 )
-from bisect_trt.core.holds import Robustness
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.numerics.arrays import Arrays
-from bisect_trt.numerics.requirements.aggregates import aggregate
-from bisect_trt.runners.emulator.runner import EmulatedRunner
+from bisect_trt.base.outcomes import Robustness
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.metrics.arrays import Arrays
+from bisect_trt.metrics.requirements import aggregate
+from bisect_trt.runners.emulator import EmulatedRunner
 
 COUNTS, OTHERS, SETS = (8, 24, 64), 2000, 200
 _LIMIT = {"mean": 6e-4, "p95": 1e-3}

@@ -21,20 +21,20 @@ from numpy.typing import NDArray
 
 from benchmarks.common import machine
 from benchmarks.models.plan_cases import CASES, PlanCase
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.graph.files.load import load_model
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.graph.passes.switched import to_switched
-from bisect_trt.numerics.arrays import Arrays
-from bisect_trt.numerics.requirements.error_sample import ErrorSample
-from bisect_trt.numerics.requirements.requirement_text import load_metrics, parse_requirements
-from bisect_trt.numerics.requirements.requirements import Requirements
-from bisect_trt.runners.emulator.constants.constant_store import ConstantStore
-from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.runners.ort.reference import Reference
-from bisect_trt.runners.ort.sessions import switched_session
-from bisect_trt.runners.ort.values import caller, owned, value_of
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.metrics.arrays import Arrays
+from bisect_trt.metrics.error_sample import ErrorSample
+from bisect_trt.metrics.parser import load_metrics, parse_requirements
+from bisect_trt.metrics.requirements import Requirements
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.load import load_model
+from bisect_trt.model.switched import to_switched
+from bisect_trt.runners.constants import ConstantStore
+from bisect_trt.runners.emulator import EmulatedRunner
+from bisect_trt.runners.ort_session import switched_session
+from bisect_trt.runners.reference import Reference
+from bisect_trt.runners.values import caller, owned, value_of
 
 SIZES = {"det": (4, 8, 16, 32, 60), "rec": (15, 30, 60, 100, 200), "NAFNet": (2, 4, 6, 8, 10)}
 SAMPLES, UNSEEN, UNSEEN_FROM, ELEMENTS = 2, 48, 100_000, 128

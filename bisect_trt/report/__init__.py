@@ -1,1 +1,1 @@
-"""One result record, written as CSV, JSON, HTML, Markdown and JUnit."""
+"""What users read: tables, texts, figures, files."""

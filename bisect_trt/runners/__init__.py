@@ -1,1 +1,1 @@
-"""Runners execute a model under a plan, behind one small protocol."""
+"""What computes a plan: ONNX Runtime, the emulators, TensorRT."""

@@ -7,8 +7,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
-from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.core.sample import Sample
+from bisect_trt.base.plan import PrecisionPlan
+from bisect_trt.base.sample import Sample
 
 UNFIT = "unfit"
 """Among a runner's facts of a plan: the layers that it does not take at the plan's precision, where

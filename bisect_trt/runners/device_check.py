@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from bisect_trt.core.errors import BisectError, RunnerUnavailableError, one_line
-from bisect_trt.core.precision import Precision
-from bisect_trt.graph.passes.emulated import rounding_model
-from bisect_trt.numerics.rounding import rounded
-from bisect_trt.runners.ort.devices import Device, cuda_device, why_no_provider
-from bisect_trt.runners.ort.sessions import run_all, session_as_written
-from bisect_trt.runners.workers.process import IsolatedWorker
+from bisect_trt.base.errors import BisectError, RunnerUnavailableError, one_line
+from bisect_trt.base.plan import Precision
+from bisect_trt.metrics.rounding import rounded
+from bisect_trt.model.emulated import rounding_model
+from bisect_trt.runners.device import Device, cuda_device, why_no_provider
+from bisect_trt.runners.ort_session import run_all, session_as_written
+from bisect_trt.runners.process import IsolatedWorker
 
 CHECKER = "bisect_trt.runners.device_check:DeviceChecker"
 _START_S = 120.0

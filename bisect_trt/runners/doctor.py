@@ -9,11 +9,11 @@ from importlib import metadata
 
 import onnxruntime as ort
 
-from bisect_trt.core.errors import BisectError, one_line
+from bisect_trt.base.errors import BisectError, one_line
+from bisect_trt.runners.device import gpu_facts, visible_gpus, why_no_provider
 from bisect_trt.runners.device_check import why_not_on_cuda
-from bisect_trt.runners.ort.devices import gpu_facts, visible_gpus, why_no_provider
-from bisect_trt.runners.tensorrt.runner import WORKER
-from bisect_trt.runners.workers.process import IsolatedWorker
+from bisect_trt.runners.process import IsolatedWorker
+from bisect_trt.runners.tensorrt.runner import ENGINE_WORKER
 
 _PACKAGES = (
     "numpy",
@@ -84,7 +84,7 @@ def _emulator_on_cuda() -> Check:
 
 
 def _tensorrt() -> Check:
-    with IsolatedWorker(WORKER, {"module": None}) as worker:
+    with IsolatedWorker(ENGINE_WORKER, {"module": None}) as worker:
         try:
             described: dict[str, str] = worker.call("describe", timeout_s=_START_S)
         except BisectError as error:

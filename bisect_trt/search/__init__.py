@@ -2,8 +2,8 @@
 TensorRT.
 """
 
-from bisect_trt.core.verdict import Verdict
+from bisect_trt.base.outcomes import Verdict
 from bisect_trt.search.find import find_pins
-from bisect_trt.search.record import PinSearch, Probe
+from bisect_trt.search.oracle import PinSearch, Probe
 
 __all__ = ["PinSearch", "Probe", "Verdict", "find_pins"]

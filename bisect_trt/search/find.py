@@ -1,24 +1,108 @@
-"""``find_pins``: a set of layers that must stay pinned, in few probes, each pin with the probe that
-proves it.
-
-The layers are unpinned in groups, least suspicious first; the belief sizes each group so that its
-probe passes with probability near one half, which makes the probe worth nearly a whole bit. When a
-group fails, the same rule bisects inside it to the first layer that must stay pinned. Verdicts that
-are neither pass nor fail (build failed, crashed, timed out, unsure) count as "not seen to pass": a
-pin is dropped only on a clear pass.
-"""
+"""The search for a small set of layers to keep in FP32."""
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 
-from bisect_trt.core.machine.stop import BudgetSpentError
-from bisect_trt.search.one_minimal import one_minimal
-from bisect_trt.search.oracle import Oracle, ProbeFunction
-from bisect_trt.search.pool import Pool
-from bisect_trt.search.position import Position
-from bisect_trt.search.record import PinSearch, Probe
+import numpy as np
+
+from bisect_trt.base.interrupt import BudgetSpentError
+from bisect_trt.search.belief import Belief, make_hypotheses
+from bisect_trt.search.minimise import one_minimal
+from bisect_trt.search.oracle import Oracle, PinSearch, Probe, ProbeFunction
+
+
+@dataclass(frozen=True)
+class Position:
+    """``position``: layers before it are decided. ``fails_at``: unpinning up to there is known to
+    fail, or None.
+    """
+
+    belief: Belief
+    position: int = 0
+    fails_at: int | None = None
+    culprits: tuple[int, ...] = ()
+
+    @property
+    def done(self) -> bool:
+        """True when every layer is decided."""
+        return self.position >= self.belief.hypotheses.size
+
+    @property
+    def next_end(self) -> int:
+        """The end of the group to unpin next."""
+        return self.belief.even_split(self.position, self.fails_at)
+
+    def pass_probability(self, end: int) -> float:
+        """How likely unpinning up to ``end`` passes."""
+        return self.belief.pass_probability(self.position, end, self.fails_at)
+
+    def after(self, end: int, passed: bool) -> Position:
+        """The state after the probe that unpinned up to ``end``; an implied culprit is taken at
+        once.
+        """
+        if passed:
+            moved = Position(
+                self.belief.innocent(self.position, end), end, self.fails_at, self.culprits
+            )
+        else:
+            moved = Position(self.belief, self.position, end, self.culprits)
+        if moved.fails_at is None or moved.fails_at - moved.position > 1:
+            return moved
+        found = moved.position
+        return Position(moved.belief.culprit(found), found + 1, None, (*moved.culprits, found))
+
+
+class Pool:
+    """The bisection of the layers of ``order``, with ``pinned`` pinned throughout; ``unpinned`` is
+    the probe that gave all of them up.
+    """
+
+    def __init__(
+        self,
+        order: Sequence[str],
+        pinned: frozenset[str],
+        informed: bool,
+        unpinned: Probe | None,
+    ) -> None:
+        n = len(order)
+        self.order = order
+        self.pinned = pinned
+        self.at = Position(
+            Belief.start(make_hypotheses(n, informed=informed)),
+            fails_at=None if unpinned is None else n,
+        )
+        if unpinned is not None and n == 1:
+            self.at = self.at.after(n, passed=False)
+        self.certificate: dict[str, Probe] = (
+            {} if unpinned is None or n > 1 else {order[0]: unpinned}
+        )
+        self._failed_with: dict[int, Probe] = {} if unpinned is None else {n: unpinned}
+
+    @property
+    def culprits(self) -> frozenset[str]:
+        """The layers of what was found so far."""
+        return frozenset(self.order[c] for c in self.at.culprits)
+
+    def pins(self, at: Position) -> frozenset[str]:
+        """The set that position ``at`` asks for next."""
+        return self.pinned.union(self.order[at.next_end :], (self.order[c] for c in at.culprits))
+
+    def learn(self, probe: Probe) -> None:
+        """Move on by the answer to the set asked for."""
+        end = self.at.next_end
+        if not probe.verdict.passed:
+            self._failed_with[end] = probe
+        before, self.at = len(self.at.culprits), self.at.after(end, probe.verdict.passed)
+        if len(self.at.culprits) > before:
+            found = self.at.culprits[-1]
+            self.certificate[self.order[found]] = self._failed_with[found + 1]
+            self._failed_with.clear()
+
 
 _SMALLEST_POOL = 8
 
@@ -178,3 +262,64 @@ class _Search:
         return PinSearch(
             pinned, feasible, complete, self._oracle.probes, proved, self._oracle.rounds
         )
+
+
+_FEW, _MANY = 0.15, 1.0 / 3.0
+"""Of the layers: a transformer whose LayerNorms are to blame has up to 0.15 of them pinned."""
+
+_SPREAD = 8
+"""Fewer pins are named one by one, however small the model."""
+
+
+class Regime(StrEnum):
+    """What kind of problem the search met."""
+
+    FEW_CULPRITS = "few culprits"
+    DIFFUSE = "diffuse"
+
+
+def regime_of(pins: int, layers: int) -> Regime | None:
+    """The regime by the share of ``layers`` that is pinned: what a set needs is what it shows. None
+    where it is neither few nor many.
+    """
+    if pins <= _FEW * layers:
+        return Regime.FEW_CULPRITS
+    return Regime.DIFFUSE if pins >= max(_SPREAD, _MANY * layers) else None
+
+
+def ranking_auc(suspicion: Mapping[str, float], pinned: Sequence[str]) -> float:
+    """How well ``suspicion`` ranked the pins above the rest: 1 is perfect, 0.5 a coin's (Mann and
+    Whitney); NaN where there is no rest.
+    """
+    chosen = set(pinned) & set(suspicion)
+    names = list(suspicion)
+    if not chosen or len(chosen) == len(names):
+        return math.nan
+    values = np.asarray([suspicion[n] for n in names])
+    order = np.argsort(values, kind="stable")
+    ranks = np.empty(len(names))
+    ranks[order] = np.arange(1, len(names) + 1)
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks = (np.bincount(inverse, weights=ranks) / counts)[inverse]  # ties share their mean rank
+    mine = np.asarray([n in chosen for n in names])
+    k = len(chosen)
+    return float((ranks[mine].sum() - k * (k + 1) / 2.0) / (k * (len(names) - k)))
+
+
+def information_bound(layers: int, pins: int) -> float:
+    """log2 of the number of sets of that size: no search by yes and no can average fewer probes."""
+    return (
+        math.lgamma(layers + 1) - math.lgamma(pins + 1) - math.lgamma(layers - pins + 1)
+    ) / math.log(2.0)
+
+
+def count_violations(tried: Sequence[tuple[frozenset[str], bool]]) -> int:
+    """How many failing sets hold a passing one: none where more pins never hurt. Sets as bits, so
+    that hundreds are quick.
+    """
+    names: dict[str, int] = {}
+    bits = [
+        (sum(1 << names.setdefault(n, len(names)) for n in pins), passed) for pins, passed in tried
+    ]
+    passing = [b for b, passed in bits if passed]
+    return sum(any(p & failed == p for p in passing) for failed, passed in bits if not passed)

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bisect_trt.core.machine.stop import BudgetSpentError
-from bisect_trt.core.piece import Bypass, Piece
-from bisect_trt.core.verdict import Verdict
+from bisect_trt.base.interrupt import BudgetSpentError
+from bisect_trt.base.outcomes import Verdict
+from bisect_trt.base.plan import Bypass, Piece
 from bisect_trt.search.find import find_pins
-from bisect_trt.search.one_minimal import one_minimal
+from bisect_trt.search.minimise import one_minimal
 
 Ask = Callable[[Piece], Verdict]
 """PASS means that the piece is still bad; anything else, that it was not seen to be. It may raise

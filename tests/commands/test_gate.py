@@ -13,13 +13,13 @@ from click.testing import CliRunner
 from click.testing import Result as Ended
 
 from bisect_trt import Result
+from bisect_trt.base.errors import BadInputError
+from bisect_trt.base.interrupt import Observer
 from bisect_trt.cli import main
-from bisect_trt.core.errors import BadInputError
-from bisect_trt.core.observer import Observer
 from bisect_trt.pipeline import run
-from bisect_trt.stations.asked.project_file import read_project
-from bisect_trt.stations.asked.settings import Settings
-from bisect_trt.stations.bench.run_folder import held_folder
+from bisect_trt.report.gate import read_project
+from bisect_trt.settings import Settings
+from bisect_trt.steps.run_folder import held_folder
 from fixtures.__main__ import FILES
 from tests.conftest import forbid_inferences
 
@@ -54,7 +54,7 @@ def test_an_error_that_nobody_foresaw_is_of_one_model(
                 raise error
         return run(settings, observer)
 
-    monkeypatch.setattr("bisect_trt.commands.gate.run", run_or_break)
+    monkeypatch.setattr("bisect_trt.cli.run", run_or_break)
     ended = gate(tmp_path)
     assert ended.exit_code == 70 and "a slip" in ended.stderr
     made = json.loads((tmp_path / "reports" / "gate" / "gate.json").read_text())
@@ -75,7 +75,7 @@ def test_ctrl_c_that_comes_out_as_another_error_ends_the_gate(
         except KeyboardInterrupt as error:
             raise RuntimeError("cannot release un-acquired lock") from error
 
-    monkeypatch.setattr("bisect_trt.commands.gate.run", stopped)
+    monkeypatch.setattr("bisect_trt.cli.run", stopped)
     assert gate(tmp_path).exit_code == 130 and len(runs) == 1
 
 

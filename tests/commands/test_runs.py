@@ -19,19 +19,17 @@ from markdown_it import MarkdownIt
 
 import bisect_trt
 from bisect_trt import pipeline
+from bisect_trt.base.errors import BadInputError
+from bisect_trt.base.interrupt import Observer, StoppedError
+from bisect_trt.base.outcomes import Holding
 from bisect_trt.cli import main
-from bisect_trt.core.errors import BadInputError
-from bisect_trt.core.holds import Holding
-from bisect_trt.core.machine.stop import StoppedError
-from bisect_trt.core.observer import Observer
 from bisect_trt.graph import list_layers
-from bisect_trt.report.files.read_run import read_run
-from bisect_trt.report.runs.run_diff import diff_runs
-from bisect_trt.stations.asked.settings import Settings
-from bisect_trt.stations.bench.open_bench import open_bench
-from bisect_trt.stations.case.case import Case, load
-from bisect_trt.stations.draws.redrawn import redraws
-from bisect_trt.stations.draws.varied import variants
+from bisect_trt.report.diff import diff_runs
+from bisect_trt.report.read_run import read_run
+from bisect_trt.settings import Settings
+from bisect_trt.steps.context import open_bench
+from bisect_trt.steps.problem import Case, load
+from bisect_trt.steps.samples import redraws, variants
 from fixtures.encoders import encoder_decomposed, encoder_layernorm
 from fixtures.fixture import Fixture
 from fixtures.models import healthy, residual

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from bisect_trt.cli import main
-from bisect_trt.report.terminal.progress import ProgressObserver
+from bisect_trt.report.terminal import ProgressObserver
 from fixtures.__main__ import input_bytes, model_bytes
 from fixtures.subgraphs import branch
 

@@ -7,7 +7,7 @@ from threading import Event, get_ident
 
 import pytest
 
-from bisect_trt.core.machine.beside import Beside
+from bisect_trt.base.interrupt import Beside
 
 
 def test_the_answer_is_there_when_it_is_asked_for() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bisect_trt.core.machine.cores import at_most, own_cgroups, quota_of, thread_count, usable_cores
+from bisect_trt.base.limits import at_most, own_cgroups, quota_of, thread_count, usable_cores
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_affinity_is_followed() -> None:
         pytest.skip("no affinity here")
     code = (
         "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))});"
-        "from bisect_trt.core.machine.cores import usable_cores; print(usable_cores())"
+        "from bisect_trt.base.limits import usable_cores; print(usable_cores())"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "1"

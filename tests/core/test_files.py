@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bisect_trt.core.disk.files import write_whole, written_whole
+from bisect_trt.base.atomic_files import write_whole, written_whole
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:

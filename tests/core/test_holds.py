@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from bisect_trt.core.holds import Holding, Holds, Robustness, word_of
+from bisect_trt.base.outcomes import Holding, Holds, Robustness, word_of
 
 GIVEN = Holding(2, 2, 0.0, 0.5, "x")
 

@@ -14,7 +14,7 @@ LIMIT = 1 << 30
 
 CHILD = f"""
 import resource, sys
-from bisect_trt.core.machine.memory import free_bytes
+from bisect_trt.base.limits import free_bytes
 before = free_bytes()
 kind = getattr(resource, sys.argv[1])
 resource.setrlimit(kind, ({LIMIT}, {LIMIT}))
@@ -42,7 +42,7 @@ def test_a_limit_of_the_process_counts(kind: str) -> None:
 
 ARENAS = """
 import ctypes, os, sys, threading
-from bisect_trt.core.machine.memory import share_arenas
+from bisect_trt.base.limits import share_arenas
 # Of more cores there may be more.
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
 if sys.argv[1] == "shared":
@@ -81,7 +81,7 @@ def test_threads_share_their_arenas(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a process' own peak is told by Linux")
 def test_a_peak_is_the_process_own_and_not_of_whoever_started_it() -> None:
-    told = "from bisect_trt.core.machine.memory import peak_bytes; print(peak_bytes())"
+    told = "from bisect_trt.base.limits import peak_bytes; print(peak_bytes())"
     held = b"x" * (256 << 20)  # as a notebook may hold
     run = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
     assert 1_000_000 < int(run.stdout) < len(held) / 2

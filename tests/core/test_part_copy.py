@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bisect_trt.core.disk.part_copy import copy_part
+from bisect_trt.base.atomic_files import copy_part
 
 
 def fails(*_: Any) -> int:

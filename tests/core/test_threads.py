@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from bisect_trt.core.machine import threads
-from bisect_trt.core.machine.threads import in_order
+from bisect_trt.base import limits
+from bisect_trt.base.limits import in_order
 
 
 @pytest.fixture(params=[1, 2, 5], autouse=True)
 def several(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     count: int = request.param
-    monkeypatch.setattr(threads, "thread_count", lambda: count)
+    monkeypatch.setattr(limits, "thread_count", lambda: count)
     return count
 
 

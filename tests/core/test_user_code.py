@@ -14,10 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bisect_trt.core.errors import BadInputError, MachineError
-from bisect_trt.core.user.file_reads import watched_reads
-from bisect_trt.core.user.user_code import load_function, users_code
-from bisect_trt.core.user.user_source import source_digest
+from bisect_trt.base.errors import BadInputError, MachineError
+from bisect_trt.base.user_code import load_function, source_digest, users_code, watched_reads
 
 
 def made(text: str) -> Callable[..., Any]:
@@ -85,7 +83,7 @@ def test_digests_are_the_same_in_every_process(tmp_path: Path) -> None:
     script = tmp_path / "digests.py"
     script.write_text(
         "from tests.core.test_user_code import DIFFERENT, made\n"
-        "from bisect_trt.core.user.user_source import source_digest\n"
+        "from bisect_trt.base.user_code import source_digest\n"
         "print([source_digest(made(t)) for t in DIFFERENT])\n"
     )
     root = str(Path(__file__).resolve().parents[2])

@@ -16,10 +16,10 @@ import yaml
 from packaging.requirements import Requirement
 
 import bisect_trt
+from bisect_trt.base import errors
+from bisect_trt.base.outcomes import Cause
 from bisect_trt.cli import main
-from bisect_trt.core import errors
-from bisect_trt.core.diagnosis import Cause
-from bisect_trt.stations.asked.settings import options
+from bisect_trt.settings import options
 from tests.docs.pages import DOCS, PAGES, ROOT, inline_code, name_of
 from tests.docs.shell import ran
 

@@ -15,20 +15,22 @@ import pandas as pd
 import pytest
 
 import bisect_trt
-from bisect_trt.core.errors import MachineError
-from bisect_trt.core.holds import Robustness
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.core.sample import Sample
+from bisect_trt.base.errors import MachineError
+from bisect_trt.base.outcomes import Robustness
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
 from bisect_trt.graph import list_layers
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.graph.passes.capable import with_roundings
-from bisect_trt.graph.passes.emulated import rounding_model
-from bisect_trt.graph.passes.segments.branchless import without_branches
-from bisect_trt.graph.passes.segments.packed_segment import PackedSegment
-from bisect_trt.graph.passes.segments.segmented import cut
-from bisect_trt.graph.passes.switched import to_switched
-from bisect_trt.numerics.requirements.requirement_text import parse_requirements
-from bisect_trt.numerics.rounding import rounded
+from bisect_trt.metrics.parser import parse_requirements
+from bisect_trt.metrics.rounding import rounded
+from bisect_trt.model.emulated import rounding_model
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.roundings import with_roundings
+from bisect_trt.model.segment_forms import without_branches
+from bisect_trt.model.segments import PackedSegment, cut
+from bisect_trt.model.switched import to_switched
+from bisect_trt.runners.captured import CapturedSegment, CapturedSession
+from bisect_trt.runners.constants import DeviceConstants
+from bisect_trt.runners.device import cuda_device
 from bisect_trt.runners.device_check import (
     awkward_numbers,
     strictness,
@@ -36,16 +38,11 @@ from bisect_trt.runners.device_check import (
     wrong_roundings,
 )
 from bisect_trt.runners.doctor import examine
-from bisect_trt.runners.emulator.constants.device_constants import DeviceConstants
-from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.runners.emulator.switched.captured_segment import CapturedSegment
-from bisect_trt.runners.emulator.switched.captured_session import CapturedSession
-from bisect_trt.runners.emulator.switched.segment_form import SegmentForm
-from bisect_trt.runners.emulator.switched.segment_session import SegmentSession
-from bisect_trt.runners.ort.devices import cuda_device
-from bisect_trt.runners.ort.reference import Reference
-from bisect_trt.runners.ort.sessions import run_all, session_as_written
-from bisect_trt.runners.ort.values import owned, value_of, viewed
+from bisect_trt.runners.emulator import EmulatedRunner
+from bisect_trt.runners.ort_session import run_all, session_as_written
+from bisect_trt.runners.reference import Reference
+from bisect_trt.runners.segment_session import SegmentForm, SegmentSession
+from bisect_trt.runners.values import owned, value_of, viewed
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture
 from fixtures.models import ALL, residual, unsavable
@@ -211,7 +208,7 @@ def test_a_replay_gives_what_kernel_by_kernel_gives(make: Callable[[], Fixture])
 @pytest.mark.parametrize("most", [1, 3])
 def test_what_computes_with_shapes_is_replayed(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit, of several shapes, also where a shape goes from one segment to the next."""
-    monkeypatch.setattr("bisect_trt.graph.passes.segments.segmented._FEWEST_NODES", 2)
+    monkeypatch.setattr("bisect_trt.model.segments._FEWEST_NODES", 2)
     graph = asking_for_shapes()
     switched = to_switched(graph, Precision.FP16, Precision.FP32)
     packed = [PackedSegment(part) for part in cut(switched, graph, most)]

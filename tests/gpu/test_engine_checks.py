@@ -10,12 +10,12 @@ import pytest
 from numpy.typing import NDArray
 
 import bisect_trt
-from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.core.sample import Sample
+from bisect_trt.base.plan import PrecisionPlan
+from bisect_trt.base.sample import Sample
 from bisect_trt.pipeline import compare
 from bisect_trt.runners.doctor import examine
 from bisect_trt.runners.tensorrt.runner import TensorRTRunner
-from bisect_trt.stations.asked.settings import Settings
+from bisect_trt.settings import Settings
 from fixtures.encoders import encoder_layernorm
 from fixtures.fixture import waves
 

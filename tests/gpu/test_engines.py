@@ -13,15 +13,15 @@ import pytest
 from onnx import TensorProto, helper
 
 import bisect_trt
-from bisect_trt.core.errors import RunnerFailedError
-from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.core.verdict import Verdict
+from bisect_trt.base.errors import RunnerFailedError
+from bisect_trt.base.outcomes import Verdict
+from bisect_trt.base.plan import PrecisionPlan
+from bisect_trt.base.sample import Sample
 from bisect_trt.graph import list_layers
 from bisect_trt.runners.base import Repeated
+from bisect_trt.runners.device import visible_gpus
 from bisect_trt.runners.doctor import examine
-from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.runners.ort.devices import visible_gpus
+from bisect_trt.runners.emulator import EmulatedRunner
 from bisect_trt.runners.tensorrt.runner import TensorRTRunner
 from fixtures import cases
 from fixtures.encoders import encoder_decomposed

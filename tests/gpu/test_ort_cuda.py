@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import bisect_trt
-from bisect_trt.core.errors import RunnerUnavailableError
-from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.runners.onnxruntime_cuda import OrtCudaRunner
-from bisect_trt.runners.ort.devices import why_no_provider
+from bisect_trt.base.errors import RunnerUnavailableError
+from bisect_trt.base.plan import PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.runners.device import why_no_provider
+from bisect_trt.runners.emulator import EmulatedRunner
+from bisect_trt.runners.ort_cuda import OrtCudaRunner
 from fixtures.encoders import encoder_decomposed
 from fixtures.models import residual, tf32_victim
 

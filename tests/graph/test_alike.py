@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from bisect_trt.graph.model.alike import nodes_alike
-from bisect_trt.graph.model.graph import Graph
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.patterns import nodes_alike
 
 
 def model(*nodes: tuple[str, str, list[str]]) -> Graph:

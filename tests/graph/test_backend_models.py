@@ -13,11 +13,11 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto
 
-from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.core.sample import Sample
+from bisect_trt.base.plan import PrecisionPlan
+from bisect_trt.base.sample import Sample
 from bisect_trt.graph import list_layers, to_emulated, to_typed
-from bisect_trt.graph.tensors.tensor_types import infer_types
-from bisect_trt.runners.emulator.runner import EmulatedRunner
+from bisect_trt.model.tensor_types import infer_types
+from bisect_trt.runners.emulator import EmulatedRunner
 from tests.conftest import run_model, same, session_of
 from tests.graph.node_models import cases, feed_of
 

@@ -8,10 +8,10 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.graph import to_emulated, to_typed
-from bisect_trt.graph.inspection.activations import inference_bytes, live_bytes
-from bisect_trt.graph.model.graph import Graph
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.shapes import inference_bytes, live_bytes
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 OPSETS = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]

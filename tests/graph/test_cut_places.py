@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
-from bisect_trt.graph.passes.segments.cut_places import Crossing, kinds_of, repeated_blocks
+from bisect_trt.model.segments import Crossing, kinds_of, repeated_blocks
 
 
 @settings(max_examples=80, deadline=None)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx
 
-from bisect_trt.graph.model.decided import decided_outputs
-from bisect_trt.graph.model.graph import Graph
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.outputs import decided_outputs
 
 MODEL = """
 <ir_version: 8, opset_import: ["" : 17]>

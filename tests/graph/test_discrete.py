@@ -6,7 +6,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from bisect_trt.graph.model.graph import Graph
+from bisect_trt.model.graph import Graph
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 RESHAPED = [helper.make_node("Reshape", ["x", "shape"], ["r"])]

@@ -11,16 +11,15 @@ import onnx
 import pytest
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from bisect_trt.core.errors import RunnerFailedError
-from bisect_trt.core.finding import Finding
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.graph.files.load import load_model
-from bisect_trt.graph.inspection.inspection import inspect_model
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.graph.passes.typed import to_typed
+from bisect_trt.base.errors import RunnerFailedError
+from bisect_trt.base.outcomes import Finding
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.inspection import inspect_model
+from bisect_trt.model.load import load_model
+from bisect_trt.model.typed import to_typed
 from bisect_trt.runners.tensorrt.build import build_engine
-from bisect_trt.runners.tensorrt.module import import_tensorrt
-from bisect_trt.runners.tensorrt.records import EngineRequest, Profile
+from bisect_trt.runners.tensorrt.records import EngineRequest, Profile, import_tensorrt
 from tests.networks import branching
 
 TRT = import_tensorrt("tensorrt_rtx")

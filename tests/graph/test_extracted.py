@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from bisect_trt.core.errors import RunnerFailedError
-from bisect_trt.core.piece import Bypass, Piece
-from bisect_trt.core.sample import Sample
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.graph.passes.extracted import Extractor, declare_shapes
-from bisect_trt.runners.ort.recorded import Recorded, outputs_of
+from bisect_trt.base.errors import RunnerFailedError
+from bisect_trt.base.plan import Bypass, Piece
+from bisect_trt.base.sample import Sample
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.subgraph import Extractor, declare_shapes
+from bisect_trt.runners.reference import Recorded, outputs_of
 from fixtures.models import ALL
 from tests.conftest import same
 from tests.graph.node_models import cases, feed_of

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from bisect_trt.core.errors import BadInputError
-from bisect_trt.core.sample import Sample
-from bisect_trt.graph.passes.fuse_layernorm import fuse_layernorm
-from bisect_trt.stations.case.checked_rewrite import rewritten
+from bisect_trt.base.errors import BadInputError
+from bisect_trt.base.sample import Sample
+from bisect_trt.model.layernorm import fuse_layernorm
+from bisect_trt.steps.problem import rewritten
 from fixtures.build import GraphBuilder
 from tests.conftest import run_model
 
@@ -155,7 +155,7 @@ def test_an_output_that_moves_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         ].f = 1e-2
         return fused
 
-    monkeypatch.setattr("bisect_trt.stations.case.checked_rewrite.fuse_layernorm", wrong)
+    monkeypatch.setattr("bisect_trt.steps.problem.fuse_layernorm", wrong)
     with pytest.raises(BadInputError, match="so the rewrite is refused"):
         rewritten(model, [Sample("s", inputs)], "layernorm")
 

@@ -16,12 +16,12 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import bisect_trt
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.core.sample import Sample
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
 from bisect_trt.graph import to_emulated
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.graph.passes.guards import LOST, SWALLOWING
-from bisect_trt.runners.emulator.runner import EmulatedRunner
+from bisect_trt.model.emulated import LOST, SWALLOWING
+from bisect_trt.model.graph import Graph
+from bisect_trt.runners.emulator import EmulatedRunner
 from fixtures.reports import gru_nan
 from tests.conftest import run_model
 
@@ -282,7 +282,7 @@ def test_bodies_are_guarded() -> None:
 
 
 def test_an_integer_made_of_nan_is_not_finite() -> None:
-    from bisect_trt.numerics.errors.tensor_error import tensor_error
+    from bisect_trt.metrics.errors import tensor_error
 
     right = np.array([1, 2, 3])
     assert not tensor_error(right, np.array([1, LOST, 3])).finite

@@ -7,10 +7,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from bisect_trt.graph.inspection.inference_work import inference_work
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.graph.model.shapes import shapes_from
-from bisect_trt.graph.tensors.constants import Constants
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.shapes import inference_work, shapes_from
+from bisect_trt.model.tensor_values import Constants
 
 
 def model(node: onnx.NodeProto, weight: np.ndarray, taken: list[object]) -> Graph:

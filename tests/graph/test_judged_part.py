@@ -10,9 +10,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import bisect_trt
-from bisect_trt.core.errors import BadInputError
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.graph.passes.judged_part import judged_part, names_of, tail_outputs
+from bisect_trt.base.errors import BadInputError
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.outputs import judged_part, names_of, tail_outputs
 from fixtures.fixture import waves
 from tests.test_cli import call
 

@@ -13,12 +13,12 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import bisect_trt
-from bisect_trt.core.errors import BadInputError
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.graph.passes.lifted import lift
-from bisect_trt.graph.passes.typed import to_typed
-from bisect_trt.graph.tensors.tensor_types import infer_types
+from bisect_trt.base.errors import BadInputError
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.lifted import lift
+from bisect_trt.model.tensor_types import infer_types
+from bisect_trt.model.typed import to_typed
 from fixtures.reports import t5_fp16src
 from tests.conftest import run_model
 from tests.test_cli import call

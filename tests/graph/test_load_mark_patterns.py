@@ -9,16 +9,15 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from bisect_trt.core.errors import BadInputError
-from bisect_trt.core.precision import Precision
-from bisect_trt.graph.files import load as load_module
-from bisect_trt.graph.files.load import load_model
-from bisect_trt.graph.files.save import save_model
-from bisect_trt.graph.inspection.cautions import cautions
-from bisect_trt.graph.inspection.weight_range import weight_findings
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.graph.model.patterns import find_patterns
-from bisect_trt.graph.passes.marked import mark_outputs, select_tensors
+from bisect_trt.base.errors import BadInputError
+from bisect_trt.base.plan import Precision
+from bisect_trt.model import load as load_module
+from bisect_trt.model.cautions import cautions, weight_findings
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.load import load_model
+from bisect_trt.model.patterns import find_patterns
+from bisect_trt.model.save import save_model
+from bisect_trt.model.typed import mark_outputs, select_tensors
 from fixtures.encoders import encoder_decomposed, encoder_layernorm
 from fixtures.subgraphs import branch, loop
 from tests.conftest import run_model

@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bisect_trt
-from bisect_trt.core.movers import EXACT, Movers
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.graph.model.movers import list_movers
+from bisect_trt.base.plan import EXACT, Movers, Precision, PrecisionPlan
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.roundings import list_movers
 
 CHAIN = """<ir_version: 8, opset_import: ["" : 17]>
 g (float[4, 4] x) => (float[4, 4] y) <int64[2] s = {4, 4}> {

@@ -9,12 +9,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from bisect_trt.core.precision import Precision
-from bisect_trt.graph.passes.segments.nameless import nameless
-from bisect_trt.graph.passes.segments.segment import Segment
-from bisect_trt.graph.passes.segments.segmented import cut
-from bisect_trt.graph.passes.switched import to_switched
-from bisect_trt.runners.ort.sessions import switched_session
+from bisect_trt.base.plan import Precision
+from bisect_trt.model.segment_forms import nameless
+from bisect_trt.model.segments import cut
+from bisect_trt.model.switched import Segment, to_switched
+from bisect_trt.runners.ort_session import switched_session
 from tests.runners.test_segments import network, sample
 
 BODY = """

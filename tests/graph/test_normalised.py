@@ -12,10 +12,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from bisect_trt.core.errors import BadInputError
+from bisect_trt.base.errors import BadInputError
 from bisect_trt.graph import list_layers
-from bisect_trt.graph.files.load import load_model
-from bisect_trt.graph.files.normalised import normalised
+from bisect_trt.model.load import load_model, normalised
 from fixtures.encoders import encoder_decomposed
 from fixtures.models import ALL
 from fixtures.subgraphs import branch

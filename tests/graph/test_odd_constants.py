@@ -11,13 +11,13 @@ import pytest
 from click.testing import CliRunner
 from onnx import TensorProto, helper, numpy_helper
 
+from bisect_trt.base.atomic_files import written_whole
+from bisect_trt.base.errors import BadInputError
 from bisect_trt.cli import main
-from bisect_trt.core.disk.files import written_whole
-from bisect_trt.core.errors import BadInputError
-from bisect_trt.graph.files.load import load_model
-from bisect_trt.graph.files.save import save_model
-from bisect_trt.graph.model.layers import node_names
-from bisect_trt.graph.tensors.tensor_values import Place, array_of, pieces_of, put_at, size_of
+from bisect_trt.model.layers import node_names
+from bisect_trt.model.load import load_model
+from bisect_trt.model.save import save_model
+from bisect_trt.model.tensor_values import Place, array_of, pieces_of, put_at, size_of
 
 FLOAT = TensorProto.FLOAT
 

@@ -8,8 +8,8 @@ import onnx
 import pytest
 from onnx import helper
 
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.graph.model.origins import Origin, list_origins, origin_of
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.patterns import Origin, list_origins, origin_of
 
 EXPORTED = Path(__file__).parent / "exported"
 SOURCE = (EXPORTED / "net.py").read_text(encoding="utf-8").splitlines()

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bisect_trt.graph.passes.segments import phrases
-from bisect_trt.graph.passes.segments.phrases import together
+from bisect_trt.model import phrases
+from bisect_trt.model.phrases import together
 
 FREQUENT = 4
 

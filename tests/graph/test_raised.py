@@ -10,12 +10,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import bisect_trt
-from bisect_trt.core.errors import BadInputError
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.graph.files.load import load_model
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.graph.model.opset import raised
-from bisect_trt.graph.passes.typed import to_typed
+from bisect_trt.base.errors import BadInputError
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.model.graph import Graph, raised
+from bisect_trt.model.load import load_model
+from bisect_trt.model.typed import to_typed
 from tests.conftest import run_model
 
 FLOAT = TensorProto.FLOAT

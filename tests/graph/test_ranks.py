@@ -8,9 +8,8 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from bisect_trt.graph.passes.marked import mark_outputs
-from bisect_trt.graph.tensors.ranks import complete_ranks
-from bisect_trt.graph.tensors.tensor_types import infer_types
+from bisect_trt.model.tensor_types import complete_ranks, infer_types
+from bisect_trt.model.typed import mark_outputs
 from tests.graph.node_models import cases
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from bisect_trt.core.errors import BadInputError
-from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.base.errors import BadInputError
+from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.graph import list_layers, to_emulated, to_typed
-from bisect_trt.graph.model.layers import with_unique_names
-from bisect_trt.graph.tensors.tensor_types import infer_types
+from bisect_trt.model.layers import with_unique_names
+from bisect_trt.model.tensor_types import infer_types
 from fixtures.models import ALL
 from tests.conftest import run_model, same
 

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto
 
-from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.graph import Graph, to_emulated
-from bisect_trt.graph.model.roundings import is_rounded, list_roundings
+from bisect_trt.model.roundings import is_rounded, list_roundings
 from fixtures.encoders import encoder_decomposed
 from fixtures.models import residual
 from fixtures.subgraphs import branch
@@ -45,7 +45,7 @@ def test_the_emulated_model_makes_the_roundings_of_its_plan(name: str, data: st.
 def test_rounding_again_changes_nothing_where_it_is_left_out(wanted: Precision) -> None:
     import numpy as np
 
-    from bisect_trt.numerics.rounding import rounded
+    from bisect_trt.metrics.rounding import rounded
 
     values = np.random.default_rng(0).normal(size=4096).astype(np.float32)
     for state in Precision:

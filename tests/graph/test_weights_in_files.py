@@ -13,24 +13,20 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from bisect_trt.core.disk import part_copy
-from bisect_trt.core.errors import BadInputError
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.graph.files import runtime_forms
-from bisect_trt.graph.files.load import load_model
-from bisect_trt.graph.files.runtime_forms import file_form
-from bisect_trt.graph.files.save import save_model, weights_size, write_model
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.graph.passes.marked import mark_outputs
-from bisect_trt.graph.passes.typed import to_typed
-from bisect_trt.graph.tensors import mapped_files
-from bisect_trt.graph.tensors.tensor_values import array_of, place_of
-from bisect_trt.graph.tensors.wire import WireError, without_large_values
-from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.runners.emulator.whole_model import WholeModelRunner
-from bisect_trt.runners.ort.reference import Reference
-from bisect_trt.stations.pieces.seeded_weights import kept_apart, with_seeded_weights
+from bisect_trt.base import atomic_files
+from bisect_trt.base.errors import BadInputError
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.model import save, tensor_values
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.load import load_model
+from bisect_trt.model.save import file_form, save_model, weights_size, write_model
+from bisect_trt.model.tensor_values import WireError, array_of, place_of, without_large_values
+from bisect_trt.model.typed import mark_outputs, to_typed
+from bisect_trt.reduction.reduce import kept_apart, with_seeded_weights
+from bisect_trt.runners.emulator import EmulatedRunner
+from bisect_trt.runners.reference import Reference
+from bisect_trt.runners.second_emulator import WholeModelRunner
 
 SIZE = 160
 """A matrix of so many rows and columns is large enough to stay in its file."""
@@ -104,7 +100,7 @@ def test_values_stay_in_the_file_and_are_the_same(path: Path) -> None:
     for name in exact:
         assert np.array_equal(constants[name], exact[name])
     assert not constants["raw"].flags.owndata
-    mapped_files.let_go(constants["raw"])  # and is read again
+    tensor_values.let_go(constants["raw"])  # and is read again
     assert np.array_equal(constants["raw"], exact["raw"])
 
 
@@ -131,11 +127,11 @@ def test_over_the_limit_the_values_go_beside(
     def copy_part(source: Path, offset: int, length: int, stream: IO[bytes]) -> None:
         copied.append(length)
         assert (stream.tell() - offset) % 4096 == 0
-        part_copy.copy_part(source, offset, length, stream)
+        atomic_files.copy_part(source, offset, length, stream)
 
-    monkeypatch.setattr("bisect_trt.graph.files.save.PROTOBUF_LIMIT", 1000)
-    monkeypatch.setattr("bisect_trt.graph.files.save._SHARED", shared)
-    monkeypatch.setattr("bisect_trt.graph.files.save.copy_part", copy_part)
+    monkeypatch.setattr("bisect_trt.model.save.PROTOBUF_LIMIT", 1000)
+    monkeypatch.setattr("bisect_trt.model.save._SHARED", shared)
+    monkeypatch.setattr("bisect_trt.model.save.copy_part", copy_part)
     both = PrecisionPlan(Precision.FP16, ["first", "second"])
     save_model(to_typed(load_model(path).proto, both), tmp_path / "typed.onnx")
     assert (tmp_path / "typed.onnx").stat().st_size < 10_000
@@ -163,7 +159,7 @@ def test_every_emulator_gives_what_it_gives_from_memory(path: Path) -> None:
 def test_the_reference_is_the_model_itself(
     path: Path, large: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bisect_trt.runners.ort.turns.LARGE", large)
+    monkeypatch.setattr("bisect_trt.runners.concurrency.LARGE", large)
     reference = Reference(Graph(load_model(path).proto))
     found = [reference.outputs(Sample("s", X))["y"]]
     reference.release()
@@ -176,7 +172,7 @@ def test_the_reference_is_the_model_itself(
 def test_an_engine_s_parser_is_given_links_and_only_what_is_new(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime_forms, "MOST_SENT", 0)
+    monkeypatch.setattr(save, "MOST_SENT", 0)
     model = load_model(path).proto
     keys = set()
     for plan in (PINNED, PrecisionPlan(Precision.FP16)):

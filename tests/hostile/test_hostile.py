@@ -18,11 +18,11 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
 
+from bisect_trt.base.atomic_files import RESULT_FILES
 from bisect_trt.cli import main
-from bisect_trt.core.disk.run_files import RESULT_FILES
 from bisect_trt.graph import to_emulated
-from bisect_trt.graph.model.layers import with_unique_names
-from bisect_trt.stations.asked.saved_plan import read_plan
+from bisect_trt.model.layers import with_unique_names
+from bisect_trt.steps.saved_plan import read_plan
 from tests.conftest import run_model
 from tests.hostile import strange_inputs
 from tests.hostile.strange_models import MODELS, NAMES, X, node, simple

@@ -8,17 +8,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from bisect_trt.core.precision import Precision
-from bisect_trt.graph.tensors.tensor_values import rounded_values
-from bisect_trt.numerics import blocks
-from bisect_trt.numerics.draws.draws import redrawn
-from bisect_trt.numerics.draws.variants import variant
-from bisect_trt.numerics.errors import block_sums
-from bisect_trt.numerics.errors.tensor_error import tensor_error
-from bisect_trt.numerics.requirements import error_sample
-from bisect_trt.numerics.requirements.error_sample import ErrorSample
-from bisect_trt.numerics.requirements.requirement_text import parse_requirements
-from bisect_trt.numerics.rounding import rounded, to_storage
+from bisect_trt.base.plan import Precision
+from bisect_trt.inputs.augmentations import variant
+from bisect_trt.inputs.perturbations import redrawn
+from bisect_trt.metrics import arrays, error_sample, errors
+from bisect_trt.metrics.error_sample import ErrorSample
+from bisect_trt.metrics.errors import tensor_error
+from bisect_trt.metrics.parser import parse_requirements
+from bisect_trt.metrics.rounding import rounded, to_storage
+from bisect_trt.model.tensor_values import rounded_values
 
 SHAPE = (7, 31, 5)
 
@@ -54,21 +52,21 @@ def pairs() -> list[tuple[np.ndarray, np.ndarray]]:
 def test_errors(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     exact, given = pairs()[number]
     at_once = tensor_error(exact, given)
-    monkeypatch.setattr(block_sums, "MANY", 1)
-    monkeypatch.setattr(block_sums, "_BLOCK", 100)
-    assert block_sums.applies_to(exact, given)
+    monkeypatch.setattr(errors, "MANY", 1)
+    monkeypatch.setattr(errors, "_BLOCK", 100)
+    assert errors.applies_to(exact, given)
     np.testing.assert_allclose(astuple(tensor_error(exact, given)), astuple(at_once), rtol=1e-6)
 
 
 def test_what_float64_cannot_square_is_not_walked_over() -> None:
-    wide = np.full(block_sums.MANY, 1e200)
-    assert not block_sums.applies_to(wide, wide)
-    whole = np.full(block_sums.MANY, 2**31 - 1, np.int32)
-    assert not block_sums.applies_to(whole, whole)
+    wide = np.full(errors.MANY, 1e200)
+    assert not errors.applies_to(wide, wide)
+    whole = np.full(errors.MANY, 2**31 - 1, np.int32)
+    assert not errors.applies_to(whole, whole)
 
 
 def test_errors_beyond_float32_stay_finite() -> None:
-    far = np.full(block_sums.MANY, 3e38, np.float32)
+    far = np.full(errors.MANY, 3e38, np.float32)
     error = tensor_error(far, -far)
     assert error.max_abs == 2.0 * float(far[0]) and np.isfinite(error.median_abs)
 
@@ -101,8 +99,8 @@ def test_draws_and_roundings(monkeypatch: pytest.MonkeyPatch) -> None:
         ]
 
     at_once = made()
-    for module in ("bisect_trt.numerics.draws.variants", "bisect_trt.graph.tensors.tensor_values"):
-        monkeypatch.setattr(f"{module}.slices", lambda size, *_: blocks.slices(size, 100))
+    for module in ("bisect_trt.inputs.augmentations", "bisect_trt.model.tensor_values"):
+        monkeypatch.setattr(f"{module}.slices", lambda size, *_: arrays.slices(size, 100))
     for one, other in zip(made(), at_once, strict=True):
         np.testing.assert_array_equal(one, other)
     np.testing.assert_array_equal(at_once[2], rounded(arrays["x"], tf32))
@@ -111,12 +109,12 @@ def test_draws_and_roundings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_told_of_all_elements() -> None:
-    values = np.zeros(blocks.BLOCK + 5, np.float32)
-    assert blocks.all_finite(values)
-    assert blocks.largest_finite(values) == 0.0
+    values = np.zeros(arrays.BLOCK + 5, np.float32)
+    assert arrays.all_finite(values)
+    assert arrays.largest_finite(values) == 0.0
     values[-1], values[0] = np.inf, -3.0
-    assert not blocks.all_finite(values)
-    assert blocks.largest_finite(values) == 3.0
+    assert not arrays.all_finite(values)
+    assert arrays.largest_finite(values) == 3.0
 
 
 def test_an_output_of_another_shape_has_no_errors() -> None:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisect_trt.core.errors import BadInputError
-from bisect_trt.numerics.requirements.boxes import BoxMatch
-from bisect_trt.numerics.requirements.requirement_text import parse_requirements
+from bisect_trt.base.errors import BadInputError
+from bisect_trt.metrics.decisions import BoxMatch
+from bisect_trt.metrics.parser import parse_requirements
 
 OUTPUTS = ["boxes", "scores", "classes", "det"]
 

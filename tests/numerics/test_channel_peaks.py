@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bisect_trt.numerics.errors.channel_peaks import ChannelPeaks, channel_peaks, quartiles
+from bisect_trt.metrics.errors import ChannelPeaks, channel_peaks, quartiles
 
 
 def test_each_channel_has_its_own_peak() -> None:

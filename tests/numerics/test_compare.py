@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from bisect_trt.core.errors import BadInputError
-from bisect_trt.numerics.errors import block_sums
-from bisect_trt.numerics.errors.tensor_error import mean_of, tensor_error, worst_of
-from bisect_trt.numerics.requirements.requirement_text import load_metrics, parse_requirements
+from bisect_trt.base.errors import BadInputError
+from bisect_trt.metrics import errors
+from bisect_trt.metrics.errors import mean_of, tensor_error, worst_of
+from bisect_trt.metrics.parser import load_metrics, parse_requirements
 
 ARRAYS = hnp.arrays(np.float32, (3, 5), elements=st.floats(-1e3, 1e3, width=32))
 
@@ -56,7 +56,7 @@ def test_infinities_of_the_reference_are_no_error_but_new_ones_are() -> None:
 def test_the_range_is_the_reference_s_whatever_became_of_it(
     many: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(block_sums, "MANY", many)
+    monkeypatch.setattr(errors, "MANY", many)
     reference = np.float32([1, -7e4, np.inf, 9e4])
     for candidate in ([1, -7e4, np.inf, 9e4], [1, -np.inf, np.inf, np.inf], [np.nan] * 4):
         got = tensor_error(reference, np.float32(candidate))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisect_trt.numerics.confidence import draws_needed, lower_bound
+from bisect_trt.metrics.statistics import draws_needed, lower_bound
 
 
 @pytest.mark.parametrize(("tested", "bound"), [(22, 0.87), (29, 0.90), (59, 0.95), (93, 0.97)])

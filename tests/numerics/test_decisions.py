@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisect_trt.core.errors import BadInputError
-from bisect_trt.numerics.requirements.aggregates import aggregate, is_aggregate
-from bisect_trt.numerics.requirements.decisions import decision, is_decision, places_of
-from bisect_trt.numerics.requirements.requirement_text import load_metrics, parse_requirements
-from bisect_trt.numerics.scores import brief, times
+from bisect_trt.base.errors import BadInputError
+from bisect_trt.metrics.decisions import decision, is_decision, places_of
+from bisect_trt.metrics.parser import load_metrics, parse_requirements
+from bisect_trt.metrics.requirements import aggregate, brief, is_aggregate, times
 
 
 @given(st.integers(0, 10_000), st.integers(1, 6))

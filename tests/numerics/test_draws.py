@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bisect_trt.core.errors import BadInputError
-from bisect_trt.core.precision import Precision
-from bisect_trt.numerics.draws.draws import (
+from bisect_trt.base.errors import BadInputError
+from bisect_trt.base.plan import Precision
+from bisect_trt.inputs.augmentations import KINDS, check_kinds, kinds_for, variant
+from bisect_trt.inputs.perturbations import (
     can_be_redrawn,
     can_redraw_lookups,
     redrawn,
     redrawn_lookups,
 )
-from bisect_trt.numerics.draws.variants import KINDS, check_kinds, kinds_for, variant
-from bisect_trt.numerics.rounding import STEPS, rounded
+from bisect_trt.metrics.rounding import STEPS, rounded
 
 IMAGE = np.sin(np.arange(3 * 16 * 24, dtype=np.float32)).reshape(1, 3, 16, 24)
 IDS = np.arange(12, dtype=np.int64).reshape(1, 12)

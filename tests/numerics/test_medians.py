@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from bisect_trt.numerics.errors.medians import median
+from bisect_trt.metrics.errors import median
 
 SIZES = (1, 2, 3, 1000, 32767, 32768, 32769, 200_000, 200_001)
 

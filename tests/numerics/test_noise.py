@@ -8,17 +8,22 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bisect_trt.core.machine.cores import at_most
-from bisect_trt.numerics.draws import noise
-from bisect_trt.numerics.draws.draws import redrawn, redrawn_lookups
-from bisect_trt.numerics.draws.noise import LARGE, deviation, with_noise
+from bisect_trt.base.limits import at_most
+from bisect_trt.inputs import perturbations
+from bisect_trt.inputs.perturbations import (
+    LARGE_ARRAY,
+    deviation,
+    redrawn,
+    redrawn_lookups,
+    with_noise,
+)
 
 
 def plus(block: NDArray[Any], numbers: NDArray[Any]) -> NDArray[Any]:
     return block + numbers
 
 
-@pytest.mark.parametrize("size", [LARGE, LARGE + 1, LARGE + 70_001])
+@pytest.mark.parametrize("size", [LARGE_ARRAY, LARGE_ARRAY + 1, LARGE_ARRAY + 70_001])
 def test_noise_has_mean_0_and_deviation_1_and_no_block_is_another(size: int) -> None:
     found = with_noise(np.zeros(size, np.float32), np.random.default_rng(3), plus)
     assert abs(found.mean(dtype=np.float64)) < 5.0 / np.sqrt(size)
@@ -31,7 +36,7 @@ def test_noise_has_mean_0_and_deviation_1_and_no_block_is_another(size: int) -> 
 def test_large_noise_is_the_same_by_any_number_of_threads(
     monkeypatch: pytest.MonkeyPatch, dtype: type
 ) -> None:
-    monkeypatch.setattr(noise, "LARGE", 1000)
+    monkeypatch.setattr(perturbations, "LARGE_ARRAY", 1000)
     array = np.random.default_rng(0).normal(3.0, 0.5, (3, 1 << 20)).astype(dtype)
     before = array.copy()
     copies = []
@@ -52,14 +57,14 @@ def test_large_noise_is_the_same_by_any_number_of_threads(
 def test_deviation_is_numpys(monkeypatch: pytest.MonkeyPatch, offset: float) -> None:
     array = np.float32(np.random.default_rng(0).normal(offset, 0.5, (2, 1 << 20)))
     assert deviation(array) == float(array.std())
-    monkeypatch.setattr(noise, "LARGE", 1000)
+    monkeypatch.setattr(perturbations, "LARGE_ARRAY", 1000)
     assert deviation(array) == pytest.approx(array.std(dtype=np.float64), rel=1e-9)
 
 
 def test_large_tables_are_moved_by_parts_of_each_value_and_masks_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(noise, "LARGE", 1000)
+    monkeypatch.setattr(perturbations, "LARGE_ARRAY", 1000)
     table = np.float32(np.random.default_rng(0).normal(0.0, 1.0, (1 << 10, 1 << 11)))
     table[0] = 0.0
     mask = np.zeros((1 << 10, 1 << 11), np.float32)
@@ -77,7 +82,7 @@ def test_what_is_too_large_to_be_squared_stays_as_it_is(monkeypatch: pytest.Monk
     low = np.zeros(2000, np.float32)
     low[::2] = np.finfo(np.float32).min
     infinite = np.where(low < 0.0, -np.inf, 0.0).astype(np.float32)
-    for large in (LARGE, 1000):
-        monkeypatch.setattr("bisect_trt.numerics.draws.movable.LARGE", large)
+    for large in (LARGE_ARRAY, 1000):
+        monkeypatch.setattr("bisect_trt.inputs.perturbations.LARGE", large)
         found = redrawn({"low": low, "infinite": infinite}, np.random.default_rng(1))
         assert found["low"] is low and found["infinite"] is infinite

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from bisect_trt.numerics.prediction import limit_of_sets, prediction_limit, t_quantile
+from bisect_trt.metrics.statistics import limit_of_sets, prediction_limit, t_quantile
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from bisect_trt.core.precision import Precision
-from bisect_trt.graph.passes.emulated import rounding_model
-from bisect_trt.numerics.rounding import LARGEST, SMALLEST_SUBNORMAL, rounded
+from bisect_trt.base.plan import Precision
+from bisect_trt.metrics.rounding import LARGEST, SMALLEST_SUBNORMAL, rounded
+from bisect_trt.model.emulated import rounding_model
 from tests.conftest import run_model
 
 FLOATS = hnp.arrays(

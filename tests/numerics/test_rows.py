@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from bisect_trt.numerics.errors.rows import rows_apart
+from bisect_trt.metrics.errors import rows_apart
 
 NAN, INF = np.nan, np.inf
 

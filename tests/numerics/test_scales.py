@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from bisect_trt.core.errors import BadInputError
-from bisect_trt.numerics.errors.tensor_error import tensor_error
-from bisect_trt.numerics.requirements.decisions import TIE, decision, gaps
-from bisect_trt.numerics.requirements.error_sample import ErrorSample
-from bisect_trt.numerics.requirements.requirement_text import parse_requirements
-from bisect_trt.numerics.requirements.requirements import ReferenceOutputs, Requirements
-from bisect_trt.numerics.requirements.scales import Scale, measure_scales
+from bisect_trt.base.errors import BadInputError
+from bisect_trt.metrics.decisions import TIE, decision, gaps
+from bisect_trt.metrics.error_sample import ErrorSample
+from bisect_trt.metrics.errors import tensor_error
+from bisect_trt.metrics.parser import parse_requirements
+from bisect_trt.metrics.requirements import ReferenceOutputs, Requirements
+from bisect_trt.metrics.scales import Scale, measure_scales
 
 Array = NDArray[np.float32]
 RANDOM = np.random.default_rng(0)

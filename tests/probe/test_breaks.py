@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bisect_trt.core.errors import RunnerFailedError
-from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.core.verdict import Verdict
-from bisect_trt.numerics.requirements.requirement_text import parse_requirements
-from bisect_trt.probe.execution import Execution
+from bisect_trt.base.errors import RunnerFailedError
+from bisect_trt.base.outcomes import Verdict
+from bisect_trt.base.plan import PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.evaluate.evaluator import Execution
+from bisect_trt.metrics.parser import parse_requirements
 
 OUTPUTS = {"y": np.zeros(2, np.float32)}
 COUNT = 20

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bisect_trt.core.observer import Observer
-from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.stations.asked.settings import Settings
-from bisect_trt.stations.bench.open_bench import open_bench
-from bisect_trt.stations.case.case import load
+from bisect_trt.base.interrupt import Observer
+from bisect_trt.base.plan import PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.runners.emulator import EmulatedRunner
+from bisect_trt.settings import Settings
+from bisect_trt.steps.context import open_bench
+from bisect_trt.steps.problem import load
 from fixtures.models import residual
 
 Outputs = Mapping[str, NDArray[Any]]

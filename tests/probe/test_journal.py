@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from bisect_trt.core.errors import BadInputError, MachineError
-from bisect_trt.probe.journal import JOURNAL, Journal, Row, content_key
+from bisect_trt.base.errors import BadInputError, MachineError
+from bisect_trt.evaluate.cache import JOURNAL, Journal, Row, content_key
 
 
 def test_answers_come_back(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_an_interruption_at_any_statement_leaves_a_journal_that_goes_on(
             return done
 
     monkeypatch.setattr(
-        "bisect_trt.probe.journal._connected",
+        "bisect_trt.evaluate.cache._connected",
         lambda path: sqlite3.connect(
             path, isolation_level=None, check_same_thread=False, factory=Interrupted
         ),

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.core.verdict import Verdict
-from bisect_trt.numerics.errors.tensor_error import tensor_error
-from bisect_trt.probe.panel_log import PanelLog
-from bisect_trt.probe.result import PanelResult, ProbeResult, SampleResult
+from bisect_trt.base.outcomes import Verdict
+from bisect_trt.base.plan import PrecisionPlan
+from bisect_trt.evaluate.result import PanelLog, PanelResult, ProbeResult, SampleResult
+from bisect_trt.metrics.errors import tensor_error
 
 
 def answer(*scores: float) -> PanelResult:

@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.core.verdict import Verdict
-from bisect_trt.probe.answers import Answers
-from bisect_trt.probe.journal import Journal
-from bisect_trt.probe.result import SampleResult
+from bisect_trt.base.outcomes import Verdict
+from bisect_trt.base.plan import PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.evaluate.cache import Answers, Journal
+from bisect_trt.evaluate.result import SampleResult
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bisect_trt.core.sample import Sample
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.probe import references as module
-from bisect_trt.probe.references import References
-from bisect_trt.runners.ort.reference import Reference
+from bisect_trt.base.sample import Sample
+from bisect_trt.evaluate import references as module
+from bisect_trt.evaluate.references import References
+from bisect_trt.model.graph import Graph
+from bisect_trt.runners.reference import Reference
 from fixtures.models import healthy
 
 

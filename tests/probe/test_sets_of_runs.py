@@ -11,17 +11,17 @@ import numpy as np
 import onnx
 import pytest
 
-from bisect_trt.core.errors import RunnerFailedError
-from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.core.verdict import Verdict
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.numerics.requirements.requirement_text import parse_requirements
-from bisect_trt.probe.journal import Journal
-from bisect_trt.probe.prober import Prober
-from bisect_trt.probe.references import References
+from bisect_trt.base.errors import RunnerFailedError
+from bisect_trt.base.outcomes import Verdict
+from bisect_trt.base.plan import PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.evaluate.cache import Journal
+from bisect_trt.evaluate.evaluator import Prober
+from bisect_trt.evaluate.references import References
+from bisect_trt.metrics.parser import parse_requirements
+from bisect_trt.model.graph import Graph
 from bisect_trt.runners.base import Repeated
-from bisect_trt.runners.ort.reference import Reference
+from bisect_trt.runners.reference import Reference
 
 MODEL = """<ir_version: 8, opset_import: ["": 17]>
 g (float[4] x) => (float[4] y) { [relu] y = Relu (x) }"""

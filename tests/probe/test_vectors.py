@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from bisect_trt.core.observer import Observer
-from bisect_trt.stations.asked.settings import Settings
-from bisect_trt.stations.bench.open_bench import open_bench
-from bisect_trt.stations.case.case import load
+from bisect_trt.base.interrupt import Observer
+from bisect_trt.settings import Settings
+from bisect_trt.steps.context import open_bench
+from bisect_trt.steps.problem import load
 from fixtures.models import residual
 
 

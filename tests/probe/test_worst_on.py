@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.core.verdict import Verdict
-from bisect_trt.numerics.errors.tensor_error import tensor_error
-from bisect_trt.probe.result import ProbeResult, SampleResult
+from bisect_trt.base.outcomes import Verdict
+from bisect_trt.base.plan import PrecisionPlan
+from bisect_trt.evaluate.result import ProbeResult, SampleResult
+from bisect_trt.metrics.errors import tensor_error
 
 
 @pytest.mark.parametrize(("score", "name"), [(None, "a"), (2.0, "b"), (4.2, "")])

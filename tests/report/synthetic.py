@@ -9,13 +9,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from bisect_trt.core.diagnosis import Cause
-from bisect_trt.core.finding import Finding
-from bisect_trt.core.holds import Holding, Holds
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.core.steadiness import Steadiness
-from bisect_trt.report.record.record import EngineFacts, SearchFacts
-from bisect_trt.report.result import Result
+from bisect_trt.base.outcomes import Cause, Finding, Holding, Holds, Steadiness
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.report.record import EngineFacts, SearchFacts
+from bisect_trt.report.summarise import Result
 
 OPS = ("Conv", "MatMul", "Add", "Softmax", "Pow")
 FRONTIER = (0, 2, 8, 32, 128)

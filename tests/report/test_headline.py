@@ -10,20 +10,23 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from bisect_trt.core.diagnosis import Cause
-from bisect_trt.core.holds import Holding
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.numerics.confidence import lower_bound
-from bisect_trt.numerics.scores import NOTHING_ALLOWED
-from bisect_trt.report.page.page import as_html
-from bisect_trt.report.result import Result
-from bisect_trt.report.terminal.screen import print_verdict
-from bisect_trt.report.words.headline import headline
-from bisect_trt.report.words.held_on import caption_of, holds_sentences, meaning_of, of_one_input
-from bisect_trt.report.words.markdown import as_markdown
-from bisect_trt.report.words.next_step import next_step
-from bisect_trt.report.words.sentences import search_sentences
-from bisect_trt.search.facts import Regime
+from bisect_trt.base.outcomes import Cause, Holding
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.metrics.requirements import NOTHING_ALLOWED
+from bisect_trt.metrics.statistics import lower_bound
+from bisect_trt.report.headline import headline, next_step
+from bisect_trt.report.markdown import as_markdown
+from bisect_trt.report.page import as_html
+from bisect_trt.report.summarise import Result
+from bisect_trt.report.terminal import print_verdict
+from bisect_trt.report.text import (
+    caption_of,
+    holds_sentences,
+    meaning_of,
+    of_one_input,
+    search_sentences,
+)
+from bisect_trt.search.find import Regime
 from tests.report.synthetic import synthetic_result
 
 RESULT = synthetic_result(200)

@@ -9,11 +9,11 @@ import onnx
 import pandas as pd
 from onnx import parser
 
-from bisect_trt.core.observer import Observer
-from bisect_trt.graph.model.graph import Graph
+from bisect_trt.base.interrupt import Observer
+from bisect_trt.model.graph import Graph
 from bisect_trt.pipeline import compare
-from bisect_trt.report.record.failure_sources import failure_sources, is_wrong
-from bisect_trt.stations.asked.settings import Settings
+from bisect_trt.report.tables import failure_sources, is_wrong
+from bisect_trt.settings import Settings
 
 EXPORTED = Path(__file__).parents[1] / "graph" / "exported"
 CHAIN = parser.parse_model(

@@ -15,11 +15,11 @@ import pytest
 from markdown_it import MarkdownIt
 
 from bisect_trt import Result
-from bisect_trt.core.diagnosis import Cause
-from bisect_trt.core.names import printable
-from bisect_trt.report.page.page import as_html
-from bisect_trt.report.record.columns import FRAMES
-from bisect_trt.report.words.headline import headline
+from bisect_trt.base.display import printable
+from bisect_trt.base.outcomes import Cause
+from bisect_trt.report.columns import FRAMES
+from bisect_trt.report.headline import headline
+from bisect_trt.report.page import as_html
 from tests.executed_notebook import NOTEBOOK, executed
 from tests.report.synthetic import HOSTILE, synthetic_result
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bisect_trt.core.names import printable
-from bisect_trt.report.page.page import as_html
+from bisect_trt.base.display import printable
+from bisect_trt.report.page import as_html
 from tests.report.synthetic import FRONTIER, HOSTILE, INPUTS, synthetic_result
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")

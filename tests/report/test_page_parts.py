@@ -13,19 +13,20 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from bisect_trt.core.diagnosis import Cause
-from bisect_trt.core.finding import Finding
-from bisect_trt.core.precision import Precision
-from bisect_trt.report.figures.errors import errors_figure
-from bisect_trt.report.figures.figure import label
-from bisect_trt.report.figures.frontier import frontier_figure
-from bisect_trt.report.figures.modules import modules_figure
-from bisect_trt.report.figures.ranges import channels_figure, ranges_figure
-from bisect_trt.report.page.page import as_html
-from bisect_trt.report.page.page_tables import layer_data, pin_rows
-from bisect_trt.report.record.requirement_scores import requirement_scores
-from bisect_trt.report.terminal.screen import print_verdict
-from bisect_trt.report.words.sentences import misses_alone, sources, unproved
+from bisect_trt.base.outcomes import Cause, Finding
+from bisect_trt.base.plan import Precision
+from bisect_trt.report.figures import (
+    channels_figure,
+    errors_figure,
+    frontier_figure,
+    label,
+    modules_figure,
+    ranges_figure,
+)
+from bisect_trt.report.page import as_html, layer_data, pin_rows
+from bisect_trt.report.summarise import requirement_scores
+from bisect_trt.report.terminal import print_verdict
+from bisect_trt.report.text import misses_alone, sources, unproved
 from tests.report.synthetic import synthetic_result
 
 RESULT = synthetic_result(80)

@@ -9,10 +9,10 @@ import pytest
 
 import bisect_trt
 from bisect_trt.graph import list_layers
-from bisect_trt.graph.model.layers import Layer
-from bisect_trt.graph.model.patterns import Pattern, find_patterns
-from bisect_trt.report.record.pin_words import in_words
-from bisect_trt.search.facts import (
+from bisect_trt.model.layers import Layer
+from bisect_trt.model.patterns import Pattern, find_patterns
+from bisect_trt.report.tables import in_words
+from bisect_trt.search.find import (
     Regime,
     count_violations,
     information_bound,

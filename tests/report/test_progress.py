@@ -8,8 +8,7 @@ import time
 
 import pytest
 
-from bisect_trt.report.terminal.consoles import plain
-from bisect_trt.report.terminal.progress import ProgressObserver
+from bisect_trt.report.terminal import ProgressObserver, plain
 
 
 def said(seconds: float, lines: int = 0, **options: bool) -> str:

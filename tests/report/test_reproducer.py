@@ -15,18 +15,16 @@ import numpy as np
 import onnx
 import pytest
 
-from bisect_trt.core.errors import BadInputError
-from bisect_trt.core.observer import Observer
-from bisect_trt.core.precision import Precision
-from bisect_trt.core.sample import Sample
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.report.pieces.reproducer import FOLDER, write_reproducer
-from bisect_trt.runners.ort.recorded import outputs_of
-from bisect_trt.runners.tensorrt.build_only import BuildOnlyRunner
-from bisect_trt.stations.pieces.engine_trials import EngineTrials
-from bisect_trt.stations.pieces.explained import Allowance
-from bisect_trt.stations.pieces.reduce import SMALL, Reduced, reduce_piece
-from bisect_trt.stations.pieces.seen import Budget
+from bisect_trt.base.errors import BadInputError
+from bisect_trt.base.interrupt import Observer
+from bisect_trt.base.plan import Precision
+from bisect_trt.base.sample import Sample
+from bisect_trt.model.graph import Graph
+from bisect_trt.reduction.oracle import Allowance, Budget, EngineTrials
+from bisect_trt.reduction.reduce import SMALL, Reduced, reduce_piece
+from bisect_trt.report.reduced import FOLDER, write_reproducer
+from bisect_trt.runners.reference import outputs_of
+from bisect_trt.runners.tensorrt.worker import BuildOnlyRunner
 from tests.conftest import HANG_S
 from tests.networks import branching
 from tests.planted import PlantedRunner, residual

@@ -25,25 +25,24 @@ from markdown_it import MarkdownIt
 
 import bisect_trt
 from bisect_trt import Result
-from bisect_trt.core.errors import BadInputError
-from bisect_trt.core.names import cell, printable, uncell
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.core.verdict import Verdict
-from bisect_trt.graph.files.load import load_model
-from bisect_trt.graph.files.save import save_model
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.graph.passes import annotated as annotation
-from bisect_trt.numerics.errors.tensor_error import tensor_error
-from bisect_trt.probe.result import ProbeResult
-from bisect_trt.report.files.junit import as_junit
-from bisect_trt.report.files.read_run import read_run
-from bisect_trt.report.files.write import to_json
-from bisect_trt.report.page.page import as_html
-from bisect_trt.report.record.columns import FRAMES, TABLES, as_page
-from bisect_trt.report.record.csv_files import from_csv, to_csv
-from bisect_trt.report.record.tables import cost_table
-from bisect_trt.report.words.markdown import as_markdown
-from bisect_trt.stations.engine import layer_errors as engine_layer_errors
+from bisect_trt.base.display import cell, printable, uncell
+from bisect_trt.base.errors import BadInputError
+from bisect_trt.base.outcomes import Verdict
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.evaluate.result import ProbeResult
+from bisect_trt.metrics.errors import tensor_error
+from bisect_trt.model import annotated as annotation
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.load import load_model
+from bisect_trt.model.save import save_model
+from bisect_trt.report.columns import FRAMES, TABLES, as_page, from_csv, to_csv
+from bisect_trt.report.files import to_json
+from bisect_trt.report.junit import as_junit
+from bisect_trt.report.markdown import as_markdown
+from bisect_trt.report.page import as_html
+from bisect_trt.report.read_run import read_run
+from bisect_trt.report.tables import cost_table
+from bisect_trt.steps import engine_layer_errors as engine_layer_errors
 from fixtures.build import GraphBuilder
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture
@@ -179,9 +178,7 @@ def test_tables_have_the_documented_columns(runs: dict[str, Result], name: str) 
 
 def test_every_column_is_documented() -> None:
     page = Path(__file__).resolve().parents[2] / "docs" / "columns.md"
-    assert page.read_text() == as_page(), (
-        "python -m bisect_trt.report.record.columns > docs/columns.md"
-    )
+    assert page.read_text() == as_page(), "python -m bisect_trt.report.columns > docs/columns.md"
 
 
 def test_numbers_are_exact_in_csv_files(runs: dict[str, Result]) -> None:

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import pandas as pd
 
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.report.page.shipment import profile_of_inputs, recipes
-from bisect_trt.stations.asked.command_text import as_command
-from bisect_trt.stations.asked.settings import Settings
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.report.page import profile_of_inputs, recipes
+from bisect_trt.settings import Settings, as_command
 from tests.report.synthetic import synthetic_result
 
 SHIPPED = synthetic_result(40)

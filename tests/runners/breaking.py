@@ -9,8 +9,8 @@ import sys
 import time
 from typing import Any
 
-from bisect_trt.core.errors import RunnerFailedError, RunnerUnavailableError
-from bisect_trt.core.verdict import Verdict
+from bisect_trt.base.errors import RunnerFailedError, RunnerUnavailableError
+from bisect_trt.base.outcomes import Verdict
 
 
 class Breaking:

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.graph.files.runtime_forms import file_form
-from bisect_trt.graph.passes.typed import to_typed
-from bisect_trt.runners.tensorrt.ahead import TIMES_NOTHING, EnginesAhead
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.model.save import file_form
+from bisect_trt.model.typed import to_typed
 from bisect_trt.runners.tensorrt.profile import profile_of
 from bisect_trt.runners.tensorrt.records import EngineAnswer, EngineRequest
-from bisect_trt.runners.tensorrt.runner import TensorRTRunner
+from bisect_trt.runners.tensorrt.runner import TIMES_NOTHING, EnginesAhead, TensorRTRunner
 from fixtures.models import healthy
 
 FIXTURE = healthy()

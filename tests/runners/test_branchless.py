@@ -12,14 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from bisect_trt.core.precision import Precision
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.graph.passes.segments.branchless import with_lists, without_branches
-from bisect_trt.graph.passes.segments.segment import Segment
-from bisect_trt.graph.passes.segments.segmented import cut
-from bisect_trt.graph.passes.switched import to_switched
-from bisect_trt.numerics.rounding import rounded
-from bisect_trt.runners.ort.sessions import switched_session
+from bisect_trt.base.plan import Precision
+from bisect_trt.metrics.rounding import rounded
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.segment_forms import with_lists, without_branches
+from bisect_trt.model.segments import cut
+from bisect_trt.model.switched import Segment, to_switched
+from bisect_trt.runners.ort_session import switched_session
 
 PAIRS = [
     (Precision.FP16, Precision.FP32),

@@ -13,20 +13,24 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-from bisect_trt.core.errors import BadInputError, RunnerFailedError
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.graph.passes.emulated import to_emulated
-from bisect_trt.graph.passes.segments.packed_segment import PackedSegment
-from bisect_trt.graph.passes.segments.segmented import Cutter, _whole
-from bisect_trt.graph.passes.switched import SwitchedModel
+from bisect_trt.base.errors import BadInputError, RunnerFailedError
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.model.emulated import to_emulated
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.segments import Cutter, PackedSegment, _whole
+from bisect_trt.model.switched import SwitchedModel
+from bisect_trt.runners import second_emulator
 from bisect_trt.runners.base import Runner
-from bisect_trt.runners.emulator import by_parts, whole_model
-from bisect_trt.runners.emulator.by_parts import Parts, in_parts, is_parted, run_parts
-from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.runners.emulator.whole_model import WholeModelRunner
-from bisect_trt.runners.ort.sessions import reference_session
+from bisect_trt.runners.emulator import EmulatedRunner
+from bisect_trt.runners.ort_session import reference_session
+from bisect_trt.runners.second_emulator import (
+    Parts,
+    WholeModelRunner,
+    in_parts,
+    is_parted,
+    run_parts,
+)
 from tests.runners.test_phrased import sample, tangle
 from tests.runners.test_segments import WIDTH
 
@@ -35,8 +39,8 @@ PLANS = [PrecisionPlan(p) for p in (Precision.FP16, Precision.BF16, Precision.TF
 
 @pytest.fixture
 def parted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by_parts, "FROM", 1)
-    monkeypatch.setattr(by_parts, "PART", 300)
+    monkeypatch.setattr(second_emulator, "FROM", 1)
+    monkeypatch.setattr(second_emulator, "PART", 300)
 
 
 @pytest.fixture
@@ -44,7 +48,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[onnx.ModelProto]:
     """The models whose sessions were opened; there are never more than two."""
     models: list[onnx.ModelProto] = []
     alive: list[ref[ort.InferenceSession]] = []
-    plain = whole_model.reference_session
+    plain = second_emulator.reference_session
 
     def watched(made: Any, **options: Any) -> ort.InferenceSession:
         there = sum(session() is not None for session in alive)
@@ -54,7 +58,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[onnx.ModelProto]:
         alive.append(ref(session))
         return session
 
-    monkeypatch.setattr(whole_model, "reference_session", watched)
+    monkeypatch.setattr(second_emulator, "reference_session", watched)
     return models
 
 
@@ -79,7 +83,7 @@ def test_parts_answer_what_the_whole_does(
     samples = [sample(seed) for seed in range(5)]
     found = [list(WholeModelRunner(tangle()).outputs(each, samples)) for each in asked]
     assert len(opened) >= 2 * 4
-    monkeypatch.setattr(by_parts, "FROM", 1 << 30)
+    monkeypatch.setattr(second_emulator, "FROM", 1 << 30)
     opened.clear()
     for each, outputs in zip(asked, found, strict=True):
         runner = WholeModelRunner(tangle())
@@ -103,7 +107,7 @@ def test_a_cut_may_be_anywhere(plan: PrecisionPlan) -> None:
 def test_samples_go_through_together_and_come_in_order(
     parted: None, opened: list[onnx.ModelProto], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(by_parts, "_MOST", 16)
+    monkeypatch.setattr(second_emulator, "_MOST", 16)
     samples = [sample(seed) for seed in range(21)]
     runner = WholeModelRunner(tangle())
     found = list(runner.outputs(PLANS[0], samples))
@@ -118,7 +122,9 @@ def test_samples_go_through_together_and_come_in_order(
 def test_a_plan_is_cut_once(parted: None, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[onnx.ModelProto] = []
     monkeypatch.setattr(
-        whole_model, "in_parts", lambda model, graph: asked.append(model) or in_parts(model, graph)
+        second_emulator,
+        "in_parts",
+        lambda model, graph: asked.append(model) or in_parts(model, graph),
     )
     runner = WholeModelRunner(tangle())
     for plan, count in ((PLANS[0], 1), (PLANS[0], 1), (PLANS[1], 2), (PLANS[0], 3)):
@@ -280,7 +286,7 @@ def test_types_are_of_the_model_that_is_cut(parted: None, monkeypatch: pytest.Mo
         kinds.append({graph.types.type_of(name) for name in shapes})
         return in_parts(emulated, graph)
 
-    monkeypatch.setattr(whole_model, "in_parts", watched)
+    monkeypatch.setattr(second_emulator, "in_parts", watched)
     x = np.random.default_rng(0).standard_normal((2, 4, 5)).astype(np.float32)
     list(WholeModelRunner(model).outputs(PLANS[1], [Sample("s", {"x": x})]))
     assert kinds == [{TensorProto.INT64}]
@@ -297,7 +303,7 @@ def test_what_is_run_as_one(parted: None, monkeypatch: pytest.MonkeyPatch) -> No
     scan.graph.node[5].op_type = "Scan"
     assert not by_parts_are(scan)
     with monkeypatch.context() as patched:
-        patched.setattr(by_parts, "ROOM_BYTES", 1)
+        patched.setattr(second_emulator, "ROOM_BYTES", 1)
         assert not by_parts_are(model), "its tensors are large"
-    monkeypatch.setattr(by_parts, "FROM", len(model.graph.node) + 1)
+    monkeypatch.setattr(second_emulator, "FROM", len(model.graph.node) + 1)
     assert not by_parts_are(model), "it has few nodes"

@@ -11,19 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bisect_trt.core.precision import Precision
-from bisect_trt.graph.passes.segments.branchless import without_branches
-from bisect_trt.graph.passes.segments.packed_segment import PackedSegment
-from bisect_trt.graph.passes.segments.segment import Segment
-from bisect_trt.graph.passes.segments.segmented import cut
-from bisect_trt.graph.passes.segments.weights_chosen import with_weights_chosen
-from bisect_trt.graph.passes.switched import to_switched
-from bisect_trt.runners.emulator.constants.constant_store import ConstantStore
-from bisect_trt.runners.emulator.switched.captured_session import CapturedSession
-from bisect_trt.runners.emulator.switched.segment_form import SegmentForm
-from bisect_trt.runners.emulator.switched.segment_session import SegmentSession
-from bisect_trt.runners.ort.devices import CPU
-from bisect_trt.runners.ort.values import owned, value_of, viewed
+from bisect_trt.base.plan import Precision
+from bisect_trt.model.segment_forms import with_weights_chosen, without_branches
+from bisect_trt.model.segments import PackedSegment, cut
+from bisect_trt.model.switched import Segment, to_switched
+from bisect_trt.runners.captured import CapturedSession
+from bisect_trt.runners.constants import ConstantStore
+from bisect_trt.runners.device import CPU
+from bisect_trt.runners.segment_session import SegmentForm, SegmentSession
+from bisect_trt.runners.values import owned, value_of, viewed
 from tests.runners.test_branchless import PAIRS, network
 
 
@@ -69,7 +65,7 @@ def test_places_change_no_number(
 
 
 def test_a_shape_too_many_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bisect_trt.runners.emulator.switched.captured_session._MOST_SHAPES", 2)
+    monkeypatch.setattr("bisect_trt.runners.captured._MOST_SHAPES", 2)
     (segment,) = cut(to_switched(network(), *PAIRS[0]), network(), 1)
     kept = CapturedSession(without_branches(segment), ConstantStore(network()), 0, CPU)
     setting = np.zeros(len(segment.flags) + len(segment.weights), np.bool_)
@@ -96,7 +92,7 @@ def test_the_names_of_the_choices_are_no_tensor_s() -> None:
 
 def test_segments_one_after_the_other_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU: what crosses a cut goes through the host."""
-    monkeypatch.setattr("bisect_trt.graph.passes.segments.segmented._FEWEST_NODES", 2)
+    monkeypatch.setattr("bisect_trt.model.segments._FEWEST_NODES", 2)
     switched = to_switched(network(), *PAIRS[0])
     (whole,), parts = cut(switched, network(), 1), list(cut(switched, network(), 3))
     assert len(parts) > 1

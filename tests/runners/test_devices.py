@@ -18,23 +18,26 @@ from click.testing import CliRunner
 from onnx import TensorProto, helper, numpy_helper
 
 import bisect_trt
-from bisect_trt.cli import main
-from bisect_trt.core.errors import (
+from bisect_trt.base.errors import (
     BisectError,
     MachineError,
     RunnerFailedError,
     RunnerUnavailableError,
     is_gpu_failure,
 )
-from bisect_trt.core.observer import Observer
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.core.sample import Sample
+from bisect_trt.base.interrupt import Observer
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.cli import main
+from bisect_trt.evaluate.cache import Journal
 from bisect_trt.graph import list_layers
-from bisect_trt.graph.files.load import load_model
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.graph.tensors.tensor_values import place_of
-from bisect_trt.probe.journal import Journal
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.load import load_model
+from bisect_trt.model.tensor_values import place_of
+from bisect_trt.runners import device as ort_devices
 from bisect_trt.runners import device_check
+from bisect_trt.runners.constants import DeviceConstants
+from bisect_trt.runners.device import CPU, CUDA_PROVIDER, Device, cuda_device
 from bisect_trt.runners.device_check import (
     DeviceChecker,
     Strictness,
@@ -43,22 +46,15 @@ from bisect_trt.runners.device_check import (
     wrong_roundings,
 )
 from bisect_trt.runners.doctor import examine
-from bisect_trt.runners.emulator.constants.device_constants import DeviceConstants
-from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.runners.emulator.server import EmulationServer, server_arguments
-from bisect_trt.runners.emulator.switched.switched_session import SwitchedSession
-from bisect_trt.runners.ort import devices as ort_devices
-from bisect_trt.runners.ort.devices import CPU, CUDA_PROVIDER, Device, cuda_device
-from bisect_trt.runners.ort.sessions import failure_of_session, session_as_written
-from bisect_trt.stations.asked.settings import Settings
-from bisect_trt.stations.bench import emulator_choice, emulator_workers
-from bisect_trt.stations.bench.emulator_choice import (
-    emulator_device,
-    open_emulator,
-)
-from bisect_trt.stations.bench.emulator_workers import gpus_in_turn, open_fleet
-from bisect_trt.stations.bench.open_bench import open_bench
-from bisect_trt.stations.case.case import Case, load
+from bisect_trt.runners.emulator import EmulatedRunner
+from bisect_trt.runners.emulator_workers import EmulationServer, server_arguments
+from bisect_trt.runners.ort_session import failure_of_session, session_as_written
+from bisect_trt.runners.switched_session import SwitchedSession
+from bisect_trt.settings import Settings
+from bisect_trt.steps import open_runners
+from bisect_trt.steps.context import open_bench
+from bisect_trt.steps.open_runners import emulator_device, gpus_in_turn, open_emulator, open_fleet
+from bisect_trt.steps.problem import Case, load
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture
 from fixtures.models import healthy, residual
@@ -240,13 +236,13 @@ class Bed:
         self.seconds = {"planted": 1.0, "cpu": 2.0}
         self.timed: list[str] = []
         set_ = monkeypatch.setattr
-        set_(emulator_choice, "why_no_provider", lambda: None)
-        set_(emulator_choice, "why_not_on_cuda", lambda: self.reason)
-        set_(emulator_choice, "visible_gpus", lambda: ["4", "6"])
-        set_(emulator_workers, "visible_gpus", lambda: ["4", "6"])
-        set_(emulator_choice, "gpu_facts", lambda gpu: (f"gpu {gpu}", 1_000_000))
-        set_(emulator_choice, "cuda_device", self.device)
-        set_(emulator_choice, "_seconds", self.seconds_of)
+        set_(open_runners, "why_no_provider", lambda: None)
+        set_(open_runners, "why_not_on_cuda", lambda: self.reason)
+        set_(open_runners, "visible_gpus", lambda: ["4", "6"])
+        set_(open_runners, "visible_gpus", lambda: ["4", "6"])
+        set_(open_runners, "gpu_facts", lambda gpu: (f"gpu {gpu}", 1_000_000))
+        set_(open_runners, "cuda_device", self.device)
+        set_(open_runners, "_seconds", self.seconds_of)
 
     def device(self, name: str, number: int = 0, memory_bytes: int = 0) -> Device:
         self.asked = (name, number, memory_bytes)
@@ -298,7 +294,7 @@ def test_the_gpu_is_timed_from_the_inputs_on(
         return advance(self, tensors, place, setting)
 
     monkeypatch.setattr(SwitchedSession, "_advance", noted)
-    monkeypatch.setattr(emulator_choice, "_A_NODE_S", 0.0)  # how fast this CPU is does not matter
+    monkeypatch.setattr(open_runners, "_A_NODE_S", 0.0)  # how fast this CPU is does not matter
     open_emulator(case, PLANTED, None)
     assert max(begun) > 0, "one segment has no cut"
     assert begun == 3 * list(range(max(begun) + 1))
@@ -337,7 +333,7 @@ def test_a_model_that_fails_there_is_emulated_here(
             raise MachineError("the GPU failed (CUDA failure 2: out of memory)")
         return 1.0
 
-    monkeypatch.setattr(emulator_choice, "_seconds", broken)
+    monkeypatch.setattr(open_runners, "_seconds", broken)
     emulator, (said,) = open_emulator(
         case_of(healthy(), tmp_path, emulate_on="auto"), PLANTED, None
     )
@@ -356,7 +352,7 @@ def test_a_gpu_without_memory_is_tried_by_the_next_run(
             raise failures[-1]
         return 1.0
 
-    monkeypatch.setattr(emulator_choice, "_seconds", broken)
+    monkeypatch.setattr(open_runners, "_seconds", broken)
     case = case_of(healthy(), tmp_path, emulate_on="auto")
     with closing(Journal(tmp_path)) as journal:
         for failure, told in (
@@ -378,8 +374,8 @@ def test_workers_take_the_gpus_in_turn(
     device, _ = emulator_device(case.settings)
     # This process and two of the three workers share the first GPU, beside an engine maybe.
     assert bed.asked[2] == 500_000 // 3
-    monkeypatch.setattr(emulator_workers, "SERVER", "tests.runners.breaking:Seer")
-    monkeypatch.setattr(emulator_workers, "thread_count", lambda: 6)
+    monkeypatch.setattr(open_runners, "SERVER", "tests.runners.breaking:Seer")
+    monkeypatch.setattr(open_runners, "thread_count", lambda: 6)
     fleet = open_fleet(case, EmulatedRunner(case.graph, device=device), device)
     assert fleet is not None
     try:
@@ -409,7 +405,7 @@ def test_actors_on_ray_take_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         asked.append((gpus, arguments["device"]))
         return []
 
-    monkeypatch.setattr(emulator_workers, "ray_actors", actors)
+    monkeypatch.setattr(open_runners, "ray_actors", actors)
     for runner, emulate_on, gpus in (
         ("emulated", "cuda", 1.0),
         ("auto", "cuda", 0.5),  # an engine may take the other half

@@ -11,13 +11,13 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.core.sample import Sample
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
 from bisect_trt.graph import list_layers, to_emulated
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.graph.passes.switched import to_switched
-from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.runners.emulator.whole_model import WholeModelRunner
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.switched import to_switched
+from bisect_trt.runners.emulator import EmulatedRunner
+from bisect_trt.runners.second_emulator import WholeModelRunner
 from fixtures.build import GraphBuilder
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture

@@ -15,23 +15,18 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from bisect_trt.core.errors import RunnerFailedError
-from bisect_trt.core.precision import Precision
-from bisect_trt.graph.passes.segments.branchless import without_branches
-from bisect_trt.graph.passes.segments.packed_segment import PackedSegment
-from bisect_trt.graph.passes.segments.segment import Segment
-from bisect_trt.graph.passes.segments.segmented import cut
-from bisect_trt.graph.passes.switched import to_switched
-from bisect_trt.numerics.arrays import Arrays
-from bisect_trt.runners.emulator.constants.constant_store import ConstantStore
-from bisect_trt.runners.emulator.switched import captured_segment
-from bisect_trt.runners.emulator.switched.captured_segment import CapturedSegment
-from bisect_trt.runners.emulator.switched.captured_session import CapturedSession
-from bisect_trt.runners.emulator.switched.fixed_segment import fixed_segment
-from bisect_trt.runners.emulator.switched.segment_form import SegmentForm
-from bisect_trt.runners.emulator.switched.segment_session import SegmentSession
-from bisect_trt.runners.ort.devices import CPU
-from bisect_trt.runners.ort.values import owned, value_of, viewed
+import bisect_trt.runners.captured as module
+from bisect_trt.base.errors import RunnerFailedError
+from bisect_trt.base.plan import Precision
+from bisect_trt.metrics.arrays import Arrays
+from bisect_trt.model.segment_forms import without_branches
+from bisect_trt.model.segments import PackedSegment, cut
+from bisect_trt.model.switched import Segment, to_switched
+from bisect_trt.runners.captured import CapturedSegment, CapturedSession, fixed_segment
+from bisect_trt.runners.constants import ConstantStore
+from bisect_trt.runners.device import CPU
+from bisect_trt.runners.segment_session import SegmentForm, SegmentSession
+from bisect_trt.runners.values import owned, value_of, viewed
 from tests.conftest import run_model, same
 from tests.graph.node_models import cases, feed_of
 from tests.networks import asking_for_shapes
@@ -149,7 +144,7 @@ def fails(part: Segment) -> Arrays:
 )
 def test_no_number_changes(sizes: list[tuple[int, int]], seed: int, most: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bisect_trt.graph.passes.segments.segmented._FEWEST_NODES", 2)
+        patch.setattr("bisect_trt.model.segments._FEWEST_NODES", 2)
         segments = parts(most)
     random = np.random.default_rng(seed)
     pairs = [(fed(segment), captured(segment)) for segment in segments]
@@ -169,7 +164,7 @@ def test_no_number_changes(sizes: list[tuple[int, int]], seed: int, most: int) -
 
 def test_a_shape_of_another_segment_is_taken_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where the host would read it: such a session is refused."""
-    monkeypatch.setattr("bisect_trt.graph.passes.segments.segmented._FEWEST_NODES", 2)
+    monkeypatch.setattr("bisect_trt.model.segments._FEWEST_NODES", 2)
     segments = parts(3)
     reader = next(s for s in segments if "batch" in s.takes)
     opened: list[tuple[tuple[str, ...], bool]] = []
@@ -181,7 +176,7 @@ def test_a_shape_of_another_segment_is_taken_by_value(monkeypatch: pytest.Monkey
             super().__init__(segment, *others, replays=replays)
             opened.append((segment.takes, replays))
 
-    monkeypatch.setattr(captured_segment, "CapturedSession", Choosy)
+    monkeypatch.setattr(module, "CapturedSession", Choosy)
     session, beside = captured(reader), fed(reader)
     setting = np.ones(len(reader.flags) + len(reader.weights), np.bool_)
     random = np.random.default_rng(0)
@@ -206,7 +201,7 @@ def test_a_shape_of_another_segment_is_taken_by_value(monkeypatch: pytest.Monkey
 
 
 def test_a_shape_too_many_ends_the_replays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(captured_segment, "_MOST_FIXED", 2)
+    monkeypatch.setattr(module, "_MOST_FIXED", 2)
     (segment,) = parts(1)
     session, beside = captured(segment), fed(segment)
     setting = np.zeros(len(segment.flags) + len(segment.weights), np.bool_)
@@ -219,7 +214,7 @@ def test_a_shape_too_many_ends_the_replays(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_shapes_tell_outlives_the_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(captured_segment, "_MOST_FIXED", 1)
+    monkeypatch.setattr(module, "_MOST_FIXED", 1)
     (segment,) = parts(1)
     session = captured(segment)
     setting = np.zeros(len(segment.flags) + len(segment.weights), np.bool_)

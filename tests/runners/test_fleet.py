@@ -21,23 +21,26 @@ import onnx
 import pytest
 
 import bisect_trt
-from bisect_trt.core.errors import (
+from bisect_trt.base.errors import (
     BadInputError,
     MachineError,
     RunnerFailedError,
     RunnerUnavailableError,
 )
-from bisect_trt.core.machine.session_habits import SessionHabits, adopt, habits
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.core.verdict import Verdict
-from bisect_trt.report.result import Result
-from bisect_trt.runners.emulator.fleet import EmulatedFleet
-from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.runners.emulator.server import SERVER, EmulationServer, server_arguments
-from bisect_trt.runners.workers.crew import Crew
-from bisect_trt.runners.workers.process import IsolatedWorker
-from bisect_trt.stations.bench import emulator_workers
+from bisect_trt.base.limits import SessionHabits, adopt, habits
+from bisect_trt.base.outcomes import Verdict
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.report.summarise import Result
+from bisect_trt.runners.emulator import EmulatedRunner
+from bisect_trt.runners.emulator_workers import (
+    SERVER,
+    EmulatedFleet,
+    EmulationServer,
+    server_arguments,
+)
+from bisect_trt.runners.process import Crew, IsolatedWorker
+from bisect_trt.steps import open_runners
 from fixtures.encoders import encoder_decomposed
 from fixtures.models import residual
 from tests.conftest import HANG_S
@@ -149,7 +152,7 @@ def test_lost_workers_say_nothing_of_any_plan(
 ) -> None:
     target = {"killed": "KilledServer", "out of memory": "GreedyServer"}[death]
     with monkeypatch.context() as spoilt:
-        spoilt.setattr(emulator_workers, "SERVER", f"tests.runners.breaking:{target}")
+        spoilt.setattr(open_runners, "SERVER", f"tests.runners.breaking:{target}")
         with pytest.raises(MachineError, match="nothing is concluded") as caught:
             run(tmp_path / "lost", workers=2)
     assert caught.value.exit_code == 4 and "\n" not in str(caught.value)
@@ -164,7 +167,7 @@ def test_a_stopped_worker_is_replaced(
     whole: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A stopped process uses nothing, on the busiest machine; one that is starved a little.
-    monkeypatch.setattr(emulator_workers, "_STALL_S", 3.0)
+    monkeypatch.setattr(open_runners, "_STALL_S", 3.0)
     stopped = list[int]()
     done = threading.Event()
 
@@ -215,7 +218,7 @@ def processes(word: str) -> list[int]:
 
 def children_of(parent: int) -> list[int]:
     """The worker processes of ``parent``."""
-    found = processes("bisect_trt.runners.workers.child")
+    found = processes("bisect_trt.runners.worker_process")
     return [pid for pid in found if parent_of(pid) == parent]
 
 
@@ -347,7 +350,7 @@ def test_a_run_whose_workers_are_stopped_can_be_interrupted(
     time.sleep(1.0)
     process.send_signal(number)
     # It does not wait until the workers count as hung: that would be a minute.
-    _, words = process.communicate(timeout=emulator_workers._STALL_S)
+    _, words = process.communicate(timeout=open_runners._STALL_S)
     assert process.returncode == 130 and "run the same command again" in words
     assert not [pid for pid in children if Path(f"/proc/{pid}").exists()], "nobody is left behind"
 

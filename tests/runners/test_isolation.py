@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from bisect_trt.core.errors import RunnerFailedError, RunnerUnavailableError
-from bisect_trt.core.verdict import Verdict
-from bisect_trt.runners.workers.process import IsolatedWorker
+from bisect_trt.base.errors import RunnerFailedError, RunnerUnavailableError
+from bisect_trt.base.outcomes import Verdict
+from bisect_trt.runners.process import IsolatedWorker
 
 
 @pytest.fixture

@@ -11,15 +11,15 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.runners.emulator.by_node.node_sessions import NodeSession
-from bisect_trt.runners.emulator.constants.constant_store import ConstantStore
-from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.runners.emulator.switched import segment_form
-from bisect_trt.runners.emulator.switched.switched_session import SwitchedSession
-from bisect_trt.runners.emulator.whole_model import WholeModelRunner
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.model.graph import Graph
+from bisect_trt.runners import segment_session
+from bisect_trt.runners.constants import ConstantStore
+from bisect_trt.runners.emulator import EmulatedRunner
+from bisect_trt.runners.node_by_node import NodeSession
+from bisect_trt.runners.second_emulator import WholeModelRunner
+from bisect_trt.runners.switched_session import SwitchedSession
 
 WIDTH = 256
 
@@ -59,7 +59,7 @@ def test_a_call_in_work_keeps_what_another_precision_takes_the_place_of(
     store = ConstantStore(graph)
     session = SwitchedSession(graph, store, Precision.FP16, Precision.FP32, 1)
     every = frozenset(layer.name for layer in graph.layers)
-    plain = segment_form.caller
+    plain = segment_session.caller
     seen = []
 
     def disturbed(made: Any) -> Callable[..., Any]:
@@ -72,7 +72,7 @@ def test_a_call_in_work_keeps_what_another_precision_takes_the_place_of(
         return call
 
     expected = {n: a.copy() for n, a in session.run(sample, every).items()}
-    monkeypatch.setattr(segment_form, "caller", disturbed)
+    monkeypatch.setattr(segment_session, "caller", disturbed)
     other = SwitchedSession(graph, store, Precision.FP16, Precision.FP32, 1)
     for _ in range(2):
         found = other.run(sample, every)
@@ -95,7 +95,7 @@ def test_all_constants_may_be_let_go_meanwhile(monkeypatch: pytest.MonkeyPatch) 
 
     expected = answers()
     stores: list[ConstantStore] = []
-    plain, plain_call, begun = ConstantStore.__init__, segment_form.caller, []
+    plain, plain_call, begun = ConstantStore.__init__, segment_session.caller, []
     monkeypatch.setattr(
         ConstantStore, "__init__", lambda self, of: stores.append(self) or plain(self, of)
     )
@@ -115,7 +115,7 @@ def test_all_constants_may_be_let_go_meanwhile(monkeypatch: pytest.MonkeyPatch) 
 
         return disturbed
 
-    monkeypatch.setattr(segment_form, "caller", lambda session: let_go(plain_call(session)))
+    monkeypatch.setattr(segment_session, "caller", lambda session: let_go(plain_call(session)))
     plain_run = NodeSession.run
     monkeypatch.setattr(NodeSession, "run", lambda *asked: let_go(plain_run)(*asked))
     assert answers() == expected

@@ -7,15 +7,14 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.numerics.draws.draws import redrawn_lookups
-from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.runners.emulator.whole_model import WholeModelRunner
-from bisect_trt.runners.ort.devices import Device
-from bisect_trt.runners.ort.lookups import Lookups
-from bisect_trt.runners.ort.reference import Reference
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.inputs.perturbations import redrawn_lookups
+from bisect_trt.model.graph import Graph
+from bisect_trt.runners.device import Device
+from bisect_trt.runners.emulator import EmulatedRunner
+from bisect_trt.runners.reference import Lookups, Reference
+from bisect_trt.runners.second_emulator import WholeModelRunner
 from fixtures.tokens import sentence, token_encoder
 
 WORDS = "/embed/Gather"

@@ -13,14 +13,14 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from bisect_trt.core.errors import BadInputError
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.graph.files.load import load_model
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.runners.emulator.whole_model import WholeModelRunner
-from bisect_trt.runners.ort import weights
-from bisect_trt.runners.ort.sessions import reference_session, session_as_written
+from bisect_trt.base.errors import BadInputError
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.load import load_model
+from bisect_trt.runners import ort_session
+from bisect_trt.runners.ort_session import reference_session, session_as_written
+from bisect_trt.runners.second_emulator import WholeModelRunner
 from tests.graph.node_models import cases, feed_of
 
 EVERY = 7
@@ -30,7 +30,7 @@ EVERY = 7
 @pytest.fixture
 def many(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any count is many."""
-    monkeypatch.setattr(weights, "_MANY_INITIALISERS", 0)
+    monkeypatch.setattr(ort_session, "_MANY_INITIALISERS", 0)
 
 
 def answers(model: onnx.ModelProto, feed: dict[str, Any]) -> list[list[Any]] | None:
@@ -66,9 +66,9 @@ def test_each_operator_answers_the_same(monkeypatch: pytest.MonkeyPatch) -> None
         model = as_constants(case.model, given)
         taken = {value.name for value in model.graph.input}
         feed = {name: value for name, value in given.items() if name in taken}
-        monkeypatch.setattr(weights, "_MANY_INITIALISERS", 1 << 60)
+        monkeypatch.setattr(ort_session, "_MANY_INITIALISERS", 1 << 60)
         expected = answers(model, feed)
-        monkeypatch.setattr(weights, "_MANY_INITIALISERS", 0)
+        monkeypatch.setattr(ort_session, "_MANY_INITIALISERS", 0)
         found = answers(model, feed)
         if expected is None:
             assert found is None, case.name
@@ -132,7 +132,7 @@ def test_rounded_weights(tmp_path: Path, in_file: bool, monkeypatch: pytest.Monk
     sample = Sample("s", {"x": np.ones((2, 64), np.float32), "c": np.array(False)})
     plan = PrecisionPlan(Precision.FP16, frozenset({"sum"}), Precision.FP32)
     (expected,) = WholeModelRunner(graph).outputs(plan, [sample])
-    monkeypatch.setattr(weights, "_MANY_INITIALISERS", 0)
+    monkeypatch.setattr(ort_session, "_MANY_INITIALISERS", 0)
     (found,) = WholeModelRunner(graph).outputs(plan, [sample])
     assert_same(found["y"], expected["y"])
 
@@ -140,18 +140,18 @@ def test_rounded_weights(tmp_path: Path, in_file: bool, monkeypatch: pytest.Monk
 def test_what_would_be_written_is_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounded weights would be written as well, and of 2 GB ONNX Runtime refuses the model."""
     written: list[str] = []
-    plain = weights.ort.InferenceSession
+    plain = ort_session.ort.InferenceSession
 
     def seen(content: bytes, options: Any, **named: Any) -> Any:
         written.append(options.optimized_model_filepath)
         return plain(content, options, **named)
 
-    monkeypatch.setattr(weights.ort, "InferenceSession", seen)
-    monkeypatch.setattr(weights, "_MANY_INITIALISERS", 2)
+    monkeypatch.setattr(ort_session.ort, "InferenceSession", seen)
+    monkeypatch.setattr(ort_session, "_MANY_INITIALISERS", 2)
     graph = linear(tmp_path)
     sample = Sample("s", {"x": np.ones((2, 64), np.float32), "c": np.array(False)})
     for most in (64 << 20, 10_000):  # the weight takes 16,384 bytes
-        monkeypatch.setattr(weights, "MOST_SENT", most)
+        monkeypatch.setattr(ort_session, "MOST_SENT", most)
         list(WholeModelRunner(graph).outputs(PrecisionPlan(Precision.FP16), [sample]))
     assert written == [os.devnull, ""]
 

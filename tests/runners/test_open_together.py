@@ -13,9 +13,9 @@ _TWO = """
 import threading
 import numpy as np
 from onnx import helper, numpy_helper
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.runners.emulator.runner import EmulatedRunner
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.runners.emulator import EmulatedRunner
 
 random, side, nodes, weights, last = np.random.default_rng(0), 1024, [], [], "x"
 for i in range(24):

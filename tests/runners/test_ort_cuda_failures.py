@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bisect_trt.core.errors import RunnerFailedError
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.core.verdict import Verdict
-from bisect_trt.runners import onnxruntime_cuda
+from bisect_trt.base.errors import RunnerFailedError
+from bisect_trt.base.outcomes import Verdict
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.runners import ort_cuda
 from bisect_trt.runners.base import UNFIT
-from bisect_trt.runners.onnxruntime_cuda import OrtCudaRunner, OrtCudaWorker
-from bisect_trt.runners.workers.failures import failure_of, must_end
+from bisect_trt.runners.ort_cuda import OrtCudaRunner, OrtCudaWorker
+from bisect_trt.runners.process import failure_of, must_end
 from fixtures.encoders import encoder_decomposed
 
 ILLEGAL = "CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; expr=cudaStream"
@@ -44,7 +44,7 @@ def test_a_gpu_that_gave_out_is_no_fault_of_the_plan(
                 raise RuntimeError(said)
 
         def get_providers(self) -> list[str]:
-            return [onnxruntime_cuda.CUDA_PROVIDER]
+            return [ort_cuda.CUDA_PROVIDER]
 
         def get_outputs(self) -> list[Any]:
             return []
@@ -52,8 +52,8 @@ def test_a_gpu_that_gave_out_is_no_fault_of_the_plan(
         def run(self, *_: object) -> None:
             raise RuntimeError(said)
 
-    monkeypatch.setattr(onnxruntime_cuda, "load_cuda_libraries", lambda: None)
-    monkeypatch.setattr(onnxruntime_cuda.ort, "InferenceSession", Session)
+    monkeypatch.setattr(ort_cuda, "load_cuda_libraries", lambda: None)
+    monkeypatch.setattr(ort_cuda.ort, "InferenceSession", Session)
     with pytest.raises(RunnerFailedError) as caught:
         OrtCudaWorker().probe(b"", "", [{}], tf32=False)
     error = caught.value
@@ -68,8 +68,8 @@ def test_lowered_layers_without_a_kernel_on_the_gpu_make_the_result_unsure(
 ) -> None:
     """On the CPU provider FP16 means nothing: such a plan had passed."""
     fixture = encoder_decomposed()
-    monkeypatch.setattr(onnxruntime_cuda, "why_no_provider", lambda: None)
-    monkeypatch.setattr(onnxruntime_cuda, "gpu_versions", lambda _: {})
+    monkeypatch.setattr(ort_cuda, "why_no_provider", lambda: None)
+    monkeypatch.setattr(ort_cuda, "gpu_versions", lambda _: {})
     runner = OrtCudaRunner(fixture.model)
     outputs = {"logits": np.zeros(3, np.float32)}
     monkeypatch.setattr(

@@ -7,17 +7,15 @@ import onnx
 import pytest
 import threadpoolctl
 
-from bisect_trt.core.machine.cores import at_most, thread_count
-from bisect_trt.core.machine.session_habits import SessionHabits, adopt
-from bisect_trt.runners.ort.sessions import (
+from bisect_trt.base.limits import SessionHabits, adopt, at_most, thread_count
+from bisect_trt.runners.ort_session import (
     node_session,
     reference_session,
     session_as_written,
     switched_session,
 )
-from bisect_trt.stations.asked.settings import Settings
-from bisect_trt.stations.asked.thread_limit import within_threads
-from bisect_trt.stations.bench.emulator_workers import shared_out
+from bisect_trt.settings import Settings, within_threads
+from bisect_trt.steps.open_runners import shared_out
 
 MODEL = onnx.parser.parse_model("""
     <ir_version: 8, opset_import: ["" : 17]>

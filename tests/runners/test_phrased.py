@@ -15,26 +15,25 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from bisect_trt.core.errors import RunnerFailedError
-from bisect_trt.core.precision import Precision
-from bisect_trt.core.sample import Sample
-from bisect_trt.graph.inspection.repetition import shares_sessions
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.runners.emulator.constants.constant_store import ConstantStore
-from bisect_trt.runners.emulator.switched.kept_activations import KeptActivations
-from bisect_trt.runners.emulator.switched.phrased_segment import PhrasedSegment
-from bisect_trt.runners.emulator.switched.segment_session import SegmentSession
-from bisect_trt.runners.emulator.switched.switched_session import SwitchedSession
-from bisect_trt.runners.ort.turns import Sessions, Turns
+from bisect_trt.base.errors import RunnerFailedError
+from bisect_trt.base.plan import Precision
+from bisect_trt.base.sample import Sample
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.phrases import shares_sessions
+from bisect_trt.runners.concurrency import Sessions, Turns
+from bisect_trt.runners.constants import ConstantStore
+from bisect_trt.runners.phrased import PhrasedSegment
+from bisect_trt.runners.segment_session import SegmentSession
+from bisect_trt.runners.switched_session import KeptActivations, SwitchedSession
 from tests.runners.test_segments import PAIRS, WIDTH, Asked, asked_of, branching, same
 from tests.runners.test_shared_forms import RANDOM, chain
 
 
 @pytest.fixture(autouse=True)
 def many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bisect_trt.runners.ort.turns.MANY_NODES", 1)
-    monkeypatch.setattr("bisect_trt.graph.passes.segments.phrases.FEWEST_NODES", 1)
-    monkeypatch.setattr("bisect_trt.graph.passes.segments.phrases._FREQUENT", 6)
+    monkeypatch.setattr("bisect_trt.runners.concurrency.MANY_NODES", 1)
+    monkeypatch.setattr("bisect_trt.model.phrases.FEWEST_NODES", 1)
+    monkeypatch.setattr("bisect_trt.model.phrases._FREQUENT", 6)
     for room in ("runners.emulator.switched.shared_sessions", "graph.inspection.repetition"):
         monkeypatch.setattr(f"bisect_trt.{room}.SESSION", 1)
 
@@ -176,7 +175,7 @@ def test_layers_of_many_kinds_keep_sessions_of_their_own() -> None:
 
 def test_fewer_nodes_are_run_by_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     count = len(tangle().proto.graph.node)
-    monkeypatch.setattr("bisect_trt.graph.passes.segments.phrases.FEWEST_NODES", count + 1)
+    monkeypatch.setattr("bisect_trt.model.phrases.FEWEST_NODES", count + 1)
     assert not shares_sessions(tangle())
     assert given_to(tangle())._whole is not None
 

@@ -14,17 +14,17 @@ from typing import Any
 import onnxruntime as ort
 import pytest
 
-from bisect_trt.core.errors import RunnerFailedError
-from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.core.verdict import Verdict
-from bisect_trt.runners.ort.profiles import cpu_nodes
+from bisect_trt.base.errors import RunnerFailedError
+from bisect_trt.base.outcomes import Verdict
+from bisect_trt.base.plan import PrecisionPlan
+from bisect_trt.runners.ort_session import cpu_nodes
+from bisect_trt.runners.tensorrt.build import apply_weak_types
 from bisect_trt.runners.tensorrt.readback import (
     dishonoured_in_engine,
     engine_layers,
     warnings_as_findings,
 )
 from bisect_trt.runners.tensorrt.records import WeakTyping
-from bisect_trt.runners.tensorrt.weak import apply_weak_types
 from fixtures.models import healthy
 
 TEN = {

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from bisect_trt.core.errors import MachineError, RunnerFailedError
-from bisect_trt.core.verdict import Verdict
-from bisect_trt.runners.tensorrt.buffers import Buffers
-from bisect_trt.runners.tensorrt.cuda import Cuda
-from bisect_trt.runners.tensorrt.refusals import refusal
+from bisect_trt.base.errors import MachineError, RunnerFailedError
+from bisect_trt.base.outcomes import Verdict
+from bisect_trt.runners.tensorrt.buffers import Buffers, Cuda
+from bisect_trt.runners.tensorrt.build import refusal
 
 
 class Code(SimpleNamespace):

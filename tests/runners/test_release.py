@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.runners.emulator.whole_model import WholeModelRunner
-from bisect_trt.runners.ort.turns import Holder
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.model.graph import Graph
+from bisect_trt.runners.concurrency import Holder
+from bisect_trt.runners.emulator import EmulatedRunner
+from bisect_trt.runners.second_emulator import WholeModelRunner
 from fixtures.models import residual
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bisect_trt.numerics.arrays import Arrays
-from bisect_trt.numerics.errors.apart import farthest_apart
-from bisect_trt.runners.tensorrt.repeats import ENOUGH, run_repeatedly, same_bits
+from bisect_trt.metrics.arrays import Arrays
+from bisect_trt.metrics.errors import farthest_apart
+from bisect_trt.runners.tensorrt.records import ENOUGH, run_repeatedly, same_bits
 
 
 def sample(value: float) -> dict[str, NDArray[Any]]:

@@ -18,14 +18,12 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 import bisect_trt
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.runners.emulator.by_node import node_by_node
-from bisect_trt.runners.emulator.rtx import arithmetic as rtx_arithmetic
-from bisect_trt.runners.emulator.rtx import operators as rtx_operators
-from bisect_trt.runners.emulator.rtx import rounded_sums
-from bisect_trt.runners.emulator.rtx_runner import RtxRunner
-from bisect_trt.runners.emulator.runner import EmulatedRunner
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.runners import node_by_node, rtx
+from bisect_trt.runners import rtx as rtx_arithmetic
+from bisect_trt.runners import rtx as rtx_operators
+from bisect_trt.runners.emulator import EmulatedRunner, RtxRunner
 from fixtures.layers import layers_side_by_side
 from fixtures.models import residual
 
@@ -272,10 +270,10 @@ def test_parts_of_a_product_are_the_bits_of_the_whole(
         random.standard_normal((pieces, 1 if one_b else batch, 16, columns)).astype(np.float32)
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rounded_sums, "thread_count", lambda: 1)
-        whole = rounded_sums.rounded_sums(a, b)
-        patch.setattr(rounded_sums, "thread_count", lambda: threads)
-        parts = rounded_sums.rounded_sums(a, b)
+        patch.setattr(rtx, "thread_count", lambda: 1)
+        whole = rtx.rounded_sums(a, b)
+        patch.setattr(rtx, "thread_count", lambda: threads)
+        parts = rtx.rounded_sums(a, b)
     assert whole.shape == (1 if one_a and one_b else batch, rows, columns)
     assert np.array_equal(whole, parts)
 

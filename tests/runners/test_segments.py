@@ -12,21 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from bisect_trt.core.precision import Precision
-from bisect_trt.core.sample import Sample
-from bisect_trt.graph.inspection.activations import SMALL
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.runners.emulator.constants.constant_store import ConstantStore
-from bisect_trt.runners.emulator.switched.kept_activations import (
+from bisect_trt.base.plan import Precision
+from bisect_trt.base.sample import Sample
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.shapes import SMALL
+from bisect_trt.runners.constants import ConstantStore
+from bisect_trt.runners.plan_session import _WORTH_IT
+from bisect_trt.runners.segment_session import _WORTH_SETTLING, SegmentSession
+from bisect_trt.runners.switched_session import (
     MOST_BYTES,
     KeptActivations,
-    room_beside,
-)
-from bisect_trt.runners.emulator.switched.plan_session import _WORTH_IT
-from bisect_trt.runners.emulator.switched.segment_form import _WORTH_SETTLING
-from bisect_trt.runners.emulator.switched.segment_session import SegmentSession
-from bisect_trt.runners.emulator.switched.switched_session import (
     SwitchedSession,
+    room_beside,
     segments_on_gpu,
 )
 
@@ -159,7 +156,7 @@ def test_a_late_start_changes_no_bit(precisions: tuple[Precision, Precision], as
 def test_small_tensors_are_selected_and_large_ones_branched_to(
     monkeypatch: pytest.MonkeyPatch, limit: int, low: Precision, pin: Precision
 ) -> None:
-    monkeypatch.setattr("bisect_trt.graph.inspection.activations.SMALL", limit)
+    monkeypatch.setattr("bisect_trt.model.shapes.SMALL", limit)
     made, (_, plain) = session(low, pin, 16, 20_000), pair(low, pin)
     for lowered in (frozenset(layers()[::2]), frozenset(layers()), frozenset[str]()):
         assert same(made.run(sample(7), lowered), plain.run(sample(7), lowered))

@@ -11,15 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from bisect_trt.core.errors import RunnerFailedError
-from bisect_trt.core.precision import Precision
-from bisect_trt.core.sample import Sample
-from bisect_trt.graph.inspection.repetition import shares_sessions
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.runners.emulator.constants.constant_store import ConstantStore
-from bisect_trt.runners.emulator.switched.kept_activations import KeptActivations
-from bisect_trt.runners.emulator.switched.segment_form import _WORTH_SETTLING, SegmentForm
-from bisect_trt.runners.emulator.switched.switched_session import SwitchedSession
+from bisect_trt.base.errors import RunnerFailedError
+from bisect_trt.base.plan import Precision
+from bisect_trt.base.sample import Sample
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.phrases import shares_sessions
+from bisect_trt.runners.constants import ConstantStore
+from bisect_trt.runners.segment_session import _WORTH_SETTLING, SegmentForm
+from bisect_trt.runners.switched_session import KeptActivations, SwitchedSession
 from tests.runners.test_segments import (
     PAIRS,
     WIDTH,
@@ -34,7 +33,7 @@ from tests.runners.test_segments import (
 
 @pytest.fixture(autouse=True)
 def many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bisect_trt.runners.ort.turns.MANY_NODES", 1)
+    monkeypatch.setattr("bisect_trt.runners.concurrency.MANY_NODES", 1)
 
 
 @pytest.fixture

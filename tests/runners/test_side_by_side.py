@@ -12,17 +12,17 @@ import numpy as np
 import onnx
 import pytest
 
-from bisect_trt.core.machine.session_habits import SessionHabits, adopt
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.graph.inspection.activations import inference_bytes
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.probe.references import References
-from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.runners.emulator.whole_model import WholeModelRunner
-from bisect_trt.runners.ort import side_by_side as module
-from bisect_trt.runners.ort.reference import Reference
-from bisect_trt.runners.ort.side_by_side import Room, side_by_side
+from bisect_trt.base.limits import SessionHabits, adopt
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.evaluate.references import References
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.shapes import inference_bytes
+from bisect_trt.runners import concurrency as module
+from bisect_trt.runners.concurrency import Room, side_by_side
+from bisect_trt.runners.emulator import EmulatedRunner
+from bisect_trt.runners.reference import Reference
+from bisect_trt.runners.second_emulator import WholeModelRunner
 from fixtures.models import residual
 
 

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bisect_trt.core.machine.session_habits import SessionHabits, adopt
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.core.sample import Sample
+from bisect_trt.base.limits import SessionHabits, adopt
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
 from bisect_trt.graph import list_layers
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.runners.ort import sessions
-from bisect_trt.runners.ort.reference import Reference
+from bisect_trt.model.graph import Graph
+from bisect_trt.runners import ort_session
+from bisect_trt.runners.emulator import EmulatedRunner
+from bisect_trt.runners.reference import Reference
 from tests.networks import convolutional
 
 MODEL, INPUTS = convolutional(30)
@@ -49,8 +49,8 @@ def test_an_arena_is_asked_for_and_shrunk_where_there_is_one(
     monkeypatch: pytest.MonkeyPatch, singly: bool
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(sessions, "_register_shared_arena", lambda: asked.append(1))
+    monkeypatch.setattr(ort_session, "_register_shared_arena", lambda: asked.append(1))
     adopt(SessionHabits(takes_singly=singly))
     Reference(Graph(MODEL))
     assert bool(asked) is not singly
-    assert (sessions.giving_back() is None) is singly
+    assert (ort_session.giving_back() is None) is singly

@@ -16,17 +16,16 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.graph.files.load import load_model
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.runners.emulator import whole_model
-from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.runners.emulator.whole_model import WholeModelRunner
-from bisect_trt.runners.ort.reference import Reference
-from bisect_trt.runners.ort.sessions import reference_session
-from bisect_trt.runners.ort.turns import Turns
-from bisect_trt.runners.ort.weights import opened
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.load import load_model
+from bisect_trt.runners import second_emulator
+from bisect_trt.runners.concurrency import Turns
+from bisect_trt.runners.emulator import EmulatedRunner
+from bisect_trt.runners.ort_session import opened, reference_session
+from bisect_trt.runners.reference import Reference
+from bisect_trt.runners.second_emulator import WholeModelRunner
 from tests.runners.test_segments import WIDTH, layers, network, sample
 from tests.runners.test_shared_forms import RANDOM, chain
 
@@ -56,7 +55,7 @@ def sessions_made(monkeypatch: pytest.MonkeyPatch) -> list[ReferenceType[ort.Inf
         made.append(ref(session))
         return session
 
-    monkeypatch.setattr("bisect_trt.runners.ort.sessions.opened", seen)
+    monkeypatch.setattr("bisect_trt.runners.ort_session.opened", seen)
     return made
 
 
@@ -68,7 +67,7 @@ def alive(made: Sequence[ReferenceType[ort.InferenceSession]]) -> int:
 def test_many_weights_are_held_in_turn(
     graph: Graph, many: int, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bisect_trt.runners.ort.turns.MANY", many)
+    monkeypatch.setattr("bisect_trt.runners.concurrency.MANY", many)
     made = sessions_made(monkeypatch)
     sample = Sample("s", {"x": np.linspace(-1, 1, 128, dtype=np.float32)[None]})
     reference = Reference(graph)
@@ -120,7 +119,7 @@ def test_of_many_nodes_sessions_of_all_plans_and_of_one_are_open_in_turn(
         return counts, found
 
     together, expected = answers()
-    monkeypatch.setattr("bisect_trt.runners.ort.turns.MANY_NODES", 1)
+    monkeypatch.setattr("bisect_trt.runners.concurrency.MANY_NODES", 1)
     in_turn, found = answers()
     segments = together[0]
     assert segments > 4
@@ -136,7 +135,7 @@ def test_of_many_nodes_those_of_a_baseline_are_let_go_behind_it(
 ) -> None:
     """In the order of the baselines: FP32 and FP16 have sessions of one kind, TF32 its own."""
     if many:
-        monkeypatch.setattr("bisect_trt.runners.ort.turns.MANY_NODES", 1)
+        monkeypatch.setattr("bisect_trt.runners.concurrency.MANY_NODES", 1)
     made = sessions_made(monkeypatch)
     runner, given = EmulatedRunner(network()), sample(0)
     bases = (Precision.FP32, Precision.TF32, Precision.FP16)
@@ -167,9 +166,9 @@ def test_of_many_nodes_the_reference_and_the_second_emulator_are_open_in_turn(
     graph: Graph, many: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if many:
-        monkeypatch.setattr("bisect_trt.runners.ort.turns.MANY_NODES", 1)
+        monkeypatch.setattr("bisect_trt.runners.concurrency.MANY_NODES", 1)
     made, given_back = sessions_made(monkeypatch), list[int]()
-    monkeypatch.setattr("bisect_trt.runners.ort.turns.give_back", lambda: given_back.append(1))
+    monkeypatch.setattr("bisect_trt.runners.concurrency.give_back", lambda: given_back.append(1))
     sample = Sample("s", {"x": np.linspace(-1, 1, 128, dtype=np.float32)[None]})
     reference = Reference(graph)
     second = WholeModelRunner(graph, turns=reference.turns)
@@ -190,7 +189,7 @@ def test_of_many_nodes_the_reference_and_the_second_emulator_are_open_in_turn(
 
 
 def test_many_threads_open_what_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bisect_trt.runners.ort.side_by_side.thread_count", lambda: 8)
+    monkeypatch.setattr("bisect_trt.runners.concurrency.thread_count", lambda: 8)
     made, runner = sessions_made(monkeypatch), EmulatedRunner(network())
     several = [sample(seed) for seed in range(9)]
     list(runner.outputs(PLAN, several))
@@ -206,7 +205,7 @@ def test_many_threads_open_what_one_does(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_sessions_that_no_plan_s_can_take_the_place_of_stay_open(
     graph: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bisect_trt.runners.ort.turns.MANY_NODES", 1)
+    monkeypatch.setattr("bisect_trt.runners.concurrency.MANY_NODES", 1)
     made, turns = sessions_made(monkeypatch), Turns(graph)
     first = EmulatedRunner(graph, turns=turns)  # too small to be cut
     second = WholeModelRunner(graph, turns=turns)
@@ -220,7 +219,7 @@ def test_sessions_that_no_plan_s_can_take_the_place_of_stay_open(
 def test_no_session_is_opened_while_one_of_the_model_s_other_form_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("bisect_trt.runners.ort.side_by_side.thread_count", lambda: 4)
+    monkeypatch.setattr("bisect_trt.runners.concurrency.thread_count", lambda: 4)
     graph = Graph(
         onnx.parser.parse_model("""
             <ir_version: 8, opset_import: ["" : 17]>
@@ -236,7 +235,7 @@ def test_no_session_is_opened_while_one_of_the_model_s_other_form_runs(
     moved = Sample("moved", {"ids": np.arange(4), lookup.source: np.ones((4, 2), np.float32)})
     runner = WholeModelRunner(graph)
     running: set[int] = set()
-    plain = whole_model._run
+    plain = second_emulator._run
 
     def run(asked: tuple[ort.InferenceSession, Sample]) -> Any:
         running.add(id(asked))
@@ -249,8 +248,8 @@ def test_no_session_is_opened_while_one_of_the_model_s_other_form_runs(
         assert not running
         return reference_session(*given, **named)
 
-    monkeypatch.setattr(whole_model, "_run", run)
-    monkeypatch.setattr(whole_model, "reference_session", opening)
+    monkeypatch.setattr(second_emulator, "_run", run)
+    monkeypatch.setattr(second_emulator, "reference_session", opening)
     found = list(runner.outputs(PLAN, [ids] * 6 + [moved] * 6 + [ids] * 2))
     alone = [next(iter(runner.outputs(PLAN, [s])))["y"] for s in (ids, moved)]
     for answer, expected in zip(found, [0] * 6 + [1] * 6 + [0] * 2, strict=True):

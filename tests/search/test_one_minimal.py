@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisect_trt.search.one_minimal import one_minimal
+from bisect_trt.search.minimise import one_minimal
 
 NAMES = [f"layer{i}" for i in range(12)]
 

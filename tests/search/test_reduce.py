@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisect_trt.core.piece import Bypass, Piece
-from bisect_trt.core.verdict import Verdict
+from bisect_trt.base.outcomes import Verdict
+from bisect_trt.base.plan import Bypass, Piece
 from bisect_trt.search.oracle import BudgetSpentError
 from bisect_trt.search.reduce import BYPASS, Reduction, reduce
 

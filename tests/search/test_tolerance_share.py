@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from bisect_trt.search.tolerance_share import Room, matching_limit, tightened
+from bisect_trt.search.minimise import Room, matching_limit, tightened
 
 
 @pytest.mark.parametrize(

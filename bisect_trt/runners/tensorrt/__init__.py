@@ -1,1 +1,1 @@
-"""TensorRT 10, 11 and TensorRT for RTX: parse, build, execute and read back, in a child process."""
+"""Engines: built, executed and read back in processes of their own."""

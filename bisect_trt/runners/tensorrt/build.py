@@ -1,20 +1,149 @@
-"""From an ONNX model to a serialised engine. Building needs no GPU with TensorRT for RTX; the tests
-rely on that.
-"""
+"""Builds an engine."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bisect_trt.core.disk.files import write_whole
-from bisect_trt.core.errors import RunnerFailedError
-from bisect_trt.core.verdict import Verdict
-from bisect_trt.runners.tensorrt.records import Built, EngineRequest
-from bisect_trt.runners.tensorrt.refusals import last_lines, refusal
-from bisect_trt.runners.tensorrt.weak import apply_weak_types
+from bisect_trt.base.atomic_files import write_whole
+from bisect_trt.base.errors import RunnerFailedError
+from bisect_trt.base.outcomes import Verdict
+from bisect_trt.runners.tensorrt.buffers import Cuda
+from bisect_trt.runners.tensorrt.records import Built, EngineRequest, WeakTyping
+
+if TYPE_CHECKING:
+    import tensorrt
+
+
+_MOST_LINES = 8
+_NO_MEMORY = (
+    "out of memory",
+    "outofmemory",
+    "memoryallocation",
+    "could not be allocated",
+    "allocator error",
+    "allocation failed",
+    "memory is insufficient",
+)
+"""What its errors say, in small letters, where the GPU's memory does not suffice."""
+
+
+_ROOM = 256 << 20
+"""Bytes that the libraries under TensorRT take for themselves: where less is left their errors are
+of other things ("CUDNN_STATUS_INTERNAL_ERROR" on an H100 that had 700 MB for a process)."""
+
+
+def refusal(
+    message: str, verdict: Verdict, logger: Any, cuda: Cuda | None = None
+) -> RunnerFailedError:
+    """The error to raise, with the last of what ``logger`` heard. Where TensorRT could run or load
+    nothing the process may have lost its device.
+
+    Args:
+        message: what it does not do.
+        verdict: on the plan.
+        logger: of :func:`~bisect_trt.runners.tensorrt.build.make_logger`.
+        cuda: the device, where one was used.
+    """
+    errors = [text.lower() for severity, text in logger.messages if "ERROR" in severity]
+    told = any(words in text for text in errors for words in _NO_MEMORY)
+    scarce = told or (cuda is not None and _is_full(cuda))
+    if scarce:
+        message = f"{message}: the GPU's memory does not suffice"
+    lost = verdict is not Verdict.BUILD_FAILED
+    return RunnerFailedError(message, verdict, last_lines(logger), lost=lost, machine=scarce)
+
+
+def _is_full(cuda: Cuda) -> bool:
+    try:
+        return cuda.free_bytes() < _ROOM
+    except RunnerFailedError:  # the device is lost
+        return False
+
+
+def last_lines(logger: Any) -> list[str]:
+    """The last of what ``logger`` heard."""
+    return [f"[{severity}] {text}" for severity, text in logger.messages][-_MOST_LINES:]
+
+
+_MARK = "[ONNX Layer: "
+
+
+def apply_weak_types(
+    network: tensorrt.INetworkDefinition, config: tensorrt.IBuilderConfig, typing: WeakTyping
+) -> None:
+    """Allow ``typing.base`` and hold the pinned layers in FP32.
+
+    Args:
+        network: a parsed network, changed in place.
+        config: the builder's, changed in place.
+        typing: the base precision and the pins.
+
+    Raises:
+        RunnerFailedError: BUILD_FAILED; this TensorRT has no weak typing, or a pinned layer is not
+            found.
+    """
+    if typing.base not in ("fp16", "bf16"):
+        return
+    import tensorrt as trt
+
+    try:
+        if typing.base == "fp16":
+            config.set_flag(trt.BuilderFlag.FP16)
+        else:
+            config.set_flag(trt.BuilderFlag.BF16)
+        config.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)
+    except AttributeError as error:
+        message = (
+            f"TensorRT {trt.__version__} has no weak typing at {typing.base} ({error}); "
+            "use --typing strong"
+        )
+        raise RunnerFailedError(message, Verdict.BUILD_FAILED) from error
+    missing = set(typing.pinned - typing.moved)
+    for index in range(network.num_layers):
+        layer = network.get_layer(index)
+        found = onnx_names(layer) & typing.pinned
+        if found:
+            missing -= found
+            _hold_in_fp32(layer)
+    if missing:
+        named = sorted(missing)
+        raise RunnerFailedError(
+            f"pinned layer {named[0]!r} is not in the network ({len(named)} such)",
+            Verdict.BUILD_FAILED,
+        )
+
+
+def onnx_names(layer: tensorrt.ILayer) -> set[str]:
+    """The ONNX nodes a network layer was made from: its own name, and those in its metadata, where
+    what lies in an If says so: "exp | then (then_branch) | if (If)".
+    """
+    names = {layer.name}
+    for part in (getattr(layer, "metadata", "") or "").split(_MARK)[1:]:
+        said = part.rpartition("]")[0]
+        pieces = said.split(" | ")
+        names |= {said, pieces[0]}
+        names |= {piece.removesuffix(" (If)") for piece in pieces[1:] if piece.endswith(" (If)")}
+    return names
+
+
+def _hold_in_fp32(layer: tensorrt.ILayer) -> None:
+    import tensorrt as trt
+
+    outputs = [layer.get_output(i) for i in range(layer.num_outputs)]
+    if layer.type in (trt.LayerType.CONSTANT, trt.LayerType.SHAPE) or any(
+        t.is_shape_tensor for t in outputs
+    ):
+        return
+    floats = [i for i, t in enumerate(outputs) if t.dtype.name in ("FLOAT", "HALF", "BF16")]
+    if not floats:
+        return
+    layer.precision = trt.DataType.FLOAT
+    for index in floats:
+        layer.set_output_type(index, trt.DataType.FLOAT)
+
 
 _BESIDE = " | "
 """In a layer's metadata between its node and the If that is around it, or was before it."""

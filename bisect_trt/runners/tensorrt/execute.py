@@ -12,13 +12,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from bisect_trt.core.disk.files import write_whole
-from bisect_trt.core.errors import RunnerFailedError
-from bisect_trt.core.verdict import Verdict
-from bisect_trt.runners.tensorrt.buffers import Buffers, np_dtype
-from bisect_trt.runners.tensorrt.cuda import Cuda
+from bisect_trt.base.atomic_files import write_whole
+from bisect_trt.base.errors import RunnerFailedError
+from bisect_trt.base.outcomes import Verdict
+from bisect_trt.runners.tensorrt.buffers import Buffers, Cuda, np_dtype
+from bisect_trt.runners.tensorrt.build import refusal
 from bisect_trt.runners.tensorrt.records import AS_USUAL, EngineOptions
-from bisect_trt.runners.tensorrt.refusals import refusal
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import onnx
 
-from bisect_trt.core.errors import BadInputError
-from bisect_trt.core.sample import Sample
-from bisect_trt.graph.model.inputs import input_specs
+from bisect_trt.base.errors import BadInputError
+from bisect_trt.base.sample import Sample
+from bisect_trt.model.inputs import input_specs
 from bisect_trt.runners.tensorrt.records import Profile, Shape
 
 _MOST_SHAPE_VALUES = 64

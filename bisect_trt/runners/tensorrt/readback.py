@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bisect_trt.core.finding import Finding
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.graph.model.layers import Layer
+from bisect_trt.base.outcomes import Finding
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.model.layers import Layer
 from bisect_trt.runners.tensorrt.records import EngineAnswer, EngineLayer
 
 _TYPE_NAME = {

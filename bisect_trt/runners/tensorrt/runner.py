@@ -1,52 +1,191 @@
-"""The ``tensorrt`` runner: a plan becomes typed ONNX, an engine, and the engine's outputs.
-
-Everything of TensorRT happens in a child process (see ``workers/process.py``); here are the models,
-the profile and the read-back.
-"""
+"""The runner that asks engines."""
 
 from __future__ import annotations
 
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from bisect_trt.core.errors import RunnerFailedError, RunnerUnavailableError
-from bisect_trt.core.machine.threads import in_order
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.graph.files.runtime_forms import file_form
-from bisect_trt.graph.model.graph import Graph, as_graph
-from bisect_trt.graph.model.layers import with_unique_names
-from bisect_trt.graph.passes.marked import mark_outputs
-from bisect_trt.graph.passes.typed import to_typed
-from bisect_trt.graph.passes.weak_forms import WITHOUT_LAYER
-from bisect_trt.graph.tensors.dims import name_placeholder_dims
+from bisect_trt.base.atomic_files import scratch
+from bisect_trt.base.errors import RunnerFailedError, RunnerUnavailableError
+from bisect_trt.base.limits import in_order
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.model.graph import Graph, as_graph
+from bisect_trt.model.layers import with_unique_names
+from bisect_trt.model.save import file_form
+from bisect_trt.model.tensor_values import name_placeholder_dims
+from bisect_trt.model.typed import mark_outputs, to_typed
+from bisect_trt.model.weak_typing import WITHOUT_LAYER
 from bisect_trt.runners.base import UNFIT, Repeated
-from bisect_trt.runners.ort.devices import tf32_override
-from bisect_trt.runners.tensorrt.ahead import TIMES_NOTHING, EnginesAhead
-from bisect_trt.runners.tensorrt.caches import cache_file
+from bisect_trt.runners.device import tf32_override
+from bisect_trt.runners.process import IsolatedWorker, Remote
 from bisect_trt.runners.tensorrt.profile import profile_of, values_of
 from bisect_trt.runners.tensorrt.readback import facts_of
 from bisect_trt.runners.tensorrt.records import (
     AS_USUAL,
+    ENOUGH,
+    REPEATS,
+    Built,
     EngineAnswer,
     EngineOptions,
     EngineRequest,
+    Prebuilt,
     WeakTyping,
+    cache_file,
 )
-from bisect_trt.runners.tensorrt.repeats import ENOUGH, REPEATS
-from bisect_trt.runners.workers.process import IsolatedWorker
-from bisect_trt.runners.workers.remote import Remote
+from bisect_trt.runners.tensorrt.worker import BUILD_WORKER
 
-WORKER = "bisect_trt.runners.tensorrt.worker:EngineWorker"
+TIMES_NOTHING = "tensorrt_rtx"
+"""The module whose builder times nothing."""
+
+_AGAIN_S = 0.1
+
+
+class EnginesAhead:
+    """Builds what will be asked for soon, a few engines at a time.
+
+    Args:
+        module: ``tensorrt_rtx``.
+        timeout_s: the seconds that one build may take.
+        most: processes at a time.
+        kernels: the file with the kernels that were compiled for such an engine before.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        timeout_s: float | None,
+        most: int,
+        kernels: Callable[[EngineRequest], Path | None] = lambda _: None,
+    ) -> None:
+        self._timeout_s, self._kernels = timeout_s, kernels
+        self._workers = [IsolatedWorker(BUILD_WORKER, {"module": module}) for _ in range(most)]
+        self._free: SimpleQueue[IsolatedWorker] = SimpleQueue()
+        for worker in self._workers:
+            self._free.put(worker)
+        self._pool = ThreadPoolExecutor(most)
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._begun: dict[Hashable, deque[Future[EngineRequest]]] = {}
+        self._all: list[Future[EngineRequest]] = []
+        self._closed = False
+
+    def begin(
+        self,
+        what: Hashable,
+        asked: Callable[[], AbstractContextManager[EngineRequest]],
+        copies: int = 1,
+        *,
+        spare: bool = False,
+    ) -> None:
+        """Build an engine as soon as a process is free.
+
+        Args:
+            what: tells it from others.
+            asked: gives the request; called in another thread.
+            copies: how many shall be there, or in work, until they are taken.
+            spare: whether it gives way to others, as all copies but the first do.
+        """
+        if self._folder is None:  # not before there is a run's folder to make it in
+            self._folder = scratch("engines")
+        begun = self._begun.setdefault(what, deque())
+        while len(begun) < copies:
+            path = Path(self._folder.name) / f"{len(self._all)}.engine"
+            begun.append(self._pool.submit(self._build, asked, path, spare or bool(begun)))
+            self._all.append(begun[-1])
+
+    def take(self, what: Hashable) -> EngineRequest | None:
+        """The request for ``what``, with the engine; waits for it. None where none was begun, or
+        it failed: whoever builds it then will say why. Each is given once.
+        """
+        begun = self._begun.get(what)
+        if not begun:
+            return None
+        try:
+            return begun.popleft().result()
+        except (Exception, CancelledError):
+            return None
+
+    def give_up(self, but: Hashable) -> None:
+        """Drop what was begun and not taken, ``but`` one; a build in work goes on to its end."""
+        for what, futures in self._begun.items():
+            if what == but:
+                continue
+            for future in futures:
+                if not future.cancel():
+                    future.add_done_callback(_removed)
+            futures.clear()
+
+    def close(self) -> None:
+        """End the processes, and remove what nobody took."""
+        self._closed = True
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        while not all(future.done() for future in self._all):
+            for worker in self._workers:  # one may have been started after the last time
+                worker.kill()
+            wait(self._all, timeout=_AGAIN_S)
+        self._pool.shutdown()
+        for worker in self._workers:
+            worker.close()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def _build(
+        self, asked: Callable[[], AbstractContextManager[EngineRequest]], path: Path, spare: bool
+    ) -> EngineRequest:
+        """``spare`` if it will be asked for after another one, or not at all."""
+        worker = self._free.get()
+        try:
+            if spare:
+                worker.call("give_way", timeout_s=self._timeout_s)
+            with asked() as request:
+                if self._closed:
+                    raise CancelledError
+                built: Built = worker.call(
+                    "build_into", request, str(path), timeout_s=self._timeout_s
+                )
+            request = replace(request, model=b"")
+            kernels = self._compiled(worker, request, path)
+            return replace(request, prebuilt=Prebuilt(str(path), built, kernels))
+        finally:
+            worker.close()  # with the memory of the GPU that it keeps
+            self._free.put(worker)
+
+    def _compiled(self, worker: IsolatedWorker, request: EngineRequest, path: Path) -> str:
+        """The file of the engine's kernels; "" where they could not be compiled: whoever runs the
+        engine does it then, or says why it cannot.
+        """
+        known = self._kernels(request)
+        before, beside = str(known) if known else None, len(self._workers)
+        arguments = str(path), request.options, before, beside
+        if self._closed:
+            raise CancelledError
+        try:
+            found: str = worker.call("compile", *arguments, timeout_s=self._timeout_s)
+        except (RunnerFailedError, RunnerUnavailableError):
+            return ""
+        return found
+
+
+def _removed(done: Future[EngineRequest]) -> None:
+    """Remove the engine of a build that nobody waits for."""
+    if done.exception() is None and (ahead := done.result().prebuilt) is not None:
+        ahead.remove()
+
+
+ENGINE_WORKER = "bisect_trt.runners.tensorrt.worker:EngineWorker"
 
 _RUNS_OF_ONE_LIMIT = 32
 """Samples beyond which the runs of what is built may take another time-out: many are no hang."""
@@ -110,7 +249,7 @@ class TensorRTRunner:
             "module": module,
             "caches": str(caches) if caches else None,
         }
-        self._hire = partial(hire, WORKER, arguments)
+        self._hire = partial(hire, ENGINE_WORKER, arguments)
         self._worker = self._hire()
         try:
             described: dict[str, str] = self._worker.call("describe", weak, timeout_s=timeout_s)

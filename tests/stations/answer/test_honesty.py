@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 import bisect_trt
-from bisect_trt.core.diagnosis import Cause
-from bisect_trt.core.errors import BadInputError
-from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.graph.files.load import load_model
-from bisect_trt.graph.inspection.inspection import inspect_model
-from bisect_trt.report.words.headline import headline
-from bisect_trt.runners.ort.sessions import reference_session
+from bisect_trt.base.errors import BadInputError
+from bisect_trt.base.outcomes import Cause
+from bisect_trt.base.plan import PrecisionPlan
+from bisect_trt.model.inspection import inspect_model
+from bisect_trt.model.load import load_model
+from bisect_trt.report.headline import headline
+from bisect_trt.runners.ort_session import reference_session
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import waves
 from fixtures.models import healthy, residual, unsavable

@@ -17,8 +17,8 @@ from click.testing import CliRunner
 from onnx import TensorProto, helper, numpy_helper
 
 import bisect_trt
+from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.cli import main
-from bisect_trt.core.precision import Precision, PrecisionPlan
 from bisect_trt.graph import list_layers
 from fixtures.build import GraphBuilder
 from fixtures.encoders import encoder_decomposed

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import bisect_trt
+from bisect_trt.base.errors import BadInputError
+from bisect_trt.base.plan import Precision
 from bisect_trt.cli import main
-from bisect_trt.core.errors import BadInputError
-from bisect_trt.core.precision import Precision
-from bisect_trt.stations.asked.settings import Settings, options
+from bisect_trt.settings import Settings, options
 from fixtures.models import healthy
 
 

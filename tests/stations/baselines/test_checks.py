@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 import bisect_trt
-from bisect_trt.core.errors import BadInputError
+from bisect_trt.base.errors import BadInputError
 from fixtures.build import GraphBuilder
 
 SINGLE = "of a single value the cosine sees the sign alone"

@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from bisect_trt.graph.model.layers import Layer
-from bisect_trt.numerics.errors.channel_peaks import channel_peaks, quartiles
-from bisect_trt.runners.emulator.by_node.node_by_node import LayerValues
-from bisect_trt.stations.baselines.layer_errors import _Found, _Measured
+from bisect_trt.metrics.errors import channel_peaks, quartiles
+from bisect_trt.model.layers import Layer
+from bisect_trt.runners.node_by_node import LayerValues
+from bisect_trt.steps.layer_errors import _Found, _Measured
 
 
 def test_channels_peaks_are_over_samples_and_tensors_and_are_let_go() -> None:

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import bisect_trt
-from bisect_trt.core.errors import BadInputError
+from bisect_trt.base.errors import BadInputError
 
 LARGEST = "import numpy\ndef largest(a, b):\n    return max(float(abs(x['y'] - y['y']).max()) for "
 LARGEST += "x, y in zip(a, b))\n"

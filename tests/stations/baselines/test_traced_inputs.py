@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 import bisect_trt
-from bisect_trt.core.diagnosis import Cause
+from bisect_trt.base.outcomes import Cause
 
 # An L2 norm: where the sum of squares is infinite the quotient is 0, and finite.
 MODEL = """<ir_version: 8, opset_import: ["": 17]>

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 import bisect_trt
-from bisect_trt.core.errors import BadInputError
+from bisect_trt.base.errors import BadInputError
 
 X = np.linspace(-1.0, 1.0, 64, dtype=np.float32).reshape(8, 8).T.copy()
 

@@ -11,12 +11,12 @@ import pytest
 from onnx import numpy_helper
 
 import bisect_trt
-from bisect_trt.core.holds import Holding, Robustness
-from bisect_trt.core.sample import Sample
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.graph.model.inputs import dynamic_axes, input_specs, length_axes
-from bisect_trt.numerics.draws.variants import kinds_for, variant
-from bisect_trt.stations.case.coverage import few_ids, untested_sizes
+from bisect_trt.base.outcomes import Holding, Robustness
+from bisect_trt.base.sample import Sample
+from bisect_trt.inputs.augmentations import kinds_for, variant
+from bisect_trt.inputs.samples import few_ids, untested_sizes
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.inputs import dynamic_axes, input_specs, length_axes
 from fixtures.fixture import waves
 from tests.test_cli import call
 

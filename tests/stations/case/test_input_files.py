@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bisect_trt.core.disk.unchanged import unchanged
-from bisect_trt.core.errors import BadInputError
-from bisect_trt.core.lazy_arrays import LazyArrays
-from bisect_trt.graph.model.inputs import InputSpec
-from bisect_trt.stations.case import array_files, input_files
-from bisect_trt.stations.case.array_headers import headers_of
-from bisect_trt.stations.case.input_files import find_files, read_sources
-from bisect_trt.stations.case.samples import load_samples
+from bisect_trt.base.atomic_files import unchanged
+from bisect_trt.base.errors import BadInputError
+from bisect_trt.base.sample import LazyArrays
+from bisect_trt.inputs import arrays, files
+from bisect_trt.inputs.arrays import headers_of
+from bisect_trt.inputs.files import find_files, read_sources
+from bisect_trt.inputs.samples import load_samples
+from bisect_trt.model.inputs import InputSpec
 
 SPECS = [InputSpec("x", np.dtype(np.float32), (1, 4))]
 TWO = [*SPECS, InputSpec("y", np.dtype(np.int64), (2,))]
@@ -183,14 +183,14 @@ def test_of_a_stack_one_sample_is_in_memory_at_a_time(
     stack = np.asarray(rows(50)[:, 0], order=order)  # type: ignore[call-overload]
     path = tmp_path / f"a{ending}"
     np.save(path, stack) if ending == ".npy" else np.savez_compressed(path, x=stack)
-    whole = input_files.read_npz
+    whole = files.read_npz
 
     def of_one(read: Path, *more: object) -> object:
         assert read != path
         return whole(read, *more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(input_files, "read_npz", of_one)
-    monkeypatch.setattr(input_files, "read_npy", None)
+    monkeypatch.setattr(files, "read_npz", of_one)
+    monkeypatch.setattr(files, "read_npy", None)
     found = load_samples([path], SPECS, stacked=True)
     assert len(found) == 50 and all(isinstance(s.arrays, LazyArrays) for s in found)
     assert all(np.array_equal(s.arrays["x"][0], row) for s, row in zip(found, stack, strict=True))
@@ -238,6 +238,6 @@ def test_a_header_of_gigabytes_is_not_read(tmp_path: Path, zipped: bool) -> None
 def test_what_is_no_input_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two gigabytes of zeros were inflated before they were refused."""
     np.savez_compressed(tmp_path / "x.npz", x=rows(1)[0], other=np.zeros(9))
-    monkeypatch.setattr(array_files, "_member", None)
+    monkeypatch.setattr(arrays, "_member", None)
     with pytest.raises(BadInputError, match="'other' is no input of the model"):
         load_samples([tmp_path / "x.npz"], SPECS)

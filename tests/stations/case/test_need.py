@@ -19,18 +19,18 @@ from click.testing import CliRunner
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from bisect_trt.base.limits import SessionHabits, habits
+from bisect_trt.base.sample import Sample
 from bisect_trt.cli import main
-from bisect_trt.core.machine.session_habits import SessionHabits, habits
-from bisect_trt.core.sample import Sample
-from bisect_trt.graph.inspection.activations import live_bytes
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.graph.model.inputs import input_specs
-from bisect_trt.runners.emulator.switched.kept_activations import room_beside
-from bisect_trt.runners.ort import side_by_side
-from bisect_trt.runners.ort.side_by_side import ROOM_BYTES
-from bisect_trt.stations.asked.settings import Settings
-from bisect_trt.stations.case import need
-from bisect_trt.stations.case.array_headers import headers_of
+from bisect_trt.inputs.arrays import headers_of
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.inputs import input_specs
+from bisect_trt.model.shapes import live_bytes
+from bisect_trt.runners import concurrency
+from bisect_trt.runners.concurrency import ROOM_BYTES
+from bisect_trt.runners.switched_session import room_beside
+from bisect_trt.settings import Settings
+from bisect_trt.steps import memory_need
 from fixtures.subgraphs import branch
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -91,8 +91,8 @@ def test_what_cannot_fit_is_refused_before_it_is_read(
 ) -> None:
     onnx.save(chain(), tmp_path / "m.onnx")
     np.savez(tmp_path / "x.npz", x=np.ones((4, 256), np.float32))
-    monkeypatch.setattr(need, "room_bytes", lambda _: 1_000_000)
-    monkeypatch.setattr(need, "thread_count", lambda: 3)
+    monkeypatch.setattr(memory_need, "room_bytes", lambda _: 1_000_000)
+    monkeypatch.setattr(memory_need, "thread_count", lambda: 3)
     asked = [str(tmp_path / "m.onnx"), "--input", str(tmp_path / "x.npz"), *options]
     for more in (["--out", str(tmp_path / "out")], ["--dry-run"]):
         result = CliRunner().invoke(main, ["run", *asked, *more])
@@ -108,7 +108,7 @@ def test_a_large_input_is_what_can_be_made_smaller(
 ) -> None:
     onnx.save(chain("rows"), tmp_path / "m.onnx")
     np.savez(tmp_path / "x.npz", x=np.ones((4000, 256), np.float32))
-    monkeypatch.setattr(need, "room_bytes", lambda _: 1_000_000)
+    monkeypatch.setattr(memory_need, "room_bytes", lambda _: 1_000_000)
     asked = ["run", str(tmp_path / "m.onnx"), "--input", str(tmp_path / "x.npz")]
     assert "give a smaller --input" in CliRunner().invoke(main, asked).output
 
@@ -138,7 +138,7 @@ def test_the_largest_input_counts_in_whatever_it_lies(
     (tmp_path / "x.json").write_text(json.dumps(feeds))
     given = {"folder": "inputs", "json": "x.json", "loader": f"{__name__}:loaded"}[kind]
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(need, "room_bytes", lambda _: 230_000_000)
+    monkeypatch.setattr(memory_need, "room_bytes", lambda _: 230_000_000)
     result = CliRunner().invoke(main, ["run", "m.onnx", "--input", given, "--out", "out"])
     assert result.exit_code == 4 and "give a smaller --input" in result.output
     assert "46.1 MB of activations" in result.output
@@ -163,22 +163,22 @@ def test_the_need_follows_what_is_held(
     kept: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(need, "thread_count", lambda: 2)
-    alone = need.Need(0, 0, 0, 0).bytes
-    found = need.Need(int(weights), int(activations), 0, 0).bytes
+    monkeypatch.setattr(memory_need, "thread_count", lambda: 2)
+    alone = memory_need.Need(0, 0, 0, 0).bytes
+    found = memory_need.Need(int(weights), int(activations), 0, 0).bytes
     assert found == int(alone + copies * weights + 3.75 * activations + kept)
-    assert need.Need(int(weights), int(activations), 2, 0).bytes > found + 2 * alone
+    assert memory_need.Need(int(weights), int(activations), 2, 0).bytes > found + 2 * alone
     # Thousands of nodes weigh, and less each where their sessions take turns.
-    assert need.Need(0, 0, 0, 4999).bytes > alone + 0.3e9
-    assert need.Need(0, 0, 0, 20_000).bytes > alone + 0.7e9
-    assert need.Need(0, 0, 0, 20_000).bytes < alone + 0.9e9
-    assert need.Need(0, 0, 0, 20_000, shares=True).bytes < alone + 0.5e9
-    monkeypatch.setattr(need, "thread_count", lambda: 64)
+    assert memory_need.Need(0, 0, 0, 4999).bytes > alone + 0.3e9
+    assert memory_need.Need(0, 0, 0, 20_000).bytes > alone + 0.7e9
+    assert memory_need.Need(0, 0, 0, 20_000).bytes < alone + 0.9e9
+    assert memory_need.Need(0, 0, 0, 20_000, shares=True).bytes < alone + 0.5e9
+    monkeypatch.setattr(memory_need, "thread_count", lambda: 64)
     # Of many cores each makes an inference, as far as they have room.
     more = max(0, min(62 * int(activations), ROOM_BYTES - 2 * int(activations)))
-    assert need.Need(int(weights), int(activations), 0, 0).bytes == found + more
+    assert memory_need.Need(int(weights), int(activations), 0, 0).bytes == found + more
     # Each session has a queue for each of them; those of thousands of nodes are shared.
-    of_few, of_many = (need.Need(0, 0, 0, n, shares=True).bytes for n in (400, 4000))
+    of_few, of_many = (memory_need.Need(0, 0, 0, n, shares=True).bytes for n in (400, 4000))
     assert of_few - alone > 62 * 400 * 20_000 > of_many - of_few
 
 
@@ -248,9 +248,9 @@ def test_weights_are_held_once_and_once_rounded(tmp_path: Path) -> None:
 
 def test_what_a_large_model_needs_is_not_asked_of_the_next_one() -> None:
     """A gate has many models in one process; the small ones keep their speed."""
-    need.check_need(need.Need(0, need.LARGE, 0, 1), "large")
+    memory_need.check_need(memory_need.Need(0, memory_need.LARGE, 0, 1), "large")
     assert habits().frees_activations
-    need.check_need(need.Need(0, 1000, 0, 1), "small")
+    memory_need.check_need(memory_need.Need(0, 1000, 0, 1), "small")
     assert habits() == SessionHabits()
 
 
@@ -259,9 +259,9 @@ def test_small_tensors_are_taken_singly_and_those_of_the_next_model_not() -> Non
     graph, settings = Graph(chain("rows")), Settings("m.onnx", ("x.npz",))
     for rows, singly in ((4, True), (400, False), (4, True)):
         samples = [Sample("s", {"x": np.zeros((rows, 256), np.float32)})]
-        need.check_need(need.need_of_samples(graph, settings, samples), "model")
+        memory_need.check_need(memory_need.need_of_samples(graph, settings, samples), "model")
         assert habits().takes_singly is singly
-    need.check_need(need.Need(0, 1000, 0, 1), "of unknown shapes")
+    memory_need.check_need(memory_need.Need(0, 1000, 0, 1), "of unknown shapes")
     assert habits() == SessionHabits()
 
 
@@ -279,17 +279,17 @@ def test_small_tensors_are_taken_singly_and_those_of_the_next_model_not() -> Non
 def test_calls_side_by_side_share_the_threads_unless_their_nodes_are_long(
     monkeypatch: pytest.MonkeyPatch, rows: int, room_mb: int, threads: int
 ) -> None:
-    for module in (need, side_by_side):
+    for module in (memory_need, concurrency):
         monkeypatch.setattr(module, "thread_count", lambda: 16)
-    monkeypatch.setattr(side_by_side, "ROOM_BYTES", room_mb << 20)
+    monkeypatch.setattr(concurrency, "ROOM_BYTES", room_mb << 20)
     graph, settings = Graph(chain("rows")), Settings("m.onnx", ("x.npz",))
     samples = [Sample("s", {"x": np.zeros((rows, 256), np.float32)})]
-    found = need.need_of_samples(graph, settings, samples)
+    found = memory_need.need_of_samples(graph, settings, samples)
     assert found.threads == threads
     if threads:
-        assert threads * side_by_side.Room(graph).at_once(samples[0]) >= 16
+        assert threads * concurrency.Room(graph).at_once(samples[0]) >= 16
         assert found.bytes < replace(found, threads=0).bytes
-    need.check_need(found, "model")
+    memory_need.check_need(found, "model")
     assert habits().threads == threads
 
 
@@ -298,18 +298,18 @@ def test_calls_have_all_threads_where_little_is_known_of_them(tmp_path: Path) ->
     np.savez(tmp_path / "x.npz", x=np.zeros((4, 256), np.float32))
     source, specs = str(tmp_path / "x.npz"), input_specs(chain("rows"))
     known = Settings("m.onnx", (source,))
-    assert need.need_of(Graph(chain("rows")), known, specs).threads == 1
+    assert memory_need.need_of(Graph(chain("rows")), known, specs).threads == 1
     unknown = Settings("m.onnx", (str(tmp_path / "later.npz"),))
-    assert need.need_of(Graph(chain("rows")), unknown, specs).threads == 0
+    assert memory_need.need_of(Graph(chain("rows")), unknown, specs).threads == 0
     on_gpu = replace(known, emulate_on="cuda")
-    assert need.need_of(Graph(chain("rows")), on_gpu, specs).threads == 0
+    assert memory_need.need_of(Graph(chain("rows")), on_gpu, specs).threads == 0
 
 
 def test_calls_have_all_threads_where_nodes_have_bodies() -> None:
     """What a body does is not counted."""
     fixture = branch()
     sample = Sample("s", fixture.inputs)
-    found = need.need_of_samples(Graph(fixture.model), Settings("m.onnx", ("x",)), [sample])
+    found = memory_need.need_of_samples(Graph(fixture.model), Settings("m.onnx", ("x",)), [sample])
     assert found.threads == 0
 
 
@@ -320,7 +320,7 @@ def test_tiny_tensors_of_large_products_have_all_threads() -> None:
     value = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 8192]) for n in "xy"]
     graph = Graph(helper.make_model(helper.make_graph(nodes, "g", value[:1], value[1:], [weight])))
     sample = Sample("s", {"x": np.zeros((1, 8192), np.float32)})
-    found = need.need_of_samples(graph, Settings("m.onnx", ("x",)), [sample])
+    found = memory_need.need_of_samples(graph, Settings("m.onnx", ("x",)), [sample])
     assert found.small and found.threads == 0
 
 
@@ -335,5 +335,5 @@ def test_what_shapes_do_not_tell_is_said() -> None:
     }"""
     inputs = [{"x": np.zeros((1, 1, 4, 4), np.float32), "sizes": np.int64([1, 1, 8, 8])}]
     graph = Graph(onnx.parser.parse_model(text))
-    told = need.need_of(graph, Settings(graph.proto, inputs), input_specs(graph.proto))
+    told = memory_need.need_of(graph, Settings(graph.proto, inputs), input_specs(graph.proto))
     assert told.untold and "and more" in told.sentence

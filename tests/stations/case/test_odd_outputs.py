@@ -10,12 +10,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import bisect_trt
-from bisect_trt.core.errors import BadInputError
-from bisect_trt.graph.inspection.refusals import refusals, refuse_unfit
-from bisect_trt.graph.inspection.unreached import unreached
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.numerics.requirements.requirement_text import parse_requirements
-from bisect_trt.stations.case.odd_outputs import odd_outputs
+from bisect_trt.base.errors import BadInputError
+from bisect_trt.metrics.parser import parse_requirements
+from bisect_trt.model.cautions import refusals, refuse_unfit
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.outputs import unreached
+from bisect_trt.steps.problem import odd_outputs
 from tests.graph.test_decided import MODEL
 
 GRAPH = Graph(onnx.parser.parse_model(MODEL))

@@ -19,10 +19,10 @@ import pytest
 from click.testing import CliRunner
 
 import bisect_trt
+from bisect_trt.base.errors import BadInputError
+from bisect_trt.base.outcomes import Robustness
 from bisect_trt.cli import main
-from bisect_trt.core.errors import BadInputError
-from bisect_trt.core.holds import Robustness
-from bisect_trt.report.files.read_run import read_run
+from bisect_trt.report.read_run import read_run
 from fixtures.__main__ import input_bytes, model_bytes
 from fixtures.models import healthy, residual
 

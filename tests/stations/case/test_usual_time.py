@@ -14,21 +14,20 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import bisect_trt
-from bisect_trt.core.observer import Observer
-from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.numerics.draws.noise import LARGE
-from bisect_trt.probe.prober import Prober
-from bisect_trt.probe.result import ProbeResult
-from bisect_trt.stations.asked.settings import Settings
-from bisect_trt.stations.baselines.baselines import Baselines
-from bisect_trt.stations.bench.open_bench import open_bench
-from bisect_trt.stations.bench.pace import Pace
-from bisect_trt.stations.case.case import load
-from bisect_trt.stations.case.usual_time import usual_seconds
-from bisect_trt.stations.cause import each_alone
-from bisect_trt.stations.draws import refused
+from bisect_trt.base.interrupt import Observer
+from bisect_trt.base.plan import PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.evaluate.evaluator import Prober
+from bisect_trt.evaluate.result import ProbeResult
+from bisect_trt.inputs.perturbations import LARGE_ARRAY
+from bisect_trt.model.graph import Graph
+from bisect_trt.settings import Settings
+from bisect_trt.steps import failing_inputs, validation
+from bisect_trt.steps.baselines import Baselines
+from bisect_trt.steps.context import open_bench
+from bisect_trt.steps.memory_need import usual_seconds
+from bisect_trt.steps.open_runners import Pace
+from bisect_trt.steps.problem import load
 from fixtures.encoders import encoder_decomposed
 from fixtures.models import healthy
 from tests.conftest import forbid_inferences
@@ -139,7 +138,7 @@ def test_a_busy_machine_has_its_layers_measured_all_the_same(
         asked.append(expected_s)
         return 60.0
 
-    monkeypatch.setattr(each_alone, "time_allowed", allowed)
+    monkeypatch.setattr(failing_inputs, "time_allowed", allowed)
     monkeypatch.setattr(Baselines, "probe_seconds", lambda *_: 10.0)
     bisect_trt.bisect(
         FIXTURE.model, FIXTURE.inputs, require=FIXTURE.require, runner="emulated", out=tmp_path
@@ -173,13 +172,15 @@ def test_what_copies_of_a_large_input_cost_is_counted() -> None:
         sample = Sample("x", {"x": np.zeros(count, np.float32)})
         return usual_seconds(Graph(onnx.helper.make_model(made)), [sample])
 
-    assert seconds(LARGE) == pytest.approx(2e-9 * LARGE, rel=0.01)
-    assert seconds(8 * LARGE) == pytest.approx(2e-9 * 8 * LARGE + 4e-8 * 7 * LARGE, rel=0.01)
+    assert seconds(LARGE_ARRAY) == pytest.approx(2e-9 * LARGE_ARRAY, rel=0.01)
+    assert seconds(8 * LARGE_ARRAY) == pytest.approx(
+        2e-9 * 8 * LARGE_ARRAY + 4e-8 * 7 * LARGE_ARRAY, rel=0.01
+    )
 
 
 def test_variants_are_asked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    judge_all = refused.judge_all
+    judge_all = validation.judge_all
 
     def told(*positional: object, **options: object) -> object:
         samples = list(positional[3])  # type: ignore[call-overload]
@@ -187,7 +188,7 @@ def test_variants_are_asked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             asked.append("redrawn" if "redrawn" in samples[0].name else "variant")
         return judge_all(*positional[:3], samples, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(refused, "judge_all", told)
+    monkeypatch.setattr(validation, "judge_all", told)
     result = bisect_trt.bisect(
         FIXTURE.model, FIXTURE.inputs, require=FIXTURE.require, runner="emulated", out=tmp_path
     )

@@ -12,12 +12,11 @@ import pandas as pd
 import pytest
 
 import bisect_trt
-from bisect_trt.core.diagnosis import Cause
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.core.verdict import Verdict
-from bisect_trt.probe.result import ProbeResult
-from bisect_trt.stations.cause.reduced_cause import Suspects, diagnose_reduced
-from bisect_trt.stations.cause.sensitivity import Sensitivity
+from bisect_trt.base.outcomes import Cause, Verdict
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.evaluate.result import ProbeResult
+from bisect_trt.steps.diagnosis import Suspects, diagnose_reduced
+from bisect_trt.steps.sensitivity import Sensitivity
 from fixtures.build import GraphBuilder
 from fixtures.models import bf16_victim, residual
 

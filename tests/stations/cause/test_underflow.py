@@ -9,11 +9,11 @@ import onnx
 import pytest
 
 import bisect_trt
-from bisect_trt.core.diagnosis import Cause
-from bisect_trt.core.precision import Precision
-from bisect_trt.graph.inspection.lost_constants import largest_constant, lost_constants
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.numerics.scores import times
+from bisect_trt.base.outcomes import Cause
+from bisect_trt.base.plan import Precision
+from bisect_trt.metrics.requirements import times
+from bisect_trt.model.cautions import largest_constant, lost_constants
+from bisect_trt.model.graph import Graph
 from fixtures.fixture import waves
 from fixtures.reports import bsroformer_rms
 

@@ -10,13 +10,12 @@ import pytest
 from onnx import TensorProto, helper
 
 import bisect_trt
-from bisect_trt.core.errors import BadInputError
-from bisect_trt.core.observer import Observer
-from bisect_trt.probe.prober import Prober
-from bisect_trt.stations.asked.settings import Settings
-from bisect_trt.stations.case.case import Case, load
-from bisect_trt.stations.cost.estimate import estimate
-from bisect_trt.stations.cost.work import Work, expected_work
+from bisect_trt.base.errors import BadInputError
+from bisect_trt.base.interrupt import Observer
+from bisect_trt.evaluate.evaluator import Prober
+from bisect_trt.settings import Settings
+from bisect_trt.steps.estimate import Work, estimate, expected_work
+from bisect_trt.steps.problem import Case, load
 from fixtures.encoders import encoder_decomposed
 from fixtures.models import healthy
 

@@ -11,13 +11,12 @@ import pytest
 
 import bisect_trt
 from bisect_trt import Result, pipeline
-from bisect_trt.core.observer import Observer
-from bisect_trt.stations.asked.settings import Settings
-from bisect_trt.stations.bench.open_bench import open_bench
-from bisect_trt.stations.case.case import load
-from bisect_trt.stations.cause import effect_rows, sensitivity
-from bisect_trt.stations.cause.sensitivity import Sensitivity, measure_sensitivity
-from bisect_trt.stations.plans import frontier
+from bisect_trt.base.interrupt import Observer
+from bisect_trt.settings import Settings
+from bisect_trt.steps import sensitivity, tradeoff
+from bisect_trt.steps.context import open_bench
+from bisect_trt.steps.problem import load
+from bisect_trt.steps.sensitivity import Sensitivity, measure_sensitivity
 from fixtures.build import GraphBuilder
 from fixtures.fixture import Fixture, waves
 from fixtures.models import residual
@@ -61,7 +60,7 @@ def test_the_most_suspicious_layers_are_measured_first(
     order = sorted(names, key=lambda n: -suspicion[n])
     whole, said = measured(tmp_path / "whole", suspicion)
     assert set(whole.scores) == set(names) and said == []
-    monkeypatch.setattr(effect_rows, "time", Ticking())
+    monkeypatch.setattr(sensitivity, "time", Ticking())
     part, said = measured(tmp_path / "part", suspicion)
     count = len(part.scores)
     assert 0 < count < len(names) and part.runs <= BUDGET_S
@@ -103,7 +102,7 @@ def test_time_that_would_tell_nothing_is_not_spent(
     suspicion = {layer.name: 0.0 for layer in bisect_trt.graph.list_layers(fixture.model)}
     names = list(suspicion)
     suspicion |= dict.fromkeys(names[1998:2006], 1.0)
-    monkeypatch.setattr(effect_rows, "time", Ticking())
+    monkeypatch.setattr(sensitivity, "time", Ticking())
     found, said = measured(tmp_path, suspicion, fixture, 5.0 * BUDGET_S)
     assert (len(found.scores) > 96) is goes_on and len(found.scores) >= 96
     assert ("as many as there is time for" in said[0]) is goes_on
@@ -119,7 +118,7 @@ def test_a_run_without_any_time_to_measure_still_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sensitivity, "TIME_BUDGET_S", -1.0)
-    monkeypatch.setattr(frontier, "TIME_BUDGET_S", 1e-9)
+    monkeypatch.setattr(tradeoff, "TIME_BUDGET_S", 1e-9)
     result = run(tmp_path)
     assert result.passed and result.pinned
     said = " ".join(f.message for f in result.findings)

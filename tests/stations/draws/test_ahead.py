@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 
-from bisect_trt.core.machine.time_budget import TimeBudget
-from bisect_trt.core.observer import Observer
-from bisect_trt.runners.ort.reference import Reference
-from bisect_trt.stations.bench.open_bench import open_bench
-from bisect_trt.stations.draws.ahead import draw_ahead
-from bisect_trt.stations.draws.fresh_test import next_test
-from bisect_trt.stations.draws.holds import put_to_test
+from bisect_trt.base.interrupt import Observer, TimeBudget
+from bisect_trt.runners.reference import Reference
+from bisect_trt.steps.context import open_bench
+from bisect_trt.steps.tests import draw_ahead, next_test
+from bisect_trt.steps.validation import put_to_test
 from tests.stations.draws.test_fresh_draws import MADE, case_of
 
 
@@ -36,7 +34,7 @@ def test_the_reference_is_not_opened_again_for_the_next_test(
     minutes: float | None,
 ) -> None:
     if many:
-        monkeypatch.setattr("bisect_trt.runners.ort.turns.MANY_NODES", 1)
+        monkeypatch.setattr("bisect_trt.runners.concurrency.MANY_NODES", 1)
     opened: list[int] = []
     plain = Reference._open
 

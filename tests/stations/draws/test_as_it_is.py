@@ -15,26 +15,22 @@ import numpy as np
 import pytest
 
 import bisect_trt
-from bisect_trt.core.errors import BadInputError
-from bisect_trt.core.finding import Finding
-from bisect_trt.core.holds import InputKind
-from bisect_trt.core.machine.stop import BudgetSpentError
-from bisect_trt.core.observer import Observer
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.core.verdict import Verdict
-from bisect_trt.graph.model.inputs import input_specs
-from bisect_trt.numerics.arrays import Arrays
-from bisect_trt.probe.result import ProbeResult
-from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.stations.asked.settings import Settings
-from bisect_trt.stations.bench.ledger import Ledger
-from bisect_trt.stations.bench.open_bench import open_bench
-from bisect_trt.stations.case.case import load
-from bisect_trt.stations.case.given_inputs import load_inputs, short_digest
-from bisect_trt.stations.cause.effect_rows import EffectRows
-from bisect_trt.stations.cause.triage import _others
-from bisect_trt.stations.draws.evidence import Refusal
+from bisect_trt.base.errors import BadInputError
+from bisect_trt.base.interrupt import BudgetSpentError, Observer
+from bisect_trt.base.outcomes import Finding, InputKind, Verdict
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.evaluate.result import ProbeResult
+from bisect_trt.inputs.samples import load_inputs, short_digest
+from bisect_trt.metrics.arrays import Arrays
+from bisect_trt.model.inputs import input_specs
+from bisect_trt.runners.emulator import EmulatedRunner
+from bisect_trt.settings import Settings
+from bisect_trt.steps.context import Ledger, open_bench
+from bisect_trt.steps.diagnosis import _others
+from bisect_trt.steps.problem import load
+from bisect_trt.steps.search_set import Refusal
+from bisect_trt.steps.sensitivity import EffectRows
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture
 from fixtures.models import healthy, residual

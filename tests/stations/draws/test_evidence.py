@@ -11,25 +11,25 @@ import onnx
 import pytest
 
 import bisect_trt
-from bisect_trt.core.holds import InputKind
-from bisect_trt.core.observer import Observer
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.core.verdict import Verdict
-from bisect_trt.probe.result import PanelResult, SampleResult
-from bisect_trt.stations.asked.settings import Settings
-from bisect_trt.stations.bench.open_bench import open_bench
-from bisect_trt.stations.bench.pace import Pace
-from bisect_trt.stations.case.case import load
-from bisect_trt.stations.draws.evidence import (
+from bisect_trt.base.interrupt import Observer
+from bisect_trt.base.outcomes import InputKind, Verdict
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.evaluate.result import PanelResult, SampleResult
+from bisect_trt.settings import Settings
+from bisect_trt.steps.context import open_bench
+from bisect_trt.steps.open_runners import Pace
+from bisect_trt.steps.problem import load
+from bisect_trt.steps.search_set import (
+    Panel,
+    PanelSamples,
     Refusal,
     all_in_fp32,
     missed_by_every,
     told_by_pins,
 )
-from bisect_trt.stations.draws.fresh_test import planned_test
-from bisect_trt.stations.draws.holds import put_to_test
-from bisect_trt.stations.draws.panel import Panel, PanelSamples
+from bisect_trt.steps.tests import planned_test
+from bisect_trt.steps.validation import put_to_test
 from fixtures.build import GraphBuilder
 from fixtures.fixture import waves
 

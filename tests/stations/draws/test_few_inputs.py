@@ -12,13 +12,12 @@ from click.testing import CliRunner
 from numpy.typing import NDArray
 
 import bisect_trt
+from bisect_trt.base.sample import LazyArrays, Sample
 from bisect_trt.cli import main
-from bisect_trt.core.lazy_arrays import LazyArrays
-from bisect_trt.core.sample import Sample
-from bisect_trt.numerics.draws.variants import check_kinds
-from bisect_trt.report.files.read_run import read_run
-from bisect_trt.report.words.sentences import is_least, score_without
-from bisect_trt.stations.draws.varied import _vary
+from bisect_trt.inputs.augmentations import check_kinds
+from bisect_trt.report.read_run import read_run
+from bisect_trt.report.text import is_least, score_without
+from bisect_trt.steps.samples import _vary
 from fixtures.build import GraphBuilder
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture, waves

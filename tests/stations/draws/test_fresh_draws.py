@@ -10,20 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bisect_trt.core.holds import InputKind
-from bisect_trt.core.observer import Observer
-from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.core.verdict import Verdict
-from bisect_trt.probe.result import PanelResult, SampleResult
-from bisect_trt.stations.asked.settings import Settings
-from bisect_trt.stations.bench.open_bench import open_bench
-from bisect_trt.stations.case.case import Case, load
-from bisect_trt.stations.draws import fresh_draws
-from bisect_trt.stations.draws.fresh_draws import Draws
-from bisect_trt.stations.draws.fresh_test import FreshTest, planned_test
-from bisect_trt.stations.draws.holds import put_to_test
-from bisect_trt.stations.draws.redrawn import redraws
-from bisect_trt.stations.draws.varied import variants
+from bisect_trt.base.interrupt import Observer
+from bisect_trt.base.outcomes import InputKind, Verdict
+from bisect_trt.base.plan import PrecisionPlan
+from bisect_trt.evaluate.result import PanelResult, SampleResult
+from bisect_trt.settings import Settings
+from bisect_trt.steps import tests
+from bisect_trt.steps.context import open_bench
+from bisect_trt.steps.problem import Case, load
+from bisect_trt.steps.samples import redraws, variants
+from bisect_trt.steps.tests import Draws, FreshTest, planned_test
+from bisect_trt.steps.validation import put_to_test
 from fixtures.models import healthy
 
 MADE: list[int] = []
@@ -59,7 +56,7 @@ def results(scores: list[float]) -> PanelResult:
 def test_both_judges_and_the_bounds_are_of_draws_made_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, times: int
 ) -> None:
-    monkeypatch.setattr(fresh_draws, "_MOST", most)
+    monkeypatch.setattr(tests, "_MOST_REMEMBERED", most)
     case = case_of(tmp_path)
     MADE.clear()
     with open_bench(case, Observer()) as bench:

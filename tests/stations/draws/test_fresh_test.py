@@ -11,20 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bisect_trt.core.holds import Holds
-from bisect_trt.core.observer import Observer
-from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.numerics.confidence import lower_bound
-from bisect_trt.stations.answer import answer
-from bisect_trt.stations.asked.settings import Settings
-from bisect_trt.stations.bench.open_bench import open_bench
-from bisect_trt.stations.case.case import Case, load
-from bisect_trt.stations.draws import fresh_test
-from bisect_trt.stations.draws.evidence import Refusal
-from bisect_trt.stations.draws.fresh_draws import Draws
-from bisect_trt.stations.draws.fresh_test import (
+from bisect_trt.base.interrupt import Observer
+from bisect_trt.base.outcomes import Holds
+from bisect_trt.base.plan import PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.metrics.statistics import lower_bound
+from bisect_trt.settings import Settings
+from bisect_trt.steps import answer, tests
+from bisect_trt.steps.context import open_bench
+from bisect_trt.steps.problem import Case, load
+from bisect_trt.steps.search_set import Refusal
+from bisect_trt.steps.tests import (
     MAX_TESTS,
+    Draws,
     FreshTest,
     fitted,
     out_of_reach,
@@ -32,8 +31,7 @@ from bisect_trt.stations.draws.fresh_test import (
     shortened,
     wanted_of_unseen,
 )
-from bisect_trt.stations.draws.holds import measure_holds
-from bisect_trt.stations.draws.refused import first_refusal
+from bisect_trt.steps.validation import first_refusal, measure_holds
 from fixtures.fixture import Fixture
 from fixtures.models import healthy
 
@@ -151,7 +149,7 @@ def test_a_test_goes_on_where_a_few_of_the_first_draws_miss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, word: str | None
 ) -> None:
     """Redrawn copies all pass, and are as few as tell; of the variants a few miss."""
-    monkeypatch.setattr(fresh_test, "_FURTHER", seconds)
+    monkeypatch.setattr(tests, "_FURTHER", seconds)
     fixture = healthy()
     # Of 59 inputs: of fewer, of which a copy misses by far, nothing is said of others.
     shares = np.linspace(0.9, 1.0, 59)
@@ -231,7 +229,7 @@ def test_what_ends_before_its_look_does_has_no_miss_to_spare(
         for i in range(count - bad)
     ]
     few[3:3] = [Sample("bad", {n: np.float32(a * 1e9) for n, a in arrays.items()}, True)] * bad
-    monkeypatch.setattr("bisect_trt.stations.draws.fresh_draws.variants", lambda *_: iter(few))
+    monkeypatch.setattr("bisect_trt.steps.tests.variants", lambda *_: iter(few))
     test, refused, holds = first_test_of(case)
     assert (refused is not None) == refuses and holds.variants.tested in (count, test.enough)
 

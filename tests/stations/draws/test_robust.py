@@ -16,22 +16,19 @@ from numpy.typing import NDArray
 
 import bisect_trt
 from bisect_trt import PrecisionPlan, Result
-from bisect_trt.core.errors import BadInputError, RunnerFailedError
-from bisect_trt.core.machine.stop import StoppedError
-from bisect_trt.core.observer import Observer
-from bisect_trt.core.sample import Sample
-from bisect_trt.numerics.draws.draws import redrawn
-from bisect_trt.numerics.draws.variants import variant
-from bisect_trt.numerics.requirements.requirement_text import parse_requirements
-from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.stations.asked.settings import Settings
-from bisect_trt.stations.bench.open_bench import open_bench
-from bisect_trt.stations.case.case import load
-from bisect_trt.stations.cause import unseen
-from bisect_trt.stations.draws.by_lot import SEARCH_STREAM
-from bisect_trt.stations.draws.fresh_test import FRONTIER, wanted_of_variants
-from bisect_trt.stations.draws.redrawn import redraws
-from bisect_trt.stations.draws.varied import variants, wants_variants
+from bisect_trt.base.errors import BadInputError, RunnerFailedError
+from bisect_trt.base.interrupt import Observer, StoppedError
+from bisect_trt.base.sample import Sample
+from bisect_trt.inputs.augmentations import variant
+from bisect_trt.inputs.perturbations import redrawn
+from bisect_trt.metrics.parser import parse_requirements
+from bisect_trt.runners.emulator import EmulatedRunner
+from bisect_trt.settings import Settings
+from bisect_trt.steps import failing_inputs
+from bisect_trt.steps.context import open_bench
+from bisect_trt.steps.problem import load
+from bisect_trt.steps.samples import SEARCH_STREAM, redraws, variants, wants_variants
+from bisect_trt.steps.tests import FRONTIER, wanted_of_variants
 from fixtures.build import GraphBuilder
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture
@@ -135,13 +132,13 @@ def test_the_panel_is_drawn_where_there_is_a_search(
     """Everything lowered is good enough, passes the given inputs by luck, or misses them."""
     fixture, drawn = residual(), []
     lowered = max(scores(fixture, PrecisionPlan("fp16"), [fixture.inputs], fixture.require))
-    panel_samples = unseen.panel_samples
+    panel_samples = failing_inputs.panel_samples
 
     def counted(case: Any, bench: Any, first: int | None = None) -> Any:
         drawn.append(first)
         return panel_samples(case, bench, first)
 
-    monkeypatch.setattr(unseen, "panel_samples", counted)
+    monkeypatch.setattr(failing_inputs, "panel_samples", counted)
     metric, _, tolerance = fixture.require.partition("<=")
     run(fixture, tmp_path, require=f"{metric}<={room * lowered * float(tolerance)}")
     assert drawn == firsts
@@ -353,7 +350,7 @@ def test_an_interruption_of_the_search_leaves_the_smallest_set_that_it_held(
     class Impatient(Observer):
         def best(self, count: int) -> None:
             told.append(count)
-            monkeypatch.setattr("bisect_trt.probe.execution.Execution._until_broken", forbidden)
+            monkeypatch.setattr("bisect_trt.evaluate.evaluator.Execution._until_broken", forbidden)
             raise KeyboardInterrupt
 
     def forbidden(*_: object) -> None:

@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from bisect_trt.core.observer import Observer
-from bisect_trt.core.sample import Sample
-from bisect_trt.runners.ort import side_by_side as module
-from bisect_trt.runners.ort import turns
-from bisect_trt.stations.asked.settings import Settings
-from bisect_trt.stations.bench.bench import Bench
-from bisect_trt.stations.bench.open_bench import open_bench
-from bisect_trt.stations.case.case import load
-from bisect_trt.stations.draws.usable import usable
+from bisect_trt.base.interrupt import Observer
+from bisect_trt.base.sample import Sample
+from bisect_trt.runners import concurrency
+from bisect_trt.runners import concurrency as module
+from bisect_trt.settings import Settings
+from bisect_trt.steps.context import Bench, open_bench
+from bisect_trt.steps.problem import load
+from bisect_trt.steps.samples import usable
 from fixtures.models import residual
 
 
@@ -81,7 +80,7 @@ def test_where_sessions_take_turns_no_reference_is_in_work_meanwhile(
 def test_before_a_plan_is_run_its_references_are_there_where_sessions_take_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "MANY", 1)
+    monkeypatch.setattr(concurrency, "MANY", 1)
     fixture = residual()
     settings = Settings(fixture.model, [fixture.inputs], require=[fixture.require], out=tmp_path)
     case = load(settings, Observer())

@@ -18,16 +18,15 @@ import pytest
 from numpy.typing import NDArray
 
 from bisect_trt import pipeline
-from bisect_trt.core.errors import RunnerFailedError
-from bisect_trt.core.observer import Observer
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.core.verdict import Verdict
-from bisect_trt.stations.draws import usable
-from bisect_trt.stations.engine import baselines as engine_baselines
-from bisect_trt.stations.engine.baselines import EngineBaselines, with_table
-from bisect_trt.stations.engine.table import EngineTable
-from bisect_trt.stations.plans import robust_search
+from bisect_trt.base.errors import RunnerFailedError
+from bisect_trt.base.interrupt import Observer
+from bisect_trt.base.outcomes import Verdict
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.steps import engine_baselines as engine_baselines
+from bisect_trt.steps import samples, select_robust
+from bisect_trt.steps.engine_baselines import EngineBaselines, with_table
+from bisect_trt.steps.engine_diagnosis import EngineTable
 from fixtures.models import residual
 from tests.engines import Engine, Judged, WorseOnDraws
 
@@ -65,7 +64,7 @@ def test_what_follows_a_refusal_is_begun_before_it(
     """The next prefix is built beside the engine that is asked now, and kept when that is
     refused.
     """
-    monkeypatch.setattr(robust_search, "MOST_SHRUNK", 0)
+    monkeypatch.setattr(select_robust, "MOST_SHRUNK", 0)
     engine = Foreseen(residual())
     result, _ = judged(residual(), engine, robust=0.95)
     asked = [p for p in engine.built if p.base is Precision.FP16 and p.pinned]
@@ -82,7 +81,7 @@ def test_what_an_engine_is_asked_next_is_made_ready_while_it_is_built(
     judged: Judged, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The references of the draws that test it, and the frontier; the answer is the same."""
-    looked, results, computed = usable._has_reference, [], []
+    looked, results, computed = samples._has_reference, [], []
     for ahead in (False, True):
         engine, before_it = Foreseen(residual()), []
         engine.builds_ahead = ahead
@@ -91,7 +90,7 @@ def test_what_an_engine_is_asked_next_is_made_ready_while_it_is_built(
             kept.append(not [p for p in engine.built if p.base is Precision.FP16 and p.pinned])
             return looked(bench, sample)
 
-        monkeypatch.setattr(usable, "_has_reference", look)
+        monkeypatch.setattr(samples, "_has_reference", look)
         out = tmp_path / f"{ahead}"
         results.append(judged(residual(), engine, robust=0.95, out=out)[0])
         computed.append(sum(before_it))

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 import bisect_trt
-from bisect_trt.core.finding import Finding
-from bisect_trt.core.precision import Precision, PrecisionPlan
+from bisect_trt.base.outcomes import Finding
+from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.pipeline import compare
-from bisect_trt.report.words.headline import headline
-from bisect_trt.stations.asked.settings import Settings
+from bisect_trt.report.headline import headline
+from bisect_trt.settings import Settings
 from fixtures.encoders import encoder_layernorm
 from fixtures.fixture import Fixture, waves
 from tests.conftest import forbid_inferences
@@ -38,7 +38,7 @@ def compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Compared:
 
     def run(fixture: Fixture, change: Change, *profiles: str) -> tuple[bisect_trt.Result, Changed]:
         engine = Changed(fixture, change)
-        monkeypatch.setattr("bisect_trt.stations.bench.open_bench.open_engine", lambda *_: engine)
+        monkeypatch.setattr("bisect_trt.steps.context.open_engine", lambda *_: engine)
         settings = Settings(
             fixture.model,
             [fixture.inputs],

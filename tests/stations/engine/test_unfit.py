@@ -15,10 +15,10 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from bisect_trt.core.errors import BadInputError, RunnerFailedError
-from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.core.verdict import Verdict
+from bisect_trt.base.errors import BadInputError, RunnerFailedError
+from bisect_trt.base.outcomes import Verdict
+from bisect_trt.base.plan import PrecisionPlan
+from bisect_trt.base.sample import Sample
 from bisect_trt.runners.base import UNFIT, Repeated
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 import bisect_trt
-from bisect_trt.core.errors import RunnerFailedError
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.core.verdict import Verdict
+from bisect_trt.base.errors import RunnerFailedError
+from bisect_trt.base.outcomes import Verdict
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
 from bisect_trt.runners.base import Repeated
-from bisect_trt.stations.bench import open_bench
+from bisect_trt.steps import context
 from fixtures.fixture import Fixture
 from fixtures.models import encoder_decomposed, residual
 from tests.engines import Engine, Judged, Unsteady
@@ -155,13 +155,13 @@ def test_a_new_run_begins_its_baselines_before_its_emulator_is_open(
 ) -> None:
     """And one that goes on does not: what it asks for may be known."""
     seen, engine = [], Anticipated(residual())
-    opened = open_bench.open_emulator
+    opened = context.open_emulator
 
     def noted(*arguments: Any) -> Any:
         seen.append([plan.base for plan, _ in engine.begun])
         return opened(*arguments)
 
-    monkeypatch.setattr(open_bench, "open_emulator", noted)
+    monkeypatch.setattr(context, "open_emulator", noted)
     judged(residual(), engine)
     engine = Anticipated(residual())
     judged(residual(), engine)

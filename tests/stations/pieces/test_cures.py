@@ -13,18 +13,17 @@ from click.testing import CliRunner
 from numpy.typing import NDArray
 
 import bisect_trt
+from bisect_trt.base.errors import BadInputError, RunnerUnavailableError
+from bisect_trt.base.interrupt import Observer
+from bisect_trt.base.plan import Precision
+from bisect_trt.base.sample import Sample
 from bisect_trt.cli import main
-from bisect_trt.core.errors import BadInputError, RunnerUnavailableError
-from bisect_trt.core.observer import Observer
-from bisect_trt.core.precision import Precision
-from bisect_trt.core.sample import Sample
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.report.pieces.cured import FOLDER, headline_of_cures, write_cures
-from bisect_trt.runners.ort.recorded import outputs_of
+from bisect_trt.model.graph import Graph
+from bisect_trt.reduction.cures import AS_IT_IS, Cures, OpenWith, try_cures
+from bisect_trt.reduction.oracle import PROCESSES, Budget, OpenRunner
+from bisect_trt.report.reduced import CURE_FOLDER, headline_of_cures, write_cures
+from bisect_trt.runners.reference import outputs_of
 from bisect_trt.runners.tensorrt.records import AS_USUAL, EngineOptions
-from bisect_trt.stations.pieces.cures import AS_IT_IS, Cures, OpenWith, try_cures
-from bisect_trt.stations.pieces.engine_trials import PROCESSES, OpenRunner
-from bisect_trt.stations.pieces.seen import Budget
 from tests.planted import PlantedRunner, residual, unsteady
 
 Case = tuple[onnx.ModelProto, dict[str, NDArray[np.float32]]]
@@ -159,10 +158,10 @@ def test_the_cured_model_gives_what_the_original_gave(tmp_path: Path) -> None:
     record = json.loads((tmp_path / "cured" / "cures.json").read_text())
     assert record["smallest"] == "1 more output" and len(record["tried"]) == len(table)
     write_cures(found, tmp_path / "cured")  # its own folder may be written again
-    FOLDER.check(tmp_path / "cured")
+    CURE_FOLDER.check(tmp_path / "cured")
     (tmp_path / "cured" / "mine.txt").write_text("x")
     with pytest.raises(BadInputError, match=r"mine\.txt"):
-        FOLDER.check(tmp_path / "cured")
+        CURE_FOLDER.check(tmp_path / "cured")
 
 
 def test_the_command_says_what_it_needs(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ import pytest
 from numpy.typing import NDArray
 
 import bisect_trt
-from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.graph.model.graph import Graph
+from bisect_trt.base.plan import PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.model.graph import Graph
+from bisect_trt.reduction.oracle import EngineTrials
 from bisect_trt.runners.base import Repeated
-from bisect_trt.runners.ort.recorded import outputs_of
-from bisect_trt.stations.pieces.engine_trials import EngineTrials
+from bisect_trt.runners.reference import outputs_of
 from tests.planted import PlantedRunner, residual
 
 
@@ -35,7 +35,7 @@ def trials(settings: Any, precision: Any, graph: Any, samples: Any, budget: Any)
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    monkeypatch.setattr("bisect_trt.stations.pieces.engine_to_blame.engine_trials", trials)
+    monkeypatch.setattr("bisect_trt.reduction.reduce_model.engine_trials", trials)
 
     def made(planted: Sequence[int], **options: Any) -> bisect_trt.Result:
         model, arrays = residual(6, planted)
@@ -43,7 +43,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         def opened(*_: Any) -> Planted:
             return Planted(Graph(model), [])
 
-        monkeypatch.setattr("bisect_trt.stations.bench.open_bench.open_engine", opened)
+        monkeypatch.setattr("bisect_trt.steps.context.open_engine", opened)
         return bisect_trt.bisect(
             model, arrays, require="max_abs<=1e-4", robust=0, out=tmp_path / "run", **options
         )
@@ -80,7 +80,7 @@ def test_max_builds_bounds_it(run: Any, builds: int) -> None:
 
 
 def test_the_time_bounds_it(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bisect_trt.stations.pieces.engine_to_blame.SECONDS", 1e-9)
+    monkeypatch.setattr("bisect_trt.reduction.reduce_model.SECONDS", 1e-9)
     result = run([3])
     assert result.cause.value == "not-precision"
     assert not (Path(result.folder) / "reproducer").exists()
@@ -91,7 +91,7 @@ def test_no_time_for_the_whole_leaves_the_answer(run: Any, monkeypatch: pytest.M
         budget.spent = 10_000
         return trials(settings, precision, graph, samples, budget)
 
-    monkeypatch.setattr("bisect_trt.stations.pieces.engine_to_blame.engine_trials", slow)
+    monkeypatch.setattr("bisect_trt.reduction.reduce_model.engine_trials", slow)
     result = run([3])
     assert result.cause.value == "not-precision"
     assert not (Path(result.folder) / "reproducer").exists()
@@ -112,7 +112,7 @@ def test_an_engine_that_is_right_afterwards_is_said_to_be(
     def right(settings: Any, precision: Any, graph: Any, samples: Any, budget: Any) -> EngineTrials:
         return EngineTrials(Right, precision, precision, budget)
 
-    monkeypatch.setattr("bisect_trt.stations.pieces.engine_to_blame.engine_trials", right)
+    monkeypatch.setattr("bisect_trt.reduction.reduce_model.engine_trials", right)
     result = run([3])
     assert result.cause.value == "not-precision"
     assert not (Path(result.folder) / "reproducer").exists()

@@ -11,20 +11,25 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from bisect_trt.core.errors import BadInputError, RunnerFailedError
-from bisect_trt.core.machine.stop import BudgetSpentError
-from bisect_trt.core.observer import Observer
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.runners.ort.recorded import outputs_of
-from bisect_trt.stations.pieces import seeded_weights
-from bisect_trt.stations.pieces.engine_trials import BAD_SHARE, PROCESSES, EngineTrials, told
-from bisect_trt.stations.pieces.explained import what_rounding_explains
-from bisect_trt.stations.pieces.reduce import Reduced, reduce_piece
-from bisect_trt.stations.pieces.seeded_weights import Seeded, worth_drawing
-from bisect_trt.stations.pieces.seen import Budget, Seen, Suspect
+from bisect_trt.base.errors import BadInputError, RunnerFailedError
+from bisect_trt.base.interrupt import BudgetSpentError, Observer
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.model.graph import Graph
+from bisect_trt.reduction import reduce
+from bisect_trt.reduction.oracle import (
+    BAD_SHARE,
+    PROCESSES,
+    Budget,
+    EngineTrials,
+    Seen,
+    Suspect,
+    told,
+    what_rounding_explains,
+)
+from bisect_trt.reduction.reduce import Reduced, Seeded, reduce_piece, worth_drawing
+from bisect_trt.runners.emulator import EmulatedRunner
+from bisect_trt.runners.reference import outputs_of
 from fixtures.fixture import Fixture
 from fixtures.models import ALL
 from tests.conftest import run_model
@@ -130,7 +135,7 @@ def test_weights_are_drawn_as_far_as_that_saves_something(monkeypatch: pytest.Mo
     model.graph.initializer.append(onnx.numpy_helper.from_array(table, "table"))
     assert worth_drawing(model, table.nbytes)
     assert not worth_drawing(model, table.nbytes - 1)
-    monkeypatch.setattr(seeded_weights, "_MOST", large.nbytes - 1)
+    monkeypatch.setattr(reduce, "_MOST", large.nbytes - 1)
     assert not worth_drawing(model, table.nbytes)
 
 
@@ -138,7 +143,7 @@ def test_blocks_draw_what_one_call_draws(monkeypatch: pytest.MonkeyPatch) -> Non
     whole = Seeded("w", 3, 1001, 0.5, 2.0).values()
     drawn = np.random.RandomState(3).standard_normal(1001) * 2.0 + 0.5
     assert np.array_equal(whole, drawn.astype(np.float32))
-    monkeypatch.setattr(seeded_weights, "_BLOCK", 10)
+    monkeypatch.setattr(reduce, "_BLOCK", 10)
     assert np.array_equal(Seeded("w", 3, 1001, 0.5, 2.0).values(), whole)
 
 

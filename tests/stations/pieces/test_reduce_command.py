@@ -16,8 +16,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 import bisect_trt
+from bisect_trt.base.errors import BadInputError
 from bisect_trt.cli import main
-from bisect_trt.core.errors import BadInputError
 from tests.conftest import HANG_S
 from tests.networks import branching
 from tests.planted import residual
@@ -26,7 +26,7 @@ CHECK = """
 import sys
 sys.path.insert(0, {root!r})
 import numpy as np, onnx
-from bisect_trt.runners.ort.recorded import outputs_of
+from bisect_trt.runners.reference import outputs_of
 from tests.planted import with_wrong_kernel
 inputs, expected = np.load(sys.argv[2]), np.load(sys.argv[3])
 found = outputs_of(with_wrong_kernel(onnx.load(sys.argv[1]), 0.05), dict(inputs), "piece")

@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 import bisect_trt
-from bisect_trt.core.names import counted
+from bisect_trt.base.display import counted
 from fixtures.build import GraphBuilder
 
 BRANCHES = 40
@@ -56,7 +56,7 @@ def test_what_one_input_needs_is_pinned_without_what_disturbs_others_more(
     """Each layer alone was measured on the input that misses by most, where the other's overflow
     is not seen: all branches stood before it, and were pinned.
     """
-    monkeypatch.setattr("bisect_trt.stations.cause.each_alone._RANKED_ROWS", 1)
+    monkeypatch.setattr("bisect_trt.steps.failing_inputs._RANKED_ROWS", 1)
     result = bisect_trt.bisect(
         model(),
         inputs(large),

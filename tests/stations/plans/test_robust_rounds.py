@@ -9,16 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bisect_trt.core.machine.stop import BudgetSpentError
-from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.core.verdict import Verdict
+from bisect_trt.base.interrupt import BudgetSpentError
+from bisect_trt.base.outcomes import Verdict
+from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.search import prefix
-from bisect_trt.search.tolerance_share import Room
-from bisect_trt.stations.asked.settings import Settings
-from bisect_trt.stations.draws.evidence import Refusal
-from bisect_trt.stations.plans import margins, picked, robust_search
-from bisect_trt.stations.plans.panel_sets import shortest_passing
-from bisect_trt.stations.plans.robust_set import RobustSet
+from bisect_trt.search.minimise import Room
+from bisect_trt.settings import Settings
+from bisect_trt.steps import select_robust
+from bisect_trt.steps.search_set import Refusal
+from bisect_trt.steps.select_robust import RobustSet, shortest_passing
 
 
 def searched(
@@ -40,7 +39,7 @@ def searched(
         add=lambda _: None,
         forget=lambda below: None if forgotten is None else forgotten.append(below),
     )
-    return robust_search._in_rounds(
+    return select_robust._in_rounds(
         case, bench, panel, names, strength, Room(1.0, 0.0, 0.95), fewest
     )
 
@@ -64,8 +63,8 @@ def test_a_refused_prefix_grows_to_what_should_pass(
         score = math.sqrt(left[len(plan.pinned)] / left[120])
         return (None, "holds") if score <= 1.0 else (Refusal("variants", (), 9, score), None)
 
-    monkeypatch.setattr(robust_search, "last_word", last_word)
-    monkeypatch.setattr(robust_search, "shortest_passing", lambda *asked: max(62, asked[3]))
+    monkeypatch.setattr(select_robust, "last_word", last_word)
+    monkeypatch.setattr(select_robust, "shortest_passing", lambda *asked: max(62, asked[3]))
     if not grow:
         monkeypatch.setattr(prefix, "grown", lambda _, length, __: length)
     found = searched(names, strength)
@@ -89,11 +88,11 @@ def test_what_is_picked_is_the_fewest_between_refused_and_held(
         held = len(plan.pinned) >= 80
         return (None, "holds") if held else (Refusal("variants", (), 9, 1.9), None)
 
-    monkeypatch.setattr(robust_search, "last_word", last_word)
-    monkeypatch.setattr(picked, "last_word", last_word)
-    monkeypatch.setattr(picked, "shortest_passing", lambda *asked: max(62, asked[3]))
-    monkeypatch.setattr(robust_search, "shortest_passing", lambda *asked: max(62, asked[3]))
-    monkeypatch.setattr(robust_search, "shrunk", lambda *_: None)
+    monkeypatch.setattr(select_robust, "last_word", last_word)
+    monkeypatch.setattr(select_robust, "last_word", last_word)
+    monkeypatch.setattr(select_robust, "shortest_passing", lambda *asked: max(62, asked[3]))
+    monkeypatch.setattr(select_robust, "shortest_passing", lambda *asked: max(62, asked[3]))
+    monkeypatch.setattr(select_robust, "shrunk", lambda *_: None)
     forgotten: list[int] = []
     found = searched(names, strength, pick=pick, forgotten=forgotten)
     assert forgotten == ([124, 78] if pick else [124]), "what was refused is in nobody's hand"
@@ -108,9 +107,9 @@ def test_a_set_of_fewer_pins_than_an_engine_refused_is_not_given(
     """Of 24 pins, each of which can be tried, 10 would do on the panel."""
     names = [f"layer{k}" for k in range(40)]
     smaller = frozenset(names[:10])
-    monkeypatch.setattr(robust_search, "shortest_passing", lambda *_: 24)
-    monkeypatch.setattr(robust_search, "shrunk", lambda *_: dict.fromkeys(smaller))
-    monkeypatch.setattr(robust_search, "last_word", lambda *_: (None, "holds"))
+    monkeypatch.setattr(select_robust, "shortest_passing", lambda *_: 24)
+    monkeypatch.setattr(select_robust, "shrunk", lambda *_: dict.fromkeys(smaller))
+    monkeypatch.setattr(select_robust, "last_word", lambda *_: (None, "holds"))
     found = searched(names, {}, fewest)
     assert found is not None and len(found.pinned) == (24 if fewest else 10)
 
@@ -122,9 +121,9 @@ def test_only_what_can_be_proved_is_shrunk(
     """Of so many pins 10 would do on the panel; of more than can be proved nobody asks that."""
     names = [f"layer{k}" for k in range(40)]
     proof = dict.fromkeys(names[:10]) if proved else None
-    monkeypatch.setattr(robust_search, "shortest_passing", lambda *_: length)
-    monkeypatch.setattr(robust_search, "shrunk", lambda *_: proof)
-    monkeypatch.setattr(robust_search, "last_word", lambda *_: (None, "holds"))
+    monkeypatch.setattr(select_robust, "shortest_passing", lambda *_: length)
+    monkeypatch.setattr(select_robust, "shrunk", lambda *_: proof)
+    monkeypatch.setattr(select_robust, "last_word", lambda *_: (None, "holds"))
     found = searched(names, {})
     assert found is not None and found.ranked is (len(found.pinned) == length)
     assert found.ranked is (length == 31 or not proved)
@@ -228,10 +227,10 @@ def test_what_the_given_inputs_bound_by_themselves_keeps_no_margin(
     asked = SimpleNamespace(of_sets=of_sets)
     case: Any = SimpleNamespace(samples=[0] * given, settings=settings, requirements=asked)
     emulated: Any = SimpleNamespace(engine=None)
-    assert margins.margin(case, emulated) == margin
+    assert select_robust.margin(case, emulated) == margin
     on_engine: Any = SimpleNamespace(engine="an engine, whose refusals cost builds")
     picked = settings.pick is not None
-    assert margins.margin(case, on_engine) == (1.0 if picked else 0.95)
+    assert select_robust.margin(case, on_engine) == (1.0 if picked else 0.95)
 
 
 def test_draws_that_nothing_passes_are_set_aside() -> None:
@@ -278,8 +277,8 @@ def cut_short(monkeypatch: pytest.MonkeyPatch, panel: Panel, names: list[str]) -
     def too_late(*_: Any) -> Any:
         raise BudgetSpentError
 
-    monkeypatch.setattr(robust_search, "Panel", lambda *_: panel)
-    monkeypatch.setattr(robust_search, "last_word", too_late)
+    monkeypatch.setattr(select_robust, "Panel", lambda *_: panel)
+    monkeypatch.setattr(select_robust, "last_word", too_late)
     # Some of the given inputs may miss: no layer is asked where it breaks few.
     settings = SimpleNamespace(pick=None, share_of_given=0.9)
     case: Any = SimpleNamespace(begin=(), settings=settings)
@@ -289,7 +288,7 @@ def cut_short(monkeypatch: pytest.MonkeyPatch, panel: Panel, names: list[str]) -
         time=SimpleNamespace(search_ended=lambda: None),
     )
     unseen: Any = SimpleNamespace(samples=(), refused=None)
-    found = robust_search.search_robustly(
+    found = select_robust.search_robustly(
         case, bench, panel.base, names, {}, unseen, Room(1.0, 0.0, 0.95)
     )
     assert found is not None

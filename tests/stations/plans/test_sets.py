@@ -11,9 +11,9 @@ import pytest
 
 import bisect_trt
 from bisect_trt import Result
-from bisect_trt.core.sample import evenly
-from bisect_trt.graph.model.graph import Graph
-from bisect_trt.stations.plans import frontier
+from bisect_trt.base.sample import evenly
+from bisect_trt.model.graph import Graph
+from bisect_trt.steps import tradeoff
 from fixtures.models import healthy, residual
 from tests.conftest import forbid_inferences
 
@@ -139,7 +139,7 @@ def test_the_frontier_shows_what_each_number_of_pins_holds_on(tmp_path: Path) ->
 def test_the_frontier_has_rows_beside_the_answer(
     every: int, answer: int, lengths: list[int]
 ) -> None:
-    assert frontier._lengths(every, answer) == lengths
+    assert tradeoff._lengths(every, answer) == lengths
 
 
 def test_held_layers_are_no_steps_of_the_frontier(tmp_path: Path) -> None:

@@ -15,15 +15,13 @@ import pytest
 
 import bisect_trt
 from bisect_trt import Result
-from bisect_trt.core.errors import BadInputError
-from bisect_trt.core.machine.stop import BudgetSpentError
-from bisect_trt.core.machine.time_budget import TimeBudget, TimedObserver
-from bisect_trt.core.observer import Observer
-from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.numerics.arrays import Arrays
-from bisect_trt.runners.emulator.runner import EmulatedRunner
-from bisect_trt.stations.pieces.seen import Budget
+from bisect_trt.base.errors import BadInputError
+from bisect_trt.base.interrupt import BudgetSpentError, Observer, TimeBudget, TimedObserver
+from bisect_trt.base.plan import PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.metrics.arrays import Arrays
+from bisect_trt.reduction.oracle import Budget
+from bisect_trt.runners.emulator import EmulatedRunner
 from fixtures.models import healthy, residual
 from tests.engines import Judged, Unsteady
 
@@ -36,7 +34,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr("bisect_trt.core.machine.time_budget.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("bisect_trt.base.interrupt.time.monotonic", lambda: self.now)
 
 
 @pytest.fixture
@@ -166,7 +164,7 @@ def test_many_inputs_end_in_time_and_go_on_where_they_were(
 ) -> None:
     """A hundred, of which the first run has time for thirty: none of its answers is lost."""
     monkeypatch.setattr(Slow, "clock", clock, raising=False)
-    monkeypatch.setattr("bisect_trt.stations.bench.emulator_choice.EmulatedRunner", Slow)
+    monkeypatch.setattr("bisect_trt.steps.open_runners.EmulatedRunner", Slow)
     random = np.random.default_rng(0)
     ((name, array),) = FIXTURE.inputs.items()
     inputs = [{name: array * (1.0 + random.random(dtype=np.float32))} for _ in range(100)]

@@ -12,14 +12,14 @@ import onnx
 import pandas as pd
 import pytest
 
-from bisect_trt.core.observer import Observer
-from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.stations.asked.settings import Settings
-from bisect_trt.stations.baselines.layer_errors import trace_layers
-from bisect_trt.stations.bench.open_bench import open_bench
-from bisect_trt.stations.case.case import Case, load
-from bisect_trt.stations.plans import frontier_row
-from bisect_trt.stations.plans.traffic import relative_bytes
+from bisect_trt.base.interrupt import Observer
+from bisect_trt.base.plan import PrecisionPlan
+from bisect_trt.settings import Settings
+from bisect_trt.steps import tradeoff
+from bisect_trt.steps.context import open_bench
+from bisect_trt.steps.layer_errors import trace_layers
+from bisect_trt.steps.problem import Case, load
+from bisect_trt.steps.tradeoff import relative_bytes
 
 
 def traced(tmp_path: Path) -> tuple[Case, pd.DataFrame]:
@@ -70,7 +70,7 @@ def test_a_latency_is_told_between_two_that_were_measured(
     done = {plan: SimpleNamespace(facts={"latency_ms": ms}) for plan, ms in built.items()}
     asked: Any = (case, SimpleNamespace(engine=SimpleNamespace(done=done), plan_for=lambda _, p: p))
     layers: Any = SimpleNamespace(layers=table)
-    found = frontier_row._by_traffic(*asked, layers, base, base.with_pins(["relu"]))
+    found = tradeoff._by_traffic(*asked, layers, base, base.with_pins(["relu"]))
     assert found == pytest.approx(told, nan_ok=True)
     without: Any = (case, SimpleNamespace(engine=None))
-    assert math.isnan(frontier_row._by_traffic(*without, layers, base, base))
+    assert math.isnan(tradeoff._by_traffic(*without, layers, base, base))

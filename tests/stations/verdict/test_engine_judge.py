@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.core.verdict import Verdict
-from bisect_trt.stations.verdict.engine_judge import Emulated, EngineJudge
+from bisect_trt.base.outcomes import Verdict
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.steps.confirm import Emulated, EngineJudge
 
 LAYERS = [f"l{i}" for i in range(10)]
 

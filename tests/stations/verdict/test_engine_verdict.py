@@ -13,18 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bisect_trt.core.precision import Precision, PrecisionPlan
-from bisect_trt.core.sample import Sample
-from bisect_trt.core.verdict import Verdict
-from bisect_trt.numerics.errors.tensor_error import tensor_error
-from bisect_trt.probe.result import ProbeResult
-from bisect_trt.search.tolerance_share import tightened
-from bisect_trt.stations.answer import answer
-from bisect_trt.stations.draws import fresh_test
-from bisect_trt.stations.draws.evidence import Refusal
-from bisect_trt.stations.engine.diagnosis import Fp32, what_fp32_is
-from bisect_trt.stations.engine.table import probe_effect_matters
-from bisect_trt.stations.verdict import engine_verdict
+from bisect_trt.base.outcomes import Verdict
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.evaluate.result import ProbeResult
+from bisect_trt.metrics.errors import tensor_error
+from bisect_trt.search.minimise import tightened
+from bisect_trt.steps import answer, confirm
+from bisect_trt.steps.engine_diagnosis import Fp32, probe_effect_matters, what_fp32_is
+from bisect_trt.steps.search_set import Refusal
 from fixtures.encoders import encoder_decomposed
 from fixtures.models import residual, tf32_victim
 from tests.engines import Engine, Judged, WorseOnDraws
@@ -254,7 +251,7 @@ def test_what_draws_refuse_whatever_is_pinned_is_not_searched_on(
     bench: Any = SimpleNamespace(
         prober=SimpleNamespace(judge=judge), opened=None, plan_for=lambda _, plan: plan
     )
-    emulators = engine_verdict._Emulators(case, bench, None, None, triage, None)  # type: ignore[arg-type]
+    emulators = confirm._Emulators(case, bench, None, None, triage, None)  # type: ignore[arg-type]
     emulators._known[(0.5, 0)] = None
     emulators.hear_refused(frozenset(names[:4]), Refusal("variants", (None, None), 9, 1.1))  # type: ignore[arg-type]
     assert emulators._in_vain is in_vain
@@ -265,13 +262,13 @@ def test_what_draws_refuse_whatever_is_pinned_is_not_searched_on(
 def test_nothing_to_pin_is_tested_once(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test that looks for luck is the answer's: another would spend risk and draws again."""
     tests: list[int] = []
-    planned = fresh_test.planned_test
+    planned = tests.planned_test
 
     def counted(case: Any, number: int, *rest: Any, **options: Any) -> Any:
         tests.append(number)
         return planned(case, number, *rest, **options)
 
-    monkeypatch.setattr(fresh_test, "planned_test", counted)
+    monkeypatch.setattr(tests, "planned_test", counted)
     monkeypatch.setattr(answer, "planned_test", counted)
     fixture = replace(residual(), require="rel_range<=2e-2")
     result, _ = judged(fixture, Engine(fixture), robust=0.95)

@@ -10,9 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 import bisect_trt
-from bisect_trt.core.errors import MachineError, RunnerFailedError, RunnerUnavailableError
-from bisect_trt.core.precision import PrecisionPlan
-from bisect_trt.core.sample import Sample
+from bisect_trt.base.errors import MachineError, RunnerFailedError, RunnerUnavailableError
+from bisect_trt.base.plan import PrecisionPlan
+from bisect_trt.base.sample import Sample
 from fixtures.encoders import encoder_decomposed
 from tests.engines import Engine, Judged
 
@@ -58,7 +58,7 @@ def test_a_full_gpu_is_no_gpu_that_is_missing(
     def opened(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("bisect_trt.stations.bench.engine_choice.TensorRTRunner", opened)
+    monkeypatch.setattr("bisect_trt.steps.open_runners.TensorRTRunner", opened)
     fixture = encoder_decomposed()
     with pytest.raises(expected, match=str(error)):
         bisect_trt.bisect(

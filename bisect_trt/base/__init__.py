@@ -1,0 +1,1 @@
+"""Plans, outcomes, errors, files and limits: what every other folder uses."""

@@ -1,0 +1,235 @@
+"""Files that are written whole or not at all, and folders for scratch files."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import hashlib
+import os
+import platform
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TypeVar
+
+from bisect_trt.base.errors import BadInputError
+
+_NAME = re.compile(r"^\.bisect-trt-([0-9a-f]{8})-(\d+)-")
+_home: Path | None = None
+
+
+def draft_prefix() -> str:
+    """How the name of a folder begins that this process may leave behind if it is killed."""
+    return f".bisect-trt-{_here()}-{os.getpid()}-"
+
+
+def scratch(what: str) -> tempfile.TemporaryDirectory[str]:
+    """A folder that is removed with the object.
+
+    Args:
+        what: a word for its name.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    return tempfile.TemporaryDirectory(prefix=f"{draft_prefix()}{what}-", dir=_home)
+
+
+@contextmanager
+def scratch_in(folder: Path) -> Iterator[None]:
+    """Inside the block scratch folders are made in ``folder``; what dead processes left there, and
+    in the system's temporary folder, is removed first.
+    """
+    global _home
+    sweep(folder)
+    sweep(Path(tempfile.gettempdir()))
+    before, _home = _home, folder
+    try:
+        yield
+    finally:
+        _home = before
+
+
+def sweep(folder: Path) -> None:
+    """Remove the scratch folders in ``folder`` whose process is gone; those of other machines and
+    containers, whose processes cannot be seen, are left.
+    """
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:
+        return
+    for entry in entries:
+        found = _NAME.match(entry.name)
+        try:
+            ours = found is not None and found.group(1) == _here()
+            if found is None or not ours or not entry.is_dir(follow_symlinks=False):
+                continue
+        except OSError:
+            continue
+        if not _lives(int(found.group(2))):
+            shutil.rmtree(entry.path, ignore_errors=True)
+
+
+@functools.cache
+def _here() -> str:
+    """What tells this machine, and on Linux this container, from others that share a disk."""
+    try:
+        space = str(os.stat("/proc/self/ns/pid").st_ino)
+    except OSError:
+        space = ""
+    return hashlib.sha256(f"{platform.node()} {space}".encode()).hexdigest()[:8]
+
+
+def _lives(pid: int) -> bool:
+    if os.name == "nt":  # there signal 0 is Ctrl-C
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """A draft to write to; it takes the place of ``path`` when the block ends without an error.
+
+    The draft lies alone in a folder beside ``path``, so that further files may be written there.
+
+    Raises:
+        OSError: the folder of ``path`` cannot be written.
+    """
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=draft_prefix()) as folder:
+        draft = Path(folder) / path.name
+        yield draft
+        draft.chmod(0o644)
+        os.replace(draft, path)
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write ``content`` (text as UTF-8) to ``path`` in one step.
+
+    Raises:
+        OSError: the folder of ``path`` cannot be written.
+    """
+    with written_whole(path) as draft:
+        draft.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+BLOCK = 4096
+"""What file systems share is whole blocks, so that a part has to lie alike in both files."""
+
+_CANNOT = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF, errno.EPERM)
+_PIECE = 1 << 22
+
+
+def copy_part(source: Path, offset: int, length: int, stream: IO[bytes]) -> None:
+    """Append ``length`` bytes from ``offset`` on of ``source`` to a file.
+
+    Args:
+        source: the file.
+        offset: in bytes, as is ``length``; the part lies in it.
+        length: of the part.
+        stream: to the other file, opened for writing in binary; at its end.
+
+    Raises:
+        OSError: it cannot be read or written.
+    """
+    stream.flush()
+    with source.open("rb") as read:
+        done = _by_system(read.fileno(), offset, length, stream)
+        read.seek(offset + done)
+        while done < length:
+            piece = read.read(min(_PIECE, length - done))
+            if not piece:
+                raise OSError(errno.EIO, f"{source} has become shorter")
+            stream.write(piece)
+            done += len(piece)
+
+
+def _by_system(read: int, offset: int, length: int, stream: IO[bytes]) -> int:
+    """How many of the bytes the system has copied; what it cannot is left to the caller."""
+    done, start = 0, stream.tell()
+    while done < length and hasattr(os, "copy_file_range"):
+        try:
+            count = os.copy_file_range(
+                read, stream.fileno(), length - done, offset + done, start + done
+            )
+        except OSError as error:
+            if error.errno in _CANNOT:
+                break
+            raise
+        if not count:
+            break
+        done += count
+    stream.seek(start + done)
+    return done
+
+
+Content = TypeVar("Content")
+
+
+def unchanged(path: Path, read: Callable[[], Content]) -> Callable[[], Content]:
+    """``read``, which may read ``path`` again later, for as long as the file is the same.
+
+    Args:
+        path: the file, as it is now.
+        read: gives what it holds.
+
+    Raises:
+        BadInputError: when it is called, if the file has changed since.
+    """
+    before = _stamp(path)
+
+    def read_again() -> Content:
+        found = read()
+        if _stamp(path) != before:
+            raise BadInputError(f"{path}: changed while it was in use; run the command again")
+        return found
+
+    return read_again
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """What tells that a file was written again; None where there is none any more."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size  # some network mounts give another inode each time
+
+
+RUN = "run.json"
+TYPED_MODEL = "model.typed.onnx"
+REWRITTEN_MODEL = "model.rewritten.onnx"
+ANNOTATED_MODEL = "model.annotated.onnx"
+PLAN = "plan.json"
+
+RESULT_FILES = (
+    RUN,  # the first to go and the last to come: its presence means that the folder is complete
+    PLAN,
+    TYPED_MODEL,
+    f"{TYPED_MODEL}.data",
+    REWRITTEN_MODEL,
+    f"{REWRITTEN_MODEL}.data",
+    ANNOTATED_MODEL,
+    "report.html",
+    "report.md",
+    "junit.xml",
+    "layers.csv",
+    "outputs.csv",
+    "search.csv",
+    "pins.csv",
+    "engines.csv",
+    "inputs.csv",
+    "frontier.csv",
+)
+
+VERIFY_PAGE, VERIFY_RECORD, VERIFY_JUNIT = "verify.html", "verify.json", "verify.junit.xml"
+VERIFY_FILES = (VERIFY_RECORD, VERIFY_PAGE, VERIFY_JUNIT)
+"""Names of their own: the folder may be that of the run whose plan it is."""

@@ -1,0 +1,67 @@
+"""How names are shown in terminals, CSV cells, XML and Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+_CONTROLS = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_MARKDOWN = re.compile(
+    r"([\\`*\[\]|]|<(?=[A-Za-z/!?])|~(?=~)|&(?=[#\w])|^[#+-](?=\s)|^>|(?<![^\W_])_|_(?![^\W_]))"
+)
+"""What would act where it stands: an underscore inside a word does nothing."""
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20", "'")
+"""What a spreadsheet obeys, full-width forms too; and the quote, so that it can be taken off."""
+
+
+def some_of(names: Sequence[str], most: int) -> str:
+    """The first ``most`` of ``names``, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
+
+
+def counted(number: int, thing: str) -> str:
+    """``1 layer``, ``3 layers``: of a word whose plural ends in s."""
+    return f"{number:,} {thing if number == 1 else plural(thing)}"
+
+
+def plural(thing: str) -> str:
+    """``layers``, ``passes``, ``Softmaxes``."""
+    return f"{thing}{'es' if thing.endswith(('s', 'x')) else 's'}"
+
+
+def printable(text: str) -> str:
+    """``text`` with control characters, those that turn the direction of writing, and lone
+    surrogates spelled out as escapes.
+    """
+    return _CONTROLS.sub(lambda found: ascii(found.group())[1:-1], text)
+
+
+def xml_text(text: str) -> str:
+    """``text`` with the characters that XML 1.0 cannot hold spelled out as escapes."""
+    return _NOT_XML.sub(lambda found: ascii(found.group())[1:-1], text)
+
+
+def cell(text: str) -> str:
+    """``text`` for a spreadsheet's cell: with a quote before what would be read as a formula.
+
+    Source: OWASP, CSV injection.
+    """
+    harmless = printable(text)
+    return f"'{harmless}" if harmless.startswith(_FORMULA) else harmless
+
+
+def uncell(text: str) -> str:
+    """What :func:`cell` was given, with its control characters still spelled out."""
+    return text[1:] if text.startswith("'") else text
+
+
+def markdown(text: str) -> str:
+    """``text`` as Markdown shows it literally, also in a table's cell."""
+    escaped = _MARKDOWN.sub(r"\\\1", printable(text))
+    # A bare address would become a link.
+    return escaped.replace("://", "&#58;//").replace("www.", "www&#46;")

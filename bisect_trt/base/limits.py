@@ -1,0 +1,333 @@
+"""What the machine has: cores, memory and threads."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import mmap
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain, islice, product
+from pathlib import Path
+from typing import TypeVar
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_OWN = Path("/proc/self/cgroup")
+
+_ASKED: list[int] = []
+"""What :func:`at_most` was asked for, the innermost last: thread pools belong to the process."""
+
+
+def thread_count() -> int:
+    """How many threads this process may keep busy: the usable cores, or fewer inside
+    :func:`at_most`.
+    """
+    return min([usable_cores(), *_ASKED])
+
+
+@contextmanager
+def at_most(threads: int | None) -> Iterator[None]:
+    """Inside, :func:`thread_count` is at most ``threads``; None changes nothing."""
+    if threads is None:
+        yield
+        return
+    _ASKED.append(threads)
+    try:
+        yield
+    finally:
+        _ASKED.remove(threads)
+
+
+@cache
+def usable_cores() -> int:
+    """The least of the machine's cores, those that the process is bound to, and the quota of the
+    cgroups that it is in, rounded up; 1 at least. Found out once.
+    """
+    counts: list[float] = [os.cpu_count() or 1]
+    if hasattr(os, "sched_getaffinity"):
+        counts.append(len(os.sched_getaffinity(0)))
+    quota = quota_of(own_cgroups("cpu"))
+    return max(1, math.ceil(min([*counts, quota])))
+
+
+def quota_of(folders: list[Path]) -> float:
+    """The smallest quota that cgroups grant, in cores; infinite where none is set.
+
+    Version 2 writes ``cpu.max`` ("max 100000" or "150000 100000", microseconds of each period),
+    version 1 ``cpu.cfs_quota_us`` (-1 for none) and ``cpu.cfs_period_us`` (Linux,
+    Documentation/admin-guide/cgroup-v2.rst and scheduler/sched-bwc.rst).
+    """
+    found = [math.inf]
+    for folder in folders:
+        words = _read(folder / "cpu.max").split()
+        if len(words) != 2:
+            words = [_read(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
+        try:
+            quota, period = float(words[0]), float(words[1])
+        except ValueError:  # "max", or no such file
+            continue
+        if quota > 0 and period > 0:
+            found.append(quota / period)
+    return min(found)
+
+
+def own_cgroups(controller: str, own: Path = _OWN, root: Path = _CGROUPS) -> list[Path]:
+    """The folders of this process' cgroups and of those around them: a batch system's job, or a
+    service, may be deep inside.
+
+    Args:
+        controller: whose, "cpu" or "memory".
+        own: says which they are.
+        root: of all of them.
+    """
+    folders = [root, root / controller, root / "cpu,cpuacct"]
+    for line in _read(own).splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controllers and controller not in controllers.split(","):
+            continue
+        base = root / controllers if controllers else root
+        inner = base / path.lstrip("/")
+        folders += [inner, *(p for p in inner.parents if base in p.parents)]
+    return folders
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+_FILES = (
+    ("memory.max", "memory.current", ""),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+)
+"""Of version 2 and 1: limit, use, and what stands before the names of memory.stat, which tells what
+of the use are pages of files: the system gives those back when asked."""
+
+LARGE = 256 << 20
+"""Bytes of weights, or of activations, from which on a copy more of them counts."""
+
+MANY = 32 << 20
+"""Bytes of weights from which on one session at a time holds a copy of them, and what is freed goes
+back to the system at once."""
+
+_M_MMAP_THRESHOLD, _APART = -3, 2 << 20
+_M_ARENA_MAX, _FEWEST = -8, 2
+"""The C library's names of the settings (malloc.h), bytes, and a count."""
+
+
+def free_bytes() -> int | None:
+    """The bytes that this process may still take, by the system's word and the container's; None
+    where neither says.
+    """
+    found = []
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                found.append(int(line.split()[1]) * 1024)
+    except (OSError, ValueError, IndexError):
+        pass
+    for group, (most, used, prefix) in product(own_cgroups("memory"), _FILES):
+        try:
+            limit, taken = (int((group / p).read_text(encoding="ascii")) for p in (most, used))
+            lines = (group / "memory.stat").read_text(encoding="ascii").splitlines()
+            held = dict(line.split(maxsplit=1) for line in lines)
+            cached = sum(int(held[f"{prefix}{kind}_file"]) for kind in ("inactive", "active"))
+        except (OSError, ValueError, KeyError):  # no container, or one without a limit ("max")
+            continue
+        found.append(max(0, limit - max(0, taken - cached)))
+    found += _limits_left()
+    return min(found, default=None)
+
+
+def room_bytes(counted: int) -> int | None:
+    """What this process may hold in all: what is free, and what it holds now; None where the
+    system does not say.
+
+    Args:
+        counted: of what it holds no more bytes: a caller's own arrays are in nobody's way, and of
+            no use.
+    """
+    free = free_bytes()
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        return free
+    return None if free is None else free + min(pages * mmap.PAGESIZE, counted)
+
+
+def _limits_left() -> list[int]:
+    """The bytes that each limit of this process (``ulimit -v``, ``-d``) leaves; nothing where it
+    has none.
+    """
+    try:
+        import resource
+
+        pages = [int(n) for n in Path("/proc/self/statm").read_text(encoding="ascii").split()]
+        left = []
+        for kind, taken in ((resource.RLIMIT_AS, pages[0]), (resource.RLIMIT_DATA, pages[5])):
+            limit = resource.getrlimit(kind)[0]
+            if limit != resource.RLIM_INFINITY:
+                left.append(max(0, limit - taken * resource.getpagesize()))
+    except (ImportError, OSError, ValueError, IndexError):
+        return []
+    return left
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has held; 0 where the system does not tell."""
+    # What getrusage says begins with the peak of whoever started the process: of a test's, or of a
+    # notebook's.
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        status = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace")
+        return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+    try:
+        import resource
+    except ImportError:  # no POSIX
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def keep_large_blocks_apart() -> None:
+    """Let every freed block of some megabytes go back to the system at once.
+
+    By itself the C library soon keeps blocks of up to 32 MB, among which those of another size find
+    no place: a run over 0.3 GB of weights then held 1.26 GB at most, and 0.77 GB with this.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # another library than GNU's
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _APART)
+
+
+def share_arenas() -> None:
+    """Let two of this process's threads take small blocks from one place.
+
+    By itself the C library opens up to eight a core, and what is free in one is of no use to the
+    threads of another: the recogniser of the demo took 20 MB more so, and no less time. Fewer than
+    half as many as there are threads would wait for each other.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # another library than GNU's
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, max(_FEWEST, thread_count() // 2))
+
+
+def give_back() -> None:
+    """Let what was freed go back to the system, of blocks of any size: some milliseconds."""
+    with contextlib.suppress(OSError, AttributeError):  # another library than GNU's
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def in_words(count: int) -> str:
+    """A number of bytes for a person."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count} bytes"
+
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+def in_order(work: Callable[[Item], Answer], items: Iterable[Item]) -> Iterator[Answer]:
+    """The answer of each of ``items`` in order, as many of them in work as there may be threads.
+
+    Args:
+        work: called from several threads; it pays where it leaves Python for long. It asks for no
+            such work itself, which would wait for the threads that it holds, and waits for no lock
+            whose holder may ask for some.
+        items: read as they are needed. A single one is worked on in the caller's thread.
+    """
+    stream = iter(items)
+    first = list(islice(stream, 2))
+    most = thread_count()
+    if len(first) < 2 or most == 1:
+        yield from map(work, chain(first, stream))
+    else:
+        pool = _pool(most, os.getpid())
+        yield from on_pool(pool, most, work, chain(first, stream), lambda _: most)
+
+
+def on_pool(
+    pool: ThreadPoolExecutor,
+    most: int,
+    work: Callable[[Item], Answer],
+    items: Iterable[Item],
+    at_once: Callable[[Item], int],
+) -> Iterator[Answer]:
+    """The answer of each of ``items`` in order; what is not asked for any more is not begun.
+
+    Args:
+        pool: does the work.
+        most: its threads.
+        work: called from them.
+        items: read as they are needed, in the caller's thread.
+        at_once: how many of an item's kind may be in work; the least that was said counts from
+            there on.
+    """
+    waiting: deque[Future[Answer]] = deque()
+    fit = most
+    try:
+        for item in items:
+            fit = min(fit, at_once(item))
+            while waiting and fit < most and len(waiting) >= fit:
+                yield waiting.popleft().result()
+            waiting.append(pool.submit(work, item))
+            if len(waiting) > most:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()
+
+
+@cache
+def _pool(threads: int, process: int) -> ThreadPoolExecutor:
+    """Kept: starting sixteen threads takes as long as many a piece of work. Of a process each, for
+    one that forks takes none along.
+    """
+    return ThreadPoolExecutor(threads, "bisect-trt")
+
+
+@dataclass(frozen=True)
+class SessionHabits:
+    """``frees_activations``: no session keeps freed activations for the next call, since of a large
+    network several would each hold those.
+
+    ``takes_singly``: each tensor is taken from the C library in place of an arena that sessions
+    share. Calls beside each other wait for an arena at each tensor: of a network of 20,000 small
+    ones two on two cores took 1.2 to 1.6 times as long as one after the other, and a run on sixteen
+    cores waited 22 million times; taken singly two take 0.6 of the time. Large ones would be
+    fetched from the system again and again.
+
+    ``threads`` is the most that one call takes; 0 is all that the process may. Calls are made side
+    by side where they have room, and a thread that sleeps takes as long to wake (50 us) as a node
+    of a small network takes: on two cores a run of an OCR model needs 0.9 of the processor's time
+    with one thread a call, and each thread of each session holds a queue of 0.15 MB. Of RT-DETR's
+    nodes of 1.9 ms a search takes a third longer so.
+    """
+
+    frees_activations: bool = False
+    takes_singly: bool = False
+    threads: int = 0
+
+
+_ADOPTED = [SessionHabits()]
+
+
+def habits() -> SessionHabits:
+    """Those that :func:`adopt` was told last; at first sessions save nothing."""
+    return _ADOPTED[0]
+
+
+def adopt(new: SessionHabits) -> None:
+    """Sessions are made so from here on, in this process; another model may follow."""
+    _ADOPTED[0] = new

@@ -1,0 +1,191 @@
+"""Which layers a plan reduces and which it keeps in FP32."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+from bisect_trt.base.errors import BadInputError
+
+EXACT = ""
+"""Stands for a neighbour that is FP32 in every plan: a graph input or output, or a node that is
+never reduced."""
+
+
+@dataclass(frozen=True, eq=False)
+class Movers:
+    """The layers that move values, in network order: ``sources`` names the layers that give what
+    each reads, ``readers`` those that read what it gives, :data:`EXACT` among them.
+    """
+
+    sources: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    readers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def closed(self, pinned: frozenset[str]) -> frozenset[str]:
+        """``pinned`` with the movers that stand between two of them."""
+        if not pinned or not self.sources:
+            return pinned
+        exact: dict[str, bool] = {}  # whether a pinned layer is among what it is exact by
+        for name, sources in self.sources.items():
+            if all(s in exact or s in pinned or s == EXACT for s in sources):
+                exact[name] = any(s in pinned or exact.get(s, False) for s in sources)
+        wanted: dict[str, bool] = {}
+        for name in reversed(list(self.readers)):
+            asked = [r for r in self.readers[name] if r in wanted or r in pinned or r == EXACT]
+            if asked:
+                wanted[name] = any(r in pinned or wanted.get(r, False) for r in asked)
+        return pinned | {n for n in exact.keys() & wanted.keys() if exact[n] and wanted[n]}
+
+    def apart_from(self, names: frozenset[str]) -> Movers:
+        """Those that are not among ``names``, which stay reduced in every plan."""
+        if names.isdisjoint(self.sources):
+            return self
+        return Movers(
+            {n: s for n, s in self.sources.items() if n not in names},
+            {n: r for n, r in self.readers.items() if n not in names},
+        )
+
+    def inherited(self, pinned: frozenset[str]) -> frozenset[str]:
+        """The movers among ``pinned`` that its other layers bring with them."""
+        others = pinned.difference(self.sources)
+        return (self.closed(others) & pinned) - others
+
+
+class Precision(StrEnum):
+    """A number format a layer can compute in."""
+
+    FP32 = "fp32"
+    TF32 = "tf32"
+    FP16 = "fp16"
+    BF16 = "bf16"
+
+    @property
+    def is_storage(self) -> bool:
+        """True for the formats tensors are stored in (FP16, BF16); TF32 exists only inside matrix
+        units.
+        """
+        return self in (Precision.FP16, Precision.BF16)
+
+
+@dataclass(frozen=True)
+class PrecisionPlan:
+    """A base precision and the set of layers pinned to FP32.
+
+    ``pin_precision`` is what a pinned layer really runs in: FP32, or TF32 on an engine whose FP32
+    is TF32. ``held`` are among ``pinned`` and stay there whatever set is asked about; two plans
+    that pin the same layers are the same plan. ``movers`` bring pins with them, in every plan that
+    is made of this one. The strings and iterables that a notebook would pass
+    are accepted and normalised.
+    """
+
+    base: Precision
+    pinned: frozenset[str] = frozenset()
+    pin_precision: Precision = Precision.FP32
+    held: frozenset[str] = field(default=frozenset(), compare=False)
+    movers: Movers = field(default_factory=Movers, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "base", Precision(self.base))
+        object.__setattr__(self, "held", frozenset(self.held))
+        if isinstance(self.pinned, str):  # its letters would be taken for layers
+            raise TypeError(f"pinned takes the names of layers, such as [{self.pinned!r}]")
+        pinned = frozenset(self.pinned)  # as it is, where it is one: a run may hold a thousand
+        pinned = self.held | pinned if self.held else pinned
+        object.__setattr__(self, "pinned", self.movers.closed(pinned))
+        object.__setattr__(self, "pin_precision", Precision(self.pin_precision))
+        if self.pin_precision.is_storage:
+            raise ValueError(f"a pin runs in fp32 or tf32, not {self.pin_precision}")
+
+    def precision_of(self, layer: str) -> Precision:
+        """The precision ``layer`` runs in under this plan."""
+        return self.pin_precision if layer in self.pinned else self.base
+
+    def with_pins(self, pinned: Iterable[str]) -> PrecisionPlan:
+        """The same plan with another set of pins beside those that are held."""
+        return replace(self, pinned=frozenset(pinned))
+
+    @property
+    def chosen(self) -> frozenset[str]:
+        """The pins but for those that are held."""
+        return self.pinned - self.held if self.held else self.pinned
+
+    @property
+    def inherited(self) -> frozenset[str]:
+        """The pins that only move values, and that others bring with them."""
+        return self.movers.inherited(self.pinned) - self.held
+
+    def with_pins_in(self, precision: Precision) -> PrecisionPlan:
+        """The same plan with its pins in ``precision``."""
+        return replace(self, pin_precision=precision)
+
+    def to_json(self) -> str:
+        """A stable text form: keys and pins sorted, so that equal plans are equal bytes."""
+        return json.dumps(
+            {
+                "base": self.base.value,
+                "pin_precision": self.pin_precision.value,
+                "pinned": sorted(self.pinned),
+            },
+            indent=2,
+            sort_keys=True,
+        )
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the text form: what journals know the plan by; its text may be long."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    @staticmethod
+    def from_json(text: str, where: str = "plan") -> PrecisionPlan:
+        """Read what :meth:`to_json` wrote.
+
+        Args:
+            text: the JSON.
+            where: what an error names.
+
+        Raises:
+            BadInputError: it is no plan.
+        """
+        try:
+            data: Any = json.loads(text)
+            pinned = data["pinned"]
+            if not isinstance(pinned, list) or not all(isinstance(p, str) for p in pinned):
+                raise TypeError("'pinned' must be a list of layer names")
+            return PrecisionPlan(
+                Precision(data["base"]),
+                frozenset(pinned),
+                Precision(data.get("pin_precision", "fp32")),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise BadInputError(
+                f"{where}: not a plan that bisect-trt wrote ({error}); run `bisect-trt run` to "
+                "make one"
+            ) from error
+
+
+@dataclass(frozen=True)
+class Bypass:
+    """``node`` left out where ``source``, one of its inputs, is read in place of its output."""
+
+    node: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The nodes that are ``kept``, and the bypasses among those that are not.
+
+    What other nodes gave to the kept ones is recorded and becomes an input.
+    """
+
+    kept: frozenset[str]
+    bypassed: frozenset[Bypass] = frozenset()
+
+    def without(self, bypass: Bypass) -> Piece:
+        """The same with one more node bypassed."""
+        return Piece(self.kept - {bypass.node}, self.bypassed | {bypass})

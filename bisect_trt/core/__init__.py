@@ -1,1 +1,0 @@
-"""The words of the tool: plans, verdicts, causes, errors. Imports the standard library only."""

@@ -1,1 +1,0 @@
-"""Files whole or not at all, scratch folders, copies by the system."""

@@ -1,1 +1,0 @@
-"""Cores, memory, threads, time, and being asked to stop."""

@@ -1,0 +1,1 @@
+"""Evaluations of plans, and their cache."""

@@ -1,0 +1,286 @@
+"""The log's entries of plans that were run on a panel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bisect_trt.base.outcomes import InputKind, Steadiness, Verdict, together
+from bisect_trt.base.plan import PrecisionPlan
+from bisect_trt.metrics.errors import SHAPE_CHANGED, TensorError, mean_of, worst_of
+from bisect_trt.metrics.requirements import Judged
+
+Vector = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class SampleResult:
+    """One plan on one sample.
+
+    ``score`` is in tolerances (at most 1 passes, infinite is not finite or not run); ``values`` are
+    the conditions' in their metrics' units, empty where the plan could not be run; ``errors`` by
+    output, empty where the plan could not be run; ``vector`` the signed errors at the sampled
+    elements, in tolerances, where they were asked for; ``seconds`` the wall time. Of several runs
+    all this is the worst's, and ``steadiness`` says how they differ; None for a single run.
+    ``best_values`` are those of the best run where another was worse, else empty.
+    """
+
+    verdict: Verdict
+    score: float
+    values: tuple[float, ...]
+    errors: Mapping[str, TensorError]
+    seconds: float
+    note: str = ""
+    vector: Vector | None = None
+    steadiness: Steadiness | None = None
+    best_values: tuple[float, ...] = ()
+
+    @staticmethod
+    def of(
+        judged: Judged,
+        seconds: float,
+        vector: Vector | None,
+        steadiness: Steadiness | None = None,
+        best_values: tuple[float, ...] = (),
+    ) -> SampleResult:
+        """The result of a run that ended, with the verdict that follows from its errors.
+
+        Args:
+            judged: the outputs beside the reference.
+            seconds: the wall time.
+            vector: signed errors in tolerances, (elements,) float32, where they were asked for.
+            steadiness: what further runs of the sample showed.
+            best_values: the conditions' of the best of them.
+        """
+        verdict, note = (Verdict.PASS if judged.score <= 1.0 else Verdict.FAIL), ""
+        changed = [name for name, e in judged.errors.items() if e.nonfinite == SHAPE_CHANGED]
+        if changed:
+            note = f"the shape of output {changed[0]!r} changed"
+        elif not all(e.finite for e in judged.errors.values()):
+            verdict = Verdict.NON_FINITE
+        return SampleResult(
+            verdict,
+            judged.score,
+            judged.values,
+            judged.errors,
+            seconds,
+            note,
+            vector,
+            steadiness,
+            best_values,
+        )
+
+    @staticmethod
+    def together(samples: Sequence[SampleResult], score: float) -> SampleResult:
+        """Several samples as one, ``score`` that of all of them; without errors of its own."""
+        worst = max(samples, key=_badness)
+        seconds = sum(s.seconds for s in samples)
+        verdict = verdict_of(score, worst.verdict)
+        seen = steadiness_of(samples)
+        return SampleResult(verdict, score, (), worst.errors, seconds, worst.note, steadiness=seen)
+
+
+def _badness(sample: SampleResult) -> tuple[float, bool]:
+    return sample.score, sample.verdict is Verdict.NON_FINITE
+
+
+def steadiness_of(samples: Sequence[SampleResult]) -> Steadiness | None:
+    """That of several samples together; None where each was run once."""
+    found = [s.steadiness for s in samples if s.steadiness is not None]
+    return together(found) if found else None
+
+
+def verdict_of(score: float, worst: Verdict) -> Verdict:
+    """The verdict of several samples together: a worst one that is spared does not count."""
+    if score <= 1.0:
+        return Verdict.PASS
+    return Verdict.FAIL if worst is Verdict.PASS else worst
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """What one plan showed over several samples; ``score`` is that of all together, by default the
+    worst of them.
+
+    ``worst`` and ``mean`` give each output's errors over the samples, empty where the plan could
+    not be run; ``facts`` what the runner adds. The samples' vectors are not kept with it
+    (:meth:`~bisect_trt.evaluate.evaluator.Prober.vector`).
+    ``on`` says on which samples: the given ones, or a panel. ``steadiness`` is that of all of them,
+    None from a runner that runs each once; ``best_score`` is the score by each sample's best run,
+    where some was worse. ``by_condition`` has the score of each condition on the
+    given samples, empty on others. ``worst_on`` names the sample that has ``score``, if one does.
+    ``seen_in`` is the probe of the log that shows this, where it is not one of the log itself.
+    """
+
+    plan: PrecisionPlan
+    runner: str
+    verdict: Verdict
+    score: float
+    worst: Mapping[str, TensorError]
+    mean: Mapping[str, TensorError]
+    seconds: float
+    note: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    on: str = InputKind.GIVEN
+    steadiness: Steadiness | None = None
+    by_condition: tuple[float, ...] = ()
+    worst_on: str = ""
+    seen_in: ProbeResult | None = field(default=None, compare=False, repr=False)
+    best_score: float | None = None
+
+    @property
+    def on_given(self) -> bool:
+        """Whether it was run on the given inputs, not on a panel."""
+        return self.on == InputKind.GIVEN
+
+    @staticmethod
+    def over(
+        plan: PrecisionPlan,
+        runner: str,
+        samples: Sequence[SampleResult],
+        facts: Mapping[str, Any],
+        on: str = InputKind.GIVEN,
+        score: float | None = None,
+        names: Sequence[str] = (),
+    ) -> ProbeResult:
+        """The results of one plan on ``samples`` (one at least) taken together.
+
+        Args:
+            plan: what was run.
+            runner: its name.
+            samples: the results, in the samples' order.
+            facts: what the runner adds.
+            on: on which samples.
+            score: of all together; None for the worst.
+            names: of the samples.
+        """
+        seconds = sum(s.seconds for s in samples)
+        # Values that are not finite are worse than any finite error, whatever came first.
+        worst = max(samples, key=_badness)
+        told = worst.score if score is None else score  # that of a set is no sample's
+        worst_on = next((n for n, s in zip(names, samples, strict=False) if s.score == told), "")
+        broken = next((s for s in samples if not s.errors), None)
+        if broken is not None and score is not None and math.isfinite(score):
+            samples, broken = [s for s in samples if s.errors], None  # spared
+        if broken is not None:
+            return ProbeResult(
+                plan,
+                runner,
+                broken.verdict,
+                math.inf,
+                {},
+                {},
+                seconds,
+                broken.note,
+                facts=facts,
+                on=on,
+                worst_on=worst_on,
+            )
+        worst = max(samples, key=_badness)  # none that was spared
+        outputs = list(samples[0].errors)
+        return ProbeResult(
+            plan,
+            runner,
+            worst.verdict if score is None else verdict_of(score, worst.verdict),
+            worst.score if score is None else score,
+            {name: worst_of([s.errors[name] for s in samples]) for name in outputs},
+            {name: mean_of([s.errors[name] for s in samples]) for name in outputs},
+            seconds,
+            worst.note,
+            facts,
+            on,
+            steadiness_of(samples),
+            worst_on=worst_on,
+        )
+
+    def under(self, limit: float) -> ProbeResult:
+        """The same outcome judged against ``limit`` times the tolerance."""
+        if limit == 1.0:
+            return self
+        score = self.score / limit
+        verdict = self.verdict
+        if verdict in (Verdict.PASS, Verdict.FAIL):
+            verdict = Verdict.PASS if score <= 1.0 else Verdict.FAIL
+        return replace(self, score=score, verdict=verdict, seen_in=self.seen_in or self)
+
+
+@dataclass(frozen=True)
+class PanelResult:
+    """One plan on a panel of samples, as far as it was run: it may have ended early.
+
+    ``names`` and ``results`` go together, in the order in which the samples were run; where a
+    condition is on sets of inputs, each entry is a set. ``logged`` is the log's entry of it; None
+    where nothing was run, or several were put together.
+    """
+
+    plan: PrecisionPlan
+    names: tuple[str, ...]
+    results: tuple[SampleResult, ...]
+    logged: ProbeResult | None = None
+
+    def passed(self, limit: float = 1.0) -> int:
+        """How many of the samples met ``limit`` times the tolerance."""
+        return sum(meets(result, limit) for result in self.results)
+
+    def missed(self, limit: float = 1.0) -> int:
+        """How many did not."""
+        return len(self.results) - self.passed(limit)
+
+    def score(self, misses: int = 0) -> float:
+        """The largest score but for ``misses`` samples; 0 where none was run beyond them."""
+        scores = sorted((r.score for r in self.results), reverse=True)
+        return scores[misses] if len(scores) > misses else 0.0
+
+    @property
+    def worst(self) -> tuple[str, float]:
+        """The sample with the largest score, and that; ("", NaN) where none was run."""
+        pairs = zip(self.names, (r.score for r in self.results), strict=True)
+        return max(pairs, key=lambda pair: pair[1], default=("", math.nan))
+
+
+def meets(result: SampleResult, limit: float) -> bool:
+    """Whether a sample is a clear pass within ``limit`` times the tolerance."""
+    finished = result.verdict in (Verdict.PASS, Verdict.FAIL)
+    return finished and result.score <= limit
+
+
+PANEL = "panel"
+
+
+class PanelLog:
+    """Adds one runner's panels to a run's log. May be called from several threads, one at a time.
+
+    Args:
+        log: of the run.
+        runner: whose answers they are.
+        on_probe: hears of each new entry.
+    """
+
+    def __init__(
+        self, log: list[ProbeResult], runner: str, on_probe: Callable[[ProbeResult], None]
+    ) -> None:
+        self._log, self._runner, self._on_probe = log, runner, on_probe
+        self._entries: dict[
+            tuple[PrecisionPlan, tuple[str, ...], tuple[float, ...]], ProbeResult
+        ] = {}
+
+    def entry(self, answer: PanelResult) -> ProbeResult | None:
+        """That of ``answer``; None where nothing was run. What was asked before, and answered from
+        what was known, is no other probe.
+        """
+        if not answer.results:
+            return None
+        key = (answer.plan, answer.names, tuple(r.score for r in answer.results))
+        if key not in self._entries:
+            found = ProbeResult.over(answer.plan, self._runner, answer.results, {}, PANEL)
+            missed, of = answer.missed(), len(answer.results)
+            note = found.note or f"{missed} of {of} samples miss; worst {answer.worst[0]}"
+            result = self._entries[key] = replace(found, note=note)
+            self._log.append(result)
+            self._on_probe(result)
+        return self._entries[key]

@@ -1,1 +1,0 @@
-"""Models out of files and into them."""

@@ -1,1 +1,0 @@
-"""A plan written as another model, one pass a file."""

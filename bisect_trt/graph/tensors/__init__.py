@@ -1,1 +1,0 @@
-"""What tensors are: operators' rules, types, ranks, values wherever they lie."""

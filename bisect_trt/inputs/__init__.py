@@ -1,0 +1,1 @@
+"""Input files, and the copies that are made of inputs."""

@@ -1,0 +1,405 @@
+"""The given inputs: read, checked, and what they cover."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bisect_trt.base.display import some_of
+from bisect_trt.base.errors import BadInputError
+from bisect_trt.base.interrupt import BudgetSpentError, Observer
+from bisect_trt.base.outcomes import Finding
+from bisect_trt.base.sample import Sample, evenly
+from bisect_trt.inputs.files import read_sources, shown
+from bisect_trt.metrics.arrays import flat, slices
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.inputs import InputSpec, check_array, check_names, dynamic_axes
+from bisect_trt.settings import Settings, Source
+
+_EVERY_S = 1.0
+
+MOST_LOOKED_AT = 32
+"""So many inputs at most are looked at for being noise."""
+
+_TELLS_NEIGHBOURS = 4
+"""Along a shorter axis (colours, a batch) few are neighbours."""
+
+MOST_ELEMENTS = 1 << 22
+"""So many elements of one at most: they tell, and the sums of all would take several copies."""
+
+
+def load_samples(
+    sources: Sequence[Source],
+    specs: Sequence[InputSpec],
+    *,
+    stacked: bool = False,
+    infinite: Collection[str] = (),
+    option: str = "--input",
+    observer: Observer | None = None,
+) -> list[Sample]:
+    """One sample for each mapping, and all that each path or loader names, checked against
+    ``specs``.
+
+    Args:
+        sources: mappings of input name to array, or what
+            :func:`~bisect_trt.inputs.files.read_sources` takes; each gives at least
+            one.
+        specs: what the model takes.
+        stacked: whether each array of a file holds many samples.
+        infinite: the inputs that may hold -inf, as an additive attention mask does.
+        option: which names the sources, for messages.
+        observer: hears every second how many were read, and may end it.
+
+    Raises:
+        BadInputError: names the file and the tensor: wrong names, dtypes, shapes, NaN, infinities.
+        BudgetSpentError: the observer ended it.
+    """
+    samples: list[Sample] = []
+    told = time.monotonic()
+    for number, source in enumerate(sources):
+        if isinstance(source, Mapping):
+            arrays = {str(k): np.asarray(v) for k, v in source.items()}
+            samples.append(checked(Sample(f"sample {number}", arrays), specs, infinite))
+            continue
+        before = len(samples)
+        for name, found in read_sources(source, specs, stacked=stacked, option=option):
+            samples.append(checked(Sample(name, found), specs, infinite))
+            if observer is not None and time.monotonic() - told > _EVERY_S:
+                observer.progress(len(samples), 0, name)
+                told = time.monotonic()
+        if len(samples) == before:
+            raise BadInputError(f"{option} {shown(source)}: gives no sample")
+    if not samples:
+        raise BadInputError("no input given; the model's real inputs are needed (--input real.npz)")
+    return samples
+
+
+def checked(sample: Sample, specs: Sequence[InputSpec], infinite: Collection[str]) -> Sample:
+    """``sample``, which the model takes.
+
+    Args:
+        sample: named as messages shall name it.
+        specs: what the model takes.
+        infinite: the inputs that may hold -inf.
+
+    Raises:
+        BadInputError: names the tensor: a wrong name, dtype or shape, NaN, infinities.
+    """
+    where = sample.name
+    check_names(where, list(sample.arrays), specs)
+    symbols: dict[str, int] = {}
+    for spec in specs:
+        _check_array(where, spec, sample.arrays[spec.name], symbols, spec.name in infinite)
+    _ = sample.digest  # kept: told now, while the arrays are in memory
+    return sample
+
+
+def _check_array(
+    where: str,
+    spec: InputSpec,
+    array: NDArray[Any],
+    symbols: dict[str, int],
+    may_be_infinite: bool,
+) -> None:
+    check_array(where, spec, array.dtype, array.shape, symbols)
+    if array.dtype.kind == "f":
+        values, count, first, masked = flat(array), 0, 0, not may_be_infinite
+        for part in slices(values.size):
+            block = values[part]
+            bad = ~np.isfinite(block)
+            if may_be_infinite:
+                bad &= ~np.isneginf(block)
+            found = int(np.count_nonzero(bad))
+            if found and not count:
+                first = part.start + int(np.argmax(bad))
+            count += found
+            masked = masked and not bool((bad & ~np.isneginf(block)).any())
+        if count:
+            hint = f"; if it is a mask, pass --infinite {spec.name}" if masked else ""
+            place = tuple(int(i) for i in np.unravel_index(first, array.shape))
+            raise BadInputError(
+                f"{where}: input {spec.name!r} holds {count} NaN or infinite values, the "
+                f"first at {place}{hint}"
+            )
+
+
+def suspicious_inputs(samples: Sequence[Sample]) -> list[str]:
+    """A sentence for each of the model's inputs that looks like noise or is constant, in how many
+    of the samples that are looked at: errors on such inputs say little.
+    """
+    found: dict[str, list[str]] = {}
+    for sample in evenly(samples, MOST_LOOKED_AT):
+        for name, whole in sample.arrays.items():
+            array = _some_rows(whole)
+            if array.dtype.kind != "f" or array.size < 64 or not np.isfinite(array).all():
+                continue
+            if np.ptp(array) == 0.0:
+                said = f"input {name!r} is constant ({array.flat[0]:g}); use a real input"
+            elif looks_like_noise(array):
+                said = (
+                    f"input {name!r} looks like random noise; the errors of real inputs are "
+                    "usually different, use a real one"
+                )
+            else:
+                continue
+            found.setdefault(said, []).append(sample.name)
+    return [f"{some_of(names, 1)}: {said}" for said, names in found.items()]
+
+
+def _some_rows(array: NDArray[Any]) -> NDArray[Any]:
+    """``array``, or of a large one neighbouring elements from all over it."""
+    rows = array.reshape(-1, array.shape[-1]) if array.ndim else array
+    if array.size <= MOST_ELEMENTS or len(rows) < 2:
+        return array if array.size <= MOST_ELEMENTS else flat(array)[:MOST_ELEMENTS]
+    return rows[:: -(-array.size // MOST_ELEMENTS)][:, :MOST_ELEMENTS]
+
+
+def looks_like_noise(array: NDArray[Any]) -> bool:
+    """True for what ``randn`` or ``rand`` make: no correlation between neighbours along any axis,
+    and that distribution's moments.
+
+    Real signals correlate with their neighbours, features of speech with those a step of time
+    away. Embeddings of tokens may not, but some rows are larger than others.
+    """
+    values = array.astype(np.float64)
+    if array.shape[-1] < _TELLS_NEIGHBOURS:
+        values = values.reshape(1, -1)
+    flat = values.ravel()
+    if (flat == np.rint(flat)).all():  # grey values, counts
+        return False
+    centred = values - flat.mean()
+    deviation = float(flat.std())
+    for axis in range(values.ndim):
+        along = np.moveaxis(centred, axis, -1)
+        pairs = along[..., 1:] * along[..., :-1]
+        if along.shape[-1] < _TELLS_NEIGHBOURS:
+            continue
+        if abs(float(pairs.mean())) > 4.0 / np.sqrt(pairs.size) * deviation**2:
+            return False
+    if not _rows_are_alike(flat, array.shape[-1]):  # token embeddings, spectra
+        return False
+    kurtosis = float(np.mean(((flat - flat.mean()) / deviation) ** 4))
+    slack = 10.0 / np.sqrt(flat.size)
+    normal, uniform = abs(kurtosis - 3.0) < 5 * slack, abs(kurtosis - 1.8) < 2 * slack
+    return bool(normal or uniform)
+
+
+_FEW_ROWS, _FEW_VALUES = 8, 16
+
+
+def _rows_are_alike(values: NDArray[np.float64], length: int) -> bool:
+    """Whether the norms of the rows spread as those of independent draws do; True where rows are
+    too few or too short to tell.
+    """
+    if length < _FEW_VALUES or values.size < _FEW_ROWS * length:
+        return True
+    rows = values.reshape(-1, length)
+    squares = rows * rows
+    expected = float(squares.std()) / (2.0 * float(squares.mean()) * np.sqrt(length))
+    norms = np.sqrt(squares.sum(axis=1))
+    if len(np.unique(norms)) < len(norms):  # a token that comes twice
+        return False
+    spread = float(norms.std() / norms.mean())
+    return bool(0.5 * expected < spread < 1.5 * expected)
+
+
+_APART = 5
+"""One of so many inputs is kept apart."""
+
+FEW_INPUTS = 20
+"""From so many given inputs on a fifth is kept apart; where fewer are searched with, variants of
+them stand in for those that nobody has shown."""
+
+
+def short_digest(sample: Sample) -> str:
+    """What a plan knows an input by that it was searched with."""
+    return sample.digest[:12]
+
+
+def load_inputs(
+    settings: Settings,
+    specs: Sequence[InputSpec],
+    observer: Observer,
+    seen: frozenset[str] = frozenset(),
+    *,
+    searches: bool = True,
+) -> tuple[list[Sample], list[Sample], list[Finding]]:
+    """The given samples, those kept apart (named, or a fifth of many), and what is to be said of
+    both. A copy of an input that is there tells nothing, and would be counted.
+
+    Args:
+        settings: where the inputs are, and what is kept apart.
+        specs: what the model takes.
+        observer: hears how many were read, and may end it.
+        seen: the digests of inputs that an older plan was searched with, at which this search
+            begins: they chose its pins, and test nothing.
+        searches: whether a plan will be searched on those given.
+
+    Raises:
+        BadInputError: names the file or tensor that cannot be used, or says that the time that the
+            run may take does not even do for reading.
+    """
+    try:
+        return _loaded(settings, specs, observer, seen, searches)
+    except BudgetSpentError as error:
+        raise BadInputError(
+            f"--budget {settings.budget}: what the search has of it was over before all inputs "
+            "were read; give fewer of them, or a larger budget"
+        ) from error
+
+
+def _loaded(
+    settings: Settings,
+    specs: Sequence[InputSpec],
+    observer: Observer,
+    seen: frozenset[str],
+    searches: bool,
+) -> tuple[list[Sample], list[Sample], list[Finding]]:
+    unknown = sorted(set(settings.infinite).difference(spec.name for spec in specs))
+    if unknown:
+        raise BadInputError(
+            f"--infinite {unknown[0]}: the model has no such input; it takes "
+            f"{', '.join(spec.name for spec in specs)}"
+        )
+    load = partial(
+        load_samples,
+        specs=specs,
+        stacked=settings.stacked,
+        infinite=settings.infinite,
+        observer=observer,
+    )
+    every = load(settings.inputs)
+    samples = _unlike((), every)
+    said = _copies("inputs", len(every) - len(samples), "counted once")
+    asked = [source for source in settings.holdout if source != "none"]
+    if asked:
+        named = load(asked, option="--holdout")
+        apart = _unlike((), named) if searches else _unlike(samples, named)
+        so = "counted once" if searches else "left out, and would test nothing"
+        said += _copies("inputs kept apart", len(named) - len(apart), so)
+        new = [sample for sample in apart if short_digest(sample) not in seen]
+        left = _unlike(new, samples)
+        if not left:
+            raise BadInputError("--holdout names every given input: leave some to search with")
+        said += _named_twice(len(samples) - len(left), len(samples))
+        return left, new, said + _searched_before(len(apart) - len(new), len(named))
+    if settings.holdout or settings.fitted or len(samples) < FEW_INPUTS:
+        return samples, [], said
+    apart = _kept_apart(samples, seen)
+    if not apart:
+        known = sum(short_digest(sample) in seen for sample in samples)
+        return samples, [], said + _searched_before(known, len(samples))
+    kept = {sample.digest for sample in apart}
+    part = "a fifth" if len(apart) == len(samples) // _APART else "of those not searched with yet"
+    message = (
+        f"{len(apart)} of {len(samples)} inputs, {part}, are kept apart to test on (--holdout "
+        "FILES names others, --holdout none searches with all)"
+    )
+    given = [sample for sample in samples if sample.digest not in kept]
+    return given, apart, [*said, Finding("holdout", "", message)]
+
+
+def _kept_apart(samples: Sequence[Sample], seen: frozenset[str]) -> list[Sample]:
+    """A fifth of ``samples``, or half of those that were not ``seen`` where these are fewer. Evenly
+    spread: inputs may lie in some order.
+    """
+    new = [sample for sample in samples if short_digest(sample) not in seen]
+    most = len(samples) // _APART
+    step = min(_APART, max(2, len(new) // most))
+    return new[step - 1 :: step][:most]
+
+
+def _unlike(given: Sequence[Sample], others: Sequence[Sample]) -> list[Sample]:
+    """Those of ``others`` that are not among ``given``, each once."""
+    known = {sample.digest for sample in given}
+    by_content: dict[str, Sample] = {}
+    for sample in others:
+        by_content.setdefault(sample.digest, sample)
+    return [sample for digest, sample in by_content.items() if digest not in known]
+
+
+def _named_twice(count: int, given: int) -> list[Finding]:
+    """What is said of given inputs that are to be kept apart."""
+    if not count:
+        return []
+    message = f"{count} of {given} given inputs are those of --holdout: no search sees them"
+    return [Finding("holdout", "", message)]
+
+
+def _searched_before(count: int, named: int) -> list[Finding]:
+    """What is said of inputs that nothing can be tested on, ``count`` of ``named``."""
+    if not count:
+        return []
+    message = (
+        f"{count} of {named} inputs are not kept apart to test on: the plan of --start-from was "
+        "searched with them"
+    )
+    return [Finding("holdout", "", message)]
+
+
+def _copies(what: str, count: int, so: str) -> list[Finding]:
+    if not count:
+        return []
+    are = "are copies of others: they were" if count > 1 else "is a copy of another: it was"
+    return [Finding("copies", "", f"{count} of the {what} {are} {so}")]
+
+
+NOT_COVERED, ALIKE = "not-covered", "alike"
+"""Kinds of findings that the first lines say; the second keeps few inputs from being enough."""
+
+_LARGE_TABLE, _CORNER = 1000, 0.1
+"""Rows of an embedding from which on ids that span less than this share of them are a sign."""
+
+
+def untested_sizes(specs: Sequence[InputSpec], samples: Sequence[Sample]) -> list[Finding]:
+    """A finding for each input with dynamic axes: the sizes that these had.
+
+    Args:
+        specs: what the model takes.
+        samples: all inputs that are given, those kept apart too.
+    """
+    by_input, told = dict[str, list[str]](), set[str]()
+    for spec, axis, name in dynamic_axes(specs):
+        sizes = [s.shapes[spec.name][axis] for s in samples]
+        if not sizes or name in told:
+            continue
+        told.update([name] if not name.isdigit() else [])
+        low, high = min(sizes), max(sizes)
+        span = f"at {low} only" if low == high else f"from {low} to {high} only"
+        spans = by_input.setdefault(spec.name, [])
+        spans.append(f"axis {name} {span}" if spans else f"axis {name} was tested {span}")
+    return [
+        Finding(
+            NOT_COVERED,
+            name,
+            f"{', '.join(spans)} (input {name!r}): give other sizes it will meet",
+        )
+        for name, spans in by_input.items()
+    ]
+
+
+def few_ids(graph: Graph, samples: Sequence[Sample]) -> list[Finding]:
+    """A finding for each input of ids that all lie in a corner of the table they are looked up in:
+    one language of several, say.
+    """
+    found = []
+    for lookup in graph.lookups:
+        node = graph.proto.graph.node[lookup.index]
+        if not lookup.table or node.input[1] not in samples[0].arrays:
+            continue
+        name, rows = node.input[1], graph.float_constants[lookup.table].shape[0]
+        ids = [np.asarray(s.arrays[name]) for s in samples]
+        used = np.unique(np.concatenate([a.ravel() for a in ids]))
+        low, high = int(used.min()), int(used.max())
+        if rows >= _LARGE_TABLE and high - low < _CORNER * rows:
+            message = (
+                f"all {len(samples)} inputs have ids from {low} to {high} of {rows:,} in {name!r}: "
+                "inputs of other languages or kinds are not covered"
+            )
+            found.append(Finding(ALIKE, name, message))
+    return found

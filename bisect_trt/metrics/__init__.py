@@ -1,0 +1,1 @@
+"""Errors, requirements and statistics; no ONNX, no runtime."""

@@ -1,0 +1,41 @@
+"""Large arrays piece by piece: what is computed of a gigabyte must not take several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+BLOCK = 1 << 20
+"""Elements at a time: a few megabytes in float64."""
+
+
+def slices(size: int, block: int = BLOCK) -> Iterator[slice]:
+    """The ranges of at most ``block`` that ``size`` elements fall into, in order."""
+    for start in range(0, size, block):
+        yield slice(start, min(start + block, size))
+
+
+def all_finite(array: NDArray[Any]) -> bool:
+    """Whether no value of ``array`` is NaN or infinite."""
+    values = flat(array)
+    return all(bool(np.isfinite(values[part]).all()) for part in slices(values.size))
+
+
+def largest_finite(array: NDArray[Any]) -> float:
+    """The largest size among the finite values of ``array``; 0 where there is none."""
+    values, largest = flat(array), 0.0
+    for part in slices(values.size):
+        size = np.abs(values[part])
+        largest = max(largest, float(size[np.isfinite(size)].max(initial=0.0)))
+    return largest
+
+
+def flat(array: NDArray[Any]) -> NDArray[Any]:
+    """``array`` in one dimension, in C order; a contiguous one is not copied."""
+    return np.asarray(array).reshape(-1)

@@ -1,0 +1,166 @@
+"""Exact binomial bounds and prediction limits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from bisect_trt.base.outcomes import CONFIDENCE
+
+
+def lower_bound(passed: int, tested: int, confidence: float = CONFIDENCE) -> float:
+    """The share of all draws that pass, at least, one-sided.
+
+    With independent draws the true share is below the bound in at most ``1 - confidence`` of such
+    tests, whatever it is: 22 of 22 bound it by 0.87 at 95 %, 59 of 59 by 0.95.
+
+    Args:
+        passed: how many passed.
+        tested: of how many, 0 for none.
+        confidence: between 0 and 1.
+
+    Returns:
+        A share in [0, 1]; 0 where nothing was tested.
+    """
+    if passed == 0 or tested == 0:
+        return 0.0
+    # The logs of the ways to pass k or more: the tail is summed over them, and rises with the
+    # share, so that bisection finds the bound to the last bit that matters.
+    counts = np.arange(passed, tested + 1)
+    logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, tested + 1)))])
+    ways = logs[tested] - logs[counts] - logs[tested - counts]
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2.0
+        terms = ways + counts * np.log(middle) + (tested - counts) * np.log1p(-middle)
+        if float(np.exp(terms).sum()) > 1.0 - confidence:
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+def draws_needed(share: float, confidence: float = CONFIDENCE, misses: int = 0) -> int:
+    """The fewest draws that bound the share by ``share`` if at most ``misses`` of them fail.
+
+    Args:
+        share: below 1; from 1 on, or at 0, there is no such number, and 1 is given.
+        confidence: between 0 and 1.
+        misses: how many may fail.
+    """
+    if not 0.0 < share < 1.0:
+        return 1
+    low, high = misses, misses + 1  # low is too few
+    while lower_bound(high - misses, high, confidence) < share:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if lower_bound(middle - misses, middle, confidence) < share:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+_TELLS = 0.1
+"""A score below this part of the worst says no more than that it is small: inputs on which nothing
+is at stake would make the others look as if they were spread as far."""
+
+
+def t_quantile(share: float, freedom: int) -> float:
+    """Student's t that ``share`` of the distribution lies below.
+
+    The distribution is summed as Abramowitz and Stegun have it for whole degrees of freedom
+    (26.7.3 and 26.7.4), and bisected.
+
+    Args:
+        share: from 0.5 up to below 1.
+        freedom: degrees of freedom, 1 or more.
+    """
+    low, high = 0.0, math.pi / 2.0  # the angle whose tangent is t over the root of the freedom
+    for _ in range(60):
+        middle = (low + high) / 2.0
+        if (1.0 + _within(middle, freedom)) / 2.0 < share:
+            low = middle
+        else:
+            high = middle
+    return math.tan(low) * math.sqrt(freedom)
+
+
+def _within(angle: float, freedom: int) -> float:
+    """The share between the t of ``angle`` and its negative."""
+    odd = freedom % 2
+    term = math.cos(angle) if odd else 1.0
+    total = 0.0
+    for k in range((freedom - odd) // 2):
+        total += term
+        term *= math.cos(angle) ** 2 * (2 * k + 1 + odd) / (2 * k + 2 + odd)
+    total *= math.sin(angle)
+    return 2.0 / math.pi * (angle + total) if odd else total
+
+
+def prediction_limit(scores: Sequence[float], inputs: int, share: float) -> float:
+    """What ``share`` of further inputs score at most, as a prediction from the logarithms of
+    ``scores``: their mean and ``t * s * sqrt(1 + 1/n)`` (Hahn and Meeker, Statistical Intervals,
+    section 4.8).
+
+    The copies of an input are no inputs of their own: however many they are, ``n`` is the number of
+    inputs, and t has one degree of freedom less. Of one input nothing can be said so, of two hardly
+    anything, of four a little, and of eight as a rule enough.
+
+    Args:
+        scores: of the copies, in tolerances above what scores where nothing is wrong.
+        inputs: how many they are copies of.
+        share: of further inputs, below 1; of fewer than half of them what half score is said.
+
+    Returns:
+        In the same; infinite where a score is, or they are copies of one.
+    """
+    worst = max(scores)
+    if inputs < 2 or math.isinf(worst):
+        return math.inf
+    if not worst > 0.0:
+        return worst
+    logs = np.log(np.maximum(np.asarray(scores, np.float64), _TELLS * worst))
+    if len(logs) < 2:
+        return math.inf
+    spread = float(logs.std(ddof=1)) * math.sqrt(1.0 + 1.0 / inputs)
+    return math.exp(float(logs.mean()) + t_quantile(max(share, 0.5), inputs - 1) * spread)
+
+
+_RESAMPLED = 400
+
+
+def limit_of_sets(
+    score: Callable[[Sequence[int]], float], inputs: int, pool: int, share: float
+) -> float:
+    """What ``share`` of further sets of as many inputs score at most, by how far the scores of two
+    sets that are drawn from the given inputs lie apart (Efron and Tibshirani, An Introduction to
+    the Bootstrap, chapter 8): the given set is one of the two, and another the other. As a
+    proportion, for errors are spread so, or where a set may score 0 as a difference.
+
+    Half of what may be over is left for what resampling underrates: of means over 20 log-normal
+    scores whose logarithms deviate by 1, 94 % of others are within the limit for 97.5 %, and 96 %
+    of those over 64.
+
+    Args:
+        score: of a set, by the places of its inputs, in tolerances.
+        inputs: how many make a set; those of the given set are the first.
+        pool: how many places there are to draw from.
+        share: of further sets, below 1.
+
+    Returns:
+        In the same; infinite where a score is.
+    """
+    random = np.random.default_rng(0)
+    pairs = random.integers(pool, size=(_RESAMPLED, 2, inputs))
+    scores = np.asarray([[score(one), score(other)] for one, other in pairs.tolist()])
+    given = score(range(inputs))
+    if not np.isfinite(scores).all() or not math.isfinite(given):
+        return math.inf
+    place = math.ceil((1.0 + share) / 2.0 * _RESAMPLED) - 1
+    if given > 0.0 and scores.min() > 0.0:
+        return given * float(np.sort(scores[:, 0] / scores[:, 1])[place])
+    return given + float(np.sort(scores[:, 0] - scores[:, 1])[place])

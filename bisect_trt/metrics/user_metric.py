@@ -1,0 +1,129 @@
+"""A metric of the user's, called so that it can harm nothing, and held to its contract: a number,
+the same for the same outputs, from arrays that it leaves as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bisect_trt.base.errors import BadInputError
+from bisect_trt.base.user_code import (
+    load_function,
+    read_by_imports,
+    source_digest,
+    users_code,
+    watched_reads,
+)
+
+_CHECKED_CALLS = 2
+"""So many calls are made twice, and the arrays looked at before and after."""
+
+
+class UserMetric:
+    """``metric(reference, candidate)``, two mappings of output name to array, or two sequences of
+    such mappings.
+
+    ``digest`` is what its answers are known by, beside ``reads``: the files that it has read so
+    far, by path, with the digest of each.
+
+    Args:
+        metric: a function, or ``module:function``.
+    """
+
+    def __init__(self, metric: str | Callable[[Any, Any], float]) -> None:
+        function = load_function(metric, "--metric") if isinstance(metric, str) else metric
+        # Its module may have been imported before, by another option that names it.
+        self.reads = dict(read_by_imports) if isinstance(metric, str) else {}
+        self._function = function
+        self.name = metric.rpartition(":")[2] if isinstance(metric, str) else _name_of(function)
+        with users_code(f"--metric {self.name}"):
+            self.digest = source_digest(function)
+        self._left = _CHECKED_CALLS
+
+    def __call__(self, reference: Any, candidate: Any) -> float:
+        """The metric's value.
+
+        Raises:
+            BadInputError: it raised, wrote into its arguments, is not deterministic, or gave no
+                number.
+        """
+        if self._left <= 0:
+            return self._called(reference, candidate)
+        self._left -= 1
+        before = _fingerprint((reference, candidate))
+        value = self._called(reference, candidate)
+        again = self._called(reference, candidate)
+        if _fingerprint((reference, candidate)) != before:
+            raise BadInputError(
+                f"--metric {self.name}: it writes into the arrays that it is given; let it copy "
+                "them first"
+            )
+        if value != again:
+            raise BadInputError(
+                f"--metric {self.name}: not deterministic: {value:g} and then {again:g} for the "
+                "same outputs; seed it"
+            )
+        return value
+
+    def _called(self, reference: Any, candidate: Any) -> float:
+        with users_code(f"--metric {self.name}"), watched_reads(self.reads):
+            try:
+                given = self._function(_read_only(reference), _read_only(candidate))
+                if given is None or isinstance(given, str | bytes):
+                    raise BadInputError(
+                        f"--metric {self.name}: it gave {type(given).__name__}; let it give a "
+                        "number"
+                    )
+                value = float(given)
+            except ValueError as error:
+                if "read-only" in str(error):
+                    raise BadInputError(
+                        f"--metric {self.name}: it writes into the arrays that it is given; let it "
+                        "copy them first"
+                    ) from error
+                raise
+        if math.isnan(value):
+            raise BadInputError(
+                f"--metric {self.name}: it gave NaN where all outputs are finite; let it give a "
+                "number for every pair of outputs"
+            )
+        return value
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    inner = getattr(function, "func", function)  # of a functools.partial
+    return str(getattr(inner, "__name__", type(inner).__name__))
+
+
+def _read_only(arrays: Any) -> Any:
+    """Views that cannot be written to, in mappings of their own."""
+    if isinstance(arrays, Mapping):
+        return {name: _read_only(value) for name, value in arrays.items()}
+    if isinstance(arrays, Sequence):
+        return [_read_only(value) for value in arrays]
+    view = np.asarray(arrays).view()
+    view.flags.writeable = False
+    return view
+
+
+def _fingerprint(arrays: Any) -> str:
+    found = hashlib.sha256()
+
+    def add(value: Any) -> None:
+        if isinstance(value, Mapping):
+            for name in value:
+                found.update(str(name).encode(errors="replace"))
+                add(value[name])
+        elif isinstance(value, Sequence):
+            for entry in value:
+                add(entry)
+        else:
+            found.update(np.ascontiguousarray(value).tobytes())
+
+    add(arrays)
+    return found.hexdigest()

@@ -1,0 +1,1 @@
+"""The model as ONNX: its layers, and a plan written as another model."""

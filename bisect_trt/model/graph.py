@@ -1,0 +1,495 @@
+"""The graph that everything else reads: nodes, tensors, types, layers."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from sys import intern
+
+import onnx
+from onnx import TensorProto, defs, helper
+
+from bisect_trt.base.errors import BadInputError, one_line
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.model.layers import (
+    FloatSlots,
+    Kind,
+    Layer,
+    Role,
+    float_slots,
+    node_names,
+    role_of,
+    with_unique_names,
+)
+from bisect_trt.model.precision_rules import (
+    FLOAT,
+    HAVE_BF16,
+    MOVES,
+    QUANTISES,
+    TYPE_AGNOSTIC,
+    is_standard,
+    schema_of,
+)
+from bisect_trt.model.tensor_types import Scope, captured_names, infer_types, opset_of, subgraphs
+from bisect_trt.model.tensor_values import Constants
+
+
+def drop_unread(graph: onnx.GraphProto, converted: set[str]) -> None:
+    """Remove the constants among ``converted`` that nothing reads any more."""
+    unread = converted - _names_read(graph) if converted else converted
+    if not unread:
+        return
+    kept = [t for t in graph.initializer if t.name not in unread]
+    nodes = [n for n in graph.node if not (n.op_type == "Constant" and n.output[0] in unread)]
+    for field_of, remaining in ((graph.initializer, kept), (graph.node, nodes)):
+        if len(remaining) < len(field_of):
+            del field_of[:]
+            field_of.extend(remaining)
+
+
+def _names_read(graph: onnx.GraphProto) -> set[str]:
+    names = {o.name for o in graph.output}
+    for node in graph.node:
+        names.update(node.input)
+        for _, body in subgraphs(node):
+            names |= _names_read(body)
+    return names
+
+
+_DECIDES = frozenset({"Equal", "NonZero", "OneHot"})
+"""Operators that give something else as soon as a value is another, however near."""
+
+_COMPUTES_WHOLE = frozenset(
+    {
+        "Abs",
+        "Add",
+        "Ceil",
+        "Clip",
+        "Div",
+        "Floor",
+        "Max",
+        "Min",
+        "Mod",
+        "Mul",
+        "Neg",
+        "Round",
+        "Sub",
+    }
+)
+"""Arithmetic that indices are made with (row * width + column) before they are cast."""
+
+FLOATS = frozenset(
+    {
+        FLOAT,
+        onnx.TensorProto.FLOAT16,
+        onnx.TensorProto.BFLOAT16,
+        onnx.TensorProto.DOUBLE,
+    }
+)
+
+
+def discrete_inputs(graph: onnx.GraphProto, types: Scope) -> frozenset[str]:
+    """The names of float inputs that are cast to integers or booleans, or asked for equality, as
+    they are, moved, or behind arithmetic: ids, coordinates and masks, where their values are whole.
+
+    Args:
+        graph: the main graph; bodies are not looked into.
+        types: of its tensors.
+    """
+    initialised = {t.name for t in graph.initializer}
+    # The inputs that a tensor has its values from: a Concat takes them of several.
+    source = {i.name: frozenset({i.name}) for i in graph.input if i.name not in initialised}
+    found: set[str] = set()
+    for node in filter(is_standard, graph.node):
+        read = frozenset[str]().union(*(source.get(name, ()) for name in node.input))
+        if not read:
+            continue
+        floats = all(types.type_of(o) in FLOATS for o in node.output if o)
+        if node.op_type in _DECIDES or (node.op_type == "Cast" and not floats):
+            found.update(read)
+        elif node.op_type in MOVES | _COMPUTES_WHOLE or node.op_type == "Cast":
+            source.update(dict.fromkeys(filter(None, node.output), read))
+    return frozenset(name for name in found if types.type_of(name) in FLOATS)
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Node ``index`` of the main graph gives the float ``tensor``, of what it looks up in ``table``
+    (empty where it only casts); ``source`` is the input that may stand for it.
+    """
+
+    index: int
+    tensor: str
+    table: str
+    source: str
+
+
+def list_lookups(
+    model: onnx.ModelProto, layers: Sequence[Layer], tables: Container[str]
+) -> tuple[Lookup, ...]:
+    """What is gathered from constant tables by the inputs' integers, or by others that no layer
+    computes of them; where nothing is, what such integers are cast to.
+
+    What comes of the inputs' shapes alone is left: moved, a size would be another size.
+
+    Args:
+        model: the FP32 model.
+        layers: its layers: what these give is rounded, so that indices made of it may change.
+        tables: the names of its FP32 constants.
+    """
+    graph = model.graph
+    by_index = {layer.index: layer for layer in layers}
+    initialised = {t.name for t in graph.initializer}
+    from_inputs = {i.name for i in graph.input} - initialised
+    rounded: set[str] = set()
+    taken = {name for node in graph.node for name in (*node.input, *node.output)} | from_inputs
+    gathered, cast = [], []
+    for index, node in enumerate(graph.node):
+        read = {*node.input, *captured_names(node)}
+        if rounded.isdisjoint(read) and not from_inputs.isdisjoint(read) and index in by_index:
+            tensor = node.output[0]
+            source = f"{tensor}__moved"
+            while source in taken:
+                source += "_"
+            if node.op_type == "Gather" and node.input[0] in tables:
+                gathered.append(Lookup(index, tensor, node.input[0], source))
+            elif node.op_type == "Cast":
+                cast.append(Lookup(index, tensor, "", source))
+        if not from_inputs.isdisjoint(read) and node.op_type not in TYPE_AGNOSTIC:
+            from_inputs.update(o for o in node.output if o)
+        if index in by_index or not rounded.isdisjoint(read):
+            rounded.update(o for o in node.output if o)
+    return tuple(gathered or cast)
+
+
+def lookup_model(model: onnx.ModelProto, lookups: Sequence[Lookup]) -> onnx.ModelProto:
+    """The part of ``model`` that gives what is looked up, from the same inputs, by ``source``.
+
+    Args:
+        model: read only.
+        lookups: of :func:`list_lookups`.
+    """
+    source = model.graph
+    wanted = {lookup.tensor for lookup in lookups}
+    kept: list[onnx.NodeProto] = []
+    for node in reversed(source.node):
+        if not wanted.isdisjoint(node.output):
+            wanted.update(name for name in (*node.input, *captured_names(node)) if name)
+            kept.append(node)
+    new = onnx.ModelProto(ir_version=max(model.ir_version, 4))
+    new.opset_import.extend(model.opset_import)
+    new.functions.extend(model.functions)
+    new.graph.name = source.name or "graph"
+    initialised = {t.name for t in source.initializer}
+    new.graph.input.extend(i for i in source.input if i.name not in initialised)
+    new.graph.initializer.extend(t for t in source.initializer if t.name in wanted)
+    new.graph.node.extend(reversed(kept))
+    for node in new.graph.node:
+        node.name = ""  # ONNX Runtime refuses two of one name
+    for lookup in lookups:
+        new.graph.node.append(helper.make_node("Identity", [lookup.tensor], [lookup.source]))
+        new.graph.output.append(helper.make_tensor_value_info(lookup.source, FLOAT, None))
+    return new
+
+
+def after_lookups(model: onnx.ModelProto, lookups: Sequence[Lookup]) -> onnx.ModelProto:
+    """A copy of ``model`` that reads what it would look up from inputs named ``source``, beside its
+    own; its nodes bear their ids.
+
+    Args:
+        model: read only.
+        lookups: of :func:`list_lookups`.
+    """
+    new = with_unique_names(model)
+    for lookup in lookups:
+        node = new.graph.node[lookup.index]
+        given = helper.make_node("Identity", [lookup.source], [lookup.tensor], node.name)
+        node.CopyFrom(given)
+        value = helper.make_tensor_value_info(lookup.source, FLOAT, None)
+        new.graph.input.append(value)
+    drop_unread(new.graph, {lookup.table for lookup in lookups} - {""})
+    return new
+
+
+PRODUCTS_BROADCAST = 7
+"""ONNX Runtime has no products and differences of an earlier opset, which TF32's rounding is made
+of."""
+
+CAST_HAS_BF16 = 13
+HAS_LAYER_NORMALIZATION = 17
+
+_RESIZE_SAYS_WHERE = 11
+
+_OTHERWISE = {"Scan": (1, 9), "Hardmax": (1, 13), "GroupNormalization": (18, 21)}
+"""Operators that ONNX's converter carries over as they are, the opset they are in from, and the one
+from which on they mean something else: a scan without a batch, one axis in place of all from it on,
+a scale for each channel in place of each group."""
+
+
+def lacks_bf16(ops: set[str], opset: int) -> bool:
+    """True if one of the operators ``ops`` (or the casts beside them) has no BF16 form in ``opset``
+    but in a later one.
+    """
+    if not ops or opset >= HAVE_BF16:
+        return False
+    return opset < CAST_HAS_BF16 or not all(has_bf16(op, opset) for op in ops)
+
+
+def operators(nodes: Iterable[onnx.NodeProto]) -> set[str]:
+    """The operator types of ``nodes`` and of everything in their bodies."""
+    found = set()
+    for node in nodes:
+        found.add(node.op_type)
+        for _, body in subgraphs(node):
+            found |= operators(body.node)
+    return found
+
+
+def raised(model: onnx.ModelProto, target: int) -> onnx.ModelProto:
+    """A copy of ``model`` at opset ``target``.
+
+    Where ONNX's converter writes nodes that mean something else, they are mended or refused: a
+    ``Resize`` before opset 11 took pixels' corners, and later ones say so.
+
+    Raises:
+        BadInputError: the converter cannot do it, or not without changing what is computed.
+    """
+    named, before = with_unique_names(model), opset_of(model)
+    present = operators(named.graph.node)
+    for op_type, (first, changed) in _OTHERWISE.items():
+        if first <= before < changed <= target and op_type in present:
+            raise BadInputError(
+                f"model: the precision needs opset {target}, and {op_type} means something else "
+                f"from opset {changed} on; export the model again with opset {target}"
+            )
+    if before < _RESIZE_SAYS_WHERE <= target:
+        _check_resizes(named.graph, target)
+    of = {node.output[0]: node for node in named.graph.node if node.output and node.output[0]}
+    try:
+        converted = onnx.version_converter.convert_version(named, target)
+    except Exception as error:  # the converter raises whatever its C++ adapters throw
+        raise BadInputError(
+            f"model: the precision needs opset {target} and opset {opset_of(model)} cannot be "
+            f"converted ({one_line(error, 120)}); export the model again with opset {target}"
+        ) from error
+    taken = {node.name for node in converted.graph.node}
+    for node in converted.graph.node:
+        source = of.get(node.output[0]) if node.output else None
+        if source is None:
+            continue
+        if not node.name and source.name not in taken:  # the converter drops an Upsample's
+            node.name = source.name
+        if node.op_type == "Resize" and before < _RESIZE_SAYS_WHERE:
+            _as_before(node)
+    del converted.functions[:]  # the converter drops them, and the imports of their domains
+    converted.functions.extend(named.functions)
+    known = {o.domain for o in converted.opset_import}
+    converted.opset_import.extend(o for o in named.opset_import if o.domain not in known)
+    return converted
+
+
+def _check_resizes(graph: onnx.GraphProto, target: int) -> None:
+    """Refuse those of opset 10 that are not mended: in bodies, and nearest ones that may shrink.
+
+    Raises:
+        BadInputError: names the node.
+    """
+    constants = Constants(graph).of_type(TensorProto.FLOAT)
+    for node in graph.node:
+        inside = operators(n for _, body in subgraphs(node) for n in body.node)
+        shrinks = False
+        if node.op_type == "Resize":
+            nearest = all(a.s == b"nearest" for a in node.attribute if a.name == "mode")
+            by = constants.get(node.input[1])
+            shrinks = nearest and (by is None or bool((by < 1.0).any()))
+        if shrinks or not inside.isdisjoint({"Resize", "Upsample"}):
+            raise BadInputError(
+                f"{node.name}: the precision needs opset {target}, and ONNX's converter changes "
+                f"what this Resize computes; export the model again with opset {target}"
+            )
+
+
+def _as_before(node: onnx.NodeProto) -> None:
+    """Let a ``Resize`` compute what one of opset 10 does."""
+    meant = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    said = {a.name for a in node.attribute}
+    node.attribute.extend(helper.make_attribute(k, v) for k, v in meant.items() if k not in said)
+
+
+def has_bf16(op_type: str, opset: int) -> bool:
+    """False where ``op_type`` has no BF16 form in ``opset``, and one in opset 22."""
+    schema, later = schema_of(op_type, opset), schema_of(op_type, HAVE_BF16)
+    if schema is None or later is None:
+        return True
+    return _bf16_variables(later) <= _bf16_variables(schema)
+
+
+def _bf16_variables(schema: defs.OpSchema) -> set[str]:
+    return {
+        c.type_param_str
+        for c in schema.type_constraints
+        if "tensor(bfloat16)" in c.allowed_type_strs
+    }
+
+
+_REDUCED = (Precision.FP16, Precision.BF16, Precision.TF32)
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """``proto`` is read only from here on: what is derived from it is remembered.
+    Of a lifted source ``stored_inputs`` are what is cast from its reduced inputs, and
+    ``stored_outputs`` the outputs, with their types, that it gives reduced.
+    """
+
+    proto: onnx.ModelProto
+    _roles: dict[Precision, list[Role | None]] = field(default_factory=dict, init=False, repr=False)
+    _slots: list[FloatSlots | None] = field(default_factory=list, init=False, repr=False)
+    _raised: dict[int, Graph] = field(default_factory=dict, init=False, repr=False)
+    stored_inputs: frozenset[str] = frozenset()
+    stored_outputs: Mapping[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The unique id of each node of the main graph, in the file's order."""
+        return tuple(node_names(self.proto.graph.node))
+
+    @cached_property
+    def types(self) -> Scope:
+        """The element type of every tensor, bodies included."""
+        return infer_types(self.proto)
+
+    @cached_property
+    def opset(self) -> int:
+        """The version of the standard operators."""
+        return opset_of(self.proto)
+
+    @cached_property
+    def constants(self) -> Constants:
+        """Every constant tensor of the main graph by name: initialisers and Constant nodes."""
+        return Constants(self.proto.graph)
+
+    @cached_property
+    def float_constants(self) -> Constants:
+        """The FP32 ones among :attr:`constants`."""
+        return self.constants.of_type(FLOAT)
+
+    @cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        """The nodes that can run at FP16, BF16 or TF32, in the file's (topological) order."""
+        found = []
+        same: dict[frozenset[Precision], frozenset[Precision]] = {}
+        for index, (node, name) in enumerate(zip(self.proto.graph.node, self.names, strict=True)):
+            precisions = frozenset(p for p in _REDUCED if self.role(index, p).kind is Kind.LAYER)
+            precisions = same.setdefault(precisions, precisions)
+            if precisions:
+                # Each access to a message makes a new string.
+                outputs = tuple(
+                    intern(o) for o in node.output if o and self.types.type_of(o) == FLOAT
+                )
+                inputs = tuple(intern(i) for i in node.input if i)
+                found.append(Layer(name, node.op_type, index, outputs, inputs, precisions))
+        return tuple(found)
+
+    @cached_property
+    def lookups(self) -> tuple[Lookup, ...]:
+        """The first float tensors where the inputs are integers (see ``lookups``)."""
+        return list_lookups(self.proto, self.layers, self.float_constants)
+
+    @cached_property
+    def discrete(self) -> frozenset[str]:
+        """The float inputs that are taken for integers or truth values (see ``discrete``)."""
+        return discrete_inputs(self.proto.graph, self.types)
+
+    @cached_property
+    def after_lookups(self) -> Graph:
+        """The same model with :attr:`lookups` as further inputs."""
+        return Graph(after_lookups(self.proto, self.lookups))
+
+    def taking(self, inputs: Iterable[str]) -> Graph:
+        """The form of the model that takes ``inputs``: itself, or where what it looks up is among
+        them, :attr:`after_lookups`.
+        """
+        sources = {lookup.source for lookup in self.lookups}
+        return self if sources.isdisjoint(inputs) else self.after_lookups
+
+    @cached_property
+    def quantised(self) -> bool:
+        """Whether some node quantises or dequantises, in a body too."""
+        return not QUANTISES.isdisjoint(operators(self.proto.graph.node))
+
+    @cached_property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of the graph's outputs."""
+        return tuple(o.name for o in self.proto.graph.output)
+
+    def layers_at(self, precision: Precision) -> tuple[Layer, ...]:
+        """The layers that can run at ``precision``."""
+        return tuple(layer for layer in self.layers if precision in layer.precisions)
+
+    def role(self, index: int, precision: Precision) -> Role:
+        """What node ``index`` of the main graph may do at ``precision``."""
+        roles = self._roles.get(precision)
+        if roles is None:
+            roles = self._roles.setdefault(precision, [None] * len(self.names))
+        role = roles[index]
+        if role is None:
+            node = self.proto.graph.node[index]
+            slots = self._slots_of(index, node)
+            if node.op_type == "Cast" and node.output[0] in self.stored_inputs:
+                precision = Precision.FP32  # it gives what was rounded already
+            role = role_of(node, self.types, self.opset, precision, slots)
+            roles[index] = role
+        return role
+
+    def _slots_of(self, index: int, node: onnx.NodeProto) -> FloatSlots:
+        """The :func:`float_slots` of node ``index``, for all precisions."""
+        if not self._slots:
+            self._slots.extend([None] * len(self.names))
+        slots = self._slots[index]
+        if slots is None:
+            slots = self._slots[index] = float_slots(node, self.types)
+        return slots
+
+    def raised(self, target: int) -> Graph:
+        """The same model at opset ``target``.
+
+        Raises:
+            BadInputError: ONNX's converter cannot do it.
+        """
+        if target not in self._raised:
+            self._raised[target] = Graph(
+                raised(self.proto, target),
+                stored_inputs=self.stored_inputs,
+                stored_outputs=self.stored_outputs,
+            )
+        return self._raised[target]
+
+    def check_plan(self, plan: PrecisionPlan) -> None:
+        """Refuse a plan of another model.
+
+        Raises:
+            BadInputError: names the first pin that is no node here.
+        """
+        unknown = sorted(plan.pinned.difference(self.names))
+        if unknown:
+            raise BadInputError(
+                f"plan: pins layer {unknown[0]!r}, which the model does not have "
+                f"({len(unknown)} such); `bisect-trt inspect` lists the layers"
+            )
+
+
+def as_graph(model: onnx.ModelProto | Graph) -> Graph:
+    """``model`` itself where it is one already."""
+    return model if isinstance(model, Graph) else Graph(model)
+
+
+def list_layers(model: onnx.ModelProto | Graph) -> list[Layer]:
+    """The layers of ``model`` in the file's order, which ONNX requires to be a topological one.
+
+    A layer is a node with an FP32 output that can run at FP16, BF16 or TF32. Nodes that already run
+    in FP16 or BF16 in the source, integer and boolean nodes, custom domains, Q/DQ and the operators
+    of ``STAYS_FP32`` are none.
+    """
+    return list(as_graph(model).layers)

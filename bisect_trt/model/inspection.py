@@ -1,0 +1,160 @@
+"""What can be said of a model without running it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from onnx import TensorProto
+
+from bisect_trt.base.outcomes import Finding
+from bisect_trt.base.plan import Precision
+from bisect_trt.model.cautions import cautions, open_sizes, refusals, weight_findings
+from bisect_trt.model.engine_suspects import engine_suspects
+from bisect_trt.model.graph import HAS_LAYER_NORMALIZATION, Graph, has_bf16, lacks_bf16
+from bisect_trt.model.layers import Kind, Layer
+from bisect_trt.model.lifted import lifted_form
+from bisect_trt.model.load import LoadedModel
+from bisect_trt.model.patterns import Pattern, find_patterns
+from bisect_trt.model.precision_rules import (
+    FLOAT,
+    HAVE_BF16,
+    STAYS_FP32,
+    is_standard,
+    lowerable_slots,
+)
+from bisect_trt.model.tensor_types import UNKNOWN
+
+_DELICATE = {
+    "Pow": "squares leave FP16's range above 256",
+    "ReduceSum": "sums of many values leave FP16's range",
+    "ReduceSumSquare": "sums of squares leave FP16's range",
+    "ReduceL2": "sums of squares leave FP16's range",
+    "Exp": "leaves FP16's range above 11.09",
+    "Softplus": "its exponential leaves FP16's range",
+    "InstanceNormalization": "variances of large activations leave FP16's range",
+    "GridSample": "coordinates lose precision in FP16",
+    "CumSum": "a running sum accumulates rounding",
+}
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """``suspects`` maps a layer's id to why it is delicate; ``kept`` the float nodes that are no
+    layers to why.
+    """
+
+    model: str
+    opset: int
+    layers: tuple[Layer, ...]
+    patterns: tuple[Pattern, ...]
+    suspects: dict[str, str]
+    kept: dict[str, str]
+    findings: tuple[Finding, ...]
+    advice: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The content for machines."""
+        return {
+            "model": self.model,
+            "opset": self.opset,
+            "layers": [
+                {"layer": x.name, "op": x.op, "scope": x.scope, "precisions": sorted(x.precisions)}
+                for x in self.layers
+            ],
+            "patterns": [vars(p) for p in self.patterns],
+            "suspects": self.suspects,
+            "kept": self.kept,
+            "findings": [vars(f) for f in self.findings],
+            "advice": list(self.advice),
+        }
+
+
+def inspect_model(model: LoadedModel, precision: Precision) -> Inspection:
+    """Layers, patterns, suspects, weights out of range, and advice, without running anything."""
+    source = lifted_form(model)
+    graph, lifted = source.graph, source.lifted
+    if lifted is not None and precision is Precision.FP16:
+        precision = lifted.precision
+    layers = graph.layers_at(precision)
+    patterns = find_patterns(graph)
+    suspects = {x.name: f"{x.op}: {_DELICATE[x.op]}" for x in layers if x.op in _DELICATE}
+    for pattern in patterns:
+        if pattern.decomposed and pattern.kind.endswith("Norm"):
+            why = f"part of a {pattern.kind} written out in primitive operators"
+            suspects |= dict.fromkeys(pattern.layers, why)
+    raises = precision is Precision.BF16 and lacks_bf16({x.op for x in layers}, graph.opset)
+    return Inspection(
+        model.name,
+        graph.opset,
+        layers,
+        tuple(patterns),
+        suspects,
+        _kept_nodes(graph),
+        (
+            *([Finding("lifted", "", lifted.sentence)] if lifted is not None else []),
+            *refusals(graph, model.name),
+            *open_sizes(graph),
+            *cautions(graph),
+            *engine_suspects(graph, precision),
+            *weight_findings(graph, precision),
+        ),
+        tuple(_advice(graph.opset, patterns, layers, layers if raises else ())),
+    )
+
+
+def _kept_nodes(graph: Graph) -> dict[str, str]:
+    """The nodes that touch floats and still are no layers, with the reason."""
+    kept = {}
+    low = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+    for index, (node, name) in enumerate(zip(graph.proto.graph.node, graph.names, strict=True)):
+        types = [graph.types.type_of(o) for o in node.output if o]
+        if not graph.stored_inputs.isdisjoint(node.output):
+            continue  # stands behind an input of a lifted source, which has no such node
+        if not is_standard(node):
+            kept[name] = f"{node.domain}.{node.op_type} is not a standard operator"
+        elif any(t in low for t in types):
+            kept[name] = f"{node.op_type} already runs at reduced precision in the source"
+        elif node.op_type in STAYS_FP32 and FLOAT in types:
+            kept[name] = f"{node.op_type}: {STAYS_FP32[node.op_type]}"
+        elif FLOAT in types and graph.role(index, Precision.FP16).kind is Kind.KEPT:
+            counts = len(node.input), len(node.output)
+            _, outs = lowerable_slots(node.op_type, graph.opset, *counts, Precision.FP16)
+            untyped = outs and any(graph.types.type_of(i) == UNKNOWN for i in node.input if i)
+            reason = f"has no FP16 form in opset {graph.opset}"
+            if untyped:
+                reason = "reads what no type is told of, behind an operator of another domain"
+            kept[name] = f"{node.op_type} {reason}"
+    return kept
+
+
+def _advice(
+    opset: int, patterns: list[Pattern], layers: Sequence[Layer], raising: Sequence[Layer]
+) -> list[str]:
+    advice = []
+    if not layers:
+        advice.append("no node computes floats that could be lowered: there is nothing to search")
+    written_out = sum(p.decomposed and p.kind == "LayerNorm" for p in patterns)
+    if written_out and opset < HAS_LAYER_NORMALIZATION:
+        advice.append(
+            f"{written_out} LayerNorms are written out in primitive operators: LayerNormalization "
+            "exists from opset 17 (this model "
+            f"has {opset}), and engines keep its inside in FP32; exporting again with opset 17 or "
+            "later may need no pins."
+        )
+    elif written_out:
+        advice.append(
+            f"{written_out} LayerNorms are written out although opset {opset} has "
+            "LayerNormalization, whose inside engines keep in "
+            "FP32; export with the operator where the exporter can."
+        )
+    if raising:
+        lacking = [f"{x.name} ({x.op})" for x in raising if not has_bf16(x.op, opset)]
+        more = f" and {len(lacking) - 1} more have" if len(lacking) > 1 else " has"
+        what = f"{lacking[0]}{more}" if lacking else "Cast has"
+        advice.append(
+            f"{what} no BF16 form in opset {opset}: the typed model will be raised to "
+            f"{HAVE_BF16}; export with opset {HAVE_BF16} where ONNX's converter cannot."
+        )
+    return advice

@@ -1,0 +1,315 @@
+"""A model that is FP16 or BF16 already, lifted to FP32 so that its own roundings can be judged.
+
+ONNX Runtime's CPU provider runs FP16 nodes in FP32 and drops the roundings between them, so nothing
+that it says of such a model is what hardware does. Lifted, every tensor is FP32 and the weights are
+as stored; the source's types come back as a plan: what was reduced is reduced, and what was FP32
+stays so. Graph inputs keep their type, and a Cast stands behind each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from bisect_trt.base.display import counted
+from bisect_trt.base.errors import BadInputError
+from bisect_trt.base.plan import Precision
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.layers import node_names
+from bisect_trt.model.load import LoadedModel, load_model
+from bisect_trt.model.precision_rules import FLOAT, MOVES, STORAGE_TYPE, is_standard
+from bisect_trt.model.tensor_types import Scope, every_node, infer_types, subgraphs
+from bisect_trt.model.tensor_values import all_tensors, array_of, place_of
+
+_NAME_A_TYPE = frozenset({"to", "dtype", "output_dtype", "output_datatype", "softmax_precision"})
+"""Attributes that hold an element type."""
+
+
+@dataclass(frozen=True)
+class Lifted:
+    """``model`` in FP32. ``precision`` is what the source's nodes run in, ``reduced`` how many of
+    its ``nodes`` do, ``islands`` the ids of those that it keeps in FP32: none where it reduces
+    none. ``inputs`` are what stands for graph inputs of that type, ``outputs`` the graph outputs of
+    that type, with it. ``has_bodies`` where a node with bodies is reduced.
+    """
+
+    model: onnx.ModelProto
+    precision: Precision
+    reduced: int
+    nodes: int
+    islands: frozenset[str]
+    inputs: frozenset[str] = frozenset()
+    outputs: Mapping[str, int] = field(default_factory=dict)
+    has_bodies: bool = False
+
+    @property
+    def sentence(self) -> str:
+        """What the reader of an answer should know."""
+        name = self.precision.value.upper()
+        if not self.reduced:
+            return (
+                f"inputs or outputs are {name} in the source, whose nodes compute in FP32: judged "
+                "as those of an FP32 model"
+            )
+        return (
+            f"{counted(self.reduced, 'node')} of {self.nodes} run in {name} in the source already "
+            "and are judged with their roundings. The reference has none, and the weights as "
+            f"stored. {counted(len(self.islands), 'node')} in FP32 stay so"
+            f"{'. An If, Loop or Scan is reduced as a whole' if self.has_bodies else ''}"
+        )
+
+
+@dataclass(frozen=True)
+class SourceModel:
+    """A model as a run takes it: ``lifted`` says what the source was, where ``model`` is a lifted
+    form of it.
+    """
+
+    model: LoadedModel
+    lifted: Lifted | None
+
+    @property
+    def graph(self) -> Graph:
+        """The model as passes take it; inputs and outputs keep the source's types in what is
+        written of it.
+        """
+        if self.lifted is None:
+            return Graph(self.model.proto)
+        its = self.lifted
+        return Graph(its.model, stored_inputs=its.inputs, stored_outputs=its.outputs)
+
+
+def load_source(source: str | Path | onnx.ModelProto) -> SourceModel:
+    """A model, lifted to FP32 where it is reduced already.
+
+    Args:
+        source: a path, or the model.
+
+    Raises:
+        BadInputError: names the file and the tensor.
+    """
+    return lifted_form(load_model(source))
+
+
+def lifted_form(model: LoadedModel) -> SourceModel:
+    """As :func:`load_source`, of a model that is loaded."""
+    lifted = lift(model.proto, model.name)
+    return SourceModel(model if lifted is None else replace(model, proto=lifted.model), lifted)
+
+
+def lift(model: onnx.ModelProto, where: str = "model") -> Lifted | None:
+    """``model`` lifted to FP32; None where none of its nodes gives reduced tensors.
+
+    Args:
+        model: read only.
+        where: what an error names.
+
+    Raises:
+        BadInputError: an operator of another domain makes reduced tensors of unknown type, or the
+            model mixes FP16 and BF16.
+    """
+    scope = infer_types(model)
+    nodes = model.graph.node
+    made = [_types_made(node, index, scope) for index, node in enumerate(nodes)]
+    found = [p for p, kind in STORAGE_TYPE.items() if any(kind in kinds for kinds in made)]
+    if not found:
+        return None
+    if len(found) > 1:
+        raise BadInputError(
+            f"{where}: the model mixes {' and '.join(p.value.upper() for p in found)} nodes, which "
+            "is not judged; give the FP32 model that it was made from"
+        )
+    kind = STORAGE_TYPE[found[0]]
+    _check_declared(nodes, scope, kind, where)
+    computing = [
+        (name, kind in kinds, node)
+        for name, kinds, node in zip(node_names(nodes), made, nodes, strict=True)
+        if kinds
+    ]
+    reduced = [node for _, is_reduced, node in computing if is_reduced]
+    changed = [node for node in reduced if node.op_type not in _CHANGES_NONE]
+    islands = frozenset(name for name, is_reduced, _ in computing if not is_reduced and changed)
+    new = onnx.ModelProto()
+    new.CopyFrom(model)
+    lifting = _Lift(kind, where)
+    inputs = lifting.graph(new.graph, scope)
+    return Lifted(
+        new,
+        found[0],
+        len(reduced) if changed else 0,
+        len(computing),
+        islands,
+        inputs,
+        dict.fromkeys(lifting.outputs, kind),
+        any(True for node in changed for _ in subgraphs(node)),
+    )
+
+
+def _check_declared(nodes: Sequence[onnx.NodeProto], scope: Scope, kind: int, where: str) -> None:
+    """Refuse a tensor that is declared reduced though what makes it reads FP32 alone."""
+    for node in nodes:
+        read = {scope.type_of(name) for name in node.input if name}
+        free = any(a.name in _NAME_A_TYPE for a in node.attribute) or any(subgraphs(node))
+        if FLOAT not in read or kind in read or free or not is_standard(node):
+            continue
+        for name in node.output:
+            if name and scope.type_of(name) == kind:
+                raise BadInputError(
+                    f"{where}: tensor {name!r} is declared {TensorProto.DataType.Name(kind)}, and "
+                    f"{node.op_type} {node.name!r} makes FLOAT of what it reads; declare that"
+                )
+
+
+_CHANGES_NONE = MOVES | {"Cast"}
+"""A model of which nothing else is reduced computes in FP32."""
+
+
+def _types_made(node: onnx.NodeProto, index: int, scope: Scope) -> frozenset[int]:
+    """The float types of what ``node`` and the nodes of its bodies give. A constant computes
+    nothing.
+    """
+    if node.op_type == "Constant":
+        return frozenset()
+    kinds = {scope.type_of(o) for o in node.output if o}
+    for attribute, body in subgraphs(node):
+        inner = scope.body(index, attribute)
+        for place, its in enumerate(body.node):
+            kinds |= _types_made(its, place, inner)
+    return frozenset(kinds & {FLOAT, *STORAGE_TYPE.values()})
+
+
+class _Lift:
+    """Rewrites a graph in place: ``kind`` becomes FP32 everywhere but at the graph's inputs and
+    around operators of other domains.
+    """
+
+    def __init__(self, kind: int, where: str) -> None:
+        self._kind = kind
+        self._where = where
+        self._used: set[str] = set()
+        self.outputs: list[str] = []
+
+    def graph(self, graph: onnx.GraphProto, scope: Scope) -> frozenset[str]:
+        """Lift the main graph; the names of what stands for its inputs. ``outputs`` are then the
+        graph outputs that were of the type, but for those that are inputs.
+        """
+        self._used.update(name for node in every_node(graph.node) for name in node.output)
+        self._used.update(v.name for v in (*graph.input, *graph.initializer))
+        self._tensors(graph)
+        initialised = {t.name for t in graph.initializer}
+        low = [
+            value.name
+            for value in graph.input
+            if value.name not in initialised and value.type.tensor_type.elem_type == self._kind
+        ]
+        fed = {name: self._fresh(f"{name}__fp32") for name in low}
+        passed = [o for o in graph.output if o.name in fed]
+        kept = [onnx.ValueInfoProto.FromString(o.SerializeToString()) for o in passed]
+        low_outputs = (o for o in graph.output if o.type.tensor_type.elem_type == self._kind)
+        self.outputs = [o.name for o in low_outputs if o.name not in fed]
+        renamed = dict(fed)
+        for tensor in graph.initializer:  # an output needs a node that makes it
+            if tensor.name in self.outputs:
+                renamed[tensor.name] = tensor.name = self._fresh(f"{tensor.name}__fp32")
+        self._body(graph, scope, renamed)
+        for value, as_it_was in zip(passed, kept, strict=True):
+            value.CopyFrom(as_it_was)
+        for name in self.outputs:
+            if name in renamed:
+                graph.node.append(helper.make_node("Identity", [renamed[name]], [name]))
+        casts = [
+            helper.make_node("Cast", [name], [lifted], self._fresh(f"lift_{name}"), to=FLOAT)
+            for name, lifted in fed.items()
+        ]
+        nodes = [*casts, *graph.node]
+        copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+        del graph.node[:]
+        graph.node.extend(copies)
+        for value in graph.input:
+            if value.name in initialised:
+                self._retype(value.type)
+        return frozenset(fed.values())
+
+    def _tensors(self, graph: onnx.GraphProto) -> None:
+        """Constants as FP32, their values as stored."""
+        for tensor in all_tensors(graph):
+            if tensor.data_type != self._kind:
+                continue
+            values = np.asarray(array_of(tensor)).astype(np.float32)
+            if place_of(tensor) is not None:
+                del tensor.external_data[:]
+                tensor.ClearField("data_location")
+            name, dims = tensor.name, list(tensor.dims)
+            tensor.CopyFrom(numpy_helper.from_array(values.reshape(dims), name))
+
+    def _body(self, graph: onnx.GraphProto, scope: Scope, fed: Mapping[str, str]) -> None:
+        """The nodes, and what is declared of their tensors; ``fed`` names what stands for a graph
+        input.
+        """
+        nodes: list[onnx.NodeProto] = []
+        for index, node in enumerate(graph.node):
+            for slot, name in enumerate(node.input):
+                node.input[slot] = fed.get(name, name)
+            for attribute in node.attribute:
+                if attribute.name in _NAME_A_TYPE and attribute.i == self._kind:
+                    attribute.i = FLOAT
+            for attribute, body in subgraphs(node):
+                inner = scope.body(index, attribute)
+                shadowed = {v.name for v in body.input}
+                left = {k: v for k, v in fed.items() if k not in shadowed}
+                self._body(body, inner, left)
+                for value in body.output:  # of the graph around it
+                    value.name = left.get(value.name, value.name)
+                for value in body.input:
+                    self._retype(value.type)
+            nodes += [node] if is_standard(node) else self._around(node, scope, fed)
+        if len(nodes) > len(graph.node):
+            copies = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
+            del graph.node[:]
+            graph.node.extend(copies)
+        for value in (*graph.output, *graph.value_info):
+            self._retype(value.type)
+
+    def _around(
+        self, node: onnx.NodeProto, scope: Scope, fed: Mapping[str, str]
+    ) -> list[onnx.NodeProto]:
+        """An operator of another domain keeps the types that it was exported with."""
+        source = {lifted: name for name, lifted in fed.items()}
+        before, after = [], []
+        for slot, name in enumerate(node.input):
+            if name and scope.type_of(source.get(name, name)) == self._kind:
+                node.input[slot] = self._fresh(f"{name}__stored")
+                before.append(helper.make_node("Cast", [name], [node.input[slot]], to=self._kind))
+        for slot, name in enumerate(node.output):
+            given = scope.type_of(name) if name else FLOAT
+            if given == self._kind:
+                node.output[slot] = self._fresh(f"{name}__stored")
+                after.append(helper.make_node("Cast", [node.output[slot]], [name], to=FLOAT))
+            elif given == TensorProto.UNDEFINED and before:
+                raise BadInputError(
+                    f"{self._where}: node {node.name!r} ({node.domain}.{node.op_type}) reads "
+                    "reduced tensors and nothing says what it gives; give the FP32 model that this "
+                    "one was made from"
+                )
+        return [*before, node, *after]
+
+    def _retype(self, kind: onnx.TypeProto) -> None:
+        if kind.HasField("sequence_type"):
+            self._retype(kind.sequence_type.elem_type)
+        elif kind.HasField("optional_type"):
+            self._retype(kind.optional_type.elem_type)
+        elif kind.tensor_type.elem_type == self._kind:
+            kind.tensor_type.elem_type = FLOAT
+
+    def _fresh(self, stem: str) -> str:
+        name, number = stem, 0
+        while name in self._used:
+            number += 1
+            name = f"{stem}_{number}"
+        self._used.add(name)
+        return name

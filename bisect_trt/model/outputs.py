@@ -1,0 +1,222 @@
+"""Which outputs are decided, reached and judged."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+import onnx
+from onnx import helper
+
+from bisect_trt.base.display import some_of
+from bisect_trt.base.errors import BadInputError
+from bisect_trt.model.graph import FLOATS, Graph
+from bisect_trt.model.layers import node_names
+from bisect_trt.model.precision_rules import FLOAT, STORAGE_TYPE, is_standard, schema_of
+from bisect_trt.model.tensor_types import UNKNOWN, captured_names, opset_of
+
+_OF_SHAPES = frozenset({"Shape", "Size"})
+"""Operators that read no value."""
+
+
+def decided_outputs(graph: Graph, layers: Collection[str]) -> frozenset[str]:
+    """The names of outputs that are integers or truth values, and of which some of ``layers`` may
+    change a value: a class, an index, a mask. Such a value is another or is not, by no margin.
+
+    Args:
+        graph: the model.
+        layers: ids of those that run reduced.
+    """
+    made_by = {
+        tensor: place
+        for place, node in enumerate(graph.proto.graph.node)
+        for tensor in node.output
+        if tensor
+    }
+    lowered = frozenset(layers)
+    return frozenset(
+        name
+        for name in graph.outputs
+        if graph.types.type_of(name) not in FLOATS and _comes_from(graph, name, made_by, lowered)
+    )
+
+
+_KEEP_ORDER = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+"""Operators that keep the elements and their order."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """An output that is the place of the largest (or smallest) value of ``tensor`` along ``axis``,
+    in whatever shape.
+    """
+
+    tensor: str
+    axis: int
+    smallest: bool
+
+
+def list_decisions(model: onnx.ModelProto) -> dict[str, Decision]:
+    """The outputs of ``model`` that an ArgMax or ArgMin makes, by name."""
+    makers = {name: node for node in model.graph.node for name in node.output if name}
+    found = {}
+    for output in model.graph.output:
+        node = makers.get(output.name)
+        for _ in model.graph.node:  # no more often: a file may hold a circle
+            if node is None or node.op_type not in _KEEP_ORDER:
+                break
+            node = makers.get(node.input[0])
+        if node is not None and node.op_type in ("ArgMax", "ArgMin"):
+            axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
+            found[output.name] = Decision(node.input[0], axis, node.op_type == "ArgMin")
+    return found
+
+
+def _comes_from(graph: Graph, output: str, made_by: dict[str, int], layers: frozenset[str]) -> bool:
+    left, seen = [output], set[str]()
+    while left:
+        name = left.pop()
+        place = made_by.get(name)
+        if name in seen or place is None:
+            continue
+        seen.add(name)
+        if graph.names[place] in layers:
+            return True
+        node = graph.proto.graph.node[place]
+        if node.op_type not in _OF_SHAPES:
+            left += [*node.input, *captured_names(node)]
+    return False
+
+
+def unreached(graph: Graph) -> frozenset[str]:
+    """The names of those nodes of ``graph``."""
+    live, found = set(graph.outputs), set[str]()
+    for node, name in zip(reversed(graph.proto.graph.node), reversed(graph.names), strict=True):
+        if live.isdisjoint(node.output):
+            found.add(name)
+        else:
+            live.update(i for i in (*node.input, *captured_names(node)) if i)
+    return frozenset(found)
+
+
+_KNOWN_DOMAINS = frozenset({"ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc"})
+"""Beside ONNX's own, those that ONNX Runtime's CPU provider has kernels of."""
+
+_SELECTS_ROWS = frozenset({"NonMaxSuppression"})
+_SHOWN = 4
+
+
+def names_of(texts: Iterable[str], model: onnx.ModelProto) -> list[str]:
+    """The tensors that ``--outputs`` names: several to a text, with commas between.
+
+    Raises:
+        BadInputError: the model has no such tensor.
+    """
+    made = {name for node in model.graph.node for name in node.output if name}
+    found: list[str] = []
+    for text in texts:
+        for name in [text] if text in made else filter(None, text.split(",")):
+            if name.strip() not in made:
+                raise BadInputError(
+                    f"--outputs {name.strip()}: no node of the model gives such a tensor; "
+                    "`bisect-trt inspect` lists the layers"
+                )
+            found.append(name.strip())
+    return list(dict.fromkeys(found))
+
+
+def tail_outputs(model: onnx.ModelProto, *, of_rows: bool) -> tuple[list[str], list[str]]:
+    """Where a model is cut by itself: the tensors to judge in place of its outputs, and the ids of
+    the nodes for whose sake; both empty where it is judged as a whole.
+
+    Args:
+        model: read only.
+        of_rows: whether an NMS is such a node too: its rows cannot be compared one by one.
+    """
+    opset, nodes, names = opset_of(model), model.graph.node, node_names(model.graph.node)
+    behind: set[str] = set()
+    first: list[int] = []
+    for index, node in enumerate(nodes):
+        reads = {*node.input, *captured_names(node)}
+        unknown = _is_unknown(node, opset)
+        if unknown or (of_rows and node.op_type in _SELECTS_ROWS and is_standard(node)):
+            if behind.isdisjoint(reads):
+                first.append(index)
+            behind.update(o for o in node.output if o)
+        elif not behind.isdisjoint(reads):
+            behind.update(o for o in node.output if o)
+    if not first or behind.isdisjoint(o.name for o in model.graph.output):
+        return [], []
+    graph = Graph(model)
+    made = {o for node in nodes for o in node.output if o} - behind
+    # A plugin of a lifted source reads casts, whose inputs are what is judged.
+    casts = {
+        node.output[0]: node.input[0]
+        for node in nodes
+        if node.op_type == "Cast" and graph.types.type_of(node.output[0]) in STORAGE_TYPE.values()
+    }
+    # Floats alone: what an NMS is told beside them are limits and counts.
+    wanted = [
+        name
+        for index in first
+        for name in (casts.get(given, given) for given in nodes[index].input)
+        if name in made
+        and name not in graph.constants
+        and graph.types.type_of(name) in (FLOAT, UNKNOWN)
+    ]
+    kept = [o.name for o in model.graph.output if o.name not in behind]
+    return list(dict.fromkeys([*kept, *wanted])), [names[index] for index in first]
+
+
+def _is_unknown(node: onnx.NodeProto, opset: int) -> bool:
+    if not is_standard(node):
+        return node.domain not in _KNOWN_DOMAINS
+    return schema_of(node.op_type, opset) is None
+
+
+def judged_part(model: onnx.ModelProto, outputs: Sequence[str]) -> onnx.ModelProto:
+    """A copy of what ``model`` computes ``outputs`` with, which are its outputs then; its inputs
+    stay.
+
+    Raises:
+        BadInputError: of an output no type is known.
+    """
+    graph, wanted = Graph(model), set(outputs)
+    kept: list[onnx.NodeProto] = []
+    for node in reversed(model.graph.node):
+        if not wanted.isdisjoint(node.output):
+            wanted.update(name for name in (*node.input, *captured_names(node)) if name)
+            kept.append(node)
+    part = onnx.ModelProto(ir_version=model.ir_version)
+    part.opset_import.extend(model.opset_import)
+    part.metadata_props.extend(model.metadata_props)
+    part.graph.name = model.graph.name
+    weights = {t.name for t in model.graph.initializer}
+    part.graph.input.extend(
+        i for i in model.graph.input if i.name not in weights or i.name in wanted
+    )
+    part.graph.initializer.extend(t for t in model.graph.initializer if t.name in wanted)
+    part.graph.node.extend(reversed(kept))
+    declared = {o.name: o for o in model.graph.output}
+    for name in outputs:
+        kind = graph.types.type_of(name)
+        if kind == UNKNOWN:
+            raise BadInputError(f"--outputs {name}: nothing says which type it has")
+        rank = graph.types.ranks.get(name)
+        shape = None if rank is None else [f"{name}_{axis}" for axis in range(rank)]
+        part.graph.output.append(
+            declared.get(name) or helper.make_tensor_value_info(name, kind, shape)
+        )
+    return part
+
+
+def words(outputs: Sequence[str], nodes: Sequence[str]) -> str:
+    """What is said of a model that is judged in part."""
+    judged = some_of([repr(name) for name in outputs], _SHOWN)
+    if not nodes:
+        return f"judged at {judged} (--outputs); what follows stays in FP32 in the model to ship"
+    return (
+        f"judged at {judged}, before {some_of(list(nodes), _SHOWN)}, whose results cannot be "
+        "compared one by one; these stay in FP32 in the model to ship (--outputs judges elsewhere, "
+        "--requirement 'box_match(boxes,scores)>=0.99' the detections)"
+    )

@@ -1,0 +1,194 @@
+"""Which parts of a node may run at reduced precision: the one place where that is decided.
+
+The ONNX operator schemas already say, per version, which inputs and outputs share a type variable
+and whether that variable admits float16 or bfloat16. Only what the schemas cannot say stands in the
+two tables below: operators whose float values are positions, counts or random draws, and slots that
+are shapes in disguise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+import onnx
+from onnx import TensorProto, defs
+
+from bisect_trt.base.plan import Precision
+
+FLOAT = TensorProto.FLOAT
+STORAGE_TYPE = {Precision.FP16: TensorProto.FLOAT16, Precision.BF16: TensorProto.BFLOAT16}
+_TYPE_NAME = {Precision.FP16: "tensor(float16)", Precision.BF16: "tensor(bfloat16)"}
+
+CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
+"""One layer each: a plan lowers or pins them together with their bodies."""
+
+MATRIX_INPUTS: dict[str, tuple[int, ...]] = {
+    "Conv": (0, 1),
+    "ConvTranspose": (0, 1),
+    "DeformConv": (0, 1),
+    "MatMul": (0, 1),
+    "Gemm": (0, 1),
+    "Einsum": (0, 1, 2, 3, 4, 5, 6, 7),
+    "LSTM": (0, 1, 2),
+    "GRU": (0, 1, 2),
+    "RNN": (0, 1, 2),
+    "Attention": (0, 1, 2),
+}
+"""The operands that a TF32 engine rounds to 10 mantissa bits; everything else in it stays FP32."""
+
+STAYS_FP32: dict[str, str] = {
+    "TopK": "ranks values: rounding makes ties and changes the indices",
+    "NonMaxSuppression": "compares box coordinates and scores against thresholds",
+    "RoiAlign": "box coordinates above 2048 lose whole pixels in FP16",
+    "MaxRoiPool": "box coordinates above 2048 lose whole pixels in FP16",
+    "Range": "its values become indices and shapes",
+    "ConstantOfShape": "a constant: the consumer decides",
+    "EyeLike": "a constant: the consumer decides",
+    "RandomNormal": "a random draw is not comparable across precisions",
+    "RandomNormalLike": "a random draw is not comparable across precisions",
+    "RandomUniform": "a random draw is not comparable across precisions",
+    "RandomUniformLike": "a random draw is not comparable across precisions",
+    "Multinomial": "a random draw is not comparable across precisions",
+    "Bernoulli": "a random draw is not comparable across precisions",
+    "HannWindow": "a constant: the consumer decides",
+    "HammingWindow": "a constant: the consumer decides",
+    "BlackmanWindow": "a constant: the consumer decides",
+    "MelWeightMatrix": "a constant: the consumer decides",
+    "QuantizeLinear": "quantised models carry their own scales and types: Q/DQ is left alone",
+    "DequantizeLinear": "quantised models carry their own scales and types: Q/DQ is left alone",
+    "DynamicQuantizeLinear": "quantised models carry their own scales and types: Q/DQ is left "
+    "alone",
+    "QLinearConv": "quantised models carry their own scales and types: Q/DQ is left alone",
+    "QLinearMatMul": "quantised models carry their own scales and types: Q/DQ is left alone",
+    "MeanVarianceNormalization": "the standard's function body mixes the input with FP32 constants",
+    "BitCast": "reinterprets the stored bits, whose width must not change",
+    "Optional": "holds a tensor of a fixed type",
+    "OptionalGetElement": "holds a tensor of a fixed type",
+    "SequenceAt": "holds tensors of a fixed type",
+    "ConcatFromSequence": "holds tensors of a fixed type",
+}
+"""Operators that never run at reduced precision, with the reason."""
+
+QUANTISES = frozenset(
+    {
+        "QuantizeLinear",
+        "DequantizeLinear",
+        "DynamicQuantizeLinear",
+        "QLinearConv",
+        "QLinearMatMul",
+        "ConvInteger",
+        "MatMulInteger",
+    }
+)
+"""Operators whose results go in steps."""
+
+HAVE_BF16 = 22
+"""The opset in which the operators that networks are made of have a BF16 form: a model is raised to
+it, and no further."""
+
+FIXED_SLOTS: dict[str, tuple[int, ...]] = {
+    "Resize": (1, 2),  # roi and scales: they become the output's shape
+    "Upsample": (1,),  # scales, likewise
+    "OneHot": (0, 1),  # indices and depth may be float tensors: positions and a shape
+}
+"""Input slots that keep their type although the operator's schema would allow a reduced one."""
+
+FIXED_OUTPUTS: dict[str, tuple[int, ...]] = {
+    "LayerNormalization": (1, 2),  # mean and deviation have the type that stash_type names
+}
+"""Output slots that keep their type, likewise."""
+
+MOVES = frozenset(
+    {
+        "Concat",
+        "DepthToSpace",
+        "Expand",
+        "Flatten",
+        "Gather",
+        "GatherElements",
+        "GatherND",
+        "Identity",
+        "Reshape",
+        "Slice",
+        "SpaceToDepth",
+        "Split",
+        "Squeeze",
+        "Tile",
+        "Transpose",
+        "Unsqueeze",
+    }
+)
+"""Operators that give nothing but values which they read: rounded where those are."""
+
+TYPE_AGNOSTIC = frozenset({"Shape", "Size"})
+"""They read no values, so they take whatever type the tensor has: no cast is needed for them."""
+
+
+def is_standard(node: onnx.NodeProto) -> bool:
+    """True for the operators of the ONNX standard; custom domains are kept in FP32."""
+    return node.domain in ("", "ai.onnx")
+
+
+@lru_cache(maxsize=4096)
+def schema_of(op_type: str, opset: int) -> defs.OpSchema | None:
+    """The schema of a standard operator at ``opset``; None where ONNX has none."""
+    try:
+        return defs.get_schema(op_type, opset, "")
+    except defs.SchemaError:
+        return None
+
+
+def formals(
+    parameters: list[defs.OpSchema.FormalParameter], count: int
+) -> Iterator[tuple[int, defs.OpSchema.FormalParameter]]:
+    """The formal parameter of each actual slot; the last, variadic one covers the rest."""
+    for slot in range(count):
+        if slot < len(parameters):
+            yield slot, parameters[slot]
+        elif parameters and parameters[-1].option == defs.OpSchema.FormalParameterOption.Variadic:
+            yield slot, parameters[-1]
+
+
+@lru_cache(maxsize=4096)
+def lowerable_slots(
+    op_type: str, opset: int, inputs: int, outputs: int, precision: Precision
+) -> tuple[frozenset[int], frozenset[int]]:
+    """The input and output slots of an operator whose schema admits ``precision`` (FP16 or BF16).
+
+    Control flow is not answered here: its bodies decide. Opset 13 gave bfloat16 to most operators,
+    opset 22 to the convolutions and pools; an older model is judged by that schema, because
+    ``to_typed`` raises the opset to it. What got it later stays in FP32.
+
+    Args:
+        op_type: a standard operator's.
+        opset: the model's.
+        inputs: how many the node has, absent ones counted.
+        outputs: likewise.
+        precision: what it is to run in.
+
+    Returns:
+        Places of inputs and of outputs, from 0.
+    """
+    if op_type in STAYS_FP32 or op_type in CONTROL_FLOW:
+        return frozenset(), frozenset()
+    schema = schema_of(op_type, max(opset, HAVE_BF16) if precision is Precision.BF16 else opset)
+    if schema is None or schema.deprecated:
+        schema = schema_of(op_type, opset)
+    if schema is None:
+        return frozenset(), frozenset()
+    wanted = _TYPE_NAME[precision]
+    variables = {c.type_param_str for c in schema.type_constraints if wanted in c.allowed_type_strs}
+    fixed = FIXED_SLOTS.get(op_type, ())
+    ins = frozenset(
+        s
+        for s, p in formals(list(schema.inputs), inputs)
+        if p.type_str in variables and s not in fixed
+    )
+    kept_out = FIXED_OUTPUTS.get(op_type, ())
+    outs = frozenset(
+        s
+        for s, p in formals(list(schema.outputs), outputs)
+        if p.type_str in variables and s not in kept_out
+    )
+    return ins, outs

@@ -1,0 +1,240 @@
+"""Some nodes of a model as a model of their own: what the others gave them comes in as inputs.
+
+Initialisers and Constant nodes go along. So do tensors that follow from shapes and constants alone:
+an engine knows those when it is built, and may refuse them as inputs (axes, sizes, pads).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import AttributeProto, TensorProto, helper, numpy_helper
+
+from bisect_trt.base.plan import Piece
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.layers import with_unique_names
+from bisect_trt.model.precision_rules import is_standard
+from bisect_trt.model.tensor_types import UNKNOWN, captured_names
+
+_OF_SHAPES = frozenset({"Shape", "Size"})
+_DRAWN = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial"}
+    | {"Bernoulli", "Dropout"}
+)
+_LEAST_IR = 4
+"""From this form of the file on, initialisers need not be inputs too."""
+
+
+@dataclass(frozen=True)
+class Border:
+    """What a piece takes and gives, by tensor name.
+
+    ``inputs`` are inputs of the model and tensors that other nodes make; ``constants`` tensors of
+    other nodes that follow from shapes and constants; ``outputs`` what an outer node reads, the
+    model gives or nobody reads.
+    """
+
+    inputs: tuple[str, ...]
+    constants: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+class Extractor:
+    """Cuts pieces out of one model; what has to be known of its graph is found once.
+
+    ``nodes`` holds the ids that a piece may keep, in the file's order: all but those of Constants.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        source = graph.proto.graph
+        self._ids = dict(zip(graph.names, source.node, strict=True))
+        self._reads = {i: _reads(node) for i, node in self._ids.items()}
+        self._initialisers = {t.name: t for t in source.initializer}
+        self._sparse = {t.values.name: t for t in source.sparse_initializer}
+        constant = {i for i, n in self._ids.items() if n.op_type == "Constant" and is_standard(n)}
+        self._constants = {self._ids[i].output[0]: self._ids[i] for i in constant}
+        self._maker = {name: i for i, n in self._ids.items() for name in n.output if name}
+        self._declared = {v.name: v for v in source.input if v.name not in self._initialisers}
+        self.nodes = tuple(i for i in self._ids if i not in constant)
+        self._static = self._from_shapes_and_constants()
+
+    def operator(self, node: str) -> str:
+        """The operator's type of a node."""
+        return str(self._ids[node].op_type)
+
+    def tensors(self, node: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The inputs of a node that depend on the model's, and its outputs."""
+        proto = self._ids[node]
+        taken = [n for n in proto.input if n and n not in self._static]
+        return tuple(dict.fromkeys(taken)), tuple(n for n in proto.output if n)
+
+    def makers(self, tensors: Iterable[str]) -> frozenset[str]:
+        """The nodes that ``tensors`` depend on."""
+        found: set[str] = set()
+        waiting = [self._maker[t] for t in tensors if t in self._maker]
+        while waiting:
+            node = waiting.pop()
+            if node not in found:
+                found.add(node)
+                waiting += [self._maker[t] for t in self._reads[node] if t in self._maker]
+        return frozenset(found).intersection(self.nodes)
+
+    def border(self, piece: Piece) -> Border:
+        """What ``piece`` takes and gives; of all nodes, what the model does."""
+        if piece.kept.issuperset(self.nodes):
+            return Border(tuple(self._declared), (), self.graph.outputs)
+        seen_as = self._renamed(piece)
+        gone = {b.node for b in piece.bypassed}
+        inputs: dict[str, None] = {}
+        constants: dict[str, None] = {}
+        given = {seen_as(o) for o in self.graph.outputs}
+        read: set[str] = set()
+        made = {t for i in piece.kept for t in self._ids[i].output if t}
+        from_others = self._maker.keys() - made - self._constants.keys()
+        for node in self.nodes:
+            if node in gone:
+                continue
+            reads = [seen_as(name) for name in self._reads[node]]
+            read.update(reads)
+            if node not in piece.kept:
+                given.update(reads)
+                continue
+            for name in reads:
+                if name in self._declared or name in from_others:
+                    (constants if name in self._static else inputs).setdefault(name)
+        outputs = [
+            t
+            for i in self.nodes
+            if i in piece.kept
+            for t in self._ids[i].output
+            if t and (t in given or t not in read)
+        ]
+        return Border(tuple(inputs), tuple(constants), tuple(outputs))
+
+    def extract(self, piece: Piece, values: Mapping[str, NDArray[Any]]) -> onnx.ModelProto:
+        """``piece`` as a model; all nodes give the source itself back, under unique names.
+
+        Args:
+            piece: which nodes.
+            values: what was recorded of the border's inputs and constants; they tell the types and
+                shapes of those inputs that are not the model's own.
+
+        Returns:
+            A model whose outputs say their types and no shapes, since bypasses may change them.
+        """
+        if piece.kept.issuperset(self.nodes):
+            return with_unique_names(self.graph.proto)
+        border = self.border(piece)
+        inputs = [self._declared.get(n) or _value(n, values[n]) for n in border.inputs]
+        frozen = [numpy_helper.from_array(np.asarray(values[n]), n) for n in border.constants]
+        return self._written(piece, inputs, frozen, border.outputs)
+
+    def recorder(self, tensors: Collection[str]) -> onnx.ModelProto:
+        """A model whose outputs are ``tensors`` and which computes nothing else."""
+        piece = Piece(self.makers(tensors))
+        taken = self.border(piece).inputs
+        return self._written(piece, [self._declared[n] for n in taken], [], tensors)
+
+    def _written(
+        self,
+        piece: Piece,
+        inputs: Iterable[onnx.ValueInfoProto],
+        frozen: Iterable[TensorProto],
+        outputs: Iterable[str],
+    ) -> onnx.ModelProto:
+        source = self.graph.proto
+        target = onnx.ModelProto(ir_version=max(source.ir_version, _LEAST_IR))
+        target.producer_name, target.producer_version = (
+            source.producer_name,
+            source.producer_version,
+        )
+        target.opset_import.extend(source.opset_import)
+        target.functions.extend(source.functions)
+        graph = target.graph
+        graph.name = source.graph.name or "graph"
+        seen_as = self._renamed(piece)
+        kept = [node for node in self.nodes if node in piece.kept]
+        read = {seen_as(name): None for node in kept for name in self._reads[node]}
+        read |= dict.fromkeys(outputs)
+        graph.input.extend(inputs)
+        graph.initializer.extend(frozen)
+        graph.initializer.extend(self._initialisers[n] for n in read if n in self._initialisers)
+        graph.sparse_initializer.extend(self._sparse[n] for n in read if n in self._sparse)
+        graph.node.extend(self._constants[n] for n in read if n in self._constants)
+        graph.quantization_annotation.extend(
+            a for a in source.graph.quantization_annotation if a.tensor_name in read
+        )
+        for node in kept:
+            graph.node.append(self._ids[node])
+            graph.node[-1].name = node
+            if piece.bypassed:
+                _rename(graph.node[-1], seen_as)
+        for name in outputs:
+            elem_type = self.graph.types.type_of(name)
+            typed = helper.make_tensor_value_info(name, elem_type, None)
+            plain = onnx.ValueInfoProto(name=name)  # ONNX Runtime finds the type of a sequence
+            graph.output.append(plain if elem_type == UNKNOWN else typed)
+        return target
+
+    def _renamed(self, piece: Piece) -> _Renamed:
+        sources = {
+            name: b.source for b in piece.bypassed for name in self._ids[b.node].output if name
+        }
+        return _Renamed(sources)
+
+    def _from_shapes_and_constants(self) -> frozenset[str]:
+        found = {*self._initialisers, *self._sparse, *self._constants}
+        for node in self.nodes:
+            proto = self._ids[node]
+            settled = found.issuperset(self._reads[node]) and proto.op_type not in _DRAWN
+            if is_standard(proto) and (settled or proto.op_type in _OF_SHAPES):
+                found.update(name for name in proto.output if name)
+        return frozenset(found)
+
+
+class _Renamed:
+    """The tensor that is read in place of another, through any number of bypasses."""
+
+    def __init__(self, sources: Mapping[str, str]) -> None:
+        self._sources = sources
+
+    def __call__(self, name: str) -> str:
+        while name in self._sources:
+            name = self._sources[name]
+        return name
+
+
+def declare_shapes(model: onnx.ModelProto, outputs: Mapping[str, NDArray[Any]]) -> None:
+    """Give the outputs of ``model`` the types and shapes of ``outputs``, in place."""
+    for value in model.graph.output:
+        value.CopyFrom(_value(value.name, outputs[value.name]))
+
+
+def _value(name: str, array: NDArray[Any]) -> onnx.ValueInfoProto:
+    elem_type = helper.np_dtype_to_tensor_dtype(array.dtype)
+    return helper.make_tensor_value_info(name, elem_type, list(array.shape))
+
+
+def _reads(node: onnx.NodeProto) -> tuple[str, ...]:
+    names = [name for name in node.input if name]
+    return tuple(dict.fromkeys([*names, *captured_names(node)]))
+
+
+def _rename(node: onnx.NodeProto, seen_as: _Renamed) -> None:
+    """Let ``node`` and its bodies read other tensors, in place; ONNX gives no name twice, in bodies
+    neither.
+    """
+    for slot, name in enumerate(node.input):
+        node.input[slot] = seen_as(name)
+    for attribute in node.attribute:
+        if attribute.type == AttributeProto.GRAPH:
+            for inner in attribute.g.node:
+                _rename(inner, seen_as)
+            for output in attribute.g.output:
+                output.name = seen_as(output.name)

@@ -1,1 +1,0 @@
-"""Metrics, requirements and error tables."""

@@ -1,1 +1,0 @@
-"""Other inputs made from the given ones."""

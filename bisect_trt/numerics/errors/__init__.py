@@ -1,1 +1,0 @@
-"""How far tensors are from what they should be."""

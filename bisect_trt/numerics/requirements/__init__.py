@@ -1,1 +1,0 @@
-"""What "good enough" means, in numbers."""

@@ -1,1 +1,0 @@
-"""One plan run on one runner, held against the reference, judged and remembered."""

@@ -1,0 +1,1 @@
+"""The smallest subgraph that is bad by itself, and ways to build it right."""

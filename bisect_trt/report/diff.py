@@ -1,0 +1,389 @@
+"""Compares two runs."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from bisect_trt.base.display import counted, printable, some_of
+from bisect_trt.base.errors import BadInputError
+from bisect_trt.base.outcomes import Holding, InputKind, Robustness, at_least
+from bisect_trt.report.files import OwnedFolder, to_json
+from bisect_trt.report.html import Page, Section, page_as_html, page_as_markdown
+from bisect_trt.report.record import Record
+
+_MEASURES = ("engine_rel_range", "rel_range")
+"""What tells whether a layer is better or worse: its accumulated error over its range, on the
+engine where both runs have that."""
+
+_APART = 1.5
+"""Errors that differ by less are the same: other inputs of a kind move them by as much."""
+
+_NOT_ASKED = "not asked"
+
+_BOUND = re.compile(r"=([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)(?=,|@|$)")
+"""Of a requirement: the numbers, not those in an output's name."""
+
+_RANKS = (None, Robustness.LUCKY, Robustness.UNDECIDED, Robustness.ROBUST)
+
+
+@dataclass(frozen=True)
+class RunDiff:
+    """``worse`` are the sentences that make the second run one that must not be released, if any.
+    ``unasked`` says which requirement only one run has, and what the second asked less of;
+    ``untold`` is true where that leaves open whether the second is worse.
+
+    ``layers`` has a row for each layer whose error differs by more than half, the worst first,
+    ``measure`` is the column compared, of ``matched`` layers with one name in both. Of the pins and
+    layers that only one run has, those are ``unmatched`` that the other model lacks.
+    """
+
+    before: Record
+    after: Record
+    worse: tuple[str, ...]
+    unasked: tuple[str, ...]
+    untold: bool
+    requirements: pd.DataFrame
+    holds: pd.DataFrame
+    pins: pd.DataFrame
+    layers: pd.DataFrame
+    matched: int
+    measure: str
+    unmatched_before: tuple[str, ...]
+    unmatched_after: tuple[str, ...]
+    changed: pd.DataFrame
+
+    @property
+    def gained(self) -> list[str]:
+        """The layers that only the second run pins."""
+        return [str(n) for n in self.pins.loc[self.pins["change"] == "gained", "layer"]]
+
+    @property
+    def lost(self) -> list[str]:
+        """The layers that only the first run pins."""
+        return [str(n) for n in self.pins.loc[self.pins["change"] != "gained", "layer"]]
+
+
+_FEWEST_ALIKE = 0.1
+"""Of the smaller model's layers: where fewer have the same names it is another model."""
+
+
+def diff_runs(before: Record, after: Record) -> RunDiff:
+    """What changed from one run to the other.
+
+    Raises:
+        BadInputError: hardly a layer is in both, so that they are not of one model.
+    """
+    first, second = (dict.fromkeys(map(str, r.layers["layer"])) for r in (before, after))
+    both, fewer = len(first.keys() & second.keys()), min(len(first), len(second))
+    if both < _FEWEST_ALIKE * fewer or not both:
+        raise BadInputError(
+            f"cannot be compared: of {fewer} layers {both} in both {before.folder} and "
+            f"{after.folder}; give two runs of one model"
+        )
+    measure = next((m for m in _MEASURES if m in before.layers and m in after.layers), "")
+    requirements = _requirements(before, after)
+    eased = tuple(_eased(before, after))
+    return RunDiff(
+        before,
+        after,
+        tuple(_worse(before, after, requirements)),
+        (*_unasked(before, after, requirements), *eased),
+        bool(eased) or _untold(requirements),
+        requirements,
+        _holds(before, after),
+        _pins(before, after),
+        _layers(before, after, measure),
+        len(first.keys() & second.keys()),
+        measure,
+        tuple(name for name in first if name not in second),
+        tuple(name for name in second if name not in first),
+        _changed(before, after),
+    )
+
+
+def _scores(result: Record) -> dict[str, float]:
+    """Of each requirement, under the plan; where none passed, with everything lowered."""
+    table = result.by_requirement
+    if table.empty:
+        return dict.fromkeys(result.requirements, math.nan)
+    scores = table["plan_score"].fillna(table["lowered_score"])
+    return dict(zip(table["requirement"].map(str), scores.map(float), strict=True))
+
+
+def _requirements(before: Record, after: Record) -> pd.DataFrame:
+    old, new = _scores(before), _scores(after)
+    # 2e-3 asks what 0.002 does: as the second run writes it.
+    written = {_plain(text): text for text in (*old, *new)}
+    old = {written[_plain(text)]: score for text, score in old.items()}
+    new = {written[_plain(text)]: score for text, score in new.items()}
+    rows = []
+    for text in dict.fromkeys((*old, *new)):
+        told = [_told(text, scores, r) for scores, r in ((old, before), (new, after))]
+        a, b = old.get(text, math.nan), new.get(text, math.nan)
+        row: dict[str, object] = {"requirement": text, "before": told[0], "after": told[1]}
+        rows.append({**row, "score before": a, "score after": b})
+    return pd.DataFrame(rows)
+
+
+def _plain(text: str) -> str:
+    """A requirement with its bounds in one way of writing numbers, and no blanks around them."""
+    close = re.sub(r"\s*([<>=,]+)\s*", r"\1", text.strip())
+    return _BOUND.sub(lambda bound: f"={float(bound[1])!r}", close)
+
+
+def _told(text: str, scores: dict[str, float], result: Record) -> str:
+    if text not in scores:
+        return _NOT_ASKED
+    if math.isnan(scores[text]):
+        return "met" if result.passed else "not known"
+    return "met" if scores[text] <= 1.0 else "missed"
+
+
+def _unasked(before: Record, after: Record, requirements: pd.DataFrame) -> Iterator[str]:
+    for row in requirements.to_dict(orient="records"):
+        for here, there, run in (("before", "after", after), ("after", "before", before)):
+            if row[there] == _NOT_ASKED:
+                yield f"{row['requirement']} is {row[here]} {here}, and not asked in {run.folder}"
+
+
+def _eased(before: Record, after: Record) -> Iterator[str]:
+    """The shares of inputs that the second run asked less of, and does not show to hold anyway."""
+    was, now = before.holds, after.holds
+    if was is None or now is None:
+        return
+    fewer = now.given.passed < at_least(was.wanted_of_given, now.given.tested)
+    if now.wanted_of_given < was.wanted_of_given and fewer:
+        yield f"{_per_cent(was.wanted_of_given)} of the given inputs had to hold before, and " + (
+            f"{_per_cent(now.wanted_of_given)} in {after.folder}"
+        )
+    asked = "none" if now.fitted else _per_cent(now.wanted)
+    drawn = ((now.redrawn, was.wanted), (now.variants, was.wanted_of_variants))
+    fewer = any(kind.tested and kind.lower_bound < wanted for kind, wanted in drawn)
+    if not was.fitted and (now.fitted or now.wanted < was.wanted) and fewer:
+        yield f"{_per_cent(was.wanted)} of unseen inputs had to hold before, and " + (
+            f"{asked} in {after.folder}"
+        )
+
+
+def _of_unseen(result: Record) -> str:
+    """The share that was asked for; blank where none was, or no plan was tested."""
+    return "" if result.holds is None or result.holds.fitted else _per_cent(result.holds.wanted)
+
+
+def _per_cent(share: float) -> str:
+    return f"{100.0 * share:.3g} %"
+
+
+def _untold(requirements: pd.DataFrame) -> bool:
+    """Whether the first asked what the second did not, or the second misses what is new in it."""
+    new = (requirements["before"] == _NOT_ASKED) & (requirements["after"] != "met")
+    return bool(((requirements["after"] == _NOT_ASKED) | new).any())
+
+
+def _worse(before: Record, after: Record, requirements: pd.DataFrame) -> Iterator[str]:
+    missed = (requirements["before"] == "met") & (requirements["after"] == "missed")
+    for text in requirements.loc[missed, "requirement"]:
+        yield f"{text} was met and is missed."
+    if before.passed and not after.passed:
+        yield f"A plan met the requirements and none does now: {after.sentence}"
+    elif before.exit_code < after.exit_code:
+        yield "The run ended with 0 and now with 1: its budget left a plan that a test refutes."
+    if before.holds is not None and after.holds is not None:
+        was, now = before.holds.word, after.holds.word
+        if _RANKS.index(now) < _RANKS.index(was):
+            what = now if now is not None else "not even right on the given inputs"
+            yield f"The plan was {was} and is {what}."
+
+
+def _holds(before: Record, after: Record) -> pd.DataFrame:
+    rows = []
+    for kind in InputKind:
+        found = [r.holds.of(kind) if r.holds is not None else Holding() for r in (before, after)]
+        if not any(holding.tested for holding in found):
+            continue
+        row: dict[str, object] = {"inputs": kind.value}
+        for when, holding in zip(("before", "after"), found, strict=True):
+            row[when] = f"{holding.passed} of {holding.tested}" if holding.tested else ""
+            row[f"at least {when}"] = holding.lower_bound or math.nan
+            row[f"worst score {when}"] = holding.worst_score
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _pins(before: Record, after: Record) -> pd.DataFrame:
+    """Gained, lost, or lost with the layer itself; what each does alone in the run that pins it."""
+    old, new = set(before.pinned), set(after.pinned)
+    there = set(map(str, after.layers["layer"])).union(after.pinned)
+    changes = [
+        (name, before, "lost" if name in there else "lost, no such layer")
+        for name in before.pinned
+        if name not in new
+    ]
+    changes += [(name, after, "gained") for name in after.pinned if name not in old]
+    rows = []
+    for name, result, change in changes:
+        alone = result.layers.set_index("layer").get("alone_score", pd.Series(dtype=float))
+        rows.append({"layer": name, "change": change, "score alone": alone.get(name, math.nan)})
+    return pd.DataFrame(rows, columns=["layer", "change", "score alone"])
+
+
+def _layers(before: Record, after: Record, measure: str) -> pd.DataFrame:
+    columns = ["layer", "op", "change", "before", "after", "ratio"]
+    if not measure:
+        return pd.DataFrame(columns=columns)
+    finite = f"{measure.removesuffix('rel_range')}finite"
+    kept = ["layer", "op", measure, finite]
+    both = before.layers[kept].merge(after.layers[kept[:1] + kept[2:]], on="layer")
+    old, new = (both[f"{measure}_{side}"].astype(float) for side in ("x", "y"))
+    was, now = (both[f"{finite}_{side}"].astype("boolean").fillna(True) for side in ("x", "y"))
+    ratio = (new / old).where(old != new, 1.0)
+    change = pd.Series("same", index=both.index)
+    change[(ratio > _APART)] = "worse"
+    change[(ratio < 1.0 / _APART)] = "better"
+    change[(was & ~now).astype(bool)] = "worse, not finite any more"
+    change[(~was & now).astype(bool)] = "better, finite now"
+    table = both[["layer", "op"]].assign(change=change, before=old, after=new, ratio=ratio)
+    better = change.str.startswith("better")
+    table = table.assign(better=better, size=ratio.where(~better, 1.0 / ratio))[change != "same"]
+    by = ["better", "size"]
+    return table.sort_values(by, ascending=[True, False], kind="stable")[columns]
+
+
+def _changed(before: Record, after: Record) -> pd.DataFrame:
+    """What the runs were made with, where that differs."""
+    asked = []
+    for result in (before, after):
+        asked.append(
+            {
+                "model": result.model,
+                "precision": result.precision.value,
+                "runner": result.runner,
+                "cause": result.cause.value,
+                "plan's base": result.plan.base.value,
+                "pins": str(len(result.pinned)),
+                "layers": str(result.layer_count),
+                "inputs": some_of([printable(name) for name in result.samples], 4),
+                "of the given inputs": _per_cent(result.holds_on),
+                "of unseen inputs": _of_unseen(result),
+                "threads": str(result.threads),
+                **dict(result.versions),
+            }
+        )
+    if _digests(before) and _digests(before) == _digests(after):  # whatever they are called
+        asked[1]["inputs"] = asked[0]["inputs"]
+    names = dict.fromkeys((*asked[0], *asked[1]))
+    rows = [{"what": n, "before": asked[0].get(n, ""), "after": asked[1].get(n, "")} for n in names]
+    return pd.DataFrame([row for row in rows if row["before"] != row["after"]])
+
+
+def _digests(result: Record) -> list[str]:
+    """Of the given inputs; none where the run did not come to its table of them."""
+    table = result.inputs
+    return [] if table.empty else table.loc[table["kind"] == InputKind.GIVEN, "sha256"].to_list()
+
+
+HTML, MARKDOWN, RECORD = "diff.html", "diff.md", "diff.json"
+FOLDER = OwnedFolder("bisect-trt diff", frozenset({HTML, MARKDOWN, RECORD}), RECORD)
+
+_SHOWN_NAMES = 8
+
+
+def as_page(found: RunDiff) -> Page:
+    """The sections: what must be known first comes first."""
+    sections = [
+        Section("Requirements", found.requirements),
+        Section("What the plans hold on", found.holds),
+        Section("Pins", found.pins, [_pins_line(found)]),
+        Section("Layers", found.layers, list(_layer_lines(found))),
+        Section("What else differs", found.changed),
+    ]
+    shown = [s for s in sections if len(s.table) or s.lines]
+    title = f"bisect-trt: {found.before.folder} and {found.after.folder}"
+    return Page(title, headline(found), not (found.worse or found.unasked), shown, found.worse[1:])
+
+
+def headline(found: RunDiff) -> str:
+    """Whether the second run is worse, and why, in one sentence."""
+    unasked = f"cannot be compared: {'; '.join(found.unasked)}." if found.unasked else ""
+    if found.worse:
+        return f"Worse: {found.worse[0]}" + (f" The rest {unasked}" if unasked else "")
+    if unasked:
+        return unasked
+    if found.after.passed and not found.before.passed:
+        return "Better: no plan met the requirements, and now one does."
+    return "Not worse: every requirement that was met still is."
+
+
+def diff_record(found: RunDiff) -> dict[str, Any]:
+    """The content of diff.json."""
+    return {
+        "kind": FOLDER.command,
+        "before": str(found.before.folder),
+        "after": str(found.after.folder),
+        "worse": list(found.worse),
+        "not_compared": list(found.unasked),
+        "requirements": found.requirements.to_dict(orient="records"),
+        "holds": found.holds.to_dict(orient="records"),
+        "pins_gained": found.gained,
+        "pins_lost": found.lost,
+        "measure": found.measure,
+        "layers": found.layers.to_dict(orient="records"),
+        "matched": found.matched,
+        "unmatched_before": list(found.unmatched_before),
+        "unmatched_after": list(found.unmatched_after),
+    }
+
+
+def write_diff(found: RunDiff, folder: Path) -> None:
+    """Write diff.html, diff.md and diff.json.
+
+    Raises:
+        BadInputError: the folder holds other files, or cannot be written.
+        MachineError: the disk is full.
+    """
+    FOLDER.check(folder)
+    page = as_page(found)
+    texts = {
+        HTML: page_as_html(page),
+        MARKDOWN: page_as_markdown(page),
+        RECORD: to_json(diff_record(found)) + "\n",
+    }
+    with FOLDER.written(folder) as draft:
+        for name, text in texts.items():
+            (draft / name).write_text(text, encoding="utf-8", errors="replace")
+
+
+def _pins_line(found: RunDiff) -> str:
+    old, new = len(found.before.pinned), len(found.after.pinned)
+    kept = new - len(found.gained)
+    return f"{old} before, {new} after: {kept} kept, {len(found.gained)} gained, {old - kept} lost."
+
+
+def _layer_lines(found: RunDiff) -> list[str]:
+    worse = int(found.layers["change"].str.startswith("worse").sum())
+    better = len(found.layers) - worse
+    lines = []
+    if found.measure:
+        lines.append(
+            f"Of {found.matched} layers with the same name in both, {worse} are worse and {better} "
+            f"better by more than half, by {found.measure} with everything lowered."
+        )
+    else:
+        lines.append("The layers' errors are not known in both runs, so they are not compared.")
+    for names, where in (
+        (found.unmatched_before, "first"),
+        (found.unmatched_after, "second"),
+    ):
+        if names:
+            lines.append(
+                f"{counted(len(names), 'layer')} of the {where} run could not be matched by name "
+                f"with any of the other: {some_of(names, _SHOWN_NAMES)}."
+            )
+    return lines

@@ -1,1 +1,0 @@
-"""The report's plots, as the records that its plotting library draws."""

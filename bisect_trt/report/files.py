@@ -1,0 +1,311 @@
+"""The files of a run's folder, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pandas as pd
+
+from bisect_trt.base.atomic_files import (
+    ANNOTATED_MODEL,
+    PLAN,
+    RESULT_FILES,
+    REWRITTEN_MODEL,
+    RUN,
+    TYPED_MODEL,
+    VERIFY_FILES,
+    VERIFY_JUNIT,
+    VERIFY_PAGE,
+    VERIFY_RECORD,
+    draft_prefix,
+    scratch,
+    scratch_in,
+    sweep,
+    write_whole,
+)
+from bisect_trt.base.display import printable
+from bisect_trt.base.errors import BadInputError, MachineError, is_disk_full, not_written
+from bisect_trt.base.outcomes import Robustness
+from bisect_trt.model.annotated import annotated
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.save import save_model
+from bisect_trt.model.typed import to_typed
+from bisect_trt.report.columns import FLAG, LAYERS, TABLES, to_csv
+from bisect_trt.report.headline import headline
+from bisect_trt.report.html import Page, Section, page_as_html
+from bisect_trt.report.junit import as_junit, verification_as_junit
+from bisect_trt.report.markdown import as_markdown
+from bisect_trt.report.page import as_html
+from bisect_trt.report.record import Record
+from bisect_trt.report.text import holds_lines, is_least, number, plan_line, score_without, verdict
+from bisect_trt.steps.problem import Case
+from bisect_trt.steps.verify import Verification
+
+_SHOWN = (
+    "alone_score",
+    "rank",
+    "max_abs",
+    "snr_db",
+    "finite",
+    "introduced_max_abs",
+    "introduced_snr_db",
+    "introduced_finite",
+    "ref_min",
+    "ref_max",
+    "engine_max_abs",
+    "engine_finite",
+)
+"""Columns of layers.csv; the ``pinned`` among them is said in words, as ``precision``."""
+
+
+def annotated_model(result: Record, graph: Graph) -> onnx.ModelProto:
+    """The model that was searched, with the answer at it and errors and pins at its layers.
+
+    Args:
+        result: what is told.
+        graph: the model, whose layers the result is of.
+    """
+    answer = {"answer": printable(headline(result)), "cause": result.cause.value}
+    answer |= {"requirements": printable(", ".join(result.requirements))}
+    return annotated(graph, answer, dict(_of_layers(result)))
+
+
+def _of_layers(result: Record) -> Iterator[tuple[str, dict[str, str]]]:
+    pinned, low = set(result.pinned), result.plan.base.value
+    proved = result.pins[result.pins["proved"].astype(bool)] if len(result.pins) else result.pins
+    without = {
+        str(row.layer): f"{row.verdict_without}, {'at least ' * is_least(row)}{score_without(row)}"
+        for row in proved.itertuples()
+    }
+    flags = {c.name for c in LAYERS if c.kind == FLAG}
+    shown = [c for c in _SHOWN if c in result.layers]
+    columns = (result.layers[c].to_list() for c in shown)
+    for name, *values in zip(result.layers["layer"].map(str), *columns, strict=True):
+        at = result.plan.pin_precision.value
+        words = {"precision": f"{at} (pinned)" if name in pinned else low}
+        if name in without:
+            words["without_this_pin"] = without[name]
+        for column, value in zip(shown, values, strict=True):
+            text = str(value) if column in flags else number(value)
+            if text not in ("", "nan"):
+                words[column] = text
+        yield name, words
+
+
+@dataclass(frozen=True)
+class OwnedFolder:
+    """What ``command`` writes: ``files`` are all names that may be in it, ``record`` is the one
+    whose ``kind`` says so.
+    """
+
+    command: str
+    files: frozenset[str]
+    record: str
+
+    def check(self, folder: Path, read: Sequence[Path] = ()) -> None:
+        """Refuse a folder that the command did not write.
+
+        Args:
+            folder: where the files will be; need not be there.
+            read: files that the command reads, which may not lie in it.
+
+        Raises:
+            BadInputError: it holds other files, or cannot be written.
+        """
+        if folder.exists() and not folder.is_dir():
+            raise BadInputError(f"--out {folder}: not a folder; choose another name")
+        held = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
+        strange = [name for name in held if name not in self.files]
+        if strange or (held and not self.is_ours(folder)):
+            what = strange[0] if strange else held[0]
+            raise BadInputError(
+                f"--out {folder}: holds {what}, which no `{self.command}` wrote; choose another "
+                "folder, or move it away"
+            )
+        for path in read:
+            if path.resolve().parent == folder.resolve():
+                raise BadInputError(
+                    f"--out {folder}: {path} would be written over; choose another folder"
+                )
+        there = next((p for p in folder.resolve().parents if p.exists()), None)
+        if there is None or not there.is_dir() or not os.access(there, os.W_OK):
+            raise BadInputError(f"--out {folder}: cannot be written; choose another folder")
+
+    def is_ours(self, folder: Path) -> bool:
+        """Whether the command wrote it."""
+        try:
+            found = json.loads((folder / self.record).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return False
+        return isinstance(found, dict) and found.get("kind") == self.command
+
+    def remove(self, folder: Path) -> None:
+        """Remove one that the command wrote; anything else is left alone."""
+        if self.is_ours(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    @contextmanager
+    def written(self, folder: Path) -> Iterator[Path]:
+        """An empty folder that takes the place of ``folder`` when the block ends well.
+
+        Raises:
+            MachineError: the disk is full; what was in ``folder`` is still there then.
+            BadInputError: it cannot be written.
+        """
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            sweep(folder.parent)
+            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=draft_prefix()) as made:
+                draft = Path(made) / "new"
+                draft.mkdir()
+                yield draft
+                if folder.exists():
+                    os.replace(folder, Path(made) / "old")
+                os.replace(draft, folder)
+        except OSError as error:
+            raise not_written(f"--out {folder}", error) from error
+
+
+def discard(folder: Path) -> None:
+    """Remove an earlier run's result whole, its summary first: what is being computed anew must not
+    look finished, and no file may belong to another answer.
+    """
+    for name in (*RESULT_FILES, *VERIFY_FILES):
+        (folder / name).unlink(missing_ok=True)
+
+
+def write_report(result: Record, case: Case) -> None:
+    """Write every file, ``run.json`` last, so that its presence means the folder is complete.
+
+    The model that the plan is for is written too where it is not the user's own.
+
+    Raises:
+        MachineError: the disk is full; nothing was written then.
+        BadInputError: the folder cannot be written.
+    """
+    tables = {**_error_tables(result), "search": result.search, "pins": result.pins}
+    sometimes = {"engines": result.cost, "inputs": result.inputs, "frontier": result.frontier}
+    tables |= {name: table for name, table in sometimes.items() if len(table)}
+    texts = {
+        PLAN: result.plan_json(case.plan_of_whole(result.plan)) + "\n",
+        **documents_of(result),
+        RUN: to_json(result.as_json()) + "\n",
+    }
+    models = {
+        TYPED_MODEL: to_typed(case.whole, case.plan_of_whole(result.plan)),
+        ANNOTATED_MODEL: annotated_model(result, case.graph),
+    }
+    if case.rewritten:
+        models[REWRITTEN_MODEL] = case.graph.proto
+    _write(result.folder, tables, texts, models)
+
+
+def documents_of(result: Record) -> dict[str, str]:
+    """What people and CI read, by file name: all that can be written again from a run's folder."""
+    return {
+        "report.md": as_markdown(result),
+        "report.html": as_html(result),
+        "junit.xml": as_junit(result),
+    }
+
+
+def write_documents(result: Record) -> None:
+    """Write report.html, report.md and junit.xml again. Raises as :func:`write_report`."""
+    with scratch_in(result.folder):
+        _write(result.folder, {}, documents_of(result), {})
+
+
+def write_tables(result: Record) -> None:
+    """The error tables alone: layers.csv and outputs.csv. Raises as :func:`write_report`."""
+    _write(result.folder, _error_tables(result), {}, {})
+
+
+def _error_tables(result: Record) -> dict[str, pd.DataFrame]:
+    return {"layers": result.layers, "outputs": result.outputs}
+
+
+def _write(
+    folder: Path, tables: dict[str, pd.DataFrame], texts: dict[str, str], models: dict[str, Any]
+) -> None:
+    """All of it into a draft folder, then file by file to its place: a full disk or an error is met
+    before anything is seen.
+    """
+    try:
+        with scratch("result") as made:
+            draft = Path(made)
+            for name, table in tables.items():
+                text = to_csv(table, TABLES[name])
+                (draft / f"{name}.csv").write_bytes(text.encode(errors="replace"))
+            for name, text in texts.items():
+                (draft / name).write_text(text, encoding="utf-8", errors="replace")
+            for name, model in models.items():
+                save_model(model, draft / name)
+            for name in reversed(RESULT_FILES):
+                if (draft / name).exists():
+                    os.replace(draft / name, folder / name)
+    except OSError as error:
+        if is_disk_full(error):
+            raise MachineError(
+                f"{folder}: the disk is full, so no report was written; free some space and run "
+                "the same command again: the answers are in the journal"
+            ) from error
+        raise BadInputError(f"{folder}: cannot be written ({error.strerror})") from error
+
+
+def to_json(value: Any) -> str:
+    """Strict JSON: NaN becomes null, infinities the strings "inf" and "-inf", which JSON has no
+    numbers for.
+    """
+    return json.dumps(_plain(value), indent=2, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float):
+        if value != value:
+            return None
+        return value if abs(value) != float("inf") else ("inf" if value > 0 else "-inf")
+    return value
+
+
+def write_verification(found: Verification) -> None:
+    """Write the three files into the verification's folder.
+
+    Raises:
+        MachineError: the disk is full.
+        BadInputError: the folder cannot be written.
+    """
+    files = {
+        VERIFY_PAGE: page_as_html(_page(found)),
+        VERIFY_RECORD: to_json(found.as_json()) + "\n",
+        VERIFY_JUNIT: verification_as_junit(found),
+    }
+    try:
+        for name, text in files.items():
+            write_whole(found.folder / name, text.encode(errors="replace"))
+    except OSError as error:
+        raise not_written(f"--out {found.folder}", error, "; choose another folder") from error
+
+
+def _page(found: Verification) -> Page:
+    said = {True: "ok", False: "no", None: "not looked at"}
+    rows = [{"checked": c.what, "says": said[c.holds], "found": c.detail} for c in found.checks]
+    lines = [f"{found.model}: {plan_line(found)}.", *holds_lines(found)]
+    sections = [Section("What was looked at", pd.DataFrame(rows))]
+    lucky = found.holds is not None and found.holds.word is Robustness.LUCKY
+    good = found.passed and not lucky
+    return Page("bisect-trt verify", verdict(found), good, sections, lines)

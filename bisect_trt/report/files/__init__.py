@@ -1,1 +1,0 @@
-"""A run's folder: its files written, and read again."""

@@ -1,0 +1,353 @@
+"""The gate over all models of a project."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pandas as pd
+
+from bisect_trt.base.atomic_files import write_whole
+from bisect_trt.base.display import xml_text
+from bisect_trt.base.errors import BadInputError, not_written, one_line
+from bisect_trt.base.outcomes import word_of
+from bisect_trt.inputs.augmentations import check_kinds
+from bisect_trt.metrics.parser import check_requirements
+from bisect_trt.metrics.requirements import times
+from bisect_trt.report.files import OwnedFolder, to_json
+from bisect_trt.report.headline import headline
+from bisect_trt.report.html import Page, Section, page_as_html, page_as_markdown
+from bisect_trt.report.junit import as_junit
+from bisect_trt.report.record import Record
+from bisect_trt.report.summarise import judged_scores
+from bisect_trt.settings import Option, Settings, options
+from bisect_trt.steps.saved_plan import compiled
+
+PROJECT_FILE = "bisect.toml"
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_FILES = ("--input", "--holdout", "--metric", "--variants")
+"""Options whose texts may be paths, or functions in files."""
+
+
+@dataclass(frozen=True)
+class Project:
+    """``runs`` are the settings by the models' names, in the file's order; each has its folder in
+    ``out``.
+    """
+
+    path: Path
+    out: Path
+    runs: Mapping[str, Settings]
+
+
+def run_keys() -> dict[str, tuple[str, Option]]:
+    """What a model may be asked, by key: the field of the settings and its option."""
+    taken = {n: its for n, its in options().items() if "run" in its.commands and n != "out"}
+    return {its.flag.removeprefix("--"): (name, its) for name, its in taken.items()}
+
+
+def read_project(path: Path, out: Path | None, overriding: Mapping[str, Any]) -> Project:
+    """The project that a file describes; every model's settings are checked before any runs.
+
+    Args:
+        path: of the TOML file; paths in it are relative to its folder.
+        out: the gate's folder, where it is not the file's.
+        overriding: fields of the settings that the command line gave.
+
+    Raises:
+        BadInputError: the file cannot be read, or says something that nobody understands.
+    """
+    data = _parsed(path)
+    _check_keys(path, "", data, ("out", "defaults", "models"))
+    defaults, models = data.get("defaults", {}), data.get("models", {})
+    for name, value in (("defaults", defaults), ("models", models)):
+        if not isinstance(value, dict):
+            raise BadInputError(f"{path}: {name} must be a table")
+    named = data.get("out", "reports/gate")
+    if not isinstance(named, str) or not named:
+        raise BadInputError(f"{path}: out must be a path")
+    folder = out if out is not None else path.parent / named
+    shared = _fields(path, "[defaults]", defaults, ())
+    if not models:
+        raise BadInputError(f"{path}: names no model; add a table [models.NAME]")
+    runs = {}
+    for name, asked in models.items():
+        where = f"[models.{name}]"
+        if not _NAME.fullmatch(name):
+            raise BadInputError(f"{path}: {where}: a name is letters, digits, dots and dashes")
+        own = _fields(path, where, asked, ("model", "input"))
+        chosen = {**shared, **own, **overriding, "out": folder / name}
+        try:
+            runs[name] = Settings(**chosen)
+            _check_values(runs[name])
+        except BadInputError as error:
+            raise BadInputError(f"{path}: {where}: {error}") from error
+    return Project(path, folder, runs)
+
+
+def _check_values(settings: Settings) -> None:
+    """What can be known to be wrong before a model is read."""
+    check_requirements(settings.require, [str(metric) for metric in settings.metrics])
+    check_kinds(settings.variants)
+    for flag, texts in (("--pin", settings.pin), ("--lower", settings.lower)):
+        for text in texts:
+            compiled(flag, text)
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise BadInputError(
+            f"{path}: no such file; write one (see docs/gate.md), or name it with --config"
+        ) from error
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise BadInputError(f"{path}: cannot be read ({one_line(error, 120)})") from error
+
+
+def _check_keys(path: Path, where: str, table: Mapping[str, Any], known: Iterable[str]) -> None:
+    known = list(known)
+    for key in table:
+        if key not in known:
+            near = get_close_matches(key, known, 1, 0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+            at = f"{where}: " if where else ""
+            raise BadInputError(f"{path}: {at}unknown key {key!r}; {hint}")
+
+
+def _fields(path: Path, where: str, table: Any, required: Sequence[str]) -> dict[str, Any]:
+    """The settings' fields that a table gives."""
+    if not isinstance(table, dict):
+        raise BadInputError(f"{path}: {where} must be a table")
+    keys = run_keys()
+    _check_keys(path, where, table, [*required, *keys])
+    for key in required:
+        if key not in table:
+            raise BadInputError(f"{path}: {where}: lacks {key!r}")
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        if key in ("model", "input"):
+            its = Option(f"--{key}", "", kind=Path, repeatable=key == "input")
+            name = {"model": "model", "input": "inputs"}[key]
+        else:
+            name, its = keys[key]
+        if not _fits(its, value):
+            kind = "a list of texts" if its.repeatable else _words(its)
+            raise BadInputError(f"{path}: {where}: {key} must be {kind}")
+        several = [value] if its.repeatable and isinstance(value, str) else value
+        found[name] = _placed(its, several, path.parent)
+    return found
+
+
+def _fits(its: Option, value: Any) -> bool:
+    """TOML has types, so that a text is no number and a number no switch."""
+    if its.repeatable and isinstance(value, list):
+        return all(isinstance(v, str) for v in value)
+    if its.kind in (int, float):
+        kinds = (int,) if its.kind is int else (int, float)
+        return isinstance(value, kinds) and not isinstance(value, bool)
+    return isinstance(value, bool if its.kind is bool else str)
+
+
+def _words(its: Option) -> str:
+    words = {int: "a whole number", float: "a number", bool: "true or false"}
+    return words.get(its.kind, "a text")
+
+
+def _placed(its: Option, value: Any, folder: Path) -> Any:
+    """Paths beside the file, where it lies elsewhere than the command was started."""
+    if isinstance(value, list):
+        return [_placed(its, v, folder) for v in value]
+    if not isinstance(value, str) or not (its.kind is Path or its.flag in _FILES):
+        return value
+    if its.flag == "--variants" and "," in value:
+        return ",".join(_placed(its, kind.strip(), folder) for kind in value.split(","))
+    in_file = ".py:" in value
+    named = value == "none" or _MODULE.fullmatch(value) or its.flag == "--variants"
+    return value if not value or (named and not in_file) else str(folder / value)
+
+
+INDEX, MARKDOWN, RECORD, JUNIT = "index.html", "gate.md", "gate.json", "junit.xml"
+_OWNED = OwnedFolder("bisect-trt gate", frozenset({INDEX, MARKDOWN, RECORD, JUNIT}), RECORD)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One model: what its run found, or in ``error`` why there was none; ``exit_code`` that of a
+    command of its own.
+    """
+
+    name: str
+    exit_code: int
+    result: Record | None = None
+    error: str = ""
+
+    @property
+    def is_refuted(self) -> bool:
+        """Whether its plan meets the requirements on the given inputs and closes the gate still."""
+        return self.exit_code == 1 and self.result is not None and self.result.passed
+
+    @property
+    def said(self) -> str:
+        """The answer in one sentence; where the requirements are missed, which, and why."""
+        found = self.result
+        if found is None:
+            return self.error
+        if self.exit_code == 0:
+            return headline(found)
+        scores = judged_scores(found.by_requirement)
+        missed = [f"{r} ({times(score)})" for r, score in scores.items() if not score <= 1.0]
+        which = f" Missed: {', '.join(missed)}." if missed else ""
+        return f"{headline(found)}{which} {found.sentence}"
+
+
+@dataclass(frozen=True)
+class Gate:
+    """``entries`` in the file's order, of so many ``planned``."""
+
+    folder: Path
+    entries: Sequence[Entry]
+    planned: int
+
+    @property
+    def exit_code(self) -> int:
+        """The largest of the models': an error beside a requirement that is missed says more."""
+        return max((entry.exit_code for entry in self.entries), default=0)
+
+
+def check_gate_folder(folder: Path, models: Iterable[str]) -> None:
+    """Refuse a folder with files of the gate's names that no gate wrote.
+
+    Args:
+        folder: where the files will be.
+        models: their names, which are those of folders there.
+
+    Raises:
+        BadInputError: there is one, it is no folder, or a model is called as one of the files.
+    """
+    if taken := sorted(_OWNED.files.intersection(models)):
+        raise BadInputError(f"[models.{taken[0]}]: the gate writes a file of that name")
+    if folder.exists() and not folder.is_dir():
+        raise BadInputError(f"--out {folder}: not a folder; choose another name")
+    strange = sorted(name for name in _OWNED.files if (folder / name).exists())
+    if strange and not _OWNED.is_ours(folder):
+        raise BadInputError(
+            f"--out {folder}: holds {strange[0]}, which no `bisect-trt gate` wrote; choose another "
+            "folder, or move it away"
+        )
+
+
+def gate_table(gate: Gate) -> pd.DataFrame:
+    """A row a model."""
+    rows: list[dict[str, Any]] = []
+    for entry in gate.entries:
+        row: dict[str, Any] = {"model": entry.name, "gate": _word(entry)}
+        found = entry.result
+        if found is not None:
+            robust = word_of(found.holds) or ""
+            row |= {"pins": f"{len(found.pinned)} of {found.layer_count}", "score": found.score}
+            row |= {"inputs": robust, "judged by": found.runner}
+            row |= {"new probes": str(found.new_probes), "seconds": round(found.seconds, 1)}
+        rows.append({**row, "answer": entry.said})
+    return pd.DataFrame(rows)
+
+
+def _word(entry: Entry) -> str:
+    return {0: "pass", 1: "MISSED"}.get(entry.exit_code, f"ERROR {entry.exit_code}")
+
+
+def gate_page(gate: Gate) -> Page:
+    """The table, with a link to each model's report."""
+    missed = _names(e for e in gate.entries if e.exit_code == 1 and not e.is_refuted)
+    refuted = _names(e for e in gate.entries if e.is_refuted)
+    broken = _names(e for e in gate.entries if e.exit_code > 1)
+    done = len(gate.entries)
+    closed = [f"{missed} missed the requirements"] if missed else []
+    closed += [f"{refuted} ended the budget with a plan that a test refutes"] if refuted else []
+    lines = []
+    if broken:
+        answer = f"Not decided: {broken} could not be judged."
+        lines = [f"{'; '.join(closed)}."] if closed else []
+    elif closed:
+        answer = f"Closed: {'; '.join(closed)}."
+    else:
+        answer = f"Open: {done} of {gate.planned} models meet their requirements."
+    if done < gate.planned:
+        lines.append(f"{gate.planned - done} models have not been run yet.")
+    links = {e.name: f"{e.name}/report.html" for e in gate.entries if e.result is not None}
+    good = gate.exit_code == 0 and done == gate.planned
+    return Page(
+        "bisect-trt gate", answer, good, [Section("Models", gate_table(gate), (), links)], lines
+    )
+
+
+def _names(entries: Iterable[Entry]) -> str:
+    return ", ".join(entry.name for entry in entries)
+
+
+def gate_record(gate: Gate) -> dict[str, Any]:
+    """The content of gate.json."""
+    return {
+        "kind": _OWNED.command,
+        "exit_code": gate.exit_code,
+        "planned": gate.planned,
+        "models": [
+            {
+                "name": entry.name,
+                "exit_code": entry.exit_code,
+                "said": entry.said,
+                "folder": entry.name,
+                "new_probes": entry.result.new_probes if entry.result is not None else None,
+                "score": entry.result.score if entry.result is not None else None,
+                "pinned": entry.result.pinned if entry.result is not None else None,
+            }
+            for entry in gate.entries
+        ],
+    }
+
+
+def write_gate(gate: Gate) -> None:
+    """Write index.html, gate.md, junit.xml and gate.json, each whole.
+
+    Raises:
+        MachineError: the disk is full.
+        BadInputError: the folder cannot be written.
+    """
+    page = gate_page(gate)
+    texts = {
+        RECORD: to_json(gate_record(gate)) + "\n",  # first: it says whose the others are
+        INDEX: page_as_html(page),
+        MARKDOWN: page_as_markdown(page),
+        JUNIT: _junit(gate),
+    }
+    try:
+        gate.folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            write_whole(gate.folder / name, text.encode(errors="replace"))
+    except OSError as error:
+        raise not_written(f"--out {gate.folder}", error, "; choose another folder") from error
+
+
+def _junit(gate: Gate) -> str:
+    """The models' suites as one file; one that has no result is an error."""
+    suites = ElementTree.Element("testsuites", name="bisect-trt gate")
+    for entry in gate.entries:
+        if entry.result is not None:
+            suite = ElementTree.fromstring(as_junit(entry.result))
+            suite.set("name", entry.name)
+            suites.append(suite)
+            continue
+        counts = {"tests": "1", "failures": "0", "errors": "1"}
+        suite = ElementTree.SubElement(suites, "testsuite", {"name": entry.name, **counts})
+        case = ElementTree.SubElement(suite, "testcase", classname=entry.name, name="run")
+        ElementTree.SubElement(case, "error", message=xml_text(entry.error))
+    ElementTree.indent(suites)
+    return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"

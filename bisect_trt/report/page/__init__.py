@@ -1,1 +1,0 @@
-"""What a browser shows, also in a notebook."""

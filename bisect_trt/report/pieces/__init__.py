@@ -1,1 +1,0 @@
-"""What reductions and cures say, and the folders they leave."""

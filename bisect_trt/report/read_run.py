@@ -1,0 +1,219 @@
+"""A run's folder back as the one record, so that it can be shown and compared without running."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import fields
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pandas as pd
+
+from bisect_trt.base.atomic_files import RUN
+from bisect_trt.base.display import printable
+from bisect_trt.base.errors import BadInputError, one_line
+from bisect_trt.base.outcomes import (
+    Cause,
+    CauseFound,
+    Finding,
+    Holding,
+    Holds,
+    InputKind,
+    Steadiness,
+)
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.report.columns import TABLES, from_csv
+from bisect_trt.report.record import FORMAT, EngineFacts, ProbeEffect, Record, SearchFacts
+
+Json = Mapping[str, Any]
+_Kind = TypeVar("_Kind")
+SCHEMA = "schema/run.schema.json"
+"""Beside the package's modules of reports."""
+
+_SOMETIMES = ("engines", "inputs", "frontier")
+
+
+def read_run(folder: Path) -> Record:
+    """What the run in ``folder`` found.
+
+    Raises:
+        BadInputError: it is no run's folder, one of another version, or one that is not whole.
+    """
+    if not folder.is_dir():
+        raise BadInputError(f"{folder}: no such folder; give the --out of a run")
+    path = folder / RUN
+    if not path.is_file():
+        raise BadInputError(
+            f"{folder}: not the folder of a finished run (it has no {RUN}); `bisect-trt run` "
+            "writes one"
+        )
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadInputError(f"{path}: cannot be read ({one_line(error, 80)})") from error
+    form = data.get("format") if isinstance(data, dict) else None
+    if form != FORMAT:
+        raise BadInputError(
+            f"{path}: not in the form that this version reads ({FORMAT}); run the same command "
+            "again: the answers are in the journal"
+        )
+    try:
+        _check(data)
+        return _result(data, folder)
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        reason = f"no {error}" if isinstance(error, KeyError) else one_line(error, 120)
+        raise BadInputError(
+            f"{path}: damaged ({reason}); run the same command again: the answers are in the "
+            "journal"
+        ) from error
+
+
+def _check(data: Json) -> None:
+    """Refuse what the schema does not allow, but keys that a later version added.
+
+    Raises:
+        ValueError: where, and what is wrong there.
+    """
+    import jsonschema  # with what it needs 0.1 s, for what reads runs alone
+
+    text = files("bisect_trt.report").joinpath(SCHEMA).read_text(encoding="utf-8")
+    schema = json.loads(text, object_hook=_with_later_keys)
+    fault = jsonschema.exceptions.best_match(
+        jsonschema.Draft202012Validator(schema).iter_errors(data)
+    )
+    if fault is not None:
+        raise ValueError(f"{fault.json_path.removeprefix('$.')}: {fault.message}")
+
+
+def _with_later_keys(part: dict[str, Any]) -> dict[str, Any]:
+    """A part of the schema that allows other keys than those it names."""
+    closed = part.get("additionalProperties") is False
+    return {k: v for k, v in part.items() if not (closed and k == "additionalProperties")}
+
+
+def _made(kind: type[_Kind], values: Json) -> _Kind:
+    """A record of those of ``values`` that it has; a later version may have more."""
+    named = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in values.items() if name in named})
+
+
+def _result(data: Json, folder: Path) -> Record:
+    tables = {name: _table(folder, name) for name in TABLES}
+    pinned = [str(name) for name in data["pinned"]]
+    exact = {printable(name): name for name in pinned}
+    layers = tables["layers"]["layer"].map(lambda name: exact.get(name, name))
+    engine = {k: v for k, v in data["engine"].items() if k != "cost"}
+    return Record(
+        model=data["model"],
+        precision=Precision(data["precision"]),
+        runner=data["runner"],
+        cause=Cause(data["cause"]),
+        sentence=data["sentence"],
+        causes=[
+            CauseFound(Cause(c["name"]), tuple(c["layers"]), c["sentence"])
+            for c in data.get("causes", ())
+        ],
+        passed=data["passed"],
+        complete=data["complete"],
+        plan=_plan(data),
+        score=_number(data["score"]),
+        base_score=_number(data["base_score"]),
+        layer_count=int(data["layers"]),
+        layers=tables["layers"].assign(layer=layers),
+        outputs=tables["outputs"],
+        search=tables["search"],
+        pins=tables["pins"].assign(layer=pinned),
+        requirements=tuple(data["requirements"]),
+        samples=tuple(data["samples"]),
+        findings=[_made(Finding, found) for found in data["findings"]],
+        probes=dict(data["probes"]),
+        new_probes=int(data["new_probes"]),
+        effect_runs=int(data["effect_runs"]),
+        seconds=_number(data["seconds"]),
+        folder=folder,
+        versions=dict(data["versions"]),
+        cost=tables["engines"],
+        engine=_engine(engine) if engine else None,
+        search_facts=_search(data["search"]) if data["search"] else None,
+        metrics=tuple(data["metrics"]),
+        rewritten=tuple(data["rewritten"]),
+        holds=_holds(data) if data["asked"] else None,
+        ranked=data["ranked"],
+        holds_on=_number(data["holds_on"]),
+        inputs=tables["inputs"],
+        frontier=tables["frontier"],
+        by_requirement=_by_requirement(data),
+        budget_minutes=data["budget"] and float(data["budget"]["minutes"]),
+        out_of_time=bool(data["budget"] and data["budget"]["ended_the_search"]),
+        interrupted=data["interrupted"],
+        command=data["command"],
+        model_digest=data["model_sha256"],
+        dynamic_inputs=tuple(data["dynamic_inputs"]),
+        threads=int(data["machine"]["threads"]),
+    )
+
+
+def _plan(data: Json) -> PrecisionPlan:
+    its = data["plan"]
+    held, pinned = frozenset(its["held"]), frozenset(data["pinned"])
+    return PrecisionPlan(Precision(its["base"]), pinned, Precision(its["pin_precision"]), held)
+
+
+def _table(folder: Path, name: str) -> pd.DataFrame:
+    path = folder / f"{name}.csv"
+    if not path.is_file() and name in _SOMETIMES:
+        return pd.DataFrame()
+    try:
+        # newline="": a line break inside quotes is data.
+        with path.open(encoding="utf-8", newline="") as stream:
+            table = from_csv(stream.read(), TABLES[name])
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"{path.name}: {one_line(error, 80)}") from error
+    return table if len(table) or name == "pins" else pd.DataFrame()
+
+
+def _holds(data: Json) -> Holds:
+    found: dict[str, Any] = dict(data["asked"])
+    if "reach" in found:
+        found["reach"] = _number(found["reach"])
+    for kind in InputKind:
+        worst = _number(data["holds"][kind.value]["worst_score"])
+        found[kind.value] = _made(Holding, {**data["holds"][kind.value], "worst_score": worst})
+    return _made(Holds, found)
+
+
+def _engine(data: Json) -> EngineFacts:
+    facts = {**data, "fp32_likeness_to_tf32": _number(data["fp32_likeness_to_tf32"])}
+    for name, kind in (("probe_effect", ProbeEffect), ("steadiness", Steadiness)):
+        if facts.get(name) is not None:
+            facts[name] = _made(kind, {k: _unboxed(v) for k, v in facts[name].items()})
+    return _made(EngineFacts, facts)
+
+
+def _search(data: Json) -> SearchFacts:
+    return _made(SearchFacts, {**data, "suspicion_auc": _number(data["suspicion_auc"])})
+
+
+def _by_requirement(data: Json) -> pd.DataFrame:
+    rows = data["by_requirement"]
+    read = [
+        {
+            "requirement": row["requirement"],
+            **{name: _number(row[name]) for name in ("lowered_score", "plan_score")},
+            "baselines": {label: _number(score) for label, score in row["baselines"].items()},
+        }
+        for row in rows
+    ]
+    return pd.DataFrame(read)
+
+
+def _number(value: Any) -> float:
+    """JSON has neither NaN nor infinities: null, and strings, stand for them."""
+    return math.nan if value is None else float(value)
+
+
+def _unboxed(value: Any) -> Any:
+    return _number(value) if value in (None, "inf", "-inf") else value

@@ -1,0 +1,285 @@
+"""The one record that a run ends in; every file and every line on the screen is written from it."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from bisect_trt.base.errors import EXIT_INTERRUPTED, EXIT_NOT_MET, EXIT_OK
+from bisect_trt.base.outcomes import (
+    Cause,
+    CauseFound,
+    Finding,
+    Holding,
+    Holds,
+    InputKind,
+    Robustness,
+    Steadiness,
+    word_of,
+)
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.metrics.scales import Scale
+
+FORMAT = 1
+"""Of run.json: raised where a reader of an earlier one would go wrong."""
+
+
+@dataclass(frozen=True)
+class ProbeEffect:
+    """How far marking outputs moved the final score, in tolerances."""
+
+    unmarked_score: float
+    marked_score: float
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """What was seen on the engine beside its outputs.
+
+    ``fp32_is`` says what its FP32 turned out to be, ``fp32_likeness_to_tf32`` the cosine between
+    its FP32 errors and emulated TF32's. The fields from ``builds_beyond_baselines`` on are None
+    where nothing was decided on it; ``steadiness`` is that of the engine the answer stands or falls
+    with.
+    """
+
+    fp32_is: str
+    fp32_likeness_to_tf32: float
+    pins_emulated_as: str
+    second_emulator: str
+    layer_errors_from: str | None = None
+    marked_batches: int | None = None
+    probe_effect: ProbeEffect | None = None
+    builds_beyond_baselines: int | None = None
+    tolerance_share: float | None = None
+    pins_added_by_engine: Sequence[str] | None = None
+    out_of_builds: bool | None = None
+    steadiness: Steadiness | None = None
+
+
+@dataclass(frozen=True)
+class SearchFacts:
+    """What kind of set was found, in the model's words, and what the search spent.
+
+    ``suspicion_auc`` says how well suspicion ranked the pins; ``information_bound`` how many
+    answers by yes and no it takes at least to tell the set; ``violations`` counts failing sets that
+    hold a passing one.
+    """
+
+    regime: str
+    spread_over: int
+    blocks: Sequence[str]
+    suspicion_auc: float
+    emulated_probes: int
+    information_bound: float
+    violations: int
+    superfluous_pins_dropped: int
+
+
+@dataclass(frozen=True, repr=False)
+class Record:
+    """What ``run`` found. In Jupyter it shows itself as the report's first screen.
+
+    Tables are DataFrames; docs/columns.md has their columns, of which those that the run knows
+    nothing of are left out, and a table that there is nothing for is empty:
+
+    - ``layers``: a row a layer, as layers.csv
+    - ``outputs``: a row an output and baseline, as outputs.csv
+    - ``search``: a row a probe in order, as search.csv
+    - ``pins``: a row a pin with its proof, as pins.csv
+    - ``cost``: a row an engine, as engines.csv
+    - ``inputs``: a row an input, as inputs.csv
+    - ``frontier``: a row a number of pins, as frontier.csv
+    - ``by_requirement``: a row a requirement
+
+    ``cause`` is triage's word, ``causes`` are all that were found, ``sentence`` says it to a
+    person, ``passed`` whether ``plan`` meets
+    the requirements by the runner's verdict. ``engine`` says what else was seen there,
+    ``search_facts`` what kind of set was found, each None where there is nothing to say.
+    ``metrics`` are the ``--metric`` texts, ``rewritten`` the layers that a rewrite made. ``probes``
+    counts plans by runner, ``new_probes`` those not answered by the journal; ``effect_runs`` counts
+    the single-layer runs beside them. ``holds`` says on what the plan was tested, None where none
+    passes; ``ranked`` is true if its pins were cut from a ranking and not proved one by one.
+    ``holds_on`` is the share of the given inputs that had to meet the requirements.
+    ``out_of_time`` is true if the ``budget_minutes`` ended the search, ``interrupted`` if the user
+    did. ``command`` would repeat the run on the model with the SHA-256 ``model_digest``;
+    ``dynamic_inputs`` are the graph inputs whose shapes it leaves open; it might keep ``threads``
+    busy. ``searched`` is for plan.json alone: a search that begins there keeps none of these inputs
+    apart. So are ``scales``, which the default requirement is judged by, and the tensors ``judged``
+    in place of the model's outputs.
+    """
+
+    model: str
+    precision: Precision
+    runner: str
+    cause: Cause
+    sentence: str
+    passed: bool
+    complete: bool
+    plan: PrecisionPlan
+    score: float
+    base_score: float
+    layer_count: int
+    layers: pd.DataFrame
+    outputs: pd.DataFrame
+    search: pd.DataFrame
+    pins: pd.DataFrame
+    requirements: Sequence[str]
+    samples: Sequence[str]
+    findings: Sequence[Finding]
+    probes: Mapping[str, int]
+    new_probes: int
+    effect_runs: int
+    seconds: float
+    folder: Path
+    versions: Mapping[str, str] = field(default_factory=dict)
+    cost: pd.DataFrame = field(default_factory=pd.DataFrame)
+    engine: EngineFacts | None = None
+    search_facts: SearchFacts | None = None
+    metrics: Sequence[str] = ()
+    rewritten: Sequence[str] = ()
+    holds: Holds | None = None
+    ranked: bool = False
+    holds_on: float = 1.0
+    inputs: pd.DataFrame = field(default_factory=pd.DataFrame)
+    frontier: pd.DataFrame = field(default_factory=pd.DataFrame)
+    budget_minutes: float | None = None
+    out_of_time: bool = False
+    interrupted: bool = False
+    by_requirement: pd.DataFrame = field(default_factory=pd.DataFrame)
+    command: str = ""
+    model_digest: str = ""
+    dynamic_inputs: Sequence[str] = ()
+    threads: int = 0
+    searched: Mapping[str, str] = field(default_factory=dict)
+    scales: Mapping[str, Scale] = field(default_factory=dict)
+    causes: Sequence[CauseFound] = ()
+    judged: Sequence[str] = ()
+
+    @property
+    def pinned(self) -> list[str]:
+        """The pinned layers in network order."""
+        return [str(name) for name in self.pins["layer"]] if len(self.pins) else []
+
+    @property
+    def exit_code(self) -> int:
+        """0 if the plan written meets the requirements, 1 if none found does; 1 also where a
+        search that its budget ended leaves a plan which its test refutes.
+        """
+        return EXIT_OK if self.passed and not self.is_refuted else EXIT_NOT_MET
+
+    @property
+    def is_refuted(self) -> bool:
+        """Whether a budget ended the search with a plan that its test refutes."""
+        holds = self.holds
+        return self.out_of_time and holds is not None and holds.word in (None, Robustness.LUCKY)
+
+    def plan_json(self, whole: PrecisionPlan | None = None) -> str:
+        """The content of plan.json: the plan, what it was found for and searched with, and the
+        layers that a rewrite made, if there was one.
+
+        Args:
+            whole: the plan for the model to ship, where a part of that was judged.
+        """
+        document = json.loads((whole or self.plan).to_json())
+        if self.judged:
+            document["outputs"] = list(self.judged)
+        document |= {"requirements": list(self.requirements), "metrics": list(self.metrics)}
+        if self.holds_on < 1.0:
+            document["holds_on"] = self.holds_on
+        if self.holds is not None:
+            document["robust"] = self.holds.wanted
+            if self.holds.fitted:
+                document["fitted"] = True
+        if self.rewritten:
+            document["rewritten"] = list(self.rewritten)
+        if self.scales:
+            document["scales"] = {name: scale.as_json() for name, scale in self.scales.items()}
+        if self.searched:
+            document["searched"] = dict(self.searched)
+        return json.dumps(document, indent=2)
+
+    def as_json(self) -> dict[str, Any]:
+        """The content of run.json, as schema/run.schema.json describes it."""
+        return {
+            "format": FORMAT,
+            "model": self.model,
+            "precision": self.precision.value,
+            "runner": self.runner,
+            "cause": self.cause.value,
+            "sentence": self.sentence,
+            "causes": [
+                {"name": c.name.value, "layers": list(c.layers), "sentence": c.sentence}
+                for c in self.causes
+            ],
+            "passed": self.passed,
+            "exit_code": EXIT_INTERRUPTED if self.interrupted else self.exit_code,
+            "complete": self.complete,
+            "pinned": self.pinned,
+            "layers": self.layer_count,
+            "score": self.score,
+            "base_score": self.base_score,
+            "requirements": list(self.requirements),
+            "by_requirement": self.by_requirement.to_dict(orient="records"),
+            "metrics": list(self.metrics),
+            "rewritten": list(self.rewritten),
+            "samples": list(self.samples),
+            "holds_on": self.holds_on,
+            "holds": self._holds_json(),
+            "robust": word_of(self.holds),
+            "asked": self._asked_json(),
+            "ranked": self.ranked,
+            "probes": dict(self.probes),
+            "new_probes": self.new_probes,
+            "effect_runs": self.effect_runs,
+            "outputs": self.outputs.to_dict(orient="records"),
+            "findings": [vars(f) for f in self.findings],
+            "plan": {
+                "base": self.plan.base.value,
+                "pin_precision": self.plan.pin_precision.value,
+                "held": [name for name in self.pinned if name in self.plan.held],
+            },
+            "engine": self._engine_json(),
+            "search": asdict(self.search_facts) if self.search_facts is not None else {},
+            "seconds": self.seconds,
+            "budget": self._budget_json(),
+            "interrupted": self.interrupted,
+            "command": self.command,
+            "model_sha256": self.model_digest,
+            "dynamic_inputs": list(self.dynamic_inputs),
+            "versions": dict(self.versions),
+            "machine": {
+                "system": platform.platform(),
+                "processor": platform.machine(),
+                "threads": self.threads,
+            },
+        }
+
+    def _budget_json(self) -> dict[str, Any] | None:
+        if self.budget_minutes is None:
+            return None
+        return {"minutes": self.budget_minutes, "ended_the_search": self.out_of_time}
+
+    def _holds_json(self) -> dict[str, Any]:
+        holds = self.holds
+        return {
+            kind.value: asdict(holds.of(kind) if holds is not None else Holding())
+            for kind in InputKind
+        }
+
+    def _asked_json(self) -> dict[str, Any]:
+        if self.holds is None:
+            return {}
+        apart = (*InputKind, "draws")
+        return {name: value for name, value in vars(self.holds).items() if name not in apart}
+
+    def _engine_json(self) -> dict[str, Any]:
+        if self.engine is None:
+            return {}
+        seen = {name: value for name, value in asdict(self.engine).items() if value is not None}
+        return {**seen, "cost": self.cost.to_dict(orient="records")}

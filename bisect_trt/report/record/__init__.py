@@ -1,1 +1,0 @@
-"""One record of a run and its tables, in numbers."""

@@ -1,1 +1,0 @@
-"""Several runs: what changed between two, what a gate over many found."""

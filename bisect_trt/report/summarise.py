@@ -1,0 +1,486 @@
+"""Makes the record of a run."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pandas as pd
+
+from bisect_trt.base.errors import BadInputError
+from bisect_trt.base.limits import thread_count
+from bisect_trt.base.outcomes import WRITTEN_OUT, Cause, Diagnosis, Finding
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.evaluate.result import ProbeResult
+from bisect_trt.metrics.parser import parse_requirements
+from bisect_trt.metrics.requirements import METRICS, WORST, Requirement
+from bisect_trt.model.inputs import dynamic_inputs
+from bisect_trt.model.patterns import find_patterns
+from bisect_trt.report.html import as_fragment, as_markdown, as_text
+from bisect_trt.report.record import EngineFacts, ProbeEffect, Record, SearchFacts
+from bisect_trt.report.tables import (
+    cost_table,
+    findings_of,
+    in_words,
+    layers_table,
+    outputs_table,
+    pins_table,
+    search_table,
+)
+from bisect_trt.search.find import count_violations, information_bound, ranking_auc, regime_of
+from bisect_trt.settings import as_command
+from bisect_trt.steps.answer import Known, best_so_far
+from bisect_trt.steps.context import Ledger
+from bisect_trt.steps.select_fitted import Bisection
+from bisect_trt.steps.sensitivity import suspicion_of
+from bisect_trt.version import __version__
+
+
+def engine_facts(known: Known, ledger: Ledger) -> EngineFacts | None:
+    """What run.json says of the engine beside its outputs; None where the emulator judged."""
+    baselines, judged = known.engine, known.judgement
+    if baselines is None:
+        return None
+    table = baselines.table
+    marked = table.marked_score if table is not None else float("nan")
+    return EngineFacts(
+        fp32_is=baselines.identity.value,
+        fp32_likeness_to_tf32=baselines.fingerprint,
+        pins_emulated_as=baselines.pin_precision.value,
+        second_emulator=ledger.emulators[1],
+        layer_errors_from=table.how if table is not None else None,
+        marked_batches=table.batches if table is not None else None,
+        probe_effect=ProbeEffect(table.unmarked_score, marked) if table is not None else None,
+        builds_beyond_baselines=judged.builds if judged is not None else None,
+        tolerance_share=judged.limit if judged is not None else None,
+        pins_added_by_engine=sorted(judged.repaired) if judged is not None else None,
+        out_of_builds=judged.out_of_budget if judged is not None else None,
+        steadiness=known.steadiness or baselines.steadiness,
+    )
+
+
+def search_facts(known: Known, ledger: Ledger, plan: PrecisionPlan) -> SearchFacts | None:
+    """What kind of set it is, and what the search spent; None where nothing is pinned.
+
+    Args:
+        known: what the stations found.
+        ledger: every probe that was made.
+        plan: the answer.
+    """
+    if not plan.pinned:
+        return None
+    case, judged = known.case, known.judgement
+    bisection: Bisection | None = judged.bisection if judged is not None else known.bisection
+    ranked = bisection is not None and bisection.ranked
+    alone = dict(known.triage.sensitivity.scores) if known.triage is not None else {}
+    pinned = [name for name in case.names if name in plan.pinned]
+    regime = regime_of(len(pinned), len(case.names))
+    suspicion = suspicion_of(known.baselines.layers, alone) if known.baselines is not None else {}
+    first = ledger.emulators[0]
+    searched = [p for p in ledger.log if p.plan.base is plan.base and p.runner == first]
+    # On a panel a probe ends early, and is held to a share of the tolerance: no two compare.
+    alike = [(p.plan.pinned, p.verdict.passed) for p in searched if p.on_given]
+    return SearchFacts(
+        regime=regime.value if regime is not None else "",
+        spread_over=len(pinned),
+        blocks=in_words(pinned, find_patterns(case.graph), case.layers),
+        # What was cut from a ranking is ranked well by what it was ranked by.
+        suspicion_auc=math.nan if ranked else ranking_auc(suspicion, pinned),
+        emulated_probes=len({p.plan for p in searched}),
+        information_bound=information_bound(len(case.names), len(pinned)),
+        violations=count_violations(alike),
+        superfluous_pins_dropped=bisection.violations if bisection is not None else 0,
+    )
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One output of one baseline under one requirement: the metric's ``value``, NaN where no error
+    of the output is it, and its ``score`` in tolerances, at most 1 passes.
+    """
+
+    value: float
+    score: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """``cells`` has one for each baseline, None where it gave no such output. ``output`` is blank
+    where a score is of all outputs that the requirement is on.
+    """
+
+    requirement: str
+    output: str
+    cells: tuple[Cell | None, ...]
+
+
+def requirements_table(
+    texts: Sequence[str],
+    lowered: Sequence[ProbeResult],
+    plan: Sequence[ProbeResult],
+    baselines: Mapping[str, ProbeResult],
+) -> pd.DataFrame:
+    """A row for each requirement: its score on the given inputs with everything lowered and under
+    the plan, by the judge who found it worst, and (``baselines``) by the label of each baseline.
+
+    Args:
+        texts: the requirements.
+        lowered: what the judges showed of everything lowered.
+        plan: what they showed of the plan that is written.
+        baselines: the rows of outputs.csv, by their labels.
+    """
+    each = {label: r.by_condition for label, r in baselines.items() if r.by_condition}
+    rows = []
+    for place, text in enumerate(texts):
+        row: dict[str, object] = {"requirement": text}
+        for name, found in (("lowered", lowered), ("plan", plan)):
+            scores = [r.by_condition[place] for r in found if r.by_condition]
+            row[f"{name}_score"] = max(scores, default=math.nan)
+        row["baselines"] = {label: scores[place] for label, scores in each.items()}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def judged_scores(table: pd.DataFrame) -> dict[str, float]:
+    """The score that decides each requirement: the plan's. Where none was written FP32's, if that
+    misses one, for then the others are not to blame, else that of everything lowered.
+
+    Args:
+        table: as :func:`requirements_table` makes it.
+    """
+    if not len(table):
+        return {}
+    fp32 = table["baselines"].map(
+        lambda scores: max((s for label, s in scores.items() if label.endswith("fp32")), default=0)
+    )
+    other = fp32.astype(float) if fp32.max() > 1.0 else table["lowered_score"]
+    return dict(zip(table["requirement"], table["plan_score"].fillna(other), strict=True))
+
+
+def requirement_scores(table: pd.DataFrame, outputs: pd.DataFrame) -> list[Row]:
+    """A row for each requirement and output that it is on, a cell a baseline.
+
+    A requirement whose values are not among an output's errors (a decision, a metric of the user's,
+    an elementwise tolerance, a mean over inputs, the default) has one row, of all its outputs.
+
+    Args:
+        table: as :func:`requirements_table` makes it.
+        outputs: the rows of outputs.csv.
+    """
+    if "output" not in outputs or not len(table):
+        return []
+    names = [str(n) for n in outputs["output"].unique() if n]
+    baselines = list(outputs["baseline"].unique())
+    found = {(r.baseline, r.output): r for r in outputs.itertuples()}
+    rows = []
+    for text, scores in zip(table["requirement"], table["baselines"], strict=True):
+        item = _of_errors(text, names)
+        if item is None:
+            told = tuple(Cell(math.nan, scores[b]) if b in scores else None for b in baselines)
+            rows.append(Row(text, "", told))
+            continue
+        for name in names:
+            if item.output in (None, name):
+                cells = tuple(_cell(item, found.get((b, name))) for b in baselines)
+                rows.append(Row(text, name, cells))
+    return rows
+
+
+def _of_errors(text: str, names: Sequence[str]) -> Requirement | None:
+    """The requirement, where the worst of an output's errors decides it."""
+    try:
+        (item,) = parse_requirements([text], names).items
+    except BadInputError:  # a metric of the user's, whose code is not here
+        return None
+    told = item.metric in METRICS and item.aggregate == WORST
+    # A slice's error, or a group's, is not among an output's.
+    return item if told and not item.by_scale and not item.part else None
+
+
+def _cell(item: Requirement, row: object) -> Cell | None:
+    value = getattr(row, item.metric, None)
+    if value is None:
+        return None
+    finite = bool(getattr(row, "finite", True))
+    seen = float(value) if finite else math.nan
+    return Cell(float(value), item.score_of(seen))
+
+
+@dataclass(frozen=True, repr=False)
+class Result(Record):
+    __doc__ = Record.__doc__  # its fields are what it is; as a cell's last line it shows itself
+
+    def __repr__(self) -> str:
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        return as_fragment(self)
+
+    def _repr_markdown_(self) -> str:
+        return as_markdown(self)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """The plan to write, the probe that says whether it meets the requirements, each pin's proof,
+    and the share of the tolerance that the emulators were held to.
+    """
+
+    plan: PrecisionPlan
+    final: ProbeResult | None
+    proof: Mapping[str, ProbeResult]
+    complete: bool
+    limit: float = 1.0
+    ranked: bool = False
+
+
+def summarise(known: Known, ledger: Ledger, seconds: float, command: str = "run") -> Result:
+    """Everything found, as one record.
+
+    Args:
+        known: what the stations found.
+        ledger: what was run for it.
+        seconds: the wall time of the run.
+        command: that was given: ``compare`` searches for nothing.
+    """
+    if known.out_of_time:
+        return _summarise_cut_short(known, ledger, seconds)
+    diagnosis = known.diagnosis
+    if diagnosis is None:
+        diagnosis = Diagnosis(Cause.UNKNOWN, "Not searched: error tables only.")
+    found = _result(known, ledger, diagnosis, _answer(known, ledger, diagnosis), seconds)
+    if command == "run":
+        return found
+    return replace(found, complete=False, command=_command(known, ledger, command))
+
+
+def summarise_interrupted(known: Known, ledger: Ledger, seconds: float) -> Result | None:
+    """What was found until an interruption.
+
+    Args:
+        known: what the stations found.
+        ledger: what was run for it.
+        seconds: the wall time of the run.
+
+    Returns:
+        The smallest plan that every judge passed; None if none is known to pass yet.
+    """
+    if known.holds is None and known.judgement is None and known.bisection is not None:
+        known = known.with_(holds=known.bisection.holds)
+    found = known.diagnosis or Diagnosis(Cause.UNKNOWN, "Interrupted before the cause was known.")
+    answer = _answer_so_far(known, ledger, found)
+    if answer is None or answer.final is None:
+        return None
+    sentence = (
+        f"{found.sentence} Interrupted: this is the best plan so far; run the same command again "
+        "to go on."
+    )
+    return _result(known, ledger, replace(found, sentence=sentence), answer, seconds)
+
+
+def _summarise_cut_short(known: Known, ledger: Ledger, seconds: float) -> Result:
+    """What was found until the budget ended the search."""
+    found = known.diagnosis or Diagnosis(Cause.UNKNOWN, "The cause was not known yet.")
+    answer = _answer_so_far(known, ledger, found)
+    so_far = "this is the best plan so far"
+    if answer is None or answer.final is None:
+        answer, so_far = (
+            _Answer(PrecisionPlan(Precision.FP32), None, {}, False),
+            ("no plan is known to pass yet"),
+        )
+    elif known.diagnosis is None and answer.final.verdict.passed and not answer.plan.chosen:
+        # No smaller set is left to search for, whatever there was no time for.
+        name = known.case.settings.precision.value.upper()
+        found = Diagnosis(Cause.NONE, f"{name} meets the requirement on the given inputs.")
+        answer = replace(answer, complete=True)
+    minutes = known.case.settings.budget or 0.0
+    sentence = (
+        f"{found.sentence} The budget of {minutes:g} minutes ended the search: {so_far}; run the "
+        "same command again to go on."
+    )
+    return _result(known, ledger, replace(found, sentence=sentence), answer, seconds)
+
+
+def _answer_so_far(known: Known, ledger: Ledger, found: Diagnosis) -> _Answer | None:
+    """The stations' own where they came to one, else the best of all probes."""
+    settled = known.settled is not None
+    if settled or known.judgement or (known.bisection is not None and known.engine is None):
+        return _answer(known, ledger, found)
+    best = best_so_far(known, ledger)
+    return _Answer(*best, {}, False) if best is not None else None
+
+
+def _answer(known: Known, ledger: Ledger, diagnosis: Diagnosis) -> _Answer:
+    base, held = known.case.base, known.case.held_pins
+    if known.judgement is not None:
+        judged = known.judgement
+        emulated = judged.bisection.proof if judged.bisection is not None else {}
+        pinned = judged.plan.pinned
+        proof = {**{n: r for n, r in emulated.items() if n in pinned}, **judged.proof}
+        complete = judged.passed and all(
+            name in proof for name in pinned - held - judged.plan.inherited
+        )
+        ranked = judged.bisection is not None and judged.bisection.ranked
+        return _Answer(judged.plan, judged.result, proof, complete, judged.limit, ranked)
+    if known.bisection is not None:
+        found, plan = known.bisection, known.base.with_pins(known.bisection.pinned)
+        final = ledger.worst_of(plan, ledger.emulators)
+        answer = base.with_pins(found.pinned)
+        return _Answer(answer, final, found.proof, found.complete, found.limit, found.ranked)
+    fp32 = PrecisionPlan(Precision.FP32)
+    judge = known.engine or known.baselines
+    if judge is not None and diagnosis.cause is Cause.NONE:
+        shown = ledger.worst_of(base, ledger.emulators)
+        reduced = known.engine.base if known.engine is not None else shown
+        return _Answer(base, reduced, {}, True)
+    if judge is not None and diagnosis.cause is Cause.TF32:
+        return _Answer(fp32, judge.fp32, {}, True)
+    return _Answer(fp32, None, {}, True)
+
+
+def _result(
+    known: Known, ledger: Ledger, diagnosis: Diagnosis, answer: _Answer, seconds: float
+) -> Result:
+    case, settings = known.case, known.case.settings
+    baselines, engine = known.baselines, known.engine
+    searched = known.bisection is not None or known.judgement is not None
+    emulated, engines = _shown(known, ledger, answer, searched)
+    shown = {**emulated, **engines}
+    before = engine.base if engine is not None else baselines.lowered if baselines else None
+    limits = dict.fromkeys(ledger.emulators, answer.limit)
+    passed = answer.final is not None and answer.final.verdict.passed and known.unsteady is None
+    return Result(
+        model=case.model.name,
+        precision=settings.precision,
+        runner=ledger.judge,
+        cause=diagnosis.cause,
+        sentence=diagnosis.sentence,
+        passed=passed,
+        complete=answer.complete,
+        plan=answer.plan,
+        score=answer.final.score if answer.final is not None else float("nan"),
+        base_score=before.score if before is not None else float("nan"),
+        layer_count=len(case.layers),
+        layers=layers_table(known, answer.plan),
+        outputs=outputs_table(shown),
+        search=search_table(ledger.log),
+        pins=pins_table(case.layers, answer.plan, answer.proof, ledger.log, limits),
+        requirements=case.requirements.texts,
+        samples=[s.name for s in case.samples],
+        findings=_findings(known, ledger, answer.plan),
+        probes=ledger.probes,
+        new_probes=ledger.new_probes,
+        effect_runs=ledger.further_rows
+        + (known.triage.sensitivity.runs if known.triage is not None else 0),
+        seconds=round(seconds, 3),  # as run.json has it: what is read again is the same
+        folder=ledger.folder,
+        versions={**versions(), **ledger.versions},
+        cost=cost_table(engines),
+        engine=engine_facts(known, ledger),
+        search_facts=search_facts(known, ledger, answer.plan) if searched else None,
+        metrics=[m if isinstance(m, str) else _named(m) for m in settings.metrics],
+        rewritten=list(case.rewritten),
+        holds=known.holds,
+        inputs=_or_empty(known.inputs),
+        frontier=_or_empty(known.frontier),
+        by_requirement=requirements_table(
+            case.requirements.texts,
+            _judged(known, ledger, before),
+            _judged(known, ledger, answer.final),
+            shown,
+        ),
+        ranked=answer.ranked,
+        holds_on=settings.share_of_given,
+        budget_minutes=settings.budget,
+        threads=thread_count(),
+        out_of_time=known.out_of_time,
+        interrupted=known.interrupted,
+        command=_command(known, ledger),
+        model_digest=case.model.digest,
+        dynamic_inputs=dynamic_inputs(case.graph.proto),
+        searched=case.searched,
+        scales=case.requirements.scales,
+        causes=diagnosis.all_causes,
+        judged=case.judged,
+    )
+
+
+def _command(known: Known, ledger: Ledger, command: str = "run") -> str:
+    """What makes the same again in the same folder: its plan is found from where it is started."""
+    return as_command(replace(known.case.settings, out=ledger.folder), command)
+
+
+def _shown(
+    known: Known, ledger: Ledger, answer: _Answer, searched: bool
+) -> tuple[dict[str, ProbeResult], dict[str, ProbeResult]]:
+    """The rows of the outputs table: the emulators', and the engine's."""
+    emulated = known.baselines.by_label() if known.baselines is not None else {}
+    engines = known.engine.by_label() if known.engine is not None else {}
+    if known.judgement is not None:
+        engines[f"{ledger.judge} plan"] = known.judgement.result
+    if searched or not answer.complete:
+        plan = known.base.with_pins(answer.plan.pinned)
+        labels = ("plan", "plan, second emulator")
+        for label, runner in zip(labels, ledger.emulators, strict=True):
+            found = ledger.of(runner, plan)
+            if found is not None:
+                emulated[label] = found
+    return emulated, engines
+
+
+def _findings(known: Known, ledger: Ledger, plan: PrecisionPlan) -> list[Finding]:
+    """Of every station, in their order; of layers that are computed in steps the first that
+    ``plan`` lowers is said with the answer.
+    """
+    stations = (known.baselines, known.engine)
+    found = [
+        *known.case.findings,
+        *ledger.findings,
+        *(finding for station in stations if station is not None for finding in station.findings),
+        *findings_of(ledger.engine_results),
+    ]
+    kept: list[Finding] = []
+    for finding in found:
+        if finding.kind == WRITTEN_OUT:
+            if finding.where in plan.pinned:
+                continue
+            first = not any(other.kind == WRITTEN_OUT for other in kept)
+            finding = replace(finding, weighty=first)
+        kept.append(finding)
+    return kept
+
+
+def _judged(known: Known, ledger: Ledger, result: ProbeResult | None) -> list[ProbeResult]:
+    """What every judge showed of the plan of ``result``; nothing of no result."""
+    if result is None:
+        return []
+    judges = ledger.emulators if known.engine is None else (ledger.judge,)
+    found = (ledger.of(runner, result.plan) for runner in judges)
+    return [r for r in found if r is not None]
+
+
+def _or_empty(table: pd.DataFrame | None) -> pd.DataFrame:
+    return table if table is not None else pd.DataFrame()
+
+
+def _named(metric: Callable[..., float]) -> str:
+    """How a function that was given as such would be named on the command line."""
+    name = getattr(metric, "__qualname__", type(metric).__qualname__)
+    return f"{getattr(metric, '__module__', '')}:{name}"
+
+
+def versions() -> dict[str, str]:
+    """The versions that the numbers depend on."""
+    return {
+        "bisect-trt": __version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "onnx": onnx.__version__,
+        "onnxruntime": ort.__version__,
+        "pandas": pd.__version__,
+    }

@@ -1,0 +1,477 @@
+"""What the terminal shows."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Container
+from contextlib import suppress
+from pathlib import Path
+from threading import Event, Thread
+from types import TracebackType
+from typing import Any, TextIO
+
+import pandas as pd
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from bisect_trt.base.display import counted, printable, some_of
+from bisect_trt.base.interrupt import Observer
+from bisect_trt.base.limits import in_words, peak_bytes
+from bisect_trt.base.outcomes import VANISHING
+from bisect_trt.model.inspection import Inspection
+from bisect_trt.reduction.cures import Cures
+from bisect_trt.reduction.oracle import Seen
+from bisect_trt.reduction.reduce import Reduced
+from bisect_trt.report.headline import FIRST_KINDS, answer_lines, files_line
+from bisect_trt.report.html import Page
+from bisect_trt.report.record import Record
+from bisect_trt.report.reduced import (
+    figures,
+    headline_of_cures,
+    lines_of_cures,
+    nothing_bad,
+    reduced_how,
+)
+from bisect_trt.report.reduced import headline as headline_of_piece
+from bisect_trt.report.tables import OUTPUT_COLUMNS, suspect_layers
+from bisect_trt.report.text import (
+    holds_lines,
+    is_least,
+    judged_by,
+    number,
+    plan_line,
+    score_without,
+    scores_told,
+    search_sentences,
+    tone,
+    unproved,
+    verdict,
+)
+from bisect_trt.steps.verify import Verification
+
+
+def plain(kind: type[Console] = Console, **more: Any) -> Console:
+    """A console that takes text as it is: names may look like markup, codes of emoji or numbers.
+
+    Args:
+        kind: of the console.
+        more: its further arguments.
+    """
+    return kind(markup=False, emoji=False, highlight=False, **more)
+
+
+def screen() -> Console:
+    """The console for results: wide where a program reads it, so that no name is broken over two
+    lines.
+    """
+    seen = sys.stdout is not None and sys.stdout.isatty()
+    return plain(_Screen, width=None if seen or "COLUMNS" in os.environ else 200)
+
+
+def signs_of_life() -> Console:
+    """The console for progress, which nobody's work depends on."""
+    if sys.stderr is None:  # started without: rich knows what to do
+        return plain(stderr=True)
+    return plain(file=_Unheard(sys.stderr))
+
+
+class _Unheard:
+    """A stream to a terminal that may be closed, on whose account no work shall end."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            return self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class _Screen(Console):
+    """A console that leaves a reader who went away to the command, which knows its exit code."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+_UNITS = {"load": "input"}
+"""What a station counts where nobody knows how many there will be; others count probes."""
+
+EVERY_S = 5.0
+"""Between two lines in a log: few enough to keep, often enough to know that it lives."""
+
+
+def progress(
+    *, quiet: bool = False, verbose: bool = False, budget: float | None = None, subject: str = ""
+) -> ProgressObserver:
+    """Signs of life on standard error, also where JSON goes to standard output.
+
+    Args:
+        quiet: say nothing.
+        verbose: tell every step.
+        budget: minutes that the command may take, if that was said.
+        subject: which of several things the lines are about, if there are several.
+    """
+    console = signs_of_life()
+    return ProgressObserver(
+        console, quiet=quiet, verbose=verbose, every_s=EVERY_S, budget=budget, subject=subject
+    )
+
+
+class ProgressObserver(Observer):
+    """Draws a line for the station in work; with ``verbose`` every step is a line of its own.
+
+    Where there is no terminal, a line is written every ``every_s`` seconds, whether or not anything
+    was heard meanwhile: the time, the memory, the station with what it did last and what is left of
+    it, the best plan so far, what is left of the budget. With ``verbose`` it is written only where
+    no step was told for so long.
+
+    Args:
+        console: where to.
+        quiet: say nothing.
+        verbose: tell every step.
+        every_s: seconds between two lines in a log.
+        budget: minutes that the command may take, if that was said.
+        subject: which of several things the lines are about, if there are several.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        *,
+        quiet: bool,
+        verbose: bool = False,
+        every_s: float = EVERY_S,
+        budget: float | None = None,
+        subject: str = "",
+    ) -> None:
+        self._console = console
+        self._quiet = quiet
+        self._verbose = verbose
+        self._every_s = every_s
+        self._budget = budget
+        self._subject = f"{subject}: " if subject else ""
+        self._station, self._started = "starting", time.perf_counter()
+        self._done = self._note = ""
+        self._left: tuple[float | None, float] = None, self._started
+        self._first: tuple[int, float] | None = None
+        self._last, self._counted = (0, 0), self._started
+        self._best: int | None = None
+        self._told = self._started
+        self._ended = Event()
+        self._log: Thread | None = None
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[note]}", markup=False),
+            TimeElapsedColumn(),
+            console=console,
+            disable=quiet or not console.is_terminal,
+            transient=True,
+        )
+        self._task = self._bar.add_task(f"{self._subject}starting", total=None, note="")
+        self._began = time.perf_counter()
+
+    def __enter__(self) -> ProgressObserver:
+        self._bar.start()
+        if not (self._quiet or self._console.is_terminal):
+            self._log = Thread(target=self._write_lines, daemon=True)
+            self._log.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+        self._ended.set()
+        if self._log is not None:
+            self._log.join(self._every_s)
+
+    def station(self, name: str) -> None:
+        self._began = self._counted = time.perf_counter()
+        self._first, self._left = None, (None, self._began)
+        self._station, self._done = name, ""
+        self._bar.reset(self._task, total=None, description=f"{self._subject}{name}", note="")
+
+    def progress(self, done: int, expected: int, note: str) -> None:
+        self._left = self._seconds_left(done, expected), time.perf_counter()
+        of = f"{done} of {expected}" if expected else f"{_UNITS.get(self._station, 'probe')} {done}"
+        self._done, self._note = of, note
+        left = self._left_in_words()
+        self._bar.update(
+            self._task,
+            total=expected or None,
+            completed=done,
+            note=printable(f"{of}{left}: {note}"[:90]),
+        )
+        if self._verbose and not self._quiet:
+            self._told = time.perf_counter()
+            self._console.print(printable(f"{self._subject}{of}: {note}"))
+
+    def _seconds_left(self, done: int, expected: int) -> float | None:
+        """By the pace since the first that was done; what came before it was something else. None
+        where nothing tells.
+        """
+        now, last = time.perf_counter(), self._last
+        self._last = done, expected
+        if self._first is None or done <= last[0] or expected != last[1]:
+            if self._first is not None:  # a count of something else begins where the last ended
+                self._began = self._counted
+            self._first = done, now
+        self._counted = now
+        first, since = self._first
+        if not expected or not done:
+            return None
+        each = (now - since) / (done - first) if done > first else (now - self._began) / done
+        return each * max(expected - done, 0)
+
+    def _left_in_words(self) -> str:
+        """What is left by now; nothing once that has passed."""
+        left, heard = self._left  # another thread may be told more meanwhile
+        if left is None or (left := left - (time.perf_counter() - heard)) < 0.0:
+            return ""
+        return f", about {left:.0f} s left"
+
+    def best(self, pins: int) -> None:
+        self._best = pins
+
+    def finding(self, message: str) -> None:
+        if self._verbose and not self._quiet:
+            self._console.print(printable(f"{self._subject}note: {message}"), style="yellow")
+
+    def _write_lines(self) -> None:
+        """In a thread of its own: a station may be silent for long."""
+        while not self._ended.wait(self._every_s):
+            if self._verbose and time.perf_counter() - self._told < self._every_s:
+                continue
+            line = printable(self._line(time.perf_counter() - self._started))
+            # Not by the console: where the reader went away it would close standard output too.
+            with suppress(OSError, ValueError):
+                self._console.file.write(f"{line}\n")
+                self._console.file.flush()
+
+    def _line(self, elapsed: float) -> str:
+        """What is going on, ``elapsed`` seconds from the start."""
+        parts = [self._station]
+        if self._done:
+            parts = [f"{self._station}, {self._done}{self._left_in_words()}: {self._note}"]
+        if self._best is not None:
+            parts.append(f"best so far: {counted(self._best, 'pin')}")
+        if self._budget is not None:
+            left = max(0.0, 60.0 * self._budget - elapsed)
+            parts.append(f"{left:.0f} s of the budget left")
+        return (
+            f"[{elapsed:.0f} s, {in_words(peak_bytes())} at most] {self._subject}{'; '.join(parts)}"
+        )
+
+
+_SHOWN_PINS, _SHOWN_FINDINGS, _OF_A_KIND = 20, 5, 2
+_KEPT = 3
+_COLOURS = {"ok": "green", "unsure": "yellow", "bad": "red"}
+
+
+def print_verdict(console: Console, result: Record) -> None:
+    """The answer, the pins with their proof, the outputs, where the files are."""
+    said, *lines = answer_lines(result)
+    console.print(printable(said), style=f"bold {_COLOURS[tone(result)]}")
+    for line in lines:
+        console.print(printable(line))
+    if len(result.pins):
+        last = [c for c in ("held", "inherited") if c in result.pins]
+        first = result.pins.sort_values(last, kind="stable")
+        shown = list(first.itertuples())[:_SHOWN_PINS]
+        least = any(row.proved and is_least(row) for row in shown)
+        table = _table(["pinned layer", "op", "without it, at least" if least else "without it"])
+        for row in shown:
+            if not row.proved:
+                table.add_row(printable(str(row.layer)), str(row.op), unproved(result, row))
+                continue
+            table.add_row(
+                printable(str(row.layer)),
+                str(row.op),
+                f"{row.verdict_without}, {score_without(row)}",
+            )
+        console.print(table)
+        if len(result.pins) > _SHOWN_PINS:
+            console.print(f"... and {len(result.pins) - _SHOWN_PINS} more in pins.csv")
+        if result.search_facts:
+            console.print(printable(search_sentences(result)[0]))
+    if len(result.outputs):
+        but = {"score", "mean_abs", "median_abs", "rel_range"}
+        console.print(_baselines(result, but))
+    _print_findings(console, result, "report.md")
+    probes = f"{counted(sum(result.probes.values()), 'probe')} ({result.new_probes} new)"
+    made = f"{probes} and {counted(result.effect_runs, 'single-layer run')}"
+    console.print(printable(f"{made} in {result.seconds:.1f} s; {judged_by(result)}"))
+    console.print(printable(files_line(result)), soft_wrap=True)
+
+
+def _print_findings(console: Console, result: Record, whole: str) -> None:
+    """The findings that may matter, each in full, what inputs look like last, and two of a kind: a
+    mask that every block reads hides nothing else. Constants that partly vanish are many and
+    harmless, so one line for all. ``whole`` is where the others are.
+    """
+    vanishing = [f for f in result.findings if f.kind == VANISHING]
+    said = (VANISHING, *FIRST_KINDS)
+    others = [f for f in result.findings if f.kind not in said]
+    others.sort(key=lambda f: (not f.weighty, f.kind == "input"))
+    kinds = Counter[str]()
+    shown = []
+    for finding in others:
+        kinds[finding.kind] += 1
+        if finding.weighty or kinds[finding.kind] <= _OF_A_KIND:
+            shown.append(finding)
+    lines = [f.message for f in shown[:_SHOWN_FINDINGS]]
+    if len(lines) < len(others):
+        more = len(others) - len(lines)
+        lines.append(f"{more} more finding{'s' * (more > 1)} in {whole}")
+    if vanishing:
+        lines.append(
+            f"values below {result.precision.value}'s smallest number become zero in "
+            f"{len(vanishing)} of the constants; "
+            f"{whole} names them"
+        )
+    for line in lines:
+        console.print(printable(f"note: {line}"), style="yellow")
+
+
+def print_comparison(console: Console, result: Record) -> None:
+    """The baselines' outputs and the layers that err most."""
+    if result.outputs.empty:
+        console.print(printable(result.sentence))
+        return
+    console.print(_baselines(result, {"median_abs", "rel_range"}))
+    console.print(_frame(suspect_layers(result.layers)))
+    _print_findings(console, result, "the output of --json")
+    console.print(printable(f"all layers: {result.folder}/layers.csv"))
+
+
+def print_verification(console: Console, verification: Verification) -> None:
+    """The answer, then each way in which the plan was looked at."""
+    style = "bold green" if verification.passed else "bold red"
+    console.print(verdict(verification), style=style)
+    for line in holds_lines(verification):
+        console.print(printable(line))
+    table = _table(["", "checked", "found"])
+    for check in verification.checks:
+        table.add_row(
+            {True: "ok", False: "no", None: "-"}[check.holds],
+            printable(check.what),
+            printable(check.detail),
+        )
+    console.print(table)
+    console.print(printable(plan_line(verification)))
+
+
+def print_inspection(console: Console, inspection: Inspection) -> None:
+    """Counts first, then what deserves attention."""
+    layers = counted(len(inspection.layers), "layer")
+    console.print(f"{printable(inspection.model)}: opset {inspection.opset}, {layers}")
+    rows = [
+        (layer.name, layer.op, layer.scope, inspection.suspects.get(layer.name, ""))
+        for layer in inspection.layers
+    ]
+    # A column that nothing stands in is left out.
+    heads = ("layer", "op", "scope", "suspect because")
+    shown = [i for i, _ in enumerate(heads) if any(row[i] for row in rows)]
+    table = _table([heads[i] for i in shown])
+    for row in rows:
+        table.add_row(*(printable(row[i]) for i in shown))
+    console.print(table)
+    for pattern in inspection.patterns:
+        how = "written out" if pattern.decomposed else "one operator"
+        console.print(printable(f"{pattern.kind} ({how}): {', '.join(pattern.layers)}"))
+    alike: dict[str, list[str]] = {}
+    for name, reason in inspection.kept.items():
+        alike.setdefault(reason, []).append(name)
+    for reason, names in alike.items():
+        console.print(printable(f"kept in FP32: {some_of(names, _KEPT)} ({reason})"))
+    for line in (*(f.message for f in inspection.findings), *inspection.advice):
+        console.print(printable(f"note: {line}"), style="yellow")
+
+
+def print_cures(console: Console, cures: Cures, folder: Path) -> None:
+    """The answer, then what was tried.
+
+    Args:
+        console: where to.
+        cures: what was tried.
+        folder: of the table and the model.
+    """
+    good = not cures.needed or cures.smallest is not None
+    console.print(printable(headline_of_cures(cures)), style="bold green" if good else "bold red")
+    for line in lines_of_cures(cures):
+        console.print(printable(line), soft_wrap=True)
+    console.print(printable(f"table: {folder}"), soft_wrap=True)
+
+
+def print_reduced(console: Console, found: Reduced | Seen, folder: Path) -> None:
+    """The piece, what it shows, how it was found and where it is.
+
+    Args:
+        console: where to.
+        found: the piece, or what the whole shows where it is not bad.
+        folder: of the reproducer.
+    """
+    if not isinstance(found, Reduced):
+        console.print(printable(nothing_bad(found)), style="bold green")
+        return
+    console.print(printable(headline_of_piece(found)), style="bold red")
+    for line in (*figures(found), *reduced_how(found)):
+        console.print(printable(line))
+    console.print(printable(f"reproducer: {folder}"), soft_wrap=True)
+
+
+def _table(columns: list[str]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _baselines(result: Record, but: Container[str]) -> Table:
+    """A row a baseline and output, without the columns ``but``. Its verdict and score are of the
+    baseline as a whole: beside each of its outputs they would say that every one of them misses.
+    """
+    shown = result.outputs[[c for c in OUTPUT_COLUMNS if c not in but]].astype(object)
+    of_all = [c for c in ("baseline", "verdict", "score") if c in shown]
+    shown.loc[shown["baseline"].duplicated(), of_all] = ""
+    return _frame(shown)
+
+
+def _frame(frame: pd.DataFrame) -> Table:
+    table = _table([str(c) for c in frame.columns])
+    for row in scores_told(frame).to_numpy(dtype=object).tolist():
+        table.add_row(*(printable(number(v)) for v in row))
+    return table
+
+
+def print_page(console: Console, page: Page) -> None:
+    """A page of sections, tables cut where they would fill more than a screen."""
+    console.print(printable(page.answer), style="bold green" if page.good else "bold red")
+    for line in page.lines:
+        console.print(printable(line))
+    for section in page.sections:
+        console.print()
+        console.print(printable(section.heading), style="bold")
+        for line in section.lines:
+            console.print(printable(line))
+        if len(section.table):
+            console.print(_frame(section.table.head(_SHOWN_PINS)))
+        if len(section.table) > _SHOWN_PINS:
+            console.print(f"... and {len(section.table) - _SHOWN_PINS} more")

@@ -1,0 +1,365 @@
+"""The report's sentences."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pandas as pd
+
+from bisect_trt.base.display import counted, printable, some_of
+from bisect_trt.base.outcomes import Cause, Holds, Robustness, Steadiness, word_of
+from bisect_trt.inputs.samples import FEW_INPUTS
+from bisect_trt.metrics.requirements import NOTHING_ALLOWED, brief, times
+from bisect_trt.metrics.statistics import lower_bound
+from bisect_trt.report.record import Record
+from bisect_trt.search.find import Regime
+from bisect_trt.steps.tests import WANTED
+from bisect_trt.steps.verify import GOLDEN, Verification
+
+_NEARLY_ALL = 0.9
+"""Of the layers: a plan with so many pins is FP32 with casts around it."""
+
+
+def tone(result: Record) -> str:
+    """What the first glance says: ``bad`` where no plan passes, ``unsure`` where nothing but the
+    given inputs speaks for it or it leaves hardly a layer to lower, else ``ok``.
+    """
+    if not result.passed:
+        return "bad"
+    known = result.holds is None or result.holds.word is Robustness.ROBUST
+    return "ok" if known and not is_nearly_all(result) else "unsure"
+
+
+def is_nearly_all(result: Record) -> bool:
+    """Whether a search that came to its end found hardly another thing than FP32."""
+    free = result.layer_count - len(result.plan.held)
+    searched = (result.complete or result.ranked) and not result.out_of_time
+    found = len(result.plan.chosen)
+    return result.passed and searched and found >= max(2.0, _NEARLY_ALL * free)
+
+
+_NAMED = 3
+
+
+def number(value: Any) -> str:
+    """A number for a table: short, honest about infinities, blank where there is none."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return printable(str(value))
+    if isinstance(value, float) and math.isnan(value):
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def scores_told(table: pd.DataFrame) -> pd.DataFrame:
+    """``table`` with words for the number that stands for a miss where none is allowed."""
+    told = table
+    for name in (c for c in table if "score" in str(c)):
+        beyond = pd.to_numeric(table[name], errors="coerce").eq(NOTHING_ALLOWED)
+        if beyond.any():
+            words = table[name].astype(object).mask(beyond, brief(NOTHING_ALLOWED))
+            told = told.assign(**{str(name): words})
+    return told
+
+
+def sources(layers: pd.DataFrame) -> str:
+    """Which layers are wrong while what they read is right, the first in the network first."""
+    if "source" not in layers or not layers["source"].any():
+        return ""
+    names = layers.loc[layers["source"].astype(bool), "layer"].astype(str).tolist()
+    return f"Errors start at {some_of(names, _NAMED)}."
+
+
+def misses_alone(layers: pd.DataFrame) -> str:
+    """Which layers miss the requirement when only they are lowered, the worst first."""
+    if "alone_score" not in layers:
+        return ""
+    worst = layers.sort_values("alone_score", ascending=False, kind="stable")
+    names, known = worst.loc[worst["alone_score"] > 1.0, "layer"], worst["alone_score"].count()
+    if not known:
+        return ""
+    if names.empty:
+        return (
+            f"Of {counted(known, 'layer')} measured alone none misses the requirement, on those "
+            "inputs and draws."
+        )
+    which = some_of(names.astype(str).tolist(), _NAMED)
+    return f"{which} {'misses' if len(names) == 1 else 'miss'} the requirement alone."
+
+
+def score_without(pin: Any) -> str:
+    """What the set without a pin scores; where it would meet the requirement, also what a set is
+    held to while it is made smaller.
+
+    Args:
+        pin: a row of pins.csv, as ``itertuples`` gives it.
+    """
+    score, share = float(pin.score_without), float(pin.tolerance_share)
+    said = times(score, str(pin.verdict_without))
+    return said if score > 1.0 else f"{said} (held to {share:.3g})"
+
+
+def is_least(pin: Any) -> bool:
+    """Whether :func:`score_without` is the least that the set scores: one sample was enough to
+    tell.
+    """
+    return not getattr(pin, "of_all_given", True) and math.isfinite(pin.score_without)
+
+
+def unproved(result: Record, pin: Any = None) -> str:
+    """What a pin without a proof rests on.
+
+    Args:
+        result: the run.
+        pin: its row of pins.csv, as ``itertuples`` gives it; None for those of the search.
+    """
+    if getattr(pin, "inherited", False):
+        return "moves values between kept layers"
+    if getattr(pin, "held", False):
+        return "FP32 in the source" if is_lifted(result) else "held from the start"
+    return "ranked, not proved" if result.ranked else "not yet proved"
+
+
+def is_lifted(result: Record) -> bool:
+    """Whether the source is reduced already, so that its FP32 layers are held."""
+    return any(finding.kind == "lifted" for finding in result.findings)
+
+
+def judged_by(result: Record) -> str:
+    """Who decided, and on an engine what the pins cost."""
+    if not sum(result.probes.values()):
+        return "nothing was judged"
+    if result.engine is None:
+        return "judged by emulation, not yet by an engine"
+    rows = result.cost.to_dict(orient="records")
+    latency = {str(row["engine"]).rpartition(" ")[2]: row["latency_ms"] for row in rows}
+    shown = ("fp32", result.precision.value, "plan")
+    costs = ", ".join(f"{name} {number(ms)} ms" for name, ms in latency.items() if name in shown)
+    builds = result.engine.builds_beyond_baselines or 0
+    said = f"decided on {result.runner}, {counted(builds, 'build')} beyond the baselines"
+    return f"{said}; latency {costs}" if costs else said
+
+
+def search_sentences(result: Record) -> list[str]:
+    """What kind of set it is and what finding it took."""
+    facts = result.search_facts
+    if facts is None:
+        return []
+    kind = f"{facts.regime}; the" if facts.regime else "The"
+    if facts.regime == Regime.DIFFUSE.value:
+        # Where some layers miss alone it is no accumulation, however many are pinned.
+        word = "diffuse accumulation" if result.cause is Cause.ACCUMULATION else "spread"
+        kind = f"{word} over {facts.spread_over} layers; the"
+    lines = [f"{kind} pins are {'; '.join(facts.blocks)}."]
+    auc = ""
+    if not math.isnan(facts.suspicion_auc):
+        auc = f" Suspicion ranked the pins with an AUC of {facts.suspicion_auc:.3f}."
+    lines.append(
+        f"The search emulated {counted(facts.emulated_probes, 'set')} of pins; by yes and no "
+        f"alone, telling {len(result.plan.chosen)} of {result.layer_count} layers apart takes "
+        f"{facts.information_bound:.0f} answers at least.{auc}"
+    )
+    if facts.violations:
+        lines.append(
+            f"{facts.violations} failing sets held a passing one: here more pins are not always "
+            "better."
+        )
+    return lines
+
+
+def _steadiness_sentences(seen: Steadiness | None) -> list[str]:
+    """How often the engine was run, and whether it gave one answer."""
+    if seen is None:
+        return []
+    where = "one process" if seen.processes == 1 else f"{seen.processes} processes"
+    bits = "in each process an input always had the same answer, bit for bit"
+    if not seen.steady:
+        bits = f"{seen.differing} runs differed from the others of their input and process"
+    lines = [f"{seen.passed} of {seen.runs} runs in {where} met the requirement; {bits}."]
+    if seen.right is not None and seen.processes > 1:
+        # The runs of one process are no observations of their own: an engine was seen to be right
+        # in every run of some processes and in none of others.
+        bound = 100.0 * lower_bound(seen.right, seen.processes)
+        lines.append(
+            f"Every run did in {seen.right} of the {where}, so in at least {bound:.0f} % of all, "
+            "with 95 % confidence: an engine that is seldom wrong is not found so."
+        )
+    return lines
+
+
+def engine_sentences(result: Record) -> list[str]:
+    """What else the engine showed."""
+    facts = result.engine
+    if facts is None:
+        return []
+    lines = [
+        f"The engine's FP32 is {facts.fp32_is}; pins were emulated as "
+        f"{facts.pins_emulated_as.upper()}."
+    ]
+    lines += _steadiness_sentences(facts.steadiness)
+    effect = facts.probe_effect
+    if effect is not None:
+        lines.append(
+            f"Layer errors come from {facts.layer_errors_from} "
+            f"({counted(facts.marked_batches or 0, 'build')}). "
+            f"Marking moved the final score from {number(effect.unmarked_score)} to "
+            f"{number(effect.marked_score)}: the unmarked engine decides."
+        )
+    if facts.pins_added_by_engine is not None:
+        lines.append(
+            f"The emulator was held to {number(facts.tolerance_share)} of the tolerance; "
+            f"{counted(facts.builds_beyond_baselines or 0, 'build')} beyond the baselines, "
+            f"{counted(len(facts.pins_added_by_engine), 'pin')} added by the engine's own probes."
+        )
+    if facts.out_of_builds:
+        lines.append(
+            "The budget of builds was spent: this is the best plan seen, and not every pin is "
+            "proved. Raise --max-builds to go on."
+        )
+    return lines
+
+
+def holds_sentences(holds: Holds | None) -> list[str]:
+    """On what the plan was tested, and with what confidence: what is claimed is what was tested."""
+    if holds is None:
+        return []
+    given, size = holds.given, holds.set_size
+    told = [f"given {given.passed} of {given.tested} {_inputs(size)}"]
+    for kind, words in (
+        (holds.redrawn, "redrawn {} of {} roundings"),
+        (holds.variants, "variants {} of {}"),
+        (holds.holdout, f"held out {{}} of {{}} {_inputs(holds.holdout_size)}"),
+    ):
+        if kind.tested:
+            counted = words.format(kind.passed, kind.tested)
+            counted += f" (sets of {size})" if size > 1 and kind is not holds.holdout else ""
+            told.append(f"{counted}, at least {100.0 * kind.lower_bound:.1f} %")
+    sure = {1: "", 2: " with 95 % confidence"}.get(len(told), ", each with 95 % confidence")
+    said = f"{holds.word.value}{_asked_for(holds)}. Holds on" if holds.word else "holds on"
+    if holds.word is Robustness.ROBUST:
+        said = said.replace(". Holds on", ", of inputs like yours. Holds on")
+    lines = [f"{said[0].upper()}{said[1:]} {'; '.join(told)}{sure}."]
+    if holds.fitted:  # before what else is said: it is no claim on other inputs
+        lines.append("Searched on the given inputs only (--robust 0): the set is fitted to them.")
+    out = holds.holdout
+    if out.worst and out.worst_score > 1.0:
+        lines.append(f"The worst of those held out is {out.worst}: {times(out.worst_score)}.")
+    if beyond := _beyond(holds):
+        lines.append(beyond)
+    if holds.unfinished:
+        lines.append(
+            "The run ended before the plan's test on fresh draws, and on inputs kept apart if "
+            "there are any, was done; search.csv has what the search saw."
+        )
+    elif not holds.redrawn.tested:
+        else_ = "" if holds.variants.tested else ", nor variants"
+        lines.append(f"No copies with redrawn roundings were tested{else_}.")
+    if holds.variants.tested:
+        apart = holds.holdout.tested * holds.holdout_size
+        few = given.tested * size + apart < FEW_INPUTS
+        advice = ": give 20 inputs or more" if few else ""
+        lines.append(f"Variants of the given inputs are no substitute for real ones{advice}.")
+    return lines
+
+
+def of_one_input(answer: str, holds: Holds | None) -> str:
+    """``answer``, which says before anything else where it is by one input: that says little of
+    others.
+    """
+    return f"With one input: {answer}" if holds is not None and holds.of_one else answer
+
+
+def _inputs(size: int) -> str:
+    """What is counted where ``size`` inputs are judged together."""
+    return "inputs" if size == 1 else f"sets of {size} inputs"
+
+
+def _asked_for(holds: Holds) -> str:
+    """The share that the word is about, where the user asked for less than usual."""
+    return f" for the {100.0 * holds.wanted:.3g} % asked for" if holds.wanted < WANTED else ""
+
+
+def caption_of(holds: Holds | None) -> str:
+    """What stands above a table of what the plan was tested on."""
+    word = word_of(holds) or ""
+    said = f"with one input, {word}" if holds is not None and holds.of_one else word
+    if holds is not None and holds.word is Robustness.ROBUST:
+        said = f"{said.rstrip(', ')}, of inputs like yours"
+    return f"{said.rstrip(', ')}: on what it holds".removeprefix(": ").capitalize()
+
+
+def meaning_of(holds: Holds | None) -> str:
+    """What the word for a plan's tests means, where it is not plain."""
+    if holds is None or holds.word in (None, Robustness.ROBUST):
+        return ""
+    wanted = f"{100.0 * holds.wanted:.3g} %"
+    if holds.word is Robustness.LUCKY:
+        return f"Lucky: some kind of input misses the {wanted} asked for by more than chance."
+    if _beyond(holds):
+        return ""  # it is among the sentences
+    return (
+        f"Undecided: the tests neither show the {wanted} asked for of every kind of input, nor "
+        "refute it."
+    )
+
+
+def _beyond(holds: Holds) -> str:
+    """Why a plan of which as many copies of the few inputs hold as were asked for is not called
+    robust; blank for others.
+    """
+    if not holds.is_bounded or holds.leaves_room or holds.word is None:
+        return ""
+    if holds.holdout.worst_score > holds.reach:  # what was seen is more than what was expected
+        return ""
+    copies = "Copies" if holds.redrawn.tested else "Variants"
+    if holds.of_one:
+        return (
+            f"{copies} of the one input hold as often as was asked; how far other inputs are from "
+            "it one input does not tell."
+        )
+    whose, other = f"{holds.given.tested} inputs", "another input"
+    far = "by how far their copies lie apart and how few inputs they are"
+    if holds.set_size > 1:
+        whose, other = f"set of {holds.set_size} inputs", "another set"
+        far = "by how far its inputs lie apart"
+    copies = f"{copies} of the {whose} hold as often as was asked, but {other} may use"
+    if holds.set_size > 1 and math.isinf(holds.reach):
+        return f"{copies} anything: so few inputs, or such a metric, do not tell."
+    if math.isinf(holds.reach) and holds.has_margin:
+        if not any(math.isinf(kind.worst_score) for kind in (holds.redrawn, holds.variants)):
+            return f"{copies} anything: no copy shows any error, so nothing was at stake in them."
+        return f"{copies} anything: some copies miss it by more than any number of tolerances."
+    if math.isinf(holds.reach):  # a decision that never changed, or one that did; or no error
+        return f"{copies} anything: what they show is whether they hold, not how nearly."
+    return f"{copies} up to {times(holds.reach)}, {far}."
+
+
+def verdict(found: Verification) -> str:
+    """Whether the plan holds; before anything else, whether by one input."""
+    holds = found.holds
+    failed = [check.what for check in found.checks if check.holds is False]
+    does_hold = failed in ([], [GOLDEN])
+    answer = "The plan holds." if does_hold else "The plan does not hold."
+    if does_hold and holds is not None and holds.word is Robustness.LUCKY:
+        answer = "The plan holds on the given inputs, by luck: on others it misses more than asked."
+    if failed == [GOLDEN]:
+        answer += " But the reference does not give the golden outputs."
+    return of_one_input(answer, holds)
+
+
+def holds_lines(found: Verification) -> list[str]:
+    """On what the plan was tested, which of the given inputs misses by most, and the notes."""
+    holds = found.holds
+    lines = holds_sentences(holds)
+    if holds is not None and holds.given.passed < holds.given.tested:
+        given = holds.given
+        lines.append(f"The worst of those given is {given.worst}: {times(given.worst_score)}.")
+    return [*lines, *found.notes]
+
+
+def plan_line(found: Verification) -> str:
+    """What the plan is, and what was asked of it."""
+    pins, base = len(found.plan.pinned), found.plan.base.value.upper()
+    requirements = ", ".join(found.requirements)
+    kept = f"{counted(pins, 'layer')} in FP32, the rest in {base}" if pins else f"all in {base}"
+    return f"{kept}; requirement: {requirements}"

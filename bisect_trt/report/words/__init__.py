@@ -1,1 +1,0 @@
-"""What a record says to people, in sentences."""

@@ -1,1 +1,0 @@
-"""Reduced precision on any machine: FP32 arithmetic with every rounding made explicit."""

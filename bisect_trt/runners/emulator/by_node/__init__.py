@@ -1,1 +1,0 @@
-"""The network run node by node, for every layer's values."""

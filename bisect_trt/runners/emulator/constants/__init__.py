@@ -1,1 +1,0 @@
-"""A model's constants, exact and rounded, once for all sessions."""

@@ -1,1 +1,0 @@
-"""The FP16 sums of TensorRT for RTX, as they were measured."""

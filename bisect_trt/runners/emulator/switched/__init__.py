@@ -1,1 +1,0 @@
-"""All plans in one model, run in segments: the fast way."""

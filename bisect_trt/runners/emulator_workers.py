@@ -1,0 +1,180 @@
+"""The emulator as an object that serves plans from another process."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+
+from bisect_trt.base.errors import BadInputError, MachineError, RunnerFailedError, one_line
+from bisect_trt.base.limits import (
+    SessionHabits,
+    adopt,
+    habits,
+    keep_large_blocks_apart,
+    share_arenas,
+)
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.metrics.arrays import Arrays
+from bisect_trt.model.save import PROTOBUF_LIMIT, held_size, weights_size, write_model
+from bisect_trt.runners.device import CPU, Device
+from bisect_trt.runners.device_check import DeviceChecker
+from bisect_trt.runners.emulator import EmulatedRunner, versions_on
+from bisect_trt.runners.process import Crew
+
+_CHUNK = 12
+
+
+class EmulatedFleet:
+    """The ``emulated`` runner on a crew of :class:`EmulationServer`.
+
+    Args:
+        local: says what the answers are known by.
+        crew: asks again by itself where a member is lost.
+        timeout_s: the seconds that one inference may take; None for ever.
+        device: what the members compute on.
+    """
+
+    def __init__(
+        self,
+        local: EmulatedRunner,
+        crew: Crew,
+        timeout_s: float | None = None,
+        device: Device = CPU,
+    ) -> None:
+        self.name = local.name
+        self.versions: Mapping[str, str] = versions_on(device)
+        self._crew = crew
+        self.timeout_s = timeout_s
+
+    def __len__(self) -> int:
+        return len(self._crew)
+
+    def outputs(self, plan: PrecisionPlan, samples: Sequence[Sample]) -> Iterator[Arrays]:
+        yield from self._call(len(samples), "outputs", plan.to_json(), list(samples))
+
+    def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
+        return {}
+
+    def effects(
+        self, sample: Sample, precision: Precision, wanted: Sequence[str]
+    ) -> Iterator[tuple[str, Arrays | None]]:
+        """As :meth:`EmulatedRunner.effects`: in pieces, all workers at once."""
+        # Each piece runs the exact history up to its layers, so pieces are runs of neighbours.
+        pieces = [wanted[i : i + _CHUNK] for i in range(0, len(wanted), _CHUNK)]
+
+        def ask(piece: Sequence[str]) -> list[tuple[str, Arrays | None]]:
+            answer: list[tuple[str, Arrays | None]] = self._call(
+                len(piece), "effects", sample, precision.value, piece
+            )
+            return answer
+
+        with ThreadPoolExecutor(len(self._crew)) as pool:
+            for answer in pool.map(ask, pieces):
+                yield from answer
+
+    def _call(self, inferences: int, method: str, *arguments: Any) -> Any:
+        """The crew's answer.
+
+        Raises:
+            MachineError: whoever was asked died or hung, again and again.
+        """
+        limit = None if self.timeout_s is None else self.timeout_s * max(1, inferences)
+        try:
+            return self._crew.call(method, *arguments, timeout_s=limit)
+        except RunnerFailedError as error:
+            if not error.lost:
+                raise
+            raise MachineError(
+                f"--workers {len(self._crew)}: an emulator's worker was lost again and again "
+                f"({one_line(error, 120)}); nothing is concluded from it. Use fewer --workers or a "
+                "machine with more memory, and run the same command again to go on from here"
+            ) from error
+
+    def close(self) -> None:
+        """End the workers."""
+        self._crew.close()
+
+
+NamedArrays = dict[str, NDArray[Any]]
+SERVER = "bisect_trt.runners.emulator_workers:EmulationServer"
+
+
+def server_arguments(
+    model: onnx.ModelProto,
+    base: Precision,
+    threads: int,
+    device: Device = CPU,
+    *,
+    elsewhere: bool = False,
+) -> dict[str, Any]:
+    """What an :class:`EmulationServer` is made of.
+
+    Args:
+        model: the FP32 model.
+        base: what unpinned layers run in.
+        threads: how many each inference may use.
+        device: what computes, as the server's process sees it.
+        elsewhere: whether it may be on another machine, which has not the model's files.
+
+    Raises:
+        BadInputError: the model does not fit into one message.
+    """
+    if (weights_size(model) if elsewhere else held_size(model)) >= PROTOBUF_LIMIT:
+        how = "to other machines; leave --ray out" if elsewhere else "from memory; give its file"
+        raise BadInputError(f"--workers: a model above 2 GB cannot be sent {how}")
+    stream = io.BytesIO()
+    if elsewhere:
+        write_model(model, stream)
+    return {
+        "model": stream.getvalue() or model.SerializeToString(),
+        "base": base.value,
+        "threads": threads,
+        # Another machine has other cores; its actor shares out what it reserved.
+        "habits": replace(habits(), threads=0) if elsewhere else habits(),
+        "device": device,
+    }
+
+
+class EmulationServer:
+    """Holds the model; ``threads`` and ``device`` are what one worker may use, ``habits`` are those
+    of who hired it.
+
+    Raises:
+        RunnerUnavailableError: the device is none that the emulator can rely on.
+    """
+
+    def __init__(
+        self,
+        model: bytes,
+        base: str,
+        threads: int,
+        habits: SessionHabits,
+        device: Device = CPU,
+    ) -> None:
+        if device != CPU:  # it may be on another machine than whoever hired it
+            DeviceChecker(device).check()
+        share_arenas()
+        adopt(habits)
+        if habits.frees_activations:
+            keep_large_blocks_apart()
+        proto = onnx.load_from_string(model)
+        self._runner = EmulatedRunner(proto, Precision(base), threads=threads, device=device)
+
+    def outputs(self, plan: str, samples: Sequence[Sample]) -> list[NamedArrays]:
+        """The outputs of each of ``samples`` under ``plan`` (its JSON)."""
+        found = self._runner.outputs(PrecisionPlan.from_json(plan), samples)
+        return [dict(outputs) for outputs in found]
+
+    def effects(
+        self, sample: Sample, precision: str, layers: Sequence[str]
+    ) -> list[tuple[str, NamedArrays | None]]:
+        """As :meth:`EmulatedRunner.effects`, all in one answer."""
+        found = self._runner.effects(sample, Precision(precision), layers)
+        return [(name, None if outputs is None else dict(outputs)) for name, outputs in found]

@@ -1,0 +1,513 @@
+"""The network run node by node, for what needs every layer's values: errors by layer.
+
+Each node is a session of its own (see ``node_sessions``), made once; values are freed after their
+last use, so that memory does not grow with the number of layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from sys import intern
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.metrics.arrays import Arrays, all_finite, largest_finite
+from bisect_trt.metrics.rounding import LARGEST
+from bisect_trt.model.emulated import EmulationRewriter, rounding_model
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.layers import Kind
+from bisect_trt.model.precision_rules import CONTROL_FLOW
+from bisect_trt.model.roundings import is_rounded, list_roundings
+from bisect_trt.model.tensor_types import captured_names
+from bisect_trt.runners.constants import ConstantStore
+from bisect_trt.runners.ort_session import failure_of_session, node_session
+from bisect_trt.runners.rtx import OPERATORS, run_operator
+from bisect_trt.runners.values import Value, bytes_of, caller, owned, value_of, viewed
+
+_ELEMENT = {
+    "float": TensorProto.FLOAT,
+    "double": TensorProto.DOUBLE,
+    "float16": TensorProto.FLOAT16,
+    "bfloat16": TensorProto.BFLOAT16,
+    "int8": TensorProto.INT8,
+    "int16": TensorProto.INT16,
+    "int32": TensorProto.INT32,
+    "int64": TensorProto.INT64,
+    "uint8": TensorProto.UINT8,
+    "uint16": TensorProto.UINT16,
+    "uint32": TensorProto.UINT32,
+    "uint64": TensorProto.UINT64,
+    "bool": TensorProto.BOOL,
+    "string": TensorProto.STRING,
+    "int4": TensorProto.INT4,
+    "uint4": TensorProto.UINT4,
+    "float8e4m3fn": TensorProto.FLOAT8E4M3FN,
+    "float8e4m3fnuz": TensorProto.FLOAT8E4M3FNUZ,
+    "float8e5m2": TensorProto.FLOAT8E5M2,
+    "float8e5m2fnuz": TensorProto.FLOAT8E5M2FNUZ,
+    **{
+        name.lower(): getattr(TensorProto, name)
+        for name in ("INT2", "UINT2", "FLOAT4E2M1", "FLOAT8E8M0")
+        if hasattr(TensorProto, name)  # an older onnx lacks them
+    },
+}
+
+
+@dataclass(frozen=True)
+class NodeSession:
+    """A ready session: fed with ``inputs`` in order, it gives ``outputs`` in order."""
+
+    session: ort.InferenceSession
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    def run(self, values: Sequence[Value]) -> list[Value]:
+        """The results for ``values``, one for each input."""
+        feed = dict(zip(self.inputs, values, strict=True))
+        results = self._call(feed, self.outputs, None)
+        return [results[i] for i in range(len(self.outputs))]
+
+    @cached_property
+    def _call(self) -> Callable[..., Any]:
+        return caller(self.session)
+
+
+def type_proto(text: str) -> onnx.TypeProto:
+    """The ONNX type that ONNX Runtime spells ``text``, such as ``tensor(float)`` or
+    ``seq(tensor(int64))``.
+    """
+    outer, _, inner = text.partition("(")
+    inner = inner[:-1]
+    if outer == "tensor":
+        return helper.make_tensor_type_proto(_ELEMENT[inner], None)
+    if outer == "seq":
+        return helper.make_sequence_type_proto(type_proto(inner))
+    return helper.make_optional_type_proto(type_proto(inner))
+
+
+class NodeSessions:
+    """Makes and keeps the sessions of one model's nodes."""
+
+    def __init__(self, model: onnx.ModelProto, threads: int = 0) -> None:
+        self._model = model
+        self._threads = threads
+        self._sessions: dict[object, NodeSession] = {}
+        self._attributes: dict[int, bytes] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def node(
+        self, index: int, precision: Precision, types: Sequence[str], rounded: Collection[int]
+    ) -> NodeSession:
+        """The session of one node.
+
+        Args:
+            index: its place in the graph.
+            precision: what it runs in; the outputs leave rounded to it.
+            types: ONNX Runtime's types of the inputs: the node's own (absent ones left out), then
+                the tensors that its bodies capture.
+            rounded: the positions of those inputs that must arrive rounded.
+        """
+        node = self._model.graph.node[index]
+        captures = captured_names(node)
+        if index not in self._attributes:
+            self._attributes[index] = b"".join(
+                sorted(a.SerializeToString() for a in node.attribute)
+            )
+        shape = tuple(bool(i) for i in node.input), tuple(bool(o) for o in node.output)
+        attributes: object = index if captures else self._attributes[index]
+        key = (node.domain, node.op_type, attributes, shape, tuple(types), precision)
+        if key not in self._sessions:
+            self._sessions[key] = self._make(node, captures, precision, types, rounded)
+        return self._sessions[key]
+
+    def rounding(self, precision: Precision) -> NodeSession:
+        """The session that rounds any float tensor to ``precision``."""
+        if precision not in self._sessions:
+            model = rounding_model(precision)
+            self._sessions[precision] = NodeSession(
+                node_session(model, self._threads), ("x",), ("y",)
+            )
+        return self._sessions[precision]
+
+    def _make(
+        self,
+        node: onnx.NodeProto,
+        captures: tuple[str, ...],
+        precision: Precision,
+        types: Sequence[str],
+        rounded: Collection[int],
+    ) -> NodeSession:
+        new = onnx.NodeProto()
+        new.CopyFrom(node)
+        new.name = "node"
+        own = []
+        for slot, name in enumerate(node.input):
+            if name:
+                new.input[slot] = f"__node_in_{slot}"
+                own.append(new.input[slot])
+        for slot, name in enumerate(node.output):
+            if name:
+                new.output[slot] = f"__node_out_{slot}"
+        names = (*own, *captures)
+        inputs = [
+            helper.make_value_info(n, type_proto(t)) for n, t in zip(names, types, strict=True)
+        ]
+        outputs = [onnx.ValueInfoProto(name=o) for o in new.output if o]
+        graph = helper.make_graph([new], "node", inputs, outputs)
+        model = onnx.ModelProto(ir_version=max(self._model.ir_version, 4), graph=graph)
+        model.opset_import.extend(self._model.opset_import)
+        model.functions.extend(self._model.functions)
+        given = frozenset(names[i] for i in rounded)
+        plan = PrecisionPlan(precision)
+        emulated = EmulationRewriter(Graph(model), plan, rounded_inputs=given).rewrite()
+        session = node_session(emulated, self._threads)
+        return NodeSession(session, names, tuple(o.name for o in outputs))
+
+
+Places = Mapping[Precision, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One node as it is run, with its roundings at each precision.
+
+    ``reduced_in`` holds positions among ``inputs``, ``reduced_out`` among ``outputs``; ``frees``
+    are the tensors that nobody reads after it.
+    """
+
+    index: int
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    lowered_at: tuple[Precision, ...]
+    reduced_in: Places
+    reduced_out: Places
+    frees: tuple[str, ...]
+
+    def lowers(self, precision: Precision) -> bool:
+        """True if the node is a layer that runs differently at ``precision``."""
+        return precision in self.lowered_at
+
+
+@dataclass
+class Chain:
+    """The live tensors of one history: values, their rounded versions, and what is rounded
+    already.
+    """
+
+    values: dict[str, Value]
+    versions: dict[tuple[str, Precision], Value] = field(default_factory=dict)
+    state: dict[str, Precision] = field(default_factory=dict)
+    held: tuple[ort.OrtValue, ...] = ()
+    """The inputs' owners: ONNX Runtime's C values only borrow NumPy's memory."""
+
+    def free(self, names: Sequence[str]) -> None:
+        """Let go of tensors."""
+        for name in names:
+            self.values.pop(name, None)
+        if self.versions:
+            gone = set(names)
+            for key in [k for k in self.versions if k[0] in gone]:
+                del self.versions[key]
+
+
+def compile_steps(graph: Graph, constants: ConstantStore) -> list[Step]:
+    """The nodes of the main graph that are to be run, in order."""
+    last_use: dict[str, int] = {}
+    parts = []
+    for index, node in enumerate(graph.proto.graph.node):
+        if node.output and node.output[0] in constants:
+            continue
+        slots = tuple(i for i, tensor in enumerate(node.input) if tensor)
+        inputs = tuple(map(intern, (*(node.input[i] for i in slots), *captured_names(node))))
+        outputs = tuple(intern(o) for o in node.output if o)
+        for tensor in (*inputs, *outputs):
+            last_use[tensor] = index
+        parts.append((index, slots, inputs, outputs))
+    rounded = {p: list_roundings(graph, p) for p in Precision}
+    steps = []
+    known = _Known()
+    for index, slots, inputs, outputs in parts:
+        unread = {t for t in {*inputs, *outputs} if last_use[t] == index}
+        here = {p: found[index] for p, found in rounded.items()}
+        steps.append(
+            Step(
+                index,
+                graph.names[index],
+                inputs,
+                outputs,
+                tuple(p for p in Precision if graph.role(index, p).kind is Kind.LAYER),
+                known({p: tuple(map(slots.index, r.operands)) for p, r in here.items()}),
+                known(
+                    {
+                        p: tuple(outputs.index(x.tensor) for x in r.results.values())
+                        for p, r in here.items()
+                    }
+                ),
+                tuple(unread.difference(graph.outputs)),
+            )
+        )
+    return steps
+
+
+class _Known:
+    """The first of equal places: thousands of nodes have the same few, which would be most of what
+    a model's steps take.
+    """
+
+    def __init__(self) -> None:
+        self._first: dict[tuple[tuple[int, ...], ...], Places] = {}
+
+    def __call__(self, places: Places) -> Places:
+        return self._first.setdefault(tuple(places.values()), places)
+
+
+_SMALL, _LARGE = 1 << 17, 32 << 20
+"""Bytes that a node reads, between which two histories run it beside each other: most operators
+leave cores idle for a part of their time. Below, the thread costs more; above, memory counts."""
+
+
+@dataclass(frozen=True)
+class LayerValues:
+    """A layer's float output under three histories: exact, everything upstream lowered too, only
+    this layer lowered.
+
+    ``in_range`` is true if whatever the layer reads and gives in FP32 fits into the reduced
+    precision's range: values that are not finite then come from small ones that became zero.
+    """
+
+    layer: str
+    tensor: str
+    reference: NDArray[np.float32]
+    accumulated: NDArray[np.float32]
+    introduced: NDArray[np.float32]
+    in_range: bool = False
+
+
+class NodeByNode:
+    """Runs ``graph`` step by step; ``constants`` are shared with whoever else executes it.
+
+    ``rtx_sums`` of its methods asks for the sums of TensorRT for RTX (see
+    :mod:`bisect_trt.runners.rtx`), which take longer.
+    """
+
+    def __init__(self, graph: Graph, constants: ConstantStore, threads: int) -> None:
+        self._graph = graph
+        self._constants = constants
+        self._threads = threads
+        self._sessions = NodeSessions(graph.proto, threads)
+        self._beside = ThreadPoolExecutor(1, "bisect-trt")
+        self._ready: dict[tuple[int, Precision], NodeSession] = {}
+        self._compiled: Sequence[Step] | None = None
+
+    def release(self) -> None:
+        """Let the nodes' sessions go, and what is known of each node."""
+        self._ready.clear()
+        self._sessions = NodeSessions(self._graph.proto, self._threads)
+        self._compiled = None
+
+    @property
+    def _steps(self) -> Sequence[Step]:
+        """Who goes through them keeps them meanwhile."""
+        found = self._compiled
+        if found is None:
+            found = self._compiled = compile_steps(self._graph, self._constants)
+        return found
+
+    def outputs(self, sample: Sample, plan: PrecisionPlan, *, rtx_sums: bool) -> Arrays:
+        """The model's outputs on ``sample`` under ``plan``.
+
+        Args:
+            sample: the inputs.
+            plan: which layers are lowered, and to what.
+            rtx_sums: whether sums are formed as TensorRT for RTX forms them.
+
+        Returns:
+            Float32 arrays by output name, of the model's shapes.
+        """
+        chain = self._start(sample)
+        self._advance(self._steps, plan, chain, rtx_sums)
+        return {name: self._fetch(name, chain) for name in self._graph.outputs}
+
+    def trace(
+        self, sample: Sample, plan: PrecisionPlan, *, rtx_sums: bool
+    ) -> Iterator[LayerValues]:
+        """Each layer's float outputs on ``sample`` in network order, beside the exact ones: of
+        those that can run at the plan's base, pinned or not.
+
+        Both histories advance together and are freed together: two networks' live tensors are in
+        memory, never all activations.
+
+        Args:
+            sample: the inputs.
+            plan: which layers are lowered, and to what.
+            rtx_sums: as for :meth:`outputs`.
+        """
+        exact, low = self._start(sample), self._start(sample)
+        for step in self._steps:
+            # In a generator of its own: what it holds of one layer is gone when the next is run.
+            yield from self._traced(step, plan, exact, low, rtx_sums)
+            exact.free(step.frees)
+
+    def exact(
+        self, sample: Sample, precision: Precision
+    ) -> Iterator[tuple[str, str, NDArray[np.float32]]]:
+        """Each float output of the layers that ``precision`` lowers, in FP32 and network order.
+
+        Args:
+            sample: the inputs.
+            precision: which layers are shown, no more.
+
+        Returns:
+            (layer, tensor, values), as :meth:`trace` has them.
+        """
+        chain = self._start(sample)
+        for step in self._steps:
+            found = self._execute(step, Precision.FP32, chain)
+            if step.lowers(precision):
+                for tensor, value in zip(step.outputs, found, strict=True):
+                    if value.data_type() == "tensor(float)":
+                        yield step.name, tensor, viewed(value)
+            self._keep(step, Precision.FP32, found, chain)
+            chain.free(step.frees)
+
+    def _traced(
+        self, step: Step, plan: PrecisionPlan, exact: Chain, low: Chain, rtx_sums: bool
+    ) -> Iterator[LayerValues]:
+        """Run ``step`` on both histories, and where it is a layer show what became of it."""
+        precision = plan.precision_of(step.name)
+        lowered = partial(self._execute, step, precision, low, rtx_sums)
+        read = sum(bytes_of(self._value(name, low, [])) for name in step.inputs)
+        begun = self._beside.submit(lowered) if _SMALL < read < _LARGE else None
+        introduced: list[Value] = []
+        try:
+            reference = self._execute(step, Precision.FP32, exact)
+            if begun is not None and step.lowers(precision):
+                introduced = self._execute(step, precision, exact, rtx_sums)
+        finally:
+            if begun is not None:  # it reads constants that the next who asks may replace
+                wait([begun])
+        accumulated = lowered() if begun is None else begun.result()
+        self._keep(step, precision, accumulated, low)
+        low.free(step.frees)
+        if step.lowers(plan.base):
+            if step.lowers(precision):
+                introduced = introduced or self._execute(step, precision, exact, rtx_sums)
+            else:
+                introduced = reference
+            exact.versions.clear()  # nobody else reads the exact history rounded
+            rows = zip(step.outputs, reference, accumulated, introduced, strict=True)
+            for tensor, *values in rows:
+                if values[0].data_type() != "tensor(float)":
+                    continue
+                true, both, own = (viewed(v) for v in values)
+                in_range = not all_finite(own) and self._in_range(step, precision, exact, true)
+                yield LayerValues(step.name, tensor, true, both, own, in_range)
+        self._keep(step, Precision.FP32, reference, exact)
+
+    def _advance(
+        self, steps: Sequence[Step], plan: PrecisionPlan, chain: Chain, rtx_sums: bool = False
+    ) -> None:
+        """Run ``steps`` on ``chain``, each as ``plan`` has it."""
+        for step in steps:
+            precision = plan.precision_of(step.name)
+            self._keep(step, precision, self._execute(step, precision, chain, rtx_sums), chain)
+            chain.free(step.frees)
+
+    @staticmethod
+    def _start(sample: Sample) -> Chain:
+        """A history that has run no step yet."""
+        owners = {name: owned(array) for name, array in sample.arrays.items()}
+        return Chain({n: value_of(o) for n, o in owners.items()}, held=tuple(owners.values()))
+
+    def _execute(
+        self, step: Step, precision: Precision, chain: Chain, rtx_sums: bool = False
+    ) -> list[Value]:
+        if not step.lowers(precision):
+            precision = Precision.FP32
+        rounded = step.reduced_in[precision]
+        held: list[ort.OrtValue] = []
+        values = [
+            self._rounded(name, precision, chain, held)
+            if position in rounded
+            else self._value(name, chain, held)
+            for position, name in enumerate(step.inputs)
+        ]
+        node = self._graph.proto.graph.node[step.index]
+        try:
+            if rtx_sums and precision is Precision.FP16 and node.op_type in OPERATORS:
+                found = run_operator(node, [v.numpy() for v in values], self._graph.opset)
+                if found is not None:
+                    # It is rounded; this copies it to where it outlives the array.
+                    return [self._round(value_of(owned(found)), precision)]
+            session = self._ready.get((step.index, precision))
+            if session is None:
+                types = [v.data_type() for v in values]
+                session = self._sessions.node(step.index, precision, types, rounded)
+                self._ready[(step.index, precision)] = session
+            return session.run(values)
+        except Exception as error:
+            where = f"layer {step.name!r} ({node.op_type})"
+            raise failure_of_session(where, error) from error
+
+    def _in_range(
+        self, step: Step, precision: Precision, exact: Chain, output: NDArray[Any]
+    ) -> bool:
+        """Whether neither ``output`` nor what ``step`` reads rounded leaves ``precision``'s range;
+        of control flow nothing is known, since its bodies' values are not seen.
+        """
+        largest = LARGEST.get(precision)
+        if largest is None or self._graph.proto.graph.node[step.index].op_type in CONTROL_FLOW:
+            return False
+        held: list[ort.OrtValue] = []
+        inputs = (step.inputs[i] for i in step.reduced_in[precision])
+        read = [viewed(self._value(name, exact, held)) for name in inputs]
+        return all(largest_finite(a) <= largest for a in (output, *read))
+
+    @staticmethod
+    def _keep(step: Step, precision: Precision, results: Sequence[Value], chain: Chain) -> None:
+        chain.values.update(zip(step.outputs, results, strict=True))
+        if step.lowers(precision):
+            for name in (step.outputs[i] for i in step.reduced_out[precision]):
+                chain.state[name] = precision
+
+    def _value(self, name: str, chain: Chain, held: list[ort.OrtValue]) -> Value:
+        """A live tensor or a constant, whose owner joins ``held``: the C value only borrows it."""
+        if name in chain.values:
+            return chain.values[name]
+        held.append(self._constants.owner(name))
+        return value_of(held[-1])
+
+    def _rounded(
+        self, name: str, precision: Precision, chain: Chain, held: list[ort.OrtValue]
+    ) -> Value:
+        if name in self._constants:
+            held.append(self._constants.owner(name, precision))
+            return value_of(held[-1])
+        if is_rounded(chain.state.get(name, Precision.FP32), precision):
+            return chain.values[name]
+        key = (name, precision)
+        if key not in chain.versions:
+            chain.versions[key] = self._round(chain.values[name], precision)
+        return chain.versions[key]
+
+    def _round(self, value: Value, precision: Precision) -> Value:
+        return self._sessions.rounding(precision).run([value])[0]
+
+    def _fetch(self, name: str, chain: Chain) -> NDArray[Any]:
+        """A live tensor, or a copy of a constant."""
+        held: list[ort.OrtValue] = []
+        found = viewed(self._value(name, chain, held))
+        return found.copy() if held else found

@@ -1,1 +1,0 @@
-"""ONNX Runtime: its sessions, devices and values, the reference."""

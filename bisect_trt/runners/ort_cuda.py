@@ -1,0 +1,175 @@
+"""The ``onnxruntime-cuda`` runner: the typed model on ONNX Runtime's CUDA provider, a second
+opinion without TensorRT.
+
+What the CUDA provider has no kernel for falls back to the CPU provider, where FP16 is not FP16
+(kernels convert to FP32 and back): such layers are named, and lowered ones among them make the
+result unsure.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from bisect_trt.base.display import some_of
+from bisect_trt.base.errors import (
+    RunnerFailedError,
+    RunnerUnavailableError,
+    is_gpu_failure,
+    is_out_of_memory,
+    one_line,
+)
+from bisect_trt.base.outcomes import Verdict
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.model.graph import Graph, as_graph
+from bisect_trt.model.save import session_form
+from bisect_trt.model.typed import to_typed
+from bisect_trt.runners.base import UNFIT
+from bisect_trt.runners.device import (
+    CPU_PROVIDER,
+    CUDA_PROVIDER,
+    gpu_versions,
+    load_cuda_libraries,
+    tf32_override,
+    visible_gpus,
+    why_no_provider,
+)
+from bisect_trt.runners.ort_session import WEIGHTS_FOLDER, cpu_nodes, session_options
+from bisect_trt.runners.process import Crew, IsolatedWorker
+
+WORKER = "bisect_trt.runners.ort_cuda:OrtCudaWorker"
+
+_NAMED = 4
+
+
+class OrtCudaRunner:
+    """Executes a model on the GPU, a session for each plan, in a child process.
+
+    Raises :class:`RunnerUnavailableError` if ONNX Runtime has no CUDA provider or no GPU answers.
+    """
+
+    name = "onnxruntime-cuda"
+
+    def __init__(self, model: onnx.ModelProto | Graph, *, timeout_s: float | None = None) -> None:
+        reason = why_no_provider()
+        if reason is not None:
+            raise RunnerUnavailableError(reason)
+        self.versions: Mapping[str, str] = {
+            "onnxruntime": ort.__version__,
+            "onnx": onnx.__version__,
+            **gpu_versions(next(iter(visible_gpus()), "0")),
+            **tf32_override(),
+        }
+        self._graph = as_graph(model)
+        self._layers = {layer.name for layer in self._graph.layers}
+        self.timeout_s = timeout_s
+        self._facts: dict[PrecisionPlan, Mapping[str, Any]] = {}
+        self._worker = Crew([IsolatedWorker(WORKER, {})], ends=(Verdict.CRASHED,))
+
+    def outputs(
+        self, plan: PrecisionPlan, samples: Sequence[Sample]
+    ) -> Iterator[Mapping[str, NDArray[Any]]]:
+        arrays = [dict(s.arrays) for s in samples]
+        with session_form(to_typed(self._graph, plan), elsewhere=True) as form:
+            answer = self._worker.call(
+                "probe",
+                form.content,
+                form.folder,
+                arrays,
+                plan.base is Precision.TF32,
+                timeout_s=self.timeout_s,
+            )
+        outputs, fallen_back = answer
+        lowered = (
+            sorted((set(fallen_back) & self._layers) - plan.pinned) if plan.base.is_storage else []
+        )
+        if lowered:
+            self._facts[plan] = {UNFIT: lowered}
+            raise RunnerFailedError(
+                f"ONNX Runtime's CUDA provider has no {plan.base.value.upper()} kernel for "
+                f"{some_of(lowered, _NAMED)}: it ran on the CPU provider, where "
+                f"{plan.base.value.upper()} means nothing",
+                Verdict.UNSURE,
+            )
+        yield from outputs
+
+    def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
+        return self._facts.get(plan, {})
+
+    def close(self) -> None:
+        """End the child process."""
+        self._worker.close()
+
+
+class OrtCudaWorker:
+    """The child's side: one session a call."""
+
+    def __init__(self) -> None:
+        load_cuda_libraries()
+
+    def probe(
+        self,
+        content: bytes,
+        weights: str,
+        samples: Sequence[Mapping[str, NDArray[Any]]],
+        tf32: bool,
+    ) -> tuple[list[dict[str, NDArray[Any]]], list[str]]:
+        """Each sample's outputs, and the nodes that ran on the CPU provider.
+
+        Args:
+            content: the serialised model.
+            weights: the folder that its values' places are below; empty where it holds them all.
+            samples: inputs by name.
+            tf32: whether products may be rounded to TF32.
+
+        Raises:
+            RunnerUnavailableError: the provider does not start here.
+            RunnerFailedError: it cannot load the model, or run it.
+        """
+        with tempfile.TemporaryDirectory(prefix="bisect-trt-") as folder:
+            options = session_options()
+            options.enable_profiling = True
+            options.profile_file_prefix = str(Path(folder) / "profile")
+            if weights:
+                options.add_session_config_entry(WEIGHTS_FOLDER, weights)
+            providers = [(CUDA_PROVIDER, {"use_tf32": int(tf32)}), CPU_PROVIDER]
+            try:
+                session = ort.InferenceSession(content, options, providers=providers)
+            except Exception as error:
+                raise _failure(error, Verdict.BUILD_FAILED) from error
+            if CUDA_PROVIDER not in session.get_providers():
+                raise RunnerUnavailableError(
+                    "ONNX Runtime's CUDA provider does not start here: no usable GPU, or CUDA "
+                    "libraries are missing"
+                )
+            names = [o.name for o in session.get_outputs()]
+            try:
+                outputs = [
+                    dict(zip(names, session.run(names, dict(sample)), strict=True))
+                    for sample in samples
+                ]
+            except Exception as error:
+                raise _failure(error, Verdict.CRASHED) from error
+            fallen_back = cpu_nodes(session)
+        return outputs, fallen_back
+
+
+def _failure(error: Exception, verdict: Verdict) -> RunnerFailedError:
+    """What ONNX Runtime raised, for which it has no classes: of the model, or of a GPU that gave
+    out and answers nobody in this process any more.
+    """
+    what = "load" if verdict is Verdict.BUILD_FAILED else "run"
+    gpu, scarce = is_gpu_failure(error), is_out_of_memory(error)
+    return RunnerFailedError(
+        f"ONNX Runtime cannot {what} the typed model ({one_line(error)})",
+        Verdict.CRASHED if gpu or scarce else verdict,
+        lost=gpu,
+        machine=scarce,
+    )

@@ -1,0 +1,384 @@
+"""Opens ONNX Runtime's sessions, with weights where they lie."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from bisect_trt.base.errors import (
+    NO_THREADS,
+    BadInputError,
+    BisectError,
+    MachineError,
+    RunnerFailedError,
+    RunnerUnavailableError,
+    is_gpu_failure,
+    is_out_of_memory,
+    is_out_of_threads,
+    one_line,
+)
+from bisect_trt.base.limits import habits, thread_count
+from bisect_trt.base.plan import Precision
+from bisect_trt.model.save import MOST_SENT, session_form
+from bisect_trt.model.tensor_values import array_of, place_of, size_of
+from bisect_trt.runners.device import CPU, CPU_PROVIDER, Device, load_cuda_libraries
+from bisect_trt.runners.values import let_go_of_source, owned
+
+_SUFFIX = "_kernel_time"
+
+
+def cpu_nodes(session: ort.InferenceSession) -> list[str]:
+    """The names of the nodes that the CPU provider ran until now, in order; the profiling of
+    ``session`` ends with it, and its file is removed.
+    """
+    path = Path(session.end_profiling())
+    try:
+        return names_on_cpu(json.loads(path.read_text(encoding="utf-8")))
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def names_on_cpu(profile: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The nodes of :func:`cpu_nodes` in the events of a profile."""
+    found = {
+        str(event["name"]).removesuffix(_SUFFIX): None
+        for event in profile
+        if str(event.get("name", "")).endswith(_SUFFIX)
+        and event.get("args", {}).get("provider") == CPU_PROVIDER
+    }
+    return list(found)
+
+
+RoundedConstants = Callable[[str, Precision], ort.OrtValue]
+"""Gives the constant of a name, rounded."""
+
+WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
+"""The setting that says below which folder the places of values are."""
+
+_MANY_INITIALISERS = 30_000
+"""ONNX Runtime takes each initialiser that it has read out of the graph, and looks for it among all
+that are left there: 60,000 take it 15 s of 20. A session that writes its model keeps them, for 2.6
+kB each; of fewer the writing costs what it spares. (Not tried on a GPU.)"""
+
+_held: WeakKeyDictionary[ort.InferenceSession, list[ort.OrtValue]] = WeakKeyDictionary()
+"""What sessions borrow: the values must live as long as they do."""
+
+
+def opened(
+    model: onnx.ModelProto | Callable[[], onnx.ModelProto],
+    options: ort.SessionOptions,
+    constants: RoundedConstants | None = None,
+    *,
+    shares_weights: bool = False,
+    device: Device = CPU,
+    without: Sequence[str] = (),
+) -> ort.InferenceSession:
+    """A session over ``model``.
+
+    Args:
+        model: of any size; or what makes it, so that nobody holds it while it is opened.
+        options: completed here.
+        constants: gives rounded constants; without it they are computed for this session.
+        shares_weights: whether weights in files are used where this process has them mapped.
+            Without it ONNX Runtime maps them, makes the order of them that it likes, and lets each
+            go: that is no more memory for one session, and more for several.
+        device: what computes; another than the CPU gives the same bits every time.
+        without: ONNX Runtime's optimisers that are left out, by their names.
+
+    Raises:
+        RunnerUnavailableError: the device does not start.
+        Exception: what ONNX Runtime raises.
+    """
+    options.use_deterministic_compute = device != CPU
+    if device != CPU:
+        load_cuda_libraries()
+    with session_form(model() if callable(model) else model) as form:
+        if form.folder:
+            options.add_session_config_entry(WEIGHTS_FOLDER, form.folder)
+        written = len(form.content) + sum(map(size_of, form.rounded))
+        many = form.initialisers >= _MANY_INITIALISERS and device == CPU
+        if many and written <= MOST_SENT:
+            options.optimized_model_filepath = os.devnull
+        shared = form.mapped if shares_weights else ()
+        values = [owned(array_of(tensor)) for tensor in shared]
+        for tensor, value in zip(shared, values, strict=True):
+            options.add_initializer(tensor.name, value)
+        rounded = [_rounded(tensor, constants) for tensor in form.rounded]
+        if rounded:
+            # Unlike the others these are copied: an optimisation would read a shared one's file.
+            options.add_external_initializers([t.name for t in form.rounded], rounded)
+        # Falling back it would print, and compute elsewhere.
+        session = ort.InferenceSession(
+            form.content,
+            options,
+            providers=device.providers,
+            enable_fallback=0,
+            disabled_optimizers=list(without),
+        )
+    if device.provider not in session.get_providers():
+        raise RunnerUnavailableError(
+            "ONNX Runtime's CUDA provider does not start here: no usable GPU, or CUDA libraries "
+            "are missing"
+        )
+    let_go_of_source(session)
+    _held[session] = values
+    return session
+
+
+def _rounded(tensor: onnx.TensorProto, constants: RoundedConstants | None) -> ort.OrtValue:
+    place = place_of(tensor)
+    assert place is not None and place.rounding is not None
+    if constants is None:
+        return owned(array_of(tensor))
+    return constants(place.source, place.rounding)
+
+
+_MAX_NODE_THREADS = 8
+"""Every session owns a pool; a model has tens of different nodes, and none of them feeds more
+threads than this.
+"""
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def session_options(threads: int = 0) -> ort.SessionOptions:
+    """What every session begins with.
+
+    Threads that wait sleep: spinning ones gain next to nothing when alone, and of several busy
+    processes each spins away what the others could use (benchmarks/sizes/neighbours.py). Their
+    number is said, not left to ONNX Runtime: it knows of no quota, would tie them to cores that
+    others are tied to as well, and its sums of some convolutions follow the number. The rest
+    follows this process' :func:`habits`.
+
+    Args:
+        threads: what one call may use, as far as the habits allow; 0 is as much as they do.
+    """
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    asked = [most for most in (threads, habits().threads) if most]
+    options.intra_op_num_threads = min(asked, default=thread_count())
+    options.inter_op_num_threads = 1  # nodes run one after the other
+    for pool in ("intra_op", "inter_op"):
+        options.add_session_config_entry(f"session.{pool}.allow_spinning", "0")
+    if habits().frees_activations:
+        options.enable_cpu_mem_arena = False
+        options.enable_mem_pattern = False
+    return options
+
+
+def reference_session(
+    model: onnx.ModelProto | Callable[[], onnx.ModelProto],
+    where: str = "model",
+    *,
+    quantised: bool = False,
+    shares_weights: bool = False,
+    constants: RoundedConstants | None = None,
+    without: Sequence[str] = (),
+) -> ort.InferenceSession:
+    """A session over a whole model, with ONNX Runtime's default optimisations.
+
+    Args:
+        model: of any size; or what makes it, as :func:`opened` takes it.
+        where: what an error names.
+        quantised: whether it holds quantising nodes. Of another order of sums they make whole
+            steps, so the convolutions of another memory layout are left out: PP-OCRv4 det,
+            quantised, then gives bit for bit what its nodes as written give, and is off by 0.44 of
+            an output of 0 to 1 with them.
+        shares_weights: whether large weights are used where they are, and not put into another
+            order first: no copy of them is made, and a product takes longer.
+        constants: gives the rounded constants of an emulated model.
+        without: optimisers that are left out, by their names.
+
+    Raises:
+        BadInputError: ONNX Runtime cannot load the model.
+        MachineError: there is not enough memory.
+    """
+    options = session_options()
+    _share_arena(options)
+    # Its fusions of quantised operators change that model's output by 0.85.
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
+    if shares_weights:
+        options.add_session_config_entry("session.disable_prepacking", "1")
+    if quantised or shares_weights:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    try:
+        return opened(model, options, constants, shares_weights=shares_weights, without=without)
+    except BisectError:
+        raise
+    # ONNX Runtime has an exception class for each status, all direct children of Exception.
+    except Exception as error:
+        if is_out_of_memory(error) or is_out_of_threads(error):
+            raise failure_of_session(where, error) from error
+        raise BadInputError(f"{where}: ONNX Runtime cannot load it ({one_line(error)})") from error
+
+
+def _share_arena(options: ort.SessionOptions) -> None:
+    """Let the session's activations lie where every other session's do: those of sessions that run
+    in turn take the room of one. An OCR detector's run takes 344 MB so and 428 with an arena for
+    the reference and for the second emulator each, in the same time. Small ones are taken singly.
+    """
+    options.enable_mem_pattern = False
+    if habits().takes_singly:
+        options.enable_cpu_mem_arena = False
+    elif not habits().frees_activations:
+        _register_shared_arena()
+        options.add_session_config_entry("session.use_env_allocators", "1")
+
+
+@cache
+def _register_shared_arena() -> None:
+    """One arena for all sessions; nodes' outputs are freed in another order than a session would,
+    and no node hoards. Where the host program registered its own, that is used.
+    """
+    memory = ort.OrtMemoryInfo(
+        "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
+    )
+    settings = {
+        "max_mem": 0,
+        "arena_extend_strategy": 1,
+        "initial_chunk_size_bytes": -1,
+        "max_dead_bytes_per_chunk": -1,
+    }
+    with suppress(RuntimeError):
+        ort.create_and_register_allocator(memory, ort.OrtArenaCfg(settings))
+
+
+def giving_back() -> ort.RunOptions | None:
+    """For a call at whose end the shared arena gives back what no tensor lies in: it is made of
+    pieces as large as whoever asked first wanted them, which serve no other network's tensors. Of
+    an OCR recogniser that is half of what all sessions take. None where there is no arena.
+    """
+    if habits().frees_activations or habits().takes_singly:
+        return None
+    options = ort.RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    return options
+
+
+def node_session(
+    model: onnx.ModelProto, threads: int = 0, *, own_arena: bool = False
+) -> ort.InferenceSession:
+    """A session over a few nodes and their roundings, exactly as written.
+
+    Args:
+        model: the nodes.
+        threads: as of :func:`session_options`.
+        own_arena: for calls beside each other of many small steps, which would wait for the shared
+            arena at each.
+    """
+    options = session_options(threads or min(thread_count(), _MAX_NODE_THREADS))
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if not own_arena:
+        _share_arena(options)
+    return opened(model, options)
+
+
+def switched_session(
+    model: onnx.ModelProto, threads: int = 0, device: Device = CPU, profile: str | None = None
+) -> ort.InferenceSession:
+    """A session over a model with switches, or a segment of one, exactly as written. Those for the
+    CPU run in turn and share an arena.
+
+    Args:
+        model: of any size.
+        threads: as of :func:`session_options`.
+        device: what computes.
+        profile: what the name of a file begins with into which ONNX Runtime writes what ran where.
+
+    Raises:
+        RunnerFailedError: ONNX Runtime cannot load the model.
+    """
+    where = "the emulated model"
+    return session_as_written(model, where, threads, device, profile, one_of_many=device == CPU)
+
+
+def session_as_written(
+    model: onnx.ModelProto,
+    where: str,
+    threads: int = 0,
+    device: Device = CPU,
+    profile: str | None = None,
+    *,
+    one_of_many: bool = False,
+) -> ort.InferenceSession:
+    """A session without any of ONNX Runtime's optimisations: what is marked as an output changes no
+    number.
+
+    Args:
+        model: of any size.
+        where: what an error names.
+        threads: as of :func:`session_options`.
+        device: what computes.
+        profile: as of :func:`switched_session`.
+        one_of_many: whether it shares an arena with others that run in turn.
+
+    Raises:
+        RunnerFailedError: ONNX Runtime cannot load the model.
+        RunnerUnavailableError: the device does not start.
+        MachineError: there is not enough memory.
+    """
+    options = session_options(threads)
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if one_of_many:
+        _share_arena(options)
+    if profile is not None:
+        options.enable_profiling, options.profile_file_prefix = True, profile
+    try:
+        return opened(model, options, device=device)
+    except BisectError:
+        raise
+    except Exception as error:
+        raise failure_of_session(where, error) from error
+
+
+def failure_of_session(where: str, error: Exception) -> BisectError:
+    """What a session's ``error`` means: of whatever was run, or of the machine's memory.
+
+    Args:
+        where: what the message names.
+        error: ONNX Runtime's.
+    """
+    if is_gpu_failure(error):
+        return MachineError(
+            f"{where}: the GPU failed ({one_line(error, 160)}); nothing is concluded from it. Use "
+            "--emulate-on cpu, or a GPU with more free memory"
+        )
+    if is_out_of_threads(error):
+        return MachineError(f"{where}: {NO_THREADS}")
+    if is_out_of_memory(error):
+        return MachineError(
+            f"{where}: out of memory ({one_line(error, 120)}); use fewer --workers, smaller inputs "
+            "or a machine with more memory"
+        )
+    return RunnerFailedError(f"{where}: ONNX Runtime failed ({one_line(error)})")
+
+
+def run_all(session: ort.InferenceSession, feed: Mapping[str, NDArray[Any]], where: str) -> Arrays:
+    """The outputs of a session by name.
+
+    Args:
+        session: any.
+        feed: inputs by name, of the model's dtypes and shapes.
+        where: what an error names.
+
+    Raises:
+        RunnerFailedError: it cannot be run.
+        MachineError: there is not enough memory.
+    """
+    names = [o.name for o in session.get_outputs()]
+    try:
+        values = session.run(names, dict(feed))
+    except Exception as error:
+        raise failure_of_session(where, error) from error
+    return {name: np.asarray(value) for name, value in zip(names, values, strict=True)}

@@ -1,0 +1,177 @@
+"""Workers on a Ray cluster: each an actor with its GPUs; Ray starts, places and restarts them.
+Needs the extra ``[ray]``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import math
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from bisect_trt.base.errors import (
+    BadInputError,
+    RunnerFailedError,
+    RunnerUnavailableError,
+    one_line,
+)
+from bisect_trt.base.interrupt import STOPPING
+from bisect_trt.base.limits import thread_count
+from bisect_trt.base.outcomes import Verdict
+from bisect_trt.runners.process import failure_of, must_end, raise_failure
+
+LOCAL = "local"
+_CONNECT_S, _LOOK_S = 10.0, 0.5
+
+
+class RayActor:
+    """A :class:`~bisect_trt.runners.process.Remote` over one Ray actor."""
+
+    def __init__(self, ray: Any, handle: Any, shared: Any) -> None:
+        self._ray = ray
+        self._handle = handle
+        # a restarted actor needs the arguments again: their reference must not go out of scope
+        self._shared = shared
+
+    def call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
+        """As :meth:`Remote.call`; TIMED_OUT after ``timeout_s`` seconds, CRASHED where Ray gave the
+        actor up.
+        """
+        asked = self._handle.call.remote(method, *arguments)
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        try:
+            while not self._ray.wait([asked], timeout=_LOOK_S)[0]:
+                if STOPPING.is_set():
+                    raise KeyboardInterrupt
+                if time.monotonic() > deadline:
+                    self._ray.kill(self._handle, no_restart=False)
+                    raise RunnerFailedError(
+                        f"no answer in {timeout_s:g} s: the Ray actor was killed",
+                        Verdict.TIMED_OUT,
+                        lost=True,
+                    )
+            kind, value = self._ray.get(asked)
+        except self._ray.exceptions.RayError as error:
+            raise RunnerFailedError(
+                f"the Ray actor was lost ({one_line(error, 120)})", Verdict.CRASHED, lost=True
+            ) from error
+        if kind == "result":
+            return value
+        if must_end(kind, value):
+            self._ray.kill(self._handle, no_restart=False)
+        raise_failure(kind, value)
+
+    def close(self) -> None:
+        """End the actor."""
+        self._ray.kill(self._handle)
+
+
+class _Served:
+    """What an actor holds: the target object; failures travel as data, because Ray would drop what
+    they carry.
+    """
+
+    def __init__(self, target: str, shared: Sequence[Any]) -> None:
+        module, _, name = target.partition(":")
+        self._make: Callable[[], Any] = lambda: getattr(importlib.import_module(module), name)(
+            **importlib.import_module("ray").get(shared[0])
+        )
+        self._object: Any = None
+
+    def call(self, method: str, *arguments: Any) -> tuple[str, Any]:
+        """("result", value), or how it failed."""
+        try:
+            if self._object is None:
+                self._object = self._make()
+            return "result", getattr(self._object, method)(*arguments)
+        except Exception as error:
+            return failure_of(error)
+
+
+def ray_actors(
+    address: str,
+    target: str,
+    arguments: Mapping[str, Any],
+    count: int,
+    gpus: float,
+    cpus: int = 1,
+) -> Sequence[RayActor]:
+    """``count`` actors that serve ``target`` on the cluster at ``address``.
+
+    Args:
+        address: of the cluster; ``local`` starts one on this machine, which lives as long as this
+            process.
+        target: ``module:Class``.
+        arguments: of the class, put into the object store once.
+        count: how many actors.
+        gpus: how many GPUs each takes, or a part of one.
+        cpus: how many cores each takes: Ray places no more than there are.
+
+    Raises:
+        RunnerUnavailableError: Ray is not installed, or the cluster does not answer.
+    """
+    # Its C++ side would print warnings of its own, with addresses that nobody typed, into the run's
+    # progress.
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+    try:
+        import ray
+    except ImportError as error:
+        raise RunnerUnavailableError("--ray: Ray is not installed; pip install ray") from error
+    if not ray.is_initialized():
+        _connect(ray, address, count * cpus)
+    # A cluster that others run may get GPUs when they are asked for; this one never will.
+    resources: Any = ray.cluster_resources
+    if address == LOCAL and gpus:
+        # Whoever waited for one would be taken for an engine that hangs.
+        count = min(count, int(resources().get("GPU", 0.0) // gpus))
+        if not count:
+            raise RunnerUnavailableError("--ray local: this machine has no GPU for the workers")
+    shared = ray.put(dict(arguments))
+    served = ray.remote(_Served).options(
+        num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=3
+    )
+    # In a list the reference travels as it is: a restarted actor fetches the arguments again.
+    return [RayActor(ray, served.remote(target, [shared]), shared) for _ in range(count)]
+
+
+def _connect(ray: Any, address: str, cpus: int) -> None:
+    """Join the cluster at ``address``, or start one of ``cpus`` cores and of all there are: a run
+    may hire emulators beside its engines. Raises as :func:`ray_actors` does.
+    """
+    _check_reachable(address)
+    local = address == LOCAL
+    where: dict[str, Any] = (
+        {"num_cpus": max(cpus, thread_count())} if local else {"address": address}
+    )
+    try:
+        ray.init(
+            **where,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+            include_dashboard=False if local else None,
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise RunnerUnavailableError(
+            f"--ray {address}: the cluster does not answer ({one_line(error, 120)})"
+        ) from error
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself waits for minutes where nothing listens. Raises :class:`BadInputError` for what is
+    no address.
+    """
+    if address in (LOCAL, "auto"):
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        raise BadInputError(f"--ray {address}: write HOST:PORT, ray://HOST:PORT, auto or local")
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise RunnerUnavailableError(
+            f"--ray {address}: nothing answers there ({one_line(error, 80)})"
+        ) from error

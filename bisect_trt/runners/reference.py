@@ -1,0 +1,192 @@
+"""FP32 on ONNX Runtime, with the activations that are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from bisect_trt.base.errors import RunnerFailedError
+from bisect_trt.base.sample import Sample
+from bisect_trt.metrics.decisions import gaps
+from bisect_trt.metrics.requirements import ReferenceOutputs
+from bisect_trt.model.graph import Graph, lookup_model
+from bisect_trt.model.layers import with_outputs, with_unique_names
+from bisect_trt.model.outputs import list_decisions
+from bisect_trt.model.subgraph import Extractor
+from bisect_trt.runners.concurrency import Room, Sessions, Turns
+from bisect_trt.runners.ort_session import reference_session, run_all, session_as_written
+
+
+class Reference:
+    """A model's FP32 outputs, also on samples that bring what it would look up.
+
+    The session is opened at once, so that a model which ONNX Runtime cannot load is refused before
+    anything is written, and again when it is needed after :meth:`release`. ``is_large`` says that
+    the weights are used where they lie, without a copy.
+
+    Args:
+        graph: the model.
+        where: what an error names.
+
+    Raises:
+        BadInputError: ONNX Runtime cannot load the model.
+    """
+
+    def __init__(self, graph: Graph, where: str = "model") -> None:
+        self._graph = graph
+        self._where = where
+        self._decisions = list_decisions(graph.proto)
+        self.turns = Turns(graph)
+        self.is_large = self.turns.is_large
+        self.turns.introduce(self, Sessions.REFERENCE)
+        self._sessions: dict[Graph, ort.InferenceSession] = {graph: self._open(graph)}
+        self._lock = Lock()
+        self._room = Room(graph)
+
+    def at_once(self, sample: Sample) -> int:
+        """How many threads gain from asking at a time for samples like ``sample``."""
+        return self._room.at_once(sample)
+
+    def outputs(self, sample: Sample) -> Mapping[str, NDArray[Any]]:
+        """The outputs of one sample, arrays by output name, with the gaps of those that an ArgMax
+        makes; several threads may ask.
+
+        Raises:
+            RunnerFailedError: ONNX Runtime cannot compute them; names the sample.
+        """
+        graph = self._graph.taking(sample.arrays)
+        with self._lock:
+            session = self._sessions.get(graph)
+            if session is None:
+                session = self._sessions[graph] = self._open(graph)
+        found = run_all(session, sample.arrays, sample.name)
+        if not self._decisions:
+            return found
+        outputs = {name: found[name] for name in self._graph.outputs}
+        return ReferenceOutputs(
+            outputs,
+            {
+                name: gaps(found[d.tensor], d.axis, smallest=d.smallest).reshape(found[name].shape)
+                for name, d in self._decisions.items()
+            },
+        )
+
+    def release(self) -> None:
+        """Let the sessions and their memory go, that of mapped weights too; one that is being
+        opened in another thread, when it is there.
+        """
+        with self._lock:
+            self._sessions.clear()
+        if self.is_large:
+            self._graph.constants.let_go()
+
+    def _open(self, graph: Graph) -> ort.InferenceSession:
+        proto = graph.proto
+        self.turns.take(self)
+        self.turns.make_room(Sessions.REFERENCE)
+        named = [n.name for n in proto.graph.node if n.name]
+        unique = len(set(named)) == len(named)
+        # ONNX Runtime refuses two nodes of one name, which other engines accept.
+        proto = proto if unique else with_unique_names(proto)
+        session = reference_session(
+            with_outputs(proto, [d.tensor for d in self._decisions.values()]),
+            self._where,
+            quantised=graph.quantised,
+            shares_weights=self.is_large,
+        )
+        self.turns.trim()
+        return session
+
+
+class Lookups:
+    """Looks up in ``graph``; its session, which holds the tables, is opened when it is needed."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._session: ort.InferenceSession | None = None
+
+    def of(self, sample: Sample) -> dict[str, NDArray[Any]]:
+        """Float32 arrays by the names of the inputs of :attr:`Graph.after_lookups` that they may be
+        given as; empty where the model looks nothing up.
+
+        Raises:
+            RunnerFailedError: ONNX Runtime cannot compute them; names the sample.
+        """
+        if not self._graph.lookups:
+            return {}
+        if self._session is None:
+            model = lookup_model(self._graph.proto, self._graph.lookups)
+            self._session = reference_session(model)
+        return run_all(self._session, sample.arrays, sample.name)
+
+
+_TOGETHER = 32
+"""So many tensors at most are in memory beside what the reference itself needs."""
+
+
+class Recorded:
+    """Tensors of the FP32 reference by name, on one sample.
+
+    ONNX Runtime runs the model as written, so that a tensor's value does not depend on what else is
+    recorded, and a piece that is fed with them gives the rest bit for bit.
+
+    Args:
+        extractor: over the model.
+        sample: its inputs.
+        folder: where the tensors are kept; whoever made it removes it.
+    """
+
+    def __init__(self, extractor: Extractor, sample: Sample, folder: Path) -> None:
+        self._extractor = extractor
+        self._sample = sample
+        self._folder = folder
+        self._files: dict[str, Path] = {}
+
+    def of(self, names: Iterable[str]) -> dict[str, NDArray[Any]]:
+        """The values of ``names``, inputs of the model among them.
+
+        Raises:
+            RunnerFailedError: ONNX Runtime cannot compute one, or it is no array.
+        """
+        wanted = list(names)
+        given = self._sample.arrays
+        missing = [n for n in wanted if n not in given and n not in self._files]
+        for start in range(0, len(missing), _TOGETHER):
+            self._record(missing[start : start + _TOGETHER])
+        return {n: given[n] if n in given else np.load(self._files[n]) for n in wanted}
+
+    def _record(self, names: Sequence[str]) -> None:
+        model = self._extractor.recorder(names)
+        for name, array in outputs_of(model, self._sample.arrays, self._sample.name).items():
+            path = self._folder / f"{len(self._files)}.npy"
+            np.save(path, array)
+            self._files[name] = path
+
+
+def outputs_of(
+    model: onnx.ModelProto, arrays: Mapping[str, NDArray[Any]], where: str
+) -> dict[str, NDArray[Any]]:
+    """The outputs of ``model`` as written, arrays by name.
+
+    Args:
+        model: any that ONNX Runtime can run.
+        arrays: its inputs, and maybe more.
+        where: what an error names.
+
+    Raises:
+        RunnerFailedError: it cannot be run, or an output is a sequence or text.
+    """
+    # Old models name their initialisers among the inputs.
+    taken = {v.name: arrays[v.name] for v in model.graph.input if v.name in arrays}
+    outputs = run_all(session_as_written(model, where), taken, where)
+    for name, array in outputs.items():
+        if array.dtype.hasobject:
+            raise RunnerFailedError(f"{where}: tensor {name!r} is no array of numbers")
+    return outputs

@@ -1,1 +1,0 @@
-"""Where work is done: processes here, actors on a cluster. Knows no models."""

@@ -1,0 +1,493 @@
+"""What the user asked for: every option, its default and its help."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import wraps
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import onnx
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from bisect_trt.base.errors import BadInputError
+from bisect_trt.base.limits import at_most, thread_count
+from bisect_trt.base.plan import Precision
+
+Feed = Mapping[str, NDArray[Any]]
+"""One sample: arrays by the model's input names."""
+
+Source = str | Path | Feed | Callable[[], Iterable[Feed]] | Iterator[Feed]
+"""A file, folder, glob or ``module:function``; one sample itself; in a notebook a function that
+gives some, or a generator.
+"""
+
+
+class Shares:
+    """What the options of these names ask for."""
+
+    robust: float | None
+    holds_on: float | None
+    pick: float | None
+
+    def check_shares(self) -> None:
+        """Refuse what contradicts itself.
+
+        Raises:
+            BadInputError: names the options.
+        """
+        if self.fitted and self.pick is not None:
+            raise BadInputError(
+                f"--pick {self.pick:g}: with --robust 0 no ranking is measured to pick from; leave "
+                "one of the two out"
+            )
+
+        if self.pick is not None and self.holds_on is not None:
+            raise BadInputError(
+                f"--pick {self.pick:g}: it is the share of the given inputs too; leave --holds-on "
+                "out"
+            )
+
+    @property
+    def asked_of_given(self) -> float:
+        """The share of the given inputs that ``--holds-on`` asks for."""
+        return 1.0 if self.holds_on is None else self.holds_on
+
+    @property
+    def share_of_given(self) -> float:
+        """The share of the given inputs that must meet the requirement."""
+        return self.asked_of_given if self.pick is None else self.pick
+
+    @property
+    def fitted(self) -> bool:
+        """Whether a set is searched for on the given inputs alone."""
+        return self.robust == 0.0
+
+
+PLANNING = frozenset({"run", "compare", "verify"})
+"""The commands about plans."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """How a field is asked for: ``flag`` on the command line, ``help`` everywhere.
+
+    ``kind`` is the type of one value; ``least`` and ``most`` bound it, ``above`` whether
+    that itself is not. ``commands`` are those that take the option, ``help_of`` what those say of
+    it for which ``help`` is not true.
+    """
+
+    flag: str
+    help: str
+    kind: type = str
+    choices: tuple[str, ...] = ()
+    repeatable: bool = False
+    metavar: str | None = None
+    least: float | None = None
+    most: float | None = None
+    above: bool = False
+    help_of: Mapping[str, str] = field(default_factory=dict)
+    commands: frozenset[str] = PLANNING
+
+
+def option(default: Any, flag: str, help: str, **more: Any) -> Any:
+    """A field with its :class:`Option`.
+
+    Args:
+        default: the field's.
+        flag: on the command line.
+        help: everywhere.
+        more: further fields of :class:`Option`.
+    """
+    return field(default=default, metadata={"option": Option(flag, help, **more)})
+
+
+def checked(its: Option, value: Any) -> Any:
+    """``value`` in the option's own type.
+
+    Args:
+        its: the option.
+        value: as a notebook or the command line gave it.
+
+    Raises:
+        BadInputError: it is none of the option's values.
+    """
+    if its.repeatable:
+        if isinstance(value, (str, Path, Mapping)) or callable(value):
+            return (value,)
+        several = tuple(value) if isinstance(value, Iterable) else (value,)
+        if any(isinstance(v, (int, float, bytes, type(None))) for v in several):
+            raise BadInputError(f"{its.flag} {value}: not a text, or a list of texts")
+        return several
+    if value is None or isinstance(value, Mapping):
+        return value
+    if value == "" and its.kind is Path:
+        raise BadInputError(f"{its.flag} '': an empty path")
+    if its.choices and str(value) not in its.choices:
+        hint = ": that is the reference" if str(value) == "fp32" else ": unknown"
+        raise BadInputError(f"{its.flag} {value}{hint}; choose one of {', '.join(its.choices)}")
+    try:
+        converted = its.kind(value)
+    except (TypeError, ValueError) as error:
+        raise BadInputError(f"{its.flag} {value}: not a {its.kind.__name__}") from error
+    if its.kind is float and not math.isfinite(converted):
+        raise BadInputError(f"{its.flag} {value}: not a number that can be used")
+    if its.most is not None and not converted <= its.most:
+        raise BadInputError(f"{its.flag} {value}: must be at most {its.most:g}")
+    low = its.least is not None and (
+        converted <= its.least if its.above else not converted >= its.least
+    )
+    if low:
+        raise BadInputError(
+            f"{its.flag} {value}: must be {'more than' if its.above else 'at least'} {its.least:g}"
+        )
+    return converted
+
+
+PROBE_TIMEOUT_S = 900.0
+
+_ENGINES = frozenset({"reduce", "cure"})
+_EVERYWHERE = PLANNING | _ENGINES
+_RUN = frozenset({"run"})
+_JUDGED = frozenset({"run", "verify"})
+
+
+@dataclass(frozen=True)
+class Settings(Shares):
+    """Everything a run depends on.
+
+    The strings and single values that a notebook would pass are accepted and normalised.
+
+    Raises:
+        BadInputError: a value is none of its option's.
+    """
+
+    model: str | Path | onnx.ModelProto
+    inputs: Sequence[Source]
+    precision: Precision = option(
+        Precision.FP16,
+        "--precision",
+        "What unpinned layers run in.",
+        help_of={"verify": "Must be the plan's, which is the default."},
+        kind=Precision,
+        choices=("fp16", "bf16", "tf32"),
+    )
+    runner: str = option(
+        "auto",
+        "--runner",
+        "What executes the plans.",
+        choices=("auto", "emulated", "tensorrt", "onnxruntime-cuda"),
+        help_of={
+            "reduce": "The engine: auto is tensorrt, and emulated is none.",
+            "cure": "The engine: auto is tensorrt, the only one.",
+        },
+        commands=_EVERYWHERE,
+    )
+    emulate_on: str = option(
+        "cpu",  # the figures that are published were made there
+        "--emulate-on",
+        "Where the emulator computes; auto is cuda where that works and is faster, cpu with --ray.",
+        choices=("auto", "cpu", "cuda"),
+    )
+    require: Sequence[str] = option(
+        (),
+        "--requirement",
+        "Such as max_abs<=1e-2, logits:cosine@mean>=0.999, boxes[:,4:]:max_abs<=0.05, "
+        "top1@mean>=0.99 or atol=1e-3,rtol=1e-2@p95. Default: snr_db>=40, integers equal.",
+        help_of={"verify": "As for run. Default: those that the plan was found for."},
+        repeatable=True,
+    )
+    metrics: Sequence[str | Callable[..., float]] = option(
+        (),
+        "--metric",
+        "MODULE:FUNCTION, a task metric for --requirement; with @all it sees all inputs at once.",
+        help_of={"verify": "As for run. Default: those that the plan was found for."},
+        repeatable=True,
+    )
+    outputs: Sequence[str] = option(
+        (),
+        "--outputs",
+        "Tensors to judge in place of the model's outputs, such as what a plugin or an NMS reads; "
+        "the rest stays in FP32. Several with commas.",
+        help_of={"verify": "As for run. Default: those that the plan was found for."},
+        repeatable=True,
+        metavar="TENSORS",
+    )
+    robust: float | None = option(
+        None,
+        "--robust",
+        "The share of unseen inputs that the plan shall meet the requirement on, tested on redrawn "
+        "roundings and variants; 0 fits the given inputs only. Default: 0.95, or what --holds-on "
+        "or --pick asks for if that is less.",
+        help_of={
+            "verify": "The share of unseen inputs from which on the plan is called robust; the "
+            "exit code does not depend on it. Default: that which the plan was found for; 0 means "
+            "0.95 of as few draws as tell it."
+        },
+        kind=float,
+        least=0.0,
+        most=0.999,
+        metavar="SHARE",
+        commands=_JUDGED,
+    )
+    holds_on: float | None = option(
+        None,
+        "--holds-on",
+        "The share of the given inputs that must meet the requirement. Default: 1.",
+        help_of={"verify": "As for run. Default: that which the plan was found for."},
+        kind=float,
+        least=0.0,
+        most=1.0,
+        above=True,
+        metavar="SHARE",
+        commands=_JUDGED,
+    )
+    pick: float | None = option(
+        None,
+        "--pick",
+        "Take the fewest ranked layers that hold on this share of inputs and draws, a point of "
+        "frontier.csv, and say what it holds on.",
+        kind=float,
+        least=0.0,
+        most=1.0,
+        above=True,
+        metavar="SHARE",
+        commands=_RUN,
+    )
+    start_from: Path | None = option(
+        None,
+        "--start-from",
+        "Begin the search at an older plan.json: fewer probes where little has changed.",
+        kind=Path,
+        metavar="PLAN",
+        commands=_RUN,
+    )
+    pin: Sequence[str] = option(
+        (),
+        "--pin",
+        "Layers whose id the expression is found in stay in FP32 whatever the search says.",
+        repeatable=True,
+        metavar="REGEX",
+        commands=_RUN,
+    )
+    lower: Sequence[str] = option(
+        (),
+        "--lower",
+        "Likewise, layers that are never pinned.",
+        repeatable=True,
+        metavar="REGEX",
+        commands=_RUN,
+    )
+    mark: Sequence[str] = option(
+        (),
+        "--mark",
+        "Only these in the layer tables: a layer, a glob, an operator such as MatMul, a pattern "
+        "such as LayerNorm. On an engine only they are marked.",
+        repeatable=True,
+        metavar="SELECTOR",
+        commands=_RUN | {"compare"},
+    )
+    infinite: Sequence[str] = option(
+        (),
+        "--infinite",
+        "An input that may hold -inf, such as an additive attention mask.",
+        repeatable=True,
+        metavar="INPUT",
+        commands=_EVERYWHERE,
+    )
+    holdout: Sequence[Source] = option(
+        (),
+        "--holdout",
+        "Inputs that the search never sees, judged at the end: files, folders, globs; 'none' keeps "
+        "no given input apart. Default: a fifth of 20 inputs or more, none with --robust 0.",
+        help_of={"verify": "Inputs counted apart, whatever the exit code. Default: none."},
+        repeatable=True,
+        commands=_JUDGED,
+    )
+    variants: str = option(
+        "auto",
+        "--variants",
+        "Kinds of variants, such as shift,flip or MODULE:FUNCTION; none; auto takes all that fit "
+        "where fewer than 20 inputs are searched with.",
+        metavar="KINDS",
+        commands=_JUDGED,
+    )
+    stacked: bool = option(
+        False,
+        "--stacked",
+        "Each array of the input files holds many samples, along its first axis.",
+        kind=bool,
+        commands=_EVERYWHERE,
+    )
+    golden: str | Path | Feed | None = option(
+        None,
+        "--golden",
+        "The original framework's outputs (.npz), checked against the reference.",
+        kind=Path,
+    )
+    out: Path | None = option(
+        None,
+        "--out",
+        "The run's folder. Default: reports/MODEL-PRECISION.",
+        help_of={
+            "verify": "Where answers are kept. Default: reports/MODEL-PRECISION-verify.",
+            "compare": "Where the tables go. Default: reports/MODEL-PRECISION-compare.",
+            "reduce": "The reproducer's folder. Default: reports/MODEL-reduced.",
+            "cure": "Where table and model go. Default: reports/MODEL-cured.",
+        },
+        kind=Path,
+        commands=_EVERYWHERE,
+    )
+    rewrite: str | None = option(
+        None,
+        "--rewrite",
+        "First rewrite the model: exact, checked on the inputs, or refused.",
+        choices=("layernorm",),
+    )
+    trt_module: str | None = option(
+        None,
+        "--trt-module",
+        "Which TensorRT. Default: whichever imports.",
+        choices=("tensorrt", "tensorrt_rtx"),
+        commands=_EVERYWHERE,
+    )
+    typing: str = option(
+        "strong",
+        "--typing",
+        "Weak: flags, for TensorRT 8.6 to 10.x.",
+        choices=("strong", "weak"),
+        commands=_EVERYWHERE,
+    )
+    profiles: Sequence[str] = option(
+        (),
+        "--profile",
+        "INPUT:MIN/OPT/MAX, such as x:1x3x32x32/1x3x64x64/1x3x99x99. Default: from the inputs.",
+        repeatable=True,
+    )
+    probe_timeout_s: float = option(
+        PROBE_TIMEOUT_S,
+        "--probe-timeout",
+        "Seconds that an engine may take to build and run, or a worker's inference.",
+        help_of={"reduce": "Seconds that an engine may take to build and run, or the check."},
+        kind=float,
+        least=0.0,
+        above=True,
+        commands=_EVERYWHERE,
+    )
+    workers: int = option(
+        1,
+        "--workers",
+        "Probes at a time, a process each.",
+        kind=int,
+        least=1,
+        commands=_RUN | _ENGINES,
+        help_of=dict.fromkeys(_ENGINES, "Fresh processes at a time, on one GPU."),
+    )
+    threads: int | None = option(
+        None,
+        "--threads",
+        "Threads that compute, of all workers together. Default: those that may be used here.",
+        kind=int,
+        least=1,
+        commands=_EVERYWHERE,
+    )
+    ray: str | None = option(
+        None,
+        "--ray",
+        "Run the workers on this Ray cluster; 'local' starts one here.",
+        metavar="ADDRESS",
+        commands=_RUN,
+    )
+    budget: float | None = option(
+        None,
+        "--budget",
+        "Minutes: the command then ends with the best so far; a run has tested it.",
+        kind=float,
+        least=0.0,
+        above=True,
+        metavar="MINUTES",
+        commands=_RUN | _ENGINES,
+    )
+    max_builds: int | None = option(
+        None,
+        "--max-builds",
+        "Engine builds beyond the baselines; the answer's own is always made. Default: 8, with "
+        "--certify engine as many as needed.",
+        kind=int,
+        least=0,
+        commands=_RUN | _ENGINES,
+        help_of=dict.fromkeys(_ENGINES, "Builds, or calls of --check. Default: as needed."),
+    )
+    certify: str = option(
+        "emulated",
+        "--certify",
+        "Where each pin is proved: engine builds the model once without each.",
+        choices=("emulated", "engine"),
+        commands=_RUN,
+    )
+
+    def __post_init__(self) -> None:
+        for name, its in options().items():
+            object.__setattr__(self, name, checked(its, getattr(self, name)))
+        self.check_shares()
+
+
+def options() -> dict[str, Option]:
+    """The options of :class:`Settings` by field name, in the order of its fields."""
+    return {f.name: f.metadata["option"] for f in fields(Settings) if "option" in f.metadata}
+
+
+def as_command(settings: Settings, command: str = "run") -> str:
+    """``bisect-trt`` with every option of ``command`` that is not at its default, quoted for a
+    POSIX shell.
+
+    What a notebook gave as an object stands there as a word in capitals.
+    """
+    model = "MODEL" if isinstance(settings.model, onnx.ModelProto) else str(settings.model)
+    words = ["bisect-trt", command, model]
+    for source in settings.inputs:
+        words += ["--input", _word(source)]
+    defaults = {f.name: f.default for f in fields(Settings)}
+    for name, its in options().items():
+        value = getattr(settings, name)
+        if command not in its.commands or value == defaults[name]:
+            continue
+        if its.kind is bool:
+            words.append(its.flag)
+            continue
+        for one in value if its.repeatable else (value,):
+            words += [its.flag, _word(one)]
+    return shlex.join(words)
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "ARRAYS"
+    if isinstance(value, Iterator):
+        return "SAMPLES"
+    if callable(value):
+        return f"{getattr(value, '__module__', '')}:{getattr(value, '__qualname__', 'FUNCTION')}"
+    return str(value)
+
+
+More = ParamSpec("More")
+Answer = TypeVar("Answer")
+
+
+def within_threads(
+    job: Callable[Concatenate[Settings, More], Answer],
+) -> Callable[Concatenate[Settings, More], Answer]:
+    """``job`` with ONNX Runtime's and NumPy's pools no larger than ``--threads``, and without it no
+    larger than what the process may use: BLAS knows of no quota.
+    """
+
+    @wraps(job)
+    def limited(settings: Settings, /, *rest: More.args, **named: More.kwargs) -> Answer:
+        with at_most(settings.threads), threadpool_limits(thread_count(), "blas"):
+            return job(settings, *rest, **named)
+
+    return limited

@@ -1,1 +1,0 @@
-"""The answer and what it holds on, also of a plan that was given."""

@@ -1,1 +1,0 @@
-"""The whole network at each precision, emulated, before anything is searched."""

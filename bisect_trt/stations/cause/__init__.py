@@ -1,1 +1,0 @@
-"""What kind of problem it is, and what each layer does alone."""

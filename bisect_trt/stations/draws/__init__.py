@@ -1,1 +1,0 @@
-"""Inputs beside the given ones, and how a plan is tested on them."""

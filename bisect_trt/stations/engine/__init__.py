@@ -1,1 +1,0 @@
-"""What the engine is and does before anything is searched: its baselines, its layers."""

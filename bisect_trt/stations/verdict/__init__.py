@@ -1,1 +1,0 @@
-"""The engine's word on what the emulators found."""

@@ -1,0 +1,474 @@
+"""The answer: the plan to ship and what is known of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from bisect_trt.base.display import some_of
+from bisect_trt.base.interrupt import BudgetSpentError
+from bisect_trt.base.limits import give_back
+from bisect_trt.base.outcomes import Cause, Diagnosis, Finding, Holds, InputKind, Steadiness
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.evaluate.cache import Row
+from bisect_trt.evaluate.result import ProbeResult, meets
+from bisect_trt.metrics.arrays import all_finite
+from bisect_trt.model.outputs import unreached
+from bisect_trt.steps.baselines import Baselines, traced_inputs
+from bisect_trt.steps.confirm import Judgement
+from bisect_trt.steps.context import Bench, Ledger
+from bisect_trt.steps.diagnosis import Triage
+from bisect_trt.steps.engine_baselines import EngineBaselines
+from bisect_trt.steps.engine_diagnosis import begin_further, over_processes, runs_of, unsteady
+from bisect_trt.steps.failing_inputs import Unseen, note_held
+from bisect_trt.steps.problem import Case
+from bisect_trt.steps.search_set import all_in_fp32
+from bisect_trt.steps.select_fitted import Bisection
+from bisect_trt.steps.tests import MAX_TESTS, fitted, next_test, planned_test, shortened
+from bisect_trt.steps.tradeoff import measure_frontier
+from bisect_trt.steps.validation import holds_as_known, measure_holds
+
+
+@dataclass(frozen=True)
+class Known:
+    """The stations' records; None where a run ended before the station, or there was no need of it.
+
+    ``inputs`` has a row an input, ``frontier`` a row a number of pins. ``settled`` is the diagnosis
+    that ended the run early, if one did. ``steadiness`` is that of the engine that the answer
+    stands on, ``unsteady`` the diagnosis where it takes the answer back. ``out_of_time`` is true if
+    the budget ended the search, ``interrupted`` if the user did.
+    """
+
+    case: Case
+    settled: Diagnosis | None = None
+    baselines: Baselines | None = None
+    engine: EngineBaselines | None = None
+    triage: Triage | None = None
+    bisection: Bisection | None = None
+    judgement: Judgement | None = None
+    unseen: Unseen | None = None
+    holds: Holds | None = None
+    inputs: pd.DataFrame | None = None
+    frontier: pd.DataFrame | None = None
+    steadiness: Steadiness | None = None
+    unsteady: Diagnosis | None = None
+    out_of_time: bool = False
+    interrupted: bool = False
+
+    def with_(self, **found: Any) -> Known:
+        """The same with one more record."""
+        return replace(self, **found)
+
+    @property
+    def diagnosis(self) -> Diagnosis | None:
+        """The cause, None before it is known."""
+        if self.unsteady is not None:
+            return self.unsteady
+        return self.triage.diagnosis if self.triage is not None else self.settled
+
+    @property
+    def base(self) -> PrecisionPlan:
+        """The plan without pins, with the precision that a pin really runs in."""
+        if self.engine is None:
+            return self.case.base
+        return self.case.base.with_pins_in(self.engine.pin_precision)
+
+
+def inputs_table(known: Known, bench: Bench, answer: PrecisionPlan | None) -> pd.DataFrame:
+    """A row for each given input and each kept apart: its score with everything lowered and under
+    the answer, by every runner that was asked; its shapes and SHA-256. Runs nothing.
+
+    Args:
+        known: the inputs and the base plan.
+        bench: whose answers are read.
+        answer: the plan that is written, if one is known to pass.
+    """
+    rows = []
+    requirements = known.case.requirements
+    # A metric that sees all inputs at once gives none of them a score.
+    alone = any(item.metric not in requirements.collective for item in requirements.items)
+    named = [
+        *((InputKind.GIVEN, s) for s in known.case.samples),
+        *((InputKind.HOLDOUT, s) for s in known.case.holdout),
+    ]
+    plans = {"lowered": known.base.with_pins(())} | ({"plan": answer} if answer else {})
+    for kind, sample in named:
+        row: dict[str, object] = {"input": sample.name, "kind": kind}
+        for label, plan in plans.items():
+            for prober in bench.probers:
+                asked = bench.plan_for(prober, plan)
+                result = prober.known(asked, sample)
+                if result is not None:
+                    score = result.score if alone else math.nan
+                    row[f"{label}_score_{prober.runner.name}"] = score
+        scores = [v for k, v in row.items() if k.startswith("plan_score_")]
+        judge = row.get(f"plan_score_{bench.judge.runner.name}")
+        decided = [judge] if bench.engine is not None and judge is not None else scores
+        if decided and not requirements.of_sets:
+            row["passed"] = all(float(str(s)) <= 1.0 for s in decided)
+        row |= {"shapes": json.dumps(sample.shapes), "sha256": sample.digest}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+_SHOWN = 4
+
+_WRONG, _ON = 0.1, 4
+"""Share of its largest value by which a layer may be off, up to so many behind the infinities."""
+
+
+def note_left_overflowing(case: Case, known: Known, bench: Bench, answer: PrecisionPlan) -> None:
+    """Say which layers give infinities in the model that ``answer`` writes, though their inputs are
+    right: the outputs may hide it (a normalisation that divides by infinity gives zeros), a mask is
+    meant so.
+
+    Args:
+        case: the model's layers.
+        known: has the layers' errors.
+        bench: keeps what is said.
+        answer: the plan that is written.
+    """
+    if known.baselines is None or not case.settings.precision.is_storage:
+        return
+    table = known.baselines.layers
+    lowered = set(case.names) - answer.pinned - unreached(case.graph)
+    left = [
+        str(name) for name in table.loc[table["overflows"].astype(bool), "layer"] if name in lowered
+    ]
+    if not left:
+        return
+    count = "1 layer leaves" if len(left) == 1 else f"{len(left)} layers leave"
+    where = f"{case.settings.precision.value.upper()}'s range with the plan too"
+    message = f"{count} {where}: {some_of(left, _SHOWN)}; "
+    shown = [bench.prober.known(answer, sample) for sample in case.samples]
+    missed = sum(found is not None and not meets(found, 1.0) for found in shown)
+    lost = [] if missed else _lost(case, bench, answer)
+    if missed:
+        message += f"fatal on {missed} of {len(shown)} inputs, which need not meet the requirement"
+    elif lost:
+        message += (
+            f"what {some_of(lost, _SHOWN)} should give is lost there. The requirement does not see "
+            "it: ask for more, or keep them with --pin"
+        )
+    else:
+        message += (
+            "harmless on these inputs: what reads the infinities bounds or discards them, and the "
+            "outputs are right"
+        )
+    bench.note(Finding("overflow-lost" if lost else "left-overflowing", left[0], message))
+
+
+def _lost(case: Case, bench: Bench, answer: PrecisionPlan) -> list[str]:
+    """The layers that are wrong because of what leaves the range before them, though they are
+    finite again: a normalisation that divides by infinity gives zeros.
+    """
+    samples = traced_inputs(case, bench)
+    key = bench.prober.key("lost", answer.digest, *(sample.digest for sample in samples))
+    recalled = bench.journal.recall(key)
+    if recalled is not None:
+        return [str(name) for name in recalled[0]]
+    reads = {layer.name: set(layer.inputs) for layer in case.layers}
+    lost: list[str] = []
+    for sample in samples:
+        after = dict[str, int]()  # tensors, and how many layers behind an infinite one they are
+        for values in bench.emulator.trace(sample, answer, rtx_sums=bench.rtx_sums):
+            true, made = values.reference, values.accumulated
+            if not all_finite(true):
+                continue
+            behind = min((after[n] for n in reads.get(values.layer, ()) if n in after), default=_ON)
+            if not all_finite(made):
+                after[values.tensor] = 0
+            elif behind < _ON and true.size:
+                after[values.tensor] = behind + 1
+                off, largest = np.abs(made - true).max(), np.abs(true).max()
+                if off > _WRONG * largest:
+                    lost.append(values.layer)
+    found = list(dict.fromkeys(lost))
+    bench.journal.record_later(Row(key, "lost", found))
+    return found
+
+
+def best_so_far(known: Known, ledger: Ledger) -> tuple[PrecisionPlan, ProbeResult] | None:
+    """The plan, its pins in FP32, with the probe that says that it passes; None if none is known to
+    pass yet.
+
+    Args:
+        known: what the stations found.
+        ledger: every probe that was made.
+    """
+    everything = frozenset(known.case.names)
+    base = known.base if known.engine is None else known.case.base
+    judges = ledger.emulators if known.engine is None else (ledger.judge,)
+    pinned = ledger.smallest_passing(base, judges)
+    final: ProbeResult | None
+    if pinned is not None:
+        plan = base.with_pins(pinned)
+        final = ledger.worst_of(plan, judges)
+    elif known.engine is not None and known.case.held_low:
+        return None
+    elif known.engine is not None and known.engine.fp32.verdict.passed:
+        # Nothing smaller passed yet: all pins are the FP32 engine.
+        plan, final = base.with_pins(everything), known.engine.fp32
+    else:
+        plan = base.with_pins(everything)
+        final = ledger.of_first(plan)
+        if final is None and all_in_fp32(known.case, base) is not None:
+            final = ledger.of_first(PrecisionPlan(Precision.FP32))  # the same network
+        if final is not None and not final.verdict.passed:
+            return None
+    return (plan.with_pins_in(Precision.FP32), final) if final is not None else None
+
+
+def with_set_in_hand(known: Known, bench: Bench) -> Known:
+    """``known`` when the user has ended the search, with the smallest set that the first emulator
+    passed on all that was searched with. Nothing is run for it: it holds on the given inputs, and
+    neither the second emulator nor fresh draws may have a word on it.
+
+    Args:
+        known: what the stations found.
+        bench: knows the set, and what was answered.
+    """
+    case, triage, pins = known.case, known.triage, bench.in_hand
+    if known.bisection is not None or known.judgement is not None:
+        return _with_holds(known, bench)
+    if triage is None or bench.engine is not None:
+        return _with_holds_of_best(known, bench)
+    if case.settings.fitted:
+        ledger = bench.ledger()
+        pins = ledger.smallest_passing(triage.base, ledger.emulators[:1])
+    if pins is None or not bench.prober.knows(plan := triage.base.with_pins(pins)):
+        return _with_holds_of_best(known, bench)
+    bench.prober.probe(plan)
+    holds = holds_as_known(case, bench, plan)
+    ranked = not case.settings.fitted
+    found = Bisection(pins, {}, triage.limit, False, holds=holds, ranked=ranked)
+    return known.with_(bisection=found)
+
+
+def _with_holds_of_best(known: Known, bench: Bench) -> Known:
+    """``known`` before a set was in hand, with what is known of the best plan until then."""
+    best = best_so_far(known, bench.ledger())
+    if best is None or known.settled is not None:
+        return known
+    return known.with_(holds=holds_as_known(known.case, bench, best[1].plan))
+
+
+def _with_holds(known: Known, bench: Bench) -> Known:
+    """``known`` of a search that had ended, with what is known of its answer where its test had not
+    ended.
+    """
+    holds, plan = known.holds, None
+    if known.judgement is not None and not known.judgement.passed:
+        return known
+    if known.judgement is not None:
+        holds, plan = holds or known.judgement.holds, known.judgement.plan
+    elif known.bisection is not None and bench.engine is None:
+        holds, plan = holds or known.bisection.holds, known.base.with_pins(known.bisection.pinned)
+    if holds is None and plan is not None:
+        holds = holds_as_known(known.case, bench, plan)
+    return known.with_(holds=holds)
+
+
+def end_search(known: Known, bench: Bench) -> Known:
+    """``known`` when the budget has ended the search, after asking every judge of what passed the
+    first one; of all pins where nothing did yet.
+
+    Args:
+        known: what the stations found.
+        bench: what runs the plans, in the time that was kept for that.
+    """
+    bench.time.search_ended()
+    if known.settled is None and known.judgement is None and bench.engine is None:
+        with suppress(BudgetSpentError):
+            _confirm(known, bench)
+    return known.with_(out_of_time=True)
+
+
+def _confirm(known: Known, bench: Bench) -> None:
+    base, first = known.base, bench.prober.runner.name
+    passed = {
+        probe.plan.pinned
+        for probe in bench.log
+        if probe.on_given
+        and probe.runner == first
+        and probe.verdict.passed
+        and probe.plan == base.with_pins(probe.plan.pinned)
+    }
+    tried = sorted(passed.difference(plan.pinned for plan in bench.refused), key=len)
+    # What refuses a set mostly refuses those of few pins more: each step is twice the last.
+    for pins in (tried[2**step - 1] for step in range(len(tried).bit_length())):
+        if bench.second.probe(base.with_pins(pins)).verdict.passed:
+            bench.observer.best(len(pins))
+            return
+    bench.observer.best(len(known.case.names))
+    for judge in bench.judges:
+        judge.probe(base.with_pins(known.case.names))
+
+
+def holds_of_answer(known: Known, bench: Bench) -> Holds | None:
+    """The test of the plan that will be written: the search's own where that ended with one, else a
+    test on fresh draws; None where no plan meets the requirement.
+    """
+    if known.holds is not None:
+        return known.holds
+    if known.judgement is not None and known.judgement.holds is not None:
+        return known.judgement.holds
+    if known.judgement is None and known.bisection is not None and known.bisection.holds:
+        return known.bisection.holds
+    if known.baselines is None and known.settled is None:
+        # The budget ended the run before a draw could be priced.
+        best = best_so_far(known, bench.ledger())
+        return holds_as_known(known.case, bench, best[1].plan) if best is not None else None
+    plan = plan_of_answer(known, bench)
+    if plan is None or known.baselines is None:
+        return None
+    bench.observer.station("what it holds on")
+    settings, judged = known.case.settings, known.judgement
+    if settings.fitted and known.bisection is not None and bench.engine is None:
+        bench.emulator.release()  # hundreds of sets have filled it, and the test is of one
+        give_back()
+    # A probe opens sessions too. Where what is counted is too hopeful the clock ends the test.
+    seconds = known.baselines.probe_seconds(len(known.case.samples))
+    seconds = min(seconds, bench.pace.usual_seconds)
+    # Tests that were made have refused something, and have spent their part of the risk.
+    if bench.tests == 0 or settings.fitted:
+        test = planned_test(known.case, MAX_TESTS, bench.pace.usual_seconds, last=True)
+    else:
+        test = next_test(known.case, bench)
+        refused = known.bisection is not None and not known.out_of_time
+        if judged is not None:
+            refused = judged.refused
+        if refused:
+            test = shortened(test, known.case, bench.pace.usual_seconds)
+    wanted = test.enough
+    test = fitted(test, known.case, seconds, bench.time.left_s)
+    before = bench.time.endings
+    holds = measure_holds(known.case, bench, bench.judges, plan, test)
+    kinds = [holds.redrawn, holds.variants] if holds.wanted_of_variants else [holds.redrawn]
+    fewest = min(kind.tested for kind in kinds)
+    if fewest < wanted and (test.enough < wanted or bench.time.endings > before):
+        _note_budget(bench, holds, wanted)
+    return holds
+
+
+def _note_budget(bench: Bench, holds: Holds, wanted: int) -> None:
+    """Say on how many of the ``wanted`` draws of a kind the budget let the answer be tested."""
+    made = f"{holds.redrawn.tested} redrawn copies and {holds.variants.tested} variants"
+    message = (
+        f"the budget of {bench.time.minutes:g} minutes left time to test the plan on {made}, of "
+        f"{wanted} of a kind: the same command with more minutes goes on"
+    )
+    bench.note(Finding("budget", "", message))
+
+
+def begin_steadiness(known: Known, bench: Bench) -> None:
+    """Begin the engines that :func:`with_steadiness` will ask for.
+
+    Args:
+        known: what the stations found.
+        bench: what builds.
+    """
+    result = _stood_on(known)
+    if result is not None and result.verdict.passed:
+        begin_further(bench, result.plan)
+
+
+def with_steadiness(known: Known, bench: Bench) -> Known:
+    """With the steadiness of the engine that the answer stands on, and the diagnosis that takes the
+    answer back where its runs decide differently.
+    """
+    result = _stood_on(known)
+    if result is None:
+        return known
+    bench.observer.station("steadiness")
+    seen = over_processes(bench, result) if result.verdict.passed else runs_of([result])
+    what = "answer's" if known.judgement is not None else result.plan.base.value.upper()
+    taken_back = result.verdict.passed and seen.right != seen.processes
+    found = unsteady(what, seen) if seen.decides or taken_back else None
+    return known.with_(steadiness=seen, unsteady=found)
+
+
+def _stood_on(known: Known) -> ProbeResult | None:
+    """The engine's word that the answer stands on, where it has one."""
+    engine = known.engine
+    if engine is None or (known.settled is not None and known.settled.cause is Cause.UNSTEADY):
+        return None
+    if known.judgement is not None:
+        return known.judgement.result
+    if known.settled is not None and known.settled.cause is Cause.NONE:
+        return engine.base
+    if known.settled is not None and known.settled.cause is Cause.TF32:
+        return engine.fp32
+    return None
+
+
+def _undecided(known: Known) -> bool:
+    """Whether the budget ended the search before any station came to an answer."""
+    decided = known.bisection if known.engine is None else known.judgement
+    return known.out_of_time and known.settled is None and decided is None
+
+
+def plan_of_answer(known: Known, bench: Bench) -> PrecisionPlan | None:
+    """The plan with the precision that its pins really run in; None if none was found to pass.
+
+    Args:
+        known: what the stations found.
+        bench: whose probes hold the best plan where the budget ended the search.
+    """
+    if known.unsteady is not None:
+        return None
+    if _undecided(known):
+        found = best_so_far(known, bench.ledger())
+        return known.base.with_pins(found[0].pinned) if found is not None else None
+    if known.judgement is not None:
+        judged = known.judgement
+        return known.base.with_pins(judged.plan.pinned) if judged.passed else None
+    if known.bisection is not None:
+        return known.base.with_pins(known.bisection.pinned)
+    if known.settled is None or known.baselines is None:
+        return None
+    judge = known.engine or known.baselines
+    if known.settled.cause is Cause.NONE:
+        return known.case.base
+    if known.settled.cause is Cause.TF32 and judge.fp32.verdict.passed:
+        return PrecisionPlan(Precision.FP32)
+    return None
+
+
+def looked_at_again(known: Known, bench: Bench) -> Known:
+    """With the tables that show the answer beside others, and input by input.
+
+    Args:
+        known: what was found, with the answer.
+        bench: what runs it.
+    """
+    answer = plan_of_answer(known, bench)
+    frontier = None
+    if answer is not None:
+        note_left_overflowing(known.case, known, bench, answer)
+    if answer is not None and not known.out_of_time:
+        with suppress(BudgetSpentError):  # the answer is there, and what shows it can wait
+            note_held(known.case, bench, answer)
+            frontier = _frontier(known, bench, answer)
+    return known.with_(inputs=inputs_table(known, bench, answer), frontier=frontier)
+
+
+def _frontier(known: Known, bench: Bench, answer: PrecisionPlan) -> pd.DataFrame | None:
+    """None where nothing was measured, the plan shall be fitted to its inputs, or none is offered
+    but FP32 as a whole.
+    """
+    case, triage, baselines = known.case, known.triage, known.baselines
+    if baselines is None or case.settings.fitted or answer.base is not case.base.base:
+        return None
+    bench.observer.station("frontier")
+    base, ranking = (case.base, ()) if triage is None else (triage.base, triage.ranking)
+    found = measure_frontier(case, bench, baselines, base, ranking, answer, known.holds)
+    for finding in found.cut_short():
+        bench.note(finding)
+    return found.table

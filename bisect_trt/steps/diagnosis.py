@@ -1,0 +1,548 @@
+"""Why the numbers are wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+
+import pandas as pd
+
+from bisect_trt.base.display import counted
+from bisect_trt.base.outcomes import Cause, CauseFound, Diagnosis, InputKind, Verdict
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.evaluate.result import ProbeResult, meets
+from bisect_trt.metrics.requirements import times
+from bisect_trt.metrics.rounding import LARGEST, SMALLEST_SUBNORMAL
+from bisect_trt.model.cautions import largest_constant, lost_constants
+from bisect_trt.model.outputs import unreached
+from bisect_trt.model.precision_rules import MOVES
+from bisect_trt.search.minimise import SCALED_MARGIN, matching_limit
+from bisect_trt.steps.baselines import Baselines, misses_within
+from bisect_trt.steps.context import Bench
+from bisect_trt.steps.engine_baselines import EngineBaselines
+from bisect_trt.steps.failing_inputs import (
+    Unseen,
+    blame_lowered,
+    layers_seen,
+    measure_each_alone,
+    nearest_on_all,
+    with_pins_there,
+    worst_seen,
+)
+from bisect_trt.steps.problem import Case
+from bisect_trt.steps.sensitivity import Sensitivity, suspicion_of
+from bisect_trt.steps.tests import each_must_hold, set_size
+
+_SHOWN, _MOST_PROBED = 4, 16
+
+_SMALL = 50.0
+"""Smallest steps: values no larger are known to one in a hundred at best."""
+
+_NUMBERS = 2
+"""Constants that a sentence names."""
+
+_TELLING = 8
+"""Of fewer layers that were measured alone it is not said that the error is spread over many."""
+
+
+@dataclass(frozen=True)
+class Suspects:
+    """What the model says of its layers: ``heavy`` maps those with a constant beyond the range, and
+    ``lost`` those with one that the precision hardly holds, to words with the number; ``movers``
+    maps a layer to those that read what it gives and only move it.
+    """
+
+    heavy: Mapping[str, str] = field(default_factory=dict)
+    lost: Mapping[str, str] = field(default_factory=dict)
+    movers: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+def diagnose_reduced(
+    base: ProbeResult,
+    table: pd.DataFrame,
+    sensitivity: Sensitivity,
+    pinned: Callable[[frozenset[str]], tuple[float, float]],
+    precision: Precision,
+    suspects: Suspects,
+    where: str = "",
+    *,
+    misses_within: Callable[[], bool] = lambda: False,
+    layers: int,
+    alone: Callable[[str], ProbeResult] | None = None,
+    together: bool = False,
+) -> Diagnosis:
+    """Overflow, underflow, rounding in a few layers, or accumulation over many: told apart by
+    measured effects.
+
+    Overflow and underflow are causes if the layers that leave the range, at its upper or its lower
+    end, account for at least half of the error that the other's leave; rounding, if some layer
+    misses the requirement alone; else no single layer does, and the error accumulates. It is
+    unknown where too few layers were measured to tell, or not on what is missed.
+
+    Args:
+        base: the probe of everything lowered.
+        table: a row a layer, with ``overflows`` and ``underflows``.
+        sensitivity: what each layer does alone.
+        pinned: the scores without a set of pins and with it, of the same inputs.
+        precision: for the sentence.
+        suspects: layers whose constants leave the range.
+        where: what the scores are the worst of, where these are not the given inputs alone.
+        misses_within: whether an input misses on which no layer exceeds the range.
+        layers: how many are searched.
+        alone: everything pinned but one layer, on the given inputs; where what they are asked
+            together is missed, of which one input's score says nothing.
+        together: whether such a thing is missed on draws only, of which ``alone`` tells nothing.
+    """
+    name = precision.value.upper()
+    ends = _Ends(table, suspects, precision)
+    found = _beyond_an_end(ends, pinned, sensitivity.must_pin, misses_within)
+    if found:
+        return Diagnosis.of(found)
+    scores = sensitivity.scores
+    in_order = [str(n) for n in table["layer"]]
+    missed = sensitivity.must_pin
+    guilty_first = sorted((n for n in in_order if n in missed), key=lambda n: -scores[n])
+    if together and alone is None and (guilty_first or not scores):
+        return Diagnosis(
+            Cause.UNKNOWN,
+            f"Whether few layers make the {name} error, or many, was not measured: what is asked "
+            "of several inputs together cannot be asked of each of them.",
+        )
+    if not guilty_first and not scores:
+        strength = sensitivity.strength
+        guilty_first = sorted((n for n in in_order if n in strength), key=lambda n: -strength[n])
+    asked = guilty_first[:_MOST_PROBED] if alone is not None else []
+    guilty = _guilty(
+        {n: scores[n] for n in guilty_first} if alone is None else _probed(asked, alone)
+    )
+    if guilty:
+        on = where if alone is None else ""
+        return _rounding(ends, guilty, on)
+    probed = len(asked) if len(asked) < len(guilty_first) else 0
+    return _spread(name, base, table, sensitivity, layers, probed, where)
+
+
+def _rounding(ends: _Ends, guilty: Mapping[str, float], on: str) -> Diagnosis:
+    """Layers that miss the requirement alone; what leaves the range among them is no rounding."""
+    first = next(iter(guilty))
+    found = []
+    for cause, those in ((Cause.OVERFLOW, ends.over), (Cause.UNDERFLOW, ends.under)):
+        if first in those:
+            found.append(ends.cause(cause, [n for n in guilty if n in those]))
+    if found:
+        return Diagnosis.of(found)
+    name = ends.precision.value.upper()
+    missed = times(max(guilty.values()))
+    return Diagnosis.of(
+        [
+            CauseFound(
+                Cause.ROUNDING,
+                tuple(guilty),
+                f"{name} rounding in {_named(list(guilty))} alone misses the requirement "
+                f"({missed}{on}).",
+            )
+        ]
+    )
+
+
+class _Ends:
+    """Layers whose values leave the range of ``precision``: ``over`` its upper end, ``under`` its
+    lower one.
+    """
+
+    def __init__(self, table: pd.DataFrame, suspects: Suspects, precision: Precision) -> None:
+        self.precision = precision
+        self._suspects = suspects
+        self._rows = table.set_index("layer")
+        names = [str(n) for n in self._rows.index]
+        beyond = {str(n) for n in self._rows.index[self._rows["overflows"].astype(bool)]}
+        divides = {str(n) for n in self._rows.index[self._rows["underflows"].astype(bool)]}
+        self.divides = divides - set(suspects.heavy)
+        self.over = [n for n in names if n in beyond or n in suspects.heavy]
+        tiny = self._tiny()
+        lost = self._with_movers(divides | set(suspects.lost) | tiny)
+        self.under = [n for n in names if n in lost and n not in self.over]
+        # Loud inputs break them at the one end, quiet ones at the other: no pins tell these apart.
+        self.both = [n for n in names if n in divides & beyond]
+        self.lost = [n for n in names if n in suspects.lost]
+
+    def _with_movers(self, layers: Set[str]) -> set[str]:
+        """``layers`` and those that only move on what they give: rounded there, it is as lost."""
+        found, left = set(layers), list(layers)
+        while left:
+            new = set(self._suspects.movers.get(left.pop(), ())) - found
+            found |= new
+            left += new
+        return found
+
+    def _tiny(self) -> frozenset[str]:
+        """The layers whose every value loses bits by its size."""
+        if self.precision not in SMALLEST_SUBNORMAL:
+            return frozenset()
+        size = self._size()
+        few_bits = (size > 0.0) & (size <= _SMALL * SMALLEST_SUBNORMAL[self.precision])
+        return frozenset(str(n) for n in self._rows.index[few_bits])
+
+    def _size(self) -> pd.Series[float]:
+        """The largest magnitude that each layer gives in FP32."""
+        found = self._rows[["ref_min", "ref_max"]].abs().max(axis=1)
+        return found.fillna(0.0)
+
+    def cause(self, cause: Cause, layers: Sequence[str]) -> CauseFound:
+        """``cause`` in ``layers``, with the number that matters."""
+        said = self._overflow(layers) if cause is Cause.OVERFLOW else self._underflow(layers)
+        return CauseFound(cause, tuple(layers), said)
+
+    def _overflow(self, layers: Sequence[str]) -> str:
+        name, largest = self.precision.value.upper(), f"{LARGEST[self.precision]:,.6g}"
+        held = next((self._suspects.heavy[n] for n in layers if n in self._suspects.heavy), "")
+        size = self._size()
+        largest_of = max(layers, key=lambda n: size.get(n, 0.0))
+        if held:
+            why = f"{held} exceeds {name}'s {largest}"
+        elif size.get(largest_of, 0.0) > LARGEST[self.precision]:
+            why = f"values of {largest_of} reach {size[largest_of]:.3g}, beyond {name}'s {largest}"
+        else:
+            why = f"values or constants beyond {name}'s {largest} become infinite there"
+        return f"{name} overflows in {_named(layers)}: {why}."
+
+    def _underflow(self, layers: Sequence[str]) -> str:
+        name, size = self.precision.value.upper(), self._size()
+        held = [self._suspects.lost[n] for n in layers if n in self._suspects.lost]
+        tiny = [n for n in layers if n in self._tiny()]
+        if held:
+            why = "; ".join(held[:_NUMBERS])
+        elif tiny:
+            why = f"values of {tiny[0]} are {size[tiny[0]]:.3g} at most and lose their bits"
+        else:
+            why = "small values become zero there, and what divides by them is lost"
+        return f"{name} underflows in {_named(layers)}: {why}."
+
+
+def _beyond_an_end(
+    ends: _Ends,
+    pinned: Callable[[frozenset[str]], tuple[float, float]],
+    guilty: frozenset[str],
+    misses_within: Callable[[], bool],
+) -> list[CauseFound]:
+    """Overflow and underflow, where what leaves that end of the range makes half of the error or
+    more of what is left without the other; the larger first. Layers that are ``guilty`` of a miss
+    alone are named first, and where there are such, they alone are named of underflow.
+    """
+    if not ends.over and not ends.under:
+        return []
+    over, under = frozenset(ends.over), frozenset(ends.under)
+    before, neither = pinned(over | under)
+    if math.isnan(before) or before <= 1.0:
+        return []
+    without_over = pinned(over)[1] if over and under else (neither if over else before)
+    without_under = pinned(under)[1] if over and under else (neither if under else before)
+    found: list[tuple[float, CauseFound]] = []
+    if over and _accounts_for(without_under, neither):
+        named = sorted(ends.over, key=lambda n: n not in guilty)
+        found.append((without_under, ends.cause(Cause.OVERFLOW, named)))
+    if under and _accounts_for(without_over, neither):
+        named = [n for n in ends.under if n in guilty or n in ends.divides] or ends.under
+        found.append((without_over, ends.cause(Cause.UNDERFLOW, named)))
+    if (ends.both or ends.lost) and [its.name for _, its in found] == [Cause.OVERFLOW]:
+        also = [*ends.both, *(ends.lost if ends.both or misses_within() else [])]
+        if also:
+            found.append((0.0, ends.cause(Cause.UNDERFLOW, list(dict.fromkeys(also)))))
+    return [cause for _, cause in sorted(found, key=lambda one: -one[0])]
+
+
+def _accounts_for(left: float, neither: float) -> bool:
+    """Whether the error goes, or is halved at least, from what is ``left`` without these pins."""
+    cured = math.isinf(left) and math.isfinite(neither)
+    return cured or (1.0 < left < math.inf and neither <= left / 2.0)
+
+
+def _breaks_first(table: pd.DataFrame) -> str | None:
+    """The first layer that gives values which are not finite with everything lowered, where it does
+    not alone: small errors may meet in it, as zeros in a quotient.
+    """
+    if "finite" not in table:
+        return None
+    broken = table[~table["finite"].astype(bool) & table["ref_max"].notna()]  # and was computed
+    if broken.empty or not broken["introduced_finite"].iloc[0]:
+        return None
+    return str(broken["layer"].iloc[0])
+
+
+def _spread(
+    name: str,
+    base: ProbeResult,
+    table: pd.DataFrame,
+    sensitivity: Sensitivity,
+    every: int,
+    probed: int,
+    where: str,
+) -> Diagnosis:
+    """What is said where no layer is seen to miss the requirement alone: of those of ``every`` that
+    were measured, or of the first ``probed`` on all given inputs, where these were asked and not
+    all suspects.
+    """
+    seen = "" if base.verdict.passed else f" ({times(base.score, base.verdict)}{where})"
+    begins = _breaks_first(table) if math.isinf(base.score) else None
+    more = f" What is not finite begins in {begins!r}." if begins is not None else ""
+    count = len(sensitivity.effects)
+    if count < min(every, _TELLING):
+        return Diagnosis(
+            Cause.UNKNOWN,
+            f"The {name} error{seen} is that of a few layers or of many: there was time to measure "
+            f"{count} of {every} alone.{more}",
+        )
+    samples = len(sensitivity.samples)
+    on = f", on the {samples} inputs and draws where each was run alone" if where else ""
+    which = f"{count}{f' of {every}' if count < every else ''} measured layers"
+    if probed:
+        which, on = f"{probed} layers that do most to one input", ""
+    return Diagnosis(
+        Cause.ACCUMULATION,
+        f"The {name} error accumulates{seen}: none of the {which} misses the requirement alone"
+        f"{on}.{more}",
+    )
+
+
+def _probed(suspects: Sequence[str], alone: Callable[[str], ProbeResult]) -> dict[str, float]:
+    """What each of ``suspects`` scores by itself, until as many miss as are named."""
+    found: dict[str, float] = {}
+    for name in suspects:
+        found[name] = alone(name).score
+        if len(_guilty(found)) == _SHOWN:
+            break
+    return found
+
+
+def _guilty(scores: Mapping[str, float]) -> dict[str, float]:
+    return {name: score for name, score in scores.items() if not score <= 1.0}
+
+
+def _named(layers: Sequence[str]) -> str:
+    shown, more = ", ".join(layers[:_SHOWN]), len(layers) - _SHOWN
+    if more <= 0:
+        return shown
+    return f"{shown} and {more} more layers" if more > 1 else f"{shown} and one more layer"
+
+
+@dataclass(frozen=True)
+class Triage:
+    """The cause, and what the search begins with.
+
+    ``base`` is the plan without pins, with the precision that a pin really runs in; ``pinned`` the
+    emulated probe of all pins; ``limit`` the share of the tolerance to search within at first;
+    ``ranking`` are all layers, most harmful first; ``unseen`` what a robust search begins
+    with, None where the given inputs are all; ``layers`` their table, with what was seen to break
+    on other inputs.
+    """
+
+    diagnosis: Diagnosis
+    base: PrecisionPlan
+    pinned: ProbeResult
+    sensitivity: Sensitivity
+    limit: float
+    ranking: tuple[str, ...]
+    unseen: Unseen | None
+    layers: pd.DataFrame
+
+
+def _missed_with_all_pins(
+    case: Case, pinned: ProbeResult, emulated: Baselines, engine: EngineBaselines | None
+) -> Diagnosis | None:
+    """That pinning cannot help, where the requirement is missed with every layer pinned."""
+    decided = engine.pinned if engine is not None else pinned
+    fp32 = engine.fp32 if engine is not None else emulated.fp32
+    # An engine whose FP32 misses is told from its baselines; what is held is new here.
+    if decided.verdict.passed or (engine is not None and not case.held_low):
+        return None
+    of_held = case.held_low and fp32.verdict.passed
+    return Diagnosis(
+        _of_held(case, decided, emulated) if of_held else Cause.NOT_PRECISION,
+        "Even with every layer pinned"
+        f"{_but_held(case)} the "
+        f"requirement is missed ({times(decided.score, decided.verdict)}): pinning cannot help."
+        f"{blame_lowered(case, fp32)}",
+    )
+
+
+def _but_held(case: Case) -> str:
+    return f" but the {counted(len(case.held_low), 'layer')} of --lower" if case.held_low else ""
+
+
+def _of_held(case: Case, decided: ProbeResult, emulated: Baselines) -> Cause:
+    """What layers that ``--lower`` holds do, where all others are pinned and FP32 itself passes."""
+    layers = emulated.layers
+    finite = layers.loc[layers["layer"].isin(case.held_low), "introduced_finite"].astype(bool)
+    over = decided.verdict is Verdict.NON_FINITE or not finite.all()
+    return Cause.OVERFLOW if over else Cause.ROUNDING
+
+
+_WORST = " on the worst of the inputs and draws measured"
+
+
+def find_cause(
+    case: Case,
+    bench: Bench,
+    emulated: Baselines,
+    engine: EngineBaselines | None,
+    unseen: Unseen | None,
+) -> Triage | Diagnosis:
+    """The cause with what the search needs; a bare diagnosis where pinning cannot help.
+
+    Args:
+        case: the model, the inputs and the requirements.
+        bench: what measures each layer alone.
+        emulated: the emulators' baselines.
+        engine: the engine's, None where the emulator judges.
+        unseen: what everything lowered shows beyond the given inputs, None where only these count.
+    """
+    bench.observer.station("triage")
+    base = case.base
+    if engine is not None:
+        base = base.with_pins_in(engine.pin_precision)
+    pinned = bench.prober.probe(base.with_pins(case.names))
+    missed = _missed_with_all_pins(case, pinned, emulated, engine)
+    if missed is not None:
+        return missed
+    suspicion = suspicion_of(emulated.layers)
+    heavy = frozenset(f.where for f in case.findings if f.kind == "weight-overflow")
+    sensitivity = measure_each_alone(case, bench, emulated, unseen, suspicion, heavy)
+    if unseen is not None and each_must_hold(case):
+        sensitivity = nearest_on_all(case, bench, base, sensitivity)
+    limit = _first_limit(emulated.lowered, pinned, engine)
+    layers = layers_seen(case, bench, emulated, sensitivity)
+    diagnosis = diagnose_reduced(
+        worst_seen(emulated.lowered, unseen).under(limit),
+        layers[~layers["layer"].isin(unreached(case.graph) | case.source_fp32)],
+        sensitivity.under(limit),
+        lambda pins: with_pins_there(case, bench, base, pins, unseen),
+        case.settings.precision,
+        _suspects(case, heavy),
+        _WORST if unseen is not None else "",
+        misses_within=lambda: misses_within(case, bench),
+        layers=len(case.names),
+        alone=_alone_on_all(case, bench, emulated, base, limit),
+        together=set_size(case) > 1 or case.requirements.tells_of_all,
+    )
+    if engine is not None and not engine.base.worst:
+        seen = worst_seen(emulated.lowered, unseen)
+        diagnosis = _without_engine(case, diagnosis, engine.base, seen)
+    if emulated.lowered.verdict.passed and engine is None and unseen is not None:
+        others = _others(unseen, set_size(case))
+        passed = f"{_given_that_pass(case, bench)} pass, but {others}"
+        said = f"{diagnosis.sentence} {passed}."
+        diagnosis = replace(diagnosis, sentence=said)
+    ranking = _ranking(case, sensitivity, suspicion, layers)
+    return Triage(diagnosis, base, pinned, sensitivity, limit, ranking, unseen, layers)
+
+
+def _suspects(case: Case, heavy: frozenset[str]) -> Suspects:
+    """What the constants of the layers say, in words."""
+    graph, precision = case.graph, case.settings.precision
+    searched = set(case.names)
+    movers: dict[str, list[str]] = {}
+    made_by = {tensor: layer.name for layer in case.layers for tensor in layer.outputs}
+    for layer in case.layers:
+        if layer.op in MOVES and layer.name in searched:
+            for tensor in layer.inputs:
+                if tensor in made_by:
+                    movers.setdefault(made_by[tensor], []).append(layer.name)
+    lost = lost_constants(graph, precision)
+    return Suspects(
+        {name: largest_constant(graph, name) for name in sorted(heavy & searched)},
+        {name: its.words(precision) for name, its in lost.items() if name in searched},
+        movers,
+    )
+
+
+def _without_engine(
+    case: Case, diagnosis: Diagnosis, base: ProbeResult, emulated: ProbeResult
+) -> Diagnosis:
+    """``diagnosis`` of an engine with everything lowered that could not be had, for a reason that
+    names no layer: numbers say nothing of that.
+    """
+    name = case.settings.precision.value.upper()
+    told = f"The {name} engine could not be built or run ({base.verdict}: {base.note})"
+    if emulated.score > 1.0:
+        return replace(diagnosis, sentence=f"{told}; by emulation: {diagnosis.sentence}")
+    return Diagnosis(
+        Cause.UNKNOWN,
+        f"{told}, and by emulation {name} meets the requirement: pins are found by trial, and what "
+        "the engine does not take is among them.",
+    )
+
+
+def _ranking(
+    case: Case, sensitivity: Sensitivity, suspicion: Mapping[str, float], layers: pd.DataFrame
+) -> tuple[str, ...]:
+    """All layers, most harmful first."""
+    overflow = layers.loc[~layers["introduced_finite"].astype(bool), "layer"]
+    strength = sensitivity.strength
+    # Every set needs what breaks alone, be it on other elements, or in another output, than those
+    # that are disturbed most; but for what only inputs show that need not hold. (What misses alone
+    # by rounding may still hold among others: ranked so, a text model had 403 pins and not 393.)
+    # What overflows and is finite again at the outputs misses there too, whatever is lowered.
+    needed = sensitivity.breaks | sensitivity.must_pin.intersection(overflow)
+    breaks = needed if each_must_hold(case) else frozenset()
+    # What was too many to measure stands behind what was, by the error it introduces.
+    return tuple(
+        sorted(
+            case.names,
+            key=lambda n: (n not in breaks, -strength.get(n, -1.0), -suspicion.get(n, -math.inf)),
+        )
+    )
+
+
+def _alone_on_all(
+    case: Case, bench: Bench, emulated: Baselines, base: PrecisionPlan, limit: float
+) -> Callable[[str], ProbeResult] | None:
+    """What a layer does alone on the given inputs together; None where each of them must meet the
+    requirement itself, and where together they do, so that what is missed is on draws.
+    """
+    of_each = each_must_hold(case) and not case.requirements.tells_of_all
+    if of_each or emulated.lowered.verdict.passed:
+        return None
+    names = case.held_low.union(case.names)
+    return lambda name: bench.prober.probe(base.with_pins(names - {name})).under(limit)
+
+
+def _given_that_pass(case: Case, bench: Bench) -> str:
+    """The given inputs, of which a share may miss."""
+    known = [bench.prober.known(case.base, sample) for sample in case.samples]
+    passed = sum(found is not None and meets(found, 1.0) for found in known)
+    if case.requirements.of_sets or passed == len(known):
+        return "The given inputs"
+    return f"{passed} of {len(known)} given inputs"
+
+
+def _others(unseen: Unseen, size: int) -> str:
+    """What speaks against everything lowered, which the given inputs pass; ``size`` of them are
+    judged together.
+    """
+    against = unseen.refused
+    if against is None or not unseen.lowered.verdict.passed:
+        return "others like them do not"
+    kind = "roundings redrawn" if against.kind == InputKind.REDRAWN else against.kind
+    missed = len(against.samples) // size
+    return f"{missed} of {against.tested} {kind} {'misses' if missed == 1 else 'miss'} it"
+
+
+def _first_limit(
+    lowered: ProbeResult, pinned: ProbeResult, engine: EngineBaselines | None
+) -> float:
+    """The share of the tolerance to search within at first: 1, unless engine and emulator already
+    disagree on the baselines.
+    """
+    if engine is None:
+        return 1.0
+    if engine.base.verdict.passed:  # by luck, else nothing would be searched
+        return 1.0
+    if lowered.verdict.passed and math.isfinite(engine.base.score):
+        # The engine misses what the emulator meets.
+        floors = (pinned.score, engine.pinned.score)
+        return matching_limit(engine.base.score, lowered.score, floors)
+    if not pinned.verdict.passed and engine.pinned.score > 0.0:
+        # The engine meets what the emulator misses.
+        return max(1.0, SCALED_MARGIN * pinned.score / engine.pinned.score)
+    return 1.0

@@ -1,0 +1,506 @@
+"""Which emulator, engine and workers a run uses."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+
+from bisect_trt.base.display import counted, some_of
+from bisect_trt.base.errors import (
+    BisectError,
+    MachineError,
+    RunnerFailedError,
+    RunnerUnavailableError,
+    one_line,
+)
+from bisect_trt.base.limits import free_bytes, thread_count
+from bisect_trt.base.outcomes import Finding, Verdict
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.evaluate.cache import Journal, Row, content_key
+from bisect_trt.model.save import weights_size
+from bisect_trt.runners.base import Anticipating, Runner
+from bisect_trt.runners.concurrency import side_by_side
+from bisect_trt.runners.device import (
+    CPU,
+    Device,
+    cuda_device,
+    gpu_facts,
+    visible_gpus,
+    why_no_provider,
+)
+from bisect_trt.runners.device_check import why_not_on_cuda
+from bisect_trt.runners.emulator import EmulatedRunner
+from bisect_trt.runners.emulator_workers import SERVER, EmulatedFleet, server_arguments
+from bisect_trt.runners.ort_cuda import OrtCudaRunner
+from bisect_trt.runners.process import Crew, IsolatedWorker, Remote
+from bisect_trt.runners.ray_actors import LOCAL, ray_actors
+from bisect_trt.runners.tensorrt.records import installed_module
+from bisect_trt.runners.tensorrt.runner import TensorRTRunner
+from bisect_trt.settings import Settings
+from bisect_trt.steps.problem import Case
+
+_ON_GPU, _OF_THREE = 0.05, 0.4
+"""Beside two cores; a third of a draw's inferences are the second emulator's."""
+
+_FAR, _NOTICED_S = 16.0, 0.05
+"""So many times what was counted, and at least so many seconds: it was not counted right."""
+
+_AGAIN, _AGAIN_S = 5, 1.0
+
+
+class Pace:
+    """What an inference takes in the mean.
+
+    Args:
+        case: what is run.
+        emulator: what runs it.
+        journal: keeps what a clock said.
+        key: the journal's, of the parts that name an answer.
+        beside_engine: whether an engine judges, and the second emulator need not.
+    """
+
+    def __init__(
+        self,
+        case: Case,
+        emulator: EmulatedRunner,
+        journal: Journal,
+        key: Callable[..., str],
+        *,
+        beside_engine: bool,
+    ) -> None:
+        self._case = case
+        self._emulator = emulator
+        self._journal = journal
+        self._key = key
+        self._beside_engine = beside_engine
+        self._took_s = 0.0
+
+    @property
+    def usual_seconds(self) -> float:
+        """About what one of a draw's inferences takes in the mean, counted from the model: on a GPU
+        a small part of it, but for those of a second emulator, which is on the CPU.
+        """
+        if not self._is_far:
+            return self._counted_s
+        return float(_FAR ** round(math.log(self._took_s, _FAR)))
+
+    @property
+    def _counted_s(self) -> float:
+        usual = self._case.usual_seconds
+        if self._emulator.device != CPU:
+            usual *= _ON_GPU if self._beside_engine else _OF_THREE
+        return usual
+
+    def took(self, seconds: float) -> None:
+        """Hear that an emulated inference took so long. Loops, and what stands behind shapes that
+        follow from values, are not counted; only where that is far from what was counted does a
+        clock decide, and by powers of 16.
+
+        What is far is looked at again, and kept: a machine that was busy when a small network's
+        first probes ran gave 117 pins tested on 25 draws where it otherwise gives 107 and 80.
+        """
+        self._took_s = seconds
+        if self._is_far:
+            self._took_s = min(seconds, self.timed_again())
+
+    @property
+    def _is_far(self) -> bool:
+        return self._took_s >= max(_FAR * self._counted_s, _NOTICED_S)
+
+    def timed_again(self) -> float:
+        """An inference's seconds by the quickest of a few, each from the inputs on; of a slow one's
+        there are fewer. Infinite where it fails.
+        """
+        sample, plan = self._case.samples[0], self._case.base
+        key = self._key("took", plan.digest, sample.digest)
+        known = self._journal.recall(key)
+        if known is not None:
+            return float(known[0])
+        quickest, began = math.inf, time.perf_counter()
+        for _ in range(_AGAIN):
+            self._emulator.forget()
+            before = time.perf_counter()
+            try:
+                next(iter(self._emulator.outputs(plan, [sample])))
+            except RunnerFailedError:  # the probe has said so
+                break
+            now = time.perf_counter()
+            quickest = min(quickest, now - before)
+            if now - began > _AGAIN_S:
+                break
+        self._journal.record([Row(key, "took", quickest)])
+        return quickest
+
+
+_ALONE, _BESIDE = 0.9, 0.5
+"""What the emulators' activations may take of the GPU's free memory: alone, and beside an engine
+that is built and run there too.
+"""
+
+_TIMED = 2
+_PROBE = 2
+"""A probe's plain inferences on the CPU: 2.6 to 3.6 of OCR models (benchmarks/results/cpu.md), 0.8
+to 1.1 of large ones, of which a GPU is faster by far (emulate-on.md)."""
+_A_NODE_S = 5e-6
+"""A GPU's least seconds a node of a probe: replayed from a CUDA graph the demo's detector takes
+10 us, of which the rounding and the choice beside each node are most. A session of 20,000 nodes is
+open there after more than a minute: what cannot win is not tried."""
+
+_SHOWN = 5
+
+
+def emulator_device(settings: Settings) -> tuple[Device, tuple[Finding, ...]]:
+    """What ``--emulate-on`` names, and what there is to say of it; for ``auto`` CUDA where it
+    works, to be timed by :func:`open_emulator`. Nothing is written.
+
+    Raises:
+        RunnerUnavailableError: CUDA was asked for and cannot work here.
+    """
+    asked = settings.emulate_on
+    if asked == "cpu" or settings.ray is not None:  # a cluster's GPUs are none of this machine's
+        return (cuda_device("cuda on Ray") if asked == "cuda" else CPU), ()
+    if asked == "auto" and why_no_provider() is not None:
+        return CPU, ()
+    reason = why_not_on_cuda()
+    if reason is not None and asked == "cuda":
+        raise RunnerUnavailableError(f"--emulate-on cuda: {reason}")
+    if reason is not None:
+        words = f"emulated on the CPU, since CUDA does not work here: {reason}"
+        return CPU, (Finding("emulate-on", "", words),)
+    gpus = visible_gpus() or ["0"]
+    name, free = gpu_facts(gpus[0])
+    share = _ALONE if settings.runner == "emulated" else _BESIDE
+    # This process' sessions are on the first GPU, as are those of every len(gpus)-th worker.
+    sharing = 1 + (-(-settings.workers // len(gpus)) if settings.workers > 1 else 0)
+    return cuda_device(name, 0, int(free * share / sharing)), ()
+
+
+def open_emulator(
+    case: Case, device: Device, journal: Journal | None
+) -> tuple[EmulatedRunner, tuple[Finding, ...]]:
+    """The emulator of this process, and what there is to say of where it computes.
+
+    Args:
+        case: the model, the inputs and the settings.
+        device: as of :func:`emulator_device`; ``auto`` takes it where a probe there is faster than
+            on the CPU, which makes several beside each other.
+        journal: remembers what was chosen, so that the same command goes on with its own answers.
+    """
+    settings, turns = case.settings, case.reference.turns
+    if device == CPU or settings.ray is not None:
+        return EmulatedRunner(case.graph, settings.precision, turns=turns), ()
+    key = content_key("emulate-on", case.key, settings.emulate_on, device.name, ort.__version__)
+    found = journal.recall(key) if journal is not None else None
+    emulator = EmulatedRunner(case.graph, settings.precision, device=device, turns=turns)
+    if found is None:
+        try:
+            meta = _tried(case, emulator, timed=settings.emulate_on == "auto")
+        except MachineError as error:  # whose memory others took: another run may find it free
+            if settings.emulate_on != "auto":
+                raise
+            meta, journal = _passed_over(one_line(error)), None
+        if journal is not None:
+            journal.record([Row(key, "emulate-on", meta)])
+    else:
+        meta = found[0]
+    findings = _findings(meta["layers_on_cpu"], device, meta["failure"])
+    if not meta["chosen"]:
+        emulator = EmulatedRunner(
+            case.graph, settings.precision, constants=emulator.constants, turns=turns
+        )
+    return emulator, findings
+
+
+def _tried(case: Case, emulator: EmulatedRunner, *, timed: bool) -> dict[str, Any]:
+    """What one inference shows, plain data: whether ``emulator`` is chosen, which layers the CPU
+    ran in its device's place, and why nothing ran. Where the CPU is faster than a GPU can be, it is
+    the CPU's. Raises :class:`MachineError` where the device gave out, which tells nothing of it.
+    """
+    sample, plan = case.samples[0], PrecisionPlan(Precision.FP32)
+    on_cpu = _on_cpu(case, sample) if timed else math.inf
+    nodes = sum(node.op_type != "Constant" for node in case.graph.proto.graph.node)
+    if on_cpu < _A_NODE_S * nodes:
+        return _passed_over()
+
+    def probe() -> object:
+        emulator.forget()  # it would begin at the last cut
+        return list(emulator.outputs(plan, [sample]))
+
+    try:
+        seconds = _seconds(probe, _TIMED if timed else 0)
+    except BisectError as error:
+        if not timed or isinstance(error, MachineError):
+            raise
+        return _passed_over(one_line(error))
+    if not seconds < on_cpu:
+        return _passed_over()
+    return {"chosen": True, "layers_on_cpu": emulator.layers_on_cpu, "failure": ""}
+
+
+def _passed_over(failure: str = "") -> dict[str, Any]:
+    """What is known of a device that is not taken."""
+    return {"chosen": False, "layers_on_cpu": [], "failure": failure}
+
+
+def _on_cpu(case: Case, sample: Sample) -> float:
+    """About the seconds of a probe on the CPU, at the pace of as many as are made beside each other
+    there. Told by the reference: it is open, and an emulator of a large model is not opened for
+    nothing.
+    """
+    count = case.reference.at_once(sample)
+
+    def beside() -> object:
+        return tuple(side_by_side(case.reference.outputs, [sample] * count, lambda _: count))
+
+    return _PROBE * _seconds(beside, _TIMED) / count
+
+
+def _seconds(run: Callable[[], object], times: int) -> float:
+    """The least of ``times`` calls after one that is not counted; 0 where none is."""
+    run()
+    taken = []
+    for _ in range(times):
+        began = time.perf_counter()
+        run()
+        taken.append(time.perf_counter() - began)
+    return min(taken, default=0.0)
+
+
+def _findings(layers: Sequence[str], device: Device, failure: str) -> tuple[Finding, ...]:
+    if failure:
+        words = f"emulated on the CPU, since this model does not run on {device.name}: {failure}"
+        return (Finding("emulate-on", "", words),)
+    if not layers:
+        return ()
+    named = some_of([repr(name) for name in layers], _SHOWN)
+    words = (
+        f"the emulator on {device.name} runs layers on the CPU, for which CUDA has no kernel: "
+        f"{named}; the numbers are the same, the time is not"
+    )
+    return (Finding("cpu-fallback", layers[0], words),)
+
+
+_ATTEMPTS = 3
+"""An emulated probe is asked again where its worker was lost: it kills nobody by itself."""
+
+_STALL_S = 60.0
+"""An emulator's worker computes or reads; without any use of the processor for so long it hangs."""
+
+
+def open_fleet(case: Case, local: EmulatedRunner, device: Device) -> EmulatedFleet | None:
+    """The emulator's workers; None for a run in this process alone.
+
+    Several processes of one machine share its cores evenly, are no more than these, and take its
+    GPUs in turn. On a cluster each has one core, or its part of ``--threads``.
+
+    Args:
+        case: the model and the settings.
+        local: the emulator of this process, on the device that it chose.
+        device: what actors on a cluster compute on.
+
+    Raises:
+        BadInputError: the model cannot be sent to them.
+        RunnerUnavailableError: the cluster asked for is not there.
+    """
+    settings = case.settings
+    if settings.workers == 1 and settings.ray is None:
+        return None
+    if settings.ray in (None, LOCAL):
+        count, threads = shared_out(settings.workers, thread_count())
+    else:
+        count = settings.workers
+        threads = max(1, (settings.threads or count) // count)
+    device = local.device if settings.ray is None else device
+    arguments = server_arguments(
+        case.graph.proto,
+        settings.precision,
+        threads,
+        replace(device, number=0),
+        elsewhere=settings.ray not in (None, LOCAL),
+    )
+    members: Sequence[Remote]
+    if settings.ray is not None:
+        gpus = 0.0 if device == CPU else 1.0 if settings.runner == "emulated" else 0.5
+        members = ray_actors(settings.ray, SERVER, arguments, count, gpus=gpus, cpus=threads)
+    else:
+        members = [
+            IsolatedWorker(SERVER, arguments, seen, stall_s=_STALL_S)
+            for seen in gpus_in_turn(visible_gpus() if device != CPU else (), count)
+        ]
+    return EmulatedFleet(local, Crew(members, _ATTEMPTS), settings.probe_timeout_s, device)
+
+
+def gpus_in_turn(gpus: Sequence[str], workers: int) -> list[dict[str, str]]:
+    """The environment of each of ``workers``: which of ``gpus`` it sees, all where none is
+    named.
+    """
+    if not gpus:
+        return [{} for _ in range(workers)]
+    return [{"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]} for i in range(workers)]
+
+
+def shared_out(workers: int, threads: int) -> tuple[int, int]:
+    """How many of ``workers`` are hired on a machine with so many ``threads`` to use, and how many
+    each of them gets: together never more.
+    """
+    count = min(workers, threads)
+    return count, threads // count
+
+
+def fewer_hired(asked: int, hired: int) -> str:
+    """Why fewer workers were hired than asked for."""
+    were = "was" if hired == 1 else "were"
+    cores = counted(hired, "core")
+    return f"--workers {asked}: more than the {cores} to use here, so {hired} {were} hired"
+
+
+def baseline_plans(case: Case) -> tuple[PrecisionPlan, ...]:
+    """FP32 with TF32 cleared, TF32 allowed, everything lowered."""
+    return PrecisionPlan(Precision.FP32), PrecisionPlan(Precision.TF32), case.base
+
+
+def begin(
+    engine: Runner | None,
+    plan: PrecisionPlan,
+    tensors: Sequence[str] = (),
+    copies: int = 1,
+    *,
+    spare: bool = False,
+) -> None:
+    """Begin what the engine will be asked; nothing where the runner cannot, or there is none.
+
+    Args:
+        engine: the runner that builds.
+        plan: what it is built from.
+        tensors: what is wanted beside the outputs.
+        copies: how many shall be there in all, each for another process.
+        spare: whether it only may be asked for, and others are to be done first.
+    """
+    if isinstance(engine, Anticipating):
+        engine.build_ahead(plan, tensors, copies, spare=spare)
+
+
+def give_up(engine: Runner | None, but: PrecisionPlan) -> None:
+    """Nothing that was begun and is not in use will be asked for, ``but`` one plan's engines."""
+    if isinstance(engine, Anticipating):
+        engine.give_up(but)
+
+
+_REPEATED = (Verdict.CRASHED,)
+"""A crash is an engine's answer only if it repeats; a hang, which costs a time-out, at once."""
+
+_MOST_BUILDERS, _CORES_OF_ONE = 4, 4
+_A_BUILD, _LEAST_FREE = 4, 1 << 30
+"""Memory that a build takes: so many times the weights, and bytes (ViT-L: 1.2 GB of weights, 4.1 GB
+held at most)."""
+
+EngineRunner = TensorRTRunner | OrtCudaRunner
+
+
+def open_engine(case: Case, caches: Path) -> EngineRunner | None:
+    """The runner that ``--runner`` names; None for the emulator, and for ``auto`` where no engine
+    can run here.
+
+    Raises:
+        RunnerUnavailableError: the one asked for cannot work here.
+        MachineError: the GPU has no memory left for it.
+    """
+    settings = case.settings
+    if settings.runner == "onnxruntime-cuda":
+        return OrtCudaRunner(case.graph, timeout_s=settings.probe_timeout_s)
+    if settings.runner == "emulated":
+        return None
+    if settings.runner == "auto" and not _engine_likely(settings.trt_module):
+        return None
+    try:
+        return TensorRTRunner(
+            case.graph,
+            (*case.samples, *case.holdout),
+            settings.trt_module,
+            profiles=settings.profiles,
+            caches=caches,
+            timeout_s=settings.probe_timeout_s,
+            weak=settings.typing == "weak",
+            hire=partial(_engine_crew, settings),
+            builders=_builders(case),
+        )
+    except (RunnerUnavailableError, RunnerFailedError) as error:
+        if settings.runner == "auto":
+            return None
+        if isinstance(error, RunnerFailedError):
+            error = error.blamed_on_model()
+        raise RunnerUnavailableError(f"--runner tensorrt: {error}") from error
+
+
+def has_rtx_sums(engine: EngineRunner | None, precision: Precision) -> bool:
+    """True for an engine whose sums are those of
+    :mod:`bisect_trt.runners.rtx`.
+    """
+    rtx = isinstance(engine, TensorRTRunner) and "tensorrt_rtx" in engine.versions
+    return rtx and precision is Precision.FP16
+
+
+def _builders(case: Case) -> int:
+    """How many engines may be built beside the emulation: where cores and memory are left for it,
+    and one process on this machine runs them.
+    """
+    settings, free = case.settings, free_bytes()
+    if settings.ray is not None or settings.workers > 1 or free is None:
+        return 0
+    room = int(free // (_A_BUILD * weights_size(case.graph.proto) + _LEAST_FREE))
+    return max(0, min(_MOST_BUILDERS, thread_count() // _CORES_OF_ONE, room - 1))
+
+
+def _engine_likely(module: str | None) -> bool:
+    """Whether it is worth starting a process to ask: TensorRT is installed and NVIDIA's driver
+    library loads.
+    """
+    if installed_module(module) is None:
+        return False
+    try:
+        ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def _engine_crew(settings: Settings, target: str, arguments: Mapping[str, Any]) -> Crew:
+    """One worker a GPU, at most ``--workers`` of them: processes here, each with its own
+    CUDA_VISIBLE_DEVICES, or Ray actors.
+    """
+    if settings.ray is not None:
+        gpus = 0.5 if settings.emulate_on == "cuda" else 1  # the emulators take the other halves
+        # They wait for their GPU: the cores are the emulators'.
+        actors = ray_actors(settings.ray, target, arguments, settings.workers, gpus, cpus=0)
+        return Crew(actors, ends=_REPEATED)
+    devices = visible_gpus()[: settings.workers]
+    if settings.workers == 1 or len(devices) < 2:
+        return Crew([IsolatedWorker(target, arguments)], ends=_REPEATED)
+    members = [IsolatedWorker(target, arguments, {"CUDA_VISIBLE_DEVICES": d}) for d in devices]
+    return Crew(members, ends=_REPEATED)
+
+
+def idle_options(chosen: Settings) -> str:
+    """That the options which say how engines are built change nothing, where the user chose some
+    and no engine judges; blank where none was chosen.
+    """
+    asked = {
+        "--certify engine": chosen.certify == "engine",
+        "--max-builds": chosen.max_builds is not None,
+        "--typing weak": chosen.typing == "weak",
+        "--trt-module": chosen.trt_module is not None,
+        "--profile": len(chosen.profiles) > 0,
+    }
+    idle = [name for name, is_chosen in asked.items() if is_chosen]
+    change = "changes" if len(idle) == 1 else "change"
+    return f"no engine judges here: {' and '.join(idle)} {change} nothing" if idle else ""

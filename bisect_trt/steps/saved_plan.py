@@ -1,0 +1,239 @@
+"""Plans from files and from patterns of names."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bisect_trt.base.display import counted
+from bisect_trt.base.errors import BadInputError, one_line
+from bisect_trt.base.outcomes import Finding
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.metrics.scales import Scale
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.layers import Layer
+from bisect_trt.model.typed import select_tensors
+from bisect_trt.settings import Settings
+
+
+def marked_layers(
+    settings: Settings, graph: Graph, layers: Sequence[Layer]
+) -> frozenset[str] | None:
+    """The layers that ``--mark`` names; None where it is not given.
+
+    Args:
+        settings: the selectors.
+        graph: the model.
+        layers: those that can run at the precision.
+
+    Raises:
+        BadInputError: a selector names none of those that can run at the precision.
+    """
+    if not settings.mark:
+        return None
+    marked: set[str] = set()
+    for selector in settings.mark:
+        tensors = set(select_tensors(graph, [selector]))
+        found = {x.name for x in layers if not tensors.isdisjoint(x.outputs)}
+        if not found:
+            raise BadInputError(
+                f"--mark {selector!r}: names no layer that can run in {settings.precision.value}"
+            )
+        marked |= found
+    return frozenset(marked)
+
+
+def compiled(flag: str, text: str) -> re.Pattern[str]:
+    """What an option's regular expression says.
+
+    Raises:
+        BadInputError: it is none.
+    """
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise BadInputError(f"{flag} {text!r}: no regular expression ({error})") from error
+
+
+def held_layers(
+    settings: Settings, layers: Sequence[Layer]
+) -> tuple[frozenset[str], frozenset[str]]:
+    """The layers that ``--pin`` and ``--lower`` name.
+
+    Raises:
+        BadInputError: no expression, one that names no layer, or a layer named by both.
+    """
+    found: list[frozenset[str]] = []
+    for flag, texts in (("--pin", settings.pin), ("--lower", settings.lower)):
+        named: set[str] = set()
+        for text in texts:
+            expression = compiled(flag, text)
+            matched = {x.name for x in layers if expression.search(x.name)}
+            if not matched:
+                raise BadInputError(
+                    f"{flag} {text!r}: names no layer; `bisect-trt inspect` lists them"
+                )
+            named |= matched
+        found.append(frozenset(named))
+    both = sorted(found[0] & found[1])
+    if both:
+        raise BadInputError(f"--pin and --lower: both name layer {both[0]!r}")
+    return found[0], found[1]
+
+
+_LISTS = ("requirements", "metrics", "rewritten", "outputs")
+
+
+@dataclass(frozen=True)
+class SavedPlan:
+    """A plan.json: the plan, the requirements and metrics it was found for, on which share of the
+    given and of unseen inputs it has to meet them (None where an older version did not say), the
+    layers that a rewrite made before, and whether it was ``fitted`` to its inputs. ``inputs`` are
+    the digests of those that it was searched with, and that the plans were which its search began
+    at; ``chance`` is what the draws of that search began with; ``scales`` are those of the outputs
+    that the default requirement is judged by, ``outputs`` the tensors that were judged in place of
+    the model's. All four are blank of an older version.
+    """
+
+    plan: PrecisionPlan
+    path: Path
+    requirements: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
+    rewritten: tuple[str, ...] = ()
+    holds_on: float = 1.0
+    robust: float | None = None
+    fitted: bool = False
+    inputs: frozenset[str] = frozenset()
+    chance: str = ""
+    scales: Mapping[str, Scale] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ()
+
+    @property
+    def searched(self) -> Precision:
+        """The precision of a run that looks at this plan; strict FP32 is the answer of one that
+        found nothing lower.
+        """
+        return self.plan.base if self.plan.base is not Precision.FP32 else Precision.FP16
+
+    def check_model(self, graph: Graph) -> None:
+        """Refuse another model.
+
+        Raises:
+            BadInputError: the plan pins layers that the model lacks, or is for a rewritten model
+                and it is none.
+        """
+        absent = sorted(set(self.rewritten).difference(graph.names))
+        if absent:
+            raise BadInputError(
+                f"{self.path}: the plan is for a model rewritten with --rewrite, and this one has "
+                f"no layer {absent[0]!r}; use model.rewritten.onnx of the run's folder, or pass "
+                "--rewrite layernorm to verify"
+            )
+        graph.check_plan(self.plan)
+
+
+def read_plan(path: Path) -> SavedPlan:
+    """What a plan.json holds.
+
+    Raises:
+        BadInputError: it cannot be read, or is none.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInputError(f"{path}: cannot be read ({one_line(error, 80)})") from error
+    plan, more = PrecisionPlan.from_json(text, str(path)), json.loads(text)
+    requirements, metrics, rewritten, outputs = (
+        _list_of_text(path, k, more.get(k)) for k in _LISTS
+    )
+    held, robust = (_share(path, key, more.get(key)) for key in ("holds_on", "robust"))
+    share = 1.0 if held is None else held
+    fitted, searched = more.get("fitted") is True, more.get("searched", {})
+    told = searched if isinstance(searched, dict) else {"chance": None}
+    inputs, chance = told.get("inputs", ""), told.get("chance", "")
+    if not isinstance(inputs, str) or not isinstance(chance, str):
+        raise BadInputError(
+            f"{path}: not a plan that bisect-trt wrote ('searched' must say with what); run "
+            "`bisect-trt run` to make one"
+        )
+    return SavedPlan(
+        plan,
+        path,
+        requirements,
+        metrics,
+        rewritten,
+        share,
+        robust,
+        fitted,
+        frozenset(inputs.split()),
+        chance,
+        _scales(path, more.get("scales")),
+        outputs,
+    )
+
+
+def begun_at(
+    older: SavedPlan | None, names: Sequence[str]
+) -> tuple[frozenset[str], Finding | None]:
+    """The pins of an older plan that a search can begin with, and what became of the others.
+
+    Args:
+        older: None for no plan, which gives no pins.
+        names: the layers that are searched.
+
+    Raises:
+        BadInputError: the plan pins layers and none of these.
+    """
+    if older is None:
+        return frozenset(), None
+    path, pinned = older.path, older.plan.pinned
+    known = pinned.intersection(names)
+    absent = sorted(pinned - known)
+    if absent and not known:
+        raise BadInputError(
+            f"--start-from {path}: pins {absent[0]!r}, and none of its pins is a layer that is "
+            "searched here; leave the option out"
+        )
+    if not absent:
+        return known, None
+    words = (
+        f"of the {counted(len(pinned), 'pin')} of {path} {len(absent)} cannot be searched here: "
+        f"{', '.join(absent[:4])}{' ...' if len(absent) > 4 else ''}"
+    )
+    return known, Finding("start-from", absent[0], words)
+
+
+def _share(path: Path, key: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 < value <= 1.0:
+        raise BadInputError(
+            f"{path}: not a plan that bisect-trt wrote ({key!r} must be a share); run "
+            "`bisect-trt run` to make one"
+        )
+    return float(value)
+
+
+def _scales(path: Path, value: Any) -> dict[str, Scale]:
+    try:
+        return {str(name): Scale.from_json(told) for name, told in (value or {}).items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise BadInputError(
+            f"{path}: not a plan that bisect-trt wrote ('scales' must say what each output is held "
+            "to); run `bisect-trt run` to make one"
+        ) from error
+
+
+def _list_of_text(path: Path, key: str, value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+        raise BadInputError(
+            f"{path}: not a plan that bisect-trt wrote ({key!r} must be a list of text); run "
+            "`bisect-trt run` to make one"
+        )
+    return tuple(value)

@@ -1,0 +1,244 @@
+"""Finds the layers to keep in FP32 for the given inputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from bisect_trt.base.interrupt import BudgetSpentError
+from bisect_trt.base.outcomes import Holds, Verdict
+from bisect_trt.base.plan import PrecisionPlan
+from bisect_trt.evaluate.evaluator import Prober
+from bisect_trt.evaluate.result import ProbeResult, Vector
+from bisect_trt.search import find_pins
+from bisect_trt.search.grow import Trial, grow
+from bisect_trt.search.minimise import Room, one_minimal
+from bisect_trt.steps.baselines import Baselines
+from bisect_trt.steps.context import Bench
+from bisect_trt.steps.diagnosis import Triage
+from bisect_trt.steps.failing_inputs import Unseen
+from bisect_trt.steps.problem import Case
+from bisect_trt.steps.select_robust import RobustSet, margin, search_robustly
+from bisect_trt.steps.sensitivity import Sensitivity, suspicion_of
+
+MAX_GROWTH_PROBES = 400
+
+_TOLD_S = 4.0
+"""Seconds that proofs of the given inputs may take as a rule, beside what a draw has proved."""
+
+Ask = Callable[[Sequence[frozenset[str]]], list[ProbeResult]]
+
+
+@dataclass(frozen=True)
+class Bisection:
+    """``pinned`` passes on both runners; ``proof`` maps each pin to the probe of the same set
+    without it, which does not.
+
+    ``limit`` is the share of the tolerance that it was searched within; ``complete`` is false if a
+    pin could not be proved; ``violations`` counts pins that the search took for needed and the
+    verification did not, which a monotone model cannot give. ``holds`` is the test that a robust
+    search ended with, ``ranked`` true if the set is a prefix of the ranking, cut and not shrunk.
+    """
+
+    pinned: frozenset[str]
+    proof: Mapping[str, ProbeResult]
+    limit: float
+    complete: bool
+    violations: int = 0
+    holds: Holds | None = None
+    ranked: bool = False
+
+
+def bisect(
+    case: Case,
+    bench: Bench,
+    emulated: Baselines,
+    triage: Triage,
+    limit: float,
+    fewest: int = 0,
+) -> Bisection | None:
+    """A set that both emulators pass; None where even all pins miss ``limit``.
+
+    Args:
+        case: the layers, the inputs and the requirements.
+        bench: what emulates.
+        emulated: the baselines; all layers lowered are known to fail.
+        triage: the base plan, the measured effects, and what a robust search is made with.
+        limit: the share of the tolerance to keep to.
+        fewest: a robust search gives no set of fewer pins: an engine refused one.
+    """
+    if not triage.pinned.under(limit).verdict.passed:
+        return None
+    if triage.unseen is not None:
+        return _robust(case, bench, triage, triage.unseen, limit, fewest)
+    sensitivity = triage.sensitivity.under(limit)
+    suspicion = suspicion_of(emulated.layers, sensitivity.scores)
+    search = _Search(bench.prober, bench.second, triage.base, case.names, limit, case.begin)
+    return search.run(suspicion, sensitivity)
+
+
+def known_strength(case: Case, triage: Triage) -> Mapping[str, float]:
+    """What each layer does to the outputs, as a mean square, where that says what it does to the
+    score; empty otherwise.
+    """
+    return triage.sensitivity.strength if case.requirements.proportional else {}
+
+
+def _robust(
+    case: Case, bench: Bench, triage: Triage, unseen: Unseen, limit: float, fewest: int
+) -> Bisection | None:
+    strength = known_strength(case, triage)
+    room = Room(limit, triage.pinned.score, margin(case, bench))
+    found = search_robustly(
+        case, bench, triage.base, triage.ranking, strength, unseen, room, fewest
+    )
+    if found is None:
+        return None
+    for judge in (bench.prober, bench.second):  # the tables show it on the given inputs
+        judge.probe(triage.base.with_pins(found.pinned))
+    complete = set(found.proof) == set(found.pinned)
+    proof = _told_on_given(case, bench, triage.base, found)
+    return Bisection(
+        found.pinned, proof, found.limit, complete, holds=found.holds, ranked=found.ranked
+    )
+
+
+def _told_on_given(
+    case: Case, bench: Bench, base: PrecisionPlan, found: RobustSet
+) -> Mapping[str, ProbeResult]:
+    """The proofs. Where a draw tells that would still meet the requirement, and is only held to
+    less, the given inputs are asked too: a pin may be all that keeps infinities from them.
+    """
+    weak = [name for name, result in found.proof.items() if result.score * found.limit <= 1.0]
+    if len(weak) * len(case.samples) * bench.pace.usual_seconds > _TOLD_S:
+        return found.proof
+    proof = dict(found.proof)
+    with suppress(BudgetSpentError):
+        for name in weak:
+            given = bench.prober.probe(base.with_pins(found.pinned - {name})).under(found.limit)
+            if given.score > proof[name].score:
+                proof[name] = given
+    return proof
+
+
+class _Search:
+    """Searches with ``prober`` and confirms with ``second``.
+
+    ``limit`` is the share of the tolerance that a set may use: an engine that errs twice as much
+    asks for a half. ``begin`` is tried before a set is grown.
+    """
+
+    def __init__(
+        self,
+        prober: Prober,
+        second: Prober,
+        base: PrecisionPlan,
+        layers: Sequence[str],
+        limit: float,
+        begin: frozenset[str],
+    ) -> None:
+        self._limit = limit
+        self._begin = begin
+        self._prober = prober
+        self._second = second
+        self._base = base
+        self._layers = list(layers)
+
+    def run(self, suspicion: Mapping[str, float], sensitivity: Sensitivity) -> Bisection:
+        """Search and verify. All pins are known to pass, no pins to fail."""
+        found = self._small_set(sensitivity.must_pin, suspicion, sensitivity, self._by_first)
+        if not self._by_both([found])[0].verdict.passed:
+            found = self._small_set(found, suspicion, sensitivity, self._by_both)
+        return self._verified(found)
+
+    def _small_set(
+        self,
+        start: frozenset[str],
+        suspicion: Mapping[str, float],
+        sensitivity: Sensitivity,
+        ask: Ask,
+    ) -> frozenset[str]:
+        """A set that ``ask`` passes, 1-minimal by the search's certificate."""
+        grown: frozenset[str] | None = self._begin
+        if not self._begin or not ask([self._begin])[0].verdict.passed:
+            grown = self._grown(start | self._begin, suspicion, sensitivity, ask)
+        found = find_pins(
+            self._layers if grown is None else [n for n in self._layers if n in grown],
+            lambda pins: ask([pins])[0].verdict,
+            suspicion=suspicion,
+            workers=self._prober.workers,
+        )
+        return found.pinned if found.feasible else frozenset(self._layers)
+
+    def _grown(
+        self,
+        start: frozenset[str],
+        suspicion: Mapping[str, float],
+        sensitivity: Sensitivity,
+        ask: Ask,
+    ) -> frozenset[str] | None:
+        """A passing set grown from ``start``, None if growing stalls."""
+
+        def evaluate(sets: Sequence[frozenset[str]]) -> list[Trial]:
+            results = ask(sets)
+            return [
+                Trial(s, r.verdict.passed, r.score, self._vector(r))
+                for s, r in zip(sets, results, strict=True)
+            ]
+
+        first = evaluate([start])[0]
+        if first.vector is None and not start:
+            first = Trial(start, first.passed, first.score, sensitivity.base)
+        if math.isinf(first.score):
+            first = evaluate([self._made_finite(suspicion) | start])[0]
+        grown = grow(
+            first,
+            sensitivity.effects,
+            sensitivity.order,
+            evaluate,
+            max_trials=MAX_GROWTH_PROBES,
+        )
+        return grown.pinned if grown.passed else None
+
+    def _vector(self, result: ProbeResult) -> Vector | None:
+        """The signed errors behind ``result``, in units of what a set may use."""
+        prober = self._second if result.runner == self._second.runner.name else self._prober
+        found = prober.vector(result.plan)
+        return None if found is None else found / np.float32(self._limit)
+
+    def _made_finite(self, suspicion: Mapping[str, float]) -> frozenset[str]:
+        """The pins that are needed for finite outputs alone, whatever their error."""
+
+        def probe(pinned: frozenset[str]) -> Verdict:
+            result = self._by_first([pinned])[0]
+            return Verdict.PASS if math.isfinite(result.score) else result.verdict
+
+        workers = self._prober.workers
+        return find_pins(self._layers, probe, suspicion=suspicion, workers=workers).pinned
+
+    def _verified(self, pinned: frozenset[str]) -> Bisection:
+        """Every removal tried, until a whole round removes nothing."""
+        found = one_minimal(
+            [name for name in self._layers if name in pinned],
+            lambda pins: self._by_both([pins])[0],
+            lambda result: result.verdict.passed,
+            ahead=self._by_first,
+            workers=self._prober.workers,
+        )
+        complete = self._by_both([found.pinned])[0].verdict.passed
+        return Bisection(found.pinned, found.proof, self._limit, complete, found.removed)
+
+    def _by_first(self, sets: Sequence[frozenset[str]]) -> list[ProbeResult]:
+        plans = [self._base.with_pins(s) for s in sets]
+        return [r.under(self._limit) for r in self._prober.probe_many(plans)]
+
+    def _by_both(self, sets: Sequence[frozenset[str]]) -> list[ProbeResult]:
+        """The first runner's result where it fails, else the worse of the two."""
+        results = self._by_first(sets)
+        passing = [r.plan for r in results if r.verdict.passed]
+        second = {r.plan: r.under(self._limit) for r in self._second.probe_many(passing)}
+        return [max(r, second.get(r.plan, r), key=lambda x: x.score) for r in results]

@@ -1,0 +1,355 @@
+"""What each layer does to the outputs when it alone is lowered: measured, layer by layer, from one
+exact history.
+
+A layer that breaks the requirement alone must be pinned in every passing plan of a monotone model.
+The signed effects of the others let the search predict sets. Rows are journalled every half second,
+so an interrupted pass goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from bisect_trt.base.errors import RunnerFailedError
+from bisect_trt.base.outcomes import Finding
+from bisect_trt.base.plan import PrecisionPlan
+from bisect_trt.base.sample import Sample
+from bisect_trt.evaluate.cache import Row, RowBuffer, content_key
+from bisect_trt.metrics.error_sample import prediction_order
+from bisect_trt.steps.context import Bench
+from bisect_trt.steps.problem import Case
+
+_FIRST_ROUND = 32
+"""Layers are measured in rounds that double, each from the start of the network."""
+
+EffectRow = tuple[float, NDArray[np.float32]]
+"""A layer's score on one sample, and its signed errors."""
+
+
+class EffectRows:
+    """Layers measured on all samples: ``rows`` has each one's scores and signed errors, ``runs``
+    counts the inferences made for them.
+
+    Args:
+        case: the model and the requirements.
+        bench: runs each layer lowered alone.
+        samples: those to measure on.
+        lowered: the plan whose errors say which elements are looked at.
+    """
+
+    def __init__(
+        self, case: Case, bench: Bench, samples: Sequence[Sample], lowered: PrecisionPlan
+    ) -> None:
+        self._case, self._bench, self._samples, self._lowered = case, bench, samples, lowered
+        self.rows: dict[str, list[EffectRow]] = {}
+        self.runs = 0
+        self._began = time.monotonic()
+
+    def take_while(
+        self,
+        order: Sequence[str],
+        budget_s: float,
+        probe_seconds: float,
+        worth: Callable[[int], bool] = lambda _: True,
+    ) -> None:
+        """Measure layers in rounds of growing size for ``budget_s`` seconds; a round is no longer
+        than what is left, by the last one's pace.
+
+        Args:
+            order: the layers, the first ones first.
+            budget_s: in seconds.
+            probe_seconds: about what one inference takes.
+            worth: asked after each round but the first, which has to open sessions: whether to go
+                on where so many can be measured in all.
+        """
+        deadline = time.monotonic() + budget_s
+        a_layer = max(len(self._samples) * probe_seconds, 1e-6)
+        size = max(1, min(_FIRST_ROUND, int(budget_s / 4.0 / a_layer)))
+        done = 0
+        while done < len(order):
+            began = time.monotonic()
+            fitting = int((deadline - began) / a_layer) if done else size
+            asked = order[done : done + max(0, min(size, fitting))]
+            if not asked or not self.take(asked, deadline):
+                return
+            now = time.monotonic()
+            a_layer = max((now - began) / len(asked), 1e-6)
+            done, size = done + len(asked), 2 * size
+            if done > len(asked) and not worth(done + int((deadline - now) / a_layer)):
+                return
+
+    def take(self, layers: Sequence[str], deadline: float) -> bool:
+        """Measure ``layers``; false where ``deadline``, by the monotonic clock, came before the
+        last of them.
+        """
+        found: dict[str, list[EffectRow]] = {name: [] for name in layers}
+        for sample in self._samples:
+            if not self._on(sample, found, deadline):
+                break
+        complete = {n: rows for n, rows in found.items() if len(rows) == len(self._samples)}
+        self.rows.update(complete)
+        return len(complete) == len(found)
+
+    def _on(self, sample: Sample, found: dict[str, list[EffectRow]], deadline: float) -> bool:
+        """Add a row for ``sample`` to each layer; false where ``deadline`` ended it."""
+        bench, lowered = self._bench, self._lowered
+        keys = {name: _key(bench, sample, lowered, name) for name in found}
+        missing = []
+        for name, key in keys.items():
+            known = bench.journal.recall(key)
+            if known is None:
+                missing.append(name)
+            else:
+                found[name].append((float(known[0]), np.frombuffer(known[1], np.float32)))
+        buffer = RowBuffer(bench.journal)
+        try:
+            for name, score, vector in _effects(self._case, bench, sample, missing, lowered):
+                buffer.add(Row(keys[name], "effect", score, vector.tobytes()))
+                found[name].append((score, vector))
+                self.runs += 1
+                now = time.monotonic()
+                expected = self._expected(deadline, now)
+                bench.observer.progress(self.runs, expected, f"effect of {name} alone")
+                if now > deadline:
+                    return False
+        finally:
+            buffer.flush()
+        return True
+
+    def _expected(self, deadline: float, now: float) -> int:
+        """How many runs there will be in all: every layer's, or as many as there is time for."""
+        every = len(self._case.names) * len(self._samples)
+        fitting = self.runs * max(0.0, deadline - now) / max(now - self._began, 1e-6)
+        return min(every, self.runs + int(min(fitting, every)))
+
+
+def _effects(
+    case: Case, bench: Bench, sample: Sample, layers: Sequence[str], lowered: PrecisionPlan
+) -> Iterator[tuple[str, float, NDArray[np.float32]]]:
+    """(layer, score, signed errors) for each of ``layers`` lowered alone on ``sample``."""
+    if not layers:
+        return
+    runner = bench.fleet or bench.emulator
+    chosen = bench.disturbed(sample, lowered)
+    for name, outputs in runner.effects(sample, case.settings.precision, layers):
+        if outputs is None:
+            yield name, math.inf, np.full(chosen.size, np.nan, np.float32)
+        else:
+            score = case.requirements.score(bench.references.of(sample), outputs)
+            yield name, score, chosen.errors(outputs)
+
+
+def _key(bench: Bench, sample: Sample, lowered: PrecisionPlan, layer: str) -> str:
+    return bench.prober.key("effect", lowered.digest, sample.digest, layer)
+
+
+_DISTURBED = 64
+TIME_BUDGET_S, _PATIENCE = 20.0, 4.0
+"""Where one row for each layer would take longer, only the most suspicious layers get one. What
+should fit may take four times as long: a busy machine is no reason for another answer."""
+
+_FEW, _EVEN = 0.1, 10.0
+"""Where the time is enough for less than this part of the layers it is not used up once the most
+suspicious of them are seen to do no more than a tenth of the error, and no more than ten times what
+is their number's part of it: an error spread over thousands of layers is ranked no better by a few
+hundred of them. (Two to three times is even: alone a layer rounds what it reads and what it
+gives.)"""
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """``effects``: each layer's signed errors in tolerances; ``scores``: its score when it alone is
+    lowered, where one input has a score.
+
+    ``base`` is the error vector with everything lowered, ``order`` the norm to rank predictions by,
+    ``strength`` the mean square of each layer's effect on the most disturbed elements, ``runs`` how
+    many rows were computed rather than recalled, ``samples`` what they are of.
+    """
+
+    effects: Mapping[str, NDArray[np.float32]]
+    scores: Mapping[str, float]
+    base: NDArray[np.float32]
+    order: float
+    strength: Mapping[str, float]
+    runs: int
+    samples: tuple[Sample, ...] = ()
+
+    def under(self, limit: float) -> Sensitivity:
+        """The same measurements in units of ``limit`` times the tolerance."""
+        if limit == 1.0:
+            return self
+        effects = {name: row / np.float32(limit) for name, row in self.effects.items()}
+        scores = {name: score / limit for name, score in self.scores.items()}
+        return replace(self, effects=effects, scores=scores, base=self.base / np.float32(limit))
+
+    @property
+    def must_pin(self) -> frozenset[str]:
+        """The layers that miss the requirement alone."""
+        return frozenset(name for name, score in self.scores.items() if not score <= 1.0)
+
+    @property
+    def breaks(self) -> frozenset[str]:
+        """The layers that alone leave outputs that are not finite."""
+        return frozenset(name for name, score in self.scores.items() if not math.isfinite(score))
+
+
+def measure_sensitivity(
+    case: Case,
+    bench: Bench,
+    suspicion: Mapping[str, float],
+    samples: Sequence[Sample],
+    lowered: PrecisionPlan,
+    budget_s: float,
+    probe_seconds: float,
+) -> Sensitivity:
+    """One row for each layer over ``samples``, or where that takes too long for the most suspicious
+    layers; recalled from the journal where it is there.
+
+    Args:
+        case: the model, its layers and the requirements.
+        bench: runs each layer lowered alone.
+        suspicion: by layer, the larger the sooner.
+        samples: those to measure on.
+        lowered: the plan whose errors say which elements are looked at: everything lowered, or all
+            but the layers that overflow, whose errors would hide where the others' are.
+        budget_s: the most seconds for all of them.
+        probe_seconds: about what one inference takes.
+    """
+    base = [_base(bench, sample, lowered) for sample in samples]
+    order = sorted(case.names, key=lambda n: -suspicion.get(n, -math.inf))
+    measured = EffectRows(case, bench, samples, lowered)
+    # What a slower or busier run was content with: a repeated command measures no further.
+    digests = [sample.digest for sample in samples]
+    asked = content_key(case.names)
+    key = bench.prober.key("measured", str(case.settings.budget), asked, lowered.digest, *digests)
+    before = bench.journal.recall(key)
+    if before is not None:
+        measured.take(before[0], math.inf)
+    else:
+
+        def worth(reachable: int) -> bool:
+            few = not case.settings.fitted and reachable < _FEW * len(order)
+            return not few or not _is_spread(measured, base, len(order))
+
+        measured.take_while(order, budget_s, probe_seconds, worth)
+        if len(measured.rows) < len(order):
+            bench.journal.record([Row(key, "measured", list(measured.rows))])
+    if len(measured.rows) < len(order):
+        spread = _is_spread(measured, base, len(order))
+        bench.note(_cut_short(len(measured.rows), len(order), spread))
+    names = [name for name in case.names if name in measured.rows]
+    found = {name: measured.rows[name] for name in names}
+    strength = _strength(found, base)
+    return Sensitivity(
+        {name: np.concatenate([row for _, row in rows]) for name, rows in found.items()},
+        _scores(case, found),
+        np.concatenate(base),
+        prediction_order(case.requirements),
+        strength,
+        measured.runs,
+        tuple(samples),
+    )
+
+
+def _scores(case: Case, rows: Mapping[str, Sequence[EffectRow]]) -> dict[str, float]:
+    """The worst of each layer. Where a metric sees all inputs at once, which says nothing of one,
+    only what is not finite has a score: others would be said to meet what nobody looked at.
+    """
+    silent = case.requirements.tells_of_all
+    worst = {name: max(0.0, *(score for score, _ in its)) for name, its in rows.items()}
+    return {name: score for name, score in worst.items() if not silent or math.isinf(score)}
+
+
+def time_allowed(expected_s: float) -> float:
+    """The most seconds for rows that should take ``expected_s``."""
+    return TIME_BUDGET_S if expected_s > TIME_BUDGET_S else _PATIENCE * TIME_BUDGET_S
+
+
+def _is_spread(measured: EffectRows, base: Sequence[NDArray[np.float32]], layers: int) -> bool:
+    """Whether the layers measured are few of all, none of them misses the requirement alone, and
+    together they do a small part of the error.
+    """
+    count, whole = len(measured.rows), np.mean([_mean_square(b, b) for b in base])
+    scores = [score for rows in measured.rows.values() for score, _ in rows]
+    if not 0 < count < _FEW * layers or not np.isfinite(whole) or not max(scores) <= 1.0:
+        return False
+    done = sum(_strength(measured.rows, base).values())
+    return bool(done <= min(_EVEN * count / layers, _FEW) * whole)
+
+
+def _cut_short(count: int, layers: int, spread: bool) -> Finding:
+    why = "as many as there is time for"
+    if spread:
+        why = "they do no large part of the error, and there is time for few more"
+    message = (
+        f"{count:,} of {layers:,} layers were measured alone, the most suspicious first: {why}; "
+        "the others are ranked behind them by the error that they introduce"
+    )
+    return Finding("measured", "", message)
+
+
+def _strength(
+    rows: Mapping[str, Sequence[EffectRow]], base: Sequence[NDArray[np.float32]]
+) -> dict[str, float]:
+    """The mean square of each layer's effect over the samples."""
+    return {
+        name: float(np.mean([_mean_square(row, b) for (_, row), b in zip(its, base, strict=True)]))
+        for name, its in rows.items()
+    }
+
+
+def _mean_square(effect: NDArray[np.float32], base: NDArray[np.float32]) -> float:
+    """Of ``effect`` at the elements that everything lowered disturbs most; infinite where it is not
+    finite, and at all elements where ``base`` is not.
+    """
+    size = np.abs(base)
+    if np.isfinite(size).all() and size.size > _DISTURBED:
+        effect = effect[np.argpartition(-size, _DISTURBED)[:_DISTURBED]]
+    values = effect.astype(np.float64)
+    return float(np.mean(values * values)) if np.isfinite(values).all() else math.inf
+
+
+def _base(bench: Bench, sample: Sample, lowered: PrecisionPlan) -> NDArray[np.float32]:
+    """The signed errors under ``lowered``."""
+    key = bench.prober.key("base", lowered.digest, sample.digest)
+    found = bench.journal.recall(key)
+    if found is None:
+        chosen = bench.disturbed(sample, lowered)
+        try:
+            outputs = next(iter(bench.emulator.outputs(lowered, [sample])))
+            vector = chosen.errors(outputs)
+        except RunnerFailedError:
+            vector = np.full(chosen.size, np.nan, np.float32)
+        bench.journal.record([Row(key, "base", None, vector.tobytes())])
+        return vector
+    return np.frombuffer(found[1], np.float32)
+
+
+def affordable(layers: int, probe_seconds: float) -> int:
+    """About how many of ``layers`` the time budget has rows for, where one inference takes
+    ``probe_seconds``: each goes through half of the network.
+    """
+    return min(layers, int(TIME_BUDGET_S / max(probe_seconds / 2.0, 1e-6)))
+
+
+def suspicion_of(table: pd.DataFrame, alone: Mapping[str, float] | None = None) -> dict[str, float]:
+    """How suspicious each layer is: by what it does alone where that was measured, else by the
+    error it introduces.
+
+    Non-finite values come first; the scale only orders.
+    """
+    suspicion = {}
+    for row in table.to_dict(orient="records"):
+        value = -float(row["introduced_snr_db"]) if row["introduced_finite"] else 1e6
+        measured = alone.get(str(row["layer"])) if alone else None
+        if measured is not None:
+            value = 1e9 if math.isinf(measured) else 1e3 + 20.0 * math.log10(max(measured, 1e-9))
+        suspicion[str(row["layer"])] = -1e9 if math.isnan(value) or value == -math.inf else value
+    return suspicion

@@ -1,0 +1,343 @@
+"""``verify``: does a plan still hold, for new weights or new inputs? One answer, made for release
+gates.
+
+The plan is executed by both emulators and, where one can run, by the engine; the typed model's
+types are checked against it, by ONNX's own inference and by TensorRT's parser where that is
+installed; and the forms in which older versions are told of the pins are read back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import TensorProto
+
+from bisect_trt.base.atomic_files import VERIFY_FILES
+from bisect_trt.base.display import counted
+from bisect_trt.base.errors import (
+    BadInputError,
+    RunnerFailedError,
+    RunnerUnavailableError,
+    one_line,
+)
+from bisect_trt.base.interrupt import Observer
+from bisect_trt.base.outcomes import Holds, word_of
+from bisect_trt.base.plan import Precision, PrecisionPlan
+from bisect_trt.evaluate.result import ProbeResult
+from bisect_trt.metrics.requirements import times
+from bisect_trt.model.graph import Graph
+from bisect_trt.model.lifted import load_source
+from bisect_trt.model.load import values_aside
+from bisect_trt.model.precision_rules import STORAGE_TYPE
+from bisect_trt.model.save import file_form
+from bisect_trt.model.tensor_types import infer_types
+from bisect_trt.model.typed import to_typed
+from bisect_trt.model.weak_typing import (
+    OF_FUNCTIONS,
+    names_in_tensorrt,
+    pins_of_script,
+    pins_of_trtexec,
+    polygraphy_script,
+    trtexec_arguments,
+)
+from bisect_trt.runners.process import IsolatedWorker
+from bisect_trt.runners.tensorrt.profile import profile_of, values_of
+from bisect_trt.runners.tensorrt.readback import dishonoured_after_parsing
+from bisect_trt.runners.tensorrt.records import EngineRequest, installed_module
+from bisect_trt.settings import Settings, within_threads
+from bisect_trt.steps.baselines import quickest_s
+from bisect_trt.steps.context import Bench, open_bench
+from bisect_trt.steps.golden import check_golden
+from bisect_trt.steps.problem import Case, load
+from bisect_trt.steps.samples import SEARCH_STREAM, variants
+from bisect_trt.steps.saved_plan import SavedPlan
+from bisect_trt.steps.tests import VERIFYING, WANTED, planned_test
+from bisect_trt.steps.validation import measure_holds
+
+_NO_SHAPE = "Field 'shape' of 'type' is required"
+PARSER = "bisect_trt.runners.tensorrt.worker:ParsingWorker"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One way in which the plan was looked at. ``holds`` None means that it could not be looked at
+    here, and ``detail`` why.
+    """
+
+    what: str
+    holds: bool | None
+    detail: str
+
+
+def check_forms(case: Case, plan: PrecisionPlan) -> list[Check]:
+    """Whether each form in which a runtime is told of ``plan`` says what it says."""
+    return [_typed(case.graph, plan), _parsed(case, plan), *_written(case, plan)]
+
+
+def _typed(graph: Graph, plan: PrecisionPlan) -> Check:
+    """The typed ONNX by ONNX's own type inference: pinned layers FLOAT, lowered ones reduced."""
+    what = "typed ONNX"
+    if not plan.base.is_storage:
+        return Check(what, None, f"{plan.base.value.upper()} is no type but a switch of the engine")
+    typed = to_typed(graph, plan)
+    complaint = _complaint(typed)
+    if complaint and not _complaint(graph.proto):
+        return Check(what, False, f"ONNX's own check refuses it: {complaint}")
+    scope = infer_types(typed)
+    made_by = {node.name: node for node in typed.graph.node}
+    wrong, counts = [], {TensorProto.FLOAT: 0, STORAGE_TYPE[plan.base]: 0}
+    for layer in graph.layers_at(plan.base):
+        if layer.name not in made_by:
+            continue
+        wanted = TensorProto.FLOAT if layer.name in plan.pinned else STORAGE_TYPE[plan.base]
+        made, role = made_by[layer.name], graph.role(layer.index, plan.base)
+        found = [scope.type_of(made.output[slot]) for slot in role.reduced_out]
+        if any(t in counts and t != wanted for t in found):
+            wrong.append(layer.name)
+        counts[wanted] += 1
+    if wrong:
+        return Check(what, False, f"layer {wrong[0]!r} has another type than the plan says")
+    kept, lowered = counts[TensorProto.FLOAT], counts[STORAGE_TYPE[plan.base]]
+    said = f"{counted(kept, 'layer')} FLOAT, {lowered} {plan.base.value.upper()}"
+    if complaint:
+        said += f"; ONNX's own check refuses it as it does the source model ({complaint})"
+    return Check(what, True, said)
+
+
+def _complaint(model: onnx.ModelProto) -> str:
+    """What ONNX's own check, with its type inference, says against ``model``; empty for nothing.
+
+    An output without a declared shape is legal for every runtime, and no complaint.
+    """
+    model = values_aside(model)
+    try:
+        onnx.checker.check_model(model)
+    except Exception as error:  # the library has its own classes for each of its checks
+        if _NO_SHAPE not in str(error):
+            return one_line(error, 160)
+    try:
+        onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
+    except Exception as error:
+        return one_line(error, 160)
+    return ""
+
+
+def _parsed(case: Case, plan: PrecisionPlan) -> Check:
+    """The types that TensorRT's own parser gives the layers; needs no GPU."""
+    what, graph, settings = "TensorRT's parser", case.graph, case.settings
+    module = installed_module(settings.trt_module)
+    if module is None:
+        return Check(what, None, "TensorRT is not installed here")
+    if not plan.base.is_storage:
+        return Check(what, None, f"{plan.base.value.upper()} is no type")
+    layers = graph.layers
+    producers = {tensor: layer.name for layer in layers for tensor in layer.outputs}
+    profile = profile_of(graph.proto, case.samples, settings.profiles)
+    values = values_of(case.samples)
+
+    def types_of(worker: IsolatedWorker, model: onnx.ModelProto) -> dict[str, Sequence[str]]:
+        with file_form(model) as form:
+            request = EngineRequest(
+                form.source, profile, False, producers=producers, values=values, key=form.key
+            )
+            found: dict[str, Sequence[str]] = worker.call(
+                "types", request, timeout_s=settings.probe_timeout_s
+            )
+            return found
+
+    with IsolatedWorker(PARSER, {"module": module}) as worker:
+        try:
+            types = types_of(worker, to_typed(graph, plan))
+        except RunnerUnavailableError as error:
+            return Check(what, None, one_line(error, 120))
+        except RunnerFailedError as error:
+            said = one_line(error, 200)
+            try:
+                types_of(worker, graph.proto)
+            except RunnerFailedError:  # the fault is not the plan's
+                return Check(what, None, f"it does not take the source model either: {said}")
+            return Check(what, False, said)
+    wrong = dishonoured_after_parsing(layers, plan, types)
+    if wrong:
+        return Check(what, False, wrong[0].message)
+    seen = sum(layer.name in types for layer in layers)
+    return Check(what, True, f"{seen} of {len(layers)} layers seen, each of the plan's type")
+
+
+def _written(case: Case, plan: PrecisionPlan) -> list[Check]:
+    """The two forms of weak typing, read back: the pins they name are the plan's, as TensorRT's
+    parser calls them.
+    """
+    checks, graph = [], case.graph
+    if case.lifted:
+        said = "the source is reduced already: weak typing cannot keep its layers in FP32"
+        return [Check(what, None, said) for what in ("trtexec arguments", "polygraphy script")]
+    pins = plan.pinned if plan.base.is_storage else frozenset[str]()
+    for what, write, read in (
+        ("trtexec arguments", trtexec_arguments, pins_of_trtexec),
+        ("polygraphy script", polygraphy_script, pins_of_script),
+    ):
+        if pins and case.model.written_out:
+            checks.append(Check(what, None, OF_FUNCTIONS))
+            continue
+        try:
+            found = read(write(graph, replace(plan, pinned=pins, held=frozenset())))
+            expected = frozenset(names_in_tensorrt(graph, pins).values())
+        except BadInputError as error:
+            checks.append(Check(what, None, one_line(error, 160)))
+            continue
+        holds = found == expected
+        said = f"names {counted(len(found), 'pin')}"
+        detail = said if holds else f"{said}, the plan has {len(pins)}"
+        checks.append(Check(what, holds, detail))
+    return checks
+
+
+GOLDEN = "golden outputs"
+"""The check of the reference, not of the plan."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """``passed`` if the runner that decides meets the requirements and nothing that was looked at
+    contradicts the plan. ``notes`` say what became of the inputs that were given. ``folder`` is
+    where its journal is, ``seconds`` what it took.
+    """
+
+    plan: PrecisionPlan
+    checks: Sequence[Check]
+    requirements: Sequence[str] = field(default_factory=tuple)
+    holds: Holds | None = None
+    notes: Sequence[str] = field(default_factory=tuple)
+    model: str = ""
+    folder: Path = Path()
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        """No check failed."""
+        return all(check.holds is not False for check in self.checks)
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    def as_json(self) -> dict[str, Any]:
+        """The answer for machines."""
+        return {
+            "passed": self.passed,
+            "model": self.model,
+            "plan": {"base": self.plan.base.value, "pinned": sorted(self.plan.pinned)},
+            "requirements": list(self.requirements),
+            "checks": [vars(c) for c in self.checks],
+            "holds": self._holds_json(),
+            "robust": word_of(self.holds),
+            "notes": list(self.notes),
+        }
+
+    def _holds_json(self) -> dict[str, Any] | None:
+        if self.holds is None:
+            return None
+        return {name: value for name, value in asdict(self.holds).items() if name != "draws"}
+
+
+@within_threads
+def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verification:
+    """Check a plan on the settings' model and inputs, by its own requirements where the settings
+    name none. Nothing is searched, so that every input counts: none is kept apart by itself.
+
+    Args:
+        settings: the model, the inputs and what is asked for.
+        saved: the plan.
+        observer: hears of the progress.
+
+    Raises:
+        BadInputError: it is no plan of this model.
+    """
+    began = time.perf_counter()
+    settings = _as_saved(settings, saved)
+    if settings.rewrite is None:  # refused before a folder is made
+        saved.check_model(load_source(settings.model).graph)
+    case = load(settings, observer, searches=False)
+    if case.judged:  # layers behind the judged part are in FP32 in the model to ship
+        judged = replace(saved.plan, pinned=saved.plan.pinned.intersection(case.graph.names))
+        saved = replace(saved, plan=judged)
+    saved.check_model(case.graph)
+    if saved.scales:  # what the plan was found for, whatever these inputs' are
+        case = replace(case, requirements=replace(case.requirements, scales=saved.scales))
+    with open_bench(case, observer, "-verify") as bench:
+        case = replace(bench.case, on_engine=bench.engine is not None)
+        for name in VERIFY_FILES:  # an earlier answer must not outlive what is asked anew
+            (bench.folder / name).unlink(missing_ok=True)
+        observer.station("verify")
+        if settings.variants != "auto":  # kinds that were named and make none are refused now
+            next(variants(case, bench, SEARCH_STREAM, 1), None)
+            bench.variants_of(SEARCH_STREAM).clear()  # no search has it
+        # Before the emulators have sessions: of many nodes ONNX's own checks take as much as one.
+        forms = check_forms(case, saved.plan)
+        checks = [*_golden(case, bench), *_judgements(bench, saved.plan), *forms]
+        others = (PrecisionPlan(Precision.FP32), case.base)
+        probes = [bench.prober.probe(plan) for plan in (saved.plan, *others)]
+        bench.pace.took(quickest_s(probes, len(case.samples)))
+        test = planned_test(case, VERIFYING, bench.pace.usual_seconds, last=True)
+        holds = measure_holds(case, bench, bench.judges, saved.plan, test)
+        holds = replace(holds, fitted=saved.fitted)
+        # What was said when it was loaded is not in the answer: a plan of a model that is reduced
+        # already holds whatever is wrong with it.
+        notes = [f.message for f in case.findings if f.kind == "copies" or f.weighty]
+        return Verification(
+            saved.plan,
+            checks,
+            case.requirements.texts,
+            holds,
+            notes,
+            case.model.name,
+            bench.folder,
+            time.perf_counter() - began,
+        )
+
+
+def _as_saved(settings: Settings, saved: SavedPlan) -> Settings:
+    """The settings, with what the plan was found for in place of each that says nothing."""
+    if settings.robust is None and settings.holds_on is None:
+        settings = replace(settings, robust=saved.robust or WANTED)
+    if settings.holds_on is None:
+        settings = replace(settings, holds_on=saved.holds_on)
+    if not settings.require and saved.requirements:
+        metrics = settings.metrics or saved.metrics
+        settings = replace(settings, require=saved.requirements, metrics=metrics)
+    outputs = settings.outputs or saved.outputs
+    return replace(settings, outputs=outputs, holdout=settings.holdout or ("none",))
+
+
+def _golden(case: Case, bench: Bench) -> list[Check]:
+    """Whether the reference gives the golden outputs, where there are some."""
+    if case.golden is None:
+        return []
+    differs = check_golden(case, bench)
+    said = differs.sentence if differs is not None else "the reference gives them"
+    return [Check(GOLDEN, differs is None, said)]
+
+
+def _judgements(bench: Bench, plan: PrecisionPlan) -> list[Check]:
+    """The engine decides where there is one; the emulators' word is then shown, but an engine may
+    do better than they say.
+    """
+    emulators = (bench.prober, bench.second)
+    if bench.engine is None:
+        return [_judged(prober.probe(plan), counts=True) for prober in emulators]
+    decided = _judged(bench.engine.probe(plan), counts=True)
+    return [decided, *(_judged(prober.probe(plan), counts=False) for prober in emulators)]
+
+
+def _judged(result: ProbeResult, *, counts: bool) -> Check:
+    what = f"requirements on {result.runner}"
+    note = f" ({result.note})" if result.note else ""
+    detail = f"{result.verdict.value}: {times(result.score, result.verdict)}{note}"
+    if counts:
+        return Check(what, result.verdict.passed, detail)
+    return Check(what, None, f"{detail}; the engine decides")
