@@ -307,8 +307,8 @@ def _search(case: Case, bench: Bench, beside: Beside) -> Iterator[Known]:
     unseen = None if case.settings.fitted else look_beyond(case, bench, baselines)
     known = known.with_(unseen=unseen)
     if unseen is not None and unseen.holds is not None and engine is None:
-        lowered = nothing_to_pin(baselines.lowered, case.settings.precision)
-        yield known.with_(settled=lowered, holds=unseen.holds)
+        settled = nothing_to_pin(baselines.lowered, case.settings.precision)
+        yield known.with_(settled=settled, holds=unseen.holds)
         return
     if unseen is not None and case.settings.precision is Precision.TF32 and engine is None:
         yield known.with_(settled=tf32_to_blame(unseen.lowered))

@@ -101,7 +101,7 @@ def _within(angle: float, freedom: int) -> float:
     return 2.0 / math.pi * (angle + total) if odd else total
 
 
-def prediction_limit(scores: Sequence[float], inputs: int, share: float) -> float:
+def limit_of_inputs(scores: Sequence[float], inputs: int, share: float) -> float:
     """What ``share`` of further inputs score at most, as a prediction from the logarithms of
     ``scores``: their mean and ``t * s * sqrt(1 + 1/n)`` (Hahn and Meeker, Statistical Intervals,
     section 4.8).

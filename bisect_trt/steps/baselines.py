@@ -407,7 +407,7 @@ _FEW_COMPARED = 90.0
 
 @dataclass(frozen=True)
 class Baselines:
-    """``fp32``, ``tf32`` and ``reduced`` (all layers lowered) by the first emulator; ``second`` the
+    """``fp32``, ``tf32`` and ``reduced_first`` (all layers lowered) by the first emulator; ``second`` the
     last by the other one, where the first passes it. ``layers`` has a row a layer.
 
     ``diagnosis`` is there if the baselines settle the case: strict FP32 fails, or nothing does.
@@ -415,7 +415,7 @@ class Baselines:
 
     fp32: ProbeResult
     tf32: ProbeResult
-    reduced: ProbeResult
+    reduced_first: ProbeResult
     second: ProbeResult | None
     layers: pd.DataFrame
     findings: tuple[Finding, ...]
@@ -425,18 +425,18 @@ class Baselines:
         """About what one emulated inference takes, where ``samples`` were given: that of the
         quickest baseline. A single one may have waited for a busy machine, or a lost worker.
         """
-        return quickest_s((self.fp32, self.tf32, self.reduced), samples)
+        return quickest_s((self.fp32, self.tf32, self.reduced_first), samples)
 
     @property
     def lowered(self) -> ProbeResult:
         """All layers lowered, by the emulator that it is worst on: the score that is shown, and
         that both must pass.
         """
-        return _worse(self.reduced, self.second)
+        return _worse(self.reduced_first, self.second)
 
     def by_label(self) -> dict[str, ProbeResult]:
         """The baselines as rows of the outputs table."""
-        rows = {r.plan.base.value: r for r in (self.fp32, self.tf32, self.reduced)}
+        rows = {r.plan.base.value: r for r in (self.fp32, self.tf32, self.reduced_first)}
         if self.second is not None:
             rows[f"{self.second.plan.base.value}, second emulator"] = self.second
         return rows

@@ -338,7 +338,7 @@ def measure_engine(
         findings += check_engine(case, bench, fp32.plan, fp32_is)
     tf32, base = engine.probe(plans[1]), engine.probe(plans[2])
     if base.worst:
-        findings += check_engine(case, bench, base.plan, emulated.reduced)
+        findings += check_engine(case, bench, base.plan, emulated.reduced_first)
     table, tracing = None, None
     traced = PrecisionPlan(precision, held=case.unfit)
     trace = partial(trace_engine, case, bench, engine, traced, shown)

@@ -18,7 +18,7 @@ from bisect_trt.evaluate.result import PanelResult, SampleResult, meets
 from bisect_trt.inputs.samples import ALIKE, FEW_INPUTS
 from bisect_trt.metrics.decisions import is_decision
 from bisect_trt.metrics.requirements import times
-from bisect_trt.metrics.statistics import draws_needed, limit_of_sets, lower_bound, prediction_limit
+from bisect_trt.metrics.statistics import draws_needed, limit_of_sets, lower_bound, limit_of_inputs
 from bisect_trt.model.outputs import decided_outputs
 from bisect_trt.steps.context import Bench
 from bisect_trt.steps.problem import Case
@@ -200,7 +200,7 @@ _TWO_ANSWERS = 2
 says how near the next input's is to becoming another."""
 
 
-def reach(
+def prediction_limit_of(
     case: Case,
     bench: Bench,
     plan: PrecisionPlan,
@@ -232,7 +232,7 @@ def reach(
         return math.inf
     found = sorted((result.score for result in given), reverse=True)
     least = found[min(spared(case, InputKind.GIVEN, len(found)), len(found) - 1)]
-    return max(least, floor + prediction_limit(scores, len(case.samples), share))
+    return max(least, floor + limit_of_inputs(scores, len(case.samples), share))
 
 
 def has_margin(case: Case, plan: PrecisionPlan, copies: Sequence[SampleResult]) -> bool:
@@ -529,7 +529,7 @@ def _measured(
         redrawn = on_draws(bench, judges, plan, draws.of(InputKind.REDRAWN), test, size=size)[0]
     with bench.time.part(of_rest):
         varied = on_draws(bench, judges, plan, draws.of(InputKind.VARIANTS), test, size=size)[0]
-    copies = [*redrawn.results, *varied.results]
+    all_copied = [*redrawn.results, *varied.results]
     known = wanted_of_variants(case) > 0.0 and bool(bench.variants_before(test.stream))
     spent = known and size == 1 and not varied.results and bench.time.left_s > 0.0
     return Holds(
@@ -542,7 +542,7 @@ def _measured(
         fitted=case.settings.fitted,
         wanted_of_given=wanted_of_given(case),
         set_size=size,
-        reach=reach(case, bench, plan, alone, copies),
+        reach=prediction_limit_of(case, bench, plan, alone, all_copied),
         holdout_size=apart,
         has_margin=size > 1 or has_margin(case, plan, copies),
         draws=(test.stream, test.draws * size),

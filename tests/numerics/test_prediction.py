@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from bisect_trt.metrics.statistics import limit_of_sets, prediction_limit, t_quantile
+from bisect_trt.metrics.statistics import limit_of_sets, limit_of_inputs, t_quantile
 
 
 @pytest.mark.parametrize(
@@ -38,22 +38,22 @@ def test_so_many_further_inputs_are_within_the_limit(inputs: int, share: float) 
     """
     random = np.random.default_rng(inputs)
     drawn = np.exp(random.normal(-1.0, 0.5, size=(2000, inputs + 1)))
-    limits = [prediction_limit(row[:-1].tolist(), inputs, share) for row in drawn]
+    limits = [limit_of_inputs(row[:-1].tolist(), inputs, share) for row in drawn]
     within = float(np.mean(drawn[:, -1] <= limits))
     assert within == pytest.approx(share, abs=0.02)
 
 
 def test_what_shows_nothing_does_not_widen_it() -> None:
     few = [0.5, 0.45, 0.55, 0.5]
-    assert prediction_limit([*few, 0.0, 0.0], 6, 0.95) == prediction_limit(
+    assert limit_of_inputs([*few, 0.0, 0.0], 6, 0.95) == limit_of_inputs(
         [*few, 1e-9, 1e-3], 6, 0.95
     )
-    assert prediction_limit([0.0, 0.0], 2, 0.95) == 0.0
-    assert prediction_limit([-0.5, -0.2], 2, 0.95) == -0.2
-    assert prediction_limit([0.5, math.inf], 8, 0.95) == math.inf
-    assert prediction_limit([0.5], 8, 0.95) == math.inf
-    assert prediction_limit(few, 1, 0.95) == prediction_limit([0.0], 1, 0.95) == math.inf
-    assert prediction_limit(few, 4, 0.2) == prediction_limit(few, 4, 0.5)
+    assert limit_of_inputs([0.0, 0.0], 2, 0.95) == 0.0
+    assert limit_of_inputs([-0.5, -0.2], 2, 0.95) == -0.2
+    assert limit_of_inputs([0.5, math.inf], 8, 0.95) == math.inf
+    assert limit_of_inputs([0.5], 8, 0.95) == math.inf
+    assert limit_of_inputs(few, 1, 0.95) == limit_of_inputs([0.0], 1, 0.95) == math.inf
+    assert limit_of_inputs(few, 4, 0.2) == limit_of_inputs(few, 4, 0.5)
 
 
 @pytest.mark.parametrize(("inputs", "width"), [(20, 0.3), (20, 1.0), (64, 1.0)])
