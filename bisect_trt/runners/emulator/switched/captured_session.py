@@ -2,7 +2,7 @@
 launch in place of thousands.
 
 Of a network of many small layers a probe takes as long as the host needs to launch its kernels:
-ViT-L's took 26.8 ms kernel by kernel and takes 11.0 ms replayed (benchmarks/results/emulate-on.md).
+ViT-L's took 26.8 ms kernel by kernel and takes 11.0 ms replayed (benchmarks/results/gpu.md).
 The kernels are the same, and so are the numbers.
 """
 
