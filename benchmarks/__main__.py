@@ -1,8 +1,8 @@
 """Runs every benchmark, prints the tables and keeps them in ``benchmarks/results/cpu.md``; or only
 those that are named.
 
-With ``OLD`` in the environment, a checkout of another version, its tables stand beside them, each
-made right after ours: its code, its own benchmark, this Python. It needs ``.cache/demo`` and
+With ``OLD`` in the environment, a checkout of another version, its tables are printed right after
+ours and not kept: its code, its own benchmark, this Python. It needs ``.cache/demo`` and
 ``../shared`` as this one does (links are enough).
 """
 
@@ -61,8 +61,8 @@ def main() -> None:
             for name, part in zip(names, pool.submit(reports, names).result(), strict=True):
                 parts.append(part)
                 if old and name in BESIDE:
-                    parts[-1] += f"\n\n{beside(old, name)}"
-                print(f"\n{parts[-1]}", flush=True)
+                    part += f"\n\n{beside(old, name)}"
+                print(f"\n{part}", flush=True)
     if not sys.argv[1:]:
         (Path(__file__).parent / "results" / "cpu.md").write_text("\n\n".join(parts) + "\n")
 

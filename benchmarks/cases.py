@@ -1,5 +1,5 @@
-"""The five public stories in one table: errors at each precision, the cause, the pins, what they
-cost; and the cures side by side.
+"""The five public stories in one table: errors at each precision, the cause, the layers kept in
+FP32, what they cost; and the cures side by side.
 
 ``python -m benchmarks.cases`` judges by emulation; with ``tensorrt`` behind it by the engine, on a
 machine with a GPU.
@@ -118,8 +118,8 @@ def variants() -> list[list[Any]]:
 
 
 def cures(make: Callable[[], Fixture]) -> list[list[Any]]:
-    """The found pins, every LayerNorm pinned, the rewrite, and BF16: score, pins and, on an engine,
-    latency.
+    """The plan found, every LayerNorm in FP32, the rewrite, and BF16: score, layers in FP32 and, on
+    an engine, latency.
     """
     fixture = make()
     norms = frozenset(
@@ -142,7 +142,7 @@ def cures(make: Callable[[], Fixture]) -> list[list[Any]]:
             ]
         )
 
-    add("the found pins", solve(fixture))
+    add("the plan found", solve(fixture))
     with tempfile.TemporaryDirectory() as folder:
         checked = bisect_trt.verify(
             fixture.model,
@@ -154,7 +154,7 @@ def cures(make: Callable[[], Fixture]) -> list[list[Any]]:
             out=folder,
         )
     rows.append(
-        ["every LayerNorm pinned", len(norms), checked.passed, checked.checks[0].detail, ""]
+        ["every LayerNorm in FP32", len(norms), checked.passed, checked.checks[0].detail, ""]
     )
     for what, options in (
         ("--rewrite layernorm", {"rewrite": "layernorm"}),
@@ -210,10 +210,10 @@ def main() -> None:
         "FP16",
         "BF16",
         "cause",
-        "pins",
+        "in FP32",
         "met",
         "score after",
-        "emulated probes",
+        "evaluations",
         "builds",
     ]
     lines += table(head, variants())
@@ -222,9 +222,9 @@ def main() -> None:
             "",
             f"## Cures compared: {make().name}",
             "",
-            *table(["cure", "pins", "met", "score", "latency ms"], cures(make)),
+            *table(["cure", "in FP32", "met", "score", "latency ms"], cures(make)),
         ]
-    head = ["input", "engine", "end-point error", "max error", "median error", "pins"]
+    head = ["input", "engine", "end-point error", "max error", "median error", "in FP32"]
     lines += [
         "",
         "## UniMatch on photos and on noise, pixels",

@@ -20,7 +20,7 @@ from fixtures.models import ALL
 
 ASKED, IMPOSSIBLE = "encoder_decomposed", "max_abs<=1e-12"
 """FP32 itself is further from the reference."""
-_HEAD = "| gate | exit code | models that pass | probes made | s | of `encoder_decomposed` |"
+_HEAD = "| gate | exit code | models that pass | evaluations | s | of `encoder_decomposed` |"
 
 
 def written(fixtures: list[Fixture], folder: Path) -> Path:

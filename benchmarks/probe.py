@@ -1,5 +1,5 @@
-"""A probe of the emulator from a model's beginning against a plain inference, by the ways to switch
-roundings that were tried, and what a layer alone takes.
+"""An evaluation by the emulator from a model's beginning against a plain inference, by the ways to
+switch roundings that were tried, and what a layer alone takes.
 """
 
 from __future__ import annotations
@@ -47,24 +47,24 @@ def measure(path: Path, inputs: Path) -> list[tuple[str, float]]:
 
     ways: dict[str, Callable[[], object]] = {
         "plain FP32 inference": lambda: plain.run(None, feed),
-        "probe: one session, roundings switched by inputs (in use)": lambda: list(
+        "evaluation: one session, roundings switched by inputs (in use)": lambda: list(
             runner.outputs(plan(), [sample])
         ),
-        "probe: node by node, a kept session a node": lambda: runner.outputs_by_node(
+        "evaluation: node by node, a kept session a node": lambda: runner.outputs_by_node(
             plan(), sample, rtx_sums=False
         ),
-        "probe: rebuild model and session": lambda: session(
+        "evaluation: rebuild model and session": lambda: session(
             to_emulated(model, plan()), optimise=False
         ).run(None, feed),
     }
     (effects,) = medians(lambda: list(runner.effects(sample, Precision.FP16, layers)), rounds=5)
-    alone = "one layer lowered, from the cut before it on (in use); mean of all layers"
+    alone = "one layer reduced, from the cut before it on (in use); mean of all layers"
     return [*zip(ways, medians(*ways.values()), strict=True), (alone, effects / len(layers))]
 
 
 def report() -> list[str]:
-    """The table, with the limit of the first probe row: 3."""
-    lines = ["## A probe against a plain inference (limit for the way in use: 3)", ""]
+    """The table, with the limit of the first evaluation row: 3."""
+    lines = ["## An evaluation against a plain inference (limit for the way in use: 3)", ""]
     lines += ["| model | way | median ms | times plain |", "| --- | --- | --- | --- |"]
     cases = [(DETECTOR, detector_input())]
     if (SHARED / "ocr_rec.npz").exists():

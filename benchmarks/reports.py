@@ -64,7 +64,7 @@ def main() -> int:
                 "expected layers": len(report.layers),
                 "of": result.layer_count,
                 "score": f"{result.score:.3g}",
-                "word": word.value if word is not None else "",
+                "verdict": word.value if word is not None else "",
                 "got": "; ".join(found) or "as expected",
             }
         )

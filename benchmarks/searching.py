@@ -55,7 +55,7 @@ def round_rows(seeds: int) -> list[str]:
         "",
         "## Rounds with several workers, n = 1,000, k = 16 (8 workers: limit 22)",
         "",
-        "| workers | rounds | probes |",
+        "| workers | rounds | evaluations |",
         "| --- | --- | --- |",
     ]
     for workers in (1, 2, 4, 8):
@@ -79,7 +79,7 @@ def _verdict(passed: bool) -> Verdict:
 
 def report(seeds: int = 200) -> list[str]:
     """The table; reference counts in brackets."""
-    lines = ["## Probes of the search, synthetic culprits (reference counts in brackets)", ""]
+    lines = ["## Evaluations of the search, synthetic culprits (reference counts in brackets)", ""]
     lines += [
         "| n | k | bound | no prior | AUC 0.98 | useless | hostile | s a search |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",

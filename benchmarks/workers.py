@@ -49,7 +49,7 @@ def report() -> list[str]:
     _timed(local, plans[:1], sample, 1)
     here = _timed(local, plans, sample, 1)
     return [
-        f"## {PROBES} emulated probes of PP-OCRv4 det",
+        f"## {PROBES} emulated evaluations of PP-OCRv4 det",
         "",
         "| workers | seconds | speed-up |",
         "| --- | --- | --- |",

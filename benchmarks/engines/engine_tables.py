@@ -119,6 +119,7 @@ class Tables:
     def lines(self, versions: Mapping[str, str]) -> list[str]:
         """The report."""
         shares = [row[-1] for row in self.split]
+        last = list({row[0]: row for row in self.split}.values())
         known = ", ".join(f"{k} {v}" for k, v in versions.items() if k not in ("profile", "typing"))
         marks = ["model", "unmarked", "marked", "layer errors from"]
         errors_head = [
@@ -136,7 +137,7 @@ class Tables:
             "requirement",
             "cause",
             "met",
-            "pins",
+            "in FP32",
             "builds",
             "emulator's share",
             "score before",
@@ -158,15 +159,15 @@ class Tables:
             f"Builds beyond the baselines: median {statistics.median(self.builds or [0])}, most "
             f"{max(self.builds, default=0)}.",
             "",
-            "## Marking changes the engine (final score, all layers lowered)",
+            "## Marking changes the engine (final score, all layers reduced)",
             "",
             *table(marks, self.effects),
             "",
-            "## A probe's seconds, and the tool's own share (limit 0.15)",
+            "## An evaluation's seconds by the last engine, and the tool's own share (limit 0.15)",
             "",
-            *table(["model", "engine", *STEPS, "whole probe", "own share"], self.split),
+            *table(["model", "engine", *STEPS, "whole", "own share"], last),
             "",
-            f"Own share: median {statistics.median(shares or [np.nan]):.3f}, most "
+            f"Own share over all engines: median {statistics.median(shares or [np.nan]):.3f}, most "
             f"{max(shares, default=np.nan):.3f}.",
         ]
 

@@ -133,11 +133,11 @@ def report() -> list[str]:
     200 MB.
     """
     lines = [
-        "## The whole run (limits for the detector at atol 5e-2, fitted: 6 pins, 60 s, 2 x plain "
-        "+ 200 MB)",
+        "## The whole run (limits for the detector at atol 5e-2, fitted: 6 layers in FP32, 60 s, "
+        "2 x plain + 200 MB)",
         "",
-        "`--robust 0` is fitted to the one input, and only says by draws whether it is lucky; the "
-        "default is searched on draws and tested on fresh ones.",
+        "`--robust 0` fits the plan to the one input and reports whether it is overfitted. The "
+        "default searches on perturbed and augmented inputs too, and validates on new ones.",
         "",
     ]
     rows = []
@@ -152,7 +152,7 @@ def report() -> list[str]:
                 )
             )
     head = (
-        *("model", "requirement", "way", "pins", "probes", "single-layer runs", "seconds"),
+        *("model", "requirement", "way", "in FP32", "evaluations", "single-layer runs", "seconds"),
         *("true score", "peak MB", "plain peak MB", "limit MB"),
     )
     return [*lines, *table(head, rows)]

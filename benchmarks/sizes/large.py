@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -22,7 +22,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from benchmarks.common import RESULTS, ROOT, machine
+from benchmarks.common import ROOT, machine
 from bisect_trt.base.limits import free_bytes, in_words
 
 MB = 1 << 20
@@ -185,9 +185,9 @@ def make(name: str, folder: Path) -> int:
     return CASES[name].make(folder)
 
 
-def rows_of(name: str) -> list[str]:
-    """A row for each command of the case ``name``, told as it comes."""
-    case, rows = CASES[name], []
+def rows_of(name: str) -> Iterator[str]:
+    """A row for each command of the case ``name``, as it comes."""
+    case = CASES[name]
     with tempfile.TemporaryDirectory(prefix="bisect-trt-large-") as made:
         folder = Path(made)
         # In a process of its own: a child's peak begins with that of whoever started it.
@@ -198,22 +198,21 @@ def rows_of(name: str) -> list[str]:
         promise = 2.5 * weights + 3 * activations + 300e6
         free = free_bytes()
         if free is not None and free < _ROOM * promise:
-            return [f"| {name} | left out: {in_words(free)} free | | | |"]
+            yield f"| {name} | left out: {in_words(free)} free | | | |"
+            return
         arguments = _arguments(case.requirement)
         for command in case.commands:
             code, seconds, peak, _ = measured(arguments[command], folder)
             kept = "yes" if peak <= promise else "no"
             ended = "" if code in (0, 1) else f" (exit code {code})"
-            rows.append(
+            yield (
                 f"| {name} | {command}{ended} | {seconds:.0f} | {peak / MB:,.0f} | "
                 f"{promise / MB:,.0f} | {kept} |"
             )
-            print(rows[-1], flush=True)
-    return rows
 
 
 def main() -> None:
-    """The cases named, or all; those are kept in ``benchmarks/results/large.md``."""
+    """Print the cases named, or all; ``benchmarks/results/scale.md`` keeps the newest table."""
     named = sys.argv[1:]
     unknown = [name for name in named if name not in CASES]
     if unknown:
@@ -225,9 +224,9 @@ def main() -> None:
         "| --- | --- | --- | --- | --- | --- |",
     ]
     print("\n".join(head), flush=True)
-    rows = [row for name in named or CASES for row in rows_of(name)]
-    if not named:
-        (RESULTS / "large.md").write_text("\n".join([*head, *rows]) + "\n")
+    for name in named or CASES:
+        for row in rows_of(name):
+            print(row, flush=True)
 
 
 if __name__ == "__main__":

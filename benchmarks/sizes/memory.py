@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from benchmarks.common import CLASSIFIER, DETECTOR, MODELS, RECOGNISER, RESULTS, machine
+from benchmarks.common import CLASSIFIER, DETECTOR, MODELS, RECOGNISER, machine
 from benchmarks.models.large_models import vit_small
 from benchmarks.models.model_builder import Made
 from benchmarks.sizes.large import PLAIN, measured, of_weights
@@ -138,7 +138,7 @@ def row_of(name: str) -> str:
 
 
 def main() -> None:
-    """The cases named, or all; those are kept in ``benchmarks/results/memory.md``."""
+    """Print the cases named, or all; ``benchmarks/results/scale.md`` keeps the newest table."""
     named = sys.argv[1:]
     unknown = [name for name in named if name not in CASES]
     if unknown:
@@ -154,12 +154,8 @@ def main() -> None:
         "| --- " * len(columns) + "|",
     ]
     print("\n".join(head), flush=True)
-    rows = []
     for name in named or CASES:
-        rows.append(row_of(name))
-        print(rows[-1], flush=True)
-    if not named:
-        (RESULTS / "memory.md").write_text("\n".join([*head, *rows]) + "\n")
+        print(row_of(name), flush=True)
 
 
 if __name__ == "__main__":

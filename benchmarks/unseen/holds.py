@@ -1,6 +1,7 @@
 """How far a copy must be moved for its roundings to fall anew, and no farther.
 
-``python -m benchmarks.unseen.holds`` prints a row for each model and amount; ``holds.md`` keeps it.
+``python -m benchmarks.unseen.holds`` prints a row for each model and amount;
+``benchmarks/results/perturbations.md`` keeps the newest.
 """
 
 from __future__ import annotations

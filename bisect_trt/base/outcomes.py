@@ -336,7 +336,7 @@ class Holds:
         Copies of one input are one text, or one scene. Of small models' plans whose copies held as
         often as was asked, 20 of 60 from two inputs and 10 of 60 from eight held on less than 93 %
         of 200 others; of 23 called robust from 24 inputs two held on 91 and 93 %, those whose
-        copies reach beyond the tolerance (benchmarks/results/plans.md).
+        copies reach beyond the tolerance (benchmarks/results/validation.md).
         """
         if self._apart or not self.reach > 1.0:
             return True

@@ -161,7 +161,7 @@ Random = np.random.Generator
 
 REDRAW = 1e-3
 """How far a copy is moved, in deviations of the input: the most that leaves what the layers do
-as it was (benchmarks/results/holds.md)."""
+as it was (benchmarks/results/perturbations.md)."""
 
 _MOST = 0.1
 """Deviations that a redrawn copy is moved at most."""

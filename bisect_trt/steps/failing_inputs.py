@@ -211,7 +211,7 @@ def blame_lowered(case: Case, every: ProbeResult) -> str:
 _MOST_RANKED, _FEWEST_RANKED, _RANKED_ROWS = 8, 2, 800
 """Layers are ranked over as many samples as make so many rows: by count and not by the clock, so
 that the same command gives the same answer. Four or eight samples rank the text models' layers no
-better than two (benchmarks/results/holds.md)."""
+better than two (benchmarks/results/search.md)."""
 
 _ROW = 0.5
 """A row takes about half an inference: it starts at its layer, and some are made side by side."""

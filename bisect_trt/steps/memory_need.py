@@ -83,7 +83,7 @@ PROCESS = 200_000_000
 
 _NETWORKS = 3.75
 """How often an inference's activations are held: two histories with their roundings beside a
-reference, and what compares them. 2.15 GB of them took 8.19 GB (benchmarks/results/memory.md)."""
+reference, and what compares them. 2.15 GB of them took 8.19 GB (benchmarks/results/scale.md)."""
 
 _KEPT = 20
 """Inferences' worth of activations that fill the store at the cuts, and as many again of draws with
@@ -91,7 +91,7 @@ their references, if neither is full before."""
 
 _DRAWS = 128 << 20
 """Bytes of draws and references in memory, and of what the sessions of a few plans hold beside:
-fitted to the peaks of benchmarks/results/memory.md."""
+fitted to the peaks of benchmarks/results/scale.md."""
 
 _NODE, _OF_MANY, _SHARED = 75_000, 40_000, 18_000
 """Bytes of a node in the sessions that hold it, where those take turns, and where they serve many
@@ -101,12 +101,12 @@ copies of a block or phrases of a kind: 4,000 nodes took 0.6 GB, 20,000 0.50 to 
 _A_THREAD, _SESSIONS_OF = 20_000, 400
 """Bytes of each thread beyond two that one call may use, for each node up to so many: every session
 has a pool of its own, with a queue a thread. Of 403 nodes' sessions 14 threads take 123 MB
-(benchmarks/results/memory.md)."""
+(benchmarks/results/scale.md)."""
 
 _LONG_S = 2e-4
 """Seconds of a usual node from which on it is worth waking threads for. By their count RT-DETR's
 1.5 ms are; ViT-S' 0.25 ms make no difference; OCR models' 0.05 and 0.1 ms are not
-(benchmarks/results/many-nodes.md)."""
+(benchmarks/results/scale.md)."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 

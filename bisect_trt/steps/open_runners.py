@@ -150,7 +150,7 @@ that is built and run there too.
 _TIMED = 2
 _PROBE = 2
 """A probe's plain inferences on the CPU: 2.6 to 3.6 of OCR models (benchmarks/results/cpu.md), 0.8
-to 1.1 of large ones, of which a GPU is faster by far (emulate-on.md)."""
+to 1.1 of large ones, of which a GPU is faster by far (gpu.md)."""
 _A_NODE_S = 5e-6
 """A GPU's least seconds a node of a probe: replayed from a CUDA graph the demo's detector takes
 10 us, of which the rounding and the choice beside each node are most. A session of 20,000 nodes is

@@ -269,7 +269,7 @@ def wanted_of_variants(case: Case) -> float:
 
     Redrawn roundings say little of other inputs, and a few variants are too few: a plan for
     UniMatch that passed 190 of 192 copies and 24 of 24 variants held on 89.5 % of 200 variants, and
-    on 89.3 % of unseen inputs (benchmarks/results/plans.md).
+    on 89.3 % of unseen inputs (benchmarks/results/search.md).
     """
     return wanted_of_unseen(case) if wants_variants(case) else 0.0
 

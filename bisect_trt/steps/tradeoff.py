@@ -158,7 +158,7 @@ def _by_traffic(
     case: Case, bench: Bench, baselines: Baselines, base: PrecisionPlan, plan: PrecisionPlan
 ) -> float:
     """What the engine of ``plan`` may take: between those of nothing and of everything pinned, by
-    memory traffic (benchmarks/results/latencies.md). NaN where they were not built, or where pins
+    memory traffic (benchmarks/results/gpu.md). NaN where they were not built, or where pins
     save time: then launches are what takes it.
     """
     every = base.with_pins(case.names)

@@ -544,7 +544,7 @@ def _measured(
         set_size=size,
         reach=prediction_limit_of(case, bench, plan, alone, all_copied),
         holdout_size=apart,
-        has_margin=size > 1 or has_margin(case, plan, copies),
+        has_margin=size > 1 or has_margin(case, plan, all_copied),
         draws=(test.stream, test.draws * size),
         spent=spent,
         alike=len(case.samples) + len(case.holdout) < FEW_INPUTS and are_alike(case, bench),
