@@ -82,10 +82,10 @@ def errors(name: str, make: Callable[[], Fixture]) -> list[float]:
     return found
 
 
-def variants() -> list[list[Any]]:
+def augmented() -> list[list[Any]]:
     """A row for each variant."""
     rows = []
-    for name, make in cases.VARIANTS.items():
+    for name, make in cases.AUGMENTED.items():
         fixture = make()
         try:
             result = solve(fixture)
@@ -190,7 +190,7 @@ def noise_against_photo() -> list[list[Any]]:
     return rows
 
 
-BY_NAME = {make().name: make for make in cases.VARIANTS.values()}
+BY_NAME = {make().name: make for make in cases.AUGMENTED.values()}
 
 
 def main() -> None:
@@ -216,7 +216,7 @@ def main() -> None:
         "evaluations",
         "builds",
     ]
-    lines += table(head, variants())
+    lines += table(head, augmented())
     for make in (cases.nafnet, cases.encoder):
         lines += [
             "",

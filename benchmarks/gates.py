@@ -72,7 +72,7 @@ def main() -> None:
             code, seconds, record = gate(project)
             models = record["models"]
             passed = sum(m["exit_code"] == 0 for m in models)
-            probes = sum(m["new_probes"] or 0 for m in models)
+            probes = sum(m["new_evaluations"] or 0 for m in models)
             said = next(m["said"] for m in models if m["name"] == ASKED)
             rows.append(
                 f"| {what} | {code} | {passed} of {len(models)} "

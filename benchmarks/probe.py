@@ -57,9 +57,11 @@ def measure(path: Path, inputs: Path) -> list[tuple[str, float]]:
             to_emulated(model, plan()), optimise=False
         ).run(None, feed),
     }
-    (effects,) = medians(lambda: list(runner.effects(sample, Precision.FP16, layers)), rounds=5)
+    (sensitivities,) = medians(
+        lambda: list(runner.sensitivities(sample, Precision.FP16, layers)), rounds=5
+    )
     alone = "one layer reduced, from the cut before it on (in use); mean of all layers"
-    return [*zip(ways, medians(*ways.values()), strict=True), (alone, effects / len(layers))]
+    return [*zip(ways, medians(*ways.values()), strict=True), (alone, sensitivities / len(layers))]
 
 
 def report() -> list[str]:

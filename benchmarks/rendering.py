@@ -68,9 +68,9 @@ def opened(page: str) -> tuple[str, str]:
         tab.evaluate("dispatchEvent(new Event('beforeprint'))")
         for plot in tab.locator(".plot").all():
             plot.locator(".main-svg").first.wait_for(timeout=120_000)
-        drawn = time.perf_counter() - began
+        copied = time.perf_counter() - began
         browser.close()
-    return f"{ready:.2f}", f"{drawn:.2f}"
+    return f"{ready:.2f}", f"{copied:.2f}"
 
 
 if __name__ == "__main__":

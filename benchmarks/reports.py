@@ -53,7 +53,7 @@ def main() -> int:
             result, screen = answer(report, Path(folder) / "run", *sys.argv[1:])
         found = faults(report, result, screen)
         wrong += bool(found)
-        word = result.holds.word if result.holds is not None else None
+        word = result.validation.word if result.validation is not None else None
         rows.append(
             {
                 "case": report.name,

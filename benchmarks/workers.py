@@ -16,8 +16,8 @@ from bisect_trt.graph import list_layers
 from bisect_trt.model.load import load_model
 from bisect_trt.runners.base import Runner
 from bisect_trt.runners.emulator import EmulatedRunner
-from bisect_trt.runners.emulator_workers import SERVER, EmulatedFleet, server_arguments
-from bisect_trt.runners.process import Crew, IsolatedWorker
+from bisect_trt.runners.emulator_workers import SERVER, EmulatorPool, server_arguments
+from bisect_trt.runners.process import IsolatedWorker, WorkerPool
 from tests import models
 
 PROBES = 40
@@ -37,15 +37,15 @@ def report() -> list[str]:
     seconds = {}
     for workers in (1, 2):
         arguments = server_arguments(model, Precision.FP16, 1)
-        fleet = EmulatedFleet(
-            local, Crew([IsolatedWorker(SERVER, arguments) for _ in range(workers)])
+        emulator_pool = EmulatorPool(
+            local, WorkerPool([IsolatedWorker(SERVER, arguments) for _ in range(workers)])
         )
         try:
             # The first starts the processes and makes their sessions.
-            _timed(fleet, plans[:workers], sample, workers)
-            seconds[workers] = _timed(fleet, plans, sample, workers)
+            _timed(emulator_pool, plans[:workers], sample, workers)
+            seconds[workers] = _timed(emulator_pool, plans, sample, workers)
         finally:
-            fleet.close()
+            emulator_pool.close()
     _timed(local, plans[:1], sample, 1)
     here = _timed(local, plans, sample, 1)
     return [

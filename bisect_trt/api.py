@@ -18,14 +18,14 @@ from bisect_trt.pipeline import cure as try_cures
 from bisect_trt.pipeline import reduce as run_reduction
 from bisect_trt.pipeline import run
 from bisect_trt.reduction.cures import Cures
-from bisect_trt.reduction.oracle import Seen
+from bisect_trt.reduction.oracle import Observation
 from bisect_trt.reduction.reduce import Reduced
 from bisect_trt.report.files import write_verification
 from bisect_trt.report.summarise import Result
 from bisect_trt.settings import Settings, Source, options
 from bisect_trt.steps.saved_plan import SavedPlan, read_plan
 from bisect_trt.steps.verify import Verification
-from bisect_trt.steps.verify import verify as check_plan_holds
+from bisect_trt.steps.verify import verify as check_plan_validates
 
 
 def _with_options(command: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -108,7 +108,7 @@ def verify(
     if settings.precision is not saved.searched:
         asked, made = settings.precision.value, saved.searched.value
         raise BadInputError(f"precision={asked!r}: this is a plan for {made}")
-    found = check_plan_holds(settings, saved, observer or Observer())
+    found = check_plan_validates(settings, saved, observer or Observer())
     write_verification(found)
     return found
 
@@ -122,7 +122,7 @@ def reduce(
     check: str | None = None,
     observer: Observer | None = None,
     **chosen: Any,
-) -> Reduced | Seen:
+) -> Reduced | Observation:
     """Find the smallest part of ``model`` on which an engine fails, is wrong or unsteady; write its
     reproducer. As ``bisect-trt reduce``.
 
@@ -152,7 +152,7 @@ def cure(
     inputs: Source | Sequence[Source],
     *,
     precision: Precision | str = Precision.FP32,
-    piece: str | Path | None = None,
+    subgraph: str | Path | None = None,
     observer: Observer | None = None,
     **chosen: Any,
 ) -> Cures:
@@ -162,7 +162,7 @@ def cure(
         model: an FP32 model, its path or its proto.
         inputs: as for :func:`bisect`.
         precision: what the engine runs in.
-        piece: a reproducer's folder, whose nodes are marked first.
+        subgraph: a reproducer's folder, whose nodes are marked first.
         observer: hears of the progress.
         chosen: the options below.
 
@@ -171,7 +171,7 @@ def cure(
         RunnerUnavailableError: no engine can run on this machine.
     """
     settings = _settings("cure", "cure", model, inputs, chosen)
-    where = Path(piece) if piece is not None else None
+    where = Path(subgraph) if subgraph is not None else None
     return try_cures(settings, _precision(precision), where, observer)
 
 

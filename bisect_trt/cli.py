@@ -118,14 +118,14 @@ def reduce_command(
 @QUIET
 @guarded
 def cure_command(
-    precision: str, piece: Path | None, as_json: bool, quiet: bool, **chosen: Any
+    precision: str, subgraph: Path | None, as_json: bool, quiet: bool, **chosen: Any
 ) -> int:
     """Try what makes a wrong or unsteady engine right and steady; write the table and the model to
     ship. Exit code 1 if nothing does.
     """
     settings = Settings(**chosen)
     with progress(quiet=quiet, verbose=not as_json, budget=settings.budget) as observer:
-        cures = cure(settings, Precision(precision), piece, observer)
+        cures = cure(settings, Precision(precision), subgraph, observer)
     with output():
         if as_json:
             click.echo(to_json(cures_as_json(cures)))
@@ -140,7 +140,7 @@ def cure_command(
 def doctor_command(as_json: bool) -> int:
     """What is installed, which runners work here and why not."""
     with progress() as observer:
-        observer.station("doctor")
+        observer.step("doctor")
         checks = examine()
     with output():
         if as_json:
@@ -213,11 +213,11 @@ def _entry(name: str, settings: Settings, observer: ProgressObserver) -> Entry:
 def inspect_command(model: Path, precision: str, as_json: bool) -> int:
     """Layers, patterns, suspects and advice about the opset, without running anything."""
     with progress() as observer:
-        observer.station("load")
+        observer.step("load")
         loaded = load_model(model)
-        observer.station("inspect")
+        observer.step("inspect")
         inspection = inspect_model(loaded, Precision(precision))
-        observer.station("write")  # a table of 60,000 rows takes longer than what is in it
+        observer.step("write")  # a table of 60,000 rows takes longer than what is in it
         console = screen()
         with console.capture() as printed:
             if not as_json:
@@ -246,10 +246,10 @@ def mark_command(model: Path, selectors: tuple[str, ...], target: Path) -> int:
     engine each breaks fusions, so its numbers change.
     """
     with progress() as observer:
-        observer.station("load")
+        observer.step("load")
         loaded = load_model(model)
         check_target(target, loaded)
-        observer.station("mark")
+        observer.step("mark")
         lifted = lifted_form(loaded).model.proto  # reduced layers can be chosen as FP32 ones
         made = {name for node in loaded.proto.graph.node for name in node.output}
         chosen = [name for name in select_tensors(lifted, selectors) if name in made]
@@ -286,14 +286,14 @@ def export_command(model: Path, plan_path: Path, form: str, target: Path | None)
     """Write a plan as typed ONNX, trtexec arguments or a polygraphy script."""
     saved = read_plan(plan_path)
     with progress() as observer:
-        observer.station("load")
+        observer.step("load")
         source = load_source(model)
         loaded, plan, graph = source.model, saved.plan, source.graph
         saved.check_model(graph)
         if target is not None:
             check_target(target, loaded, plan_path)
             target = target.resolve()  # a link stays one
-        observer.station("export")
+        observer.step("export")
         if form == "onnx":
             if target is None:
                 raise BadInputError("--format onnx needs --output FILE.onnx")
@@ -406,9 +406,9 @@ def verify_command(
 def report_command(run: Path, quiet: bool) -> int:
     """Write report.html, report.md and junit.xml of a run's folder again, from its other files."""
     with progress(quiet=quiet) as observer:
-        observer.station("read")
+        observer.step("read")
         found = read_run(run)
-        observer.station("write")
+        observer.step("write")
         write_documents(found)
     with output():
         if not quiet:
@@ -431,9 +431,9 @@ def diff_command(run_a: Path, run_b: Path, out: Path | None, as_json: bool, quie
     was; 2 if no layer is in both.
     """
     with progress(quiet=quiet) as observer:
-        observer.station("read")
+        observer.step("read")
         before, after = read_run(run_a), read_run(run_b)
-        observer.station("compare")
+        observer.step("compare")
         found = diff_runs(before, after)
         if out is not None:
             write_diff(found, out)

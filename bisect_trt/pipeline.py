@@ -24,14 +24,14 @@ from bisect_trt.base.outcomes import Finding
 from bisect_trt.base.plan import Precision
 from bisect_trt.model.roundings import check_can_be_written
 from bisect_trt.reduction.cures import Cures, cure_model
-from bisect_trt.reduction.oracle import Seen
+from bisect_trt.reduction.oracle import Observation
 from bisect_trt.reduction.reduce import Reduced
 from bisect_trt.reduction.reduce_model import (
     REPRODUCER,
     files_read,
-    piece_to_blame,
     reduce_model,
     result_folder,
+    subgraph_to_blame,
 )
 from bisect_trt.report import reduced
 from bisect_trt.report.files import discard, write_report, write_tables
@@ -40,14 +40,14 @@ from bisect_trt.report.reduced import headline, nothing_bad, write_cures, write_
 from bisect_trt.report.summarise import Result, summarise, summarise_interrupted
 from bisect_trt.settings import Settings, within_threads
 from bisect_trt.steps.answer import (
-    Known,
-    begin_steadiness,
+    RunState,
+    begin_reproducibility,
     end_search,
-    holds_of_answer,
     inputs_table,
     looked_at_again,
+    validation_of_answer,
+    with_reproducibility,
     with_set_in_hand,
-    with_steadiness,
 )
 from bisect_trt.steps.baselines import (
     holding_stepped,
@@ -56,18 +56,18 @@ from bisect_trt.steps.baselines import (
     tf32_to_blame,
 )
 from bisect_trt.steps.confirm import decide_on_engine
-from bisect_trt.steps.context import Bench, let_go, open_bench, plans_of
+from bisect_trt.steps.context import Context, let_go, open_context, plans_of
 from bisect_trt.steps.diagnosis import Triage, find_cause
 from bisect_trt.steps.engine_baselines import begin_engine, measure_engine, with_table
 from bisect_trt.steps.estimate import expected_sets
 from bisect_trt.steps.failing_inputs import look_beyond
 from bisect_trt.steps.golden import check_golden
 from bisect_trt.steps.open_runners import baseline_plans
-from bisect_trt.steps.problem import Case, load
+from bisect_trt.steps.problem import Problem, load
 from bisect_trt.steps.run_folder import refuse_answer
 from bisect_trt.steps.samples import check_runs
 from bisect_trt.steps.select_fitted import bisect
-from bisect_trt.steps.unsupported import holding_unfit, unfit_by_trial
+from bisect_trt.steps.unsupported import keeping_unsupported, unsupported_by_trial
 
 REDUCED, CURED = "reduced", "cured"
 """What the default folders of :func:`reduce` and :func:`cure` end with."""
@@ -75,14 +75,17 @@ REDUCED, CURED = "reduced", "cured"
 
 @within_threads
 def cure(
-    settings: Settings, precision: Precision, piece: Path | None, observer: Observer | None = None
+    settings: Settings,
+    precision: Precision,
+    subgraph: Path | None,
+    observer: Observer | None = None,
 ) -> Cures:
     """What makes an engine right and steady; writes the table and the cured model.
 
     Args:
         settings: the model, the inputs and the engine.
         precision: what the engine runs in.
-        piece: a reproducer's folder, whose nodes are marked first.
+        subgraph: a reproducer's folder, whose nodes are marked first.
         observer: hears of the progress.
 
     Raises:
@@ -90,7 +93,7 @@ def cure(
     """
     folder = result_folder(settings, CURED)
     reduced.CURE_FOLDER.check(folder, files_read(settings))
-    cures = cure_model(settings, precision, piece, observer or Observer())
+    cures = cure_model(settings, precision, subgraph, observer or Observer())
     if cures.tried:
         write_cures(cures, folder)
     if cures.interrupted:
@@ -107,7 +110,7 @@ def reduce(
     check: str | None,
     made_by: str,
     observer: Observer | None = None,
-) -> Reduced | Seen:
+) -> Reduced | Observation:
     """The smallest bad piece of a model; writes its reproducer into the settings' ``out``.
 
     Args:
@@ -143,94 +146,94 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
     """
     began, time_budget = time.perf_counter(), TimeBudget(settings.budget)
     observer = observer or Observer()
-    case = load(settings, TimedObserver(observer, time_budget))
+    problem = load(settings, TimedObserver(observer, time_budget))
     time_budget.keep(time.perf_counter() - began)  # writing takes about as long as reading
-    check_can_be_written(case.graph, case.base)
-    plans = baseline_plans(case)
+    check_can_be_written(problem.graph, problem.base)
+    plans = baseline_plans(problem)
     with (
-        open_bench(case, observer, time_budget=time_budget, begin=plans) as bench,
+        open_context(problem, observer, time_budget=time_budget, begin=plans) as context,
         closing(Beside()) as beside,
     ):
-        case = replace(bench.case, on_engine=bench.engine is not None)
-        discard(bench.folder)
-        reduced.FOLDER.remove(bench.folder / REPRODUCER)
-        latest = Known(case)
+        problem = replace(context.problem, on_engine=context.engine is not None)
+        discard(context.folder)
+        reduced.FOLDER.remove(context.folder / REPRODUCER)
+        latest = RunState(problem)
         try:
             try:
-                for known in _search(case, bench, beside):
+                for known in _search(problem, context, beside):
                     latest = known
                 latest = latest.with_(out_of_time=time_budget.cut_short)
             except BudgetSpentError:
-                latest = end_search(latest, bench)
+                latest = end_search(latest, context)
             time_budget.search_ended()
-            for known in _look_into(latest, bench):
+            for known in _look_into(latest, context):
                 latest = known
         except (KeyboardInterrupt, Exception) as error:
             if not is_stop(error):
                 raise
-            partial = _best_so_far(latest, bench, time.perf_counter() - began)
+            partial = _best_so_far(latest, context, time.perf_counter() - began)
             if partial is None:
                 raise
-            write_report(partial, latest.case)
+            write_report(partial, latest.problem)
             raise StoppedError(left_behind(partial)) from error
         try:
-            let_go(case, bench)
-            result = _written(latest, bench, time.perf_counter() - began)
+            let_go(problem, context)
+            result = _written(latest, context, time.perf_counter() - began)
         except (KeyboardInterrupt, Exception) as error:
             if not is_stop(error):
                 raise
             # All is known: it takes moments, and is what was asked.
-            _written(latest, bench, time.perf_counter() - began)
-            raise StoppedError(f"the answer is in {bench.folder}") from error
+            _written(latest, context, time.perf_counter() - began)
+            raise StoppedError(f"the answer is in {context.folder}") from error
         # Its search may take long: whoever interrupts it has the report already.
-        piece = piece_to_blame(latest, bench)
-        if piece is not None:
-            _note_piece(piece, bench)
-            result = _written(latest, bench, time.perf_counter() - began)
-        if isinstance(piece, Reduced) and piece.interrupted:
-            raise StoppedError(f"the answer is in {bench.folder}, with the smallest piece so far")
+        subgraph = subgraph_to_blame(latest, context)
+        if subgraph is not None:
+            _note_subgraph(subgraph, context)
+            result = _written(latest, context, time.perf_counter() - began)
+        if isinstance(subgraph, Reduced) and subgraph.interrupted:
+            raise StoppedError(f"the answer is in {context.folder}, with the smallest piece so far")
         return result
 
 
-def _look_into(known: Known, bench: Bench) -> Iterator[Known]:
+def _look_into(known: RunState, context: Context) -> Iterator[RunState]:
     """On what the answer holds, how steady it is and how it compares with others; what is known
     after each.
     """
-    known = _with_engine_table(known, bench)
+    known = _with_engine_table(known, context)
     yield known
     # The draws run where the engine is, while it is built for the further processes. An answer
     # that these take back, or that Ctrl-C keeps from them, holds on nothing.
-    begin_steadiness(known, bench)
-    holds = holds_of_answer(known, bench)
-    known = with_steadiness(known, bench)
-    known = known.with_(holds=holds if known.unsteady is None else None)
+    begin_reproducibility(known, context)
+    validation = validation_of_answer(known, context)
+    known = with_reproducibility(known, context)
+    known = known.with_(validation=validation if known.not_reproducible is None else None)
     yield known
-    yield looked_at_again(known, bench)
+    yield looked_at_again(known, context)
 
 
-def _best_so_far(known: Known, bench: Bench, seconds: float) -> Result | None:
+def _best_so_far(known: RunState, context: Context, seconds: float) -> Result | None:
     """What an interrupted run leaves; None where no plan is known to pass yet."""
-    known = with_set_in_hand(known, bench).with_(interrupted=True)
-    found = summarise_interrupted(known, bench.ledger(), seconds)
+    known = with_set_in_hand(known, context).with_(interrupted=True)
+    found = summarise_interrupted(known, context.run_statistics(), seconds)
     if found is None:
         return None
     plan = known.base.with_pins(found.plan.pinned)
-    return replace(found, inputs=inputs_table(known, bench, plan))
+    return replace(found, inputs=inputs_table(known, context, plan))
 
 
-def _note_piece(piece: Reduced | Seen, bench: Bench) -> None:
+def _note_subgraph(subgraph: Reduced | Observation, context: Context) -> None:
     """Write the reproducer of what is wrong on the engine, or say that no piece of it is."""
-    if isinstance(piece, Reduced):
-        write_reproducer(piece, bench.folder / REPRODUCER, "bisect-trt run")
-        words = f"{headline(piece)} {REPRODUCER}/ is ready for a bug report."
-        bench.note(Finding("reduced", piece.nodes[0][0], words))
-    elif piece.runs:
-        bench.note(Finding("reduced", "", nothing_bad(piece)))
+    if isinstance(subgraph, Reduced):
+        write_reproducer(subgraph, context.folder / REPRODUCER, "bisect-trt run")
+        words = f"{headline(subgraph)} {REPRODUCER}/ is ready for a bug report."
+        context.note(Finding("reduced", subgraph.nodes[0][0], words))
+    elif subgraph.runs:
+        context.note(Finding("reduced", "", nothing_bad(subgraph)))
 
 
-def _written(known: Known, bench: Bench, seconds: float) -> Result:
-    result = summarise(known, bench.ledger(), seconds)
-    write_report(result, known.case)
+def _written(known: RunState, context: Context, seconds: float) -> Result:
+    result = summarise(known, context.run_statistics(), seconds)
+    write_report(result, known.problem)
     return result
 
 
@@ -244,94 +247,96 @@ def compare(settings: Settings, observer: Observer | None = None) -> Result:
     """
     began = time.perf_counter()
     observer = observer or Observer()
-    case = load(settings, observer)
-    with open_bench(case, observer, "-compare", begin=baseline_plans(case)) as bench:
-        case = bench.case
-        refuse_answer(bench.folder)
-        discard(bench.folder)
-        latest = Known(case)
-        for known in _measure(case, bench):
+    problem = load(settings, observer)
+    with open_context(problem, observer, "-compare", begin=baseline_plans(problem)) as context:
+        problem = context.problem
+        refuse_answer(context.folder)
+        discard(context.folder)
+        latest = RunState(problem)
+        for known in _measure(problem, context):
             latest = known
-        result = summarise(latest, bench.ledger(), time.perf_counter() - began, "compare")
+        result = summarise(latest, context.run_statistics(), time.perf_counter() - began, "compare")
         write_tables(result)
         return result
 
 
-def _with_engine_table(known: Known, bench: Bench) -> Known:
+def _with_engine_table(known: RunState, context: Context) -> RunState:
     """With the engine's table of layers, which may have been made beside the search."""
     engine = known.engine
-    return known if engine is None else known.with_(engine=with_table(engine, bench))
+    return known if engine is None else known.with_(engine=with_table(engine, context))
 
 
-def _measure(case: Case, bench: Bench, beside: Beside | None = None) -> Iterator[Known]:
+def _measure(
+    problem: Problem, context: Context, beside: Beside | None = None
+) -> Iterator[RunState]:
     """The whole network at each precision, on the emulator and on the engine."""
-    known = Known(case)
-    settled = check_golden(case, bench)
+    known = RunState(problem)
+    settled = check_golden(problem, context)
     if settled is not None:
         yield known.with_(settled=settled)
         return
-    begin_engine(case, bench)
-    baselines = measure_baselines(case, bench)
-    if bench.engine is None:
-        stepped = holding_stepped(case, bench, baselines.layers)
+    begin_engine(problem, context)
+    baselines = measure_baselines(problem, context)
+    if context.engine is None:
+        stepped = holding_stepped(problem, context, baselines.layers)
         if stepped is not None:
-            yield from _measure(stepped, bench, beside)
+            yield from _measure(stepped, context, beside)
             return
     known = known.with_(baselines=baselines, settled=baselines.diagnosis)
     yield known
     if known.settled is not None:
         return
-    engine = measure_engine(case, bench, baselines, beside)
+    engine = measure_engine(problem, context, baselines, beside)
     if engine is None:
         return
-    fitting = holding_unfit(case, bench, engine)
+    fitting = keeping_unsupported(problem, context, engine)
     if fitting is not None:  # which may have others: an engine names one at a time
-        yield from _measure(fitting, bench, beside)
+        yield from _measure(fitting, context, beside)
         return
-    yield known.with_(engine=engine, settled=engine.diagnosis, holds=engine.holds)
+    yield known.with_(engine=engine, settled=engine.diagnosis, validation=engine.validation)
 
 
-def _search(case: Case, bench: Bench, beside: Beside) -> Iterator[Known]:
+def _search(problem: Problem, context: Context, beside: Beside) -> Iterator[RunState]:
     """Every station in turn, what is known after each; ends early where one settles the case."""
-    known = Known(case)
-    check_runs(bench, case.holdout)
-    for known in _measure(case, bench, beside):
+    known = RunState(problem)
+    check_runs(context, problem.holdout)
+    for known in _measure(problem, context, beside):
         yield known
-    fitting = unfit_by_trial(case, bench, known.engine)
+    fitting = unsupported_by_trial(problem, context, known.engine)
     if fitting is not None:
-        for known in _measure(fitting, bench, beside):
+        for known in _measure(fitting, context, beside):
             yield known
     if known.settled is not None or known.baselines is None:
         return
-    case, baselines, engine = known.case, known.baselines, known.engine
-    unseen = None if case.settings.fitted else look_beyond(case, bench, baselines)
+    problem, baselines, engine = known.problem, known.baselines, known.engine
+    unseen = None if problem.settings.fitted else look_beyond(problem, context, baselines)
     known = known.with_(unseen=unseen)
-    if unseen is not None and unseen.holds is not None and engine is None:
-        settled = nothing_to_pin(baselines.lowered, case.settings.precision)
-        yield known.with_(settled=settled, holds=unseen.holds)
+    if unseen is not None and unseen.validation is not None and engine is None:
+        settled = nothing_to_pin(baselines.reduced, problem.settings.precision)
+        yield known.with_(settled=settled, validation=unseen.validation)
         return
-    if unseen is not None and case.settings.precision is Precision.TF32 and engine is None:
-        yield known.with_(settled=tf32_to_blame(unseen.lowered))
+    if unseen is not None and problem.settings.precision is Precision.TF32 and engine is None:
+        yield known.with_(settled=tf32_to_blame(unseen.reduced))
         return
-    triage = find_cause(case, bench, baselines, engine, unseen)
+    triage = find_cause(problem, context, baselines, engine, unseen)
     if not isinstance(triage, Triage):
         yield known.with_(settled=triage)
         return
     known = known.with_(triage=triage, baselines=replace(baselines, layers=triage.layers))
     yield known
-    bench.observer.station("bisect")
-    bench.tell_probes()
-    with bench.counting(plans_of(bench, expected_sets(case))):
-        bisection = bisect(case, bench, baselines, triage, triage.limit)
+    context.observer.step("bisect")
+    context.tell_evaluations()
+    with context.counting(plans_of(context, expected_sets(problem))):
+        bisection = bisect(problem, context, baselines, triage, triage.limit)
     known = known.with_(bisection=bisection)
     if bisection is not None:
-        bench.observer.best(len(bisection.pinned))
+        context.observer.best(len(bisection.pinned))
     yield known
-    if bench.engine is not None and engine is not None:
-        known = _with_engine_table(known, bench)
+    if context.engine is not None and engine is not None:
+        known = _with_engine_table(known, context)
         yield known
         judgement = decide_on_engine(
-            case, bench, bench.engine, baselines, engine, triage, bisection
+            problem, context, context.engine, baselines, engine, triage, bisection
         )
-        bench.observer.best(len(judgement.plan.pinned))
+        context.observer.best(len(judgement.plan.pinned))
         yield known.with_(judgement=judgement)

@@ -31,7 +31,7 @@ class Shares:
     """What the options of these names ask for."""
 
     robust: float | None
-    holds_on: float | None
+    given_share: float | None
     pick: float | None
 
     def check_shares(self) -> None:
@@ -46,7 +46,7 @@ class Shares:
                 "one of the two out"
             )
 
-        if self.pick is not None and self.holds_on is not None:
+        if self.pick is not None and self.given_share is not None:
             raise BadInputError(
                 f"--pick {self.pick:g}: it is the share of the given inputs too; leave --holds-on "
                 "out"
@@ -55,7 +55,7 @@ class Shares:
     @property
     def asked_of_given(self) -> float:
         """The share of the given inputs that ``--holds-on`` asks for."""
-        return 1.0 if self.holds_on is None else self.holds_on
+        return 1.0 if self.given_share is None else self.given_share
 
     @property
     def share_of_given(self) -> float:
@@ -148,7 +148,7 @@ def checked(its: Option, value: Any) -> Any:
     return converted
 
 
-PROBE_TIMEOUT_S = 900.0
+EVALUATION_TIMEOUT_S = 900.0
 
 _ENGINES = frozenset({"reduce", "cure"})
 _EVERYWHERE = PLANNING | _ENGINES
@@ -234,7 +234,7 @@ class Settings(Shares):
         metavar="SHARE",
         commands=_JUDGED,
     )
-    holds_on: float | None = option(
+    given_share: float | None = option(
         None,
         "--holds-on",
         "The share of the given inputs that must meet the requirement. Default: 1.",
@@ -308,7 +308,7 @@ class Settings(Shares):
         repeatable=True,
         commands=_JUDGED,
     )
-    variants: str = option(
+    augmented: str = option(
         "auto",
         "--variants",
         "Kinds of variants, such as shift,flip or MODULE:FUNCTION; none; auto takes all that fit "
@@ -368,8 +368,8 @@ class Settings(Shares):
         "INPUT:MIN/OPT/MAX, such as x:1x3x32x32/1x3x64x64/1x3x99x99. Default: from the inputs.",
         repeatable=True,
     )
-    probe_timeout_s: float = option(
-        PROBE_TIMEOUT_S,
+    evaluation_timeout_s: float = option(
+        EVALUATION_TIMEOUT_S,
         "--probe-timeout",
         "Seconds that an engine may take to build and run, or a worker's inference.",
         help_of={"reduce": "Seconds that an engine may take to build and run, or the check."},

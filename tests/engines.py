@@ -120,7 +120,7 @@ class Unsteady(Engine):
         self, plan: PrecisionPlan, samples: Sequence[Sample]
     ) -> Iterator[Mapping[str, NDArray[Any]]]:
         bad = self._bad(plan, self.process)
-        if any(sample.drawn for sample in samples):
+        if any(sample.copied for sample in samples):
             self.drawn_in.add(self.process)
         for outputs in super().outputs(plan, samples):
             wrong = {n: (a + self._off).astype(np.float32) for n, a in outputs.items()}
@@ -136,7 +136,7 @@ class WorseOnDraws(Engine):
         self, plan: PrecisionPlan, samples: Sequence[Sample]
     ) -> Iterator[Mapping[str, NDArray[Any]]]:
         for sample in samples:
-            self._gain = 1.5 if sample.drawn else 1.0
+            self._gain = 1.5 if sample.copied else 1.0
             yield from super().outputs(plan, [sample])
 
 

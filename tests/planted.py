@@ -93,7 +93,7 @@ class PlantedRunner:
         pass
 
 
-def unsteady(share: float, seed: int) -> type[PlantedRunner]:
+def not_reproducible(share: float, seed: int) -> type[PlantedRunner]:
     """A runner whose fused kernel is wrong in ``share`` of the processes, there in 2 runs of 6."""
     chance = random.Random(seed)
 
@@ -121,11 +121,11 @@ def residual(
     """A network of ``blocks``, four nodes each; Conv, Relu, Add stand together in the ``planted``
     ones, elsewhere Conv, Add, Relu.
     """
-    drawn = np.random.default_rng(blocks)
+    copied = np.random.default_rng(blocks)
     nodes, stored, x = [], [], "x"
     for b in range(blocks):
         shape = (channels, channels, 3, 3)
-        weight = drawn.standard_normal(shape) / np.sqrt(9 * channels)
+        weight = copied.standard_normal(shape) / np.sqrt(9 * channels)
         stored.append(numpy_helper.from_array(weight.astype(np.float32), f"w{b}"))
         order = ("Relu", "Add") if b in planted else ("Add", "Relu")
         nodes.append(
@@ -144,4 +144,4 @@ def residual(
     ]
     graph = helper.make_graph(nodes, "residual", value[:1], value[1:], stored)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return model, {"x": drawn.standard_normal((1, channels, size, size)).astype(np.float32)}
+    return model, {"x": copied.standard_normal((1, channels, size, size)).astype(np.float32)}

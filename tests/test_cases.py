@@ -44,10 +44,10 @@ def run(fixture: Fixture, out: Path, **options: object) -> Result:
     )
 
 
-@pytest.mark.parametrize("name", sorted(cases.VARIANTS.keys() - CASES_RUN.values()))
+@pytest.mark.parametrize("name", sorted(cases.AUGMENTED.keys() - CASES_RUN.values()))
 def test_triage_names_the_cause_and_the_answer_holds(name: str, tmp_path: Path) -> None:
     """Those that no page's command runs."""
-    fixture = cases.VARIANTS[name]()
+    fixture = cases.AUGMENTED[name]()
     is_the_answer(run(fixture, tmp_path), fixture)
 
 

@@ -94,7 +94,7 @@ def test_compare_writes_tables_only(tmp_path: Path) -> None:
     assert {p.name for p in (tmp_path / "run").iterdir()} == {
         "layers.csv",
         "outputs.csv",
-        "journal.sqlite",
+        "cache.sqlite",
     }
 
 

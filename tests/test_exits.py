@@ -80,15 +80,15 @@ READERS = {
 
 
 @pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("holds", [True, False])
+@pytest.mark.parametrize("validation", [True, False])
 def test_exit_codes_do_not_depend_on_who_reads(
-    reader: str, holds: bool, done: tuple[list[str], Path], tmp_path: Path
+    reader: str, validation: bool, done: tuple[list[str], Path], tmp_path: Path
 ) -> None:
     (model, _, inputs, *_), out = done
-    require = ["--requirement", "rel_range<=1e-2" if holds else "rel_range<=1e-9"]
+    require = ["--requirement", "rel_range<=1e-2" if validation else "rel_range<=1e-9"]
     plan = ["--plan", str(out / "plan.json"), "--out", str(tmp_path / "verify"), "--robust", "0"]
     ended = call(["verify", model, "--input", inputs, *plan, *require], READERS[reader])
-    assert ended.returncode == (0 if holds else 1), ended.stderr
+    assert ended.returncode == (0 if validation else 1), ended.stderr
     assert "Traceback" not in ended.stderr and "Exception" not in ended.stderr
     if reader == "is a full disk":
         assert "standard output cannot be written (No space left on device)" in ended.stderr
@@ -292,7 +292,7 @@ def test_a_second_run_in_one_folder_is_refused_and_harms_nothing(tmp_path: Path)
     fixture = residual()
     arguments = ["run", *files(tmp_path, fixture), "--out", str(tmp_path / "run")]
     first = subprocess.Popen([*COMMAND, *arguments], stderr=subprocess.PIPE, text=True)
-    while not (tmp_path / "run" / "journal.sqlite").exists():
+    while not (tmp_path / "run" / "cache.sqlite").exists():
         assert first.poll() is None
         time.sleep(0.02)
     second = call(arguments)
@@ -326,7 +326,7 @@ def test_a_run_that_ends_early_leaves_no_file_of_an_earlier_one(tmp_path: Path) 
     assert not left()
 
 
-@pytest.mark.parametrize("name", ["model.typed.onnx", "journal.sqlite", "model.rewritten.onnx"])
+@pytest.mark.parametrize("name", ["model.typed.onnx", "cache.sqlite", "model.rewritten.onnx"])
 def test_the_source_model_is_never_written_over(name: str, tmp_path: Path) -> None:
     arguments = files(tmp_path)
     (tmp_path / "m.onnx").rename(tmp_path / name)

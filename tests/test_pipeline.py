@@ -45,7 +45,7 @@ FILES_OF_A_RUN = {
     "junit.xml",
     "model.typed.onnx",
     "model.annotated.onnx",
-    "journal.sqlite",
+    "cache.sqlite",
 }
 
 
@@ -74,7 +74,7 @@ def test_fixture(make: Callable[[], Fixture], tmp_path: Path) -> None:
         assert set(result.pinned) == fixture.pins
     written = {p.name for p in (tmp_path / "run").iterdir()}
     # The frontier is one of a search; a settled case has none.
-    assert written - {"frontier.csv"} == FILES_OF_A_RUN
+    assert written - {"tradeoff.csv"} == FILES_OF_A_RUN
     saved = json.loads((tmp_path / "run" / "run.json").read_text())
     assert {
         "model",
@@ -122,7 +122,7 @@ def test_the_proof_of_each_pin_is_a_probe_of_the_set_without_it(tmp_path: Path) 
     assert result.pinned
     for pin in result.pinned:
         rest = set(result.pinned) - {pin}
-        probe = result.search.iloc[int(result.pins.set_index("layer").loc[pin, "proof_probe"])]
+        probe = result.search.iloc[int(result.pins.set_index("layer").loc[pin, "proof_evaluation"])]
         assert set(json.loads(probe["pinned"])) == rest
         runner = emulated.EmulatedRunner(fixture.model)
         got = next(
@@ -140,7 +140,7 @@ def test_the_same_command_again_makes_no_inference(
     first = run(make(), tmp_path / "run")
     forbid_inferences(monkeypatch)
     again = run(make(), tmp_path / "run")
-    assert again.new_probes == 0 and again.effect_runs == 0
+    assert again.new_evaluations == 0 and again.sensitivity_runs == 0
     assert again.pinned == first.pinned and again.cause == first.cause
     pd.testing.assert_frame_equal(again.search, first.search)
     pd.testing.assert_frame_equal(again.layers, first.layers)
@@ -152,7 +152,7 @@ def test_another_requirement_is_another_question(tmp_path: Path) -> None:
     loose = bisect_trt.bisect(
         fixture.model, fixture.inputs, require="rel_range<=1e-2", out=tmp_path / "run", robust=0
     )
-    assert tight.pinned and loose.pinned == [] and loose.new_probes > 0
+    assert tight.pinned and loose.pinned == [] and loose.new_evaluations > 0
 
 
 def test_kill_loses_at_most_the_probe_in_flight(tmp_path: Path) -> None:
@@ -192,8 +192,8 @@ def test_kill_loses_at_most_the_probe_in_flight(tmp_path: Path) -> None:
     finished = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
     resumed = json.loads(finished.stdout)
     assert finished.returncode == 0 and resumed["pinned"] == whole.pinned
-    assert resumed["effect_runs"] == 0
-    assert resumed["new_probes"] <= sum(resumed["probes"].values()) - 12
+    assert resumed["sensitivity_runs"] == 0
+    assert resumed["new_evaluations"] <= sum(resumed["probes"].values()) - 12
     assert not [p.name for p in out.iterdir() if p.name.startswith(".")]
 
 
@@ -248,7 +248,7 @@ def test_golden_outputs_are_compared_first(tmp_path: Path) -> None:
     assert (result.cause.value, result.exit_code) == ("golden-mismatch", 1)
     assert "times the tolerance, in 'y'" in result.sentence
     assert "no requirement is on it" not in result.sentence
-    assert (tmp_path / "b" / "run.json").exists() and result.new_probes == 0
+    assert (tmp_path / "b" / "run.json").exists() and result.new_evaluations == 0
 
 
 def test_golden_outputs_that_are_broken_are_told_as_such(tmp_path: Path) -> None:

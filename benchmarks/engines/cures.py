@@ -31,7 +31,7 @@ class _Printed(Observer):
     def __init__(self) -> None:
         self._began = time.perf_counter()
 
-    def station(self, name: str) -> None:
+    def step(self, name: str) -> None:
         """Say what begins."""
         print(f"# {name}", flush=True)
 
@@ -56,7 +56,9 @@ def main() -> None:
     settings = Settings(asked.model, [asked.input], runner="tensorrt")
     observer = _Printed()
     graph, samples = model_and_samples(settings, observer)
-    nodes = json.loads((asked.piece / "reduce.json").read_text())["nodes"] if asked.piece else []
+    nodes = (
+        json.loads((asked.subgraph / "reduce.json").read_text())["nodes"] if asked.subgraph else []
+    )
     cures = try_cures(
         graph,
         samples,
@@ -70,7 +72,15 @@ def main() -> None:
     )
     asked.out.mkdir(parents=True, exist_ok=True)
     write_cures(cures, asked.out)
-    columns = ["cure", "right", "steady", "processes", "runs", "wrong_runs", "error_over_allowed"]
+    columns = [
+        "cure",
+        "right",
+        "reproducible",
+        "processes",
+        "runs",
+        "wrong_runs",
+        "error_over_allowed",
+    ]
     columns += ["latency_ms", "engine_bytes"]
     print(table_of_cures(cures)[columns].to_csv(sep="|", index=False), flush=True)
     print(f"smallest: {cures.smallest.how if cures.smallest else 'none'}", flush=True)

@@ -145,8 +145,14 @@ def measure(folder: Path, name: str) -> None:
             pins = random.choice(layers, int(random.integers(len(layers))), replace=False)
             return list(runner.outputs(PrecisionPlan("fp16", pins.tolist()), [sample]))
 
-        once, probed = median_ms(inference), median_ms(probe)
-        say(name, d.name, f"plain {once:.1f} ms", f"probe {probed:.1f} ms", f"{probed / once:.2f}")
+        once, evaluated = median_ms(inference), median_ms(probe)
+        say(
+            name,
+            d.name,
+            f"plain {once:.1f} ms",
+            f"probe {evaluated:.1f} ms",
+            f"{evaluated / once:.2f}",
+        )
         del plain
     there, here = runners[device.name], runners["cpu"]
     say(name, "layers on the CPU", len(there.layers_on_cpu), *there.layers_on_cpu[:5])
@@ -186,7 +192,7 @@ def effects_of(
     runner: EmulatedRunner, sample: Sample, exact: Mapping[str, Any], wanted: Sequence[str]
 ) -> dict[str, float]:
     """The largest error of an output by the layer that alone is lowered."""
-    found = runner.effects(sample, Precision.FP16, wanted)
+    found = runner.sensitivities(sample, Precision.FP16, wanted)
     return {name: errors(exact, outputs) for name, outputs in found if outputs is not None}
 
 

@@ -32,14 +32,14 @@ HOLDS_ON = 0.9
 pinned: of many inputs not all can hold."""
 
 
-def engine_scores(case: PlanCase, model: Path, plan: PrecisionPlan) -> list[float]:
+def engine_scores(problem: PlanCase, model: Path, plan: PrecisionPlan) -> list[float]:
     """The scores of the unseen inputs on the engine of ``plan``."""
     graph = Graph(load_model(model).proto)
     reference = Reference(graph, str(model))
     requirements = parse_requirements(
-        [case.require], graph.outputs, *load_metrics(list(case.metrics))
+        [problem.require], graph.outputs, *load_metrics(list(problem.metrics))
     )
-    samples = [Sample(str(n), case.make(UNSEEN_FROM + n)) for n in range(UNSEEN)]
+    samples = [Sample(str(n), problem.make(UNSEEN_FROM + n)) for n in range(UNSEEN)]
     runner = TensorRTRunner(graph, samples[:1])
     found = []
     try:
@@ -52,31 +52,31 @@ def engine_scores(case: PlanCase, model: Path, plan: PrecisionPlan) -> list[floa
     return found
 
 
-def row(case: PlanCase, count: int, robust: float) -> str:
+def row(problem: PlanCase, count: int, robust: float) -> str:
     """Search and judge."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        model = case.model(folder)
+        model = problem.model(folder)
         began = time.perf_counter()
         result = bisect_trt.bisect(
             model,
-            [case.make(n) for n in range(count)],
+            [problem.make(n) for n in range(count)],
             runner="tensorrt",
-            require=case.require,
-            metrics=case.metrics,
+            require=problem.require,
+            metrics=problem.metrics,
             robust=robust,
-            holds_on=HOLDS_ON if robust else 1.0,
+            given_share=HOLDS_ON if robust else 1.0,
             out=folder / "out",
         )
         seconds = time.perf_counter() - began
-        scores = np.asarray(engine_scores(case, model, result.plan))
-    holds, engine = result.holds, result.engine
-    redrawn = holds.redrawn if holds is not None else None
-    shown = f"{redrawn.passed} of {redrawn.tested}" if redrawn is not None else ""
+        scores = np.asarray(engine_scores(problem, model, result.plan))
+    validation, engine = result.validation, result.engine
+    perturbed = validation.perturbed if validation is not None else None
+    shown = f"{perturbed.passed} of {perturbed.tested}" if perturbed is not None else ""
     builds = (engine.builds_beyond_baselines or 0) if engine is not None else 0
     return (
-        f"| {case.name} | {count} | {'0.95' if robust else '0, as 0.3.0'} | {len(result.pinned)} "
-        f"| {holds.word if holds is not None else ''} | {shown} | {builds} | {seconds:.0f} "
+        f"| {problem.name} | {count} | {'0.95' if robust else '0, as 0.3.0'} | {len(result.pinned)} "
+        f"| {validation.word if validation is not None else ''} | {shown} | {builds} | {seconds:.0f} "
         f"| {np.mean(scores <= 1.0):.1%} | {scores.max():.2f} |"
     )
 

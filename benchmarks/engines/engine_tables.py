@@ -65,7 +65,7 @@ class Tables:
         self.errors: list[list[Any]] = []
         self.plans: list[list[Any]] = []
         self.split: list[list[Any]] = []
-        self.effects: list[list[Any]] = []
+        self.sensitivities: list[list[Any]] = []
         self.builds: list[int] = []
         self.kept: dict[str, Any] = {}
 
@@ -89,13 +89,13 @@ class Tables:
         if "plan" in latency:
             self.builds.append(made)
         self.plans.append([name, *_plan(requirement, result, made, latency), spent])
-        effect = engine.probe_effect
-        if effect:
-            self.effects.append(
+        sensitivity = engine.marking_effect
+        if sensitivity:
+            self.sensitivities.append(
                 [
                     name,
-                    effect.unmarked_score,
-                    effect.marked_score,
+                    sensitivity.unmarked_score,
+                    sensitivity.marked_score,
                     engine.layer_errors_from,
                 ]
             )
@@ -105,7 +105,7 @@ class Tables:
                     name,
                     row["engine"],
                     *(row[f"{s}_s"] for s in STEPS),
-                    row["probe_s"],
+                    row["evaluation_s"],
                     row["own_share"],
                 ]
             )
@@ -161,7 +161,7 @@ class Tables:
             "",
             "## Marking changes the engine (final score, all layers reduced)",
             "",
-            *table(marks, self.effects),
+            *table(marks, self.sensitivities),
             "",
             "## An evaluation's seconds by the last engine, and the tool's own share (limit 0.15)",
             "",

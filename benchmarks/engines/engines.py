@@ -28,14 +28,14 @@ from bisect_trt.settings import Settings
 from fixtures.models import ALL
 from tests import models
 
-Case = tuple[str, Any, Mapping[str, Any], str, str]
+Problem = tuple[str, Any, Mapping[str, Any], str, str]
 SAMPLES = 16
 
 
-def cases() -> list[Case]:
+def cases() -> list[Problem]:
     """(name, model, inputs, precision, requirement): every fixture, then the OCR models."""
     data = Path(sys.argv[1]) if len(sys.argv) > 1 else SHARED
-    found: list[Case] = [
+    found: list[Problem] = [
         (f.name, f.model, f.inputs, f.precision, f.require) for f in (make() for make in ALL)
     ]
     if models.DETECTOR.exists():

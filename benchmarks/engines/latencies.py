@@ -33,8 +33,8 @@ _PARTS = (0.02, 0.1, 0.3, 0.6)
 def cases() -> Iterator[tuple[str, Path, Mapping[str, Any]]]:
     """Name, model and input; the pages also at 1,280 by 768, where a kernel has more to do."""
     for name in ("det", "rec"):
-        case = CASES[name]
-        yield name, case.model(Path()), case.make(0)
+        problem = CASES[name]
+        yield name, problem.model(Path()), problem.make(0)
     page = CASES["det"].make(0)["x"]
     yield "det, 768 by 1,280", CASES["det"].model(Path()), {"x": np.tile(page, (1, 1, 4, 4))}
     for model, inputs in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
@@ -45,26 +45,26 @@ def rows(name: str, model: Path, arrays: Mapping[str, Any]) -> Iterator[str]:
     """A row a set of pins."""
     with tempfile.TemporaryDirectory() as folder:
         asked = Settings(model, [arrays], runner="emulated", out=Path(folder) / "out")
-        table, case = compare(asked).layers, load(asked, Observer())
-    random = np.random.default_rng(0).permutation(case.names).tolist()
-    sets: list[tuple[str, list[str]]] = [("none", []), ("all", list(case.names))]
+        table, problem = compare(asked).layers, load(asked, Observer())
+    random = np.random.default_rng(0).permutation(problem.names).tolist()
+    sets: list[tuple[str, list[str]]] = [("none", []), ("all", list(problem.names))]
     for part in _PARTS:
-        count = max(1, round(part * len(case.names)))
-        sets += [("random", random[:count]), ("the first", list(case.names[:count]))]
-    runner = TensorRTRunner(case.graph, case.samples)
+        count = max(1, round(part * len(problem.names)))
+        sets += [("random", random[:count]), ("the first", list(problem.names[:count]))]
+    runner = TensorRTRunner(problem.graph, problem.samples)
     found: dict[str, tuple[float, float]] = {}
     try:
         for how, pins in sets:
-            plan: PrecisionPlan = case.base.with_pins(pins)
-            list(runner.outputs(plan, case.samples))
+            plan: PrecisionPlan = problem.base.with_pins(pins)
+            list(runner.outputs(plan, problem.samples))
             latency = float(runner.facts(plan)["latency_ms"])
-            traffic = relative_bytes(case, table, plan)
-            found.setdefault(how, (latency, traffic))
-            (least, _), (most, every) = found["none"], found.get("all", (latency, traffic))
-            part = (traffic - 1.0) / (every - 1.0) if every > 1.0 else 0.0
+            moved_bytes = relative_bytes(problem, table, plan)
+            found.setdefault(how, (latency, moved_bytes))
+            (least, _), (most, every) = found["none"], found.get("all", (latency, moved_bytes))
+            part = (moved_bytes - 1.0) / (every - 1.0) if every > 1.0 else 0.0
             told = least + part * (most - least)
             yield (
-                f"| {name} | {how} | {len(pins)} of {len(case.names)} | {traffic:.3f} "
+                f"| {name} | {how} | {len(pins)} of {len(problem.names)} | {moved_bytes:.3f} "
                 f"| {latency:.3f} | {told:.3f} | {latency / told:.2f} |"
             )
     finally:
@@ -76,8 +76,8 @@ def main() -> None:
     print(f"`python -m benchmarks.engines.latencies {' '.join(sys.argv[1:])}`, {machine()}\n")
     print("| model | pinned | layers | relative bytes | latency, ms | by traffic, ms | ratio |")
     print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
-    for case in cases():
-        for line in rows(*case):
+    for problem in cases():
+        for line in rows(*problem):
             print(line, flush=True)
 
 

@@ -1,6 +1,6 @@
 """Do engines make up their minds? Every model at every precision, in several fresh processes.
 
-``python -m benchmarks.engines.steadiness [--models FOLDER] [--only NAMES] [--precisions fp32,fp16]
+``python -m benchmarks.engines.reproducibility [--models FOLDER] [--only NAMES] [--precisions fp32,fp16]
 [--processes 3] [--repeats 3] [--at-once 4] [--inputs 6]`` needs a GPU; FOLDER holds what
 ``benchmarks.models.exported`` wrote. Each process builds its engines and runs every input so many
 times in two contexts, further where answers differ. An error is the largest over the reference's
@@ -26,8 +26,8 @@ from benchmarks.common import CLASSIFIER, DETECTOR, MODELS, RECOGNISER, load, ma
 from bisect_trt.base.errors import RunnerFailedError
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
-from bisect_trt.inputs.augmentations import variant
-from bisect_trt.inputs.perturbations import can_be_redrawn, redrawn
+from bisect_trt.inputs.augmentations import augmented_input
+from bisect_trt.inputs.perturbations import can_be_perturbed, perturbed
 from bisect_trt.metrics.arrays import Arrays
 from bisect_trt.metrics.errors import farthest_apart
 from bisect_trt.model.graph import Graph
@@ -44,7 +44,7 @@ WRONG = {"fp32": 1e-3, "tf32": 3e-2, "fp16": 3e-2, "bf16": 2e-1}
 
 
 @dataclass(frozen=True)
-class Seen:
+class Observation:
     """One process: the runs, those that differed from most of their input, and the errors of the
     distinct answers; ``failed`` says why there are none.
     """
@@ -79,19 +79,23 @@ def samples_of(arrays: Arrays, count: int) -> list[Sample]:
     random = np.random.default_rng(1)
     found = [Sample("given", arrays)]
     for number in range(1, count):
-        moves = can_be_redrawn(arrays)
-        other = redrawn(arrays, random, 0.1) if moves else variant("swap", arrays, (), random)
+        moves = can_be_perturbed(arrays)
+        other = (
+            perturbed(arrays, random, 0.1) if moves else augmented_input("swap", arrays, (), random)
+        )
         found.append(Sample(f"other {number}", other))
     return found
 
 
-def look(name: str, model: Any, arrays: Arrays, asked: argparse.Namespace) -> dict[str, Seen]:
+def look(
+    name: str, model: Any, arrays: Arrays, asked: argparse.Namespace
+) -> dict[str, Observation]:
     """What one fresh process shows of a model, by precision."""
     graph = Graph(load_model(model).proto)
     samples = samples_of(arrays, asked.inputs)
     reference = Reference(graph)
     exact = [reference.outputs(sample) for sample in samples]
-    found: dict[str, Seen] = {}
+    found: dict[str, Observation] = {}
     runner = TensorRTRunner(graph, samples, timeout_s=300.0, repeats=asked.repeats)
     try:
         for precision in asked.precisions.split(","):
@@ -99,7 +103,7 @@ def look(name: str, model: Any, arrays: Arrays, asked: argparse.Namespace) -> di
             try:
                 outputs = list(runner.outputs(plan, samples))
             except RunnerFailedError as error:
-                found[precision] = Seen(0, 0, 0, math.nan, math.nan, 0, 0.0, str(error)[:90])
+                found[precision] = Observation(0, 0, 0, math.nan, math.nan, 0, 0.0, str(error)[:90])
                 continue
             found[precision] = _seen(exact, outputs, WRONG[precision])
     finally:
@@ -107,7 +111,7 @@ def look(name: str, model: Any, arrays: Arrays, asked: argparse.Namespace) -> di
     return found
 
 
-def _seen(exact: list[Arrays], outputs: list[Any], limit: float) -> Seen:
+def _seen(exact: list[Arrays], outputs: list[Any], limit: float) -> Observation:
     runs = differing = wrong = 0
     errors: list[float] = []
     apart = 0.0
@@ -124,7 +128,7 @@ def _seen(exact: list[Arrays], outputs: list[Any], limit: float) -> Seen:
         differing += others
         most = max(most, len(counted))
         apart = max(apart, farthest_apart(reference, [_as_float(a) for a, _ in counted])[1])
-    return Seen(runs, differing, wrong, min(errors), max(errors), most, apart)
+    return Observation(runs, differing, wrong, min(errors), max(errors), most, apart)
 
 
 def _as_float(arrays: Arrays) -> Arrays:
@@ -154,7 +158,7 @@ def rows(asked: argparse.Namespace) -> Iterator[str]:
                 yield _row(name, precision, [one[precision] for one in found])
 
 
-def _row(name: str, precision: str, seen: list[Seen]) -> str:
+def _row(name: str, precision: str, seen: list[Observation]) -> str:
     failed = next((s.failed for s in seen if s.failed), "")
     if failed:
         return f"| {name} | {precision} | {len(seen)} | | | | | {failed.replace('|', '/')} |"
@@ -163,7 +167,9 @@ def _row(name: str, precision: str, seen: list[Seen]) -> str:
     lowest, highest = min(s.best for s in seen), max(s.worst for s in seen)
     apart = max(s.apart for s in seen)
     words = (
-        f"up to {max(s.answers for s in seen)} answers, {apart:.2g} apart" if mixed else "steady"
+        f"up to {max(s.answers for s in seen)} answers, {apart:.2g} apart"
+        if mixed
+        else "reproducible"
     )
     return (
         f"| {name} | {precision} | {len(seen)} | {mixed} | {wrong} of {runs} | {lowest:.2g} "

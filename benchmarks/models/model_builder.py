@@ -57,8 +57,8 @@ class Builder:
 
     def normal(self, *shape: int, deviation: float) -> str:
         """Seeded weights."""
-        drawn = self.random.standard_normal(shape, np.float32)
-        return self.constant(drawn * np.float32(deviation))
+        copied = self.random.standard_normal(shape, np.float32)
+        return self.constant(copied * np.float32(deviation))
 
     def linear(self, x: str, inside: int, outside: int) -> str:
         """``MatMul`` and ``Add``, as exporters write a linear layer of three dimensions."""

@@ -80,8 +80,8 @@ def _saved_tokens(folder: Path) -> Path:
 
 _TEXT = (f"{ROOT / 'examples' / 'text_metrics.py'}:same_text",)
 CASES = {
-    case.name: case
-    for case in (
+    problem.name: problem
+    for problem in (
         PlanCase("det", lambda _: DETECTOR, "atol=5e-2,rtol=1e-2", lambda n: {"x": page(n)}),
         PlanCase(
             "det, one photo",

@@ -20,7 +20,7 @@ from pathlib import Path
 import onnx
 
 from benchmarks.common import ROOT, load
-from benchmarks.peers.whole_run import Case, Run, cases, ran, true_score
+from benchmarks.peers.whole_run import Problem, Run, cases, ran, true_score
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.graph import list_layers
@@ -49,7 +49,9 @@ def converted_plan(source: Path, converted: Path) -> PrecisionPlan:
     )
 
 
-def _peer(tool: str, model: Path, case: Case, folder: Path) -> tuple[dict[str, float | str], Path]:
+def _peer(
+    tool: str, model: Path, problem: Problem, folder: Path
+) -> tuple[dict[str, float | str], Path]:
     """What the worker said of ``tool`` on ``model``, and the model it made."""
     made = folder / f"{tool}.onnx"
     command = [
@@ -57,9 +59,9 @@ def _peer(tool: str, model: Path, case: Case, folder: Path) -> tuple[dict[str, f
         str(_WORKER),
         tool,
         str(model),
-        str(case.inputs),
-        str(case.atol),
-        str(case.rtol),
+        str(problem.inputs),
+        str(problem.atol),
+        str(problem.rtol),
         str(made),
     ]
     said = (
@@ -71,13 +73,13 @@ def _peer(tool: str, model: Path, case: Case, folder: Path) -> tuple[dict[str, f
     return found, made
 
 
-def _row(label: str, tool: str, model: Path, case: Case, folder: Path) -> Row:
-    found, made = _peer(tool, model, case, folder)
+def _row(label: str, tool: str, model: Path, problem: Problem, folder: Path) -> Row:
+    found, made = _peer(tool, model, problem, folder)
     took = f"{found['seconds']:.1f}"
     if found["failure"]:
         return label, "-", str(found["sessions"]), took, f"no model: {found['failure']}"
     plan = converted_plan(model, made)
-    score = true_score(replace(case, model=model), plan)
+    score = true_score(replace(problem, model=model), plan)
     return label, str(len(plan.pinned)), str(found["sessions"]), took, _truth(score)
 
 
@@ -85,12 +87,12 @@ def _truth(score: float) -> str:
     return f"{'true' if score <= 1.0 else '**fails**'} ({score:.2f} x tolerance)"
 
 
-def _prefix(case: Case) -> Row:
+def _prefix(problem: Problem) -> Row:
     """The shortest prefix in FP32 with which the rest passes, as a bisection finds it."""
-    began, feed = time.perf_counter(), load(case.inputs)
-    model = onnx.load(case.model)
+    began, feed = time.perf_counter(), load(problem.inputs)
+    model = onnx.load(problem.model)
     runner, samples = EmulatedRunner(model), [Sample("input", feed)]
-    requirements = parse_requirements([case.requirement], [o.name for o in model.graph.output])
+    requirements = parse_requirements([problem.requirement], [o.name for o in model.graph.output])
     names = [layer.name for layer in list_layers(model)]
     reference = next(runner.outputs(PrecisionPlan(Precision.FP32), samples))
     low, high, probes = 0, len(names), 0
@@ -105,7 +107,7 @@ def _prefix(case: Case) -> Row:
             low = middle + 1
     seconds = time.perf_counter() - began
     plan = PrecisionPlan(Precision.FP16, frozenset(names[:high]))
-    score = true_score(case, plan)
+    score = true_score(problem, plan)
     return (
         "prefix bisection (polygraphy's method) on our emulator",
         str(high),
@@ -116,18 +118,18 @@ def _prefix(case: Case) -> Row:
 
 
 def _ours(label: str, run: Run) -> Row:
-    counted = f"{run.probes} and {run.effects} single layers"
+    counted = f"{run.probes} and {run.sensitivities} single layers"
     return label, str(len(run.plan.pinned)), counted, f"{run.seconds:.1f}", _truth(run.score)
 
 
-def _peers(case: Case, folder: Path) -> list[Row]:
+def _peers(problem: Problem, folder: Path) -> list[Row]:
     converter = "auto_mixed_precision"
-    _, slimmed = _peer("slim", case.model, case, folder)
+    _, slimmed = _peer("slim", problem.model, problem, folder)
     slim = "the same, of a slimmed model without stale types"
     return [
-        _row("ModelOpt AutoCast 0.47.0", "autocast", case.model, case, folder),
-        _row("onnxconverter-common 1.16.0", converter, case.model, case, folder),
-        _row(slim, converter, slimmed, case, folder),
+        _row("ModelOpt AutoCast 0.47.0", "autocast", problem.model, problem, folder),
+        _row("onnxconverter-common 1.16.0", converter, problem.model, problem, folder),
+        _row(slim, converter, slimmed, problem, folder),
     ]
 
 
@@ -136,21 +138,21 @@ def report() -> list[str]:
     lines = [
         "## Beside the peers (in FP32: layers; true: the plan passes under explicit FP16 rounding)"
     ]
-    for case in cases():
-        layers = len(list_layers(onnx.load(case.model)))
-        lines += ["", f"### {case.model.stem}, {case.requirement}, {layers} layers", ""]
+    for problem in cases():
+        layers = len(list_layers(onnx.load(problem.model)))
+        lines += ["", f"### {problem.model.stem}, {problem.requirement}, {layers} layers", ""]
         lines += [
             "| tool | in FP32 | evaluations | seconds | result |",
             "| --- | --- | --- | --- | --- |",
         ]
         rows = [
-            _ours("**bisect-trt run**", ran(case)),
-            _ours("`--robust 0`: fitted to the one input", ran(case, "--robust", "0")),
-            _prefix(case),
+            _ours("**bisect-trt run**", ran(problem)),
+            _ours("`--robust 0`: fitted to the one input", ran(problem, "--robust", "0")),
+            _prefix(problem),
         ]
         if PYTHON.exists():
             with tempfile.TemporaryDirectory() as temporary:
-                rows += _peers(case, Path(temporary))
+                rows += _peers(problem, Path(temporary))
         lines += ["| " + " | ".join(row) + " |" for row in rows]
     if not PYTHON.exists():
         lines += ["", "The peers could not be installed here (`make .cache/peers/.ready`)."]

@@ -45,12 +45,12 @@ def peak_mb(command: list[str]) -> tuple[float, float]:
     return float(peak), float(seconds)
 
 
-def true_score(case: Case, plan: PrecisionPlan) -> float:
+def true_score(problem: Problem, plan: PrecisionPlan) -> float:
     """The plan's score by another way than the search's: the emulated model as a whole, in one
     session.
     """
-    feed, proto = load(case.inputs), onnx.load(case.model)
-    plain = ort.InferenceSession(str(case.model), providers=["CPUExecutionProvider"])
+    feed, proto = load(problem.inputs), onnx.load(problem.model)
+    plain = ort.InferenceSession(str(problem.model), providers=["CPUExecutionProvider"])
     reference = plain.run(None, feed)
     options = ort.SessionOptions()
     options.log_severity_level = 4
@@ -58,11 +58,13 @@ def true_score(case: Case, plan: PrecisionPlan) -> float:
         to_emulated(proto, plan).SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
     pairs = zip(reference, session.run(None, feed), strict=True)
-    return max(float((np.abs(g - r) / (case.atol + case.rtol * np.abs(r))).max()) for r, g in pairs)
+    return max(
+        float((np.abs(g - r) / (problem.atol + problem.rtol * np.abs(r))).max()) for r, g in pairs
+    )
 
 
 @dataclass(frozen=True)
-class Case:
+class Problem:
     """A model, its input and what is asked of it."""
 
     model: Path
@@ -80,47 +82,47 @@ class Case:
 class Run:
     """One command's figures; ``score`` is the plan's by another way than the search's."""
 
-    case: Case
+    problem: Problem
     plan: PrecisionPlan
     probes: int
-    effects: int
+    sensitivities: int
     seconds: float
     score: float
     peak: float
     plain: float
 
 
-def cases() -> list[Case]:
+def cases() -> list[Problem]:
     """The detector at one tolerance; where the shared inputs are, at two, and the recogniser."""
-    found = [Case(DETECTOR, detector_input(), 5e-2, 1e-2)]
+    found = [Problem(DETECTOR, detector_input(), 5e-2, 1e-2)]
     if SHARED.exists():
         found += [
-            Case(DETECTOR, SHARED / "ocr_det.npz", 1e-2, 1e-2),
-            Case(RECOGNISER, SHARED / "ocr_rec.npz", 1e-2, 1e-2),
+            Problem(DETECTOR, SHARED / "ocr_det.npz", 1e-2, 1e-2),
+            Problem(RECOGNISER, SHARED / "ocr_rec.npz", 1e-2, 1e-2),
         ]
     return found
 
 
 @cache
-def ran(case: Case, *options: str) -> Run:
-    """The command on ``case`` with ``options``, once however often it is asked."""
+def ran(problem: Problem, *options: str) -> Run:
+    """The command on ``problem`` with ``options``, once however often it is asked."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
         command = [
-            *(sys.executable, "-m", "bisect_trt", "run", str(case.model)),
-            *("--input", str(case.inputs), "--requirement", case.requirement, *options),
+            *(sys.executable, "-m", "bisect_trt", "run", str(problem.model)),
+            *("--input", str(problem.inputs), "--requirement", problem.requirement, *options),
             *("--runner", "emulated", "--out", str(out)),
         ]
         peak, seconds = peak_mb(command)
-        plain, _ = peak_mb([sys.executable, "-c", _PLAIN, str(case.model), str(case.inputs)])
+        plain, _ = peak_mb([sys.executable, "-c", _PLAIN, str(problem.model), str(problem.inputs)])
         saved = json.loads((out / "run.json").read_text())
         plan = PrecisionPlan.from_json((out / "plan.json").read_text())
-    score = true_score(case, plan)
+    score = true_score(problem, plan)
     return Run(
-        case,
+        problem,
         plan,
         saved["probes"]["emulated"],
-        saved["effect_runs"],
+        saved["sensitivity_runs"],
         seconds,
         score,
         peak,
@@ -141,13 +143,24 @@ def report() -> list[str]:
         "",
     ]
     rows = []
-    for case in cases():
-        ways = {"default": ran(case), "`--robust 0`": ran(case, "--robust", "0")}
+    for problem in cases():
+        ways = {"default": ran(problem), "`--robust 0`": ran(problem, "--robust", "0")}
         for way, run in ways.items():
             rows.append(
                 (
-                    *(case.model.stem, case.requirement, way, len(run.plan.pinned), run.probes),
-                    *(run.effects, f"{run.seconds:.1f}", f"{run.score:.3f}", f"{run.peak:.0f}"),
+                    *(
+                        problem.model.stem,
+                        problem.requirement,
+                        way,
+                        len(run.plan.pinned),
+                        run.probes,
+                    ),
+                    *(
+                        run.sensitivities,
+                        f"{run.seconds:.1f}",
+                        f"{run.score:.3f}",
+                        f"{run.peak:.0f}",
+                    ),
                     *(f"{run.plain:.0f}", f"{2 * run.plain + 200:.0f}"),
                 )
             )

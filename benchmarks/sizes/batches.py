@@ -56,8 +56,8 @@ def main() -> None:
         f"{machine()}\n\n| model | input | one by one, ms | {COUNT} at once, ms each | same bits |"
     )
     print("| --- | --- | --- | --- | --- |")
-    for case in CASES:
-        print(_row(*case))
+    for problem in CASES:
+        print(_row(*problem))
 
 
 if __name__ == "__main__":

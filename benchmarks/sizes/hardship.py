@@ -176,7 +176,7 @@ def small_disk(folder: Path) -> list[str]:
         again = subprocess.run(
             arguments(folder, "disk/run", "--json"), capture_output=True, text=True, check=False
         )
-        new = json.loads(again.stdout)["new_probes"] if again.returncode == 0 else "?"
+        new = json.loads(again.stdout)["new_evaluations"] if again.returncode == 0 else "?"
         said = full.stderr.strip().replace(str(folder), "")
         return [
             f"| a disk of 200 kB, 120 of them taken | exit {full.returncode}: `{said}`; left: "
@@ -190,7 +190,7 @@ def small_disk(folder: Path) -> list[str]:
 def two_at_once(folder: Path) -> list[str]:
     """Two runs in one folder."""
     first = subprocess.Popen(arguments(folder, "both"), stdout=subprocess.DEVNULL)
-    while not (folder / "both" / "journal.sqlite").exists():
+    while not (folder / "both" / "cache.sqlite").exists():
         time.sleep(0.05)
     second = subprocess.run(arguments(folder, "both"), capture_output=True, text=True, check=False)
     code = first.wait()

@@ -187,7 +187,7 @@ def make(name: str, folder: Path) -> int:
 
 def rows_of(name: str) -> Iterator[str]:
     """A row for each command of the case ``name``, as it comes."""
-    case = CASES[name]
+    problem = CASES[name]
     with tempfile.TemporaryDirectory(prefix="bisect-trt-large-") as made:
         folder = Path(made)
         # In a process of its own: a child's peak begins with that of whoever started it.
@@ -200,8 +200,8 @@ def rows_of(name: str) -> Iterator[str]:
         if free is not None and free < _ROOM * promise:
             yield f"| {name} | left out: {in_words(free)} free | | | |"
             return
-        arguments = _arguments(case.requirement)
-        for command in case.commands:
+        arguments = _arguments(problem.requirement)
+        for command in problem.commands:
             code, seconds, peak, _ = measured(arguments[command], folder)
             kept = "yes" if peak <= promise else "no"
             ended = "" if code in (0, 1) else f" (exit code {code})"

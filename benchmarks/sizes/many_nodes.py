@@ -133,15 +133,15 @@ def _probes(name: str, graph: Graph, arrays: Inputs) -> str:
     layers = [layer.name for layer in graph.layers_at(Precision.FP16)]
     pinned = frozenset(layers[::2])
     last = sorted(pinned.intersection(layers[-len(layers) // 10 :]))[:_PLANS]
-    lowered = [frozenset(layers).difference(pinned - {pin}) for pin in last]
+    reduced = [frozenset(layers).difference(pinned - {pin}) for pin in last]
     for session in (late, plain):
         session.run(sample, frozenset(layers) - pinned)
-    starts, expected = _timed(lambda: [plain.run(sample, these) for these in lowered])
-    ends, found = _timed(lambda: [late.run(sample, these) for these in lowered])
+    starts, expected = _timed(lambda: [plain.run(sample, these) for these in reduced])
+    ends, found = _timed(lambda: [late.run(sample, these) for these in reduced])
     alone = layers[:: max(1, len(layers) // _ALONE)]
     ones, singles = _timed(lambda: [plain.run(sample, frozenset({n})) for n in alone])
-    dict(late.effects(sample, alone))  # makes the sessions
-    parts, by_segments = _timed(lambda: dict(late.effects(sample, alone)))
+    dict(late.sensitivities(sample, alone))  # makes the sessions
+    parts, by_segments = _timed(lambda: dict(late.sensitivities(sample, alone)))
     same = all(_same(a, b) for a, b in zip(expected, found, strict=True))
     same &= all(_same(a, by_segments[n] or {}) for n, a in zip(alone, singles, strict=True))
     times = [starts / len(last), ends / len(last), ones / len(alone), parts / len(alone)]

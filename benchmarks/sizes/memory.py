@@ -41,7 +41,7 @@ COMMANDS = ("inspect", "compare", "run", "run --robust 0", "verify", "export")
 
 
 @dataclass(frozen=True)
-class Case:
+class Problem:
     """``make`` writes model.onnx and the named ``inputs`` into a folder; ``inputs`` is .npy where
     the model takes one, ``x``.
     """
@@ -74,26 +74,26 @@ def _demo(model: Path, shape: tuple[int, ...] | None = None) -> Callable[[Path],
     return make
 
 
-CASES: Mapping[str, Case] = {
-    "OCR classifier": Case(_demo(CLASSIFIER, (1, 3, 48, 192)), "max_abs<=1e-4"),
-    "OCR detector": Case(_demo(DETECTOR), "max_abs<=5e-2"),
-    "OCR recogniser": Case(_demo(RECOGNISER, (1, 3, 48, 320)), "max_abs<=1e-3"),
-    "20 MB beside": Case(of_weights(10, 700), "max_abs<=1e-3", "x.npy"),
-    "20 MB inside": Case(of_weights(10, 700, inside=True), "max_abs<=1e-3", "x.npy"),
-    "50 MB beside": Case(of_weights(12, 1024), "max_abs<=1e-3", "x.npy"),
-    "50 MB inside": Case(of_weights(12, 1024, inside=True), "max_abs<=1e-3", "x.npy"),
-    "ViT-S": Case(_of(vit_small), "max_abs<=1e-2"),
-    "113 MB beside": Case(of_weights(7, 2048), "max_abs<=1e-3", "x.npy"),
-    "113 MB inside": Case(of_weights(7, 2048, inside=True), "max_abs<=1e-3", "x.npy"),
-    "200 MB beside": Case(of_weights(12, 2048), "max_abs<=1e-3", "x.npy"),
-    "200 MB inside": Case(of_weights(12, 2048, inside=True), "max_abs<=1e-3", "x.npy"),
+CASES: Mapping[str, Problem] = {
+    "OCR classifier": Problem(_demo(CLASSIFIER, (1, 3, 48, 192)), "max_abs<=1e-4"),
+    "OCR detector": Problem(_demo(DETECTOR), "max_abs<=5e-2"),
+    "OCR recogniser": Problem(_demo(RECOGNISER, (1, 3, 48, 320)), "max_abs<=1e-3"),
+    "20 MB beside": Problem(of_weights(10, 700), "max_abs<=1e-3", "x.npy"),
+    "20 MB inside": Problem(of_weights(10, 700, inside=True), "max_abs<=1e-3", "x.npy"),
+    "50 MB beside": Problem(of_weights(12, 1024), "max_abs<=1e-3", "x.npy"),
+    "50 MB inside": Problem(of_weights(12, 1024, inside=True), "max_abs<=1e-3", "x.npy"),
+    "ViT-S": Problem(_of(vit_small), "max_abs<=1e-2"),
+    "113 MB beside": Problem(of_weights(7, 2048), "max_abs<=1e-3", "x.npy"),
+    "113 MB inside": Problem(of_weights(7, 2048, inside=True), "max_abs<=1e-3", "x.npy"),
+    "200 MB beside": Problem(of_weights(12, 2048), "max_abs<=1e-3", "x.npy"),
+    "200 MB inside": Problem(of_weights(12, 2048, inside=True), "max_abs<=1e-3", "x.npy"),
 }
 
 
-def _arguments(case: Case) -> Mapping[str, list[str]]:
+def _arguments(problem: Problem) -> Mapping[str, list[str]]:
     tool = ["-m", "bisect_trt"]
-    given = ["model.onnx", "--input", case.inputs]
-    asked = ["--requirement", case.requirement]
+    given = ["model.onnx", "--input", problem.inputs]
+    asked = ["--requirement", problem.requirement]
     plan = ["--plan", "run/plan.json"]
     run = [*tool, "run", *given, *asked, "--quiet", "--out"]
     return {
@@ -113,19 +113,19 @@ def make(name: str, folder: Path) -> None:
 
 def row_of(name: str) -> str:
     """The row of the case ``name``."""
-    case = CASES[name]
+    problem = CASES[name]
     with tempfile.TemporaryDirectory(prefix="bisect-trt-memory-") as made:
         folder = Path(made)
         # In a process of its own: a child's peak begins with that of whoever started it.
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             pool.submit(make, name, folder).result()
-        said = measured(["-c", _NEED, "model.onnx", case.inputs], folder)[3]
+        said = measured(["-c", _NEED, "model.onnx", problem.inputs], folder)[3]
         weights, estimated = map(int, said.split())
-        plain = measured(["-c", PLAIN, "model.onnx", case.inputs], folder)
+        plain = measured(["-c", PLAIN, "model.onnx", problem.inputs], folder)
         activations = max(0, int(plain[3]) - weights)
         promise = 2.5 * weights + 3 * activations + 300e6
         peaks, cells = [], []
-        for command, arguments in _arguments(case).items():
+        for command, arguments in _arguments(problem).items():
             code, _, peak, _ = measured(arguments, folder)
             peaks.append(peak)
             cells.append(f"{peak / 1e6:,.0f}" + ("" if code in (0, 1) else f" (exit {code})"))

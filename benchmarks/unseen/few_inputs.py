@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 import bisect_trt
 from benchmarks.common import machine
-from bisect_trt.base.outcomes import Robustness
+from bisect_trt.base.outcomes import ValidationVerdict
 from bisect_trt.metrics.arrays import Arrays
 from fixtures.build import GraphBuilder
 from fixtures.tokens import sentence, token_encoder
@@ -83,29 +83,32 @@ CASES = (
 )
 
 
-def row(case: Few, count: int, repeats: range, folder: Path) -> str:
+def row(problem: Few, count: int, repeats: range, folder: Path) -> str:
     """A row of the table: a plan a repeat, each searched with ``count`` inputs of its own."""
-    model = case.model()
-    others = [case.make(UNSEEN_FROM + i) for i in range(UNSEEN)]
+    model = problem.model()
+    others = [problem.make(UNSEEN_FROM + i) for i in range(UNSEEN)]
     kept: dict[frozenset[str], float] = {}
     asked, robust, pins = [], [], []
     for repeat in repeats:
-        given = [case.make(1000 * repeat + i) for i in range(count)]
+        given = [problem.make(1000 * repeat + i) for i in range(count)]
         found = bisect_trt.bisect(
-            model, given, require=case.require, runner="emulated", out=folder / "run"
+            model, given, require=problem.require, runner="emulated", out=folder / "run"
         )
-        holds = found.holds
-        if not found.passed or holds is None:
+        validation = found.validation
+        if not found.passed or validation is None:
             continue
         if (chosen := frozenset(found.pinned)) not in kept:
-            kept[chosen] = _share(case, model, chosen, others, folder)
+            kept[chosen] = _share(problem, model, chosen, others, folder)
         pins.append(len(chosen))
-        if min(holds.redrawn.lower_bound, holds.variants.lower_bound) >= holds.wanted:
+        if (
+            min(validation.perturbed.lower_bound, validation.augmented.lower_bound)
+            >= validation.wanted
+        ):
             asked.append(kept[chosen])
-            robust += [kept[chosen]] if holds.word is Robustness.ROBUST else []
+            robust += [kept[chosen]] if validation.word is ValidationVerdict.VALIDATED else []
     counted = " | ".join(f"{len(some)} | {told_few(some)}" for some in (asked, robust))
     sizes = f"{min(pins)} to {max(pins)}" if pins else "none passes"
-    return f"| {case.name} | {count} | {sizes} | {counted} |"
+    return f"| {problem.name} | {count} | {sizes} | {counted} |"
 
 
 def told_few(shares: list[float]) -> str:
@@ -115,7 +118,7 @@ def told_few(shares: list[float]) -> str:
 
 
 def _share(
-    case: Few,
+    problem: Few,
     model: onnx.ModelProto,
     pins: frozenset[str],
     others: list[Arrays],
@@ -125,7 +128,7 @@ def _share(
         "base": "fp16",
         "pin_precision": "fp32",
         "pinned": sorted(pins),
-        "requirements": [case.require],
+        "requirements": [problem.require],
     }
     path = folder / "plan.json"
     path.write_text(json.dumps(plan), encoding="utf-8")
@@ -137,9 +140,9 @@ def _share(
         runner="emulated",
         out=folder / f"verify-{len(pins)}-{hash(pins)}",
     )
-    if found.holds is None:
+    if found.validation is None:
         raise RuntimeError("nothing was judged")
-    return found.holds.given.passed / found.holds.given.tested
+    return found.validation.given.passed / found.validation.given.tested
 
 
 def begun(what: str | None, usual: int, counted: str) -> range:
@@ -158,10 +161,10 @@ def begun(what: str | None, usual: int, counted: str) -> range:
 def main() -> None:
     """Print the table."""
     repeats = begun(__doc__, 10, "inputs")
-    for case in CASES:
+    for problem in CASES:
         for count in COUNTS:
             with tempfile.TemporaryDirectory() as folder:
-                print(row(case, count, repeats, Path(folder)), flush=True)
+                print(row(problem, count, repeats, Path(folder)), flush=True)
 
 
 if __name__ == "__main__":

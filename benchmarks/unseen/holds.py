@@ -1,6 +1,6 @@
 """How far a copy must be moved for its roundings to fall anew, and no farther.
 
-``python -m benchmarks.unseen.holds`` prints a row for each model and amount;
+``python -m benchmarks.unseen.validation`` prints a row for each model and amount;
 ``benchmarks/results/perturbations.md`` keeps the newest.
 """
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from benchmarks.common import DETECTOR, MODELS, RECOGNISER, SHARED, load, machine
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.base.sample import Sample
-from bisect_trt.inputs.perturbations import redrawn, redrawn_lookups
+from bisect_trt.inputs.perturbations import perturbed, perturbed_lookups
 from bisect_trt.metrics.arrays import Arrays
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.load import load_model
@@ -34,7 +34,7 @@ def table(
     model: onnx.ModelProto,
     inputs: Arrays,
     pins: frozenset[str],
-    move: Callable[[Arrays, np.random.Generator, float], Arrays] = redrawn,
+    move: Callable[[Arrays, np.random.Generator, float], Arrays] = perturbed,
 ) -> list[str]:
     """A row for each amount.
 
@@ -50,11 +50,11 @@ def table(
 
     def run(arrays: Arrays) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         sample = Sample("s", arrays)
-        exact, lowered = (
+        exact, reduced = (
             np.concatenate([o.ravel() for o in next(iter(runner.outputs(p, [sample]))).values()])
             for p in plans
         )
-        return exact.astype(np.float64), lowered.astype(np.float64) - exact
+        return exact.astype(np.float64), reduced.astype(np.float64) - exact
 
     exact, error = run(inputs)
     rows = []
@@ -83,7 +83,7 @@ def main() -> None:
     tokens = token_encoder()
     given = Sample("s", sentence(0))
     whole = {**given.arrays, **Lookups(Graph(tokens)).of(given)}
-    rows += table("token ids", tokens, whole, frozenset(), redrawn_lookups)
+    rows += table("token ids", tokens, whole, frozenset(), perturbed_lookups)
     detector = load_model(DETECTOR).proto
     rows += table(
         "det, demo's page",

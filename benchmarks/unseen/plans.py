@@ -32,7 +32,7 @@ from benchmarks.common import ROOT, machine
 from benchmarks.models.plan_cases import CASES, PlanCase
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
-from bisect_trt.inputs.perturbations import redrawn
+from bisect_trt.inputs.perturbations import perturbed
 from bisect_trt.metrics.parser import load_metrics, parse_requirements
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.load import load_model
@@ -50,7 +50,7 @@ class Job:
     ``first`` on.
     """
 
-    case: str
+    problem: str
     count: int
     way: str
     first: int
@@ -70,19 +70,19 @@ class Outcome:
     megabytes: float
     unseen: float
     worst: float
-    redrawn: float
+    perturbed: float
 
 
 def search(job: Job) -> Outcome:
     """Run the command in a process of its own, then judge its plan."""
-    case = CASES[job.case]
+    problem = CASES[job.problem]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "inputs").mkdir()
         for number in range(job.first, job.first + job.count):
-            np.savez(folder / "inputs" / f"{number:06d}.npz", **case.make(number))
-        model = case.model(folder)
-        arguments = _arguments(job, case, model, folder)
+            np.savez(folder / "inputs" / f"{number:06d}.npz", **problem.make(number))
+        model = problem.model(folder)
+        arguments = _arguments(job, problem, model, folder)
         # The checkout that is run comes first; metrics and installed packages may be elsewhere.
         root = Path(job.old) if job.way == "old" else ROOT
         paths = [str(root), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -98,22 +98,22 @@ def search(job: Job) -> Outcome:
             raise SystemExit(f"{job}: the search ended with {code}")
         said = json.loads((folder / "out" / "run.json").read_text())
         plan = PrecisionPlan(Precision.FP16).with_pins(frozenset(said["pinned"]))
-        unseen, redraws = judge(case, model, plan, job)
+        unseen, perturbs = judge(problem, model, plan, job)
         return Outcome(
             job,
             len(said["pinned"]),
             str(said.get("robust")),
-            float(said.get("holds", {}).get("redrawn", {}).get("lower_bound") or np.nan),
-            sum(said["probes"].values()) + said["effect_runs"],
+            float(said.get("validation", {}).get("perturbed", {}).get("lower_bound") or np.nan),
+            sum(said["probes"].values()) + said["sensitivity_runs"],
             seconds,
             used.ru_maxrss / 1024.0,
             float(np.mean([s <= 1.0 for s in unseen])),
             max(unseen),
-            float(np.mean([s <= 1.0 for s in redraws])),
+            float(np.mean([s <= 1.0 for s in perturbs])),
         )
 
 
-def _arguments(job: Job, case: PlanCase, model: Path, folder: Path) -> list[str]:
+def _arguments(job: Job, problem: PlanCase, model: Path, folder: Path) -> list[str]:
     """The module that searches, and its arguments."""
     inputs, out = str(folder / "inputs"), f"{folder}/out"
     if job.way.startswith("prefix"):
@@ -122,25 +122,25 @@ def _arguments(job: Job, case: PlanCase, model: Path, folder: Path) -> list[str]
             str(model),
             inputs,
             out,
-            case.require,
-            *case.metrics,
+            problem.require,
+            *problem.metrics,
         ]
         pins = job.way.removeprefix("prefix").strip()
         return [*found, "--pins", pins] if pins else found
     found = ["bisect_trt", "run", str(model), "--input", inputs, "--out", out]
-    found += ["--requirement", case.require, "--quiet", "--runner", "emulated"]
-    found += [part for metric in case.metrics for part in ("--metric", metric)]
+    found += ["--requirement", problem.require, "--quiet", "--runner", "emulated"]
+    found += [part for metric in problem.metrics for part in ("--metric", metric)]
     return [*found, "--robust", "0"] if job.way == "fitted" else found
 
 
 def judge(
-    case: PlanCase, model: Path, plan: PrecisionPlan, job: Job
+    problem: PlanCase, model: Path, plan: PrecisionPlan, job: Job
 ) -> tuple[list[float], list[float]]:
     """The worse emulator's scores on unseen inputs, and on redrawn copies of the given ones."""
     graph = Graph(load_model(model).proto)
     reference = Reference(graph, str(model))
     requirements = parse_requirements(
-        [case.require], graph.outputs, *load_metrics(list(case.metrics))
+        [problem.require], graph.outputs, *load_metrics(list(problem.metrics))
     )
     runners = (EmulatedRunner(graph), WholeModelRunner(graph))
 
@@ -153,12 +153,12 @@ def judge(
         return found
 
     random = np.random.default_rng(99)
-    unseen = (Sample(str(n), case.make(UNSEEN_FROM + n)) for n in range(UNSEEN))
-    draws = (
-        Sample(str(n), redrawn(case.make(job.first + n % job.count), random))
+    unseen = (Sample(str(n), problem.make(UNSEEN_FROM + n)) for n in range(UNSEEN))
+    copies = (
+        Sample(str(n), perturbed(problem.make(job.first + n % job.count), random))
         for n in range(REDRAWS)
     )
-    return scores(unseen), scores(draws)
+    return scores(unseen), scores(copies)
 
 
 def rows(jobs: list[Job], at_once: int) -> Generator[Outcome, None, None]:
@@ -222,9 +222,9 @@ def table(outcomes: Iterator[Outcome]) -> Iterator[str]:
     yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
     for o in outcomes:
         yield (
-            f"| {o.job.case} | {o.job.count} | {o.job.way} | {o.pins} | {o.word} | {o.bound:.3f} "
+            f"| {o.job.problem} | {o.job.count} | {o.job.way} | {o.pins} | {o.word} | {o.bound:.3f} "
             f"| {o.inferences} | {o.seconds:.0f} | {o.megabytes:.0f} | {100 * o.unseen:.1f} % "
-            f"| {o.worst:.2f} | {100 * o.redrawn:.1f} % |"
+            f"| {o.worst:.2f} | {100 * o.perturbed:.1f} % |"
         )
 
 
@@ -247,7 +247,9 @@ def main() -> None:
     names = [name for name in CASES if name in asked.cases.split(";")]
     one = Job("", 8, "robust", 0, asked.old)
     jobs = [
-        replace(one, case=name, count=int(count), way=way, first=asked.first + int(count) * repeat)
+        replace(
+            one, problem=name, count=int(count), way=way, first=asked.first + int(count) * repeat
+        )
         for name in names
         for count in asked.counts.split(",")
         for way in asked.ways.split(",")
@@ -268,10 +270,10 @@ def main() -> None:
 
 def _print_calibration(names: list[str], outcomes: list[Outcome]) -> None:
     for name in names:
-        done = [o for o in outcomes if o.job.case == name]
+        done = [o for o in outcomes if o.job.problem == name]
         claimed = [o for o in done if o.word == "robust"]
         kept = sum(o.unseen >= 0.95 for o in claimed)
-        redrawn_kept = sum(o.redrawn >= 0.95 for o in claimed)
+        redrawn_kept = sum(o.perturbed >= 0.95 for o in claimed)
         print(
             f"\n{name}: called robust {len(claimed)} of {len(done)}; of these {kept} hold "
             f"on 95 % of the unseen inputs, {redrawn_kept} on 95 % of fresh redrawn copies",

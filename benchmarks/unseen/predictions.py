@@ -26,13 +26,13 @@ from bisect_trt.base.interrupt import Observer
 from bisect_trt.base.outcomes import InputKind
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.base.sample import Sample
-from bisect_trt.inputs.augmentations import KINDS, kinds_for, variant
+from bisect_trt.inputs.augmentations import KINDS, augmented_input, kinds_for
 from bisect_trt.runners.emulator import EmulatedRunner
 from bisect_trt.settings import Settings
-from bisect_trt.steps.context import open_bench
-from bisect_trt.steps.problem import Case, load
-from bisect_trt.steps.samples import redraws
-from bisect_trt.steps.search_set import panel_samples
+from bisect_trt.steps.context import open_context
+from bisect_trt.steps.problem import Problem, load
+from bisect_trt.steps.samples import perturbs
+from bisect_trt.steps.search_set import search_samples
 
 SIZES = {
     "det": (2, 6, 12, 24, 48, 96),
@@ -41,8 +41,8 @@ SIZES = {
     "UniMatch": (0, 1, 2, 3, 5, 8),
     "tokens": (0, 4, 8, 16, 24, 32),
 }
-UNSEEN, UNSEEN_FROM, REDRAWS, VARIANTS = 48, 100_000, 48, 24
-COLUMNS = ("redrawn", *KINDS)
+UNSEEN, UNSEEN_FROM, REDRAWS, AUGMENTED = 48, 100_000, 48, 24
+COLUMNS = ("perturbed", *KINDS)
 
 
 @dataclass(frozen=True)
@@ -55,50 +55,55 @@ class Row:
     shares: dict[str, float]
 
 
-def measure(case: PlanCase, given_inputs: int) -> list[Row]:
+def measure(problem: PlanCase, given_inputs: int) -> list[Row]:
     """A row for each of ``given_inputs``, and each number of pins."""
     rows = []
     with tempfile.TemporaryDirectory() as name:
-        model = case.model(Path(name))
+        model = problem.model(Path(name))
         unseen: list[Sample] = []
         for number in range(given_inputs):
-            given = case.make(number)
+            given = problem.make(number)
             settings = Settings(
                 str(model),
                 [given],
-                require=case.require,
-                metrics=case.metrics,
+                require=problem.require,
+                metrics=problem.metrics,
                 runner="emulated",
                 out=Path(name) / f"{number}",
             )
             loaded = load(settings, Observer())
-            with open_bench(loaded, Observer()) as bench:
-                ranking = rank(loaded, bench, panel_samples(loaded, bench)).ranking
-                kinds = {InputKind.REDRAWN: list(redraws(loaded, bench, 1, REDRAWS, emulated=True))}
-            unseen = unseen or [Sample("", case.make(UNSEEN_FROM + n)) for n in range(UNSEEN)]
+            with open_context(loaded, Observer()) as context:
+                ranking = rank(loaded, context, search_samples(loaded, context)).ranking
+                kinds = {
+                    InputKind.PERTURBED: list(perturbs(loaded, context, 1, REDRAWS, emulated=True))
+                }
+            unseen = unseen or [Sample("", problem.make(UNSEEN_FROM + n)) for n in range(UNSEEN)]
             for kind in kinds_for(given):
-                made = (variant(kind, given, [], np.random.default_rng(n)) for n in range(VARIANTS))
+                made = (
+                    augmented_input(kind, given, [], np.random.default_rng(n))
+                    for n in range(AUGMENTED)
+                )
                 kinds[kind] = [Sample("", arrays) for arrays in made]
             share = _judge(loaded)
-            for pins in SIZES[case.name]:
+            for pins in SIZES[problem.name]:
                 plan = loaded.base.with_pins(ranking[:pins])
                 shares = {kind: share(plan, samples) for kind, samples in kinds.items()}
                 rows.append(Row(number, pins, share(plan, unseen), shares))
     return rows
 
 
-def _judge(case: Case) -> Callable[[PrecisionPlan, Iterable[Sample]], float]:
-    runner = EmulatedRunner(case.graph)
+def _judge(problem: Problem) -> Callable[[PrecisionPlan, Iterable[Sample]], float]:
+    runner = EmulatedRunner(problem.graph)
     references: dict[str, object] = {}
 
     def share(plan: PrecisionPlan, samples: Iterable[Sample]) -> float:
         passed = []
         for sample in samples:
             if sample.digest not in references:
-                references[sample.digest] = case.reference.outputs(sample)
+                references[sample.digest] = problem.reference.outputs(sample)
             exact = references[sample.digest]
             outputs = next(iter(runner.outputs(plan, [sample])))
-            passed.append(case.requirements.score(exact, outputs) <= 1.0)
+            passed.append(problem.requirements.score(exact, outputs) <= 1.0)
         return float(np.mean(passed))
 
     return share

@@ -18,27 +18,27 @@ from bisect_trt.base.interrupt import Observer
 from bisect_trt.search.prefix import shortest_prefix
 from bisect_trt.settings import Settings
 from bisect_trt.steps.baselines import measure_baselines
-from bisect_trt.steps.context import Bench, open_bench
+from bisect_trt.steps.context import Context, open_context
 from bisect_trt.steps.diagnosis import Triage, find_cause
-from bisect_trt.steps.failing_inputs import Unseen
-from bisect_trt.steps.problem import Case, load
-from bisect_trt.steps.search_set import Panel, PanelSamples, panel_samples
+from bisect_trt.steps.failing_inputs import UnseenInputs
+from bisect_trt.steps.problem import Problem, load
+from bisect_trt.steps.search_set import SearchSamples, SearchSet, search_samples
 
 
-def rank(case: Case, bench: Bench, samples: PanelSamples) -> Triage:
+def rank(problem: Problem, context: Context, samples: SearchSamples) -> Triage:
     """The ranking over some of ``samples``, as a robust search makes it.
 
     Args:
-        case: of which everything lowered need not fail.
-        bench: what emulates.
+        problem: of which everything lowered need not fail.
+        context: what emulates.
         samples: what to rank on.
 
     Raises:
         SystemExit: pinning cannot help.
     """
-    baselines = measure_baselines(case, bench)
-    unseen = Unseen(samples, baselines.lowered, None, None)
-    triage = find_cause(case, bench, baselines, None, unseen)
+    baselines = measure_baselines(problem, context)
+    unseen = UnseenInputs(samples, baselines.reduced, None, None)
+    triage = find_cause(problem, context, baselines, None, unseen)
     if not isinstance(triage, Triage):
         raise SystemExit(triage.sentence)
     return triage
@@ -61,14 +61,14 @@ def main() -> None:
         runner="emulated",
         out=out,
     )
-    case = load(settings, Observer())
-    with open_bench(case, Observer()) as bench:
-        samples = replace(panel_samples(case, bench), variants=())
-        triage = rank(case, bench, samples)
-        panel = Panel(case, bench, case.base, samples)
+    problem = load(settings, Observer())
+    with open_context(problem, Observer()) as context:
+        samples = replace(search_samples(problem, context), augmented=())
+        triage = rank(problem, context, samples)
+        search_set = SearchSet(problem, context, problem.base, samples)
 
         def passes(count: int) -> bool:
-            return panel.ask(frozenset(triage.ranking[:count]), 1.0).verdict.passed
+            return search_set.ask(frozenset(triage.ranking[:count]), 1.0).verdict.passed
 
         length = asked.pins
         if length is None:
@@ -77,8 +77,8 @@ def main() -> None:
             raise SystemExit("not even all pins pass")
         found = {
             "pinned": list(triage.ranking[:length]),
-            "probes": dict(bench.ledger().probes),
-            "effect_runs": triage.sensitivity.runs,
+            "probes": dict(context.run_statistics().probes),
+            "sensitivity_runs": triage.sensitivity.runs,
         }
     (out / "run.json").write_text(json.dumps(found))
 

@@ -24,7 +24,7 @@ from benchmarks.unseen.few_inputs import (
     loud,
     told_few,
 )
-from bisect_trt.base.outcomes import Robustness
+from bisect_trt.base.outcomes import ValidationVerdict
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.metrics.arrays import Arrays
@@ -61,8 +61,8 @@ def row(name: str, kind: str, count: int, repeats: range, folder: Path) -> str:
             runner="emulated",
             out=folder / "run",
         )
-        holds = found.holds
-        if not found.passed or holds is None:
+        validation = found.validation
+        if not found.passed or validation is None:
             continue
         if (chosen := frozenset(found.pinned)) not in kept:
             errors = _errors(chosen, others)
@@ -71,11 +71,13 @@ def row(name: str, kind: str, count: int, repeats: range, folder: Path) -> str:
             at = [aggregate(kind, errors.tolist(), at_least=False) for errors in sets]
             kept[chosen] = float(np.mean(np.asarray(at) <= limit))
         pins.append(len(chosen))
-        if min(holds.redrawn.lower_bound, holds.variants.lower_bound) >= holds.wanted or (
-            count >= 20 and holds.redrawn.lower_bound >= holds.wanted
+        if min(
+            validation.perturbed.lower_bound, validation.augmented.lower_bound
+        ) >= validation.wanted or (
+            count >= 20 and validation.perturbed.lower_bound >= validation.wanted
         ):
             asked.append(kept[chosen])
-        robust += [kept[chosen]] if holds.word is Robustness.ROBUST else []
+        robust += [kept[chosen]] if validation.word is ValidationVerdict.VALIDATED else []
     counted = " | ".join(f"{len(some)} | {told_few(some)}" for some in (asked, robust))
     return f"| {name} | {kind} of {count} | {min(pins)} to {max(pins)} | {counted} |"
 

@@ -64,14 +64,14 @@ class Halves:
             on = not computed.isdisjoint(flag.on) and computed.isdisjoint(flag.off)
             feed[name] = value_of(self._switch[on])
         for name, weight in self._made.weights.items():
-            precision = weight.lowered if weight.layer in constants else weight.pinned
+            precision = weight.reduced if weight.layer in constants else weight.pinned
             held[name] = self._constants.owner(weight.tensor, precision)
             feed[name] = value_of(held[name])
         found = caller(self._session)(feed, self._outputs, None)
         return {name: found[i].numpy() for i, name in enumerate(self._outputs)}
 
 
-def effects(
+def sensitivities(
     graph: Graph, requirements: Requirements, exact: Sequence[Arrays], inputs: Sequence[Arrays]
 ) -> tuple[Vectors, Vectors, Vectors]:
     """By layer, in tolerances, over the samples' elements: what rounding its constants does, what
@@ -91,8 +91,8 @@ def effects(
             for name in layers
             if all(np.isfinite(o).all() for o in runner.outputs(arrays, {name}, {name}).values())
         }
-        lowered = runner.outputs(arrays, finite, finite)
-        chosen = ErrorSample(requirements, reference, lowered, ELEMENTS)
+        reduced = runner.outputs(arrays, finite, finite)
+        chosen = ErrorSample(requirements, reference, reduced, ELEMENTS)
         for name in layers:
             for part, halves in zip(
                 parts, (({name}, set()), (set(), {name}), ({name}, {name})), strict=True
@@ -130,23 +130,23 @@ def _mean_square(vector: NDArray[np.float64]) -> float:
     return float(np.mean(vector * vector)) if np.isfinite(vector).all() else np.inf
 
 
-def table(case: PlanCase) -> list[str]:
+def table(problem: PlanCase) -> list[str]:
     """A row for each number of pins."""
     with tempfile.TemporaryDirectory() as name:
-        model = case.model(Path(name))
+        model = problem.model(Path(name))
         graph = Graph(load_model(model).proto)
         reference = Reference(graph, str(model))
     requirements = parse_requirements(
-        [case.require], graph.outputs, *load_metrics(list(case.metrics))
+        [problem.require], graph.outputs, *load_metrics(list(problem.metrics))
     )
-    inputs = [case.make(n) for n in range(SAMPLES)]
+    inputs = [problem.make(n) for n in range(SAMPLES)]
     exact = [reference.outputs(Sample("", arrays)) for arrays in inputs]
-    constants, computed, both = effects(graph, requirements, exact, inputs)
+    constants, computed, both = sensitivities(graph, requirements, exact, inputs)
     rankings = (by_squares(both), by_signs(constants, computed, both))
-    unseen = [Sample("", case.make(UNSEEN_FROM + n)) for n in range(UNSEEN)]
+    unseen = [Sample("", problem.make(UNSEEN_FROM + n)) for n in range(UNSEEN)]
     true = [reference.outputs(sample) for sample in unseen]
     runner, rows = EmulatedRunner(graph), []
-    for pins in SIZES[case.name]:
+    for pins in SIZES[problem.name]:
         cells = []
         for ranking in rankings:
             plan = PrecisionPlan("fp16").with_pins(ranking[:pins])
@@ -156,7 +156,7 @@ def table(case: PlanCase) -> list[str]:
             ]
             cells.append(f"{sum(s <= 1.0 for s in scores)}, {np.quantile(scores, 0.95):.2f}")
         shared = len(set(rankings[0][:pins]) & set(rankings[1][:pins]))
-        rows.append(f"| {case.name} | {pins} | {' | '.join(cells)} | {shared} |")
+        rows.append(f"| {problem.name} | {pins} | {' | '.join(cells)} | {shared} |")
     return rows
 
 

@@ -125,7 +125,7 @@ BLOCK = 4096
 """What file systems share is whole blocks, so that a part has to lie alike in both files."""
 
 _CANNOT = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF, errno.EPERM)
-_PIECE = 1 << 22
+_SUBGRAPH = 1 << 22
 
 
 def copy_part(source: Path, offset: int, length: int, stream: IO[bytes]) -> None:
@@ -145,11 +145,11 @@ def copy_part(source: Path, offset: int, length: int, stream: IO[bytes]) -> None
         done = _by_system(read.fileno(), offset, length, stream)
         read.seek(offset + done)
         while done < length:
-            piece = read.read(min(_PIECE, length - done))
-            if not piece:
+            subgraph = read.read(min(_SUBGRAPH, length - done))
+            if not subgraph:
                 raise OSError(errno.EIO, f"{source} has become shorter")
-            stream.write(piece)
-            done += len(piece)
+            stream.write(subgraph)
+            done += len(subgraph)
 
 
 def _by_system(read: int, offset: int, length: int, stream: IO[bytes]) -> int:
@@ -227,7 +227,7 @@ RESULT_FILES = (
     "pins.csv",
     "engines.csv",
     "inputs.csv",
-    "frontier.csv",
+    "tradeoff.csv",
 )
 
 VERIFY_PAGE, VERIFY_RECORD, VERIFY_JUNIT = "verify.html", "verify.json", "verify.junit.xml"

@@ -51,7 +51,7 @@ class BudgetSpentError(Exception):
 class Observer:
     """Hears what a run does; this one ignores it all. Subclass what you want to show."""
 
-    def station(self, name: str) -> None:
+    def step(self, name: str) -> None:
         """A station of the pipeline begins."""
 
     def progress(self, done: int, expected: int, note: str) -> None:
@@ -137,8 +137,8 @@ class TimedObserver(Observer):
         self._inner = inner
         self._time = time_budget
 
-    def station(self, name: str) -> None:
-        self._inner.station(name)
+    def step(self, name: str) -> None:
+        self._inner.step(name)
 
     def progress(self, done: int, expected: int, note: str) -> None:
         self._inner.progress(done, expected, note)

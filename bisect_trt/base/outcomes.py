@@ -33,7 +33,7 @@ class Cause(StrEnum):
     NONE = "none"
     GOLDEN_MISMATCH = "golden-mismatch"
     NOT_PRECISION = "not-precision"
-    UNSTEADY = "unsteady"
+    NOT_REPRODUCIBLE = "not-reproducible"
     ENGINE_FAILED = "engine-failed"
     TF32 = "tf32"
     OVERFLOW = "overflow"
@@ -99,7 +99,7 @@ _APART = 0.1
 
 
 @dataclass(frozen=True)
-class Steadiness:
+class Reproducibility:
     """``differing`` of ``runs`` gave another answer to a sample than most of its runs did.
 
     ``passed`` runs met the requirements; ``best`` and ``worst`` are the scores, in tolerances, of
@@ -123,7 +123,7 @@ class Steadiness:
     right: int | None = None
     broken: str = ""
 
-    def of_set(self, best: float, worst: float) -> Steadiness:
+    def of_set(self, best: float, worst: float) -> Reproducibility:
         """The same runs where all samples are judged together, of which no run of one passes or
         misses alone.
 
@@ -136,7 +136,7 @@ class Steadiness:
         return replace(self, passed=passed, best=best, worst=worst)
 
     @property
-    def steady(self) -> bool:
+    def reproducible(self) -> bool:
         """Whether all answers to each sample were the same, bit for bit."""
         return self.differing == 0
 
@@ -148,7 +148,7 @@ class Steadiness:
         return self.worst > 1.0 and self.best < self.worst * (1.0 - _APART)
 
 
-def together(found: Sequence[Steadiness]) -> Steadiness:
+def together(found: Sequence[Reproducibility]) -> Reproducibility:
     """Those of several samples, one at least: counts added, the others of the unsteadiest."""
     last = max(found, key=lambda s: (s.decides, s.differing > 0, _gap(s), s.apart))
     return replace(
@@ -160,7 +160,7 @@ def together(found: Sequence[Steadiness]) -> Steadiness:
     )
 
 
-def _gap(one: Steadiness) -> float:
+def _gap(one: Reproducibility) -> float:
     """In tolerances; infinite where only one of the two is finite."""
     return 0.0 if one.best == one.worst else one.worst - one.best
 
@@ -175,8 +175,8 @@ class InputKind(StrEnum):
     """What a plan is judged on; the value is its name in files."""
 
     GIVEN = "given"
-    REDRAWN = "redrawn"
-    VARIANTS = "variants"
+    PERTURBED = "perturbed"
+    AUGMENTED = "augmented"
     HOLDOUT = "holdout"
 
     @property
@@ -187,22 +187,22 @@ class InputKind(StrEnum):
 
 _WORDS = {
     InputKind.GIVEN: "given inputs",
-    InputKind.REDRAWN: "redrawn roundings",
-    InputKind.VARIANTS: "variants",
+    InputKind.PERTURBED: "redrawn roundings",
+    InputKind.AUGMENTED: "augmented",
     InputKind.HOLDOUT: "held out",
 }
 
 
-class Robustness(StrEnum):
+class ValidationVerdict(StrEnum):
     """What the tests say of inputs that nobody has shown."""
 
-    ROBUST = "robust"
-    UNDECIDED = "undecided"
-    LUCKY = "lucky"
+    VALIDATED = "robust"
+    INCONCLUSIVE = "inconclusive"
+    OVERFITTED = "overfitted"
 
 
 @dataclass(frozen=True)
-class Holding:
+class Tally:
     """``passed`` of ``tested`` samples of one kind met the requirements.
 
     ``lower_bound`` is the share of all such samples that do, at least, with 95 % confidence; 0
@@ -227,48 +227,48 @@ class Holding:
 
 
 @dataclass(frozen=True)
-class Holds:
-    """What a plan holds on: the ``given`` inputs, copies of them with roundings ``redrawn``,
-    ``variants`` of them, and the inputs that were kept apart (``holdout``).
+class Validation:
+    """What a plan holds on: the ``given`` inputs, copies of them with roundings ``perturbed``,
+    ``augmented`` of them, and the inputs that were kept apart (``holdout``).
 
-    ``wanted`` is the share of unseen inputs that is asked for, ``wanted_of_variants`` the share of
+    ``wanted`` is the share of unseen inputs that is asked for, ``wanted_of_augmented`` the share of
     variants, which stand in for inputs that nobody has shown, ``wanted_of_given`` the share of the
     given inputs (``--holds-on``); ``fitted`` is true where nothing but these was searched with.
-    ``set_size`` is how many inputs were judged together: one, or all that were given. ``reach`` is
+    ``set_size`` is how many inputs were judged together: one, or all that were given. ``prediction_limit`` is
     what other inputs may score, in tolerances, by what copies of the given ones do
     (:mod:`bisect_trt.metrics.statistics`): infinite where nothing can be told, NaN where nothing
     was asked. ``holdout_size`` is how many of the inputs kept apart were judged together.
     ``has_margin`` is false where an input's score says only whether it holds, and not how nearly.
-    ``draws`` says which copies were tested: the stream of the test, and how many it may make.
+    ``copies`` says which copies were tested: the stream of the test, and how many it may make.
     ``unfinished`` is true where the run ended before it had tested any, ``spent`` where variants
     are asked for and the search had seen all that could be made: those test nothing. ``alike`` is
     true where the given inputs are few and of one kind.
     """
 
-    given: Holding
-    redrawn: Holding
-    variants: Holding
-    holdout: Holding
+    given: Tally
+    perturbed: Tally
+    augmented: Tally
+    holdout: Tally
     wanted: float
-    wanted_of_variants: float = 0.0
+    wanted_of_augmented: float = 0.0
     fitted: bool = False
     wanted_of_given: float = 1.0
     set_size: int = 1
-    reach: float = math.nan
+    prediction_limit: float = math.nan
     holdout_size: int = 1
     has_margin: bool = True
-    draws: tuple[int, int] | None = None
+    copies: tuple[int, int] | None = None
     unfinished: bool = False
     spent: bool = False
     alike: bool = False
 
-    def of(self, kind: InputKind) -> Holding:
+    def of(self, kind: InputKind) -> Tally:
         """What was found on inputs of ``kind``."""
-        found: Holding = getattr(self, kind.value)
+        found: Tally = getattr(self, kind.value)
         return found
 
     @property
-    def word(self) -> Robustness | None:
+    def word(self) -> ValidationVerdict | None:
         """None where the given inputs miss their share: then no word on other inputs is due.
 
         Robust: the given inputs hold, the shares of redrawn roundings and of variants are
@@ -282,11 +282,11 @@ class Holds:
         if not self.given_hold:
             return None
         if self.missed:
-            return Robustness.LUCKY
+            return ValidationVerdict.OVERFITTED
         if self.holdout.passed < at_least(self.wanted, self.holdout.tested):
-            return Robustness.UNDECIDED
+            return ValidationVerdict.INCONCLUSIVE
         robust = self.is_bounded and self.leaves_room and not self.alike
-        return Robustness.ROBUST if robust else Robustness.UNDECIDED
+        return ValidationVerdict.VALIDATED if robust else ValidationVerdict.INCONCLUSIVE
 
     @property
     def given_hold(self) -> bool:
@@ -294,19 +294,19 @@ class Holds:
         return self.given.passed >= at_least(self.wanted_of_given, self.given.tested)
 
     @property
-    def missed(self) -> tuple[Holding, ...]:
+    def missed(self) -> tuple[Tally, ...]:
         """The kinds beside the given inputs of which fewer hold than chance explains. A set of
         those kept apart is one observation, and of other inputs than the given sets.
         """
         alone = [(self.holdout, self.wanted)] if self.holdout_size == 1 else []
-        return tuple(kind for kind, wanted in (*self._drawn, *alone) if kind.misses(wanted))
+        return tuple(kind for kind, wanted in (*self._copied, *alone) if kind.misses(wanted))
 
     @property
     def is_bounded(self) -> bool:
         """Whether inputs kept apart, each judged alone, bound the share that is wanted; or copies
         were tested, and the share of each kind of them is bounded by what is wanted.
         """
-        tested = [(kind, wanted) for kind, wanted in self._drawn if kind.tested]
+        tested = [(kind, wanted) for kind, wanted in self._copied if kind.tested]
         bounded = bool(tested) and all(kind.lower_bound >= wanted for kind, wanted in tested)
         bounded = bounded and not self.spent
         return bounded or (self.holdout_size == 1 and self._apart)
@@ -317,8 +317,8 @@ class Holds:
         return self.holdout.tested > 0 and self.holdout.lower_bound >= self.wanted
 
     @property
-    def _drawn(self) -> tuple[tuple[Holding, float], ...]:
-        return (self.redrawn, self.wanted), (self.variants, self.wanted_of_variants)
+    def _copied(self) -> tuple[tuple[Tally, float], ...]:
+        return (self.perturbed, self.wanted), (self.augmented, self.wanted_of_augmented)
 
     @property
     def of_one(self) -> bool:
@@ -338,7 +338,7 @@ class Holds:
         of 200 others; of 23 called robust from 24 inputs two held on 91 and 93 %, those whose
         copies reach beyond the tolerance (benchmarks/results/validation.md).
         """
-        if self._apart or not self.reach > 1.0:
+        if self._apart or not self.prediction_limit > 1.0:
             return True
         if self.set_size > 1:
             return False
@@ -347,9 +347,9 @@ class Holds:
         return 1.0 - _chance(passed - 1, tested, self.wanted) <= _RARE + 1e-9
 
 
-def word_of(holds: Holds | None) -> str | None:
+def word_of(validation: Validation | None) -> str | None:
     """The word as files have it; None where no plan was tested, or none is due."""
-    return holds.word.value if holds is not None and holds.word is not None else None
+    return validation.word.value if validation is not None and validation.word is not None else None
 
 
 def _chance(passed: int, tested: int, share: float) -> float:

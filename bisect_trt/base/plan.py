@@ -177,7 +177,7 @@ class Bypass:
 
 
 @dataclass(frozen=True)
-class Piece:
+class Subgraph:
     """The nodes that are ``kept``, and the bypasses among those that are not.
 
     What other nodes gave to the kept ones is recorded and becomes an input.
@@ -186,6 +186,6 @@ class Piece:
     kept: frozenset[str]
     bypassed: frozenset[Bypass] = frozenset()
 
-    def without(self, bypass: Bypass) -> Piece:
+    def without(self, bypass: Bypass) -> Subgraph:
         """The same with one more node bypassed."""
-        return Piece(self.kept - {bypass.node}, self.bypassed | {bypass})
+        return Subgraph(self.kept - {bypass.node}, self.bypassed | {bypass})

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sample:
-    """``arrays`` by graph input name, ``name`` for tables and messages; ``drawn`` if this program
+    """``arrays`` by graph input name, ``name`` for tables and messages; ``copied`` if this program
     made it from others.
     """
 
     name: str
     arrays: Mapping[str, NDArray[Any]]
-    drawn: bool = False
+    copied: bool = False
 
     @property
     def digest(self) -> str:

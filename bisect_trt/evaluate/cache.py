@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bisect_trt.base.errors import BadInputError, BisectError, MachineError, one_line
-from bisect_trt.base.outcomes import Steadiness, Verdict
+from bisect_trt.base.outcomes import Reproducibility, Verdict
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.evaluate.result import SampleResult, Vector
@@ -114,7 +114,7 @@ def _free_name(path: Path) -> Path:
     raise OSError(f"{path}: a thousand damaged journals lie beside it; remove some")
 
 
-JOURNAL = "journal.sqlite"
+CACHE = "cache.sqlite"
 _FORM = 2
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS answers "
@@ -142,7 +142,7 @@ def content_key(*parts: object) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 
-class Journal:
+class Cache:
     """The journal in ``folder``; several threads may share it.
 
     Journals of earlier versions are opened too: their answers are simply other keys. One whose
@@ -157,7 +157,7 @@ class Journal:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._path = path = folder / JOURNAL
+        self._path = path = folder / CACHE
         self._lock = Lock()
         self.note = ""
         self.beside: Callable[[], list[Row]] = list
@@ -307,12 +307,12 @@ _WRITTEN_EVERY_S = 0.5
 
 
 class RowBuffer:
-    """Rows on their way into ``journal``, written every half second: a transaction each would take
+    """Rows on their way into ``cache``, written every half second: a transaction each would take
     as long as a small network's inference.
     """
 
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
         self._rows: list[Row] = []
         self._written = time.monotonic()
 
@@ -325,17 +325,17 @@ class RowBuffer:
     def flush(self) -> None:
         """Write what there is."""
         if self._rows:
-            self._journal.record(self._rows)
+            self._cache.record(self._rows)
         self._rows, self._written = [], time.monotonic()
 
 
 class Answers:
-    """Reads and makes rows of ``journal``; ``key`` is the content that all of them depend on. The
+    """Reads and makes rows of ``cache``; ``key`` is the content that all of them depend on. The
     runner waits ``patience`` seconds: what one that waited for less gave up is asked again.
     """
 
-    def __init__(self, journal: Journal, key: str, patience: float = math.inf) -> None:
-        self._journal = journal
+    def __init__(self, cache: Cache, key: str, patience: float = math.inf) -> None:
+        self._cache = cache
         self._key = key
         self._patience = patience
 
@@ -345,7 +345,7 @@ class Answers:
 
     def of(self, plan: PrecisionPlan, sample: Sample) -> SampleResult | None:
         """What ``plan`` showed on ``sample``; None if it was not run."""
-        found = self._journal.recall(self._sample_key(plan, sample))
+        found = self._cache.recall(self._sample_key(plan, sample))
         if found is None:
             return None
         meta, payload = found
@@ -360,7 +360,7 @@ class Answers:
             meta["seconds"],
             meta["note"],
             np.frombuffer(payload, np.float32) if payload else None,
-            Steadiness(**meta["steadiness"]) if meta.get("steadiness") else None,
+            Reproducibility(**meta["reproducibility"]) if meta.get("reproducibility") else None,
             tuple(meta.get("best_values", ())),
         )
 
@@ -396,8 +396,8 @@ class Answers:
         }
         if result.verdict is Verdict.TIMED_OUT:
             meta["patience"] = self._patience
-        if result.steadiness is not None:
-            meta["steadiness"] = vars(result.steadiness)
+        if result.reproducibility is not None:
+            meta["reproducibility"] = vars(result.reproducibility)
         if result.best_values:
             meta["best_values"] = list(result.best_values)
         payload = b"" if result.vector is None else result.vector.tobytes()
@@ -413,7 +413,7 @@ class Answers:
             samples: on which samples.
             best: by the best run of each, where some was worse, in place of the worst.
         """
-        found = self._journal.recall(self._key_of_all(plan, samples, best=best))
+        found = self._cache.recall(self._key_of_all(plan, samples, best=best))
         return None if found is None else [float(v) for v in found[0]]
 
     def row_of_all(
@@ -436,7 +436,7 @@ class Answers:
 
     def facts(self, plan: PrecisionPlan) -> dict[str, Any]:
         """What the runner added to ``plan``; empty where it adds nothing."""
-        found = self._journal.recall(self.key("facts", plan.digest))
+        found = self._cache.recall(self.key("facts", plan.digest))
         return dict(found[0]) if found is not None else {}
 
     def row_of_facts(self, plan: PrecisionPlan, facts: dict[str, Any]) -> Row:

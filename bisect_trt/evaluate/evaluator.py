@@ -12,16 +12,16 @@ from threading import RLock
 
 from bisect_trt.base.display import some_of
 from bisect_trt.base.errors import BadInputError, RunnerFailedError, one_line
-from bisect_trt.base.outcomes import Steadiness, Verdict
+from bisect_trt.base.outcomes import Reproducibility, Verdict
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.base.sample import Sample
-from bisect_trt.evaluate.cache import Answers, Journal, Row, content_key
+from bisect_trt.evaluate.cache import Answers, Cache, Row, content_key
 from bisect_trt.evaluate.references import References
 from bisect_trt.evaluate.result import (
-    PanelLog,
-    PanelResult,
-    ProbeResult,
+    Evaluation,
     SampleResult,
+    SearchSetLog,
+    SearchSetResult,
     Vector,
     meets,
 )
@@ -46,7 +46,7 @@ class _Runs:
 
     worst: Arrays
     judged: Judged
-    steadiness: Steadiness | None = None
+    reproducibility: Reproducibility | None = None
     best: Arrays | None = None
     best_values: tuple[float, ...] = ()
 
@@ -140,7 +140,9 @@ class Execution:
                     kept[sample.digest] = worst
                     if runs.best is not None:
                         kept[_best_of(sample)] = runs.best
-                yield SampleResult.of(runs.judged, spent, vector, runs.steadiness, runs.best_values)
+                yield SampleResult.of(
+                    runs.judged, spent, vector, runs.reproducibility, runs.best_values
+                )
                 left -= 1
                 if left:
                     self._before_each()
@@ -177,10 +179,10 @@ class Execution:
         best, worst = order[0], order[-1]
         name, apart = farthest_apart(exact, [answer for answer, _ in answers])
         passed = sum(c for (_, c), score in zip(answers, scores, strict=True) if score <= 1.0)
-        steadiness = Steadiness(
+        reproducibility = Reproducibility(
             outputs.runs, differing, passed, min(scores), scores[worst], apart, name, sample.name
         )
-        chosen = _Runs(answers[worst][0], judged[worst], steadiness)
+        chosen = _Runs(answers[worst][0], judged[worst], reproducibility)
         if best == worst:
             return chosen
         return replace(chosen, best=answers[best][0], best_values=judged[best].values)
@@ -206,7 +208,7 @@ class Execution:
         if told is None:
             told = self._told(samples, results, kept)
             rows = [self._answers.row_of_all(plan, samples, told)]
-            if any(r.steadiness is not None for r in results):  # in the place of earlier runs'
+            if any(r.reproducibility is not None for r in results):  # in the place of earlier runs'
                 bests = {s.digest: kept[_best_of(s)] for s in samples if _best_of(s) in kept}
                 best = self._told(samples, results, {**kept, **bests}) if bests else told
                 rows.append(self._answers.row_of_all(plan, samples, best, best=True))
@@ -309,12 +311,12 @@ _RECORDED = 64
 """New answers of one probe that a killed process may lose."""
 
 
-class Prober:
+class Evaluator:
     """Runs plans on one runner and judges them.
 
     ``done`` holds this run's probes of the given samples by plan, ``plans`` every plan that was
     asked about; ``log`` lists the probes in order, and may be shared with another prober of the
-    same run. ``on_probe`` hears of each; ``before_each`` is called before each inference, and may
+    same run. ``on_evaluation`` hears of each; ``before_each`` is called before each inference, and may
     raise to end the work; ``on_inference`` hears after each on how many, of the samples that were
     asked about together, the plan in work was run.
 
@@ -323,7 +325,7 @@ class Prober:
         given: the samples of :meth:`probe`.
         references: what the outputs are held against.
         requirements: the judge.
-        journal: where answers are kept.
+        cache: where answers are kept.
         run_key: the content that every answer depends on, samples apart.
         error_sample: the elements of a sample whose signed errors are kept with each answer on the
             given samples; None where nobody needs them.
@@ -339,32 +341,34 @@ class Prober:
         given: Sequence[Sample],
         references: References,
         requirements: Requirements,
-        journal: Journal,
+        cache: Cache,
         run_key: str,
         error_sample: Callable[[Sample], ErrorSample] | None,
         workers: int = 1,
-        log: list[ProbeResult] | None = None,
+        log: list[Evaluation] | None = None,
         at_once: int = 16,
         share: float = 1.0,
     ) -> None:
         self.runner = runner
         self.requirements = requirements
         self.workers = workers
-        self.done: dict[PrecisionPlan, ProbeResult] = {}
-        self.new_probes = 0
+        self.done: dict[PrecisionPlan, Evaluation] = {}
+        self.new_evaluations = 0
         self.plans: set[PrecisionPlan] = set()
-        self.log: list[ProbeResult] = [] if log is None else log
-        self._panels = PanelLog(self.log, runner.name, lambda result: self.on_probe(result))
-        self.on_probe: Callable[[ProbeResult], None] = lambda _: None
+        self.log: list[Evaluation] = [] if log is None else log
+        self._search_sets = SearchSetLog(
+            self.log, runner.name, lambda result: self.on_evaluation(result)
+        )
+        self.on_evaluation: Callable[[Evaluation], None] = lambda _: None
         self.before_each: Callable[[], None] = lambda: None
         self.on_inference: Callable[[int, int], None] = lambda done, of: None
         self._given = list(given)
         self._at_once = at_once
         self._error_sample = error_sample
-        self._journal = journal
+        self._cache = cache
         waits = runner.timeout_s if isinstance(runner, Patient) else None
         key = content_key(run_key, runner.name, dict(runner.versions))
-        self._answers = Answers(journal, key, math.inf if waits is None else waits)
+        self._answers = Answers(cache, key, math.inf if waits is None else waits)
         self._execution = Execution(
             runner, references, requirements, self._answers, share, lambda: self.before_each()
         )
@@ -387,13 +391,13 @@ class Prober:
         with self._lock:
             return plan in self.done or len(self._recall(plan)) == len(given)
 
-    def probe(self, plan: PrecisionPlan) -> ProbeResult:
+    def probe(self, plan: PrecisionPlan) -> Evaluation:
         """The result of ``plan`` on the given samples, from this run, the journal, or a new
         execution.
         """
-        return self.probe_many([plan])[0]
+        return self.evaluate_many([plan])[0]
 
-    def probe_many(self, plans: Sequence[PrecisionPlan]) -> list[ProbeResult]:
+    def evaluate_many(self, plans: Sequence[PrecisionPlan]) -> list[Evaluation]:
         """The results of several plans; new ones run on ``workers`` threads.
 
         May be called from several threads at a time: the one journal is written under a lock.
@@ -410,7 +414,7 @@ class Prober:
                     missing.append((plan, known))
         for plan, known in self._complete_all(missing):
             with self._lock:
-                self.new_probes += plan not in self.plans
+                self.new_evaluations += plan not in self.plans
                 self._note(self._together(plan, known))
         return [self.done[plan] for plan in plans]
 
@@ -421,19 +425,19 @@ class Prober:
     def judge(
         self,
         plan: PrecisionPlan,
-        panel: Iterable[Sample],
+        search_set: Iterable[Sample],
         *,
         limit: float = math.inf,
         misses: int = 0,
         size: int = 1,
-    ) -> PanelResult:
+    ) -> SearchSetResult:
         """The result of ``plan`` on other samples than the given ones; each answer is kept.
 
         May be called from several threads.
 
         Args:
             plan: what to run.
-            panel: the samples in order; may be a generator, of which a few are in memory at a time.
+            search_set: the samples in order; may be a generator, of which a few are in memory at a time.
             limit: if it is finite, the run ends once more than ``misses`` samples are no clear pass
                 within so many tolerances.
             misses: how many may miss it.
@@ -445,7 +449,7 @@ class Prober:
         names: list[str] = []
         results: list[SampleResult] = []
         new = missed = 0
-        for chunk in _chunks(panel, -(-self._at_once // size) * size):
+        for chunk in _chunks(search_set, -(-self._at_once // size) * size):
             rows: list[Row] = []
             try:
                 for name, found in self._sets.judged(plan, chunk, size, rows):
@@ -459,11 +463,11 @@ class Prober:
                 self._record(rows)
             if missed > misses and math.isfinite(limit):
                 break
-        answer = PanelResult(plan, tuple(names), tuple(results))
+        answer = SearchSetResult(plan, tuple(names), tuple(results))
         with self._lock:
-            self.new_probes += new > 0 and plan not in self.plans
+            self.new_evaluations += new > 0 and plan not in self.plans
             self.plans.add(plan)
-            return replace(answer, logged=self._panels.entry(answer))
+            return replace(answer, logged=self._search_sets.entry(answer))
 
     def _prepare(self, samples: Sequence[Sample]) -> None:
         """What executions on ``samples`` need, made once and not by two threads."""
@@ -519,9 +523,9 @@ class Prober:
         facts = dict(self.runner.facts(plan)) if plan is not None and rows else {}
         more = [self._answers.row_of_facts(plan, facts)] if plan is not None and facts else []
         with self._lock:
-            self._journal.record([*rows, *more])
+            self._cache.record([*rows, *more])
 
-    def _together(self, plan: PrecisionPlan, known: Mapping[str, SampleResult]) -> ProbeResult:
+    def _together(self, plan: PrecisionPlan, known: Mapping[str, SampleResult]) -> Evaluation:
         facts = self.runner.facts(plan) or self._answers.facts(plan)
         results = [known[s.digest] for s in self._given]
         score: float | None = None
@@ -532,22 +536,22 @@ class Prober:
         values = self._execution.values_of(results)
         each = self.requirements.by_condition(values, self._execution.share, told)
         names = [s.name for s in self._given]
-        found = ProbeResult.over(plan, self.runner.name, results, facts, score=score, names=names)
-        found, seen = replace(found, by_condition=each), found.steadiness
-        if seen is None or (score is None and seen.steady):
+        found = Evaluation.over(plan, self.runner.name, results, facts, score=score, names=names)
+        found, seen = replace(found, by_condition=each), found.reproducibility
+        if seen is None or (score is None and seen.reproducible):
             return found
         best = [r.best_values or v for r, v in zip(results, values, strict=True)]
         by_best = self._answers.of_all(plan, self._given, best=True) or told
         least = self.requirements.together(best, self._execution.share, by_best)
         if score is not None:  # where each must hold, the samples' own scores tell
             seen = seen.of_set(least, found.score)
-        return replace(found, best_score=least, steadiness=seen)
+        return replace(found, best_score=least, reproducibility=seen)
 
-    def _note(self, result: ProbeResult) -> None:
+    def _note(self, result: Evaluation) -> None:
         self.done[result.plan] = result
         self.plans.add(result.plan)
         self.log.append(result)
-        self.on_probe(result)
+        self.on_evaluation(result)
 
     def _recall(self, plan: PrecisionPlan) -> dict[str, SampleResult]:
         """What the journal knows of ``plan``, by the given samples' digests."""

@@ -19,7 +19,7 @@ from bisect_trt.runners.reference import Reference
 
 _MOST_BYTES = 8 << 20
 
-_MOST_DRAWN = 512 << 20
+_MOST_COPIES = 512 << 20
 """Of what was drawn so much lies on disk, and what comes first: that is what a search asks for
 again and again. Each test draws anew, and of a model whose outputs are large makes gigabytes."""
 
@@ -34,7 +34,7 @@ class References:
     Args:
         reference: of the samples that are given.
         folder: for what is not kept in memory.
-        for_drawn: gives the FP32 outputs of samples that are drawn, one call at a time, where that
+        for_copied: gives the FP32 outputs of samples that are drawn, one call at a time, where that
             is quicker; None for ``reference``.
         lasting: whether draws are asked for as a rule: a session of 60,000 nodes is opened in
             5 to 10 s, and not given back in between.
@@ -44,20 +44,20 @@ class References:
         self,
         reference: Reference,
         folder: Path,
-        for_drawn: Callable[[Sample], Arrays] | None = None,
+        for_copied: Callable[[Sample], Arrays] | None = None,
         *,
         lasting: bool = False,
     ) -> None:
         self._reference = reference
         self._lasting = lasting and not reference.turns.one_at_a_time
-        self._for_drawn: Callable[[Sample], Arrays] | None = None
-        if for_drawn is not None:
-            self.use_for_drawn(for_drawn)
+        self._for_copied: Callable[[Sample], Arrays] | None = None
+        if for_copied is not None:
+            self.use_for_copied(for_copied)
         self._folder = folder
         self._known: OrderedDict[str, Arrays] = OrderedDict()
         self._on_disk: set[str] = set()
-        self._drawn: set[str] = set()
-        self._drawn_bytes = 0
+        self._copied: set[str] = set()
+        self._copied_bytes = 0
         self._names: tuple[str, ...] = ()
         self._decides: tuple[str, ...] = ()
         self._bytes = 0
@@ -65,9 +65,9 @@ class References:
         self._lock = Lock()
         shutil.rmtree(folder, ignore_errors=True)  # what a killed run left
 
-    def use_for_drawn(self, outputs: Callable[[Sample], Arrays]) -> None:
+    def use_for_copied(self, outputs: Callable[[Sample], Arrays]) -> None:
         """Let ``outputs`` give the FP32 outputs of samples that are drawn."""
-        self._for_drawn, self._lasting = outputs, False
+        self._for_copied, self._lasting = outputs, False
 
     def of(self, sample: Sample) -> Arrays:
         """The reference outputs of ``sample``, by name; several threads may ask.
@@ -82,14 +82,14 @@ class References:
                 return self._known[digest]
             found = self._read(digest) if digest in self._on_disk else None
         if found is None:
-            quick = self._for_drawn if sample.drawn else None
+            quick = self._for_copied if sample.copied else None
             found = (quick or self._reference.outputs)(sample)
         with self._lock:
             if digest in self._known:  # another thread was sooner
                 return self._known[digest]
             self._known[digest] = found
-            if sample.drawn:
-                self._drawn.add(digest)
+            if sample.copied:
+                self._copied.add(digest)
             self._bytes += _size(found)
             while self._bytes > _MOST_BYTES and self._known:
                 self._let_go(*self._known.popitem(last=False))
@@ -97,7 +97,7 @@ class References:
 
     def at_once(self, sample: Sample) -> int:
         """How many threads gain from asking at a time for samples like ``sample``."""
-        if sample.drawn and self._for_drawn is not None:
+        if sample.copied and self._for_copied is not None:
             return 1
         return self._reference.at_once(sample)
 
@@ -143,10 +143,10 @@ class References:
         self._bytes -= _size(outputs)
         if digest in self._on_disk:
             return
-        if digest in self._drawn:
-            if self._drawn_bytes + _size(outputs) > _MOST_DRAWN:
+        if digest in self._copied:
+            if self._copied_bytes + _size(outputs) > _MOST_COPIES:
                 return
-            self._drawn_bytes += _size(outputs)
+            self._copied_bytes += _size(outputs)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             # Names of outputs may hold what no file name may: the arrays go by number.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_trt.base.outcomes import InputKind, Steadiness, Verdict, together
+from bisect_trt.base.outcomes import InputKind, Reproducibility, Verdict, together
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.metrics.errors import SHAPE_CHANGED, TensorError, mean_of, worst_of
 from bisect_trt.metrics.requirements import Judged
@@ -26,7 +26,7 @@ class SampleResult:
     the conditions' in their metrics' units, empty where the plan could not be run; ``errors`` by
     output, empty where the plan could not be run; ``vector`` the signed errors at the sampled
     elements, in tolerances, where they were asked for; ``seconds`` the wall time. Of several runs
-    all this is the worst's, and ``steadiness`` says how they differ; None for a single run.
+    all this is the worst's, and ``reproducibility`` says how they differ; None for a single run.
     ``best_values`` are those of the best run where another was worse, else empty.
     """
 
@@ -37,7 +37,7 @@ class SampleResult:
     seconds: float
     note: str = ""
     vector: Vector | None = None
-    steadiness: Steadiness | None = None
+    reproducibility: Reproducibility | None = None
     best_values: tuple[float, ...] = ()
 
     @staticmethod
@@ -45,7 +45,7 @@ class SampleResult:
         judged: Judged,
         seconds: float,
         vector: Vector | None,
-        steadiness: Steadiness | None = None,
+        reproducibility: Reproducibility | None = None,
         best_values: tuple[float, ...] = (),
     ) -> SampleResult:
         """The result of a run that ended, with the verdict that follows from its errors.
@@ -54,7 +54,7 @@ class SampleResult:
             judged: the outputs beside the reference.
             seconds: the wall time.
             vector: signed errors in tolerances, (elements,) float32, where they were asked for.
-            steadiness: what further runs of the sample showed.
+            reproducibility: what further runs of the sample showed.
             best_values: the conditions' of the best of them.
         """
         verdict, note = (Verdict.PASS if judged.score <= 1.0 else Verdict.FAIL), ""
@@ -71,7 +71,7 @@ class SampleResult:
             seconds,
             note,
             vector,
-            steadiness,
+            reproducibility,
             best_values,
         )
 
@@ -81,17 +81,19 @@ class SampleResult:
         worst = max(samples, key=_badness)
         seconds = sum(s.seconds for s in samples)
         verdict = verdict_of(score, worst.verdict)
-        seen = steadiness_of(samples)
-        return SampleResult(verdict, score, (), worst.errors, seconds, worst.note, steadiness=seen)
+        seen = reproducibility_of(samples)
+        return SampleResult(
+            verdict, score, (), worst.errors, seconds, worst.note, reproducibility=seen
+        )
 
 
 def _badness(sample: SampleResult) -> tuple[float, bool]:
     return sample.score, sample.verdict is Verdict.NON_FINITE
 
 
-def steadiness_of(samples: Sequence[SampleResult]) -> Steadiness | None:
+def reproducibility_of(samples: Sequence[SampleResult]) -> Reproducibility | None:
     """That of several samples together; None where each was run once."""
-    found = [s.steadiness for s in samples if s.steadiness is not None]
+    found = [s.reproducibility for s in samples if s.reproducibility is not None]
     return together(found) if found else None
 
 
@@ -103,14 +105,14 @@ def verdict_of(score: float, worst: Verdict) -> Verdict:
 
 
 @dataclass(frozen=True)
-class ProbeResult:
+class Evaluation:
     """What one plan showed over several samples; ``score`` is that of all together, by default the
     worst of them.
 
     ``worst`` and ``mean`` give each output's errors over the samples, empty where the plan could
     not be run; ``facts`` what the runner adds. The samples' vectors are not kept with it
-    (:meth:`~bisect_trt.evaluate.evaluator.Prober.vector`).
-    ``on`` says on which samples: the given ones, or a panel. ``steadiness`` is that of all of them,
+    (:meth:`~bisect_trt.evaluate.evaluator.Evaluator.vector`).
+    ``on`` says on which samples: the given ones, or a panel. ``reproducibility`` is that of all of them,
     None from a runner that runs each once; ``best_score`` is the score by each sample's best run,
     where some was worse. ``by_condition`` has the score of each condition on the
     given samples, empty on others. ``worst_on`` names the sample that has ``score``, if one does.
@@ -127,10 +129,10 @@ class ProbeResult:
     note: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
     on: str = InputKind.GIVEN
-    steadiness: Steadiness | None = None
+    reproducibility: Reproducibility | None = None
     by_condition: tuple[float, ...] = ()
     worst_on: str = ""
-    seen_in: ProbeResult | None = field(default=None, compare=False, repr=False)
+    seen_in: Evaluation | None = field(default=None, compare=False, repr=False)
     best_score: float | None = None
 
     @property
@@ -147,7 +149,7 @@ class ProbeResult:
         on: str = InputKind.GIVEN,
         score: float | None = None,
         names: Sequence[str] = (),
-    ) -> ProbeResult:
+    ) -> Evaluation:
         """The results of one plan on ``samples`` (one at least) taken together.
 
         Args:
@@ -168,7 +170,7 @@ class ProbeResult:
         if broken is not None and score is not None and math.isfinite(score):
             samples, broken = [s for s in samples if s.errors], None  # spared
         if broken is not None:
-            return ProbeResult(
+            return Evaluation(
                 plan,
                 runner,
                 broken.verdict,
@@ -183,7 +185,7 @@ class ProbeResult:
             )
         worst = max(samples, key=_badness)  # none that was spared
         outputs = list(samples[0].errors)
-        return ProbeResult(
+        return Evaluation(
             plan,
             runner,
             worst.verdict if score is None else verdict_of(score, worst.verdict),
@@ -194,11 +196,11 @@ class ProbeResult:
             worst.note,
             facts,
             on,
-            steadiness_of(samples),
+            reproducibility_of(samples),
             worst_on=worst_on,
         )
 
-    def under(self, limit: float) -> ProbeResult:
+    def under(self, limit: float) -> Evaluation:
         """The same outcome judged against ``limit`` times the tolerance."""
         if limit == 1.0:
             return self
@@ -210,7 +212,7 @@ class ProbeResult:
 
 
 @dataclass(frozen=True)
-class PanelResult:
+class SearchSetResult:
     """One plan on a panel of samples, as far as it was run: it may have ended early.
 
     ``names`` and ``results`` go together, in the order in which the samples were run; where a
@@ -221,7 +223,7 @@ class PanelResult:
     plan: PrecisionPlan
     names: tuple[str, ...]
     results: tuple[SampleResult, ...]
-    logged: ProbeResult | None = None
+    logged: Evaluation | None = None
 
     def passed(self, limit: float = 1.0) -> int:
         """How many of the samples met ``limit`` times the tolerance."""
@@ -249,27 +251,27 @@ def meets(result: SampleResult, limit: float) -> bool:
     return finished and result.score <= limit
 
 
-PANEL = "panel"
+SEARCH_SET = "search_set"
 
 
-class PanelLog:
+class SearchSetLog:
     """Adds one runner's panels to a run's log. May be called from several threads, one at a time.
 
     Args:
         log: of the run.
         runner: whose answers they are.
-        on_probe: hears of each new entry.
+        on_evaluation: hears of each new entry.
     """
 
     def __init__(
-        self, log: list[ProbeResult], runner: str, on_probe: Callable[[ProbeResult], None]
+        self, log: list[Evaluation], runner: str, on_evaluation: Callable[[Evaluation], None]
     ) -> None:
-        self._log, self._runner, self._on_probe = log, runner, on_probe
+        self._log, self._runner, self._on_evaluation = log, runner, on_evaluation
         self._entries: dict[
-            tuple[PrecisionPlan, tuple[str, ...], tuple[float, ...]], ProbeResult
+            tuple[PrecisionPlan, tuple[str, ...], tuple[float, ...]], Evaluation
         ] = {}
 
-    def entry(self, answer: PanelResult) -> ProbeResult | None:
+    def entry(self, answer: SearchSetResult) -> Evaluation | None:
         """That of ``answer``; None where nothing was run. What was asked before, and answered from
         what was known, is no other probe.
         """
@@ -277,10 +279,10 @@ class PanelLog:
             return None
         key = (answer.plan, answer.names, tuple(r.score for r in answer.results))
         if key not in self._entries:
-            found = ProbeResult.over(answer.plan, self._runner, answer.results, {}, PANEL)
+            found = Evaluation.over(answer.plan, self._runner, answer.results, {}, SEARCH_SET)
             missed, of = answer.missed(), len(answer.results)
             note = found.note or f"{missed} of {of} samples miss; worst {answer.worst[0]}"
             result = self._entries[key] = replace(found, note=note)
             self._log.append(result)
-            self._on_probe(result)
+            self._on_evaluation(result)
         return self._entries[key]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.user_code import load_function, users_code
-from bisect_trt.inputs.perturbations import REDRAW, is_ids, moving, noisy
+from bisect_trt.inputs.perturbations import PERTURB, is_ids, moving, noisy
 from bisect_trt.metrics.arrays import Arrays, flat, slices
 
 _Arrays = dict[str, NDArray[Any]]
@@ -31,7 +31,7 @@ _MOST_TIMES, _MOST_LONGER = 4, 1 << 22
 """Lengths of an input that a longer one has, and elements that it may have."""
 
 
-def variant(
+def augmented_input(
     kind: str,
     arrays: Arrays,
     others: Sequence[Arrays],
@@ -91,7 +91,7 @@ def _flip(source: _Source, random: Random) -> _Arrays:
 
     found = {n: flipped(a) if a.dtype.kind == "f" else a for n, a in source.arrays.items()}
     # There is one flip an axis: a little noise makes each a draw of its own.
-    return replace(source, arrays=found).noisy(random, REDRAW)
+    return replace(source, arrays=found).noisy(random, PERTURB)
 
 
 def _scale(source: _Source, random: Random) -> _Arrays:
@@ -165,7 +165,7 @@ def _longer(source: _Source, random: Random) -> _Arrays:
 
     found = {n: repeated(n, a) for n, a in source.arrays.items()}
     # A place to begin at, and a little noise, make each a draw of its own.
-    return replace(source, arrays=found).noisy(random, REDRAW)
+    return replace(source, arrays=found).noisy(random, PERTURB)
 
 
 KINDS: dict[str, Callable[[_Source, Random], _Arrays]] = {
@@ -210,7 +210,7 @@ def is_own_kind(kind: str) -> bool:
     return ":" in kind
 
 
-def own_variant(kind: str, arrays: Arrays, random: Random) -> dict[str, NDArray[Any]]:
+def own_augmentation(kind: str, arrays: Arrays, random: Random) -> dict[str, NDArray[Any]]:
     """One variant of ``arrays`` by the user's function: it takes the inputs by name and a
     ``numpy.random.Generator``, and gives the changed inputs by name.
 
@@ -247,7 +247,7 @@ def kinds_for(
     Args:
         arrays: one sample's inputs by name.
         discrete: as for :func:`~bisect_trt.inputs.perturbations.moving`.
-        lengths: as for :func:`variant`.
+        lengths: as for :func:`augmented_input`.
     """
     floats = [arrays[name] for name in moving(arrays, discrete)]
     kinds: list[str] = []

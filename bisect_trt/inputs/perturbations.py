@@ -159,7 +159,7 @@ def _is_whole(array: NDArray[Any]) -> bool:
 _Arrays = dict[str, NDArray[Any]]
 Random = np.random.Generator
 
-REDRAW = 1e-3
+PERTURB = 1e-3
 """How far a copy is moved, in deviations of the input: the most that leaves what the layers do
 as it was (benchmarks/results/perturbations.md)."""
 
@@ -172,10 +172,10 @@ inputs whose mean is 0 (a cosine of 0.4 between the errors of a copy's activatio
 own; of temperatures in kelvin, in BF16, it was 1)."""
 
 
-def redrawn(
+def perturbed(
     arrays: Arrays,
     random: Random,
-    amount: float = REDRAW,
+    amount: float = PERTURB,
     *,
     step: float = 0.0,
     discrete: Collection[str] = (),
@@ -199,7 +199,7 @@ def redrawn(
     return {n: moved(n, a) if n in names else a for n, a in arrays.items()}
 
 
-def can_be_redrawn(arrays: Arrays, discrete: Collection[str] = ()) -> bool:
+def can_be_perturbed(arrays: Arrays, discrete: Collection[str] = ()) -> bool:
     """Whether there is a float input that varies: token ids, masks and constants cannot be moved.
 
     Args:
@@ -209,8 +209,8 @@ def can_be_redrawn(arrays: Arrays, discrete: Collection[str] = ()) -> bool:
     return bool(moving(arrays, discrete))
 
 
-def redrawn_lookups(
-    arrays: Arrays, random: Random, amount: float = REDRAW
+def perturbed_lookups(
+    arrays: Arrays, random: Random, amount: float = PERTURB
 ) -> dict[str, NDArray[Any]]:
     """What integers look up, each value times 1 plus noise of ``amount``; others as they are.
 
@@ -225,8 +225,8 @@ def redrawn_lookups(
     return {n: _stretched(a, random, amount) if _is_looked_up(a) else a for n, a in arrays.items()}
 
 
-def can_redraw_lookups(arrays: Arrays) -> bool:
-    """Whether :func:`redrawn_lookups` would move something."""
+def can_perturb_lookups(arrays: Arrays) -> bool:
+    """Whether :func:`perturbed_lookups` would move something."""
     return any(_is_looked_up(array) for array in arrays.values())
 
 
@@ -243,7 +243,7 @@ def noisy(
     *,
     zeros_stay: bool = False,
 ) -> NDArray[Any]:
-    """``array`` plus noise, as :func:`redrawn` has it.
+    """``array`` plus noise, as :func:`perturbed` has it.
 
     Args:
         array: floats that vary.

@@ -42,7 +42,7 @@ def lower_bound(passed: int, tested: int, confidence: float = CONFIDENCE) -> flo
     return low
 
 
-def draws_needed(share: float, confidence: float = CONFIDENCE, misses: int = 0) -> int:
+def copies_needed(share: float, confidence: float = CONFIDENCE, misses: int = 0) -> int:
     """The fewest draws that bound the share by ``share`` if at most ``misses`` of them fail.
 
     Args:

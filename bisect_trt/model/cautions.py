@@ -129,17 +129,17 @@ def _defaults(graph: Graph) -> Iterator[Finding]:
 
 def _random(graph: Graph) -> Iterator[Finding]:
     """Nodes that draw numbers anew at every run."""
-    drawing = [
+    copying = [
         name
         for node, name in zip(graph.proto.graph.node, graph.names, strict=True)
         if any(n.op_type in _RANDOM or _is_training(graph, n) for n in every_node([node]))
     ]
-    if drawing:
+    if copying:
         message = (
-            f"random numbers are drawn by {some_of(drawing, _SHOWN)}: no two runs are the same, so "
+            f"random numbers are drawn by {some_of(copying, _SHOWN)}: no two runs are the same, so "
             "no plan can be judged; make them inputs, or export the model for inference"
         )
-        yield Finding("random", drawing[0], message, True)
+        yield Finding("random", copying[0], message, True)
 
 
 def _is_training(graph: Graph, node: onnx.NodeProto) -> bool:
@@ -250,7 +250,7 @@ def _specs(graph: Graph) -> list[InputSpec]:
         return []
 
 
-def refuse_unfit(graph: Graph, name: str) -> None:
+def refuse_unsupported(graph: Graph, name: str) -> None:
     """Nothing, where the model can be compared.
 
     Args:
@@ -267,7 +267,7 @@ def refuse_unfit(graph: Graph, name: str) -> None:
 
 
 def refusals(graph: Graph, name: str) -> list[Finding]:
-    """What :func:`refuse_unfit` would say, for whoever only looks.
+    """What :func:`refuse_unsupported` would say, for whoever only looks.
 
     Args:
         graph: the model.

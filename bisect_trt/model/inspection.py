@@ -22,7 +22,7 @@ from bisect_trt.model.precision_rules import (
     HAVE_BF16,
     STAYS_FP32,
     is_standard,
-    lowerable_slots,
+    reducible_slots,
 )
 from bisect_trt.model.tensor_types import UNKNOWN
 
@@ -120,7 +120,7 @@ def _kept_nodes(graph: Graph) -> dict[str, str]:
             kept[name] = f"{node.op_type}: {STAYS_FP32[node.op_type]}"
         elif FLOAT in types and graph.role(index, Precision.FP16).kind is Kind.KEPT:
             counts = len(node.input), len(node.output)
-            _, outs = lowerable_slots(node.op_type, graph.opset, *counts, Precision.FP16)
+            _, outs = reducible_slots(node.op_type, graph.opset, *counts, Precision.FP16)
             untyped = outs and any(graph.types.type_of(i) == UNKNOWN for i in node.input if i)
             reason = f"has no FP16 form in opset {graph.opset}"
             if untyped:

@@ -18,7 +18,7 @@ from bisect_trt.model.precision_rules import (
     FLOAT,
     MATRIX_INPUTS,
     is_standard,
-    lowerable_slots,
+    reducible_slots,
 )
 from bisect_trt.model.tensor_types import UNKNOWN, Scope, subgraphs
 
@@ -176,7 +176,7 @@ def role_of(
     if precision is Precision.TF32:
         operands = tuple(i for i in MATRIX_INPUTS.get(node.op_type, ()) if i in float_in)
         return _role(Kind.LAYER, operands, (), float_in) if operands else kept
-    ins, outs = lowerable_slots(node.op_type, opset, len(node.input), len(node.output), precision)
+    ins, outs = reducible_slots(node.op_type, opset, len(node.input), len(node.output), precision)
     if any(node.input[i] and scope.type_of(node.input[i]) == UNKNOWN for i in ins):
         return kept  # behind a custom operator: casting only the other operands would mix types
     reduced_in = tuple(i for i in float_in if i in ins)

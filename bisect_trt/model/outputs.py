@@ -33,11 +33,11 @@ def decided_outputs(graph: Graph, layers: Collection[str]) -> frozenset[str]:
         for tensor in node.output
         if tensor
     }
-    lowered = frozenset(layers)
+    reduced = frozenset(layers)
     return frozenset(
         name
         for name in graph.outputs
-        if graph.types.type_of(name) not in FLOATS and _comes_from(graph, name, made_by, lowered)
+        if graph.types.type_of(name) not in FLOATS and _comes_from(graph, name, made_by, reduced)
     )
 
 

@@ -151,7 +151,7 @@ def formals(
 
 
 @lru_cache(maxsize=4096)
-def lowerable_slots(
+def reducible_slots(
     op_type: str, opset: int, inputs: int, outputs: int, precision: Precision
 ) -> tuple[frozenset[int], frozenset[int]]:
     """The input and output slots of an operator whose schema admits ``precision`` (FP16 or BF16).

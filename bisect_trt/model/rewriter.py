@@ -213,19 +213,19 @@ class Rewriter(ABC):
             if frame.parent is None
             else role_of(node, frame.scope, self.source.opset, precision)
         )
-        lowered = role.kind is Kind.LAYER
+        reduced = role.kind is Kind.LAYER
         new = onnx.NodeProto()
         new.CopyFrom(node)
         new.name = name
         for slot in role.float_in:
-            wanted = precision if lowered and slot in role.reduced_in else Precision.FP32
+            wanted = precision if reduced and slot in role.reduced_in else Precision.FP32
             new.input[slot] = self.read_slot(frame, new, slot, wanted)
-        inner = precision if lowered else Precision.FP32
+        inner = precision if reduced else Precision.FP32
         # Bodies of control flow, of SequenceMap and of custom operators.
         for attribute in new.attribute:
             if attribute.type == AttributeProto.GRAPH:
                 self._body(index, attribute, frame, inner, bool(role.reduced_out))
-        if lowered:
+        if reduced:
             self.write(new, role, precision, frame)
         else:
             self.append(new, role, frame)

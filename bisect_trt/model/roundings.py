@@ -166,8 +166,8 @@ def check_can_be_written(graph: Graph, plan: PrecisionPlan) -> None:
 def _lacks_bf16(graph: Graph, plan: PrecisionPlan) -> bool:
     """Whether an operator that ``plan`` lowers has no BF16 form in the model's opset."""
     nodes = graph.proto.graph.node
-    lowered = operators(nodes[x.index] for x in graph.layers if x.name not in plan.pinned)
-    return lacks_bf16(lowered, graph.opset)
+    reduced = operators(nodes[x.index] for x in graph.layers if x.name not in plan.pinned)
+    return lacks_bf16(reduced, graph.opset)
 
 
 def with_new_nodes_pinned(source: Graph, converted: Graph, plan: PrecisionPlan) -> PrecisionPlan:

@@ -30,10 +30,10 @@ from bisect_trt.model.tensor_values import (
     Place,
     all_tensors,
     mapped,
-    pieces_of,
     place_of,
     put_at,
     size_of,
+    subgraphs_of,
     tag_of,
 )
 
@@ -137,7 +137,7 @@ def write_model(model: onnx.ModelProto, stream: IO[bytes]) -> None:
     for tag, begin, tensor in zip(tags, begins, tensors, strict=True):
         stream.write(tag + begin)
         if place_of(tensor) is not None:
-            stream.writelines(pieces_of(tensor))
+            stream.writelines(subgraphs_of(tensor))
 
 
 def _begin_of(tensor: TensorProto) -> bytes:
@@ -177,7 +177,7 @@ def types_inside(model: onnx.ModelProto, held: int = 0) -> frozenset[int]:
 def take_in(tensor: TensorProto) -> None:
     """Let ``tensor`` hold its values itself, in place."""
     if place_of(tensor) is not None:
-        tensor.raw_data = b"".join(pieces_of(tensor))
+        tensor.raw_data = b"".join(subgraphs_of(tensor))
         tensor.ClearField("data_location")
         del tensor.external_data[:]
 
@@ -199,7 +199,7 @@ def spill(tensor: TensorProto, stream: IO[bytes], location: str) -> None:
     else:
         stream.write(b"\0" * (-stream.tell() % _ALIGNED))
         offset = stream.tell()
-        stream.writelines(pieces_of(tensor))
+        stream.writelines(subgraphs_of(tensor))
     put_at(tensor, Place(location, offset, size))
 
 

@@ -422,7 +422,7 @@ class Choice:
     """
 
     pinned: str
-    lowered: str
+    reduced: str
     switch: str
 
 
@@ -450,13 +450,13 @@ def with_weights_chosen(segment: Segment) -> tuple[onnx.ModelProto, Mapping[str,
         choice = Choice(
             fresh(f"{name}__pinned"), fresh(f"{name}__lowered"), fresh(f"{name}__switch")
         )
-        for version in (choice.pinned, choice.lowered):
+        for version in (choice.pinned, choice.reduced):
             taken_as = onnx.ValueInfoProto()
             taken_as.CopyFrom(declared[name])
             taken_as.name = version
             graph.input.append(taken_as)
         graph.input.append(helper.make_tensor_value_info(choice.switch, TensorProto.BOOL, []))
-        inputs = [choice.switch, choice.lowered, choice.pinned]
+        inputs = [choice.switch, choice.reduced, choice.pinned]
         selected.append(helper.make_node("Where", inputs, [name], fresh(f"{name}__selected")))
         choices[name] = choice
     kept = [i for i in graph.input if i.name not in segment.weights]

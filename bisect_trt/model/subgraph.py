@@ -15,14 +15,14 @@ import onnx
 from numpy.typing import NDArray
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
-from bisect_trt.base.plan import Piece
+from bisect_trt.base.plan import Subgraph
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import with_unique_names
 from bisect_trt.model.precision_rules import is_standard
 from bisect_trt.model.tensor_types import UNKNOWN, captured_names
 
 _OF_SHAPES = frozenset({"Shape", "Size"})
-_DRAWN = frozenset(
+_COPIED = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial"}
     | {"Bernoulli", "Dropout"}
 )
@@ -85,24 +85,24 @@ class Extractor:
                 waiting += [self._maker[t] for t in self._reads[node] if t in self._maker]
         return frozenset(found).intersection(self.nodes)
 
-    def border(self, piece: Piece) -> Border:
-        """What ``piece`` takes and gives; of all nodes, what the model does."""
-        if piece.kept.issuperset(self.nodes):
+    def border(self, subgraph: Subgraph) -> Border:
+        """What ``subgraph`` takes and gives; of all nodes, what the model does."""
+        if subgraph.kept.issuperset(self.nodes):
             return Border(tuple(self._declared), (), self.graph.outputs)
-        seen_as = self._renamed(piece)
-        gone = {b.node for b in piece.bypassed}
+        seen_as = self._renamed(subgraph)
+        gone = {b.node for b in subgraph.bypassed}
         inputs: dict[str, None] = {}
         constants: dict[str, None] = {}
         given = {seen_as(o) for o in self.graph.outputs}
         read: set[str] = set()
-        made = {t for i in piece.kept for t in self._ids[i].output if t}
+        made = {t for i in subgraph.kept for t in self._ids[i].output if t}
         from_others = self._maker.keys() - made - self._constants.keys()
         for node in self.nodes:
             if node in gone:
                 continue
             reads = [seen_as(name) for name in self._reads[node]]
             read.update(reads)
-            if node not in piece.kept:
+            if node not in subgraph.kept:
                 given.update(reads)
                 continue
             for name in reads:
@@ -111,39 +111,39 @@ class Extractor:
         outputs = [
             t
             for i in self.nodes
-            if i in piece.kept
+            if i in subgraph.kept
             for t in self._ids[i].output
             if t and (t in given or t not in read)
         ]
         return Border(tuple(inputs), tuple(constants), tuple(outputs))
 
-    def extract(self, piece: Piece, values: Mapping[str, NDArray[Any]]) -> onnx.ModelProto:
-        """``piece`` as a model; all nodes give the source itself back, under unique names.
+    def extract(self, subgraph: Subgraph, values: Mapping[str, NDArray[Any]]) -> onnx.ModelProto:
+        """``subgraph`` as a model; all nodes give the source itself back, under unique names.
 
         Args:
-            piece: which nodes.
+            subgraph: which nodes.
             values: what was recorded of the border's inputs and constants; they tell the types and
                 shapes of those inputs that are not the model's own.
 
         Returns:
             A model whose outputs say their types and no shapes, since bypasses may change them.
         """
-        if piece.kept.issuperset(self.nodes):
+        if subgraph.kept.issuperset(self.nodes):
             return with_unique_names(self.graph.proto)
-        border = self.border(piece)
+        border = self.border(subgraph)
         inputs = [self._declared.get(n) or _value(n, values[n]) for n in border.inputs]
         frozen = [numpy_helper.from_array(np.asarray(values[n]), n) for n in border.constants]
-        return self._written(piece, inputs, frozen, border.outputs)
+        return self._written(subgraph, inputs, frozen, border.outputs)
 
     def recorder(self, tensors: Collection[str]) -> onnx.ModelProto:
         """A model whose outputs are ``tensors`` and which computes nothing else."""
-        piece = Piece(self.makers(tensors))
-        taken = self.border(piece).inputs
-        return self._written(piece, [self._declared[n] for n in taken], [], tensors)
+        subgraph = Subgraph(self.makers(tensors))
+        taken = self.border(subgraph).inputs
+        return self._written(subgraph, [self._declared[n] for n in taken], [], tensors)
 
     def _written(
         self,
-        piece: Piece,
+        subgraph: Subgraph,
         inputs: Iterable[onnx.ValueInfoProto],
         frozen: Iterable[TensorProto],
         outputs: Iterable[str],
@@ -158,8 +158,8 @@ class Extractor:
         target.functions.extend(source.functions)
         graph = target.graph
         graph.name = source.graph.name or "graph"
-        seen_as = self._renamed(piece)
-        kept = [node for node in self.nodes if node in piece.kept]
+        seen_as = self._renamed(subgraph)
+        kept = [node for node in self.nodes if node in subgraph.kept]
         read = {seen_as(name): None for node in kept for name in self._reads[node]}
         read |= dict.fromkeys(outputs)
         graph.input.extend(inputs)
@@ -173,7 +173,7 @@ class Extractor:
         for node in kept:
             graph.node.append(self._ids[node])
             graph.node[-1].name = node
-            if piece.bypassed:
+            if subgraph.bypassed:
                 _rename(graph.node[-1], seen_as)
         for name in outputs:
             elem_type = self.graph.types.type_of(name)
@@ -182,9 +182,9 @@ class Extractor:
             graph.output.append(plain if elem_type == UNKNOWN else typed)
         return target
 
-    def _renamed(self, piece: Piece) -> _Renamed:
+    def _renamed(self, subgraph: Subgraph) -> _Renamed:
         sources = {
-            name: b.source for b in piece.bypassed for name in self._ids[b.node].output if name
+            name: b.source for b in subgraph.bypassed for name in self._ids[b.node].output if name
         }
         return _Renamed(sources)
 
@@ -192,7 +192,7 @@ class Extractor:
         found = {*self._initialisers, *self._sparse, *self._constants}
         for node in self.nodes:
             proto = self._ids[node]
-            settled = found.issuperset(self._reads[node]) and proto.op_type not in _DRAWN
+            settled = found.issuperset(self._reads[node]) and proto.op_type not in _COPIED
             if is_standard(proto) and (settled or proto.op_type in _OF_SHAPES):
                 found.update(name for name in proto.output if name)
         return frozenset(found)

@@ -34,13 +34,13 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """The constant ``tensor`` as ``layer`` reads it: rounded to ``lowered`` where the layer is
+    """The constant ``tensor`` as ``layer`` reads it: rounded to ``reduced`` where the layer is
     lowered, else to ``pinned``.
     """
 
     tensor: str
     layer: str
-    lowered: Precision
+    reduced: Precision
     pinned: Precision
 
 
@@ -85,7 +85,7 @@ class _Writer:
         model = graph.proto
         self._source = model.graph
         self._of = graph
-        self._lowered = list_roundings(graph, low)
+        self._reduced = list_roundings(graph, low)
         self._pinned = list_roundings(graph, pin)
         self._rounders = {p: EmulationRewriter(graph, PrecisionPlan(p)) for p in (low, pin)}
         self._rounder = self._rounders[low]
@@ -99,7 +99,7 @@ class _Writer:
         # Those that a switch rounds; a body does as its own layer says, whoever reads it.
         self._switched = {
             r.tensor
-            for node, its in zip(self._source.node, self._lowered, strict=True)
+            for node, its in zip(self._source.node, self._reduced, strict=True)
             for r in its.results.values()
             if node.op_type not in CONTROL_FLOW
         }
@@ -128,7 +128,7 @@ class _Writer:
         new = onnx.NodeProto()
         new.CopyFrom(node)
         new.name = self._of.names[index]
-        low, pin = self._lowered[index], self._pinned[index]
+        low, pin = self._reduced[index], self._pinned[index]
         versions: dict[tuple[str, bool], str] = {}
         for slot in sorted({*low.operands, *pin.operands}):
             by_low, by_pin = low.operands.get(slot), pin.operands.get(slot)
@@ -169,7 +169,7 @@ class _Writer:
         values gives them rounded where it reads them so. What its only reader wants rounded is
         rounded at the source then, if nobody else reads that.
         """
-        operands = self._lowered[index].operands
+        operands = self._reduced[index].operands
         read = {s for s, n in enumerate(node.input) if n and self._of.types.type_of(n) == FLOAT}
         if node.op_type not in MOVES or not is_standard(node) or not read.issubset(operands):
             return False
@@ -273,7 +273,7 @@ class _Writer:
 
     def _find_uses(self) -> Mapping[str, list[_Use]]:
         uses: dict[str, list[_Use]] = {}
-        for index, (node, its) in enumerate(zip(self._source.node, self._lowered, strict=True)):
+        for index, (node, its) in enumerate(zip(self._source.node, self._reduced, strict=True)):
             captured = captured_names(node)
             for tensor in dict.fromkeys((*node.input, *captured)):
                 if tensor:

@@ -52,7 +52,7 @@ def complete_ranks(
         ranks: by tensor, what is known so far.
         lengths: of one-dimensional tensors.
     """
-    known = _Known(graph, ranks, lengths)
+    known = _RunState(graph, ranks, lengths)
     for node in graph.node:
         if node.domain not in ("", "ai.onnx"):
             continue
@@ -75,7 +75,7 @@ def complete_ranks(
                 known.lengths[node.output[0]] = length
 
 
-class _Known:
+class _RunState:
     """Ranks, and the lengths of tensors of one dimension, by tensor."""
 
     def __init__(

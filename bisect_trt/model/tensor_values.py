@@ -174,8 +174,8 @@ def _without_values(data: memoryview, begin: int, end: int) -> bytes | None:
         return None
     types = [_varint(data, f.content, end)[0] for f in fields if f.number == _DATA_TYPE]
     # Packed floats are their bytes one after the other, as raw data is.
-    holds = (_RAW_DATA, _FLOAT_DATA) if types == [TensorProto.FLOAT] else (_RAW_DATA,)
-    values = [f for f in fields if f.number in holds and f.kind == _BYTES]
+    validation = (_RAW_DATA, _FLOAT_DATA) if types == [TensorProto.FLOAT] else (_RAW_DATA,)
+    values = [f for f in fields if f.number in validation and f.kind == _BYTES]
     if len(values) != 1 or values[0].end - values[0].content < LEAST:
         return None
     value = values[0]
@@ -251,7 +251,7 @@ _VALUES = (
 )
 """Where a tensor that is in no file may hold its values; ONNX's checker refuses both."""
 
-_A_PIECE = BLOCK // 4
+_A_SUBGRAPH = BLOCK // 4
 """Elements that a thread rounds at a time: of sixteen threads each has some copies of them."""
 
 
@@ -356,7 +356,7 @@ def rounded_values(
     def fill(part: slice) -> None:
         target[part] = _rounded(source[part], precision, dtype)
 
-    for _ in in_order(fill, slices(source.size, _A_PIECE)):
+    for _ in in_order(fill, slices(source.size, _A_SUBGRAPH)):
         pass
     return found
 
@@ -391,7 +391,7 @@ def rounded_tensor(
     return numpy_helper.from_array(rounded_values(arrays[source], precision, dtype), name)
 
 
-def pieces_of(tensor: TensorProto) -> Iterator[bytes]:
+def subgraphs_of(tensor: TensorProto) -> Iterator[bytes]:
     """The bytes of a tensor's values as ONNX's ``raw_data`` has them; of one whose values lie in a
     file a few megabytes at a time.
 
@@ -417,12 +417,12 @@ def pieces_of(tensor: TensorProto) -> Iterator[bytes]:
         return
     precision, dtype = place.rounding, element_type(tensor)
 
-    def piece(part: slice) -> bytes:
+    def subgraph(part: slice) -> bytes:
         found = _rounded(values[part], precision, dtype).tobytes()
         let_go(values[part])
         return found
 
-    yield from in_order(piece, slices(values.size, _A_PIECE))
+    yield from in_order(subgraph, slices(values.size, _A_SUBGRAPH))
 
 
 def size_of(tensor: TensorProto) -> int:

@@ -13,13 +13,20 @@ import onnx
 from bisect_trt.base.errors import BadInputError, BisectError
 from bisect_trt.base.interrupt import BudgetSpentError, Observer, TimeBudget
 from bisect_trt.base.outcomes import Verdict
-from bisect_trt.base.plan import Piece, Precision, PrecisionPlan
+from bisect_trt.base.plan import Precision, PrecisionPlan, Subgraph
 from bisect_trt.base.sample import Sample
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.layernorm import fuse_layernorm
 from bisect_trt.model.patterns import nodes_alike
 from bisect_trt.model.typed import mark_outputs, to_typed
-from bisect_trt.reduction.oracle import PROCESSES, Budget, EngineTrials, OpenRunner, Seen, Specimen
+from bisect_trt.reduction.oracle import (
+    PROCESSES,
+    Budget,
+    EngineTrials,
+    Observation,
+    OpenRunner,
+    Specimen,
+)
 from bisect_trt.reduction.reduce_model import fresh_engines, model_and_samples
 from bisect_trt.runners.reference import outputs_of
 from bisect_trt.runners.tensorrt.records import AS_USUAL, EngineOptions
@@ -48,7 +55,7 @@ class Cure:
 
     name: str
     how: str
-    seen: Seen
+    seen: Observation
     latency_ms: float
     engine_bytes: int
     marks: tuple[str, ...] = ()
@@ -100,7 +107,7 @@ class _Ward:
         self._graph, self._samples, self._opens = graph, samples, opens
         self._budget, self._workers, self._observer = budget, workers, observer
         self._processes = processes
-        self._whole = Piece(frozenset(graph.names))
+        self._whole = Subgraph(frozenset(graph.names))
         self._expected = [outputs_of(graph.proto, s.arrays, s.name) for s in samples]
         self.cut_short = False
 
@@ -116,7 +123,7 @@ class _Ward:
         """What one cure shows, on every sample until one is bad."""
         proto = self._graph.proto if model is None else model
         explained = Precision.TF32 if precision is Precision.FP32 else precision
-        seen, latency, size = Seen(), float("nan"), 0
+        seen, latency, size = Observation(), float("nan"), 0
         for sample, expected in zip(self._samples, self._expected, strict=True):
             trials = EngineTrials(
                 self._opens(options),
@@ -261,7 +268,7 @@ def _forms(graph: Graph) -> Iterator[tuple[str, str, onnx.ModelProto]]:
         return
 
 
-def _both(one: Seen, other: Seen) -> Seen:
+def _both(one: Observation, other: Observation) -> Observation:
     """What was seen on two samples, as many processes each."""
     return replace(
         other,
@@ -274,14 +281,14 @@ def _both(one: Seen, other: Seen) -> Seen:
 
 
 def cure_model(
-    settings: Settings, precision: Precision, piece: Path | None, observer: Observer
+    settings: Settings, precision: Precision, subgraph: Path | None, observer: Observer
 ) -> Cures:
     """Every cure of the settings' model, tried on all its inputs.
 
     Args:
         settings: the model, the inputs and the engine.
         precision: what the engine runs in.
-        piece: the folder of a reproducer, whose nodes are marked first.
+        subgraph: the folder of a reproducer, whose nodes are marked first.
         observer: hears of the progress.
 
     Raises:
@@ -291,28 +298,28 @@ def cure_model(
     if settings.runner not in ("auto", "tensorrt"):
         raise BadInputError(f"--runner {settings.runner}: cures are those of TensorRT's engines")
     graph, samples = model_and_samples(settings, observer)
-    suspects = _nodes_of(piece, graph) if piece is not None else ()
+    suspects = _nodes_of(subgraph, graph) if subgraph is not None else ()
     # Asked before anything is tried: without a GPU each cure would be told to have failed.
     fresh_engines(settings)(graph, samples).close()
-    observer.station("cures")
+    observer.step("cures")
 
     budget = Budget(settings.max_builds, TimeBudget(settings.budget))
     opens, workers = partial(fresh_engines, settings), settings.workers
     return try_cures(graph, samples, precision, suspects, opens, budget, observer, workers)
 
 
-def _nodes_of(piece: Path, graph: Graph) -> tuple[str, ...]:
-    record = piece / "reduce.json"
+def _nodes_of(subgraph: Path, graph: Graph) -> tuple[str, ...]:
+    record = subgraph / "reduce.json"
     try:
         found = json.loads(record.read_text(encoding="utf-8"))
         nodes = tuple(str(node["name"]) for node in found["nodes"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadInputError(
-            f"--piece {piece}: no reproducer of `bisect-trt reduce` ({record.name} cannot be read)"
+            f"--piece {subgraph}: no reproducer of `bisect-trt reduce` ({record.name} cannot be read)"
         ) from error
     unknown = sorted(set(nodes).difference(graph.names))
     if unknown:
         raise BadInputError(
-            f"--piece {piece}: its node {unknown[0]!r} is not in the model; reduce this model"
+            f"--piece {subgraph}: its node {unknown[0]!r} is not in the model; reduce this model"
         )
     return nodes

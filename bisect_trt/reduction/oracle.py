@@ -23,12 +23,12 @@ from bisect_trt.base.atomic_files import scratch
 from bisect_trt.base.errors import BadInputError, BisectError, RunnerFailedError, one_line
 from bisect_trt.base.interrupt import BudgetSpentError, TimeBudget
 from bisect_trt.base.outcomes import CONFIDENCE, Verdict
-from bisect_trt.base.plan import Bypass, Piece, Precision, PrecisionPlan
+from bisect_trt.base.plan import Bypass, Precision, PrecisionPlan, Subgraph
 from bisect_trt.base.sample import Sample
 from bisect_trt.inputs.arrays import write_npz
 from bisect_trt.metrics.arrays import Arrays
 from bisect_trt.metrics.errors import tensor_error
-from bisect_trt.metrics.statistics import draws_needed
+from bisect_trt.metrics.statistics import copies_needed
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.save import save_model
 from bisect_trt.model.subgraph import Extractor, declare_shapes
@@ -42,12 +42,12 @@ class Suspect(StrEnum):
 
     FAILED = "failed"
     WRONG = "wrong"
-    UNSTEADY = "unsteady"
+    NOT_REPRODUCIBLE = "not-reproducible"
     CHECK = "check"
 
 
 @dataclass(frozen=True)
-class Seen:
+class Observation:
     """What a piece showed, over all processes.
 
     ``runs`` are all inferences, ``wrong`` those whose error no rounding explains; ``worst`` is the
@@ -74,7 +74,7 @@ class Seen:
         if self.failure:
             return Suspect.CHECK if self.by_command else Suspect.FAILED
         if self.differing or 0 < self.wrong < self.runs:
-            return Suspect.UNSTEADY
+            return Suspect.NOT_REPRODUCIBLE
         return Suspect.WRONG if self.wrong else None
 
 
@@ -116,16 +116,16 @@ class Specimen:
     ``reseeded`` says that its weights are not the model's own.
     """
 
-    piece: Piece
+    subgraph: Subgraph
     model: onnx.ModelProto
     sample: Sample
     expected: Mapping[str, NDArray[Any]]
     reseeded: bool = False
 
     @property
-    def key(self) -> tuple[Piece, bool]:
+    def key(self) -> tuple[Subgraph, bool]:
         """What tells it from others of its model."""
-        return self.piece, self.reseeded
+        return self.subgraph, self.reseeded
 
 
 class Specimens:
@@ -142,25 +142,25 @@ class Specimens:
         self._sample = sample
         self._recorded = Recorded(self._extractor, sample, folder)
         self.nodes = self._extractor.nodes
-        self.whole = Piece(frozenset(self.nodes))
+        self.whole = Subgraph(frozenset(self.nodes))
 
-    def of(self, piece: Piece) -> Specimen:
-        """``piece`` with its inputs and what it gives.
+    def of(self, subgraph: Subgraph) -> Specimen:
+        """``subgraph`` with its inputs and what it gives.
 
         Raises:
             RunnerFailedError: ONNX Runtime cannot run it, or a tensor of its border is no array.
         """
-        border = self._extractor.border(piece)
+        border = self._extractor.border(subgraph)
         inputs = self._recorded.of(border.inputs)
         values = inputs | self._recorded.of(border.constants)
         try:
-            model = self._extractor.extract(piece, values)
+            model = self._extractor.extract(subgraph, values)
         except KeyError as error:  # a type of ONNX's that NumPy's files do not know
             raise RunnerFailedError(f"the piece cannot be written ({error})") from error
         expected = outputs_of(model, inputs, self._sample.name)
-        if piece != self.whole:
+        if subgraph != self.whole:
             declare_shapes(model, expected)
-        return Specimen(piece, model, Sample(self._sample.name, inputs), expected)
+        return Specimen(subgraph, model, Sample(self._sample.name, inputs), expected)
 
     def with_weights(self, specimen: Specimen, model: onnx.ModelProto) -> Specimen:
         """``specimen`` with the weights of ``model``, and what it then gives. Raises as
@@ -169,16 +169,16 @@ class Specimens:
         expected = outputs_of(model, specimen.sample.arrays, self._sample.name)
         return replace(specimen, model=model, expected=expected, reseeded=True)
 
-    def described(self, piece: Piece) -> tuple[tuple[str, str], ...]:
+    def described(self, subgraph: Subgraph) -> tuple[tuple[str, str], ...]:
         """The kept nodes in the file's order, each with its operator."""
-        return tuple((n, self._extractor.operator(n)) for n in self.nodes if n in piece.kept)
+        return tuple((n, self._extractor.operator(n)) for n in self.nodes if n in subgraph.kept)
 
-    def bypasses(self, piece: Piece) -> list[Bypass]:
-        """Those that can be made in ``piece``: a node that gives one tensor gives way to an input
+    def bypasses(self, subgraph: Subgraph) -> list[Bypass]:
+        """Those that can be made in ``subgraph``: a node that gives one tensor gives way to an input
         of the same type and shape.
         """
         found = []
-        for node in (n for n in self.nodes if n in piece.kept):
+        for node in (n for n in self.nodes if n in subgraph.kept):
             sources, outputs = self._extractor.tensors(node)
             if len(outputs) != 1:
                 continue
@@ -284,7 +284,7 @@ def _least(expected: NDArray[Any]) -> float:
 BAD_SHARE = 0.25
 """A piece in which this share of processes is bad would be seen to be so with this confidence."""
 
-PROCESSES = draws_needed(1.0 - BAD_SHARE, CONFIDENCE)
+PROCESSES = copies_needed(1.0 - BAD_SHARE, CONFIDENCE)
 
 
 class ClosableRunner(Runner, Protocol):
@@ -330,17 +330,19 @@ class EngineTrials:
         self.versions: Mapping[str, str] = {}
         self.facts: Mapping[str, Any] = {}
         self._workers, self._processes = workers, processes
-        self._whole = Seen()
+        self._whole = Observation()
         self._names = frozenset[str]()
-        self._known: dict[tuple[Piece, bool], Seen] = {}
+        self._known: dict[tuple[Subgraph, bool], Observation] = {}
 
-    def try_whole(self, specimen: Specimen) -> Seen:
+    def try_whole(self, specimen: Specimen) -> Observation:
         """What the whole model shows, in as many processes as it takes to tell unsteady from wrong;
         pieces are compared with it.
         """
         self._names = _names_of(specimen.model)
         self._whole = self._seen(
-            specimen, self._processes, lambda s: s.suspect in (Suspect.FAILED, Suspect.UNSTEADY)
+            specimen,
+            self._processes,
+            lambda s: s.suspect in (Suspect.FAILED, Suspect.NOT_REPRODUCIBLE),
         )
         return self._whole
 
@@ -356,7 +358,7 @@ class EngineTrials:
             return seen.verdict
         return Verdict.PASS if seen.suspect is not None else Verdict.FAIL
 
-    def look(self, specimen: Specimen) -> Seen:
+    def look(self, specimen: Specimen) -> Observation:
         """What the model shows in all processes, or until it is bad.
 
         Raises:
@@ -364,29 +366,33 @@ class EngineTrials:
         """
         return self._until_bad(specimen, self._processes)
 
-    def figures(self, specimen: Specimen) -> Seen:
+    def figures(self, specimen: Specimen) -> Observation:
         """What the piece shows in all processes; where the budget is spent, in those of before."""
         if self.budget.is_spent:
             return self.known(specimen)
         seen = self._seen(specimen, self._processes, lambda s: s.suspect is Suspect.FAILED)
         return self._with_allowance(seen, specimen)
 
-    def known(self, specimen: Specimen) -> Seen:
+    def known(self, specimen: Specimen) -> Observation:
         """What ``specimen`` showed when it was last asked about."""
         return self._with_allowance(self._known[specimen.key], specimen)
 
-    def _until_bad(self, specimen: Specimen, processes: int) -> Seen:
+    def _until_bad(self, specimen: Specimen, processes: int) -> Observation:
         seen = self._seen(specimen, processes, lambda s: s.suspect is not None)
         if seen.suspect is None and seen.runs and seen.processes < processes:
             raise BudgetSpentError  # not seen to be bad in fewer would be a smaller claim
         return seen
 
-    def _seen(self, specimen: Specimen, processes: int, enough: Callable[[Seen], bool]) -> Seen:
+    def _seen(
+        self, specimen: Specimen, processes: int, enough: Callable[[Observation], bool]
+    ) -> Observation:
         seen = self._known[specimen.key] = self._looked(specimen, processes, enough)
         return seen
 
-    def _looked(self, specimen: Specimen, processes: int, enough: Callable[[Seen], bool]) -> Seen:
-        seen = Seen()
+    def _looked(
+        self, specimen: Specimen, processes: int, enough: Callable[[Observation], bool]
+    ) -> Observation:
+        seen = Observation()
         allowance: Allowance | None = None
         graph = Graph(specimen.model)
         while seen.processes < processes and not enough(seen):
@@ -405,14 +411,14 @@ class EngineTrials:
                 seen = _with(seen, answer, allowance, specimen)
         return seen
 
-    def _same_failure(self, seen: Seen) -> Verdict:
+    def _same_failure(self, seen: Observation) -> Verdict:
         if not seen.failure:
             return Verdict.FAIL
         words, before = (told(s.failure, self._names) for s in (seen, self._whole))
         same = seen.verdict is self._whole.verdict and words == before
         return Verdict.PASS if same else seen.verdict
 
-    def _with_allowance(self, seen: Seen, specimen: Specimen) -> Seen:
+    def _with_allowance(self, seen: Observation, specimen: Specimen) -> Observation:
         """What failed was not compared, and has none yet."""
         return seen if seen.allowed else _allowing(seen, self._allowance(specimen))
 
@@ -444,13 +450,13 @@ class EngineTrials:
             return error.blamed_on_model()
 
 
-def _allowing(seen: Seen, allowance: Allowance) -> Seen:
+def _allowing(seen: Observation, allowance: Allowance) -> Observation:
     return replace(seen, allowed=allowance.most, breaks=tuple(sorted(allowance.breaks)))
 
 
 def _with(
-    seen: Seen, answer: Mapping[str, NDArray[Any]], allowance: Allowance, specimen: Specimen
-) -> Seen:
+    seen: Observation, answer: Mapping[str, NDArray[Any]], allowance: Allowance, specimen: Specimen
+) -> Observation:
     """``seen`` and what one more process gave."""
     others = answer.others if isinstance(answer, Repeated) else ()
     runs = answer.runs if isinstance(answer, Repeated) else 1
@@ -524,9 +530,9 @@ class CheckTrials:
         self.budget = budget
         self.precision = self.explained = Precision.FP32
         self.versions: Mapping[str, str] = {}
-        self._known: dict[tuple[Piece, bool], Seen] = {}
+        self._known: dict[tuple[Subgraph, bool], Observation] = {}
 
-    def try_whole(self, specimen: Specimen) -> Seen:
+    def try_whole(self, specimen: Specimen) -> Observation:
         """What the command says of the whole model.
 
         Raises:
@@ -553,13 +559,13 @@ class CheckTrials:
             self._known[specimen.key] = seen
         return Verdict.PASS if seen.failure else Verdict.FAIL
 
-    def figures(self, specimen: Specimen) -> Seen:
+    def figures(self, specimen: Specimen) -> Observation:
         """What the command said when it called the piece bad."""
         return self._known[specimen.key]
 
     known = figures
 
-    def _called(self, specimen: Specimen) -> Seen:
+    def _called(self, specimen: Specimen) -> Observation:
         self.budget.spend()
         with scratch("check") as made:
             folder = Path(made)
@@ -569,11 +575,11 @@ class CheckTrials:
                 log.seek(max(0, log.seek(0, os.SEEK_END) - _KEPT))
                 lines = log.read().decode(errors="replace").strip().splitlines()
         if code == 0:
-            return Seen(1, by_command=True)
+            return Observation(1, by_command=True)
         said = f": {lines[-1]}" if lines else ""
         ended = f"exit code {code}" if code > 0 else f"signal {-code}"
         verdict = Verdict.FAIL if code == _BAD else Verdict.UNSURE
-        return Seen(1, failure=one_line(f"{ended}{said}"), verdict=verdict, by_command=True)
+        return Observation(1, failure=one_line(f"{ended}{said}"), verdict=verdict, by_command=True)
 
     def _exit_code(self, words: Sequence[str], log: IO[bytes]) -> int:
         try:

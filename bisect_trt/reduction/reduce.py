@@ -19,13 +19,13 @@ from bisect_trt.base.atomic_files import scratch
 from bisect_trt.base.errors import BadInputError, MachineError, RunnerFailedError
 from bisect_trt.base.interrupt import BudgetSpentError, Observer
 from bisect_trt.base.outcomes import Verdict
-from bisect_trt.base.plan import Piece, Precision, PrecisionPlan
+from bisect_trt.base.plan import Precision, PrecisionPlan, Subgraph
 from bisect_trt.base.sample import Sample
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.save import take_in, weights_size
 from bisect_trt.model.tensor_values import array_of, size_of
 from bisect_trt.model.typed import to_typed
-from bisect_trt.reduction.oracle import Budget, Seen, Specimen, Specimens, Suspect
+from bisect_trt.reduction.oracle import Budget, Observation, Specimen, Specimens, Suspect
 from bisect_trt.search.reduce import Reduction, reduce
 
 _LARGE = 4096
@@ -53,18 +53,18 @@ class Seeded:
         random, found = np.random.RandomState(self.seed), np.empty(self.size, self.dtype)
         for first in range(0, self.size, _BLOCK):
             part = found[first : first + _BLOCK]
-            drawn = random.standard_normal(part.size) * self.deviation + self.mean
+            copied = random.standard_normal(part.size) * self.deviation + self.mean
             # By way of FP32, as a typed model's constants are converted.
-            part[:] = drawn.astype(np.float32)
+            part[:] = copied.astype(np.float32)
         return found
 
 
-def worth_drawing(model: onnx.ModelProto, most_left: int) -> bool:
+def worth_copying(model: onnx.ModelProto, most_left: int) -> bool:
     """Whether what :func:`with_seeded_weights` leaves of the weights takes ``most_left`` bytes at
     most, and what it draws is no more than a script draws in seconds. Nothing is read.
     """
-    drawn = sum(size_of(t) for t in model.graph.initializer if _is_large(t))
-    return drawn <= _MOST and weights_size(model) - drawn <= most_left
+    copied = sum(size_of(t) for t in model.graph.initializer if _is_large(t))
+    return copied <= _MOST and weights_size(model) - copied <= most_left
 
 
 def with_seeded_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[Seeded, ...]]:
@@ -114,14 +114,14 @@ def kept_apart(
     found: list[Seeded] = []
     offset = 0
     for tensor in copy.graph.initializer:
-        drawn = by_content.get(_digest(tensor.raw_data))
-        if drawn is None:
+        copied = by_content.get(_digest(tensor.raw_data))
+        if copied is None:
             take_in(tensor)  # a reproducer goes to another machine
             continue
         length = size_of(tensor)
         external_data_helper.set_external_data(tensor, location, offset=offset, length=length)
         tensor.ClearField("raw_data")
-        found.append(replace(drawn, name=tensor.name))
+        found.append(replace(copied, name=tensor.name))
         offset += length
     return copy, tuple(found)
 
@@ -142,7 +142,7 @@ class Trials(Protocol):
     explained: Precision
     versions: Mapping[str, str]
 
-    def try_whole(self, specimen: Specimen) -> Seen:
+    def try_whole(self, specimen: Specimen) -> Observation:
         """What the whole model shows; no suspect where it is fine."""
         ...
 
@@ -150,11 +150,11 @@ class Trials(Protocol):
         """PASS where ``specimen`` is still bad. May raise :class:`BudgetSpentError`."""
         ...
 
-    def figures(self, specimen: Specimen) -> Seen:
+    def figures(self, specimen: Specimen) -> Observation:
         """What ``specimen`` shows in full; it was seen to be bad before."""
         ...
 
-    def known(self, specimen: Specimen) -> Seen:
+    def known(self, specimen: Specimen) -> Observation:
         """What ``specimen`` showed when it was last asked about."""
         ...
 
@@ -189,8 +189,8 @@ class Reduced:
     nodes: tuple[tuple[str, str], ...]
     bypassed: tuple[str, ...]
     of: int
-    whole: Seen
-    seen: Seen
+    whole: Observation
+    seen: Observation
     steps: tuple[Step, ...]
     complete: bool
     always: bool
@@ -201,9 +201,9 @@ class Reduced:
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
-def reduce_piece(
+def reduce_subgraph(
     graph: Graph, sample: Sample, trials: Trials, observer: Observer
-) -> Reduced | Seen:
+) -> Reduced | Observation:
     """The smallest bad piece of a model on one input; what the whole shows where it is not bad.
 
     Args:
@@ -224,13 +224,13 @@ def reduce_piece(
         whole = search.try_whole()
         if whole.suspect is None:
             return whole
-        observer.station("reduce")
+        observer.step("reduce")
         found = reduce(specimens.nodes, search.ask, specimens.bypasses)
-        piece = found.piece or specimens.whole
-        specimen, seeded, seen = specimens.of(piece), tuple[Seeded, ...](), None
+        subgraph = found.subgraph or specimens.whole
+        specimen, seeded, seen = specimens.of(subgraph), tuple[Seeded, ...](), None
         interrupted = found.interrupted
         if not interrupted:
-            observer.station("the piece")
+            observer.step("the piece")
             try:  # the piece is found, whatever ends what else would be told of it
                 specimen, seeded = search.seeded(specimen)
                 seen = search.figures(specimen)
@@ -245,8 +245,8 @@ def reduce_piece(
             to_typed(specimen.model, PrecisionPlan(trials.precision)),
             specimen.sample,
             specimen.expected,
-            specimens.described(piece),
-            tuple(sorted(b.node for b in piece.bypassed)),
+            specimens.described(subgraph),
+            tuple(sorted(b.node for b in subgraph.bypassed)),
             len(specimens.nodes),
             whole,
             seen,
@@ -273,8 +273,8 @@ class _Search:
         self._observer = observer
         self._tried = 0
 
-    def try_whole(self) -> Seen:
-        self._observer.station("the whole model")
+    def try_whole(self) -> Observation:
+        self._observer.step("the whole model")
         try:
             return self._trials.try_whole(self._specimens.of(self._specimens.whole))
         except RunnerFailedError as error:
@@ -285,12 +285,12 @@ class _Search:
                 "it showed it bad: raise --max-builds or --budget"
             ) from None
 
-    def ask(self, piece: Piece) -> Verdict:
+    def ask(self, subgraph: Subgraph) -> Verdict:
         """The whole was seen to be bad already; a piece that cannot be made is unclear."""
-        if piece == self._specimens.whole:
+        if subgraph == self._specimens.whole:
             return Verdict.PASS
         try:
-            specimen = self._specimens.of(piece)
+            specimen = self._specimens.of(subgraph)
         except RunnerFailedError:
             return Verdict.UNSURE
         try:
@@ -299,7 +299,7 @@ class _Search:
             verdict = Verdict.UNSURE
         self._tried += 1
         word = "still bad" if verdict.passed else "not bad" if verdict is Verdict.FAIL else verdict
-        self._observer.progress(self._tried, 0, f"{len(piece.kept)} nodes: {word}")
+        self._observer.progress(self._tried, 0, f"{len(subgraph.kept)} nodes: {word}")
         return verdict
 
     def seeded(self, specimen: Specimen) -> tuple[Specimen, tuple[Seeded, ...]]:
@@ -310,20 +310,20 @@ class _Search:
         # A script writes FP32 and FP16; of BF16 NumPy knows nothing.
         if self._trials.precision is Precision.BF16 or self._trials.budget.is_spent:
             return specimen, ()
-        if not worth_drawing(specimen.model, SMALL):
+        if not worth_copying(specimen.model, SMALL):
             return specimen, ()
         model, seeded = with_seeded_weights(specimen.model)
         if not seeded:
             return specimen, ()
         try:
-            drawn = self._specimens.with_weights(specimen, model)
-            if self._trials.ask(drawn).passed:
-                return drawn, seeded
+            copied = self._specimens.with_weights(specimen, model)
+            if self._trials.ask(copied).passed:
+                return copied, seeded
         except (RunnerFailedError, MachineError, BudgetSpentError):
             pass
         return specimen, ()
 
-    def figures(self, specimen: Specimen) -> Seen | None:
+    def figures(self, specimen: Specimen) -> Observation | None:
         """What it shows in all processes; None where that cannot be paid for any more."""
         with suppress(BudgetSpentError, MachineError):
             return self._trials.figures(specimen)
@@ -335,7 +335,7 @@ def _steps(found: Reduction) -> tuple[Step, ...]:
     left = 0
     for probe in found.probes:
         if probe.verdict.passed:
-            left = min(left or len(probe.piece.kept), len(probe.piece.kept))
+            left = min(left or len(probe.subgraph.kept), len(probe.subgraph.kept))
         if steps and steps[-1].what == probe.step:
             steps[-1] = replace(steps[-1], tried=steps[-1].tried + 1, left=left)
         else:

@@ -20,17 +20,17 @@ from bisect_trt.inputs.samples import load_samples
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.inputs import input_specs
 from bisect_trt.model.load import load_model
-from bisect_trt.reduction.oracle import Budget, CheckTrials, EngineTrials, OpenRunner, Seen
-from bisect_trt.reduction.reduce import Reduced, Trials, reduce_piece
+from bisect_trt.reduction.oracle import Budget, CheckTrials, EngineTrials, Observation, OpenRunner
+from bisect_trt.reduction.reduce import Reduced, Trials, reduce_subgraph
 from bisect_trt.runners.base import Restartable
 from bisect_trt.runners.ort_cuda import OrtCudaRunner
-from bisect_trt.runners.process import Crew, IsolatedWorker
+from bisect_trt.runners.process import IsolatedWorker, WorkerPool
 from bisect_trt.runners.tensorrt.records import AS_USUAL, EngineOptions, installed_module
 from bisect_trt.runners.tensorrt.runner import TensorRTRunner
 from bisect_trt.runners.tensorrt.worker import BuildOnlyRunner
 from bisect_trt.settings import Settings
-from bisect_trt.steps.answer import Known
-from bisect_trt.steps.context import Bench
+from bisect_trt.steps.answer import RunState
+from bisect_trt.steps.context import Context
 from bisect_trt.steps.memory_need import check_need, need_of, need_of_samples
 
 _BUILDS_ANYWHERE = "tensorrt_rtx"
@@ -39,7 +39,7 @@ _RUNS = 20
 
 def reduce_model(
     settings: Settings, precision: Precision, check: str | None, observer: Observer
-) -> Reduced | Seen:
+) -> Reduced | Observation:
     """The smallest bad piece of the settings' model, on the first input on which the whole is bad;
     what the whole showed on the last one where it is on none.
 
@@ -57,10 +57,10 @@ def reduce_model(
     graph, samples = model_and_samples(settings, observer)
     trials = _trials(settings, precision, check, graph, samples)
     for sample in samples:
-        found = reduce_piece(graph, sample, trials, observer)
+        found = reduce_subgraph(graph, sample, trials, observer)
         if isinstance(found, Reduced):
             return found
-    assert isinstance(found, Seen)  # there is a sample, and on none was the whole bad
+    assert isinstance(found, Observation)  # there is a sample, and on none was the whole bad
     if check is None and not found.runs:
         raise RunnerUnavailableError(
             "the model builds; whether its engine is wrong or unsteady can only be told with a GPU"
@@ -74,7 +74,7 @@ def model_and_samples(settings: Settings, observer: Observer) -> tuple[Graph, li
     Raises:
         BadInputError: names the file or tensor that cannot be used.
     """
-    observer.station("load")
+    observer.step("load")
     model = load_model(settings.model)
     specs, graph = input_specs(model.proto), Graph(model.proto)
     check_need(need_of(graph, settings, specs), model.name)
@@ -101,7 +101,7 @@ def fresh_engines(settings: Settings, options: EngineOptions = AS_USUAL) -> Open
             graph,
             samples,
             settings.trt_module,
-            timeout_s=settings.probe_timeout_s,
+            timeout_s=settings.evaluation_timeout_s,
             weak=settings.typing == "weak",
             options=options,
             repeats=_RUNS,
@@ -111,9 +111,9 @@ def fresh_engines(settings: Settings, options: EngineOptions = AS_USUAL) -> Open
     return opens
 
 
-def _once_more(target: str, arguments: Mapping[str, Any]) -> Crew:
+def _once_more(target: str, arguments: Mapping[str, Any]) -> WorkerPool:
     """A crash is an engine's answer only if it repeats."""
-    return Crew([IsolatedWorker(target, arguments)], ends=(Verdict.CRASHED,))
+    return WorkerPool([IsolatedWorker(target, arguments)], ends=(Verdict.CRASHED,))
 
 
 def result_folder(settings: Settings, what: str) -> Path:
@@ -145,7 +145,7 @@ def _trials(
                 f"--check: the command chooses what {precision.value} means, its pieces are FP32; "
                 "leave --precision out"
             )
-        return CheckTrials(check, settings.probe_timeout_s, budget)
+        return CheckTrials(check, settings.evaluation_timeout_s, budget)
     return engine_trials(settings, precision, graph, samples, budget)
 
 
@@ -184,13 +184,13 @@ def engine_trials(
 
 
 def _open_cuda(settings: Settings, graph: Graph, samples: Sequence[Sample]) -> OrtCudaRunner:
-    return OrtCudaRunner(graph, timeout_s=settings.probe_timeout_s)
+    return OrtCudaRunner(graph, timeout_s=settings.evaluation_timeout_s)
 
 
 def _open_builder(
     module: str, settings: Settings, graph: Graph, samples: Sequence[Sample]
 ) -> BuildOnlyRunner:
-    return BuildOnlyRunner(graph, samples, module, settings.probe_timeout_s)
+    return BuildOnlyRunner(graph, samples, module, settings.evaluation_timeout_s)
 
 
 def _tensorrt(settings: Settings, graph: Graph, samples: Sequence[Sample]) -> OpenRunner:
@@ -217,38 +217,38 @@ SECONDS = 30.0
 """That a run spends on it at most, but for the build in work: its answer is there already. An
 engine of thousands of layers takes that long to build, and sixty of them would take an hour."""
 
-_ENGINE = (Cause.UNSTEADY, Cause.NOT_PRECISION, Cause.ENGINE_FAILED)
+_ENGINE = (Cause.NOT_REPRODUCIBLE, Cause.NOT_PRECISION, Cause.ENGINE_FAILED)
 
 
-def piece_to_blame(known: Known, bench: Bench) -> Reduced | Seen | None:
+def subgraph_to_blame(known: RunState, context: Context) -> Reduced | Observation | None:
     """The smallest bad piece found within the builds and the time that may be spent; what the whole
     shows where it was not seen to be bad again; None where the engine is not to blame.
 
     Args:
         known: what the run found.
-        bench: says who judged.
+        context: says who judged.
     """
-    diagnosis, engine, settings = known.diagnosis, known.engine, known.case.settings
+    diagnosis, engine, settings = known.diagnosis, known.engine, known.problem.settings
     blamed = diagnosis is not None and diagnosis.cause in _ENGINE
-    if not blamed or engine is None or not isinstance(bench.opened, Restartable):
+    if not blamed or engine is None or not isinstance(context.opened, Restartable):
         return None
     precision = settings.precision if engine.fp32.verdict.passed else Precision.FP32
     builds = settings.max_builds if settings.max_builds is not None else BUILDS
-    budget = Budget(builds, _time_for_it(bench))
+    budget = Budget(builds, _time_for_it(context))
     if budget.is_spent:
         return None
-    seen = known.steadiness or engine.steadiness
-    sample = _named(known.case.samples, seen.sample if seen is not None else "")
-    trials = engine_trials(settings, precision, known.case.graph, [sample], budget)
+    seen = known.reproducibility or engine.reproducibility
+    sample = _named(known.problem.samples, seen.sample if seen is not None else "")
+    trials = engine_trials(settings, precision, known.problem.graph, [sample], budget)
     try:
-        return reduce_piece(known.case.graph, sample, trials, bench.observer)
+        return reduce_subgraph(known.problem.graph, sample, trials, context.observer)
     # The answer stands, also where there was no time to try the whole, or no memory.
     except (BadInputError, MachineError):
         return None
 
 
-def _time_for_it(bench: Bench) -> TimeBudget:
-    found = TimeBudget(min(SECONDS, bench.time.left_s) / 60.0)
+def _time_for_it(context: Context) -> TimeBudget:
+    found = TimeBudget(min(SECONDS, context.time.left_s) / 60.0)
     found.search_ended()
     return found
 

@@ -205,13 +205,13 @@ def _shares(kind: InputKind) -> list[str]:
     ]
 
 
-FRONTIER = _columns(
+TRADEOFF = _columns(
     "pins count layers in FP32",
     "set text ranking: so many of the ranked layers; answer: the plan that was written",
     *_shares(InputKind.GIVEN),
     *_shares(InputKind.HOLDOUT),
-    *_shares(InputKind.REDRAWN),
-    *_shares(InputKind.VARIANTS),
+    *_shares(InputKind.PERTURBED),
+    *_shares(InputKind.AUGMENTED),
     "p50_score number the median score over all of these (of the answer's test, over a part of its "
     "draws), in tolerances",
     "p95_score number what 95 % of those keep to",
@@ -238,7 +238,7 @@ TABLES = {
     "pins": PINS,
     "engines": ENGINES,
     "inputs": INPUTS,
-    "frontier": FRONTIER,
+    "tradeoff": TRADEOFF,
 }
 
 FRAMES = {("cost" if name == "engines" else name): its for name, its in TABLES.items()}

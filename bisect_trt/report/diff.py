@@ -13,7 +13,7 @@ import pandas as pd
 
 from bisect_trt.base.display import counted, printable, some_of
 from bisect_trt.base.errors import BadInputError
-from bisect_trt.base.outcomes import Holding, InputKind, Robustness, at_least
+from bisect_trt.base.outcomes import InputKind, Tally, ValidationVerdict, at_least
 from bisect_trt.report.files import OwnedFolder, to_json
 from bisect_trt.report.html import Page, Section, page_as_html, page_as_markdown
 from bisect_trt.report.record import Record
@@ -30,7 +30,12 @@ _NOT_ASKED = "not asked"
 _BOUND = re.compile(r"=([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)(?=,|@|$)")
 """Of a requirement: the numbers, not those in an output's name."""
 
-_RANKS = (None, Robustness.LUCKY, Robustness.UNDECIDED, Robustness.ROBUST)
+_RANKS = (
+    None,
+    ValidationVerdict.OVERFITTED,
+    ValidationVerdict.INCONCLUSIVE,
+    ValidationVerdict.VALIDATED,
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class RunDiff:
     unasked: tuple[str, ...]
     untold: bool
     requirements: pd.DataFrame
-    holds: pd.DataFrame
+    validation: pd.DataFrame
     pins: pd.DataFrame
     layers: pd.DataFrame
     matched: int
@@ -97,7 +102,7 @@ def diff_runs(before: Record, after: Record) -> RunDiff:
         (*_unasked(before, after, requirements), *eased),
         bool(eased) or _untold(requirements),
         requirements,
-        _holds(before, after),
+        _validation(before, after),
         _pins(before, after),
         _layers(before, after, measure),
         len(first.keys() & second.keys()),
@@ -113,7 +118,7 @@ def _scores(result: Record) -> dict[str, float]:
     table = result.by_requirement
     if table.empty:
         return dict.fromkeys(result.requirements, math.nan)
-    scores = table["plan_score"].fillna(table["lowered_score"])
+    scores = table["plan_score"].fillna(table["reduced_score"])
     return dict(zip(table["requirement"].map(str), scores.map(float), strict=True))
 
 
@@ -155,7 +160,7 @@ def _unasked(before: Record, after: Record, requirements: pd.DataFrame) -> Itera
 
 def _eased(before: Record, after: Record) -> Iterator[str]:
     """The shares of inputs that the second run asked less of, and does not show to hold anyway."""
-    was, now = before.holds, after.holds
+    was, now = before.validation, after.validation
     if was is None or now is None:
         return
     fewer = now.given.passed < at_least(was.wanted_of_given, now.given.tested)
@@ -164,8 +169,8 @@ def _eased(before: Record, after: Record) -> Iterator[str]:
             f"{_per_cent(now.wanted_of_given)} in {after.folder}"
         )
     asked = "none" if now.fitted else _per_cent(now.wanted)
-    drawn = ((now.redrawn, was.wanted), (now.variants, was.wanted_of_variants))
-    fewer = any(kind.tested and kind.lower_bound < wanted for kind, wanted in drawn)
+    copied = ((now.perturbed, was.wanted), (now.augmented, was.wanted_of_augmented))
+    fewer = any(kind.tested and kind.lower_bound < wanted for kind, wanted in copied)
     if not was.fitted and (now.fitted or now.wanted < was.wanted) and fewer:
         yield f"{_per_cent(was.wanted)} of unseen inputs had to hold before, and " + (
             f"{asked} in {after.folder}"
@@ -174,7 +179,11 @@ def _eased(before: Record, after: Record) -> Iterator[str]:
 
 def _of_unseen(result: Record) -> str:
     """The share that was asked for; blank where none was, or no plan was tested."""
-    return "" if result.holds is None or result.holds.fitted else _per_cent(result.holds.wanted)
+    return (
+        ""
+        if result.validation is None or result.validation.fitted
+        else _per_cent(result.validation.wanted)
+    )
 
 
 def _per_cent(share: float) -> str:
@@ -195,17 +204,19 @@ def _worse(before: Record, after: Record, requirements: pd.DataFrame) -> Iterato
         yield f"A plan met the requirements and none does now: {after.sentence}"
     elif before.exit_code < after.exit_code:
         yield "The run ended with 0 and now with 1: its budget left a plan that a test refutes."
-    if before.holds is not None and after.holds is not None:
-        was, now = before.holds.word, after.holds.word
+    if before.validation is not None and after.validation is not None:
+        was, now = before.validation.word, after.validation.word
         if _RANKS.index(now) < _RANKS.index(was):
             what = now if now is not None else "not even right on the given inputs"
             yield f"The plan was {was} and is {what}."
 
 
-def _holds(before: Record, after: Record) -> pd.DataFrame:
+def _validation(before: Record, after: Record) -> pd.DataFrame:
     rows = []
     for kind in InputKind:
-        found = [r.holds.of(kind) if r.holds is not None else Holding() for r in (before, after)]
+        found = [
+            r.validation.of(kind) if r.validation is not None else Tally() for r in (before, after)
+        ]
         if not any(holding.tested for holding in found):
             continue
         row: dict[str, object] = {"inputs": kind.value}
@@ -229,7 +240,7 @@ def _pins(before: Record, after: Record) -> pd.DataFrame:
     changes += [(name, after, "gained") for name in after.pinned if name not in old]
     rows = []
     for name, result, change in changes:
-        alone = result.layers.set_index("layer").get("alone_score", pd.Series(dtype=float))
+        alone = result.layers.set_index("layer").get("sensitivity", pd.Series(dtype=float))
         rows.append({"layer": name, "change": change, "score alone": alone.get(name, math.nan)})
     return pd.DataFrame(rows, columns=["layer", "change", "score alone"])
 
@@ -270,7 +281,7 @@ def _changed(before: Record, after: Record) -> pd.DataFrame:
                 "pins": str(len(result.pinned)),
                 "layers": str(result.layer_count),
                 "inputs": some_of([printable(name) for name in result.samples], 4),
-                "of the given inputs": _per_cent(result.holds_on),
+                "of the given inputs": _per_cent(result.given_share),
                 "of unseen inputs": _of_unseen(result),
                 "threads": str(result.threads),
                 **dict(result.versions),
@@ -299,7 +310,7 @@ def as_page(found: RunDiff) -> Page:
     """The sections: what must be known first comes first."""
     sections = [
         Section("Requirements", found.requirements),
-        Section("What the plans hold on", found.holds),
+        Section("What the plans hold on", found.validation),
         Section("Pins", found.pins, [_pins_line(found)]),
         Section("Layers", found.layers, list(_layer_lines(found))),
         Section("What else differs", found.changed),
@@ -330,7 +341,7 @@ def diff_record(found: RunDiff) -> dict[str, Any]:
         "worse": list(found.worse),
         "not_compared": list(found.unasked),
         "requirements": found.requirements.to_dict(orient="records"),
-        "holds": found.holds.to_dict(orient="records"),
+        "validation": found.validation.to_dict(orient="records"),
         "pins_gained": found.gained,
         "pins_lost": found.lost,
         "measure": found.measure,

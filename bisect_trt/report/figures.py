@@ -22,8 +22,8 @@ from bisect_trt.report.tables import is_measured
 ACCENT, BAD, GOOD, MUTED = "#4c8bf5", "#e5484d", "#30a46c", "#8b8d98"
 SERIES = {
     InputKind.GIVEN: "#4c8bf5",
-    InputKind.REDRAWN: "#e5733c",
-    InputKind.VARIANTS: "#b58b1b",
+    InputKind.PERTURBED: "#e5733c",
+    InputKind.AUGMENTED: "#b58b1b",
     InputKind.HOLDOUT: "#30a46c",
 }
 _LONGEST = 64
@@ -181,13 +181,13 @@ def errors_figure(layers: pd.DataFrame) -> Figure | None:
     if "engine_rel_range" in layers:
         both["on the engine, outputs marked"] = ("engine_rel_range", GOOD)
     places = np.arange(len(layers))
-    drawn = {
+    copied = {
         words: (layers[column].mask(_broken(layers, column)), colour)
         for words, (column, colour) in both.items()
         if column in layers
     }
-    data: list[dict[str, Any]] = [line_of(w, places, *what) for w, what in drawn.items()]
-    known = [v for values, _ in drawn.values() for v in positive(values)]
+    data: list[dict[str, Any]] = [line_of(w, places, *what) for w, what in copied.items()]
+    known = [v for values, _ in copied.values() for v in positive(values)]
     top = 3.0 * max([v for v in known if v is not None], default=1.0)
     broken = _broken(layers, "rel_range")
     # What is left of a layer that overflowed may err little: its marks stand above all others.
@@ -219,20 +219,20 @@ _APART = 0.09
 """Of the axis: so far apart two numbers of three digits stand beside each other at 390 pixels."""
 
 
-def frontier_figure(frontier: pd.DataFrame) -> Figure | None:
+def tradeoff_figure(tradeoff: pd.DataFrame) -> Figure | None:
     """A line a kind of input: the share that meets the requirement over the pins, with the plan
     that was picked marked. None for fewer than two rows.
     """
-    if len(frontier) < 2:
+    if len(tradeoff) < 2:
         return None
-    pins = [int(p) for p in frontier["pins"]]
+    pins = [int(p) for p in tradeoff["pins"]]
     # None pinned has no place on a logarithmic axis, and linear ones hide where it is decided.
     places = [math.log1p(p) for p in pins]
     data: list[dict[str, Any]] = []
     for kind in InputKind:
-        if not (frontier[f"{kind}_tested"] > 0).any():
+        if not (tradeoff[f"{kind}_tested"] > 0).any():
             continue
-        passed, tested = frontier[f"{kind}_passed"], frontier[f"{kind}_tested"]
+        passed, tested = tradeoff[f"{kind}_passed"], tradeoff[f"{kind}_tested"]
         counts = [f"{p} of {t}" for p, t in zip(passed, tested, strict=True)]
         data.append(
             {
@@ -240,7 +240,7 @@ def frontier_figure(frontier: pd.DataFrame) -> Figure | None:
                 "mode": "lines+markers",
                 "name": kind.words,
                 "x": [short(x) for x in places],
-                "y": [None if math.isnan(s) else short(s) for s in frontier[f"{kind}_share"]],
+                "y": [None if math.isnan(s) else short(s) for s in tradeoff[f"{kind}_share"]],
                 "text": [f"{counted(p, 'pin')}: {c}" for p, c in zip(pins, counts, strict=True)],
                 "hovertemplate": "%{text} (%{y:.1%})",
                 # Where all hold, or none, lines lie upon each other: each shows around the next.
@@ -252,17 +252,17 @@ def frontier_figure(frontier: pd.DataFrame) -> Figure | None:
         "xaxis": {
             "title": {"text": "layers kept in FP32 (logarithmic)"},
             "tickangle": 0,
-            **_ticks(places, pins, frontier["set"]),
+            **_ticks(places, pins, tradeoff["set"]),
         },
         "yaxis": {
             "title": {"text": "share that holds"},
             "tickformat": ".0%",
             "range": [-0.04, 1.04],
         },
-        **_picked(frontier, places, pins),
+        **_picked(tradeoff, places, pins),
     }
     alt = "Share of inputs that meet the requirement over the number of layers kept in FP32"
-    return Figure("frontier-plot", alt, data, layout)
+    return Figure("tradeoff-plot", alt, data, layout)
 
 
 def _ticks(places: list[float], pins: list[int], sets: pd.Series[str]) -> dict[str, object]:
@@ -279,9 +279,9 @@ def _ticks(places: list[float], pins: list[int], sets: pd.Series[str]) -> dict[s
     }
 
 
-def _picked(frontier: pd.DataFrame, places: list[float], pins: list[int]) -> dict[str, object]:
+def _picked(tradeoff: pd.DataFrame, places: list[float], pins: list[int]) -> dict[str, object]:
     """A line where the plan is that was written."""
-    for place, count, source in zip(places, pins, frontier["set"], strict=True):
+    for place, count, source in zip(places, pins, tradeoff["set"], strict=True):
         if source == "answer":
             line = {"type": "line", "x0": place, "x1": place, "yref": "paper", "y0": 0, "y1": 1}
             words = {
@@ -326,7 +326,7 @@ def modules_figure(layers: pd.DataFrame) -> Figure | None:
     """A box a module, as wide as it has layers, coloured by the worst score that one of its layers
     has alone; by operator where the model names no modules. None without such scores.
     """
-    if "alone_score" not in layers or not len(layers):
+    if "sensitivity" not in layers or not len(layers):
         return None
     root = _tree(layers)
     _place(root, 0)
@@ -378,7 +378,7 @@ def has_modules(layers: pd.DataFrame) -> bool:
 def _tree(layers: pd.DataFrame) -> _Module:
     named = has_modules(layers)
     root = _Module(())
-    columns = ("layer", "op", "module", "scope", "pinned", "alone_score")
+    columns = ("layer", "op", "module", "scope", "pinned", "sensitivity")
     for layer, op, module, scope, pinned, alone in zip(*(layers[c] for c in columns), strict=True):
         path = (module or scope) if named else op
         parts = [part for part in _SEPARATORS.split(path) if part][:_DEEPEST]
@@ -555,7 +555,7 @@ def _limits(precision: Precision) -> dict[str, Any]:
 
 _TOLERANCE = "the tolerance"
 _LEAST, _MOST = 1e-6, 1e6
-_SYMBOLS = {"given": "circle", "panel": "diamond", "holdout": "diamond"}
+_SYMBOLS = {"given": "circle", "search_set": "diamond", "holdout": "diamond"}
 
 
 def baselines_figure(outputs: pd.DataFrame) -> Figure | None:
@@ -600,7 +600,7 @@ def inputs_figure(inputs: pd.DataFrame) -> Figure | None:
     plan = [c for c in inputs if str(c).startswith("plan_score_")]
     if len(inputs) < 2 or not plan:
         return None
-    lowered = [c for c in inputs if str(c).startswith("lowered_score_")]
+    reduced = [c for c in inputs if str(c).startswith("reduced_score_")]
     worst = inputs[plan].max(axis=1).sort_values(ascending=False, kind="stable")
     rows = inputs.loc[worst.index]
     names = [label(n) for n in rows["input"]]
@@ -609,7 +609,7 @@ def inputs_figure(inputs: pd.DataFrame) -> Figure | None:
     shown = (("under the plan", worst, ACCENT), ("everything lowered", None, BAD))
     for words, values, colour in shown:
         if values is None:
-            values = rows[lowered].max(axis=1) if lowered else worst * math.nan
+            values = rows[reduced].max(axis=1) if reduced else worst * math.nan
         data.append(
             {
                 "type": "scatter",
@@ -637,8 +637,8 @@ def _heights(scores: Sequence[float]) -> list[float | None]:
     """
     known = [1.0, *(s for s in scores if 0.0 < s < NOTHING_ALLOWED)]
     least, most = min(known) / 10.0, max(known) * 10.0
-    drawn = (most if s >= NOTHING_ALLOWED else max(s, least) for s in scores)
-    return [None if math.isnan(s) else short(h) for s, h in zip(scores, drawn, strict=True)]
+    copied = (most if s >= NOTHING_ALLOWED else max(s, least) for s in scores)
+    return [None if math.isnan(s) else short(h) for s, h in zip(scores, copied, strict=True)]
 
 
 def search_figure(search: pd.DataFrame) -> Figure | None:

@@ -34,7 +34,7 @@ from bisect_trt.base.atomic_files import (
 )
 from bisect_trt.base.display import printable
 from bisect_trt.base.errors import BadInputError, MachineError, is_disk_full, not_written
-from bisect_trt.base.outcomes import Robustness
+from bisect_trt.base.outcomes import ValidationVerdict
 from bisect_trt.model.annotated import annotated
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.save import save_model
@@ -46,12 +46,19 @@ from bisect_trt.report.junit import as_junit, verification_as_junit
 from bisect_trt.report.markdown import as_markdown
 from bisect_trt.report.page import as_html
 from bisect_trt.report.record import Record
-from bisect_trt.report.text import holds_lines, is_least, number, plan_line, score_without, verdict
-from bisect_trt.steps.problem import Case
+from bisect_trt.report.text import (
+    is_least,
+    number,
+    plan_line,
+    score_without,
+    validation_lines,
+    verdict,
+)
+from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.verify import Verification
 
 _SHOWN = (
-    "alone_score",
+    "sensitivity",
     "rank",
     "max_abs",
     "snr_db",
@@ -183,7 +190,7 @@ def discard(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def write_report(result: Record, case: Case) -> None:
+def write_report(result: Record, problem: Problem) -> None:
     """Write every file, ``run.json`` last, so that its presence means the folder is complete.
 
     The model that the plan is for is written too where it is not the user's own.
@@ -193,19 +200,19 @@ def write_report(result: Record, case: Case) -> None:
         BadInputError: the folder cannot be written.
     """
     tables = {**_error_tables(result), "search": result.search, "pins": result.pins}
-    sometimes = {"engines": result.cost, "inputs": result.inputs, "frontier": result.frontier}
+    sometimes = {"engines": result.cost, "inputs": result.inputs, "tradeoff": result.tradeoff}
     tables |= {name: table for name, table in sometimes.items() if len(table)}
     texts = {
-        PLAN: result.plan_json(case.plan_of_whole(result.plan)) + "\n",
+        PLAN: result.plan_json(problem.plan_of_whole(result.plan)) + "\n",
         **documents_of(result),
         RUN: to_json(result.as_json()) + "\n",
     }
     models = {
-        TYPED_MODEL: to_typed(case.whole, case.plan_of_whole(result.plan)),
-        ANNOTATED_MODEL: annotated_model(result, case.graph),
+        TYPED_MODEL: to_typed(problem.whole, problem.plan_of_whole(result.plan)),
+        ANNOTATED_MODEL: annotated_model(result, problem.graph),
     }
-    if case.rewritten:
-        models[REWRITTEN_MODEL] = case.graph.proto
+    if problem.rewritten:
+        models[REWRITTEN_MODEL] = problem.graph.proto
     _write(result.folder, tables, texts, models)
 
 
@@ -303,9 +310,13 @@ def write_verification(found: Verification) -> None:
 
 def _page(found: Verification) -> Page:
     said = {True: "ok", False: "no", None: "not looked at"}
-    rows = [{"checked": c.what, "says": said[c.holds], "found": c.detail} for c in found.checks]
-    lines = [f"{found.model}: {plan_line(found)}.", *holds_lines(found)]
+    rows = [
+        {"checked": c.what, "says": said[c.validation], "found": c.detail} for c in found.checks
+    ]
+    lines = [f"{found.model}: {plan_line(found)}.", *validation_lines(found)]
     sections = [Section("What was looked at", pd.DataFrame(rows))]
-    lucky = found.holds is not None and found.holds.word is Robustness.LUCKY
-    good = found.passed and not lucky
+    overfitted = (
+        found.validation is not None and found.validation.word is ValidationVerdict.OVERFITTED
+    )
+    good = found.passed and not overfitted
     return Page("bisect-trt verify", verdict(found), good, sections, lines)

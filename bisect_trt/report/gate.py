@@ -96,7 +96,7 @@ def read_project(path: Path, out: Path | None, overriding: Mapping[str, Any]) ->
 def _check_values(settings: Settings) -> None:
     """What can be known to be wrong before a model is read."""
     check_requirements(settings.require, [str(metric) for metric in settings.metrics])
-    check_kinds(settings.variants)
+    check_kinds(settings.augmented)
     for flag, texts in (("--pin", settings.pin), ("--lower", settings.lower)):
         for text in texts:
             compiled(flag, text)
@@ -252,10 +252,10 @@ def gate_table(gate: Gate) -> pd.DataFrame:
         row: dict[str, Any] = {"model": entry.name, "gate": _word(entry)}
         found = entry.result
         if found is not None:
-            robust = word_of(found.holds) or ""
+            robust = word_of(found.validation) or ""
             row |= {"pins": f"{len(found.pinned)} of {found.layer_count}", "score": found.score}
             row |= {"inputs": robust, "judged by": found.runner}
-            row |= {"new probes": str(found.new_probes), "seconds": round(found.seconds, 1)}
+            row |= {"new probes": str(found.new_evaluations), "seconds": round(found.seconds, 1)}
         rows.append({**row, "answer": entry.said})
     return pd.DataFrame(rows)
 
@@ -305,7 +305,9 @@ def gate_record(gate: Gate) -> dict[str, Any]:
                 "exit_code": entry.exit_code,
                 "said": entry.said,
                 "folder": entry.name,
-                "new_probes": entry.result.new_probes if entry.result is not None else None,
+                "new_evaluations": entry.result.new_evaluations
+                if entry.result is not None
+                else None,
                 "score": entry.result.score if entry.result is not None else None,
                 "pinned": entry.result.pinned if entry.result is not None else None,
             }
@@ -347,7 +349,7 @@ def _junit(gate: Gate) -> str:
             continue
         counts = {"tests": "1", "failures": "0", "errors": "1"}
         suite = ElementTree.SubElement(suites, "testsuite", {"name": entry.name, **counts})
-        case = ElementTree.SubElement(suite, "testcase", classname=entry.name, name="run")
-        ElementTree.SubElement(case, "error", message=xml_text(entry.error))
+        problem = ElementTree.SubElement(suite, "testcase", classname=entry.name, name="run")
+        ElementTree.SubElement(problem, "error", message=xml_text(entry.error))
     ElementTree.indent(suites)
     return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"

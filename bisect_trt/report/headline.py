@@ -9,12 +9,18 @@ from typing import Any
 import pandas as pd
 
 from bisect_trt.base.display import counted
-from bisect_trt.base.outcomes import CONFIDENCE, Cause, Holds, Robustness
+from bisect_trt.base.outcomes import CONFIDENCE, Cause, Validation, ValidationVerdict
 from bisect_trt.base.plan import Precision
 from bisect_trt.metrics.requirements import times
-from bisect_trt.metrics.statistics import draws_needed
+from bisect_trt.metrics.statistics import copies_needed
 from bisect_trt.report.record import Record
-from bisect_trt.report.text import holds_sentences, is_lifted, is_nearly_all, of_one_input, tone
+from bisect_trt.report.text import (
+    is_lifted,
+    is_nearly_all,
+    of_one_input,
+    tone,
+    validation_sentences,
+)
 
 _FEW, _APART, _FAR, _WORTH_A_WORD = 0.25, 0.1, 4.0, 8
 """Of the given inputs: where no more ask for nearly all pins, or for half of some, they may be what
@@ -48,23 +54,23 @@ def next_step(result: Record) -> str:
             steps.append("ship it in FP32, or loosen the requirement")
     elif odd:
         steps.append(odd)
-    if result.holds is not None and result.holds.word is not Robustness.ROBUST:
-        if result.holds.fitted:
+    if result.validation is not None and result.validation.word is not ValidationVerdict.VALIDATED:
+        if result.validation.fitted:
             steps.append("search without --robust 0")
         elif not any(metric.endswith("@all") for metric in result.metrics):
             # Of a metric of all inputs no number of them tells what it would be on others.
             plan = shlex.quote(f"{result.folder}/plan.json")
-            more = f"give more inputs of the kind that it will meet{_how_many(result.holds)}"
-            comma = "," if _how_many(result.holds) else ""
+            more = f"give more inputs of the kind that it will meet{_how_many(result.validation)}"
+            comma = "," if _how_many(result.validation) else ""
             on = f"{comma} and search on with --start-from {plan}"
             steps.append(more + (on if result.pinned else ""))
     return f"What next: {'; '.join(steps)}." if steps else ""
 
 
-def _how_many(holds: Holds) -> str:
+def _how_many(validation: Validation) -> str:
     """How many inputs speak for others by themselves, where their copies cannot."""
-    enough = draws_needed(holds.wanted, CONFIDENCE)
-    return "" if holds.has_margin or holds.set_size > 1 else f", {enough} in all"
+    enough = copies_needed(validation.wanted, CONFIDENCE)
+    return "" if validation.has_margin or validation.set_size > 1 else f", {enough} in all"
 
 
 def _engine_meets_in_fp32(result: Record) -> bool:
@@ -90,14 +96,14 @@ def _odd_inputs(result: Record) -> str:
     their copies speaks for these; blank where there are none.
     """
     pins = len(result.plan.pinned)
-    table = result.frontier
+    table = result.tradeoff
     if table.empty or "given_missed" not in table or pins < _WORTH_A_WORD:
         return ""
     missed = table["given_tested"] - table["given_passed"]
     few = (missed > 0) & (missed <= _FEW * table["given_tested"])
     few &= (table["pins"] <= pins / 2) & table["given_missed"].notna()
     few &= table["worst_score"] >= _FAR
-    for kind in ("redrawn", "variants"):
+    for kind in ("perturbed", "augmented"):
         alike = table[f"{kind}_share"] >= table["given_share"] - _APART
         few &= alike | (table[f"{kind}_tested"] == 0)
     if not few.any():
@@ -116,23 +122,23 @@ def _held_with_half(result: Record) -> str:
     blank where there is none: a prefix may hold more often than a longer one does, and what a row
     looks at bounds no share, which ``--pick`` does.
     """
-    pins, table, holds = len(result.plan.pinned), result.frontier, result.holds
-    if table.empty or holds is None or holds.fitted or pins < _WORTH_A_WORD:
+    pins, table, validation = len(result.plan.pinned), result.tradeoff, result.validation
+    if table.empty or validation is None or validation.fitted or pins < _WORTH_A_WORD:
         return ""
     held = (table["pins"] <= pins / 2) & (table["given_passed"] == table["given_tested"])
-    for kind in ("redrawn", "variants"):
+    for kind in ("perturbed", "augmented"):
         held &= table[f"{kind}_passed"] == table[f"{kind}_tested"]
-    looked_at = table["given_tested"] + table["redrawn_tested"] + table["variants_tested"]
+    looked_at = table["given_tested"] + table["perturbed_tested"] + table["augmented_tested"]
     held &= looked_at >= _TELLING
     if not held.any():
         return ""
     row = table.assign(seen=looked_at)[held].sort_values("pins").iloc[0]
     seen = int(row["seen"])
-    what = "inputs and copies" if holds.set_size == 1 else f"sets of {holds.set_size}"
+    what = "inputs and copies" if validation.set_size == 1 else f"sets of {validation.set_size}"
     fewer = counted(int(row["pins"]), "pin")
     return (
         f"fewer may do: {fewer} held on all of {seen} {what} (frontier.csv, --pick "
-        f"{holds.wanted:g})"
+        f"{validation.wanted:g})"
     )
 
 
@@ -144,7 +150,7 @@ def _held_on_given(result: Record) -> str:
     """How many layers hold on all given inputs, where copies of these ask for more; blank where
     that is nearly as many.
     """
-    pins, table = len(result.plan.pinned), result.frontier
+    pins, table = len(result.plan.pinned), result.tradeoff
     if table.empty or not pins:
         return ""
     held = table[
@@ -169,9 +175,9 @@ def _with_fewer(result: Record) -> str:
     """What to do where some set on the frontier with fewer pins held on a given input, blank where
     none did: where it missed on a few, look at those.
     """
-    if result.frontier.empty:
+    if result.tradeoff.empty:
         return ""
-    fewer = result.frontier[result.frontier["pins"] < len(result.plan.pinned)]
+    fewer = result.tradeoff[result.tradeoff["pins"] < len(result.plan.pinned)]
     some = fewer[fewer["given_passed"] > 0]
     if some.empty:
         return ""
@@ -183,7 +189,7 @@ def _with_fewer(result: Record) -> str:
     if not missed:
         few = counted(int(best["pins"]), "layer")
         seen = f"all {counted(int(tested), 'given input')}"
-        if result.holds is not None and result.holds.set_size > 1:
+        if result.validation is not None and result.validation.set_size > 1:
             seen = "the given inputs together"
         return f"take fewer: {few} hold on {seen} (frontier.csv, --pick SHARE)"
     return "take fewer pins, which hold on some inputs (frontier.csv, --pick SHARE)"
@@ -195,7 +201,7 @@ _BROKEN = ("build-failed", "crashed", "timed-out")
 _REFUTED = "a test refutes it (the budget is spent)"
 
 _ENGINE_TO_BLAME = {
-    Cause.UNSTEADY: "The engine does not make up its mind: no plan can be trusted on it.",
+    Cause.NOT_REPRODUCIBLE: "The engine does not make up its mind: no plan can be trusted on it.",
     Cause.ENGINE_FAILED: "TensorRT does not build or run the model, in FP32 either.",
 }
 
@@ -203,7 +209,7 @@ _ENGINE_TO_BLAME = {
 def headline(result: Record) -> str:
     """The answer in one sentence, and what it would mislead without."""
     said = [f.message.partition(": ")[0] for f in result.findings if f.weighty]
-    answer = of_one_input(_answer(result), result.holds if result.passed else None)
+    answer = of_one_input(_answer(result), result.validation if result.passed else None)
     return f"{answer} But {'; and '.join(said)}." if said else answer
 
 
@@ -235,7 +241,7 @@ def _answer(result: Record) -> str:
         # A run that breaks is no wrong number: the reader has to know which of the two it was.
         proof += f" ({broken} because the run breaks without it)"
     if result.ranked:
-        alone = result.layers.get("alone_score")
+        alone = result.layers.get("sensitivity")
         by = "what each does" if alone is None or alone.notna().any() else "its own error"
         proof = f"ranked by {by}, not proved one by one"
     pins, layers = len(result.pinned), result.layer_count
@@ -256,7 +262,7 @@ def _answer(result: Record) -> str:
 
 def _of_given(result: Record) -> str:
     """On how many of the given inputs, where ``--holds-on`` or ``--pick`` let some miss it."""
-    given = result.holds.given if result.holds is not None else None
+    given = result.validation.given if result.validation is not None else None
     if given is None or given.passed == given.tested:
         return ""
     return f" on {given.passed} of the {given.tested} given inputs"
@@ -264,7 +270,7 @@ def _of_given(result: Record) -> str:
 
 def answer_lines(result: Record) -> list[str]:
     """The answer's first lines: the sentence, on what it holds, the cause, before and after."""
-    lines = [headline(result), *holds_sentences(result.holds)[:2], *not_covered(result)]
+    lines = [headline(result), *validation_sentences(result.validation)[:2], *not_covered(result)]
     lines += [line for line in (next_step(result), result.sentence) if line]
     if not math.isnan(result.base_score):
         after = f"   after: {score_after(result)}" if result.passed else ""
@@ -287,7 +293,7 @@ def not_covered(result: Record) -> list[str]:
 
 def score_before(result: Record) -> str:
     """What everything lowered uses of the tolerance."""
-    counting = " on those that count" if result.holds_on < 1.0 else ""
+    counting = " on those that count" if result.given_share < 1.0 else ""
     return f"{times(result.base_score, _reduced_outcome(result))}{counting}"
 
 
@@ -304,7 +310,7 @@ def _reduced_outcome(result: Record) -> str:
 def score_after(result: Record) -> str:
     """What the plan uses of the tolerance, and what the worst of the inputs does that may miss."""
     said = times(result.score)
-    given = result.holds.given if result.holds is not None else None
+    given = result.validation.given if result.validation is not None else None
     if given is None or given.passed == given.tested or not given.worst_score > 1.0:
         return said
     return f"{said} on those that count, {times(given.worst_score)} on the worst given input"
@@ -312,8 +318,8 @@ def score_after(result: Record) -> str:
 
 def left_behind(result: Record) -> str:
     """What an interrupted run leaves, for the terminal."""
-    answer = of_one_input(_answer(result), result.holds)
-    told = " ".join([answer, *holds_sentences(result.holds)])
+    answer = of_one_input(_answer(result), result.validation)
+    told = " ".join([answer, *validation_sentences(result.validation)])
     return (
         f"the best plan so far is in {result.folder}; run the same command again to go on from "
         f"here. {told}"

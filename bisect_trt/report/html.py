@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from bisect_trt.base.display import counted, markdown, printable
-from bisect_trt.base.outcomes import Holds, InputKind
+from bisect_trt.base.outcomes import InputKind, Validation
 from bisect_trt.metrics.requirements import NOTHING_ALLOWED, brief, times
 from bisect_trt.report.headline import answer_lines, files_line, headline, next_step, not_covered
 from bisect_trt.report.markdown import answer_lines as markdown_lines
@@ -23,12 +23,12 @@ from bisect_trt.report.markdown import table_lines
 from bisect_trt.report.record import Record
 from bisect_trt.report.text import (
     caption_of,
-    holds_sentences,
     judged_by,
     meaning_of,
     number,
     scores_told,
     tone,
+    validation_sentences,
 )
 
 
@@ -65,7 +65,7 @@ def tiles(result: Record) -> list[Tile]:
     reduced = result.precision.value.upper()
     before, of = _score(result.base_score)
     # A larger score on an input that may miss is not the plan's.
-    count = ", on the inputs that count" if result.holds_on < 1.0 else ""
+    count = ", on the inputs that count" if result.given_share < 1.0 else ""
     found.append(Tile("before", before, f"{of}everything in {reduced}{count}"))
     if not math.isnan(result.score):
         after, of = _score(result.score)
@@ -88,8 +88,8 @@ def _cost(result: Record) -> Tile | None:
         if "plan" in latency:
             beside = ", ".join(f"{n.upper()} {number(latency[n])} ms" for n in others)
             return Tile("latency", f"{number(latency['plan'])} ms", beside)
-    if "relative_bytes" in result.frontier:
-        picked = result.frontier.loc[result.frontier["set"] == "answer", "relative_bytes"].dropna()
+    if "relative_bytes" in result.tradeoff:
+        picked = result.tradeoff.loc[result.tradeoff["set"] == "answer", "relative_bytes"].dropna()
         if len(picked):
             more = 100.0 * (float(picked.iloc[0]) - 1.0)
             note = "memory traffic against everything lowered; no engine was timed"
@@ -97,16 +97,16 @@ def _cost(result: Record) -> Tile | None:
     return None
 
 
-def held_kinds(holds: Holds | None) -> list[Held]:
+def held_kinds(validation: Validation | None) -> list[Held]:
     """What the plan was tested on, a kind a row; nothing where no plan passes."""
-    if holds is None:
+    if validation is None:
         return []
     found = []
     for kind in InputKind:
-        its = holds.of(kind)
+        its = validation.of(kind)
         if its.tested:
-            drawn = kind is not InputKind.GIVEN
-            bound = f"at least {100.0 * its.lower_bound:.1f} % of all" if drawn else ""
+            copied = kind is not InputKind.GIVEN
+            bound = f"at least {100.0 * its.lower_bound:.1f} % of all" if copied else ""
             worst = brief(its.worst_score)
             # The file's own name: the path is in inputs.csv.
             of = re.split(r"[\\/]", its.worst)[-1]
@@ -121,11 +121,11 @@ def answer(result: Record) -> dict[str, Any]:
         "tone": tone(result),
         "headline": headline(result),
         # The first sentence is the table's caption and rows.
-        "holds": [*holds_sentences(result.holds)[1:], *not_covered(result)],
-        "caption": caption_of(result.holds),
-        "meaning": meaning_of(result.holds),
+        "validation": [*validation_sentences(result.validation)[1:], *not_covered(result)],
+        "caption": caption_of(result.validation),
+        "meaning": meaning_of(result.validation),
         "next_step": next_step(result),
-        "held": held_kinds(result.holds),
+        "held": held_kinds(result.validation),
         "tiles": tiles(result),
         "judged_by": judged_by(result),
     }

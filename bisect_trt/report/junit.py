@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from xml.etree import ElementTree
 
 from bisect_trt.base.display import xml_text
-from bisect_trt.base.outcomes import Holding, Holds, word_of
+from bisect_trt.base.outcomes import Tally, Validation, word_of
 from bisect_trt.metrics.requirements import times
 from bisect_trt.report.headline import headline
 from bisect_trt.report.record import Record
 from bisect_trt.report.summarise import judged_scores
-from bisect_trt.report.text import holds_sentences, verdict
+from bisect_trt.report.text import validation_sentences, verdict
 from bisect_trt.steps.verify import Verification
 
 
@@ -33,7 +33,7 @@ def as_junit(result: Record) -> str:
     luck. A pin that nothing proves, as where a budget ended the search, is skipped. The properties
     are the sentence, the word and what it rests on.
     """
-    properties = list(_properties(headline(result), result.holds))
+    properties = list(_properties(headline(result), result.validation))
     return _suite(result.model, result.seconds, properties, list(_cases(result)))
 
 
@@ -45,14 +45,14 @@ def verification_as_junit(found: Verification) -> str:
     cases = [
         _Case(
             check.what,
-            check.detail if check.holds is False else "",
-            check.detail if check.holds else "",
-            check.detail if check.holds is None else "",
+            check.detail if check.validation is False else "",
+            check.detail if check.validation else "",
+            check.detail if check.validation is None else "",
         )
         for check in found.checks
     ]
-    cases += _holds(found.holds) if found.holds is not None else []
-    properties = list(_properties(verdict(found), found.holds))
+    cases += _validation(found.validation) if found.validation is not None else []
+    properties = list(_properties(verdict(found), found.validation))
     return _suite(found.model, found.seconds, properties, cases)
 
 
@@ -66,13 +66,13 @@ def _suite(
         ElementTree.SubElement(listed, "property", attributes)
     for one in cases:
         attributes = {"classname": xml_text(model), "name": xml_text(one.name)}
-        case = ElementTree.SubElement(suite, "testcase", attributes)
+        problem = ElementTree.SubElement(suite, "testcase", attributes)
         if one.failure:
-            ElementTree.SubElement(case, "failure", message=xml_text(one.failure))
+            ElementTree.SubElement(problem, "failure", message=xml_text(one.failure))
         if one.skipped:
-            ElementTree.SubElement(case, "skipped", message=xml_text(one.skipped))
+            ElementTree.SubElement(problem, "skipped", message=xml_text(one.skipped))
         if one.shown:
-            ElementTree.SubElement(case, "system-out").text = xml_text(one.shown)
+            ElementTree.SubElement(problem, "system-out").text = xml_text(one.shown)
     counts = {"tests": len(cases), "failures": sum(bool(one.failure) for one in cases)}
     counts |= {"errors": 0, "skipped": sum(bool(one.skipped) for one in cases)}
     for name, count in counts.items():
@@ -81,17 +81,17 @@ def _suite(
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _properties(summary: str, holds: Holds | None) -> Iterator[tuple[str, str]]:
+def _properties(summary: str, validation: Validation | None) -> Iterator[tuple[str, str]]:
     yield "summary", summary
-    if holds is not None:
-        yield "robustness", word_of(holds) or "not tested"
-        yield "holds", " ".join(holds_sentences(holds)[:2])
+    if validation is not None:
+        yield "robustness", word_of(validation) or "not tested"
+        yield "validation", " ".join(validation_sentences(validation)[:2])
 
 
 def _cases(result: Record) -> Iterator[_Case]:
     yield from _requirements(result)
-    if result.holds is not None:
-        yield from _holds(result.holds)
+    if result.validation is not None:
+        yield from _validation(result.validation)
     for row in result.pins.itertuples() if not result.ranked else ():
         if not row.held:
             yield _Case(f"pin {row.layer} is needed", skipped="" if row.proved else "not proved")
@@ -108,25 +108,25 @@ def _requirements(result: Record) -> Iterator[_Case]:
         yield _Case(f"requirement {text}", failure, f"Score: {times(score)}")
 
 
-def _holds(holds: Holds) -> Iterator[_Case]:
+def _validation(validation: Validation) -> Iterator[_Case]:
     """Of each kind of input that was tested: a failure where fewer pass than chance explains."""
     kinds = (
-        ("the given inputs", holds.given),
-        ("redrawn roundings", holds.redrawn),
-        ("variants of the inputs", holds.variants),
-        ("inputs kept apart", holds.holdout),
+        ("the given inputs", validation.given),
+        ("redrawn roundings", validation.perturbed),
+        ("variants of the inputs", validation.augmented),
+        ("inputs kept apart", validation.holdout),
     )
-    missed = {id(kind) for kind in holds.missed}
-    if not holds.given_hold:
-        missed.add(id(holds.given))
+    missed = {id(kind) for kind in validation.missed}
+    if not validation.given_hold:
+        missed.add(id(validation.given))
     for words, kind in kinds:
         if kind.tested:
             shown = _counted(kind)
-            if kind is not holds.given:
+            if kind is not validation.given:
                 shown += f", at least {100.0 * kind.lower_bound:.1f} % with 95 % confidence"
             yield _Case(f"holds on {words}", _counted(kind) if id(kind) in missed else "", shown)
 
 
-def _counted(kind: Holding) -> str:
+def _counted(kind: Tally) -> str:
     worst = f"; the worst, {kind.worst}, is at {times(kind.worst_score)}" if kind.worst else ""
     return f"{kind.passed} of {kind.tested} meet the requirement{worst}"

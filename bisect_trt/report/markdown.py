@@ -8,16 +8,16 @@ from typing import Any
 import pandas as pd
 
 from bisect_trt.base.display import counted, markdown
-from bisect_trt.base.outcomes import Holds, InputKind
+from bisect_trt.base.outcomes import InputKind, Validation
 from bisect_trt.report.headline import headline, next_step, not_covered, score_after, score_before
 from bisect_trt.report.record import Record
 from bisect_trt.report.tables import COST_COLUMNS, OUTPUT_COLUMNS, shown_pins
 from bisect_trt.report.text import (
     engine_sentences,
-    holds_sentences,
     number,
     scores_told,
     search_sentences,
+    validation_sentences,
 )
 
 _MOST_ROWS = 100
@@ -26,13 +26,13 @@ _MOST_ROWS = 100
 _PIN_COLUMNS = [
     "layer",
     "op",
-    "alone_score",
+    "sensitivity",
     "proved",
     "proved_on",
     "verdict_without",
     "score_without",
 ]
-_REQUIREMENT_COLUMNS = ["requirement", "lowered_score", "plan_score"]
+_REQUIREMENT_COLUMNS = ["requirement", "reduced_score", "plan_score"]
 
 
 def as_markdown(result: Record) -> str:
@@ -44,17 +44,22 @@ def answer_lines(result: Record) -> Iterator[str]:
     """The answer in one sentence, the cause, before and after, and what the plan holds on."""
     yield f"# bisect-trt: {markdown(result.model)} at {result.precision.value.upper()}"
     yield from ("", f"**{markdown(headline(result))}**", "")
-    of_inputs = (*holds_sentences(result.holds), *not_covered(result))
+    of_inputs = (*validation_sentences(result.validation), *not_covered(result))
     for sentence in (*of_inputs, next_step(result), result.sentence):
         yield from (markdown(sentence), "") if sentence else ()
     yield f"- cause: {result.cause.value}"
     yield f"- requirement: {', '.join(markdown(r) for r in result.requirements)}"
     yield f"- before: {score_before(result)}; after: {score_after(result)}"
     probes = sum(result.probes.values())
-    made = f"{counted(probes, 'probe')}, {counted(result.effect_runs, 'single-layer run')}"
+    made = f"{counted(probes, 'probe')}, {counted(result.sensitivity_runs, 'single-layer run')}"
     yield f"- judged by: `{result.runner}` ({made})"
-    if result.holds is not None:
-        yield from ("", "## What it holds on", "", *table_lines(_holds_table(result.holds)))
+    if result.validation is not None:
+        yield from (
+            "",
+            "## What it holds on",
+            "",
+            *table_lines(_validation_table(result.validation)),
+        )
 
 
 def _lines(result: Record) -> Iterator[str]:
@@ -81,10 +86,10 @@ def _lines(result: Record) -> Iterator[str]:
     yield from ("", "## Versions", "", markdown(versions))
 
 
-def _holds_table(holds: Holds) -> pd.DataFrame:
+def _validation_table(validation: Validation) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     for kind in InputKind:
-        found = holds.of(kind)
+        found = validation.of(kind)
         if found.tested:
             rows.append(
                 {

@@ -26,13 +26,13 @@ from bisect_trt.report.figures import (
     baselines_figure,
     channels_figure,
     errors_figure,
-    frontier_figure,
     has_modules,
     inputs_figure,
     modules_figure,
     ranges_figure,
     search_figure,
     short,
+    tradeoff_figure,
 )
 from bisect_trt.report.html import answer, asset, environment
 from bisect_trt.report.record import Record
@@ -49,12 +49,19 @@ from bisect_trt.report.text import (
 from bisect_trt.settings import options
 
 _MOST_ROWS = 300
-_FRONTIER = ["pins", "set", "given_share", "redrawn_share", "redrawn_lower_bound"]
-_FRONTIER += ["variants_share", "holdout_share", "p50_score", "p95_score", "worst_score"]
-_FRONTIER += ["latency_ms", "estimated_latency_ms", "relative_bytes"]
+_TRADEOFF = ["pins", "set", "given_share", "perturbed_share", "perturbed_lower_bound"]
+_TRADEOFF += ["augmented_share", "holdout_share", "p50_score", "p95_score", "worst_score"]
+_TRADEOFF += ["latency_ms", "estimated_latency_ms", "relative_bytes"]
 _SEARCH = ["probe", "runner", "on", "base", "pins", "verdict", "score", "seconds", "note"]
-_PROOF = ["proved", "proved_on", "proof_probe", "verdict_without", "score_without", "missed_on"]
-_LAYERS = ["rank", "alone_score", "introduced_rel_range", "rel_range", "max_abs", "snr_db"]
+_PROOF = [
+    "proved",
+    "proved_on",
+    "proof_evaluation",
+    "verdict_without",
+    "score_without",
+    "missed_on",
+]
+_LAYERS = ["rank", "sensitivity", "introduced_rel_range", "rel_range", "max_abs", "snr_db"]
 _LAYERS += ["finite", "engine_rel_range", "engine_finite", "ref_min", "ref_max", "channels"]
 
 
@@ -67,9 +74,9 @@ class Table:
     left_out: int = 0
 
 
-def frontier_rows(table: pd.DataFrame) -> Table:
+def tradeoff_rows(table: pd.DataFrame) -> Table:
     """A row a number of pins."""
-    return _table(table.dropna(axis=1, how="all"), _FRONTIER)
+    return _table(table.dropna(axis=1, how="all"), _TRADEOFF)
 
 
 def output_rows(table: pd.DataFrame) -> Table:
@@ -108,21 +115,21 @@ def pin_rows(result: Record) -> Table:
     pins = result.pins
     if pins.empty:
         return Table((), ())
-    known = [c for c in ("alone_score", "module", "file", "line") if c in result.layers]
+    known = [c for c in ("sensitivity", "module", "file", "line") if c in result.layers]
     told = pins.merge(result.layers[["layer", *known]], on="layer", how="left")
     told["where"] = _places(told)
     proof = [c for c in _PROOF if c != "proved" or not pins["proved"].all()]
     if not pins["proved"].any():
         proof = []
-        if "alone_score" in told:
-            told = told.sort_values("alone_score", ascending=False, kind="stable")
-    shown = _table(_without_blank(told, ("module", "where")), [*_NAMED, "alone_score", *proof])
+        if "sensitivity" in told:
+            told = told.sort_values("sensitivity", ascending=False, kind="stable")
+    shown = _table(_without_blank(told, ("module", "where")), [*_NAMED, "sensitivity", *proof])
     return replace(shown, columns=[_TITLES.get(c, c) for c in shown.columns])
 
 
 _NAMED = ["layer", "op", "module", "where"]
 _TITLES = {
-    "alone_score": "score alone",
+    "sensitivity": "score alone",
     "introduced_rel_range": "own error / range",
     "rel_range": "error / range",
     "max_abs": "largest error",
@@ -359,7 +366,7 @@ def as_html(result: Record) -> str:
     return template.render(
         **answer(result),
         figures=figures,
-        frontier=frontier_rows(result.frontier),
+        tradeoff=tradeoff_rows(result.tradeoff),
         baselines=list(result.outputs["baseline"].unique()) if len(result.outputs) else [],
         scores=requirement_scores(result.by_requirement, result.outputs),
         outputs=output_rows(result.outputs),
@@ -398,7 +405,7 @@ def _by_kind(findings: Sequence[Finding]) -> list[list[Finding]]:
 def _figures(result: Record) -> dict[str, Figure]:
     """Those that there is something to draw of, by name."""
     found = (
-        frontier_figure(result.frontier),
+        tradeoff_figure(result.tradeoff),
         baselines_figure(result.outputs),
         errors_figure(result.layers),
         modules_figure(result.layers),

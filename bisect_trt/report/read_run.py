@@ -19,21 +19,21 @@ from bisect_trt.base.outcomes import (
     Cause,
     CauseFound,
     Finding,
-    Holding,
-    Holds,
     InputKind,
-    Steadiness,
+    Reproducibility,
+    Tally,
+    Validation,
 )
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.report.columns import TABLES, from_csv
-from bisect_trt.report.record import FORMAT, EngineFacts, ProbeEffect, Record, SearchFacts
+from bisect_trt.report.record import FORMAT, EngineFacts, MarkingEffect, Record, SearchFacts
 
 Json = Mapping[str, Any]
 _Kind = TypeVar("_Kind")
 SCHEMA = "schema/run.schema.json"
 """Beside the package's modules of reports."""
 
-_SOMETIMES = ("engines", "inputs", "frontier")
+_SOMETIMES = ("engines", "inputs", "tradeoff")
 
 
 def read_run(folder: Path) -> Record:
@@ -66,8 +66,7 @@ def read_run(folder: Path) -> Record:
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else one_line(error, 120)
         raise BadInputError(
-            f"{path}: damaged ({reason}); run the same command again: the answers are in the "
-            "journal"
+            f"{path}: damaged ({reason}); run the same command again: the answers are in the cache"
         ) from error
 
 
@@ -130,8 +129,8 @@ def _result(data: Json, folder: Path) -> Record:
         samples=tuple(data["samples"]),
         findings=[_made(Finding, found) for found in data["findings"]],
         probes=dict(data["probes"]),
-        new_probes=int(data["new_probes"]),
-        effect_runs=int(data["effect_runs"]),
+        new_evaluations=int(data["new_evaluations"]),
+        sensitivity_runs=int(data["sensitivity_runs"]),
         seconds=_number(data["seconds"]),
         folder=folder,
         versions=dict(data["versions"]),
@@ -140,11 +139,11 @@ def _result(data: Json, folder: Path) -> Record:
         search_facts=_search(data["search"]) if data["search"] else None,
         metrics=tuple(data["metrics"]),
         rewritten=tuple(data["rewritten"]),
-        holds=_holds(data) if data["asked"] else None,
+        validation=_validation(data) if data["asked"] else None,
         ranked=data["ranked"],
-        holds_on=_number(data["holds_on"]),
+        given_share=_number(data["given_share"]),
         inputs=tables["inputs"],
-        frontier=tables["frontier"],
+        tradeoff=tables["tradeoff"],
         by_requirement=_by_requirement(data),
         budget_minutes=data["budget"] and float(data["budget"]["minutes"]),
         out_of_time=bool(data["budget"] and data["budget"]["ended_the_search"]),
@@ -175,19 +174,19 @@ def _table(folder: Path, name: str) -> pd.DataFrame:
     return table if len(table) or name == "pins" else pd.DataFrame()
 
 
-def _holds(data: Json) -> Holds:
+def _validation(data: Json) -> Validation:
     found: dict[str, Any] = dict(data["asked"])
-    if "reach" in found:
-        found["reach"] = _number(found["reach"])
+    if "prediction_limit" in found:
+        found["prediction_limit"] = _number(found["prediction_limit"])
     for kind in InputKind:
-        worst = _number(data["holds"][kind.value]["worst_score"])
-        found[kind.value] = _made(Holding, {**data["holds"][kind.value], "worst_score": worst})
-    return _made(Holds, found)
+        worst = _number(data["validation"][kind.value]["worst_score"])
+        found[kind.value] = _made(Tally, {**data["validation"][kind.value], "worst_score": worst})
+    return _made(Validation, found)
 
 
 def _engine(data: Json) -> EngineFacts:
     facts = {**data, "fp32_likeness_to_tf32": _number(data["fp32_likeness_to_tf32"])}
-    for name, kind in (("probe_effect", ProbeEffect), ("steadiness", Steadiness)):
+    for name, kind in (("marking_effect", MarkingEffect), ("reproducibility", Reproducibility)):
         if facts.get(name) is not None:
             facts[name] = _made(kind, {k: _unboxed(v) for k, v in facts[name].items()})
     return _made(EngineFacts, facts)
@@ -202,7 +201,7 @@ def _by_requirement(data: Json) -> pd.DataFrame:
     read = [
         {
             "requirement": row["requirement"],
-            **{name: _number(row[name]) for name in ("lowered_score", "plan_score")},
+            **{name: _number(row[name]) for name in ("reduced_score", "plan_score")},
             "baselines": {label: _number(score) for label, score in row["baselines"].items()},
         }
         for row in rows

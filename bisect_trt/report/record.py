@@ -16,11 +16,11 @@ from bisect_trt.base.outcomes import (
     Cause,
     CauseFound,
     Finding,
-    Holding,
-    Holds,
     InputKind,
-    Robustness,
-    Steadiness,
+    Reproducibility,
+    Tally,
+    Validation,
+    ValidationVerdict,
     word_of,
 )
 from bisect_trt.base.plan import Precision, PrecisionPlan
@@ -31,7 +31,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True)
-class ProbeEffect:
+class MarkingEffect:
     """How far marking outputs moved the final score, in tolerances."""
 
     unmarked_score: float
@@ -44,7 +44,7 @@ class EngineFacts:
 
     ``fp32_is`` says what its FP32 turned out to be, ``fp32_likeness_to_tf32`` the cosine between
     its FP32 errors and emulated TF32's. The fields from ``builds_beyond_baselines`` on are None
-    where nothing was decided on it; ``steadiness`` is that of the engine the answer stands or falls
+    where nothing was decided on it; ``reproducibility`` is that of the engine the answer stands or falls
     with.
     """
 
@@ -54,12 +54,12 @@ class EngineFacts:
     second_emulator: str
     layer_errors_from: str | None = None
     marked_batches: int | None = None
-    probe_effect: ProbeEffect | None = None
+    marking_effect: MarkingEffect | None = None
     builds_beyond_baselines: int | None = None
     tolerance_share: float | None = None
     pins_added_by_engine: Sequence[str] | None = None
     out_of_builds: bool | None = None
-    steadiness: Steadiness | None = None
+    reproducibility: Reproducibility | None = None
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class SearchFacts:
     spread_over: int
     blocks: Sequence[str]
     suspicion_auc: float
-    emulated_probes: int
+    emulated_evaluations: int
     information_bound: float
     violations: int
     superfluous_pins_dropped: int
@@ -94,7 +94,7 @@ class Record:
     - ``pins``: a row a pin with its proof, as pins.csv
     - ``cost``: a row an engine, as engines.csv
     - ``inputs``: a row an input, as inputs.csv
-    - ``frontier``: a row a number of pins, as frontier.csv
+    - ``tradeoff``: a row a number of pins, as frontier.csv
     - ``by_requirement``: a row a requirement
 
     ``cause`` is triage's word, ``causes`` are all that were found, ``sentence`` says it to a
@@ -102,10 +102,10 @@ class Record:
     the requirements by the runner's verdict. ``engine`` says what else was seen there,
     ``search_facts`` what kind of set was found, each None where there is nothing to say.
     ``metrics`` are the ``--metric`` texts, ``rewritten`` the layers that a rewrite made. ``probes``
-    counts plans by runner, ``new_probes`` those not answered by the journal; ``effect_runs`` counts
-    the single-layer runs beside them. ``holds`` says on what the plan was tested, None where none
+    counts plans by runner, ``new_evaluations`` those not answered by the journal; ``sensitivity_runs`` counts
+    the single-layer runs beside them. ``validation`` says on what the plan was tested, None where none
     passes; ``ranked`` is true if its pins were cut from a ranking and not proved one by one.
-    ``holds_on`` is the share of the given inputs that had to meet the requirements.
+    ``given_share`` is the share of the given inputs that had to meet the requirements.
     ``out_of_time`` is true if the ``budget_minutes`` ended the search, ``interrupted`` if the user
     did. ``command`` would repeat the run on the model with the SHA-256 ``model_digest``;
     ``dynamic_inputs`` are the graph inputs whose shapes it leaves open; it might keep ``threads``
@@ -133,8 +133,8 @@ class Record:
     samples: Sequence[str]
     findings: Sequence[Finding]
     probes: Mapping[str, int]
-    new_probes: int
-    effect_runs: int
+    new_evaluations: int
+    sensitivity_runs: int
     seconds: float
     folder: Path
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -143,11 +143,11 @@ class Record:
     search_facts: SearchFacts | None = None
     metrics: Sequence[str] = ()
     rewritten: Sequence[str] = ()
-    holds: Holds | None = None
+    validation: Validation | None = None
     ranked: bool = False
-    holds_on: float = 1.0
+    given_share: float = 1.0
     inputs: pd.DataFrame = field(default_factory=pd.DataFrame)
-    frontier: pd.DataFrame = field(default_factory=pd.DataFrame)
+    tradeoff: pd.DataFrame = field(default_factory=pd.DataFrame)
     budget_minutes: float | None = None
     out_of_time: bool = False
     interrupted: bool = False
@@ -176,8 +176,12 @@ class Record:
     @property
     def is_refuted(self) -> bool:
         """Whether a budget ended the search with a plan that its test refutes."""
-        holds = self.holds
-        return self.out_of_time and holds is not None and holds.word in (None, Robustness.LUCKY)
+        validation = self.validation
+        return (
+            self.out_of_time
+            and validation is not None
+            and validation.word in (None, ValidationVerdict.OVERFITTED)
+        )
 
     def plan_json(self, whole: PrecisionPlan | None = None) -> str:
         """The content of plan.json: the plan, what it was found for and searched with, and the
@@ -190,11 +194,11 @@ class Record:
         if self.judged:
             document["outputs"] = list(self.judged)
         document |= {"requirements": list(self.requirements), "metrics": list(self.metrics)}
-        if self.holds_on < 1.0:
-            document["holds_on"] = self.holds_on
-        if self.holds is not None:
-            document["robust"] = self.holds.wanted
-            if self.holds.fitted:
+        if self.given_share < 1.0:
+            document["given_share"] = self.given_share
+        if self.validation is not None:
+            document["robust"] = self.validation.wanted
+            if self.validation.fitted:
                 document["fitted"] = True
         if self.rewritten:
             document["rewritten"] = list(self.rewritten)
@@ -229,14 +233,14 @@ class Record:
             "metrics": list(self.metrics),
             "rewritten": list(self.rewritten),
             "samples": list(self.samples),
-            "holds_on": self.holds_on,
-            "holds": self._holds_json(),
-            "robust": word_of(self.holds),
+            "given_share": self.given_share,
+            "validation": self._validation_json(),
+            "robust": word_of(self.validation),
             "asked": self._asked_json(),
             "ranked": self.ranked,
             "probes": dict(self.probes),
-            "new_probes": self.new_probes,
-            "effect_runs": self.effect_runs,
+            "new_evaluations": self.new_evaluations,
+            "sensitivity_runs": self.sensitivity_runs,
             "outputs": self.outputs.to_dict(orient="records"),
             "findings": [vars(f) for f in self.findings],
             "plan": {
@@ -265,18 +269,18 @@ class Record:
             return None
         return {"minutes": self.budget_minutes, "ended_the_search": self.out_of_time}
 
-    def _holds_json(self) -> dict[str, Any]:
-        holds = self.holds
+    def _validation_json(self) -> dict[str, Any]:
+        validation = self.validation
         return {
-            kind.value: asdict(holds.of(kind) if holds is not None else Holding())
+            kind.value: asdict(validation.of(kind) if validation is not None else Tally())
             for kind in InputKind
         }
 
     def _asked_json(self) -> dict[str, Any]:
-        if self.holds is None:
+        if self.validation is None:
             return {}
         apart = (*InputKind, "draws")
-        return {name: value for name, value in vars(self.holds).items() if name not in apart}
+        return {name: value for name, value in vars(self.validation).items() if name not in apart}
 
     def _engine_json(self) -> dict[str, Any]:
         if self.engine is None:

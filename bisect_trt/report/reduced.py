@@ -17,7 +17,7 @@ from bisect_trt.base.plan import Precision
 from bisect_trt.inputs.arrays import write_npz
 from bisect_trt.model.save import save_model
 from bisect_trt.reduction.cures import Cure, Cures
-from bisect_trt.reduction.oracle import BAD_SHARE, FACTOR, PROCESSES, Seen, Suspect
+from bisect_trt.reduction.oracle import BAD_SHARE, FACTOR, PROCESSES, Observation, Suspect
 from bisect_trt.reduction.reduce import SMALL, Reduced, Seeded, kept_apart
 from bisect_trt.report.files import OwnedFolder, to_json
 from bisect_trt.report.html import text_environment
@@ -56,7 +56,7 @@ def table_of_cures(cures: Cures) -> pd.DataFrame:
                 "cure": cure.name,
                 "works": cure.works,
                 "right": cure.seen.runs > 0 and cure.seen.wrong == 0 and not cure.seen.failure,
-                "steady": cure.seen.runs > 0 and cure.seen.differing == 0,
+                "reproducible": cure.seen.runs > 0 and cure.seen.differing == 0,
                 "processes": cure.seen.processes,
                 "runs": cure.seen.runs,
                 "wrong_runs": cure.seen.wrong,
@@ -148,7 +148,7 @@ def sentence(reduced: Reduced) -> str:
         return f"The check calls a model of {what} bad."
     if reduced.suspect is Suspect.FAILED:
         return f"{who} does not build or run a model of {what}."
-    if reduced.suspect is Suspect.UNSTEADY:
+    if reduced.suspect is Suspect.NOT_REPRODUCIBLE:
         return f"{who} gives different answers to the same input on a model of {what}."
     return f"{who} gives wrong answers on a model of {what}."
 
@@ -174,12 +174,12 @@ def headline(reduced: Reduced) -> str:
 _BAD = {
     Suspect.FAILED: "Fails to build or run",
     Suspect.WRONG: "Wrong",
-    Suspect.UNSTEADY: "Unsteady",
+    Suspect.NOT_REPRODUCIBLE: "Unsteady",
     Suspect.CHECK: "Fails the check",
 }
 
 
-def nothing_bad(whole: Seen) -> str:
+def nothing_bad(whole: Observation) -> str:
     """Why nothing was reduced."""
     if whole.by_command:
         return "The whole model passes the check (exit code 0): there is nothing to reduce."
@@ -201,7 +201,7 @@ def figures(reduced: Reduced) -> list[str]:
     if reduced.suspect is Suspect.CHECK:
         return [f"The whole model: {reduced.whole.failure}", f"The piece: {reduced.seen.failure}"]
     lines = [f"The whole model: {_shown(reduced.whole)}", f"The piece: {_shown(reduced.seen)}"]
-    if reduced.suspect in (Suspect.WRONG, Suspect.UNSTEADY):
+    if reduced.suspect in (Suspect.WRONG, Suspect.NOT_REPRODUCIBLE):
         lines.append(
             f"Wrong means an error over {FACTOR:g} times that of the piece emulated at "
             f"{reduced.explained.value.upper()}, against ONNX Runtime's CPU provider in FP32."
@@ -214,7 +214,7 @@ def reduced_how(reduced: Reduced) -> list[str]:
     lines = [f"{s.what}: {s.tried} tried, {counted(s.left, 'node')} left" for s in reduced.steps]
     kind = "calls of the check" if reduced.suspect is Suspect.CHECK else "engine builds"
     lines.append(f"In all {reduced.builds} {kind} in {reduced.seconds:.0f} s.")
-    if reduced.suspect is Suspect.UNSTEADY:
+    if reduced.suspect is Suspect.NOT_REPRODUCIBLE:
         lines.append(
             f"What was left out was tried in {PROCESSES} fresh processes: were {BAD_SHARE:.0%} of "
             f"them bad or more, one would have been seen with {CONFIDENCE:.0%} confidence."
@@ -228,7 +228,7 @@ def reduced_how(reduced: Reduced) -> list[str]:
     return lines
 
 
-def as_record(found: Reduced | Seen) -> dict[str, Any]:
+def as_record(found: Reduced | Observation) -> dict[str, Any]:
     """What was found, for machines: where nothing is bad there is no piece."""
     if isinstance(found, Reduced):
         return as_json(found)
@@ -249,7 +249,7 @@ def as_json(reduced: Reduced) -> dict[str, Any]:
         "always": reduced.always,
         "input": reduced.sample.name,
         "whole": _plain(reduced.whole),
-        "piece": _plain(reduced.seen),
+        "subgraph": _plain(reduced.seen),
         "steps": [asdict(step) for step in reduced.steps],
         "builds": reduced.builds,
         "seconds": reduced.seconds,
@@ -258,11 +258,11 @@ def as_json(reduced: Reduced) -> dict[str, Any]:
     }
 
 
-def _plain(seen: Seen) -> dict[str, Any]:
+def _plain(seen: Observation) -> dict[str, Any]:
     return {**asdict(seen), "verdict": seen.verdict.value}
 
 
-def _shown(seen: Seen) -> str:
+def _shown(seen: Observation) -> str:
     if seen.failure:
         return seen.failure
     return (
@@ -278,10 +278,10 @@ def _operators(reduced: Reduced) -> str:
 
 
 RECORD, MODEL, INPUTS, EXPECTED = "reduce.json", "model.onnx", "inputs.npz", "expected.npz"
-RUN, README, WEIGHTS, DRAWN = "run.py", "README.md", "model.weights", "weights.py"
+RUN, README, WEIGHTS, COPIED = "run.py", "README.md", "model.weights", "weights.py"
 FOLDER = OwnedFolder(
     "bisect-trt reduce",
-    frozenset({RECORD, MODEL, f"{MODEL}.data", INPUTS, EXPECTED, RUN, README, WEIGHTS, DRAWN}),
+    frozenset({RECORD, MODEL, f"{MODEL}.data", INPUTS, EXPECTED, RUN, README, WEIGHTS, COPIED}),
     RECORD,
 )
 _RUNS = 10
@@ -315,7 +315,7 @@ def _write(reduced: Reduced, folder: Path, made_by: str) -> None:
         (folder / RUN).write_text(_script(reduced, seeded), encoding="utf-8")
     elif seeded:
         text = _rendered("weights.py.j2", seeded=_rows(seeded))
-        (folder / DRAWN).write_text(text, encoding="utf-8")
+        (folder / COPIED).write_text(text, encoding="utf-8")
     size = sum(path.stat().st_size for path in folder.iterdir())
     text = _readme(reduced, made_by, size)
     (folder / README).write_text(text, encoding="utf-8", errors="replace")
@@ -351,7 +351,7 @@ def _readme(reduced: Reduced, made_by: str, size: int) -> str:
         sentence=markdown(sentence(reduced)),
         versions=[(k, markdown(v)) for k, v in reduced.versions.items() if k != "profile"],
         engine=engine_of(reduced),
-        unsteady=reduced.suspect is Suspect.UNSTEADY,
+        not_reproducible=reduced.suspect is Suspect.NOT_REPRODUCIBLE,
         by_command=reduced.suspect is Suspect.CHECK,
         made_by=made_by.replace("`", "'"),
         figures=[markdown(line) for line in figures(reduced)],
@@ -359,7 +359,7 @@ def _readme(reduced: Reduced, made_by: str, size: int) -> str:
         nodes=[(markdown(n), markdown(op)) for n, op in reduced.nodes],
         weights=weights,
         seeded=len(reduced.seeded),
-        draws=RUN if engine_of(reduced) is not None else DRAWN,
+        copies=RUN if engine_of(reduced) is not None else COPIED,
         size=f"{size / 2**20:.1f} MB" if size >= 2**20 else f"{size / 2**10:.1f} kB",
         onnx=onnx.__version__,
     )

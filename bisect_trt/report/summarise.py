@@ -16,13 +16,13 @@ from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.limits import thread_count
 from bisect_trt.base.outcomes import WRITTEN_OUT, Cause, Diagnosis, Finding
 from bisect_trt.base.plan import Precision, PrecisionPlan
-from bisect_trt.evaluate.result import ProbeResult
+from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.metrics.parser import parse_requirements
 from bisect_trt.metrics.requirements import METRICS, WORST, Requirement
 from bisect_trt.model.inputs import dynamic_inputs
 from bisect_trt.model.patterns import find_patterns
 from bisect_trt.report.html import as_fragment, as_markdown, as_text
-from bisect_trt.report.record import EngineFacts, ProbeEffect, Record, SearchFacts
+from bisect_trt.report.record import EngineFacts, MarkingEffect, Record, SearchFacts
 from bisect_trt.report.tables import (
     cost_table,
     findings_of,
@@ -34,14 +34,14 @@ from bisect_trt.report.tables import (
 )
 from bisect_trt.search.find import count_violations, information_bound, ranking_auc, regime_of
 from bisect_trt.settings import as_command
-from bisect_trt.steps.answer import Known, best_so_far
-from bisect_trt.steps.context import Ledger
+from bisect_trt.steps.answer import RunState, best_so_far
+from bisect_trt.steps.context import RunStatistics
 from bisect_trt.steps.select_fitted import Bisection
 from bisect_trt.steps.sensitivity import suspicion_of
 from bisect_trt.version import __version__
 
 
-def engine_facts(known: Known, ledger: Ledger) -> EngineFacts | None:
+def engine_facts(known: RunState, run_statistics: RunStatistics) -> EngineFacts | None:
     """What run.json says of the engine beside its outputs; None where the emulator judged."""
     baselines, judged = known.engine, known.judgement
     if baselines is None:
@@ -52,47 +52,49 @@ def engine_facts(known: Known, ledger: Ledger) -> EngineFacts | None:
         fp32_is=baselines.identity.value,
         fp32_likeness_to_tf32=baselines.fingerprint,
         pins_emulated_as=baselines.pin_precision.value,
-        second_emulator=ledger.emulators[1],
+        second_emulator=run_statistics.emulators[1],
         layer_errors_from=table.how if table is not None else None,
         marked_batches=table.batches if table is not None else None,
-        probe_effect=ProbeEffect(table.unmarked_score, marked) if table is not None else None,
+        marking_effect=MarkingEffect(table.unmarked_score, marked) if table is not None else None,
         builds_beyond_baselines=judged.builds if judged is not None else None,
         tolerance_share=judged.limit if judged is not None else None,
         pins_added_by_engine=sorted(judged.repaired) if judged is not None else None,
         out_of_builds=judged.out_of_budget if judged is not None else None,
-        steadiness=known.steadiness or baselines.steadiness,
+        reproducibility=known.reproducibility or baselines.reproducibility,
     )
 
 
-def search_facts(known: Known, ledger: Ledger, plan: PrecisionPlan) -> SearchFacts | None:
+def search_facts(
+    known: RunState, run_statistics: RunStatistics, plan: PrecisionPlan
+) -> SearchFacts | None:
     """What kind of set it is, and what the search spent; None where nothing is pinned.
 
     Args:
         known: what the stations found.
-        ledger: every probe that was made.
+        run_statistics: every probe that was made.
         plan: the answer.
     """
     if not plan.pinned:
         return None
-    case, judged = known.case, known.judgement
+    problem, judged = known.problem, known.judgement
     bisection: Bisection | None = judged.bisection if judged is not None else known.bisection
     ranked = bisection is not None and bisection.ranked
     alone = dict(known.triage.sensitivity.scores) if known.triage is not None else {}
-    pinned = [name for name in case.names if name in plan.pinned]
-    regime = regime_of(len(pinned), len(case.names))
+    pinned = [name for name in problem.names if name in plan.pinned]
+    regime = regime_of(len(pinned), len(problem.names))
     suspicion = suspicion_of(known.baselines.layers, alone) if known.baselines is not None else {}
-    first = ledger.emulators[0]
-    searched = [p for p in ledger.log if p.plan.base is plan.base and p.runner == first]
+    first = run_statistics.emulators[0]
+    searched = [p for p in run_statistics.log if p.plan.base is plan.base and p.runner == first]
     # On a panel a probe ends early, and is held to a share of the tolerance: no two compare.
     alike = [(p.plan.pinned, p.verdict.passed) for p in searched if p.on_given]
     return SearchFacts(
         regime=regime.value if regime is not None else "",
         spread_over=len(pinned),
-        blocks=in_words(pinned, find_patterns(case.graph), case.layers),
+        blocks=in_words(pinned, find_patterns(problem.graph), problem.layers),
         # What was cut from a ranking is ranked well by what it was ranked by.
         suspicion_auc=math.nan if ranked else ranking_auc(suspicion, pinned),
-        emulated_probes=len({p.plan for p in searched}),
-        information_bound=information_bound(len(case.names), len(pinned)),
+        emulated_evaluations=len({p.plan for p in searched}),
+        information_bound=information_bound(len(problem.names), len(pinned)),
         violations=count_violations(alike),
         superfluous_pins_dropped=bisection.violations if bisection is not None else 0,
     )
@@ -121,16 +123,16 @@ class Row:
 
 def requirements_table(
     texts: Sequence[str],
-    lowered: Sequence[ProbeResult],
-    plan: Sequence[ProbeResult],
-    baselines: Mapping[str, ProbeResult],
+    reduced: Sequence[Evaluation],
+    plan: Sequence[Evaluation],
+    baselines: Mapping[str, Evaluation],
 ) -> pd.DataFrame:
     """A row for each requirement: its score on the given inputs with everything lowered and under
     the plan, by the judge who found it worst, and (``baselines``) by the label of each baseline.
 
     Args:
         texts: the requirements.
-        lowered: what the judges showed of everything lowered.
+        reduced: what the judges showed of everything lowered.
         plan: what they showed of the plan that is written.
         baselines: the rows of outputs.csv, by their labels.
     """
@@ -138,7 +140,7 @@ def requirements_table(
     rows = []
     for place, text in enumerate(texts):
         row: dict[str, object] = {"requirement": text}
-        for name, found in (("lowered", lowered), ("plan", plan)):
+        for name, found in (("reduced", reduced), ("plan", plan)):
             scores = [r.by_condition[place] for r in found if r.by_condition]
             row[f"{name}_score"] = max(scores, default=math.nan)
         row["baselines"] = {label: scores[place] for label, scores in each.items()}
@@ -158,7 +160,7 @@ def judged_scores(table: pd.DataFrame) -> dict[str, float]:
     fp32 = table["baselines"].map(
         lambda scores: max((s for label, s in scores.items() if label.endswith("fp32")), default=0)
     )
-    other = fp32.astype(float) if fp32.max() > 1.0 else table["lowered_score"]
+    other = fp32.astype(float) if fp32.max() > 1.0 else table["reduced_score"]
     return dict(zip(table["requirement"], table["plan_score"].fillna(other), strict=True))
 
 
@@ -232,61 +234,67 @@ class _Answer:
     """
 
     plan: PrecisionPlan
-    final: ProbeResult | None
-    proof: Mapping[str, ProbeResult]
+    final: Evaluation | None
+    proof: Mapping[str, Evaluation]
     complete: bool
     limit: float = 1.0
     ranked: bool = False
 
 
-def summarise(known: Known, ledger: Ledger, seconds: float, command: str = "run") -> Result:
+def summarise(
+    known: RunState, run_statistics: RunStatistics, seconds: float, command: str = "run"
+) -> Result:
     """Everything found, as one record.
 
     Args:
         known: what the stations found.
-        ledger: what was run for it.
+        run_statistics: what was run for it.
         seconds: the wall time of the run.
         command: that was given: ``compare`` searches for nothing.
     """
     if known.out_of_time:
-        return _summarise_cut_short(known, ledger, seconds)
+        return _summarise_cut_short(known, run_statistics, seconds)
     diagnosis = known.diagnosis
     if diagnosis is None:
         diagnosis = Diagnosis(Cause.UNKNOWN, "Not searched: error tables only.")
-    found = _result(known, ledger, diagnosis, _answer(known, ledger, diagnosis), seconds)
+    found = _result(
+        known, run_statistics, diagnosis, _answer(known, run_statistics, diagnosis), seconds
+    )
     if command == "run":
         return found
-    return replace(found, complete=False, command=_command(known, ledger, command))
+    return replace(found, complete=False, command=_command(known, run_statistics, command))
 
 
-def summarise_interrupted(known: Known, ledger: Ledger, seconds: float) -> Result | None:
+def summarise_interrupted(
+    known: RunState, run_statistics: RunStatistics, seconds: float
+) -> Result | None:
     """What was found until an interruption.
 
     Args:
         known: what the stations found.
-        ledger: what was run for it.
+        run_statistics: what was run for it.
         seconds: the wall time of the run.
 
     Returns:
         The smallest plan that every judge passed; None if none is known to pass yet.
     """
-    if known.holds is None and known.judgement is None and known.bisection is not None:
-        known = known.with_(holds=known.bisection.holds)
+    if known.validation is None and known.judgement is None and known.bisection is not None:
+        known = known.with_(validation=known.bisection.validation)
     found = known.diagnosis or Diagnosis(Cause.UNKNOWN, "Interrupted before the cause was known.")
-    answer = _answer_so_far(known, ledger, found)
+    answer = _answer_so_far(known, run_statistics, found)
     if answer is None or answer.final is None:
         return None
     sentence = (
         f"{found.sentence} Interrupted: this is the best plan so far; run the same command again "
         "to go on."
     )
-    return _result(known, ledger, replace(found, sentence=sentence), answer, seconds)
+    return _result(known, run_statistics, replace(found, sentence=sentence), answer, seconds)
 
 
-def _summarise_cut_short(known: Known, ledger: Ledger, seconds: float) -> Result:
+def _summarise_cut_short(known: RunState, run_statistics: RunStatistics, seconds: float) -> Result:
     """What was found until the budget ended the search."""
     found = known.diagnosis or Diagnosis(Cause.UNKNOWN, "The cause was not known yet.")
-    answer = _answer_so_far(known, ledger, found)
+    answer = _answer_so_far(known, run_statistics, found)
     so_far = "this is the best plan so far"
     if answer is None or answer.final is None:
         answer, so_far = (
@@ -295,28 +303,30 @@ def _summarise_cut_short(known: Known, ledger: Ledger, seconds: float) -> Result
         )
     elif known.diagnosis is None and answer.final.verdict.passed and not answer.plan.chosen:
         # No smaller set is left to search for, whatever there was no time for.
-        name = known.case.settings.precision.value.upper()
+        name = known.problem.settings.precision.value.upper()
         found = Diagnosis(Cause.NONE, f"{name} meets the requirement on the given inputs.")
         answer = replace(answer, complete=True)
-    minutes = known.case.settings.budget or 0.0
+    minutes = known.problem.settings.budget or 0.0
     sentence = (
         f"{found.sentence} The budget of {minutes:g} minutes ended the search: {so_far}; run the "
         "same command again to go on."
     )
-    return _result(known, ledger, replace(found, sentence=sentence), answer, seconds)
+    return _result(known, run_statistics, replace(found, sentence=sentence), answer, seconds)
 
 
-def _answer_so_far(known: Known, ledger: Ledger, found: Diagnosis) -> _Answer | None:
+def _answer_so_far(
+    known: RunState, run_statistics: RunStatistics, found: Diagnosis
+) -> _Answer | None:
     """The stations' own where they came to one, else the best of all probes."""
     settled = known.settled is not None
     if settled or known.judgement or (known.bisection is not None and known.engine is None):
-        return _answer(known, ledger, found)
-    best = best_so_far(known, ledger)
+        return _answer(known, run_statistics, found)
+    best = best_so_far(known, run_statistics)
     return _Answer(*best, {}, False) if best is not None else None
 
 
-def _answer(known: Known, ledger: Ledger, diagnosis: Diagnosis) -> _Answer:
-    base, held = known.case.base, known.case.held_pins
+def _answer(known: RunState, run_statistics: RunStatistics, diagnosis: Diagnosis) -> _Answer:
+    base, held = known.problem.base, known.problem.held_pins
     if known.judgement is not None:
         judged = known.judgement
         emulated = judged.bisection.proof if judged.bisection is not None else {}
@@ -329,13 +339,13 @@ def _answer(known: Known, ledger: Ledger, diagnosis: Diagnosis) -> _Answer:
         return _Answer(judged.plan, judged.result, proof, complete, judged.limit, ranked)
     if known.bisection is not None:
         found, plan = known.bisection, known.base.with_pins(known.bisection.pinned)
-        final = ledger.worst_of(plan, ledger.emulators)
+        final = run_statistics.worst_of(plan, run_statistics.emulators)
         answer = base.with_pins(found.pinned)
         return _Answer(answer, final, found.proof, found.complete, found.limit, found.ranked)
     fp32 = PrecisionPlan(Precision.FP32)
     judge = known.engine or known.baselines
     if judge is not None and diagnosis.cause is Cause.NONE:
-        shown = ledger.worst_of(base, ledger.emulators)
+        shown = run_statistics.worst_of(base, run_statistics.emulators)
         reduced = known.engine.base if known.engine is not None else shown
         return _Answer(base, reduced, {}, True)
     if judge is not None and diagnosis.cause is Cause.TF32:
@@ -344,20 +354,26 @@ def _answer(known: Known, ledger: Ledger, diagnosis: Diagnosis) -> _Answer:
 
 
 def _result(
-    known: Known, ledger: Ledger, diagnosis: Diagnosis, answer: _Answer, seconds: float
+    known: RunState,
+    run_statistics: RunStatistics,
+    diagnosis: Diagnosis,
+    answer: _Answer,
+    seconds: float,
 ) -> Result:
-    case, settings = known.case, known.case.settings
+    problem, settings = known.problem, known.problem.settings
     baselines, engine = known.baselines, known.engine
     searched = known.bisection is not None or known.judgement is not None
-    emulated, engines = _shown(known, ledger, answer, searched)
+    emulated, engines = _shown(known, run_statistics, answer, searched)
     shown = {**emulated, **engines}
-    before = engine.base if engine is not None else baselines.lowered if baselines else None
-    limits = dict.fromkeys(ledger.emulators, answer.limit)
-    passed = answer.final is not None and answer.final.verdict.passed and known.unsteady is None
+    before = engine.base if engine is not None else baselines.reduced if baselines else None
+    limits = dict.fromkeys(run_statistics.emulators, answer.limit)
+    passed = (
+        answer.final is not None and answer.final.verdict.passed and known.not_reproducible is None
+    )
     return Result(
-        model=case.model.name,
+        model=problem.model.name,
         precision=settings.precision,
-        runner=ledger.judge,
+        runner=run_statistics.judge,
         cause=diagnosis.cause,
         sentence=diagnosis.sentence,
         passed=passed,
@@ -365,84 +381,84 @@ def _result(
         plan=answer.plan,
         score=answer.final.score if answer.final is not None else float("nan"),
         base_score=before.score if before is not None else float("nan"),
-        layer_count=len(case.layers),
+        layer_count=len(problem.layers),
         layers=layers_table(known, answer.plan),
         outputs=outputs_table(shown),
-        search=search_table(ledger.log),
-        pins=pins_table(case.layers, answer.plan, answer.proof, ledger.log, limits),
-        requirements=case.requirements.texts,
-        samples=[s.name for s in case.samples],
-        findings=_findings(known, ledger, answer.plan),
-        probes=ledger.probes,
-        new_probes=ledger.new_probes,
-        effect_runs=ledger.further_rows
+        search=search_table(run_statistics.log),
+        pins=pins_table(problem.layers, answer.plan, answer.proof, run_statistics.log, limits),
+        requirements=problem.requirements.texts,
+        samples=[s.name for s in problem.samples],
+        findings=_findings(known, run_statistics, answer.plan),
+        probes=run_statistics.probes,
+        new_evaluations=run_statistics.new_evaluations,
+        sensitivity_runs=run_statistics.further_rows
         + (known.triage.sensitivity.runs if known.triage is not None else 0),
         seconds=round(seconds, 3),  # as run.json has it: what is read again is the same
-        folder=ledger.folder,
-        versions={**versions(), **ledger.versions},
+        folder=run_statistics.folder,
+        versions={**versions(), **run_statistics.versions},
         cost=cost_table(engines),
-        engine=engine_facts(known, ledger),
-        search_facts=search_facts(known, ledger, answer.plan) if searched else None,
+        engine=engine_facts(known, run_statistics),
+        search_facts=search_facts(known, run_statistics, answer.plan) if searched else None,
         metrics=[m if isinstance(m, str) else _named(m) for m in settings.metrics],
-        rewritten=list(case.rewritten),
-        holds=known.holds,
+        rewritten=list(problem.rewritten),
+        validation=known.validation,
         inputs=_or_empty(known.inputs),
-        frontier=_or_empty(known.frontier),
+        tradeoff=_or_empty(known.tradeoff),
         by_requirement=requirements_table(
-            case.requirements.texts,
-            _judged(known, ledger, before),
-            _judged(known, ledger, answer.final),
+            problem.requirements.texts,
+            _judged(known, run_statistics, before),
+            _judged(known, run_statistics, answer.final),
             shown,
         ),
         ranked=answer.ranked,
-        holds_on=settings.share_of_given,
+        given_share=settings.share_of_given,
         budget_minutes=settings.budget,
         threads=thread_count(),
         out_of_time=known.out_of_time,
         interrupted=known.interrupted,
-        command=_command(known, ledger),
-        model_digest=case.model.digest,
-        dynamic_inputs=dynamic_inputs(case.graph.proto),
-        searched=case.searched,
-        scales=case.requirements.scales,
+        command=_command(known, run_statistics),
+        model_digest=problem.model.digest,
+        dynamic_inputs=dynamic_inputs(problem.graph.proto),
+        searched=problem.searched,
+        scales=problem.requirements.scales,
         causes=diagnosis.all_causes,
-        judged=case.judged,
+        judged=problem.judged,
     )
 
 
-def _command(known: Known, ledger: Ledger, command: str = "run") -> str:
+def _command(known: RunState, run_statistics: RunStatistics, command: str = "run") -> str:
     """What makes the same again in the same folder: its plan is found from where it is started."""
-    return as_command(replace(known.case.settings, out=ledger.folder), command)
+    return as_command(replace(known.problem.settings, out=run_statistics.folder), command)
 
 
 def _shown(
-    known: Known, ledger: Ledger, answer: _Answer, searched: bool
-) -> tuple[dict[str, ProbeResult], dict[str, ProbeResult]]:
+    known: RunState, run_statistics: RunStatistics, answer: _Answer, searched: bool
+) -> tuple[dict[str, Evaluation], dict[str, Evaluation]]:
     """The rows of the outputs table: the emulators', and the engine's."""
     emulated = known.baselines.by_label() if known.baselines is not None else {}
     engines = known.engine.by_label() if known.engine is not None else {}
     if known.judgement is not None:
-        engines[f"{ledger.judge} plan"] = known.judgement.result
+        engines[f"{run_statistics.judge} plan"] = known.judgement.result
     if searched or not answer.complete:
         plan = known.base.with_pins(answer.plan.pinned)
         labels = ("plan", "plan, second emulator")
-        for label, runner in zip(labels, ledger.emulators, strict=True):
-            found = ledger.of(runner, plan)
+        for label, runner in zip(labels, run_statistics.emulators, strict=True):
+            found = run_statistics.of(runner, plan)
             if found is not None:
                 emulated[label] = found
     return emulated, engines
 
 
-def _findings(known: Known, ledger: Ledger, plan: PrecisionPlan) -> list[Finding]:
+def _findings(known: RunState, run_statistics: RunStatistics, plan: PrecisionPlan) -> list[Finding]:
     """Of every station, in their order; of layers that are computed in steps the first that
     ``plan`` lowers is said with the answer.
     """
-    stations = (known.baselines, known.engine)
+    steps = (known.baselines, known.engine)
     found = [
-        *known.case.findings,
-        *ledger.findings,
-        *(finding for station in stations if station is not None for finding in station.findings),
-        *findings_of(ledger.engine_results),
+        *known.problem.findings,
+        *run_statistics.findings,
+        *(finding for step in steps if step is not None for finding in step.findings),
+        *findings_of(run_statistics.engine_results),
     ]
     kept: list[Finding] = []
     for finding in found:
@@ -455,12 +471,14 @@ def _findings(known: Known, ledger: Ledger, plan: PrecisionPlan) -> list[Finding
     return kept
 
 
-def _judged(known: Known, ledger: Ledger, result: ProbeResult | None) -> list[ProbeResult]:
+def _judged(
+    known: RunState, run_statistics: RunStatistics, result: Evaluation | None
+) -> list[Evaluation]:
     """What every judge showed of the plan of ``result``; nothing of no result."""
     if result is None:
         return []
-    judges = ledger.emulators if known.engine is None else (ledger.judge,)
-    found = (ledger.of(runner, result.plan) for runner in judges)
+    judges = run_statistics.emulators if known.engine is None else (run_statistics.judge,)
+    found = (run_statistics.of(runner, result.plan) for runner in judges)
     return [r for r in found if r is not None]
 
 

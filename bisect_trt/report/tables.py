@@ -14,14 +14,14 @@ import pandas as pd
 from bisect_trt.base.display import counted, plural
 from bisect_trt.base.outcomes import Finding
 from bisect_trt.base.plan import PrecisionPlan
-from bisect_trt.evaluate.result import ProbeResult
+from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.layers import Layer
 from bisect_trt.model.patterns import Origin, Pattern, list_origins
 from bisect_trt.model.tensor_types import captured_names
 from bisect_trt.report.columns import PINS
 from bisect_trt.report.record import Record
-from bisect_trt.steps.answer import Known
+from bisect_trt.steps.answer import RunState
 
 _SHOWN = 6
 
@@ -110,30 +110,30 @@ def failure_sources(graph: Graph, wrong: Mapping[str, bool]) -> frozenset[str]:
     return frozenset(sources)
 
 
-def layers_table(known: Known, plan: PrecisionPlan) -> pd.DataFrame:
+def layers_table(known: RunState, plan: PrecisionPlan) -> pd.DataFrame:
     """A row a layer, or a row each of those that ``--mark`` asks for, as far as the run came;
     ``source`` marks layers that are wrong although what they read is right (see
     ``failure_sources``).
     """
-    table = with_origins(_all_layers(known, plan), list_origins(known.case.graph))
-    marked = known.case.marked
+    table = with_origins(_all_layers(known, plan), list_origins(known.problem.graph))
+    marked = known.problem.marked
     return table if marked is None else table[table["layer"].isin(marked)].reset_index(drop=True)
 
 
-def _all_layers(known: Known, plan: PrecisionPlan) -> pd.DataFrame:
+def _all_layers(known: RunState, plan: PrecisionPlan) -> pd.DataFrame:
     if known.baselines is None:
-        rows = [{"layer": x.name, "op": x.op, "scope": x.scope} for x in known.case.layers]
+        rows = [{"layer": x.name, "op": x.op, "scope": x.scope} for x in known.problem.layers]
         return pd.DataFrame([{**row, "pinned": False} for row in rows])
     table = known.baselines.layers.copy()
     table["pinned"] = table["layer"].isin(plan.pinned)
     if known.triage is not None:
-        table["alone_score"] = table["layer"].map(dict(known.triage.sensitivity.scores))
+        table["sensitivity"] = table["layer"].map(dict(known.triage.sensitivity.scores))
         places = {name: place for place, name in enumerate(known.triage.ranking, start=1)}
         table["rank"] = table["layer"].map(places)
     if known.engine is not None and known.engine.table is not None:
         table = known.engine.table.joined(table)
     wrong = dict(zip(table["layer"], is_wrong(table), strict=True))
-    table["source"] = table["layer"].isin(failure_sources(known.case.graph, wrong))
+    table["source"] = table["layer"].isin(failure_sources(known.problem.graph, wrong))
     return table
 
 
@@ -157,7 +157,7 @@ _LAYER_COLUMNS = [
     "layer",
     "op",
     "pinned",
-    "alone_score",
+    "sensitivity",
     "introduced_max_abs",
     "max_abs",
     "snr_db",
@@ -190,7 +190,7 @@ COST_COLUMNS = [
     "engine_mb",
     "build_s",
     "context_s",
-    "probe_s",
+    "evaluation_s",
 ]
 OUTPUT_COLUMNS = [
     "baseline",
@@ -207,7 +207,7 @@ OUTPUT_COLUMNS = [
 _STEPS = ("write", "parse", "build", "load", "context", "run")
 
 
-def outputs_table(baselines: Mapping[str, ProbeResult]) -> pd.DataFrame:
+def outputs_table(baselines: Mapping[str, Evaluation]) -> pd.DataFrame:
     """A row for each baseline and output: worst errors over the samples, then their means."""
     rows: list[dict[str, Any]] = []
     for label, result in baselines.items():
@@ -237,7 +237,7 @@ def outputs_table(baselines: Mapping[str, ProbeResult]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def search_table(probes: Sequence[ProbeResult]) -> pd.DataFrame:
+def search_table(probes: Sequence[Evaluation]) -> pd.DataFrame:
     """A row for each distinct probe, in order."""
     rows = [
         {
@@ -262,8 +262,8 @@ def search_table(probes: Sequence[ProbeResult]) -> pd.DataFrame:
 def pins_table(
     layers: Sequence[Layer],
     plan: PrecisionPlan,
-    proof: Mapping[str, ProbeResult],
-    log: Sequence[ProbeResult],
+    proof: Mapping[str, Evaluation],
+    log: Sequence[Evaluation],
     shares: Mapping[str, float],
 ) -> pd.DataFrame:
     """A row for each pin of ``plan`` with its proof.
@@ -287,7 +287,7 @@ def pins_table(
         found = proof.get(layer.name)
         if found is None:
             row |= {"proved": False, "proved_on": "", "tolerance_share": math.nan}
-            row |= {"verdict_without": "", "score_without": math.nan, "proof_probe": -1}
+            row |= {"verdict_without": "", "score_without": math.nan, "proof_evaluation": -1}
             row |= {"missed_on": "", "of_all_given": False}
         else:
             share = shares.get(found.runner, 1.0)
@@ -296,14 +296,14 @@ def pins_table(
             # Its score is told in units of what it was held to.
             row["score_without"] = found.score * share
             logged = found.seen_in or found
-            row["proof_probe"] = places[id(logged)]
+            row["proof_evaluation"] = places[id(logged)]
             row |= {"missed_on": found.worst_on, "of_all_given": logged.on_given}
         row["inherited"] = found is None and layer.name in inherited
         rows.append(row)
     return pd.DataFrame(rows, columns=[column.name for column in PINS])
 
 
-def cost_table(results: Mapping[str, ProbeResult]) -> pd.DataFrame:
+def cost_table(results: Mapping[str, Evaluation]) -> pd.DataFrame:
     """A row for each engine: latency, size, build time, and the tool's own share of the probe's
     time.
     """
@@ -320,14 +320,14 @@ def cost_table(results: Mapping[str, ProbeResult]) -> pd.DataFrame:
                     "latency_ms": facts["latency_ms"],
                     "engine_mb": facts["engine_bytes"] / 1e6,
                     **{f"{step}_s": seconds.get(step, math.nan) for step in _STEPS},
-                    "probe_s": result.seconds,
+                    "evaluation_s": result.seconds,
                     "own_share": _own_share(result.seconds, facts),
                 }
             )
     return pd.DataFrame(rows)
 
 
-def findings_of(results: Sequence[ProbeResult]) -> list[Finding]:
+def findings_of(results: Sequence[Evaluation]) -> list[Finding]:
     """What the engines' builders and read-backs found, each once; a probe that broke says so with
     its log's last lines.
     """
@@ -353,7 +353,7 @@ def worst_inputs(table: pd.DataFrame) -> pd.DataFrame:
 
 def worst_layers(table: pd.DataFrame) -> pd.DataFrame:
     """The rows of the layer table worth showing: pinned layers, then those that do most alone."""
-    by = next(c for c in ("alone_score", "introduced_max_abs", "layer") if c in table)
+    by = next(c for c in ("sensitivity", "introduced_max_abs", "layer") if c in table)
     ranked = table.sort_values(["pinned", by], ascending=[False, False], kind="stable")
     known = [c for c in _LAYER_COLUMNS if c in ranked]
     if not ranked["pinned"].any():
@@ -383,9 +383,9 @@ def shown_pins(result: Record) -> pd.DataFrame:
     if result.pins["proved"].any() or result.pins.empty:
         return result.pins
     pins = result.pins[["layer", "op", "scope"]]
-    if "alone_score" not in result.layers:
+    if "sensitivity" not in result.layers:
         return pins
-    return pins.merge(result.layers[["layer", "alone_score"]], on="layer", how="left")
+    return pins.merge(result.layers[["layer", "sensitivity"]], on="layer", how="left")
 
 
 def _own_share(seconds: float, facts: Mapping[str, Any]) -> float:

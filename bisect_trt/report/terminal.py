@@ -24,7 +24,7 @@ from bisect_trt.base.limits import in_words, peak_bytes
 from bisect_trt.base.outcomes import VANISHING
 from bisect_trt.model.inspection import Inspection
 from bisect_trt.reduction.cures import Cures
-from bisect_trt.reduction.oracle import Seen
+from bisect_trt.reduction.oracle import Observation
 from bisect_trt.reduction.reduce import Reduced
 from bisect_trt.report.headline import FIRST_KINDS, answer_lines, files_line
 from bisect_trt.report.html import Page
@@ -36,10 +36,9 @@ from bisect_trt.report.reduced import (
     nothing_bad,
     reduced_how,
 )
-from bisect_trt.report.reduced import headline as headline_of_piece
+from bisect_trt.report.reduced import headline as headline_of_subgraph
 from bisect_trt.report.tables import OUTPUT_COLUMNS, suspect_layers
 from bisect_trt.report.text import (
-    holds_lines,
     is_least,
     judged_by,
     number,
@@ -49,6 +48,7 @@ from bisect_trt.report.text import (
     search_sentences,
     tone,
     unproved,
+    validation_lines,
     verdict,
 )
 from bisect_trt.steps.verify import Verification
@@ -162,7 +162,7 @@ class ProgressObserver(Observer):
         self._every_s = every_s
         self._budget = budget
         self._subject = f"{subject}: " if subject else ""
-        self._station, self._started = "starting", time.perf_counter()
+        self._step, self._started = "starting", time.perf_counter()
         self._done = self._note = ""
         self._left: tuple[float | None, float] = None, self._started
         self._first: tuple[int, float] | None = None
@@ -202,15 +202,15 @@ class ProgressObserver(Observer):
         if self._log is not None:
             self._log.join(self._every_s)
 
-    def station(self, name: str) -> None:
+    def step(self, name: str) -> None:
         self._began = self._counted = time.perf_counter()
         self._first, self._left = None, (None, self._began)
-        self._station, self._done = name, ""
+        self._step, self._done = name, ""
         self._bar.reset(self._task, total=None, description=f"{self._subject}{name}", note="")
 
     def progress(self, done: int, expected: int, note: str) -> None:
         self._left = self._seconds_left(done, expected), time.perf_counter()
-        of = f"{done} of {expected}" if expected else f"{_UNITS.get(self._station, 'probe')} {done}"
+        of = f"{done} of {expected}" if expected else f"{_UNITS.get(self._step, 'probe')} {done}"
         self._done, self._note = of, note
         left = self._left_in_words()
         self._bar.update(
@@ -267,9 +267,9 @@ class ProgressObserver(Observer):
 
     def _line(self, elapsed: float) -> str:
         """What is going on, ``elapsed`` seconds from the start."""
-        parts = [self._station]
+        parts = [self._step]
         if self._done:
-            parts = [f"{self._station}, {self._done}{self._left_in_words()}: {self._note}"]
+            parts = [f"{self._step}, {self._done}{self._left_in_words()}: {self._note}"]
         if self._best is not None:
             parts.append(f"best so far: {counted(self._best, 'pin')}")
         if self._budget is not None:
@@ -315,8 +315,8 @@ def print_verdict(console: Console, result: Record) -> None:
         but = {"score", "mean_abs", "median_abs", "rel_range"}
         console.print(_baselines(result, but))
     _print_findings(console, result, "report.md")
-    probes = f"{counted(sum(result.probes.values()), 'probe')} ({result.new_probes} new)"
-    made = f"{probes} and {counted(result.effect_runs, 'single-layer run')}"
+    probes = f"{counted(sum(result.probes.values()), 'probe')} ({result.new_evaluations} new)"
+    made = f"{probes} and {counted(result.sensitivity_runs, 'single-layer run')}"
     console.print(printable(f"{made} in {result.seconds:.1f} s; {judged_by(result)}"))
     console.print(printable(files_line(result)), soft_wrap=True)
 
@@ -365,12 +365,12 @@ def print_verification(console: Console, verification: Verification) -> None:
     """The answer, then each way in which the plan was looked at."""
     style = "bold green" if verification.passed else "bold red"
     console.print(verdict(verification), style=style)
-    for line in holds_lines(verification):
+    for line in validation_lines(verification):
         console.print(printable(line))
     table = _table(["", "checked", "found"])
     for check in verification.checks:
         table.add_row(
-            {True: "ok", False: "no", None: "-"}[check.holds],
+            {True: "ok", False: "no", None: "-"}[check.validation],
             printable(check.what),
             printable(check.detail),
         )
@@ -420,7 +420,7 @@ def print_cures(console: Console, cures: Cures, folder: Path) -> None:
     console.print(printable(f"table: {folder}"), soft_wrap=True)
 
 
-def print_reduced(console: Console, found: Reduced | Seen, folder: Path) -> None:
+def print_reduced(console: Console, found: Reduced | Observation, folder: Path) -> None:
     """The piece, what it shows, how it was found and where it is.
 
     Args:
@@ -431,7 +431,7 @@ def print_reduced(console: Console, found: Reduced | Seen, folder: Path) -> None
     if not isinstance(found, Reduced):
         console.print(printable(nothing_bad(found)), style="bold green")
         return
-    console.print(printable(headline_of_piece(found)), style="bold red")
+    console.print(printable(headline_of_subgraph(found)), style="bold red")
     for line in (*figures(found), *reduced_how(found)):
         console.print(printable(line))
     console.print(printable(f"reproducer: {folder}"), soft_wrap=True)

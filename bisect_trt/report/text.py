@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from bisect_trt.base.display import counted, printable, some_of
-from bisect_trt.base.outcomes import Cause, Holds, Robustness, Steadiness, word_of
+from bisect_trt.base.outcomes import Cause, Reproducibility, Validation, ValidationVerdict, word_of
 from bisect_trt.inputs.samples import FEW_INPUTS
 from bisect_trt.metrics.requirements import NOTHING_ALLOWED, brief, times
 from bisect_trt.metrics.statistics import lower_bound
@@ -27,7 +27,7 @@ def tone(result: Record) -> str:
     """
     if not result.passed:
         return "bad"
-    known = result.holds is None or result.holds.word is Robustness.ROBUST
+    known = result.validation is None or result.validation.word is ValidationVerdict.VALIDATED
     return "ok" if known and not is_nearly_all(result) else "unsure"
 
 
@@ -72,10 +72,10 @@ def sources(layers: pd.DataFrame) -> str:
 
 def misses_alone(layers: pd.DataFrame) -> str:
     """Which layers miss the requirement when only they are lowered, the worst first."""
-    if "alone_score" not in layers:
+    if "sensitivity" not in layers:
         return ""
-    worst = layers.sort_values("alone_score", ascending=False, kind="stable")
-    names, known = worst.loc[worst["alone_score"] > 1.0, "layer"], worst["alone_score"].count()
+    worst = layers.sort_values("sensitivity", ascending=False, kind="stable")
+    names, known = worst.loc[worst["sensitivity"] > 1.0, "layer"], worst["sensitivity"].count()
     if not known:
         return ""
     if names.empty:
@@ -155,7 +155,7 @@ def search_sentences(result: Record) -> list[str]:
     if not math.isnan(facts.suspicion_auc):
         auc = f" Suspicion ranked the pins with an AUC of {facts.suspicion_auc:.3f}."
     lines.append(
-        f"The search emulated {counted(facts.emulated_probes, 'set')} of pins; by yes and no "
+        f"The search emulated {counted(facts.emulated_evaluations, 'set')} of pins; by yes and no "
         f"alone, telling {len(result.plan.chosen)} of {result.layer_count} layers apart takes "
         f"{facts.information_bound:.0f} answers at least.{auc}"
     )
@@ -167,13 +167,13 @@ def search_sentences(result: Record) -> list[str]:
     return lines
 
 
-def _steadiness_sentences(seen: Steadiness | None) -> list[str]:
+def _reproducibility_sentences(seen: Reproducibility | None) -> list[str]:
     """How often the engine was run, and whether it gave one answer."""
     if seen is None:
         return []
     where = "one process" if seen.processes == 1 else f"{seen.processes} processes"
     bits = "in each process an input always had the same answer, bit for bit"
-    if not seen.steady:
+    if not seen.reproducible:
         bits = f"{seen.differing} runs differed from the others of their input and process"
     lines = [f"{seen.passed} of {seen.runs} runs in {where} met the requirement; {bits}."]
     if seen.right is not None and seen.processes > 1:
@@ -196,14 +196,14 @@ def engine_sentences(result: Record) -> list[str]:
         f"The engine's FP32 is {facts.fp32_is}; pins were emulated as "
         f"{facts.pins_emulated_as.upper()}."
     ]
-    lines += _steadiness_sentences(facts.steadiness)
-    effect = facts.probe_effect
-    if effect is not None:
+    lines += _reproducibility_sentences(facts.reproducibility)
+    sensitivity = facts.marking_effect
+    if sensitivity is not None:
         lines.append(
             f"Layer errors come from {facts.layer_errors_from} "
             f"({counted(facts.marked_batches or 0, 'build')}). "
-            f"Marking moved the final score from {number(effect.unmarked_score)} to "
-            f"{number(effect.marked_score)}: the unmarked engine decides."
+            f"Marking moved the final score from {number(sensitivity.unmarked_score)} to "
+            f"{number(sensitivity.marked_score)}: the unmarked engine decides."
         )
     if facts.pins_added_by_engine is not None:
         lines.append(
@@ -219,54 +219,58 @@ def engine_sentences(result: Record) -> list[str]:
     return lines
 
 
-def holds_sentences(holds: Holds | None) -> list[str]:
+def validation_sentences(validation: Validation | None) -> list[str]:
     """On what the plan was tested, and with what confidence: what is claimed is what was tested."""
-    if holds is None:
+    if validation is None:
         return []
-    given, size = holds.given, holds.set_size
+    given, size = validation.given, validation.set_size
     told = [f"given {given.passed} of {given.tested} {_inputs(size)}"]
     for kind, words in (
-        (holds.redrawn, "redrawn {} of {} roundings"),
-        (holds.variants, "variants {} of {}"),
-        (holds.holdout, f"held out {{}} of {{}} {_inputs(holds.holdout_size)}"),
+        (validation.perturbed, "redrawn {} of {} roundings"),
+        (validation.augmented, "variants {} of {}"),
+        (validation.holdout, f"held out {{}} of {{}} {_inputs(validation.holdout_size)}"),
     ):
         if kind.tested:
             counted = words.format(kind.passed, kind.tested)
-            counted += f" (sets of {size})" if size > 1 and kind is not holds.holdout else ""
+            counted += f" (sets of {size})" if size > 1 and kind is not validation.holdout else ""
             told.append(f"{counted}, at least {100.0 * kind.lower_bound:.1f} %")
     sure = {1: "", 2: " with 95 % confidence"}.get(len(told), ", each with 95 % confidence")
-    said = f"{holds.word.value}{_asked_for(holds)}. Holds on" if holds.word else "holds on"
-    if holds.word is Robustness.ROBUST:
+    said = (
+        f"{validation.word.value}{_asked_for(validation)}. Holds on"
+        if validation.word
+        else "holds on"
+    )
+    if validation.word is ValidationVerdict.VALIDATED:
         said = said.replace(". Holds on", ", of inputs like yours. Holds on")
     lines = [f"{said[0].upper()}{said[1:]} {'; '.join(told)}{sure}."]
-    if holds.fitted:  # before what else is said: it is no claim on other inputs
+    if validation.fitted:  # before what else is said: it is no claim on other inputs
         lines.append("Searched on the given inputs only (--robust 0): the set is fitted to them.")
-    out = holds.holdout
+    out = validation.holdout
     if out.worst and out.worst_score > 1.0:
         lines.append(f"The worst of those held out is {out.worst}: {times(out.worst_score)}.")
-    if beyond := _beyond(holds):
+    if beyond := _beyond(validation):
         lines.append(beyond)
-    if holds.unfinished:
+    if validation.unfinished:
         lines.append(
             "The run ended before the plan's test on fresh draws, and on inputs kept apart if "
             "there are any, was done; search.csv has what the search saw."
         )
-    elif not holds.redrawn.tested:
-        else_ = "" if holds.variants.tested else ", nor variants"
+    elif not validation.perturbed.tested:
+        else_ = "" if validation.augmented.tested else ", nor variants"
         lines.append(f"No copies with redrawn roundings were tested{else_}.")
-    if holds.variants.tested:
-        apart = holds.holdout.tested * holds.holdout_size
+    if validation.augmented.tested:
+        apart = validation.holdout.tested * validation.holdout_size
         few = given.tested * size + apart < FEW_INPUTS
         advice = ": give 20 inputs or more" if few else ""
         lines.append(f"Variants of the given inputs are no substitute for real ones{advice}.")
     return lines
 
 
-def of_one_input(answer: str, holds: Holds | None) -> str:
+def of_one_input(answer: str, validation: Validation | None) -> str:
     """``answer``, which says before anything else where it is by one input: that says little of
     others.
     """
-    return f"With one input: {answer}" if holds is not None and holds.of_one else answer
+    return f"With one input: {answer}" if validation is not None and validation.of_one else answer
 
 
 def _inputs(size: int) -> str:
@@ -274,28 +278,32 @@ def _inputs(size: int) -> str:
     return "inputs" if size == 1 else f"sets of {size} inputs"
 
 
-def _asked_for(holds: Holds) -> str:
+def _asked_for(validation: Validation) -> str:
     """The share that the word is about, where the user asked for less than usual."""
-    return f" for the {100.0 * holds.wanted:.3g} % asked for" if holds.wanted < WANTED else ""
+    return (
+        f" for the {100.0 * validation.wanted:.3g} % asked for"
+        if validation.wanted < WANTED
+        else ""
+    )
 
 
-def caption_of(holds: Holds | None) -> str:
+def caption_of(validation: Validation | None) -> str:
     """What stands above a table of what the plan was tested on."""
-    word = word_of(holds) or ""
-    said = f"with one input, {word}" if holds is not None and holds.of_one else word
-    if holds is not None and holds.word is Robustness.ROBUST:
+    word = word_of(validation) or ""
+    said = f"with one input, {word}" if validation is not None and validation.of_one else word
+    if validation is not None and validation.word is ValidationVerdict.VALIDATED:
         said = f"{said.rstrip(', ')}, of inputs like yours"
     return f"{said.rstrip(', ')}: on what it holds".removeprefix(": ").capitalize()
 
 
-def meaning_of(holds: Holds | None) -> str:
+def meaning_of(validation: Validation | None) -> str:
     """What the word for a plan's tests means, where it is not plain."""
-    if holds is None or holds.word in (None, Robustness.ROBUST):
+    if validation is None or validation.word in (None, ValidationVerdict.VALIDATED):
         return ""
-    wanted = f"{100.0 * holds.wanted:.3g} %"
-    if holds.word is Robustness.LUCKY:
+    wanted = f"{100.0 * validation.wanted:.3g} %"
+    if validation.word is ValidationVerdict.OVERFITTED:
         return f"Lucky: some kind of input misses the {wanted} asked for by more than chance."
-    if _beyond(holds):
+    if _beyond(validation):
         return ""  # it is among the sentences
     return (
         f"Undecided: the tests neither show the {wanted} asked for of every kind of input, nor "
@@ -303,56 +311,62 @@ def meaning_of(holds: Holds | None) -> str:
     )
 
 
-def _beyond(holds: Holds) -> str:
+def _beyond(validation: Validation) -> str:
     """Why a plan of which as many copies of the few inputs hold as were asked for is not called
     robust; blank for others.
     """
-    if not holds.is_bounded or holds.leaves_room or holds.word is None:
+    if not validation.is_bounded or validation.leaves_room or validation.word is None:
         return ""
-    if holds.holdout.worst_score > holds.reach:  # what was seen is more than what was expected
+    if (
+        validation.holdout.worst_score > validation.prediction_limit
+    ):  # what was seen is more than what was expected
         return ""
-    copies = "Copies" if holds.redrawn.tested else "Variants"
-    if holds.of_one:
+    copies = "Copies" if validation.perturbed.tested else "Variants"
+    if validation.of_one:
         return (
             f"{copies} of the one input hold as often as was asked; how far other inputs are from "
             "it one input does not tell."
         )
-    whose, other = f"{holds.given.tested} inputs", "another input"
+    whose, other = f"{validation.given.tested} inputs", "another input"
     far = "by how far their copies lie apart and how few inputs they are"
-    if holds.set_size > 1:
-        whose, other = f"set of {holds.set_size} inputs", "another set"
+    if validation.set_size > 1:
+        whose, other = f"set of {validation.set_size} inputs", "another set"
         far = "by how far its inputs lie apart"
     copies = f"{copies} of the {whose} hold as often as was asked, but {other} may use"
-    if holds.set_size > 1 and math.isinf(holds.reach):
+    if validation.set_size > 1 and math.isinf(validation.prediction_limit):
         return f"{copies} anything: so few inputs, or such a metric, do not tell."
-    if math.isinf(holds.reach) and holds.has_margin:
-        if not any(math.isinf(kind.worst_score) for kind in (holds.redrawn, holds.variants)):
+    if math.isinf(validation.prediction_limit) and validation.has_margin:
+        if not any(
+            math.isinf(kind.worst_score) for kind in (validation.perturbed, validation.augmented)
+        ):
             return f"{copies} anything: no copy shows any error, so nothing was at stake in them."
         return f"{copies} anything: some copies miss it by more than any number of tolerances."
-    if math.isinf(holds.reach):  # a decision that never changed, or one that did; or no error
+    if math.isinf(
+        validation.prediction_limit
+    ):  # a decision that never changed, or one that did; or no error
         return f"{copies} anything: what they show is whether they hold, not how nearly."
-    return f"{copies} up to {times(holds.reach)}, {far}."
+    return f"{copies} up to {times(validation.prediction_limit)}, {far}."
 
 
 def verdict(found: Verification) -> str:
     """Whether the plan holds; before anything else, whether by one input."""
-    holds = found.holds
-    failed = [check.what for check in found.checks if check.holds is False]
+    validation = found.validation
+    failed = [check.what for check in found.checks if check.validation is False]
     does_hold = failed in ([], [GOLDEN])
     answer = "The plan holds." if does_hold else "The plan does not hold."
-    if does_hold and holds is not None and holds.word is Robustness.LUCKY:
+    if does_hold and validation is not None and validation.word is ValidationVerdict.OVERFITTED:
         answer = "The plan holds on the given inputs, by luck: on others it misses more than asked."
     if failed == [GOLDEN]:
         answer += " But the reference does not give the golden outputs."
-    return of_one_input(answer, holds)
+    return of_one_input(answer, validation)
 
 
-def holds_lines(found: Verification) -> list[str]:
+def validation_lines(found: Verification) -> list[str]:
     """On what the plan was tested, which of the given inputs misses by most, and the notes."""
-    holds = found.holds
-    lines = holds_sentences(holds)
-    if holds is not None and holds.given.passed < holds.given.tested:
-        given = holds.given
+    validation = found.validation
+    lines = validation_sentences(validation)
+    if validation is not None and validation.given.passed < validation.given.tested:
+        given = validation.given
         lines.append(f"The worst of those given is {given.worst}: {times(given.worst_score)}.")
     return [*lines, *found.notes]
 

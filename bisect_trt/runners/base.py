@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.base.sample import Sample
 
-UNFIT = "unfit"
+UNSUPPORTED = "unsupported"
 """Among a runner's facts of a plan: the layers that it does not take at the plan's precision, where
 it could not execute the plan for their sake."""
 

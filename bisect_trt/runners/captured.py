@@ -93,7 +93,7 @@ class CapturedSession:
         for name, weight in segment.weights.items():
             of = choices[name]
             self._weights[of.pinned] = constants.owner(weight.tensor, weight.pinned)
-            self._weights[of.lowered] = constants.owner(weight.tensor, weight.lowered)
+            self._weights[of.reduced] = constants.owner(weight.tensor, weight.reduced)
         self._bound: dict[Shapes, _Bound] = {}
 
     def run(self, tensors: Mapping[str, Value], setting: Setting) -> dict[str, Value] | None:

@@ -32,7 +32,7 @@ def fitting(each: int, most: int) -> int:
     return max(1, min(most, ROOM_BYTES // max(1, each)))
 
 
-class Room:
+class Headroom:
     """How many inferences of ``graph`` are made side by side: as many as there are threads, or as
     their activations have room for.
 

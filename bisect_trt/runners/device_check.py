@@ -44,7 +44,7 @@ class Strictness:
     convolution_tf32: float
 
     @property
-    def holds(self) -> bool:
+    def validation(self) -> bool:
         """Whether both are FP32."""
         return (
             self.product < self.product_tf32 / _STRICTER
@@ -91,7 +91,7 @@ class DeviceChecker:
                     f"{precision.value} otherwise than IEEE 754: please report it"
                 )
         found = strictness(self._device)
-        if not found.holds:
+        if not found.validation:
             raise RunnerUnavailableError(
                 f"FP32 on {self._device.name} is no strict FP32: {found}; unset "
                 "NVIDIA_TF32_OVERRIDE where it is set"

@@ -85,7 +85,7 @@ class EmulatedRunner:
         for holder in (self._node_by_node, self.constants):
             self._turns.introduce(holder, Sessions.SHARED)
         self._kept = KeptActivations(0 if habits().frees_activations else room_beside(weights))
-        self._lowered: tuple[PrecisionPlan, frozenset[str]] | None = None
+        self._reduced: tuple[PrecisionPlan, frozenset[str]] | None = None
         self._after_lookups: EmulatedRunner | None = None
 
     def outputs(self, plan: PrecisionPlan, samples: Sequence[Sample]) -> Iterator[Arrays]:
@@ -107,7 +107,7 @@ class EmulatedRunner:
         """Hear that ``plan`` will be run on so many samples at least, which makes it quicker."""
         session = self._switched.get((plan.base, plan.pin_precision))
         if session is not None:
-            session.foretell(self._lowered_by(plan), runs)
+            session.foretell(self._reduced_by(plan), runs)
         if self._after_lookups is not None:
             self._after_lookups.foretell(plan, runs)
 
@@ -135,7 +135,7 @@ class EmulatedRunner:
         runner = self._taking(sample)
         return runner._node_by_node.exact(sample, precision)
 
-    def effects(
+    def sensitivities(
         self, sample: Sample, precision: Precision, wanted: Sequence[str]
     ) -> Iterator[tuple[str, Mapping[str, NDArray[Any]] | None]]:
         """The model's outputs when only one layer is lowered, for each of ``wanted``.
@@ -150,7 +150,7 @@ class EmulatedRunner:
             could not be computed.
         """
         runner = self._taking(sample)
-        return runner._session_for(PrecisionPlan(precision))[0].effects(sample, wanted)
+        return runner._session_for(PrecisionPlan(precision))[0].sensitivities(sample, wanted)
 
     def release(self) -> None:
         """Let all sessions and kept activations go; the next plan opens its own."""
@@ -194,9 +194,9 @@ class EmulatedRunner:
 
     def _session_for(self, plan: PrecisionPlan) -> tuple[SwitchedSession, frozenset[str]]:
         """A session that holds ``plan``, and the layers it lowers there."""
-        lowered = self._lowered_by(plan)
+        reduced = self._reduced_by(plan)
         low = plan.base
-        if not lowered and plan.pin_precision is Precision.FP32:
+        if not reduced and plan.pin_precision is Precision.FP32:
             low = self._base  # any session computes plain FP32
         key = (low, plan.pin_precision)
         if low is not self._base:
@@ -218,20 +218,20 @@ class EmulatedRunner:
                 kept=self._kept,
                 turns=self._turns,
             )
-        return self._switched[key], lowered
+        return self._switched[key], reduced
 
-    def _lowered_by(self, plan: PrecisionPlan) -> frozenset[str]:
+    def _reduced_by(self, plan: PrecisionPlan) -> frozenset[str]:
         """The layers that ``plan`` lowers, found once for all samples."""
-        known = self._lowered
+        known = self._reduced
         if known is None or known[0] != plan:
             names = {layer.name for layer in self.graph.layers_at(plan.base)}
-            known = self._lowered = (plan, frozenset(names - plan.pinned))
+            known = self._reduced = (plan, frozenset(names - plan.pinned))
         return known[1]
 
 
 def _run(asked: tuple[SwitchedSession, frozenset[str], Sample]) -> Arrays:
-    session, lowered, sample = asked
-    return session.run(sample, lowered)
+    session, reduced, sample = asked
+    return session.run(sample, reduced)
 
 
 class RtxRunner:

@@ -26,17 +26,17 @@ from bisect_trt.model.save import PROTOBUF_LIMIT, held_size, weights_size, write
 from bisect_trt.runners.device import CPU, Device
 from bisect_trt.runners.device_check import DeviceChecker
 from bisect_trt.runners.emulator import EmulatedRunner, versions_on
-from bisect_trt.runners.process import Crew
+from bisect_trt.runners.process import WorkerPool
 
 _CHUNK = 12
 
 
-class EmulatedFleet:
+class EmulatorPool:
     """The ``emulated`` runner on a crew of :class:`EmulationServer`.
 
     Args:
         local: says what the answers are known by.
-        crew: asks again by itself where a member is lost.
+        worker_pool: asks again by itself where a member is lost.
         timeout_s: the seconds that one inference may take; None for ever.
         device: what the members compute on.
     """
@@ -44,17 +44,17 @@ class EmulatedFleet:
     def __init__(
         self,
         local: EmulatedRunner,
-        crew: Crew,
+        worker_pool: WorkerPool,
         timeout_s: float | None = None,
         device: Device = CPU,
     ) -> None:
         self.name = local.name
         self.versions: Mapping[str, str] = versions_on(device)
-        self._crew = crew
+        self._worker_pool = worker_pool
         self.timeout_s = timeout_s
 
     def __len__(self) -> int:
-        return len(self._crew)
+        return len(self._worker_pool)
 
     def outputs(self, plan: PrecisionPlan, samples: Sequence[Sample]) -> Iterator[Arrays]:
         yield from self._call(len(samples), "outputs", plan.to_json(), list(samples))
@@ -62,21 +62,21 @@ class EmulatedFleet:
     def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
         return {}
 
-    def effects(
+    def sensitivities(
         self, sample: Sample, precision: Precision, wanted: Sequence[str]
     ) -> Iterator[tuple[str, Arrays | None]]:
-        """As :meth:`EmulatedRunner.effects`: in pieces, all workers at once."""
+        """As :meth:`EmulatedRunner.sensitivities`: in pieces, all workers at once."""
         # Each piece runs the exact history up to its layers, so pieces are runs of neighbours.
-        pieces = [wanted[i : i + _CHUNK] for i in range(0, len(wanted), _CHUNK)]
+        subgraphs = [wanted[i : i + _CHUNK] for i in range(0, len(wanted), _CHUNK)]
 
-        def ask(piece: Sequence[str]) -> list[tuple[str, Arrays | None]]:
+        def ask(subgraph: Sequence[str]) -> list[tuple[str, Arrays | None]]:
             answer: list[tuple[str, Arrays | None]] = self._call(
-                len(piece), "effects", sample, precision.value, piece
+                len(subgraph), "sensitivities", sample, precision.value, subgraph
             )
             return answer
 
-        with ThreadPoolExecutor(len(self._crew)) as pool:
-            for answer in pool.map(ask, pieces):
+        with ThreadPoolExecutor(len(self._worker_pool)) as pool:
+            for answer in pool.map(ask, subgraphs):
                 yield from answer
 
     def _call(self, inferences: int, method: str, *arguments: Any) -> Any:
@@ -87,19 +87,19 @@ class EmulatedFleet:
         """
         limit = None if self.timeout_s is None else self.timeout_s * max(1, inferences)
         try:
-            return self._crew.call(method, *arguments, timeout_s=limit)
+            return self._worker_pool.call(method, *arguments, timeout_s=limit)
         except RunnerFailedError as error:
             if not error.lost:
                 raise
             raise MachineError(
-                f"--workers {len(self._crew)}: an emulator's worker was lost again and again "
+                f"--workers {len(self._worker_pool)}: an emulator's worker was lost again and again "
                 f"({one_line(error, 120)}); nothing is concluded from it. Use fewer --workers or a "
                 "machine with more memory, and run the same command again to go on from here"
             ) from error
 
     def close(self) -> None:
         """End the workers."""
-        self._crew.close()
+        self._worker_pool.close()
 
 
 NamedArrays = dict[str, NDArray[Any]]
@@ -172,9 +172,9 @@ class EmulationServer:
         found = self._runner.outputs(PrecisionPlan.from_json(plan), samples)
         return [dict(outputs) for outputs in found]
 
-    def effects(
+    def sensitivities(
         self, sample: Sample, precision: str, layers: Sequence[str]
     ) -> list[tuple[str, NamedArrays | None]]:
-        """As :meth:`EmulatedRunner.effects`, all in one answer."""
-        found = self._runner.effects(sample, Precision(precision), layers)
+        """As :meth:`EmulatedRunner.sensitivities`, all in one answer."""
+        found = self._runner.sensitivities(sample, Precision(precision), layers)
         return [(name, None if outputs is None else dict(outputs)) for name, outputs in found]

@@ -191,14 +191,14 @@ class Step:
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    lowered_at: tuple[Precision, ...]
+    reduced_at: tuple[Precision, ...]
     reduced_in: Places
     reduced_out: Places
     frees: tuple[str, ...]
 
-    def lowers(self, precision: Precision) -> bool:
+    def reduces(self, precision: Precision) -> bool:
         """True if the node is a layer that runs differently at ``precision``."""
-        return precision in self.lowered_at
+        return precision in self.reduced_at
 
 
 @dataclass
@@ -238,7 +238,7 @@ def compile_steps(graph: Graph, constants: ConstantStore) -> list[Step]:
         parts.append((index, slots, inputs, outputs))
     rounded = {p: list_roundings(graph, p) for p in Precision}
     steps = []
-    known = _Known()
+    known = _RunState()
     for index, slots, inputs, outputs in parts:
         unread = {t for t in {*inputs, *outputs} if last_use[t] == index}
         here = {p: found[index] for p, found in rounded.items()}
@@ -262,7 +262,7 @@ def compile_steps(graph: Graph, constants: ConstantStore) -> list[Step]:
     return steps
 
 
-class _Known:
+class _RunState:
     """The first of equal places: thousands of nodes have the same few, which would be most of what
     a model's steps take.
     """
@@ -376,7 +376,7 @@ class NodeByNode:
         chain = self._start(sample)
         for step in self._steps:
             found = self._execute(step, Precision.FP32, chain)
-            if step.lowers(precision):
+            if step.reduces(precision):
                 for tensor, value in zip(step.outputs, found, strict=True):
                     if value.data_type() == "tensor(float)":
                         yield step.name, tensor, viewed(value)
@@ -388,22 +388,22 @@ class NodeByNode:
     ) -> Iterator[LayerValues]:
         """Run ``step`` on both histories, and where it is a layer show what became of it."""
         precision = plan.precision_of(step.name)
-        lowered = partial(self._execute, step, precision, low, rtx_sums)
+        reduced = partial(self._execute, step, precision, low, rtx_sums)
         read = sum(bytes_of(self._value(name, low, [])) for name in step.inputs)
-        begun = self._beside.submit(lowered) if _SMALL < read < _LARGE else None
+        begun = self._beside.submit(reduced) if _SMALL < read < _LARGE else None
         introduced: list[Value] = []
         try:
             reference = self._execute(step, Precision.FP32, exact)
-            if begun is not None and step.lowers(precision):
+            if begun is not None and step.reduces(precision):
                 introduced = self._execute(step, precision, exact, rtx_sums)
         finally:
             if begun is not None:  # it reads constants that the next who asks may replace
                 wait([begun])
-        accumulated = lowered() if begun is None else begun.result()
+        accumulated = reduced() if begun is None else begun.result()
         self._keep(step, precision, accumulated, low)
         low.free(step.frees)
-        if step.lowers(plan.base):
-            if step.lowers(precision):
+        if step.reduces(plan.base):
+            if step.reduces(precision):
                 introduced = introduced or self._execute(step, precision, exact, rtx_sums)
             else:
                 introduced = reference
@@ -435,7 +435,7 @@ class NodeByNode:
     def _execute(
         self, step: Step, precision: Precision, chain: Chain, rtx_sums: bool = False
     ) -> list[Value]:
-        if not step.lowers(precision):
+        if not step.reduces(precision):
             precision = Precision.FP32
         rounded = step.reduced_in[precision]
         held: list[ort.OrtValue] = []
@@ -479,7 +479,7 @@ class NodeByNode:
     @staticmethod
     def _keep(step: Step, precision: Precision, results: Sequence[Value], chain: Chain) -> None:
         chain.values.update(zip(step.outputs, results, strict=True))
-        if step.lowers(precision):
+        if step.reduces(precision):
             for name in (step.outputs[i] for i in step.reduced_out[precision]):
                 chain.state[name] = precision
 

@@ -31,7 +31,7 @@ from bisect_trt.base.sample import Sample
 from bisect_trt.model.graph import Graph, as_graph
 from bisect_trt.model.save import session_form
 from bisect_trt.model.typed import to_typed
-from bisect_trt.runners.base import UNFIT
+from bisect_trt.runners.base import UNSUPPORTED
 from bisect_trt.runners.device import (
     CPU_PROVIDER,
     CUDA_PROVIDER,
@@ -42,7 +42,7 @@ from bisect_trt.runners.device import (
     why_no_provider,
 )
 from bisect_trt.runners.ort_session import WEIGHTS_FOLDER, cpu_nodes, session_options
-from bisect_trt.runners.process import Crew, IsolatedWorker
+from bisect_trt.runners.process import IsolatedWorker, WorkerPool
 
 WORKER = "bisect_trt.runners.ort_cuda:OrtCudaWorker"
 
@@ -71,7 +71,7 @@ class OrtCudaRunner:
         self._layers = {layer.name for layer in self._graph.layers}
         self.timeout_s = timeout_s
         self._facts: dict[PrecisionPlan, Mapping[str, Any]] = {}
-        self._worker = Crew([IsolatedWorker(WORKER, {})], ends=(Verdict.CRASHED,))
+        self._worker = WorkerPool([IsolatedWorker(WORKER, {})], ends=(Verdict.CRASHED,))
 
     def outputs(
         self, plan: PrecisionPlan, samples: Sequence[Sample]
@@ -87,14 +87,14 @@ class OrtCudaRunner:
                 timeout_s=self.timeout_s,
             )
         outputs, fallen_back = answer
-        lowered = (
+        reduced = (
             sorted((set(fallen_back) & self._layers) - plan.pinned) if plan.base.is_storage else []
         )
-        if lowered:
-            self._facts[plan] = {UNFIT: lowered}
+        if reduced:
+            self._facts[plan] = {UNSUPPORTED: reduced}
             raise RunnerFailedError(
                 f"ONNX Runtime's CUDA provider has no {plan.base.value.upper()} kernel for "
-                f"{some_of(lowered, _NAMED)}: it ran on the CPU provider, where "
+                f"{some_of(reduced, _NAMED)}: it ran on the CPU provider, where "
                 f"{plan.base.value.upper()} means nothing",
                 Verdict.UNSURE,
             )

@@ -54,13 +54,13 @@ class PlanSession:
         self._lock = Lock()
 
     def run(
-        self, given: Mapping[str, Value], lowered: frozenset[str], settings: Sequence[Setting]
+        self, given: Mapping[str, Value], reduced: frozenset[str], settings: Sequence[Setting]
     ) -> dict[str, Value] | None:
         """The outputs by name; None where the segments should be run. Several threads may ask.
 
         Args:
             given: the model's inputs.
-            lowered: the plan's layers, by which its runs are counted.
+            reduced: the plan's layers, by which its runs are counted.
             settings: of the segments' switches.
 
         Raises:
@@ -68,9 +68,9 @@ class PlanSession:
         """
         with self._lock:
             ready = self._ready
-            if ready is None or ready[0] != lowered:
+            if ready is None or ready[0] != reduced:
                 counted = 0 if self._turns.many_nodes else 1
-                uses = self._uses[lowered] = self._uses.pop(lowered, 0) + counted
+                uses = self._uses[reduced] = self._uses.pop(reduced, 0) + counted
                 if len(self._uses) > _COUNTED:
                     del self._uses[next(iter(self._uses))]
                 if uses <= _WORTH_IT:
@@ -79,25 +79,25 @@ class PlanSession:
                 self._uses.clear()
                 self._ready = None  # two would be in memory for a moment
                 self._turns.make_room(Sessions.ONE_PLAN)
-                ready = self._ready = (lowered, *self._opened(settings))
+                ready = self._ready = (reduced, *self._opened(settings))
         return ready[1].run(given, ready[2])
 
-    def holds(self, lowered: frozenset[str]) -> bool:
+    def validation(self, reduced: frozenset[str]) -> bool:
         """Whether a session of the plan is open."""
         ready = self._ready
-        return ready is not None and ready[0] == lowered
+        return ready is not None and ready[0] == reduced
 
-    def foretell(self, lowered: frozenset[str], runs: int) -> None:
+    def foretell(self, reduced: frozenset[str], runs: int) -> None:
         """Hear that a plan will be run so often: where that is often enough, it is run so from the
         first time on.
 
         Args:
-            lowered: the plan's layers.
+            reduced: the plan's layers.
             runs: at least.
         """
         if runs > _WORTH_IT:
             with self._lock:
-                self._uses[lowered] = max(self._uses.pop(lowered, 0), _WORTH_IT + 1)
+                self._uses[reduced] = max(self._uses.pop(reduced, 0), _WORTH_IT + 1)
 
     def release(self) -> None:
         """Let the session go; the plan is counted anew."""

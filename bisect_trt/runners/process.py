@@ -108,7 +108,7 @@ def raise_failure(kind: str, value: Any) -> NoReturn:
 
 
 _LOG_LINES = 8
-_PIECE = 1 << 20
+_SUBGRAPH = 1 << 20
 _LOOK_S = 1.0
 """How often a silent child is looked at."""
 
@@ -287,7 +287,7 @@ def _send(stream: IO[bytes] | None, message: object, deadline: float | None, pul
             while left:
                 _wait(selector, deadline, pulse)
                 with contextlib.suppress(BlockingIOError):
-                    left = left[os.write(number, left[:_PIECE]) :]
+                    left = left[os.write(number, left[:_SUBGRAPH]) :]
 
 
 def _wait(selector: selectors.BaseSelector, deadline: float | None, pulse: Pulse) -> None:
@@ -324,7 +324,7 @@ def _read(stream: IO[bytes] | None, size: int, deadline: float | None, pulse: Pu
         selector.register(stream, selectors.EVENT_READ)
         while missing:
             _wait(selector, deadline, pulse)
-            part = os.read(stream.fileno(), min(missing, _PIECE))
+            part = os.read(stream.fileno(), min(missing, _SUBGRAPH))
             if not part:
                 raise EOFError
             parts.append(part)
@@ -356,7 +356,7 @@ class Remote(Protocol):
 _ENDS = (Verdict.CRASHED, Verdict.TIMED_OUT)
 
 
-class Crew:
+class WorkerPool:
     """A :class:`~bisect_trt.runners.process.Remote` over ``members``.
 
     Args:

@@ -20,7 +20,7 @@ from bisect_trt.model.graph import Graph, lookup_model
 from bisect_trt.model.layers import with_outputs, with_unique_names
 from bisect_trt.model.outputs import list_decisions
 from bisect_trt.model.subgraph import Extractor
-from bisect_trt.runners.concurrency import Room, Sessions, Turns
+from bisect_trt.runners.concurrency import Headroom, Sessions, Turns
 from bisect_trt.runners.ort_session import reference_session, run_all, session_as_written
 
 
@@ -48,7 +48,7 @@ class Reference:
         self.turns.introduce(self, Sessions.REFERENCE)
         self._sessions: dict[Graph, ort.InferenceSession] = {graph: self._open(graph)}
         self._lock = Lock()
-        self._room = Room(graph)
+        self._room = Headroom(graph)
 
     def at_once(self, sample: Sample) -> int:
         """How many threads gain from asking at a time for samples like ``sample``."""

@@ -106,7 +106,7 @@ def _model() -> onnx.ModelProto:
             helper.make_node("Cast", ["sum"], ["stored"], to=STORAGE_TYPE[Precision.FP16]),
             helper.make_node("Cast", ["stored"], ["after"], to=FLOAT),
         ],
-        "piece",
+        "subgraph",
         values(before=["z", "m", "n"], piece_a=["za", "m", "t"], piece_b=["zb", "t", "n"]),
         values(after=["z", "m", "n"]),
     )
@@ -176,17 +176,17 @@ def matrix_product(a: Array, b: Array) -> Array:
     if b.ndim == 2:  # weights: one large product, not many that each have a copy of them
         a = a.reshape(-1, a.shape[-1])
     batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    pieces = -(-a.shape[-1] // TERMS)
+    subgraphs = -(-a.shape[-1] // TERMS)
     left, right = (
-        np.broadcast_to(_padded(x, axis, pieces * TERMS), (*batch, *end)).reshape(-1, *end)
+        np.broadcast_to(_padded(x, axis, subgraphs * TERMS), (*batch, *end)).reshape(-1, *end)
         for x, axis, end in (
-            (a, -1, (a.shape[-2], pieces * TERMS)),
-            (b, -2, (pieces * TERMS, b.shape[-1])),
+            (a, -1, (a.shape[-2], subgraphs * TERMS)),
+            (b, -2, (subgraphs * TERMS, b.shape[-1])),
         )
     )
     total = rounded_sums(
-        np.moveaxis(left.reshape(len(left), -1, pieces, TERMS), 2, 0),
-        np.moveaxis(right.reshape(len(right), pieces, TERMS, -1), 1, 0),
+        np.moveaxis(left.reshape(len(left), -1, subgraphs, TERMS), 2, 0),
+        np.moveaxis(right.reshape(len(right), subgraphs, TERMS, -1), 1, 0),
     )
     return total.reshape(*(rows if b.ndim == 2 else (*batch, a.shape[-2])), b.shape[-1])
 

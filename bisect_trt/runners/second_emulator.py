@@ -29,7 +29,7 @@ from bisect_trt.model.shapes import inference_bytes, shapes_of, with_shapes
 from bisect_trt.model.switched import Segment, SwitchedModel
 from bisect_trt.runners.concurrency import (
     ROOM_BYTES,
-    Room,
+    Headroom,
     Sessions,
     Turns,
     side_by_side,
@@ -91,13 +91,13 @@ def in_parts(model: onnx.ModelProto, graph: Graph) -> Parts:
         graph: of which it was written.
     """
     count = -(-len(model.graph.node) // PART)
-    pieces = cut(SwitchedModel(model), graph, count)
-    first = next(pieces)
-    second = next(pieces, None)
+    subgraphs = cut(SwitchedModel(model), graph, count)
+    first = next(subgraphs)
+    second = next(subgraphs, None)
     if second is None:
         return [PackedSegment(first)]
     shapes: dict[str, tuple[int, ...]] = {}
-    return [PackedSegment(_shaped(part, shapes)) for part in chain([first, second], pieces)]
+    return [PackedSegment(_shaped(part, shapes)) for part in chain([first, second], subgraphs)]
 
 
 def _shaped(part: Segment, shapes: dict[str, tuple[int, ...]]) -> Segment:
@@ -279,7 +279,7 @@ class WholeModelRunner:
         self._turns.introduce(self, Sessions.SECOND)
         self._kept: tuple[PrecisionPlan, Graph, ort.InferenceSession] | None = None
         self._cut: tuple[PrecisionPlan, Graph, Parts] | None = None
-        self._room = Room(self._graph)
+        self._room = Headroom(self._graph)
 
     def outputs(
         self, plan: PrecisionPlan, samples: Sequence[Sample]

@@ -56,15 +56,15 @@ class Switches:
         self._bounds = list(zip([0, *ends], ends, strict=False))
         self._starts = self._first_segments(ends)
 
-    def of(self, lowered: Iterable[str]) -> list[Setting]:
-        """The setting of each segment where the layers ``lowered`` are.
+    def of(self, reduced: Iterable[str]) -> list[Setting]:
+        """The setting of each segment where the layers ``reduced`` are.
 
         A flag is on where one of its layers is lowered and not the one that has rounded the tensor
         already.
         """
         # The last place stands for no layer: index -1.
         low = np.zeros(len(self._place) + 1, np.bool_)
-        low[[place for name in lowered if (place := self._place.get(name)) is not None]] = True
+        low[[place for name in reduced if (place := self._place.get(name)) is not None]] = True
         values = np.zeros(len(self._unless), np.bool_)
         values[self._switches[low[self._layers]]] = True
         values &= ~low[self._unless]
@@ -415,10 +415,10 @@ class SegmentSession:
             for name, state in zip(asked.flags, setting, strict=False)
             if name in left
         }
-        lowered = setting[len(asked.flags) :]
+        reduced = setting[len(asked.flags) :]
         owners = []
-        for name, weight, low in zip(asked.weights, self._weights, lowered, strict=True):
-            precision = weight.lowered if low else weight.pinned
+        for name, weight, low in zip(asked.weights, self._weights, reduced, strict=True):
+            precision = weight.reduced if low else weight.pinned
             # Two layers may read one constant in two precisions, of which the store keeps one.
             owners.append(self._constants.owner(weight.tensor, precision))
             feed[name] = value_of(owners[-1])

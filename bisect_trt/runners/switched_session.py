@@ -28,7 +28,7 @@ from bisect_trt.model.inputs import fixed_shape, input_specs
 from bisect_trt.model.segments import MOST_SEGMENTS, PackedSegment, cut
 from bisect_trt.model.shapes import activations, inference_bytes
 from bisect_trt.model.switched import to_switched
-from bisect_trt.runners.concurrency import Room, Sessions, Turns, side_by_side
+from bisect_trt.runners.concurrency import Headroom, Sessions, Turns, side_by_side
 from bisect_trt.runners.constants import ConstantStore, DeviceConstants
 from bisect_trt.runners.device import CPU, Device
 from bisect_trt.runners.phrased import sessions_of
@@ -142,15 +142,15 @@ class SwitchedSession:
         self._turns = turns or Turns(graph)
         alike = self._turns.many_nodes and device == CPU
         # Packed one by one: the objects of all take more than the sessions.
-        pieces = cut(to_switched(graph, low, pin), graph, most, alike=alike)
-        packed = list(map(PackedSegment, pieces))
+        subgraphs = cut(to_switched(graph, low, pin), graph, most, alike=alike)
+        packed = list(map(PackedSegment, subgraphs))
         parts = [part.named for part in packed]
         self._switches = Switches(parts)
         self._segments = sessions_of(packed, graph, constants, threads, device, shared=alike)
         self._sessions = [one for segment in self._segments for one in segment.sessions]
         self._one_of_each = list({one.form: one for one in reversed(self._sessions)}.values())
         shares = len(self._one_of_each) < len(self._sessions)
-        self._room, self._device = Room(graph, threads), device
+        self._room, self._device = Headroom(graph, threads), device
         self._graph, self._chosen = graph, False
         # A tensor is let go behind the last segment that takes it.
         last = {name: place for place, part in enumerate(parts) for name in part.takes}
@@ -184,19 +184,19 @@ class SwitchedSession:
         alone = self._device != CPU or len(self._sessions) > len(self._segments)
         return 1 if alone else self._room.at_once(sample)
 
-    def foretell(self, lowered: frozenset[str], runs: int) -> None:
+    def foretell(self, reduced: frozenset[str], runs: int) -> None:
         """As :meth:`PlanSession.foretell`."""
         if self._whole is not None:
-            self._whole.foretell(lowered, runs)
+            self._whole.foretell(reduced, runs)
 
-    def run(self, sample: Sample, lowered: frozenset[str]) -> Arrays:
+    def run(self, sample: Sample, reduced: frozenset[str]) -> Arrays:
         """The outputs by name for one sample; several threads may ask.
 
         Raises:
             RunnerFailedError: with ONNX Runtime's words.
         """
         self._choose_switches(sample)
-        settings, prefixes = self._set(lowered)
+        settings, prefixes = self._set(reduced)
         given, owners = _given(sample.arrays)
         count = len(self._segments)
         # From the last cut back: the first that is kept spares most.
@@ -206,10 +206,10 @@ class SwitchedSession:
         found = self._kept.first_of(keys)
         # Where the segments may be closed, what is kept at their cuts spares less than it costs.
         if self._whole is not None and (found is None or self._turns.many_nodes):
-            results = self._whole.run(given, lowered, settings)
+            results = self._whole.run(given, reduced, settings)
             if results is not None:
                 del owners
-                self._ran = lowered
+                self._ran = reduced
                 return self._fetched(results)
         self._open_segments()
         start = 0 if found is None else count - 1 - found[0]
@@ -221,7 +221,7 @@ class SwitchedSession:
                 self._kept.keep(keys[count - 2 - place], alive)
         outputs = self._fetched(tensors)
         del owners
-        self._ran = lowered
+        self._ran = reduced
         return outputs
 
     def release(self) -> None:
@@ -232,7 +232,7 @@ class SwitchedSession:
             session.forget()
         give_back()
 
-    def effects(
+    def sensitivities(
         self, sample: Sample, wanted: Collection[str]
     ) -> Iterator[tuple[str, Arrays | None]]:
         """The outputs with one layer lowered, for each of ``wanted``.
@@ -265,10 +265,10 @@ class SwitchedSession:
             tensors = self._advance(tensors, place, nothing[place])
         del owners
 
-    def is_ready(self, lowered: frozenset[str]) -> bool:
+    def is_ready(self, reduced: frozenset[str]) -> bool:
         """Whether the plan ran, and its sessions are open still."""
-        by_one = self._whole is not None and self._whole.holds(lowered)
-        return self._ran == lowered and (by_one or self._is_open)
+        by_one = self._whole is not None and self._whole.validation(reduced)
+        return self._ran == reduced and (by_one or self._is_open)
 
     @property
     def _is_open(self) -> bool:
@@ -322,21 +322,21 @@ class SwitchedSession:
         given = (value.name for value in self._graph.proto.graph.input)
         return found | {name: found[name].copy() for name in given if name in found}
 
-    def _set(self, lowered: frozenset[str]) -> tuple[list[Setting], list[bytes]]:
+    def _set(self, reduced: frozenset[str]) -> tuple[list[Setting], list[bytes]]:
         """The switches, and by what the activations before each segment are known; those of the
         last plan where it is the same.
         """
         known = self._settings
-        if known is not None and known[0] == lowered:
+        if known is not None and known[0] == reduced:
             return known[1:]
-        settings = self._switches.of(lowered)
+        settings = self._switches.of(reduced)
         prefixes, before = [], blake2b(digest_size=16)
         for place, setting in enumerate(settings):
             # Of a segment without switches the cuts before it and behind it are two.
             before.update(b"%d" % place)
             prefixes.append(before.digest())
             before.update(np.packbits(setting).tobytes())
-        self._settings = (lowered, settings, prefixes)
+        self._settings = (reduced, settings, prefixes)
         return settings, prefixes
 
 

@@ -23,7 +23,7 @@ rarely hostile.
 
 _FEW = 0.8
 """Culprits are few: a count's prior falls with this power of it. Tuned on the synthetic culprits of
-``make bench``.
+``make context``.
 """
 
 _CAP = 0.9

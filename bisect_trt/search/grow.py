@@ -39,7 +39,7 @@ Evaluate = Callable[[Sequence[frozenset[str]]], list[Trial]]
 
 def grow(
     start: Trial,
-    effects: Mapping[str, Vector],
+    sensitivities: Mapping[str, Vector],
     order: float,
     evaluate: Evaluate,
     *,
@@ -50,16 +50,16 @@ def grow(
 
     Args:
         start: a set that was tried.
-        effects: in the network's order,
+        sensitivities: in the network's order,
             each candidate layer's signed effect on the sampled errors when it alone is
             lowered, (elements,) float32, in tolerances.
         order: the norm that predictions are ranked by.
         evaluate: tries several sets; the trials in their order.
         max_trials: the most sets to try.
     """
-    names = [n for n in effects if np.isfinite(effects[n]).all()]
-    place = {name: number for number, name in enumerate(effects)}
-    matrix = np.asarray([effects[n] for n in names], np.float32)
+    names = [n for n in sensitivities if np.isfinite(sensitivities[n]).all()]
+    place = {name: number for number, name in enumerate(sensitivities)}
+    matrix = np.asarray([sensitivities[n] for n in names], np.float32)
     here, best, spent = start, start, 0
     while (
         not here.passed

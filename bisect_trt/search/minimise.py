@@ -102,7 +102,7 @@ def matching_limit(
 
 
 @dataclass(frozen=True)
-class Room:
+class Headroom:
     """What pins decide of a score: between ``floor``, that of all pins, and ``limit``, the share of
     the tolerance that may be used. ``margin`` is the part of it that sets are held to.
 

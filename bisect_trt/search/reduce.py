@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from bisect_trt.base.interrupt import BudgetSpentError
 from bisect_trt.base.outcomes import Verdict
-from bisect_trt.base.plan import Bypass, Piece
+from bisect_trt.base.plan import Bypass, Subgraph
 from bisect_trt.search.find import find_pins
 from bisect_trt.search.minimise import one_minimal
 
-Ask = Callable[[Piece], Verdict]
+Ask = Callable[[Subgraph], Verdict]
 """PASS means that the piece is still bad; anything else, that it was not seen to be. It may raise
 :class:`BudgetSpentError`, which ends the search.
 """
@@ -32,33 +32,33 @@ WHOLE, PREFIX, SUFFIX, SET, EACH, BYPASS = (
 
 
 @dataclass(frozen=True)
-class PieceProbe:
+class SubgraphProbe:
     """One piece tried, in which step, and what was seen."""
 
     step: str
-    piece: Piece
+    subgraph: Subgraph
     verdict: Verdict
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """``piece`` is the smallest that was seen to be bad, None if not even the whole was.
+    """``subgraph`` is the smallest that was seen to be bad, None if not even the whole was.
 
     ``complete`` is true where no single node of it can be left out and none of the bypasses offered
     can be made; false where the budget ended the search, or the user (``interrupted``). ``probes``
     are the distinct ones in order.
     """
 
-    piece: Piece | None
+    subgraph: Subgraph | None
     complete: bool
-    probes: tuple[PieceProbe, ...]
+    probes: tuple[SubgraphProbe, ...]
     interrupted: bool = False
 
 
 def reduce(
     nodes: Sequence[str],
     ask: Ask,
-    bypasses: Callable[[Piece], Sequence[Bypass]] = lambda _: (),
+    bypasses: Callable[[Subgraph], Sequence[Bypass]] = lambda _: (),
 ) -> Reduction:
     """The smallest piece of ``nodes`` that can be seen to be bad.
 
@@ -82,12 +82,12 @@ class _Search:
     def __init__(self, nodes: Sequence[str], ask: Ask) -> None:
         self._nodes = list(nodes)
         self._ask = ask
-        self._known: dict[Piece, Verdict] = {}
+        self._known: dict[Subgraph, Verdict] = {}
         self._step = WHOLE
-        self.best: Piece | None = None
-        self.probes: list[PieceProbe] = []
+        self.best: Subgraph | None = None
+        self.probes: list[SubgraphProbe] = []
 
-    def run(self, bypasses: Callable[[Piece], Sequence[Bypass]]) -> bool:
+    def run(self, bypasses: Callable[[Subgraph], Sequence[Bypass]]) -> bool:
         """Every step in turn; false where the whole is not bad."""
         nodes = self._nodes
         if not self._bad(nodes):
@@ -98,41 +98,43 @@ class _Search:
         nodes = nodes[-_fewest(len(nodes), lambda n: self._bad(nodes[-n:])) :]
         self._step = SET
         if len(nodes) > 1:
-            find_pins(nodes, lambda kept: self._verdict(Piece(kept)))
+            find_pins(nodes, lambda kept: self._verdict(Subgraph(kept)))
         while True:
-            piece = self._without_each()
-            if not self._bypassed(piece, bypasses):
+            subgraph = self._without_each()
+            if not self._bypassed(subgraph, bypasses):
                 return True
 
-    def _without_each(self) -> Piece:
+    def _without_each(self) -> Subgraph:
         """The best piece, less every node that it is bad without."""
         assert self.best is not None
         self._step, before = EACH, self.best
         ordered = [n for n in self._nodes if n in before.kept]
         found = one_minimal(
             ordered,
-            lambda kept: self._verdict(Piece(kept, before.bypassed)),
+            lambda kept: self._verdict(Subgraph(kept, before.bypassed)),
             lambda verdict: verdict.passed,
         )
-        return Piece(found.pinned, before.bypassed)
+        return Subgraph(found.pinned, before.bypassed)
 
-    def _bypassed(self, piece: Piece, bypasses: Callable[[Piece], Sequence[Bypass]]) -> bool:
+    def _bypassed(
+        self, subgraph: Subgraph, bypasses: Callable[[Subgraph], Sequence[Bypass]]
+    ) -> bool:
         """Whether some bypass leaves it bad: the best piece is then smaller."""
         self._step = BYPASS
-        return any(self._verdict(piece.without(bypass)).passed for bypass in bypasses(piece))
+        return any(self._verdict(subgraph.without(bypass)).passed for bypass in bypasses(subgraph))
 
     def _bad(self, kept: Sequence[str]) -> bool:
-        return self._verdict(Piece(frozenset(kept))).passed
+        return self._verdict(Subgraph(frozenset(kept))).passed
 
-    def _verdict(self, piece: Piece) -> Verdict:
-        if not piece.kept:
+    def _verdict(self, subgraph: Subgraph) -> Verdict:
+        if not subgraph.kept:
             return Verdict.FAIL  # nothing is no bad model
-        if piece not in self._known:
-            verdict = self._known[piece] = Verdict(self._ask(piece))
-            self.probes.append(PieceProbe(self._step, piece, verdict))
-            if verdict.passed and (self.best is None or len(piece.kept) < len(self.best.kept)):
-                self.best = piece
-        return self._known[piece]
+        if subgraph not in self._known:
+            verdict = self._known[subgraph] = Verdict(self._ask(subgraph))
+            self.probes.append(SubgraphProbe(self._step, subgraph, verdict))
+            if verdict.passed and (self.best is None or len(subgraph.kept) < len(self.best.kept)):
+                self.best = subgraph
+        return self._known[subgraph]
 
 
 def _fewest(length: int, bad: Callable[[int], bool]) -> int:

@@ -18,7 +18,7 @@ from bisect_trt.base.outcomes import WRITTEN_OUT, Cause, Diagnosis, Finding, Ver
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample, evenly
 from bisect_trt.evaluate.cache import Row
-from bisect_trt.evaluate.result import ProbeResult, meets
+from bisect_trt.evaluate.result import Evaluation, meets
 from bisect_trt.metrics.arrays import Arrays, largest_finite
 from bisect_trt.metrics.decisions import BoxMatch, choices, places_of
 from bisect_trt.metrics.errors import SHAPE_CHANGED
@@ -29,11 +29,11 @@ from bisect_trt.model.inputs import input_specs
 from bisect_trt.model.layers import Layer
 from bisect_trt.model.outputs import decided_outputs
 from bisect_trt.runners.reference import Reference
-from bisect_trt.steps.context import Bench
+from bisect_trt.steps.context import Context
 from bisect_trt.steps.given_checks import note_alike, note_few_differ, note_near_ties
 from bisect_trt.steps.layer_errors import trace_layers
-from bisect_trt.steps.problem import Case
-from bisect_trt.steps.tests import draw_ahead, missed_on
+from bisect_trt.steps.problem import Problem
+from bisect_trt.steps.tests import make_copies_ahead, missed_on
 
 _MOST_CHECKED = 4
 
@@ -42,7 +42,7 @@ _OF_RANGE = ("rel_range", "psnr_db")
 the same."""
 
 
-def check_reference(result: ProbeResult, requirements: Requirements) -> None:
+def check_reference(result: Evaluation, requirements: Requirements) -> None:
     """Refuse a reference of which nothing can be compared: every plan would pass.
 
     Args:
@@ -68,50 +68,50 @@ def check_reference(result: ProbeResult, requirements: Requirements) -> None:
             )
 
 
-def _is_single(case: Case, fp32: ProbeResult, name: str) -> bool:
+def _is_single(problem: Problem, fp32: Evaluation, name: str) -> bool:
     """Whether the output is a single value for inputs of these shapes, whatever they hold: not
     where what is found in them decides.
     """
-    if name not in fp32.worst or fp32.worst[name].elements != len(case.samples):
+    if name not in fp32.worst or fp32.worst[name].elements != len(problem.samples):
         return False
-    declared = next(o for o in case.graph.proto.graph.output if o.name == name).type.tensor_type
-    taken = {dim for spec in input_specs(case.graph.proto) for dim in spec.shape or ()}
+    declared = next(o for o in problem.graph.proto.graph.output if o.name == name).type.tensor_type
+    taken = {dim for spec in input_specs(problem.graph.proto) for dim in spec.shape or ()}
     dims = declared.shape.dim
     return declared.HasField("shape") and all(
         dim.dim_value == 1 or dim.dim_param in taken for dim in dims
     )
 
 
-def check_decisions(case: Case, bench: Bench, fp32: ProbeResult) -> None:
+def check_decisions(problem: Problem, context: Context, fp32: Evaluation) -> None:
     """Refuse a top-K of outputs that have no more values than K, an argmax of one channel, and a
     cosine of single values, which sees their signs alone: whatever a plan does is right.
 
     Args:
-        case: says what is asked.
-        bench: has the references.
+        problem: says what is asked.
+        context: has the references.
         fp32: any plan's result, which counts the outputs' elements.
 
     Raises:
         BadInputError: names the condition and the outputs.
     """
-    items = case.requirements.items
+    items = problem.requirements.items
     asked = [item for item in items if places_of(item.metric)]
     cosines = [item for item in items if item.metric == "cosine"]
-    looked = evenly(case.samples, _MOST_CHECKED) if asked else []
-    references = [bench.references.of(sample) for sample in looked]
+    looked = evenly(problem.samples, _MOST_CHECKED) if asked else []
+    references = [context.references.of(sample) for sample in looked]
     for item in cosines:
-        if all(_is_single(case, fp32, n) for n in fp32.worst if item.output in (None, n)):
+        if all(_is_single(problem, fp32, n) for n in fp32.worst if item.output in (None, n)):
             raise BadInputError(
                 f"--requirement {item.text}: nearly always true, for of a single value the cosine "
                 "sees the sign alone; ask for max_abs or atol"
             )
     for item in (item for item in cosines if item.output is None):
-        for name in (n for n in fp32.worst if _is_single(case, fp32, n)):
+        for name in (n for n in fp32.worst if _is_single(problem, fp32, n)):
             message = (
                 f"output {name!r} holds one value, of which the cosine sees the sign alone, so "
                 f"{item.text} is not asked of it: add --requirement '{name}:max_abs<=X'"
             )
-            bench.note(Finding("single-value", name, message))
+            context.note(Finding("single-value", name, message))
     for item in asked:
         names = [n for n in references[0] if item.output in (None, n)]
         among = {n: _choices(item.metric, [of[n] for of in references]) for n in names}
@@ -129,51 +129,51 @@ def _choices(metric: str, outputs: Sequence[NDArray[Any]]) -> int | None:
     return max((size for size in found if size is not None), default=None)
 
 
-def note_single_values(case: Case, bench: Bench, fp32: ProbeResult) -> None:
+def note_single_values(problem: Problem, context: Context, fp32: Evaluation) -> None:
     """Say that an output of one value has no range that an error could be held against.
 
     Args:
-        case: says what is asked.
-        bench: keeps what is said.
+        problem: says what is asked.
+        context: keeps what is said.
         fp32: any plan's result, which counts the outputs' elements.
     """
-    whole = decided_outputs(case.graph, case.names)
-    for item in case.requirements.items:
+    whole = decided_outputs(problem.graph, problem.names)
+    for item in problem.requirements.items:
         if item.metric not in _OF_RANGE:
             continue
         for name in (n for n in fp32.worst if item.output in (None, n)):
-            if name not in whole and _is_single(case, fp32, name):
+            if name not in whole and _is_single(problem, fp32, name):
                 message = (
                     f"output {name!r} holds one value, which has no range: {item.metric} is of the "
                     "value itself, and one near zero asks for FP32 everywhere; where that is not "
                     f"meant, ask for an error that may be made: --requirement '{name}:max_abs<=X'"
                 )
-                bench.note(Finding("single-value", name, message))
+                context.note(Finding("single-value", name, message))
 
 
-def check_model(case: Case, bench: Bench, fp32: ProbeResult) -> None:
+def check_model(problem: Problem, context: Context, fp32: Evaluation) -> None:
     """Strict FP32 misses: not of the model's making where the emulator cannot run what it writes,
     or where ONNX's converter made another model of it.
 
     Args:
-        case: the model as it was given.
-        bench: whose emulator runs it.
+        problem: the model as it was given.
+        context: whose emulator runs it.
         fp32: what strict FP32 showed.
 
     Raises:
         BadInputError: says which opset is asked for.
     """
-    graph, raised = case.graph, bench.emulator.capable
+    graph, raised = problem.graph, context.emulator.capable
     if raised is graph and fp32.worst:
         return
     way = ""
     if raised is not graph:
-        way = f" at opset {raised.opset}, which {case.settings.precision.value} needs"
-        samples = evenly(case.samples, _MOST_CHECKED)
-        exact = [bench.references.of(sample) for sample in samples]
+        way = f" at opset {raised.opset}, which {problem.settings.precision.value} needs"
+        samples = evenly(problem.samples, _MOST_CHECKED)
+        exact = [context.references.of(sample) for sample in samples]
         try:
             other = Reference(raised)
-            score = _together(case, exact, [other.outputs(sample) for sample in samples])
+            score = _together(problem, exact, [other.outputs(sample) for sample in samples])
         except (BadInputError, RunnerFailedError) as error:
             way += f" ({one_line(error, 160)})"
         else:
@@ -182,26 +182,26 @@ def check_model(case: Case, bench: Bench, fp32: ProbeResult) -> None:
             way += f" (ONNX's converter made another model of opset {graph.opset})" * (score > 1.0)
     if fp32.worst:
         raise BadInputError(
-            f"{case.model.name}: computes something else{way}; export it again with that opset"
+            f"{problem.model.name}: computes something else{way}; export it again with that opset"
         )
     raise BadInputError(
-        f"{case.model.name}: cannot be emulated{way}: {fp32.note or fp32.verdict.value}; export it "
+        f"{problem.model.name}: cannot be emulated{way}: {fp32.note or fp32.verdict.value}; export it "
         "again with another opset"
     )
 
 
-def check_metrics(case: Case, bench: Bench) -> None:
+def check_metrics(problem: Problem, context: Context) -> None:
     """Strict FP32 misses: the fault of a metric of the user's where it refuses the reference
     itself.
 
     Raises:
         BadInputError: names the condition.
     """
-    if not case.requirements.metrics and not case.requirements.collective:
+    if not problem.requirements.metrics and not problem.requirements.collective:
         return
-    samples = evenly(case.samples, _MOST_CHECKED)
-    references = [bench.references.of(sample) for sample in samples]
-    asked, share = case.requirements, case.settings.share_of_given
+    samples = evenly(problem.samples, _MOST_CHECKED)
+    references = [context.references.of(sample) for sample in samples]
+    asked, share = problem.requirements, problem.settings.share_of_given
     for item in asked.items:
         if item.metric not in {*asked.metrics, *asked.collective}:
             continue
@@ -222,11 +222,11 @@ def check_metrics(case: Case, bench: Bench) -> None:
             )
 
 
-def _together(case: Case, references: Sequence[Arrays], found: Sequence[Arrays]) -> float:
+def _together(problem: Problem, references: Sequence[Arrays], found: Sequence[Arrays]) -> float:
     """The score of several inputs' outputs beside the reference's, by all that is asked."""
-    asked = case.requirements
+    asked = problem.requirements
     values = [asked.judge(*pair).values for pair in zip(references, found, strict=True)]
-    share = case.settings.share_of_given
+    share = problem.settings.share_of_given
     return asked.together(values, share, asked.judge_all(references, found))
 
 
@@ -241,32 +241,32 @@ _MOST_ASKED, _ASKED_S, _INFERENCES = 16, 8.0, 3.0
 into so many seconds as a rule: node by node it takes about three inferences."""
 
 
-def traced_inputs(case: Case, bench: Bench) -> list[Sample]:
+def traced_inputs(problem: Problem, context: Context) -> list[Sample]:
     """Samples spread over the given ones; among them one with values that are not finite, where
     there is any, and those on which layers leave the precision's range that do not on the others:
     where infinities come from must not be missed, and outputs may hide them (a normalisation that
     divides by infinity gives zeros).
 
     Args:
-        case: the given inputs.
-        bench: knows how they do, and runs them node by node.
+        problem: the given inputs.
+        context: knows how they do, and runs them node by node.
     """
 
     def is_finite(sample: Sample) -> bool:
-        found = bench.prober.known(case.base, sample)
+        found = context.evaluator.known(problem.base, sample)
         return found is None or math.isfinite(found.score)
 
-    chosen = list(evenly(case.samples, MOST_TRACED))
+    chosen = list(evenly(problem.samples, MOST_TRACED))
     if all(map(is_finite, chosen)):
-        broken = next((s for s in case.samples if not is_finite(s)), None)
+        broken = next((s for s in problem.samples if not is_finite(s)), None)
         chosen[-1:] = [broken] if broken is not None else chosen[-1:]
     taken = {sample.digest for sample in chosen}
-    others = [s for s in case.samples if s.digest not in taken]
-    asked = evenly(others, min(len(others), ranges_asked(case, bench.pace.usual_seconds)))
-    beyond = _beyond(case, bench, asked)
+    others = [s for s in problem.samples if s.digest not in taken]
+    asked = evenly(others, min(len(others), ranges_asked(problem, context.pace.usual_seconds)))
+    beyond = _beyond(problem, context, asked)
     if not any(beyond.values()):
         return chosen
-    beyond |= _beyond(case, bench, chosen)
+    beyond |= _beyond(problem, context, chosen)
     seen = set().union(*(beyond[s.digest] for s in chosen))
     for _ in range(_MORE):
         most = max(asked, key=lambda s: len(beyond[s.digest] - seen))
@@ -277,52 +277,52 @@ def traced_inputs(case: Case, bench: Bench) -> list[Sample]:
     return chosen
 
 
-def ranges_asked(case: Case, usual_seconds: float) -> int:
+def ranges_asked(problem: Problem, usual_seconds: float) -> int:
     """On how many given inputs, beyond those of the table, layers are asked for their range.
 
     Args:
-        case: the inputs and the precision; BF16 has FP32's range.
+        problem: the inputs and the precision; BF16 has FP32's range.
         usual_seconds: what an inference usually takes.
     """
-    if case.settings.precision is not Precision.FP16:
+    if problem.settings.precision is not Precision.FP16:
         return 0
     fitting = int(_ASKED_S / (_INFERENCES * usual_seconds))
-    return max(0, min(len(case.samples) - MOST_TRACED, _MOST_ASKED, fitting))
+    return max(0, min(len(problem.samples) - MOST_TRACED, _MOST_ASKED, fitting))
 
 
-def misses_within(case: Case, bench: Bench) -> bool:
+def misses_within(problem: Problem, context: Context) -> bool:
     """Whether everything lowered misses a given input on which no layer exceeds the range.
 
     Args:
-        case: the given inputs.
-        bench: knows how they do, and runs them node by node.
+        problem: the given inputs.
+        context: knows how they do, and runs them node by node.
     """
-    known = [(s, bench.prober.known(case.base, s)) for s in case.samples]
+    known = [(s, context.evaluator.known(problem.base, s)) for s in problem.samples]
     missed = [s for s, found in known if found is not None and not meets(found, 1.0)]
-    beyond = _beyond(case, bench, evenly(missed, _MOST_ASKED))
+    beyond = _beyond(problem, context, evenly(missed, _MOST_ASKED))
     return any(not layers for layers in beyond.values())
 
 
-def _beyond(case: Case, bench: Bench, samples: Sequence[Sample]) -> dict[str, set[str]]:
+def _beyond(problem: Problem, context: Context, samples: Sequence[Sample]) -> dict[str, set[str]]:
     """The layers that give finite values beyond the range, by the samples' digests; recalled from
     the journal where it is there.
     """
-    precision = case.settings.precision
-    names = set(case.names)
+    precision = problem.settings.precision
+    names = set(problem.names)
     found: dict[str, set[str]] = {}
     for number, sample in enumerate(samples):
-        key = bench.prober.key("beyond the range", precision.value, sample.digest)
-        known = bench.journal.recall(key)
+        key = context.evaluator.key("beyond the range", precision.value, sample.digest)
+        known = context.cache.recall(key)
         if known is None:
-            bench.observer.progress(number, len(samples), f"ranges on {sample.name}")
-            exact = bench.emulator.exact(sample, precision)
+            context.observer.progress(number, len(samples), f"ranges on {sample.name}")
+            exact = context.emulator.exact(sample, precision)
             layers = set[str]()
             with suppress(RunnerFailedError):  # as far as it comes: the table says what it means
                 for name, _, values in exact:
                     if _leaves(largest_finite(values), precision):
                         layers.add(name)
             known = sorted(layers), b""
-            bench.journal.record([Row(key, "beyond", known[0])])
+            context.cache.record([Row(key, "beyond", known[0])])
         found[sample.digest] = names.intersection(known[0])
     return found
 
@@ -340,37 +340,39 @@ _LOG_SMALLEST = math.log(SMALLEST_SUBNORMAL[Precision.FP16] / 2.0)
 _LARGEST_SQUARED = math.sqrt(LARGEST[Precision.FP16])
 
 
-def holding_stepped(case: Case, bench: Bench, layers: pd.DataFrame) -> Case | None:
-    """``case`` with the layers held in FP32 of which a step between leaves FP16's range on the
+def holding_stepped(problem: Problem, context: Context, layers: pd.DataFrame) -> Problem | None:
+    """``problem`` with the layers held in FP32 of which a step between leaves FP16's range on the
     given inputs; None where there is none. Of one that must stay reduced it is said.
 
     Args:
-        case: the model and its inputs.
-        bench: hears of it.
+        problem: the model and its inputs.
+        context: hears of it.
         layers: the table of layers, with the range of the reference.
     """
-    if case.settings.precision is not Precision.FP16:
+    if problem.settings.precision is not Precision.FP16:
         return None
     held = set[str]()
-    for layer, why in _stepped(case, layers):
+    for layer, why in _stepped(problem, layers):
         steps = f"TensorRT computes {layer.name} ({layer.op}) in several FP16 steps: {why}"
-        if layer.name in case.held_low:
+        if layer.name in problem.kept_reduced:
             said = f"{steps}; --lower keeps it there, so let an engine judge"
-            bench.note(Finding(WRITTEN_OUT, layer.name, said, True))
+            context.note(Finding(WRITTEN_OUT, layer.name, said, True))
             continue
         held.add(layer.name)
-        bench.note(Finding("held", layer.name, f"{steps}; it is kept in FP32"))
+        context.note(Finding("held", layer.name, f"{steps}; it is kept in FP32"))
     if not held:
         return None
-    return replace(case, held_pins=case.held_pins | held, unfit=case.unfit | held)
+    return replace(
+        problem, held_pins=problem.held_pins | held, unsupported=problem.unsupported | held
+    )
 
 
-def _stepped(case: Case, layers: pd.DataFrame) -> Iterator[tuple[Layer, str]]:
+def _stepped(problem: Problem, layers: pd.DataFrame) -> Iterator[tuple[Layer, str]]:
     low = dict(zip(layers["layer"], layers["ref_min"], strict=True))
     high = dict(zip(layers["layer"], layers["ref_max"], strict=True))
-    made_by = {tensor: layer.name for layer in case.layers for tensor in layer.outputs}
-    for layer in case.layers:
-        if layer.name in case.held_pins or layer.name not in low:
+    made_by = {tensor: layer.name for layer in problem.layers for tensor in layer.outputs}
+    for layer in problem.layers:
+        if layer.name in problem.held_pins or layer.name not in low:
             continue
         why = ""
         if layer.op == "LogSoftmax" and low[layer.name] < _LOG_SMALLEST:
@@ -378,7 +380,7 @@ def _stepped(case: Case, layers: pd.DataFrame) -> Iterator[tuple[Layer, str]]:
         elif layer.op in ("ReduceLogSumExp", "ReduceLogSum") and high[layer.name] > _LOG_LARGEST:
             why = f"the sum, of which {high[layer.name]:.4g} is the logarithm, becomes infinite"
         elif layer.op == "LpNormalization":
-            largest = _largest_read(case, layer, made_by, low, high)
+            largest = _largest_read(problem, layer, made_by, low, high)
             if largest > _LARGEST_SQUARED:
                 why = f"the square of {largest:.4g} becomes infinite"
         if why:
@@ -386,7 +388,7 @@ def _stepped(case: Case, layers: pd.DataFrame) -> Iterator[tuple[Layer, str]]:
 
 
 def _largest_read(
-    case: Case,
+    problem: Problem,
     layer: Layer,
     made_by: Mapping[str, str],
     low: Mapping[str, float],
@@ -397,7 +399,7 @@ def _largest_read(
     maker = made_by.get(tensor)
     if maker is not None and maker in low:
         return max(abs(low[maker]), abs(high[maker]))
-    given = case.samples[0].arrays.get(tensor)
+    given = problem.samples[0].arrays.get(tensor)
     return float(np.max(np.abs(given), initial=0.0)) if given is not None else 0.0
 
 
@@ -413,28 +415,28 @@ class Baselines:
     ``diagnosis`` is there if the baselines settle the case: strict FP32 fails, or nothing does.
     """
 
-    fp32: ProbeResult
-    tf32: ProbeResult
-    reduced_first: ProbeResult
-    second: ProbeResult | None
+    fp32: Evaluation
+    tf32: Evaluation
+    reduced_first: Evaluation
+    second: Evaluation | None
     layers: pd.DataFrame
     findings: tuple[Finding, ...]
     diagnosis: Diagnosis | None
 
-    def probe_seconds(self, samples: int) -> float:
+    def evaluation_seconds(self, samples: int) -> float:
         """About what one emulated inference takes, where ``samples`` were given: that of the
         quickest baseline. A single one may have waited for a busy machine, or a lost worker.
         """
         return quickest_s((self.fp32, self.tf32, self.reduced_first), samples)
 
     @property
-    def lowered(self) -> ProbeResult:
+    def reduced(self) -> Evaluation:
         """All layers lowered, by the emulator that it is worst on: the score that is shown, and
         that both must pass.
         """
         return _worse(self.reduced_first, self.second)
 
-    def by_label(self) -> dict[str, ProbeResult]:
+    def by_label(self) -> dict[str, Evaluation]:
         """The baselines as rows of the outputs table."""
         rows = {r.plan.base.value: r for r in (self.fp32, self.tf32, self.reduced_first)}
         if self.second is not None:
@@ -442,7 +444,7 @@ class Baselines:
         return rows
 
 
-def quickest_s(found: Sequence[ProbeResult], samples: int) -> float:
+def quickest_s(found: Sequence[Evaluation], samples: int) -> float:
     """What an emulated inference takes by the quickest of a few probes: the first opens a session,
     and starts a worker.
 
@@ -453,51 +455,51 @@ def quickest_s(found: Sequence[ProbeResult], samples: int) -> float:
     return min(result.seconds for result in found) / max(1, samples)
 
 
-def measure_baselines(case: Case, bench: Bench) -> Baselines:
+def measure_baselines(problem: Problem, context: Context) -> Baselines:
     """Run the whole network at each precision, then trace the layers."""
-    bench.observer.station("baselines")
-    precision = case.settings.precision
-    plans = [PrecisionPlan(Precision.FP32), PrecisionPlan(Precision.TF32), case.base]
-    fp32, tf32, reduced = (bench.prober.probe(plan) for plan in plans)
-    bench.pace.took(quickest_s((fp32, tf32, reduced), len(case.samples)))
+    context.observer.step("baselines")
+    precision = problem.settings.precision
+    plans = [PrecisionPlan(Precision.FP32), PrecisionPlan(Precision.TF32), problem.base]
+    fp32, tf32, reduced = (context.evaluator.probe(plan) for plan in plans)
+    context.pace.took(quickest_s((fp32, tf32, reduced), len(problem.samples)))
     if not fp32.verdict.passed:
-        check_metrics(case, bench)
-        check_model(case, bench, fp32)
-    check_reference(fp32, case.requirements)
-    check_decisions(case, bench, fp32)
-    note_single_values(case, bench, fp32)
-    note_alike(case, bench)
-    findings = bench.found(_findings(fp32, tf32, reduced, precision, case.requirements.rows))
-    layers = trace_layers(case, bench, traced_inputs(case, bench))
+        check_metrics(problem, context)
+        check_model(problem, context, fp32)
+    check_reference(fp32, problem.requirements)
+    check_decisions(problem, context, fp32)
+    note_single_values(problem, context, fp32)
+    note_alike(problem, context)
+    findings = context.found(_findings(fp32, tf32, reduced, precision, problem.requirements.rows))
+    layers = trace_layers(problem, context, traced_inputs(problem, context))
     if not reduced.verdict.passed:
-        note_near_ties(case, bench)
-        note_few_differ(case, bench)
+        note_near_ties(problem, context)
+        note_few_differ(problem, context)
     second = None
     if reduced.verdict.passed:
-        draw_ahead(case, bench)
-        second = bench.second.probe(case.base)
+        make_copies_ahead(problem, context)
+        second = context.second.probe(problem.base)
     last = _worse(reduced, second)
     # An engine has a word of its own on everything that strict FP32 does not settle, and that the
     # given inputs pass does not mean that others would.
     settled = not fp32.verdict.passed or (
-        bench.engine is None and (case.settings.fitted or not last.verdict.passed)
+        context.engine is None and (problem.settings.fitted or not last.verdict.passed)
     )
-    where = missed_on(case, bench.prober, fp32.plan) + _reduced_already(case)
+    where = missed_on(problem, context.evaluator, fp32.plan) + _reduced_already(problem)
     if fp32.verdict is Verdict.NON_FINITE:
-        where += _beyond_its_type(case, bench) or _swallowed(case)
+        where += _beyond_its_type(problem, context) or _swallowed(problem)
     diagnosis = _diagnose(fp32, tf32, last, precision, where) if settled else None
     return Baselines(fp32, tf32, reduced, second, layers, findings, diagnosis)
 
 
-def _worse(first: ProbeResult, second: ProbeResult | None) -> ProbeResult:
+def _worse(first: Evaluation, second: Evaluation | None) -> Evaluation:
     """The one with the larger score; the first where the second was not asked."""
     return first if second is None or first.score >= second.score else second
 
 
 def _findings(
-    fp32: ProbeResult,
-    tf32: ProbeResult,
-    reduced: ProbeResult,
+    fp32: Evaluation,
+    tf32: Evaluation,
+    reduced: Evaluation,
     precision: Precision,
     rows: Collection[str],
 ) -> list[Finding]:
@@ -535,28 +537,28 @@ def _findings(
     return found
 
 
-def nothing_to_pin(lowered: ProbeResult, precision: Precision) -> Diagnosis:
+def nothing_to_pin(reduced: Evaluation, precision: Precision) -> Diagnosis:
     """The case is settled: the reduced precision is good enough as it is."""
-    held = len(lowered.plan.pinned)
+    held = len(reduced.plan.pinned)
     but = f" but what is held in FP32 (layers: {held})" if held else ""
     return Diagnosis(
         Cause.NONE,
         f"Everything{but} in {precision.value.upper()} meets the requirement "
-        f"({times(lowered.score)}); nothing {'else ' if held else ''}needs to be pinned.",
+        f"({times(reduced.score)}); nothing {'else ' if held else ''}needs to be pinned.",
     )
 
 
-def _reduced_already(case: Case) -> str:
+def _reduced_already(problem: Problem) -> str:
     """What strict FP32 may miss by where the source itself is reduced."""
-    told = [f.message for f in case.findings if f.kind == "already-reduced" and f.weighty]
+    told = [f.message for f in problem.findings if f.kind == "already-reduced" and f.weighty]
     return f" But {told[0]}." if told else ""
 
 
-def _beyond_its_type(case: Case, bench: Bench) -> str:
+def _beyond_its_type(problem: Problem, context: Context) -> str:
     """Where an output reaches what its type in the source cannot hold."""
-    for name, limit in case.requirements.limits.items():
+    for name, limit in problem.requirements.limits.items():
         largest = max(
-            float(np.abs(bench.references.of(s)[name]).max(initial=0.0)) for s in case.samples
+            float(np.abs(context.references.of(s)[name]).max(initial=0.0)) for s in problem.samples
         )
         if largest >= limit:
             return (
@@ -566,9 +568,9 @@ def _beyond_its_type(case: Case, bench: Bench) -> str:
     return ""
 
 
-def _swallowed(case: Case) -> str:
+def _swallowed(problem: Problem) -> str:
     """Where the reference itself may hold NaN that its kernels hide."""
-    nodes = zip(case.graph.proto.graph.node, case.graph.names, strict=True)
+    nodes = zip(problem.graph.proto.graph.node, problem.graph.names, strict=True)
     names = [name for node, name in nodes if node.op_type in SWALLOWING]
     if not names:
         return ""
@@ -579,7 +581,7 @@ def _swallowed(case: Case) -> str:
 
 
 def _diagnose(
-    fp32: ProbeResult, tf32: ProbeResult, lowered: ProbeResult, precision: Precision, where: str
+    fp32: Evaluation, tf32: Evaluation, reduced: Evaluation, precision: Precision, where: str
 ) -> Diagnosis | None:
     """What the whole-network runs already settle; None if the reduced precision is to blame.
     ``where`` says on which inputs FP32 misses.
@@ -592,12 +594,12 @@ def _diagnose(
             "The model is random or ill-conditioned, the runner computes it differently, or the "
             f"requirement asks for more than FP32 gives.{where}",
         )
-    if lowered.verdict.passed:
-        return nothing_to_pin(lowered, precision)
+    if reduced.verdict.passed:
+        return nothing_to_pin(reduced, precision)
     return tf32_to_blame(tf32) if precision is Precision.TF32 else None
 
 
-def tf32_to_blame(tf32: ProbeResult) -> Diagnosis:
+def tf32_to_blame(tf32: Evaluation) -> Diagnosis:
     """The case is settled: TF32 was asked for and misses what strict FP32 meets."""
     return Diagnosis(
         Cause.TF32,

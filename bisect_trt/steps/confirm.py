@@ -7,59 +7,65 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from bisect_trt.base.outcomes import Holds
+from bisect_trt.base.outcomes import Validation
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
-from bisect_trt.evaluate.evaluator import Prober
-from bisect_trt.evaluate.result import ProbeResult
+from bisect_trt.evaluate.evaluator import Evaluator
+from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.runners.base import Anticipating
-from bisect_trt.search.minimise import SCALED_MARGIN, Room, matching_limit, one_minimal, tightened
+from bisect_trt.search.minimise import (
+    SCALED_MARGIN,
+    Headroom,
+    matching_limit,
+    one_minimal,
+    tightened,
+)
 from bisect_trt.search.prefix import longer
 from bisect_trt.steps.baselines import Baselines
-from bisect_trt.steps.context import Bench
+from bisect_trt.steps.context import Context
 from bisect_trt.steps.diagnosis import Triage
 from bisect_trt.steps.engine_baselines import EngineBaselines
 from bisect_trt.steps.engine_diagnosis import begin_further
 from bisect_trt.steps.open_runners import begin, give_up
-from bisect_trt.steps.problem import Case
+from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.search_set import Refusal
 from bisect_trt.steps.select_fitted import Bisection, bisect, known_strength
 from bisect_trt.steps.select_robust import MARGIN, as_searched
 from bisect_trt.steps.sensitivity import suspicion_of
-from bisect_trt.steps.tests import MAX_TESTS, Draws, next_test, planned_test, set_size
-from bisect_trt.steps.tradeoff import measure_frontier
+from bisect_trt.steps.tests import MAX_TESTS, TestCopies, next_test, planned_test, set_size
+from bisect_trt.steps.tradeoff import measure_tradeoff
 from bisect_trt.steps.validation import put_to_test
 
 
 def use_build_wait(
-    case: Case, bench: Bench, triage: Triage, baselines: Baselines, plan: PrecisionPlan
+    problem: Problem, context: Context, triage: Triage, baselines: Baselines, plan: PrecisionPlan
 ) -> None:
     """Compute the references of the draws that the engine of ``plan`` will be tested on, and its
-    frontier: RT-DETR's engine is built in 20 s, and these take 15.
+    tradeoff: RT-DETR's engine is built in 20 s, and these take 15.
 
     Nothing where no engine is built beside this process, or the run's time is limited: the search
     comes first then.
 
     Args:
-        case: the given inputs.
-        bench: what runs the plans, and keeps what it finds.
+        problem: the given inputs.
+        context: what runs the plans, and keeps what it finds.
         triage: the ranking and the base plan.
         baselines: the layers' sizes.
         plan: with the precision that a pin really runs in, for the emulators.
     """
-    engine, opened = bench.engine, bench.opened
+    engine, opened = context.engine, context.opened
     if engine is None or not isinstance(opened, Anticipating) or not opened.builds_ahead:
         return
-    known = engine.knows(bench.plan_for(engine, plan))
-    if known or not engine.new_probes or math.isfinite(bench.time.left_s):
+    known = engine.knows(context.plan_for(engine, plan))
+    if known or not engine.new_evaluations or math.isfinite(context.time.left_s):
         return
-    if bench.tests < MAX_TESTS:
-        test = planned_test(case, bench.tests, bench.pace.usual_seconds, last=False)
-        draws = Draws(case, bench, [engine], test)
-        for kind in draws.kinds:
-            for _ in islice(draws.of(kind), test.enough * set_size(case)):
+    if context.tests < MAX_TESTS:
+        test = planned_test(problem, context.tests, context.pace.usual_seconds, last=False)
+        copies = TestCopies(problem, context, [engine], test)
+        for kind in copies.kinds:
+            for _ in islice(copies.of(kind), test.enough * set_size(problem)):
                 pass
-    measure_frontier(case, bench, baselines, triage.base, triage.ranking, plan, again=True)
+    measure_tradeoff(problem, context, baselines, triage.base, triage.ranking, plan, again=True)
 
 
 DEFAULT_MAX_BUILDS = 8
@@ -74,19 +80,19 @@ class Judgement:
     pins the engine added.
 
     ``builds`` counts those beyond the baselines. ``proof`` maps a pin to the engine's probe that
-    failed without it, where ``--certify engine`` asked for that. ``holds`` is the test on fresh
+    failed without it, where ``--certify engine`` asked for that. ``validation`` is the test on fresh
     draws that the plan passed on the engine, if there was one, and ``refused`` says that it did
     not pass it.
     """
 
     plan: PrecisionPlan
-    result: ProbeResult
+    result: Evaluation
     bisection: Bisection | None
     builds: int
     repaired: frozenset[str]
-    proof: dict[str, ProbeResult]
+    proof: dict[str, Evaluation]
     out_of_budget: bool
-    holds: Holds | None = None
+    validation: Validation | None = None
     refused: bool = False
 
     @property
@@ -109,14 +115,14 @@ class Emulated:
     """What the emulators do for a judge.
 
     ``search`` gives their answer within a share of the tolerance, None where even all pins miss it
-    there; ``score`` scores a set of pins on the given inputs, ``score_on_draws`` is its largest
+    there; ``score`` scores a set of pins on the given inputs, ``score_on_perturbed`` is its largest
     score over the draws that the search was made with, None without any. ``meanwhile`` is called
     with a set that was searched for and will be built next.
     """
 
     search: Callable[[float], Bisection | None]
     score: Callable[[frozenset[str]], float]
-    score_on_draws: Callable[[frozenset[str]], float] | None = None
+    score_on_perturbed: Callable[[frozenset[str]], float] | None = None
     meanwhile: Callable[[frozenset[str]], None] = lambda _: None
 
 
@@ -137,26 +143,26 @@ class EngineJudge:
 
     def __init__(
         self,
-        engine: Prober,
+        engine: Evaluator,
         base: PrecisionPlan,
         ranked: Sequence[str],
         emulated: Emulated,
         floors: tuple[float, float],
         max_builds: int | None = None,
         certify: bool = False,
-        tested: Callable[[frozenset[str]], Holds | None] | None = None,
+        tested: Callable[[frozenset[str]], Validation | None] | None = None,
     ) -> None:
         self._emulated = emulated
         self._floors = floors
         self._tested = tested
-        self._holds: dict[frozenset[str], Holds | None] = {}
+        self._validation: dict[frozenset[str], Validation | None] = {}
         self._engine = engine
         self._base = base.with_pins_in(Precision.FP32)
         self._ranked = list(ranked)
         self._certify = certify
         unbounded = math.inf if certify else DEFAULT_MAX_BUILDS
         self._max_builds = max_builds if max_builds is not None else unbounded
-        self._tried: dict[frozenset[str], ProbeResult] = {}
+        self._tried: dict[frozenset[str], Evaluation] = {}
         self._bisection: Bisection | None = None
 
     def decide(self, limit: float) -> Judgement:
@@ -164,7 +170,7 @@ class EngineJudge:
         budget is spent.
         """
         pins: frozenset[str] = frozenset()
-        proof: dict[str, ProbeResult] = {}
+        proof: dict[str, Evaluation] = {}
         spent = False
         try:
             for _ in range(MAX_SEARCHES):
@@ -196,11 +202,11 @@ class EngineJudge:
             everything = frozenset(self._ranked)
             self._tried[everything] = self._engine.probe(self._base.with_pins(everything))
         passed = [(pins, r) for pins, r in self._tried.items() if r.verdict.passed]
-        sure = [(pins, r) for pins, r in passed if self._holds.get(pins) is not None]
+        sure = [(pins, r) for pins, r in passed if self._validation.get(pins) is not None]
         if sure:
             answer, result = min(sure, key=lambda x: len(x[0]))
-        elif any(pins not in self._holds for pins, _ in passed):
-            untested = [(pins, r) for pins, r in passed if pins not in self._holds]
+        elif any(pins not in self._validation for pins, _ in passed):
+            untested = [(pins, r) for pins, r in passed if pins not in self._validation]
             answer, result = min(untested, key=lambda x: len(x[0]))
         elif passed:  # all by luck: the most pins have the least of it
             answer, result = max(passed, key=lambda x: len(x[0]))
@@ -209,33 +215,33 @@ class EngineJudge:
         found = self._bisection
         added = answer - found.pinned if found is not None else answer
         plan, builds = self._base.with_pins(answer), len(self._tried)
-        holds = self._holds.get(answer)
-        refused = answer in self._holds and holds is None
-        return Judgement(plan, result, found, builds, added, {}, out_of_budget, holds, refused)
+        validation = self._validation.get(answer)
+        refused = answer in self._validation and validation is None
+        return Judgement(plan, result, found, builds, added, {}, out_of_budget, validation, refused)
 
     def _is_no_luck(self, pins: frozenset[str]) -> bool:
         """Whether fresh draws on the engine do not refuse ``pins``, which pass the given inputs."""
         if self._tested is None:
             return True
-        if pins not in self._holds:
-            self._holds[pins] = self._tested(pins)
-        return self._holds[pins] is not None
+        if pins not in self._validation:
+            self._validation[pins] = self._tested(pins)
+        return self._validation[pins] is not None
 
-    def _next_limit(self, limit: float, pins: frozenset[str], result: ProbeResult) -> float:
+    def _next_limit(self, limit: float, pins: frozenset[str], result: Evaluation) -> float:
         """The share of the tolerance to search within after ``pins`` missed.
 
         Where the engine's score has a place among the emulated draws', it is one more draw, and the
         next set only has to be a little larger; beyond all of them the two differ.
         """
-        on_draws = self._emulated.score_on_draws
-        one_of_them = on_draws is not None and result.score <= on_draws(pins)
+        on_perturbed = self._emulated.score_on_perturbed
+        one_of_them = on_perturbed is not None and result.score <= on_perturbed(pins)
         if result.verdict.passed or one_of_them:
-            return Room(limit, self._floors[0], SCALED_MARGIN).kept
+            return Headroom(limit, self._floors[0], SCALED_MARGIN).kept
         return tightened(limit, result.score, self._emulated.score(pins), self._floors)
 
     def _build(
         self, pins: frozenset[str], meanwhile: Callable[[frozenset[str]], None] = lambda _: None
-    ) -> ProbeResult:
+    ) -> Evaluation:
         if pins not in self._tried:
             if len(self._tried) >= self._max_builds:
                 raise OutOfBuildsError
@@ -271,7 +277,7 @@ class EngineJudge:
             wider = matching_limit(self._tried[pins].score, emulated, self._floors)
             if wider > WORTHWHILE * limit:  # what is built is known to fail from somewhere on
                 failing = min(self._emulated.score(p) for p in self._refused())
-                wider = min(wider, Room(failing, self._floors[0], SCALED_MARGIN).kept)
+                wider = min(wider, Headroom(failing, self._floors[0], SCALED_MARGIN).kept)
             worthwhile = wider > WORTHWHILE * limit and len(self._tried) < self._max_builds
             found = self._emulated.search(wider) if worthwhile else None
             if found is None or len(found.pinned) >= len(pins):
@@ -289,14 +295,14 @@ class EngineJudge:
         """
         tried = self._tried.items()
         failed = [pins for pins, result in tried if not result.verdict.passed]
-        by_luck = [pins for pins, holds in self._holds.items() if holds is None]
+        by_luck = [pins for pins, validation in self._validation.items() if validation is None]
         return [frozenset(), *failed, *by_luck]
 
-    def _certified(self, pins: frozenset[str]) -> tuple[frozenset[str], dict[str, ProbeResult]]:
+    def _certified(self, pins: frozenset[str]) -> tuple[frozenset[str], dict[str, Evaluation]]:
         """Each removal built: superfluous pins go, until a whole round finds none."""
 
         def ahead(sets: list[frozenset[str]]) -> None:
-            self._engine.probe_many([self._base.with_pins(s) for s in sets])
+            self._engine.evaluate_many([self._base.with_pins(s) for s in sets])
 
         found = one_minimal(
             [name for name in reversed(self._ranked) if name in pins],
@@ -313,9 +319,9 @@ class EngineJudge:
 
 
 def decide_on_engine(
-    case: Case,
-    bench: Bench,
-    engine: Prober,
+    problem: Problem,
+    context: Context,
+    engine: Evaluator,
     emulated: Baselines,
     baselines: EngineBaselines,
     triage: Triage,
@@ -326,8 +332,8 @@ def decide_on_engine(
     The emulators' word on the answer is in the log too when this returns.
 
     Args:
-        case: says how many builds may be spent.
-        bench: what emulates.
+        problem: says how many builds may be spent.
+        context: what emulates.
         engine: what builds and decides.
         emulated: the emulators' baselines.
         baselines: the engine's.
@@ -335,33 +341,33 @@ def decide_on_engine(
         first: what was searched within that limit; None if even all pins miss it.
     """
     suspicion = suspicion_of(emulated.layers, triage.sensitivity.scores)
-    robust = triage.unseen is not None and case.settings.pick is None
-    emulators = _Emulators(case, bench, engine, emulated, triage, first)
+    robust = triage.unseen is not None and problem.settings.pick is None
+    emulators = _Emulators(problem, context, engine, emulated, triage, first)
 
     def meanwhile(pins: frozenset[str]) -> None:
-        use_build_wait(case, bench, triage, emulated, triage.base.with_pins(pins))
+        use_build_wait(problem, context, triage, emulated, triage.base.with_pins(pins))
 
-    def tested(pins: frozenset[str]) -> Holds | None:
-        if bench.tests >= MAX_TESTS:  # no confidence is left to spend
+    def tested(pins: frozenset[str]) -> Validation | None:
+        if context.tests >= MAX_TESTS:  # no confidence is left to spend
             return None
-        test = next_test(case, bench)
+        test = next_test(problem, context)
         plan = triage.base.with_pins(pins)
-        refused, holds = put_to_test(case, bench, [engine], plan, test, 1.0)
+        refused, validation = put_to_test(problem, context, [engine], plan, test, 1.0)
         if refused is not None:
             emulators.hear_refused(pins, refused)
-        return holds
+        return validation
 
     asked = Emulated(emulators.search, emulators.score)
     if robust:
-        asked = replace(asked, score_on_draws=emulators.score_on_draws, meanwhile=meanwhile)
+        asked = replace(asked, score_on_perturbed=emulators.score_on_perturbed, meanwhile=meanwhile)
     judge = EngineJudge(
         engine,
         triage.base,
-        sorted(case.names, key=lambda n: -suspicion.get(n, -math.inf)),
+        sorted(problem.names, key=lambda n: -suspicion.get(n, -math.inf)),
         asked,
         (triage.pinned.score, baselines.pinned.score),
-        case.settings.max_builds,
-        case.settings.certify == "engine",
+        problem.settings.max_builds,
+        problem.settings.certify == "engine",
         tested if robust else None,
     )
     judgement = judge.decide(triage.limit)
@@ -380,14 +386,14 @@ class _Emulators:
 
     def __init__(
         self,
-        case: Case,
-        bench: Bench,
-        engine: Prober,
+        problem: Problem,
+        context: Context,
+        engine: Evaluator,
         emulated: Baselines,
         triage: Triage,
         first: Bisection | None,
     ) -> None:
-        self._case, self._bench, self._engine = case, bench, engine
+        self._problem, self._context, self._engine = problem, context, engine
         self._emulated, self._triage = emulated, triage
         self._fewest = self._refusals = 0
         self._in_vain = False
@@ -396,14 +402,14 @@ class _Emulators:
     def score(self, pins: frozenset[str]) -> float:
         """The worse score on the given inputs."""
         plan = self._triage.base.with_pins(pins)
-        return max(p.probe(plan).score for p in (self._bench.prober, self._bench.second))
+        return max(p.probe(plan).score for p in (self._context.evaluator, self._context.second))
 
-    def score_on_draws(self, pins: frozenset[str]) -> float:
+    def score_on_perturbed(self, pins: frozenset[str]) -> float:
         """The largest score over the given inputs and the draws that were searched with."""
         assert self._triage.unseen is not None
         known = self._triage.unseen.samples
-        plan, size = self._triage.base.with_pins(pins), set_size(self._case)
-        found = self._bench.prober.judge(plan, (*known.given, *known.redrawn), size=size)
+        plan, size = self._triage.base.with_pins(pins), set_size(self._problem)
+        found = self._context.evaluator.judge(plan, (*known.given, *known.perturbed), size=size)
         return found.worst[1]
 
     def search(self, limit: float) -> Bisection | None:
@@ -412,14 +418,14 @@ class _Emulators:
         """
         if self._in_vain:
             return None
-        bench, triage, asked = self._bench, self._triage, (limit, self._fewest)
+        context, triage, asked = self._context, self._triage, (limit, self._fewest)
         if asked not in self._known:
-            self._known[asked] = bisect(self._case, bench, self._emulated, triage, *asked)
+            self._known[asked] = bisect(self._problem, context, self._emulated, triage, *asked)
         found = self._known[asked]
         if found is not None:  # if it is the answer, it is run in more processes
-            answer = bench.plan_for(self._engine, triage.base.with_pins(found.pinned))
-            give_up(bench.opened, answer)
-            begin_further(bench, answer)
+            answer = context.plan_for(self._engine, triage.base.with_pins(found.pinned))
+            give_up(context.opened, answer)
+            begin_further(context, answer)
             if found.ranked:
                 self._begin_next(found.pinned)
         return found
@@ -429,20 +435,20 @@ class _Emulators:
         ViT-L's are refused twice, and waiting for each of its engines takes ten seconds.
         """
         plan = self._first(self._longer(pins, 1.0))
-        if self._engine.new_probes and not self._engine.knows(plan):
-            begin(self._bench.opened, plan, spare=True)
+        if self._engine.new_evaluations and not self._engine.knows(plan):
+            begin(self._context.opened, plan, spare=True)
 
     def _longer(self, pins: frozenset[str], share: float) -> int:
         """How many of the ranking to go on with if ``pins`` are refused and may leave ``share``."""
-        known = known_strength(self._case, self._triage)
-        ranking = as_searched(self._case, self._triage.ranking)
+        known = known_strength(self._problem, self._triage)
+        ranking = as_searched(self._problem, self._triage.ranking)
         strength = [known.get(name, 0.0) for name in ranking]
         return longer(strength, len(pins), share, 2**self._refusals)
 
     def _first(self, count: int) -> PrecisionPlan:
         """The first so many of the ranking pinned, as the engine takes it."""
-        pins = frozenset(as_searched(self._case, self._triage.ranking)[:count])
-        return self._bench.plan_for(self._engine, self._triage.base.with_pins(pins))
+        pins = frozenset(as_searched(self._problem, self._triage.ranking)[:count])
+        return self._context.plan_for(self._engine, self._triage.base.with_pins(pins))
 
     def hear_refused(self, pins: frozenset[str], refused: Refusal) -> None:
         """Hear what spoke against the engine of ``pins``: a set of no more pins would cost another
@@ -451,16 +457,16 @@ class _Emulators:
         self._in_vain = self._in_vain or self._do_as_all_pins(pins, refused.samples)
         self._fewest = max(self._fewest, self._longer(pins, MARGIN / refused.score))
         self._refusals += 1
-        give_up(self._bench.opened, self._first(self._fewest))
+        give_up(self._context.opened, self._first(self._fewest))
 
     def _do_as_all_pins(self, pins: frozenset[str], samples: Sequence[Sample]) -> bool:
         """Whether all pins leave as much of the error of ``samples`` as ``pins`` do, by the
         emulator: then no further pins can save them. RT-DETR's engine was built with 1,339 and
         1,349 pins after it was refused with 1,217, by draws on which those make no difference.
         """
-        if not self._case.requirements.proportional:  # nobody knows how far its jumps are
+        if not self._problem.requirements.proportional:  # nobody knows how far its jumps are
             return False
-        base, size = self._triage.base, set_size(self._case)
-        plans = (base.with_pins(pins), base.with_pins(self._case.names))
-        some, every = (self._bench.prober.judge(p, samples, size=size).results for p in plans)
+        base, size = self._triage.base, set_size(self._problem)
+        plans = (base.with_pins(pins), base.with_pins(self._problem.names))
+        some, every = (self._context.evaluator.judge(p, samples, size=size).results for p in plans)
         return all(s.score <= e.score + _NEXT_TO_NOTHING for s, e in zip(some, every, strict=True))

@@ -20,10 +20,10 @@ from bisect_trt.base.limits import give_back
 from bisect_trt.base.outcomes import Finding
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample, evenly
-from bisect_trt.evaluate.cache import JOURNAL, Journal, Row
-from bisect_trt.evaluate.evaluator import Prober
+from bisect_trt.evaluate.cache import CACHE, Cache, Row
+from bisect_trt.evaluate.evaluator import Evaluator
 from bisect_trt.evaluate.references import References
-from bisect_trt.evaluate.result import ProbeResult
+from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.metrics.arrays import Arrays
 from bisect_trt.metrics.error_sample import ErrorSample
 from bisect_trt.metrics.requirements import times
@@ -31,7 +31,7 @@ from bisect_trt.runners.base import Runner
 from bisect_trt.runners.concurrency import Holder
 from bisect_trt.runners.device import CPU
 from bisect_trt.runners.emulator import EmulatedRunner, RtxRunner
-from bisect_trt.runners.emulator_workers import EmulatedFleet
+from bisect_trt.runners.emulator_workers import EmulatorPool
 from bisect_trt.runners.second_emulator import WholeModelRunner
 from bisect_trt.steps.open_runners import (
     EngineRunner,
@@ -41,47 +41,47 @@ from bisect_trt.steps.open_runners import (
     has_rtx_sums,
     idle_options,
     open_emulator,
+    open_emulator_pool,
     open_engine,
-    open_fleet,
 )
 from bisect_trt.steps.open_runners import begin as begin_engine
 from bisect_trt.steps.output_scales import check_parts, with_scales
-from bisect_trt.steps.problem import Case
+from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.run_folder import MetricReads, claimed_folder, folder_of
 
 
 @dataclass(frozen=True)
-class Ledger:
+class RunStatistics:
     """Every probe in order, counts, versions.
 
     ``emulators`` are the names of the first and the second, ``judge`` the name of who has the last
-    word. ``probes`` counts plans by runner, ``new_probes`` those that the journal did not answer.
+    word. ``probes`` counts plans by runner, ``new_evaluations`` those that the journal did not answer.
     ``findings`` are what the bench itself had to say, ``further_rows`` counts single-layer runs of
     the search, ``refused`` are the plans that the search refused for copies of the inputs.
     """
 
     folder: Path
-    log: tuple[ProbeResult, ...]
+    log: tuple[Evaluation, ...]
     emulators: tuple[str, str]
     judge: str
     probes: Mapping[str, int]
-    new_probes: int
-    engine_results: tuple[ProbeResult, ...]
+    new_evaluations: int
+    engine_results: tuple[Evaluation, ...]
     versions: Mapping[str, str]
     findings: tuple[Finding, ...] = ()
     further_rows: int = 0
     refused: frozenset[PrecisionPlan] = frozenset()
 
-    def of(self, runner: str, plan: PrecisionPlan) -> ProbeResult | None:
+    def of(self, runner: str, plan: PrecisionPlan) -> Evaluation | None:
         """What ``runner`` showed of ``plan`` on the given inputs; None if it was not asked."""
         found = (p for p in self.log if p.runner == runner and p.plan == plan and p.on_given)
         return next(found, None)
 
-    def of_first(self, plan: PrecisionPlan) -> ProbeResult | None:
+    def of_first(self, plan: PrecisionPlan) -> Evaluation | None:
         """What the first emulator showed of ``plan``."""
         return self.of(self.emulators[0], plan)
 
-    def worst_of(self, plan: PrecisionPlan, runners: Sequence[str]) -> ProbeResult | None:
+    def worst_of(self, plan: PrecisionPlan, runners: Sequence[str]) -> Evaluation | None:
         """The worst that any of ``runners`` showed of ``plan``."""
         found = [p for p in self.log if p.plan == plan and p.runner in runners and p.on_given]
         return max(found, key=lambda r: r.score, default=None)
@@ -115,21 +115,21 @@ _SILENT_S = 2.0
 """After so long a plan's inferences are told one by one."""
 
 
-def references_of(case: Case, folder: Path) -> References:
-    """The reference outputs of ``case``, kept in ``folder`` while the run lasts."""
-    draws = not case.settings.fitted
-    return References(case.reference, folder / "references.tmp", lasting=draws)
+def references_of(problem: Problem, folder: Path) -> References:
+    """The reference outputs of ``problem``, kept in ``folder`` while the run lasts."""
+    copies = not problem.settings.fitted
+    return References(problem.reference, folder / "references.tmp", lasting=copies)
 
 
-class Bench:
-    """``case`` is what it works on, with the scales of the outputs. ``prober`` and ``second``
+class Context:
+    """``problem`` is what it works on, with the scales of the outputs. ``evaluator`` and ``second``
     emulate, in two arithmetics; ``engine`` builds, None without one.
 
-    ``emulator`` runs in this process, ``fleet`` on workers where there are some; ``rtx_sums`` is
+    ``emulator`` runs in this process, ``emulator_pool`` on workers where there are some; ``rtx_sums`` is
     true where layer tables follow the measured sums of TensorRT for RTX. ``time`` ends probes whose
     time is spent. ``in_turn`` if the second emulator and the reference make room for each other,
     and ``samples_a_turn`` how many samples are asked about before another's turn comes.
-    ``tests`` counts those on fresh draws, and ``drawn_ahead`` those whose draws were made before
+    ``tests`` counts those on fresh draws, and ``copies_made_ahead`` those whose draws were made before
     they began. ``in_hand`` is the smallest set of pins that passed all
     that the robust search in work is made with, None where none did; ``refused`` are the plans that
     more copies of the inputs miss than may. ``pace`` says how long an
@@ -138,37 +138,37 @@ class Bench:
 
     def __init__(
         self,
-        case: Case,
+        problem: Problem,
         observer: Observer,
         folder: Path,
-        journal: Journal,
+        cache: Cache,
         opened: EngineRunner | None,
         emulator: EmulatedRunner,
-        fleet: EmulatedFleet | None,
+        emulator_pool: EmulatorPool | None,
         time_budget: TimeBudget,
         references: References | None = None,
     ) -> None:
         self.observer = observer
         self.time = time_budget
         self.folder = folder
-        self.journal = journal
+        self.cache = cache
         self.opened = opened
-        turns = case.reference.turns
+        turns = problem.reference.turns
         self.in_turn = turns.apart
         self.samples_a_turn = _OF_MANY_NODES if turns.many_nodes else _A_TURN
-        self.emulator, self.fleet = emulator, fleet
-        self.references = references or references_of(case, folder)
+        self.emulator, self.emulator_pool = emulator, emulator_pool
+        self.references = references or references_of(problem, folder)
         if emulator.device != CPU:
-            self.references.use_for_drawn(self._on_gpu)
-        self.log: list[ProbeResult] = []
-        self.tests, self.drawn_ahead, self._told_at = 0, 0, time.monotonic()
+            self.references.use_for_copied(self._on_gpu)
+        self.log: list[Evaluation] = []
+        self.tests, self.copies_made_ahead, self._told_at = 0, 0, time.monotonic()
         self.in_hand: frozenset[str] | None = None
         self.refused = set[PrecisionPlan]()
-        self._variants: dict[int, set[str]] = {}
+        self._augmented: dict[int, set[str]] = {}
         self._gpu_lock = Lock()
-        self.rtx_sums = has_rtx_sums(opened, case.settings.precision)
-        self.case = self._case = case
-        self._key = MetricReads(case.metrics, case.key, journal).key
+        self.rtx_sums = has_rtx_sums(opened, problem.settings.precision)
+        self.problem = self._problem = problem
+        self._key = MetricReads(problem.metrics, problem.key, cache).key
         self._found: list[Finding] = []
         self._place: Callable[[], tuple[int, int]] = lambda: (self.plans_asked, 0)
         self.further_rows = 0
@@ -177,27 +177,31 @@ class Bench:
         other: Runner = (
             RtxRunner(emulator)
             if self.rtx_sums
-            else WholeModelRunner(case.graph, emulator.constants.owner, case.reference.turns)
+            else WholeModelRunner(problem.graph, emulator.constants.owner, problem.reference.turns)
         )
-        self.prober = self.prober_of(fleet or emulator, 1 if fleet is None else len(fleet))
+        self.evaluator = self.evaluator_of(
+            emulator_pool or emulator, 1 if emulator_pool is None else len(emulator_pool)
+        )
         # Sums as TensorRT's take seconds an inference: a few inputs must do.
-        self._given = case.samples
-        few = tuple(evenly(case.samples, _SECOND_SEES))
-        self.second_sees = few if self.rtx_sums else case.samples
-        self.second = self.prober_of(other, given=self.second_sees)
-        self.pace = Pace(case, emulator, journal, self.prober.key, beside_engine=opened is not None)
-        workers = case.settings.workers
-        self.engine = self.prober_of(opened, workers) if opened is not None else None
+        self._given = problem.samples
+        few = tuple(evenly(problem.samples, _SECOND_SEES))
+        self.second_sees = few if self.rtx_sums else problem.samples
+        self.second = self.evaluator_of(other, given=self.second_sees)
+        self.pace = Pace(
+            problem, emulator, cache, self.evaluator.key, beside_engine=opened is not None
+        )
+        workers = problem.settings.workers
+        self.engine = self.evaluator_of(opened, workers) if opened is not None else None
 
-    def variants_of(self, stream: int) -> set[str]:
+    def augmented_of(self, stream: int) -> set[str]:
         """The digests of the variants of ``stream`` that were made, to be added to."""
-        return self._variants.setdefault(stream, set())
+        return self._augmented.setdefault(stream, set())
 
-    def variants_before(self, stream: int) -> Set[str]:
+    def augmented_before(self, stream: int) -> Set[str]:
         """The digests of those of all streams in front of ``stream``, the search's among them: what
         it makes ahead, or anew, is the same whatever came later.
         """
-        return frozenset().union(*(d for s, d in self._variants.items() if s < stream))
+        return frozenset().union(*(d for s, d in self._augmented.items() if s < stream))
 
     def _on_gpu(self, sample: Sample) -> Arrays:
         """The FP32 outputs of what was drawn, where strict FP32 on the GPU emulates: ViT-L's take
@@ -207,80 +211,80 @@ class Bench:
             return next(iter(self.emulator.outputs(PrecisionPlan(Precision.FP32), [sample])))
 
     @property
-    def probers(self) -> list[Prober]:
+    def evaluators(self) -> list[Evaluator]:
         """All of them, the judge last."""
-        return [p for p in (self.prober, self.second, self.engine) if p is not None]
+        return [p for p in (self.evaluator, self.second, self.engine) if p is not None]
 
     @property
-    def judges(self) -> list[Prober]:
+    def judges(self) -> list[Evaluator]:
         """Who must pass a plan: the engine, or else both emulators."""
-        return [self.engine] if self.engine is not None else [self.prober, self.second]
+        return [self.engine] if self.engine is not None else [self.evaluator, self.second]
 
     @property
-    def judge(self) -> Prober:
+    def judge(self) -> Evaluator:
         """Who has the last word."""
-        return self.engine or self.prober
+        return self.engine or self.evaluator
 
     @cached_property
     def undefined(self) -> tuple[str, ...]:
         """The outputs whose reference is NaN somewhere on some given input."""
-        key = self.prober.key("undefined", *(sample.digest for sample in self._given))
-        known = self.journal.recall(key)
+        key = self.evaluator.key("undefined", *(sample.digest for sample in self._given))
+        known = self.cache.recall(key)
         if known is not None:
             return tuple(known[0])
         found = set[str]()
         for sample in self._given:
             outputs = self.references.of(sample)
             found |= {n for n, a in outputs.items() if a.dtype.kind == "f" and np.isnan(a).any()}
-        self.journal.record_later(Row(key, "undefined", sorted(found)))
+        self.cache.record_later(Row(key, "undefined", sorted(found)))
         return tuple(sorted(found))
 
-    def plan_for(self, prober: Prober, plan: PrecisionPlan) -> PrecisionPlan:
-        """``plan`` as ``prober`` takes it: an engine is told of pins, not of what they run in."""
-        return plan.with_pins_in(Precision.FP32) if prober is self.engine else plan
+    def plan_for(self, evaluator: Evaluator, plan: PrecisionPlan) -> PrecisionPlan:
+        """``plan`` as ``evaluator`` takes it: an engine is told of pins, not of what they run in."""
+        return plan.with_pins_in(Precision.FP32) if evaluator is self.engine else plan
 
     def error_sample(self, sample: Sample) -> ErrorSample:
         """The elements that stand for all of ``sample``'s outputs, chosen once; whatever is held,
         the same ones, since the journal's vectors are theirs.
         """
-        return self.disturbed(sample, PrecisionPlan(self._case.settings.precision))
+        return self.disturbed(sample, PrecisionPlan(self._problem.settings.precision))
 
     def disturbed(self, sample: Sample, plan: PrecisionPlan) -> ErrorSample:
         """The elements of ``sample``'s outputs that ``plan`` disturbs most, and some at random."""
         key = (sample.digest, plan)
         if key not in self._error_samples:
-            case, reference = self._case, self.references.of(sample)
-            limit = max(256, min(4096, 4_000_000 // max(1, len(case.layers))))
+            problem, reference = self._problem, self.references.of(sample)
+            limit = max(256, min(4096, 4_000_000 // max(1, len(problem.layers))))
             candidate: Arrays
             try:
                 candidate = next(iter(self.emulator.outputs(plan, [sample])))
             except RunnerFailedError:  # a rounded index out of range: the plan's own probe tells
                 candidate = reference
-            chosen = ErrorSample(case.requirements, reference, candidate, limit)
+            chosen = ErrorSample(problem.requirements, reference, candidate, limit)
             self._error_samples[key] = chosen
         return self._error_samples[key]
 
-    def ledger(self) -> Ledger:
+    def run_statistics(self) -> RunStatistics:
         """What was done until now."""
         engine = self.engine.runner if self.engine is not None else None
-        return Ledger(
+        return RunStatistics(
             self.folder,
             tuple(self.log),
-            (self.prober.runner.name, self.second.runner.name),
+            (self.evaluator.runner.name, self.second.runner.name),
             self.judge.runner.name,
-            {p.runner.name: len(p.plans) for p in self.probers if p.plans},
-            sum(p.new_probes for p in self.probers),
+            {p.runner.name: len(p.plans) for p in self.evaluators if p.plans},
+            sum(p.new_evaluations for p in self.evaluators),
             tuple(self.engine.done.values()) if self.engine is not None else (),
-            dict(self.prober.runner.versions) | (dict(engine.versions) if engine else {}),
+            dict(self.evaluator.runner.versions) | (dict(engine.versions) if engine else {}),
             tuple(self._found),
             self.further_rows,
             frozenset(self.refused),
         )
 
-    def tell_probes(self) -> None:
+    def tell_evaluations(self) -> None:
         """Let the observer hear of each probe from here on."""
-        for prober in filter(None, (self.prober, self.engine)):
-            prober.on_probe = self._tell
+        for evaluator in filter(None, (self.evaluator, self.engine)):
+            evaluator.on_evaluation = self._tell
 
     def found(self, findings: Sequence[Finding]) -> tuple[Finding, ...]:
         """``findings``, told to the observer."""
@@ -297,12 +301,12 @@ class Bench:
         if finding not in self._found:
             self._found += self.found([finding])
 
-    def _tell(self, result: ProbeResult) -> None:
+    def _tell(self, result: Evaluation) -> None:
         pins = len(result.plan.pinned)
         said = f"{result.verdict.value}, {times(result.score, result.verdict)}"
         note = f"{result.runner}, {counted(pins, 'pin')}: {said}"
         # Of a panel the search itself knows when it is passed.
-        if result.on_given and result.verdict.passed and self._case.settings.fitted:
+        if result.on_given and result.verdict.passed and self._problem.settings.fitted:
             self._best = min(pins, self._best if self._best is not None else pins)
             self.observer.best(self._best)
         self.tell(note)
@@ -331,11 +335,11 @@ class Bench:
     @property
     def plans_asked(self) -> int:
         """How many plans were asked about, by all who judge."""
-        return sum(len(p.plans) for p in self.probers)
+        return sum(len(p.plans) for p in self.evaluators)
 
-    def prober_of(
+    def evaluator_of(
         self, runner: Runner, workers: int = 1, given: Sequence[Sample] | None = None
-    ) -> Prober:
+    ) -> Evaluator:
         """A prober of ``runner`` on the given samples, or on ``given``, that shares the log.
 
         Args:
@@ -343,50 +347,50 @@ class Bench:
             workers: probes at a time.
             given: on which samples.
         """
-        case = self._case
+        problem = self._problem
         # Only growing a set and telling an engine's FP32 need the signed errors of each probe.
-        vectors = case.settings.fitted or self.opened is not None
-        prober = Prober(
+        vectors = problem.settings.fitted or self.opened is not None
+        evaluator = Evaluator(
             runner,
-            case.samples if given is None else given,
+            problem.samples if given is None else given,
             self.references,
-            case.requirements,
-            self.journal,
+            problem.requirements,
+            self.cache,
             self._key,
             self.error_sample if vectors else None,
             workers,
             self.log,
             self.samples_a_turn if self.in_turn or runner is self.opened else 8,
-            1.0 if case.requirements.of_sets else case.settings.share_of_given,
+            1.0 if problem.requirements.of_sets else problem.settings.share_of_given,
         )
-        prober.before_each = self.time.check
-        prober.on_inference = partial(self._tell_inference, runner.name)
-        return prober
+        evaluator.before_each = self.time.check
+        evaluator.on_inference = partial(self._tell_inference, runner.name)
+        return evaluator
 
 
-def plans_of(bench: Bench, expected: int) -> Callable[[], tuple[int, int]]:
+def plans_of(context: Context, expected: int) -> Callable[[], tuple[int, int]]:
     """The plans that are probed from now on, and that they are a part of about ``expected``; where
     there are more, or a test has begun, nobody knows what is left.
     """
-    begun, tests = bench.plans_asked, bench.tests
+    begun, tests = context.plans_asked, context.tests
 
     def place() -> tuple[int, int]:
-        done = bench.plans_asked - begun
-        known = done < expected and bench.tests == tests
-        return (done, expected) if known else (bench.plans_asked, 0)
+        done = context.plans_asked - begun
+        known = done < expected and context.tests == tests
+        return (done, expected) if known else (context.plans_asked, 0)
 
     return place
 
 
-def let_go(case: Case, bench: Bench) -> None:
+def let_go(problem: Problem, context: Context) -> None:
     """Close the sessions of the reference and the emulators: who asks for another plan finds them
     opened again.
 
     Args:
-        case: whose reference.
-        bench: whose emulators.
+        problem: whose reference.
+        context: whose emulators.
     """
-    for holder in (case.reference, bench.emulator, bench.second.runner):
+    for holder in (problem.reference, context.emulator, context.second.runner):
         if isinstance(holder, Holder):
             holder.release()
     give_back()
@@ -399,17 +403,17 @@ _ONLY_EMULATED = (
 
 
 @contextmanager
-def open_bench(
-    case: Case,
+def open_context(
+    problem: Problem,
     observer: Observer,
     suffix: str = "",
     time_budget: TimeBudget | None = None,
     begin: Sequence[PrecisionPlan] = (),
-) -> Iterator[Bench]:
+) -> Iterator[Context]:
     """Open what the run needs.
 
     Args:
-        case: the model, the inputs and the settings.
+        problem: the model, the inputs and the settings.
         observer: hears of the progress.
         suffix: ends the default folder's name.
         time_budget: of the whole run; None where it may take as long as it needs.
@@ -422,8 +426,8 @@ def open_bench(
         StoppedError: the user ended the block; what was answered is in the journal.
     """
     try:
-        with _opened(case, observer, suffix, time_budget, begin) as bench:
-            yield bench
+        with _opened(problem, observer, suffix, time_budget, begin) as context:
+            yield context
     except StoppedError:
         raise
     except KeyboardInterrupt as error:
@@ -432,45 +436,49 @@ def open_bench(
 
 @contextmanager
 def _opened(
-    case: Case,
+    problem: Problem,
     observer: Observer,
     suffix: str,
     time_budget: TimeBudget | None,
     begin: Sequence[PrecisionPlan],
-) -> Iterator[Bench]:
-    """As :func:`open_bench`."""
+) -> Iterator[Context]:
+    """As :func:`open_context`."""
     with ExitStack() as opened:
-        folder = folder_of(case, suffix)
+        folder = folder_of(problem, suffix)
         # Each waits a second or two for a child process.
         with ThreadPoolExecutor(1) as beside:
-            asked = beside.submit(emulator_device, case.settings)
-            engine = open_engine(case, folder / "caches")
+            asked = beside.submit(emulator_device, problem.settings)
+            engine = open_engine(problem, folder / "caches")
             if engine is not None:
                 opened.enter_context(closing(engine))
         device, findings = asked.result()
-        journal = opened.enter_context(claimed_folder(case, folder))
-        timed = device != CPU and case.settings.emulate_on == "auto"
-        for plan in begin if journal.is_new and not timed else ():
+        cache = opened.enter_context(claimed_folder(problem, folder))
+        timed = device != CPU and problem.settings.emulate_on == "auto"
+        for plan in begin if cache.is_new and not timed else ():
             begin_engine(engine, plan)
-        emulator, noted = open_emulator(case, device, journal)
-        fleet = open_fleet(case, emulator, device)
-        if fleet is not None:
-            opened.enter_context(closing(fleet))
+        emulator, noted = open_emulator(problem, device, cache)
+        emulator_pool = open_emulator_pool(problem, emulator, device)
+        if emulator_pool is not None:
+            opened.enter_context(closing(emulator_pool))
         clock = time_budget or TimeBudget(None)
         heard = TimedObserver(observer, clock)
-        references = references_of(case, folder)
+        references = references_of(problem, folder)
         opened.enter_context(closing(references))
-        check_parts(case, references)
-        case, of_scales = with_scales(case, references, journal)
-        bench = Bench(case, heard, folder, journal, engine, emulator, fleet, clock, references)
+        check_parts(problem, references)
+        problem, of_scales = with_scales(problem, references, cache)
+        context = Context(
+            problem, heard, folder, cache, engine, emulator, emulator_pool, clock, references
+        )
         for finding in (*findings, *noted, *of_scales):
-            bench.note(finding)
-        if engine is None and (words := idle_options(case.settings)):
-            bench.note(Finding("no-engine", "", words))
-        if journal.note:
-            bench.note(Finding("journal", JOURNAL, journal.note))
-        if engine is not None and case.moves_lookups:
-            bench.note(Finding("redrawn", "", _ONLY_EMULATED))
-        if fleet is not None and len(fleet) < case.settings.workers:
-            bench.note(Finding("workers", "", fewer_hired(case.settings.workers, len(fleet))))
-        yield bench
+            context.note(finding)
+        if engine is None and (words := idle_options(problem.settings)):
+            context.note(Finding("no-engine", "", words))
+        if cache.note:
+            context.note(Finding("cache", CACHE, cache.note))
+        if engine is not None and problem.moves_lookups:
+            context.note(Finding("perturbed", "", _ONLY_EMULATED))
+        if emulator_pool is not None and len(emulator_pool) < problem.settings.workers:
+            context.note(
+                Finding("workers", "", fewer_hired(problem.settings.workers, len(emulator_pool)))
+            )
+        yield context

@@ -11,7 +11,7 @@ import pandas as pd
 from bisect_trt.base.display import counted
 from bisect_trt.base.outcomes import Cause, CauseFound, Diagnosis, InputKind, Verdict
 from bisect_trt.base.plan import Precision, PrecisionPlan
-from bisect_trt.evaluate.result import ProbeResult, meets
+from bisect_trt.evaluate.result import Evaluation, meets
 from bisect_trt.metrics.requirements import times
 from bisect_trt.metrics.rounding import LARGEST, SMALLEST_SUBNORMAL
 from bisect_trt.model.cautions import largest_constant, lost_constants
@@ -19,22 +19,22 @@ from bisect_trt.model.outputs import unreached
 from bisect_trt.model.precision_rules import MOVES
 from bisect_trt.search.minimise import SCALED_MARGIN, matching_limit
 from bisect_trt.steps.baselines import Baselines, misses_within
-from bisect_trt.steps.context import Bench
+from bisect_trt.steps.context import Context
 from bisect_trt.steps.engine_baselines import EngineBaselines
 from bisect_trt.steps.failing_inputs import (
-    Unseen,
-    blame_lowered,
+    UnseenInputs,
+    blame_reduced,
     layers_seen,
     measure_each_alone,
     nearest_on_all,
     with_pins_there,
     worst_seen,
 )
-from bisect_trt.steps.problem import Case
+from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.sensitivity import Sensitivity, suspicion_of
 from bisect_trt.steps.tests import each_must_hold, set_size
 
-_SHOWN, _MOST_PROBED = 4, 16
+_SHOWN, _MOST_EVALUATED = 4, 16
 
 _SMALL = 50.0
 """Smallest steps: values no larger are known to one in a hundred at best."""
@@ -59,7 +59,7 @@ class Suspects:
 
 
 def diagnose_reduced(
-    base: ProbeResult,
+    base: Evaluation,
     table: pd.DataFrame,
     sensitivity: Sensitivity,
     pinned: Callable[[frozenset[str]], tuple[float, float]],
@@ -69,7 +69,7 @@ def diagnose_reduced(
     *,
     misses_within: Callable[[], bool] = lambda: False,
     layers: int,
-    alone: Callable[[str], ProbeResult] | None = None,
+    alone: Callable[[str], Evaluation] | None = None,
     together: bool = False,
 ) -> Diagnosis:
     """Overflow, underflow, rounding in a few layers, or accumulation over many: told apart by
@@ -112,15 +112,15 @@ def diagnose_reduced(
     if not guilty_first and not scores:
         strength = sensitivity.strength
         guilty_first = sorted((n for n in in_order if n in strength), key=lambda n: -strength[n])
-    asked = guilty_first[:_MOST_PROBED] if alone is not None else []
+    asked = guilty_first[:_MOST_EVALUATED] if alone is not None else []
     guilty = _guilty(
-        {n: scores[n] for n in guilty_first} if alone is None else _probed(asked, alone)
+        {n: scores[n] for n in guilty_first} if alone is None else _evaluated(asked, alone)
     )
     if guilty:
         on = where if alone is None else ""
         return _rounding(ends, guilty, on)
-    probed = len(asked) if len(asked) < len(guilty_first) else 0
-    return _spread(name, base, table, sensitivity, layers, probed, where)
+    evaluated = len(asked) if len(asked) < len(guilty_first) else 0
+    return _spread(name, base, table, sensitivity, layers, evaluated, where)
 
 
 def _rounding(ends: _Ends, guilty: Mapping[str, float], on: str) -> Diagnosis:
@@ -272,21 +272,21 @@ def _breaks_first(table: pd.DataFrame) -> str | None:
 
 def _spread(
     name: str,
-    base: ProbeResult,
+    base: Evaluation,
     table: pd.DataFrame,
     sensitivity: Sensitivity,
     every: int,
-    probed: int,
+    evaluated: int,
     where: str,
 ) -> Diagnosis:
     """What is said where no layer is seen to miss the requirement alone: of those of ``every`` that
-    were measured, or of the first ``probed`` on all given inputs, where these were asked and not
+    were measured, or of the first ``evaluated`` on all given inputs, where these were asked and not
     all suspects.
     """
     seen = "" if base.verdict.passed else f" ({times(base.score, base.verdict)}{where})"
     begins = _breaks_first(table) if math.isinf(base.score) else None
     more = f" What is not finite begins in {begins!r}." if begins is not None else ""
-    count = len(sensitivity.effects)
+    count = len(sensitivity.sensitivities)
     if count < min(every, _TELLING):
         return Diagnosis(
             Cause.UNKNOWN,
@@ -296,8 +296,8 @@ def _spread(
     samples = len(sensitivity.samples)
     on = f", on the {samples} inputs and draws where each was run alone" if where else ""
     which = f"{count}{f' of {every}' if count < every else ''} measured layers"
-    if probed:
-        which, on = f"{probed} layers that do most to one input", ""
+    if evaluated:
+        which, on = f"{evaluated} layers that do most to one input", ""
     return Diagnosis(
         Cause.ACCUMULATION,
         f"The {name} error accumulates{seen}: none of the {which} misses the requirement alone"
@@ -305,7 +305,7 @@ def _spread(
     )
 
 
-def _probed(suspects: Sequence[str], alone: Callable[[str], ProbeResult]) -> dict[str, float]:
+def _evaluated(suspects: Sequence[str], alone: Callable[[str], Evaluation]) -> dict[str, float]:
     """What each of ``suspects`` scores by itself, until as many miss as are named."""
     found: dict[str, float] = {}
     for name in suspects:
@@ -339,41 +339,47 @@ class Triage:
 
     diagnosis: Diagnosis
     base: PrecisionPlan
-    pinned: ProbeResult
+    pinned: Evaluation
     sensitivity: Sensitivity
     limit: float
     ranking: tuple[str, ...]
-    unseen: Unseen | None
+    unseen: UnseenInputs | None
     layers: pd.DataFrame
 
 
 def _missed_with_all_pins(
-    case: Case, pinned: ProbeResult, emulated: Baselines, engine: EngineBaselines | None
+    problem: Problem, pinned: Evaluation, emulated: Baselines, engine: EngineBaselines | None
 ) -> Diagnosis | None:
     """That pinning cannot help, where the requirement is missed with every layer pinned."""
     decided = engine.pinned if engine is not None else pinned
     fp32 = engine.fp32 if engine is not None else emulated.fp32
     # An engine whose FP32 misses is told from its baselines; what is held is new here.
-    if decided.verdict.passed or (engine is not None and not case.held_low):
+    if decided.verdict.passed or (engine is not None and not problem.kept_reduced):
         return None
-    of_held = case.held_low and fp32.verdict.passed
+    of_held = problem.kept_reduced and fp32.verdict.passed
     return Diagnosis(
-        _of_held(case, decided, emulated) if of_held else Cause.NOT_PRECISION,
+        _of_held(problem, decided, emulated) if of_held else Cause.NOT_PRECISION,
         "Even with every layer pinned"
-        f"{_but_held(case)} the "
+        f"{_but_held(problem)} the "
         f"requirement is missed ({times(decided.score, decided.verdict)}): pinning cannot help."
-        f"{blame_lowered(case, fp32)}",
+        f"{blame_reduced(problem, fp32)}",
     )
 
 
-def _but_held(case: Case) -> str:
-    return f" but the {counted(len(case.held_low), 'layer')} of --lower" if case.held_low else ""
+def _but_held(problem: Problem) -> str:
+    return (
+        f" but the {counted(len(problem.kept_reduced), 'layer')} of --lower"
+        if problem.kept_reduced
+        else ""
+    )
 
 
-def _of_held(case: Case, decided: ProbeResult, emulated: Baselines) -> Cause:
+def _of_held(problem: Problem, decided: Evaluation, emulated: Baselines) -> Cause:
     """What layers that ``--lower`` holds do, where all others are pinned and FP32 itself passes."""
     layers = emulated.layers
-    finite = layers.loc[layers["layer"].isin(case.held_low), "introduced_finite"].astype(bool)
+    finite = layers.loc[layers["layer"].isin(problem.kept_reduced), "introduced_finite"].astype(
+        bool
+    )
     over = decided.verdict is Verdict.NON_FINITE or not finite.all()
     return Cause.OVERFLOW if over else Cause.ROUNDING
 
@@ -382,68 +388,68 @@ _WORST = " on the worst of the inputs and draws measured"
 
 
 def find_cause(
-    case: Case,
-    bench: Bench,
+    problem: Problem,
+    context: Context,
     emulated: Baselines,
     engine: EngineBaselines | None,
-    unseen: Unseen | None,
+    unseen: UnseenInputs | None,
 ) -> Triage | Diagnosis:
     """The cause with what the search needs; a bare diagnosis where pinning cannot help.
 
     Args:
-        case: the model, the inputs and the requirements.
-        bench: what measures each layer alone.
+        problem: the model, the inputs and the requirements.
+        context: what measures each layer alone.
         emulated: the emulators' baselines.
         engine: the engine's, None where the emulator judges.
         unseen: what everything lowered shows beyond the given inputs, None where only these count.
     """
-    bench.observer.station("triage")
-    base = case.base
+    context.observer.step("triage")
+    base = problem.base
     if engine is not None:
         base = base.with_pins_in(engine.pin_precision)
-    pinned = bench.prober.probe(base.with_pins(case.names))
-    missed = _missed_with_all_pins(case, pinned, emulated, engine)
+    pinned = context.evaluator.probe(base.with_pins(problem.names))
+    missed = _missed_with_all_pins(problem, pinned, emulated, engine)
     if missed is not None:
         return missed
     suspicion = suspicion_of(emulated.layers)
-    heavy = frozenset(f.where for f in case.findings if f.kind == "weight-overflow")
-    sensitivity = measure_each_alone(case, bench, emulated, unseen, suspicion, heavy)
-    if unseen is not None and each_must_hold(case):
-        sensitivity = nearest_on_all(case, bench, base, sensitivity)
-    limit = _first_limit(emulated.lowered, pinned, engine)
-    layers = layers_seen(case, bench, emulated, sensitivity)
+    heavy = frozenset(f.where for f in problem.findings if f.kind == "weight-overflow")
+    sensitivity = measure_each_alone(problem, context, emulated, unseen, suspicion, heavy)
+    if unseen is not None and each_must_hold(problem):
+        sensitivity = nearest_on_all(problem, context, base, sensitivity)
+    limit = _first_limit(emulated.reduced, pinned, engine)
+    layers = layers_seen(problem, context, emulated, sensitivity)
     diagnosis = diagnose_reduced(
-        worst_seen(emulated.lowered, unseen).under(limit),
-        layers[~layers["layer"].isin(unreached(case.graph) | case.source_fp32)],
+        worst_seen(emulated.reduced, unseen).under(limit),
+        layers[~layers["layer"].isin(unreached(problem.graph) | problem.source_fp32)],
         sensitivity.under(limit),
-        lambda pins: with_pins_there(case, bench, base, pins, unseen),
-        case.settings.precision,
-        _suspects(case, heavy),
+        lambda pins: with_pins_there(problem, context, base, pins, unseen),
+        problem.settings.precision,
+        _suspects(problem, heavy),
         _WORST if unseen is not None else "",
-        misses_within=lambda: misses_within(case, bench),
-        layers=len(case.names),
-        alone=_alone_on_all(case, bench, emulated, base, limit),
-        together=set_size(case) > 1 or case.requirements.tells_of_all,
+        misses_within=lambda: misses_within(problem, context),
+        layers=len(problem.names),
+        alone=_alone_on_all(problem, context, emulated, base, limit),
+        together=set_size(problem) > 1 or problem.requirements.tells_of_all,
     )
     if engine is not None and not engine.base.worst:
-        seen = worst_seen(emulated.lowered, unseen)
-        diagnosis = _without_engine(case, diagnosis, engine.base, seen)
-    if emulated.lowered.verdict.passed and engine is None and unseen is not None:
-        others = _others(unseen, set_size(case))
-        passed = f"{_given_that_pass(case, bench)} pass, but {others}"
+        seen = worst_seen(emulated.reduced, unseen)
+        diagnosis = _without_engine(problem, diagnosis, engine.base, seen)
+    if emulated.reduced.verdict.passed and engine is None and unseen is not None:
+        others = _others(unseen, set_size(problem))
+        passed = f"{_given_that_pass(problem, context)} pass, but {others}"
         said = f"{diagnosis.sentence} {passed}."
         diagnosis = replace(diagnosis, sentence=said)
-    ranking = _ranking(case, sensitivity, suspicion, layers)
+    ranking = _ranking(problem, sensitivity, suspicion, layers)
     return Triage(diagnosis, base, pinned, sensitivity, limit, ranking, unseen, layers)
 
 
-def _suspects(case: Case, heavy: frozenset[str]) -> Suspects:
+def _suspects(problem: Problem, heavy: frozenset[str]) -> Suspects:
     """What the constants of the layers say, in words."""
-    graph, precision = case.graph, case.settings.precision
-    searched = set(case.names)
+    graph, precision = problem.graph, problem.settings.precision
+    searched = set(problem.names)
     movers: dict[str, list[str]] = {}
-    made_by = {tensor: layer.name for layer in case.layers for tensor in layer.outputs}
-    for layer in case.layers:
+    made_by = {tensor: layer.name for layer in problem.layers for tensor in layer.outputs}
+    for layer in problem.layers:
         if layer.op in MOVES and layer.name in searched:
             for tensor in layer.inputs:
                 if tensor in made_by:
@@ -457,12 +463,12 @@ def _suspects(case: Case, heavy: frozenset[str]) -> Suspects:
 
 
 def _without_engine(
-    case: Case, diagnosis: Diagnosis, base: ProbeResult, emulated: ProbeResult
+    problem: Problem, diagnosis: Diagnosis, base: Evaluation, emulated: Evaluation
 ) -> Diagnosis:
     """``diagnosis`` of an engine with everything lowered that could not be had, for a reason that
     names no layer: numbers say nothing of that.
     """
-    name = case.settings.precision.value.upper()
+    name = problem.settings.precision.value.upper()
     told = f"The {name} engine could not be built or run ({base.verdict}: {base.note})"
     if emulated.score > 1.0:
         return replace(diagnosis, sentence=f"{told}; by emulation: {diagnosis.sentence}")
@@ -474,7 +480,7 @@ def _without_engine(
 
 
 def _ranking(
-    case: Case, sensitivity: Sensitivity, suspicion: Mapping[str, float], layers: pd.DataFrame
+    problem: Problem, sensitivity: Sensitivity, suspicion: Mapping[str, float], layers: pd.DataFrame
 ) -> tuple[str, ...]:
     """All layers, most harmful first."""
     overflow = layers.loc[~layers["introduced_finite"].astype(bool), "layer"]
@@ -484,53 +490,51 @@ def _ranking(
     # by rounding may still hold among others: ranked so, a text model had 403 pins and not 393.)
     # What overflows and is finite again at the outputs misses there too, whatever is lowered.
     needed = sensitivity.breaks | sensitivity.must_pin.intersection(overflow)
-    breaks = needed if each_must_hold(case) else frozenset()
+    breaks = needed if each_must_hold(problem) else frozenset()
     # What was too many to measure stands behind what was, by the error it introduces.
     return tuple(
         sorted(
-            case.names,
+            problem.names,
             key=lambda n: (n not in breaks, -strength.get(n, -1.0), -suspicion.get(n, -math.inf)),
         )
     )
 
 
 def _alone_on_all(
-    case: Case, bench: Bench, emulated: Baselines, base: PrecisionPlan, limit: float
-) -> Callable[[str], ProbeResult] | None:
+    problem: Problem, context: Context, emulated: Baselines, base: PrecisionPlan, limit: float
+) -> Callable[[str], Evaluation] | None:
     """What a layer does alone on the given inputs together; None where each of them must meet the
     requirement itself, and where together they do, so that what is missed is on draws.
     """
-    of_each = each_must_hold(case) and not case.requirements.tells_of_all
-    if of_each or emulated.lowered.verdict.passed:
+    of_each = each_must_hold(problem) and not problem.requirements.tells_of_all
+    if of_each or emulated.reduced.verdict.passed:
         return None
-    names = case.held_low.union(case.names)
-    return lambda name: bench.prober.probe(base.with_pins(names - {name})).under(limit)
+    names = problem.kept_reduced.union(problem.names)
+    return lambda name: context.evaluator.probe(base.with_pins(names - {name})).under(limit)
 
 
-def _given_that_pass(case: Case, bench: Bench) -> str:
+def _given_that_pass(problem: Problem, context: Context) -> str:
     """The given inputs, of which a share may miss."""
-    known = [bench.prober.known(case.base, sample) for sample in case.samples]
+    known = [context.evaluator.known(problem.base, sample) for sample in problem.samples]
     passed = sum(found is not None and meets(found, 1.0) for found in known)
-    if case.requirements.of_sets or passed == len(known):
+    if problem.requirements.of_sets or passed == len(known):
         return "The given inputs"
     return f"{passed} of {len(known)} given inputs"
 
 
-def _others(unseen: Unseen, size: int) -> str:
+def _others(unseen: UnseenInputs, size: int) -> str:
     """What speaks against everything lowered, which the given inputs pass; ``size`` of them are
     judged together.
     """
     against = unseen.refused
-    if against is None or not unseen.lowered.verdict.passed:
+    if against is None or not unseen.reduced.verdict.passed:
         return "others like them do not"
-    kind = "roundings redrawn" if against.kind == InputKind.REDRAWN else against.kind
+    kind = "roundings redrawn" if against.kind == InputKind.PERTURBED else against.kind
     missed = len(against.samples) // size
     return f"{missed} of {against.tested} {kind} {'misses' if missed == 1 else 'miss'} it"
 
 
-def _first_limit(
-    lowered: ProbeResult, pinned: ProbeResult, engine: EngineBaselines | None
-) -> float:
+def _first_limit(reduced: Evaluation, pinned: Evaluation, engine: EngineBaselines | None) -> float:
     """The share of the tolerance to search within at first: 1, unless engine and emulator already
     disagree on the baselines.
     """
@@ -538,10 +542,10 @@ def _first_limit(
         return 1.0
     if engine.base.verdict.passed:  # by luck, else nothing would be searched
         return 1.0
-    if lowered.verdict.passed and math.isfinite(engine.base.score):
+    if reduced.verdict.passed and math.isfinite(engine.base.score):
         # The engine misses what the emulator meets.
         floors = (pinned.score, engine.pinned.score)
-        return matching_limit(engine.base.score, lowered.score, floors)
+        return matching_limit(engine.base.score, reduced.score, floors)
     if not pinned.verdict.passed and engine.pinned.score > 0.0:
         # The engine meets what the emulator misses.
         return max(1.0, SCALED_MARGIN * pinned.score / engine.pinned.score)

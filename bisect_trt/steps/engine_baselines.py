@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from bisect_trt.base.errors import BadInputError, RunnerFailedError, one_line
 from bisect_trt.base.interrupt import Beside
-from bisect_trt.base.outcomes import Cause, Diagnosis, Finding, Holds, Steadiness
+from bisect_trt.base.outcomes import Cause, Diagnosis, Finding, Reproducibility, Validation
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.evaluate.cache import Row
-from bisect_trt.evaluate.evaluator import Prober
-from bisect_trt.evaluate.result import ProbeResult
+from bisect_trt.evaluate.evaluator import Evaluator
+from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.metrics.arrays import Arrays
 from bisect_trt.metrics.errors import rows_apart
 from bisect_trt.metrics.requirements import times
@@ -30,21 +30,21 @@ from bisect_trt.runners.base import Repeated
 from bisect_trt.runners.device import CPU
 from bisect_trt.runners.tensorrt.profile import profile_of
 from bisect_trt.steps.baselines import Baselines
-from bisect_trt.steps.context import Bench
+from bisect_trt.steps.context import Context
 from bisect_trt.steps.engine_diagnosis import (
     EngineTable,
     Fp32,
     agreement,
     diagnose,
     findings_of,
-    note_unsteadiness,
-    steadiness_of_failure,
-    unsteady,
+    not_reproducible,
+    note_not_reproducible,
+    reproducibility_of_failure,
     what_fp32_is,
 )
 from bisect_trt.steps.engine_layer_errors import begin_tracing, trace_engine
 from bisect_trt.steps.open_runners import baseline_plans, begin
-from bisect_trt.steps.problem import Case
+from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.samples import usable
 from bisect_trt.steps.tests import missed_on, next_test
 from bisect_trt.steps.validation import put_to_test
@@ -59,15 +59,15 @@ _UNIT = {
 
 
 def check_engine(
-    case: Case, bench: Bench, plan: PrecisionPlan, emulated: ProbeResult
+    problem: Problem, context: Context, plan: PrecisionPlan, emulated: Evaluation
 ) -> tuple[Finding, ...]:
     """What ``plan``'s engine does on equal rows and at the corners of its profile.
 
     It is to be called right after the plan was probed: the engine is kept until another is built.
 
     Args:
-        case: the inputs, and the profile where one was given.
-        bench: whose engine is asked.
+        problem: the inputs, and the profile where one was given.
+        context: whose engine is asked.
         plan: what it is built from.
         emulated: the same on the emulator, in what the layers really run in: FP32 may be TF32.
 
@@ -75,45 +75,48 @@ def check_engine(
         A finding for each output whose rows differ, and for each corner that misses the
         requirement where the emulator meets it.
     """
-    found = [*_equal_rows(case, bench, plan, emulated), *_corners(case, bench, plan, emulated)]
-    return bench.found(found)
+    found = [
+        *_equal_rows(problem, context, plan, emulated),
+        *_corners(problem, context, plan, emulated),
+    ]
+    return context.found(found)
 
 
 def _equal_rows(
-    case: Case, bench: Bench, plan: PrecisionPlan, emulated: ProbeResult
+    problem: Problem, context: Context, plan: PrecisionPlan, emulated: Evaluation
 ) -> list[Finding]:
-    sample = sample_of_equal_rows(case)
-    if sample is None or bench.engine is None:
+    sample = sample_of_equal_rows(problem)
+    if sample is None or context.engine is None:
         return []
-    key = bench.engine.key("equal-rows", plan.digest, emulated.plan.digest, sample.digest)
-    known = bench.journal.recall(key)
+    key = context.engine.key("equal-rows", plan.digest, emulated.plan.digest, sample.digest)
+    known = context.cache.recall(key)
     if known is not None:
         return [Finding(**entry) for entry in known[0]]
     try:
-        found = _asked(case, bench, plan, emulated, sample)
+        found = _asked(problem, context, plan, emulated, sample)
     except RunnerFailedError as error:
         if error.machine:  # another time it may be told
             return []
         found = []
-    bench.journal.record([Row(key, "equal-rows", [vars(f) for f in found])])
+    context.cache.record([Row(key, "equal-rows", [vars(f) for f in found])])
     return found
 
 
 def _asked(
-    case: Case, bench: Bench, plan: PrecisionPlan, emulated: ProbeResult, sample: Sample
+    problem: Problem, context: Context, plan: PrecisionPlan, emulated: Evaluation, sample: Sample
 ) -> list[Finding]:
     """Nothing where the reference breaks.
 
     Raises:
         RunnerFailedError: the engine does.
     """
-    if bench.opened is None or not list(usable(bench, iter([sample]), 1)):
+    if context.opened is None or not list(usable(context, iter([sample]), 1)):
         return []
     rows = len(next(iter(sample.arrays.values())))
-    exact = {n: a for n, a in bench.references.of(sample).items() if _is_batch(a, rows)}
+    exact = {n: a for n, a in context.references.of(sample).items() if _is_batch(a, rows)}
     if not exact:
         return []
-    answer = next(iter(bench.opened.outputs(plan, [sample])))
+    answer = next(iter(context.opened.outputs(plan, [sample])))
     answers: list[Arrays] = [answer]
     if isinstance(answer, Repeated):
         answers += [other for other, _ in answer.others]
@@ -129,7 +132,7 @@ def _asked(
         worst, seen = max(of_rows, key=lambda pair: pair[1].apart, default=(answer, None))
         if seen is None or seen.apart <= allowed:
             continue
-        missed = _score_between_rows(case, worst, name) > 1.0
+        missed = _score_between_rows(problem, worst, name) > 1.0
         named = ", ".join(map(str, seen.rows[:4])) + (" ..." if len(seen.rows) > 4 else "")
         beyond = " and more than the requirement allows" if missed else ""
         message = (
@@ -143,23 +146,23 @@ def _asked(
     return found
 
 
-def sample_of_equal_rows(case: Case) -> Sample | None:
+def sample_of_equal_rows(problem: Problem) -> Sample | None:
     """The first given sample whose inputs share a first dimension of 2 or more, else the first one
     with as many rows as the given profile allows, each row the first; None where there is no
     batch.
     """
-    for sample in case.samples:
+    for sample in problem.samples:
         sizes = {a.shape[:1] for a in sample.arrays.values()}
         if len(sizes) == 1 and (rows := next(iter(sizes))) and rows[0] > 1:
             return _rows_of(sample, rows[0])
-    specs = input_specs(case.model.proto)
+    specs = input_specs(problem.model.proto)
     dynamic = all(s.shape is None or (s.shape and not isinstance(s.shape[0], int)) for s in specs)
-    if not case.settings.profiles or not dynamic:
+    if not problem.settings.profiles or not dynamic:
         return None
-    profile = _profile(case).values()
+    profile = _profile(problem).values()
     most = min((largest[0] if largest else 1 for _, _, largest in profile), default=1)
     least = max((smallest[0] if smallest else 1 for smallest, _, _ in profile), default=1)
-    return _rows_of(case.samples[0], most) if most > 1 and least <= most else None
+    return _rows_of(problem.samples[0], most) if most > 1 and least <= most else None
 
 
 def _rows_of(sample: Sample, rows: int) -> Sample:
@@ -181,24 +184,26 @@ def _size(reference: NDArray[Any]) -> tuple[float, float]:
     return largest, (float(np.ptp(values)) if values.size else 0.0) or largest or 1.0
 
 
-def _score_between_rows(case: Case, answer: Arrays, name: str) -> float:
+def _score_between_rows(problem: Problem, answer: Arrays, name: str) -> float:
     """The first row's score as the reference of all of them; 0 where no input passes alone."""
-    if case.requirements.of_sets:
+    if problem.requirements.of_sets:
         return 0.0
     array = answer[name]
     repeated = np.repeat(array[:1], len(array), axis=0)
-    return case.requirements.score({**answer, name: repeated}, answer)
+    return problem.requirements.score({**answer, name: repeated}, answer)
 
 
-def _corners(case: Case, bench: Bench, plan: PrecisionPlan, emulated: ProbeResult) -> list[Finding]:
-    if not case.settings.profiles or bench.engine is None or case.requirements.of_sets:
+def _corners(
+    problem: Problem, context: Context, plan: PrecisionPlan, emulated: Evaluation
+) -> list[Finding]:
+    if not problem.settings.profiles or context.engine is None or problem.requirements.of_sets:
         return []
     found = []
-    for size, sample in usable_corners(case, bench):
-        (result,) = bench.engine.judge(plan, [sample]).results
+    for size, sample in usable_corners(problem, context):
+        (result,) = context.engine.judge(plan, [sample]).results
         if result.verdict.passed:
             continue
-        (expected,) = bench.prober.judge(emulated.plan, [sample]).results
+        (expected,) = context.evaluator.judge(emulated.plan, [sample]).results
         if not expected.verdict.passed:
             continue
         shapes = ", ".join(f"{n} {'x'.join(map(str, a.shape))}" for n, a in sample.arrays.items())
@@ -212,28 +217,28 @@ def _corners(case: Case, bench: Bench, plan: PrecisionPlan, emulated: ProbeResul
     return found
 
 
-def usable_corners(case: Case, bench: Bench) -> list[tuple[str, Sample]]:
+def usable_corners(problem: Problem, context: Context) -> list[tuple[str, Sample]]:
     """The first sample cropped or wrapped around to the smallest and to the largest shapes of the
     given profile, where no given sample has them and the reference can be computed.
     """
-    profile, given = _profile(case), case.samples[0]
-    shown = [{n: a.shape for n, a in s.arrays.items()} for s in case.samples]
+    profile, given = _profile(problem), problem.samples[0]
+    shown = [{n: a.shape for n, a in s.arrays.items()} for s in problem.samples]
     found = []
     for size, place in (("smallest", 0), ("largest", 2)):
         shapes = {name: profile[name][place] for name in given.arrays}
-        if shapes in shown or not _fit(case, shapes):
+        if shapes in shown or not _fit(problem, shapes):
             continue
         arrays = {name: _wrapped(a, shapes[name]) for name, a in given.arrays.items()}
         corner = Sample(f"{given.name}, {size} shapes", arrays)
-        found += [(size, sample) for sample in usable(bench, iter([corner]), 1)]
+        found += [(size, sample) for sample in usable(context, iter([corner]), 1)]
     return found
 
 
-def _fit(case: Case, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+def _fit(problem: Problem, shapes: Mapping[str, tuple[int, ...]]) -> bool:
     """Whether the model takes them together: sizes of one name are equal."""
     symbols: dict[str, int] = {}
     try:
-        for spec in input_specs(case.model.proto):
+        for spec in input_specs(problem.model.proto):
             check_array("profile", spec, spec.dtype, shapes[spec.name], symbols)
     except BadInputError:
         return False
@@ -246,9 +251,9 @@ def _wrapped(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     return array
 
 
-def _profile(case: Case) -> dict[str, tuple[tuple[int, ...], ...]]:
-    samples = (*case.samples, *case.holdout)
-    return dict(profile_of(case.graph.proto, samples, case.settings.profiles))
+def _profile(problem: Problem) -> dict[str, tuple[tuple[int, ...], ...]]:
+    samples = (*problem.samples, *problem.holdout)
+    return dict(profile_of(problem.graph.proto, samples, problem.settings.profiles))
 
 
 @dataclass(frozen=True)
@@ -258,63 +263,65 @@ class EngineBaselines:
     ``fingerprint`` is the cosine between the engine's FP32 errors and emulated TF32's; ``table``
     the layers' errors on the engine, where they could be had, and ``tracing`` what will give it
     while it is still made (see :func:`with_table`). ``pinned`` is all pins: ``fp32`` where no layer
-    is held reduced. ``diagnosis`` is there if the engine settles the case, ``holds`` the test on
-    fresh draws where nothing has to be pinned, ``steadiness`` where an engine had to be looked at
+    is held reduced. ``diagnosis`` is there if the engine settles the case, ``validation`` the test on
+    fresh draws where nothing has to be pinned, ``reproducibility`` where an engine had to be looked at
     in further processes for it.
     """
 
     runner: str
-    fp32: ProbeResult
-    tf32: ProbeResult
-    base: ProbeResult
+    fp32: Evaluation
+    tf32: Evaluation
+    base: Evaluation
     identity: Fp32
     fingerprint: float
     table: EngineTable | None
     findings: tuple[Finding, ...]
-    pinned: ProbeResult
+    pinned: Evaluation
     diagnosis: Diagnosis | None
-    steadiness: Steadiness | None = None
+    reproducibility: Reproducibility | None = None
     tracing: Future[EngineTable | None] | None = None
-    holds: Holds | None = None
+    validation: Validation | None = None
 
     @property
     def pin_precision(self) -> Precision:
         """What a pin really runs in on this engine."""
         return Precision.TF32 if self.identity is Fp32.TF32 else Precision.FP32
 
-    def by_label(self) -> dict[str, ProbeResult]:
+    def by_label(self) -> dict[str, Evaluation]:
         """The baselines as rows of the outputs table."""
         return {f"{self.runner} {r.plan.base.value}": r for r in (self.fp32, self.tf32, self.base)}
 
 
-def begin_engine(case: Case, bench: Bench) -> None:
+def begin_engine(problem: Problem, context: Context) -> None:
     """Begin what :func:`measure_engine` will ask of the engine, beside what the emulators do;
     nothing where a run before this one was settled by the emulators' FP32.
     """
-    if bench.engine is None:
+    if context.engine is None:
         return
     strict = PrecisionPlan(Precision.FP32)
-    if bench.prober.knows(strict) and not bench.prober.probe(strict).verdict.passed:
+    if context.evaluator.knows(strict) and not context.evaluator.probe(strict).verdict.passed:
         return
-    for wanted in dict.fromkeys(baseline_plans(case)):
-        if not bench.engine.knows(wanted):
-            begin(bench.opened, wanted)
-    if not bench.engine.knows(case.base):
-        named = [x.name for x in case.layers if case.marked is None or x.name in case.marked]
-        plan = PrecisionPlan(case.settings.precision, held=case.unfit)
-        begin_tracing(case, bench, bench.engine, plan, named)
+    for wanted in dict.fromkeys(baseline_plans(problem)):
+        if not context.engine.knows(wanted):
+            begin(context.opened, wanted)
+    if not context.engine.knows(problem.base):
+        named = [
+            x.name for x in problem.layers if problem.marked is None or x.name in problem.marked
+        ]
+        plan = PrecisionPlan(problem.settings.precision, held=problem.unsupported)
+        begin_tracing(problem, context, context.engine, plan, named)
 
 
 def measure_engine(
-    case: Case, bench: Bench, emulated: Baselines, beside: Beside | None = None
+    problem: Problem, context: Context, emulated: Baselines, beside: Beside | None = None
 ) -> EngineBaselines | None:
     """Three builds: FP32 with TF32 cleared, TF32 allowed, all layers lowered; then the layers.
 
     None where the emulator judges.
 
     Args:
-        case: the model, the inputs and the requirements.
-        bench: what builds.
+        problem: the model, the inputs and the requirements.
+        context: what builds.
         emulated: the emulators' baselines.
         beside: makes the table of layers beside what follows, where that needs no engine and a GPU
             emulates: comparing ViT-L's takes 10 s of the processor's.
@@ -322,71 +329,75 @@ def measure_engine(
     Returns:
         None where the emulator judges.
     """
-    engine, precision = bench.engine, case.settings.precision
+    engine, precision = context.engine, problem.settings.precision
     if engine is None:
         return None
-    bench.observer.station("engine baselines")
-    plans = baseline_plans(case)
+    context.observer.step("engine baselines")
+    plans = baseline_plans(problem)
     shown = emulated.layers
-    if case.marked is not None:
-        shown = shown[shown["layer"].isin(case.marked)]
+    if problem.marked is not None:
+        shown = shown[shown["layer"].isin(problem.marked)]
     fp32 = engine.probe(plans[0])
     identity = what_fp32_is(fp32, emulated.fp32, emulated.tf32)
-    findings = list(bench.found(_findings(identity, fp32, emulated)))
+    findings = list(context.found(_findings(identity, fp32, emulated)))
     if fp32.worst:  # the engine is still there
         fp32_is = emulated.tf32 if identity is Fp32.TF32 else emulated.fp32
-        findings += check_engine(case, bench, fp32.plan, fp32_is)
+        findings += check_engine(problem, context, fp32.plan, fp32_is)
     tf32, base = engine.probe(plans[1]), engine.probe(plans[2])
     if base.worst:
-        findings += check_engine(case, bench, base.plan, emulated.reduced_first)
+        findings += check_engine(problem, context, base.plan, emulated.reduced_first)
     table, tracing = None, None
-    traced = PrecisionPlan(precision, held=case.unfit)
-    trace = partial(trace_engine, case, bench, engine, traced, shown)
-    searches = fp32.verdict.passed and not base.verdict.passed and not case.held_low
-    if base.worst and beside is not None and searches and bench.emulator.device != CPU:
+    traced = PrecisionPlan(precision, held=problem.unsupported)
+    trace = partial(trace_engine, problem, context, engine, traced, shown)
+    searches = fp32.verdict.passed and not base.verdict.passed and not problem.kept_reduced
+    if base.worst and beside is not None and searches and context.emulator.device != CPU:
         tracing = beside.begin(trace)
     elif base.worst:
-        bench.observer.station("engine layers")
+        context.observer.step("engine layers")
         table = trace()
-        findings += _told_by(table, bench)
+        findings += _told_by(table, context)
     measured = EngineBaselines(
         engine.runner.name,
         fp32,
         tf32,
         base,
         identity,
-        agreement(engine.vector(fp32.plan), bench.prober.vector(emulated.tf32.plan)),
+        agreement(engine.vector(fp32.plan), context.evaluator.vector(emulated.tf32.plan)),
         table,
         tuple(findings),
         fp32,
         None,
         tracing=tracing,
     )
-    return _diagnosed(case, bench, engine, measured, emulated)
+    return _diagnosed(problem, context, engine, measured, emulated)
 
 
 def _diagnosed(
-    case: Case, bench: Bench, engine: Prober, found: EngineBaselines, emulated: Baselines
+    problem: Problem,
+    context: Context,
+    engine: Evaluator,
+    found: EngineBaselines,
+    emulated: Baselines,
 ) -> EngineBaselines:
     """``found`` with what it shows, as far as that settles the case, and all pins beside it."""
-    fp32, base, precision = found.fp32, found.base, case.settings.precision
+    fp32, base, precision = found.fp32, found.base, problem.settings.precision
 
     def marked_fp32() -> EngineTable | None:
         plan = PrecisionPlan(Precision.FP32)
-        return trace_engine(case, bench, engine, plan, emulated.layers)
+        return trace_engine(problem, context, engine, plan, emulated.layers)
 
     # TF32 is a switch of the whole engine: no pin could make up for its luck.
-    luck_matters = base.verdict.passed and not case.settings.fitted and precision.is_storage
-    lucky, holds = False, None
-    if luck_matters and case.settings.pick is None:
-        test = next_test(case, bench)
-        refused, holds = put_to_test(case, bench, [engine], base.plan, test, 1.0)
-        lucky = refused is not None
-    steadiness = steadiness_of_failure(bench, fp32, base)
+    luck_matters = base.verdict.passed and not problem.settings.fitted and precision.is_storage
+    overfitted, validation = False, None
+    if luck_matters and problem.settings.pick is None:
+        test = next_test(problem, context)
+        refused, validation = put_to_test(problem, context, [engine], base.plan, test, 1.0)
+        overfitted = refused is not None
+    reproducibility = reproducibility_of_failure(context, fp32, base)
     blamed: PrecisionPlan | None = None
-    if steadiness is not None and steadiness.decides:
+    if reproducibility is not None and reproducibility.decides:
         blamed = base.plan if fp32.verdict.passed else fp32.plan
-        diagnosis: Diagnosis | None = unsteady(blamed.base.value.upper(), steadiness)
+        diagnosis: Diagnosis | None = not_reproducible(blamed.base.value.upper(), reproducibility)
     else:
         diagnosis = diagnose(
             fp32,
@@ -395,50 +406,52 @@ def _diagnosed(
             found.identity,
             precision,
             marked_fp32,
-            lucky=lucky,
-            on_which=missed_on(case, engine, fp32.plan),
+            overfitted=overfitted,
+            on_which=missed_on(problem, engine, fp32.plan),
         )
-    pinned = engine.probe(case.base.with_pins(case.names)) if case.held_low else fp32
+    pinned = engine.probe(problem.base.with_pins(problem.names)) if problem.kept_reduced else fp32
     if diagnosis is None or diagnosis.cause is not Cause.NONE:
-        holds = None
+        validation = None
     told = list(found.findings)
     for plan in dict.fromkeys(p for p in (fp32.plan, found.tf32.plan, base.plan) if p != blamed):
-        seen = engine.done[plan].steadiness
-        told += bench.found(note_unsteadiness(plan.base.value.upper(), seen))
-    found = replace(found, findings=tuple(told), diagnosis=diagnosis, steadiness=steadiness)
-    return replace(found, pinned=pinned, holds=holds)
+        seen = engine.done[plan].reproducibility
+        told += context.found(note_not_reproducible(plan.base.value.upper(), seen))
+    found = replace(
+        found, findings=tuple(told), diagnosis=diagnosis, reproducibility=reproducibility
+    )
+    return replace(found, pinned=pinned, validation=validation)
 
 
-def with_table(engine: EngineBaselines, bench: Bench) -> EngineBaselines:
+def with_table(engine: EngineBaselines, context: Context) -> EngineBaselines:
     """``engine`` with the table of layers; waits for it where it is still made. Before anything
     else is asked of the engine, which is one process. Without it where it could not be made, or
     not in the time that is left: it explains, and decides nothing.
 
     Args:
         engine: the baselines.
-        bench: hears of what the table shows, and knows the time.
+        context: hears of what the table shows, and knows the time.
     """
     if engine.tracing is None:
         return engine
-    left, table, why = bench.time.left_s, None, ""
+    left, table, why = context.time.left_s, None, ""
     try:
         table = engine.tracing.result(left if math.isfinite(left) else None)
     except RunnerFailedError as error:
         why = one_line(error)
     except FutureTimeout:
         why = "the time is over"
-    found = _told_by(table, bench)
+    found = _told_by(table, context)
     if why:
         message = f"the layers were not compared on the engine: {why}"
-        found = bench.found([Finding("engine-layers", "", message)])
+        found = context.found([Finding("engine-layers", "", message)])
     return replace(engine, table=table, tracing=None, findings=(*engine.findings, *found))
 
 
-def _told_by(table: EngineTable | None, bench: Bench) -> tuple[Finding, ...]:
-    return () if table is None else bench.found(findings_of(table))
+def _told_by(table: EngineTable | None, context: Context) -> tuple[Finding, ...]:
+    return () if table is None else context.found(findings_of(table))
 
 
-def _findings(identity: Fp32, fp32: ProbeResult, emulated: Baselines) -> list[Finding]:
+def _findings(identity: Fp32, fp32: Evaluation, emulated: Baselines) -> list[Finding]:
     found = []
     override = os.environ.get("NVIDIA_TF32_OVERRIDE")
     if override is not None:

@@ -14,15 +14,15 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from bisect_trt.base.interrupt import BudgetSpentError
-from bisect_trt.base.outcomes import Cause, Diagnosis, Finding, Steadiness
+from bisect_trt.base.outcomes import Cause, Diagnosis, Finding, Reproducibility
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
-from bisect_trt.evaluate.evaluator import Prober
-from bisect_trt.evaluate.result import ProbeResult, Vector
+from bisect_trt.evaluate.evaluator import Evaluator
+from bisect_trt.evaluate.result import Evaluation, Vector
 from bisect_trt.metrics.errors import TensorError
 from bisect_trt.metrics.requirements import times
 from bisect_trt.runners.base import Patient, Restartable
-from bisect_trt.steps.context import Bench
+from bisect_trt.steps.context import Context
 from bisect_trt.steps.open_runners import begin
 
 OUT_OF_LINE = 1e-2
@@ -62,7 +62,7 @@ def first_out_of_line(table: EngineTable) -> str | None:
     )
 
 
-def probe_effect_matters(unmarked: float, marked: float) -> bool:
+def marking_effect_matters(unmarked: float, marked: float) -> bool:
     """True if marking turned the verdict, or moved the score by more than half; NaN where nothing
     was marked never does.
     """
@@ -80,14 +80,14 @@ def probe_effect_matters(unmarked: float, marked: float) -> bool:
 def findings_of(table: EngineTable) -> list[Finding]:
     """Why rows are missing, if they are, and that marking moved the outputs, if it did."""
     found = [Finding("engine-layers", "", table.note)] if table.note else []
-    if probe_effect_matters(table.unmarked_score, table.marked_score):
+    if marking_effect_matters(table.unmarked_score, table.marked_score):
         message = (
             "marking all outputs changes this engine's result from "
             f"{times(table.unmarked_score)} to "
             f"{times(table.marked_score)}: the tables of layers explain, the unmarked engine "
             "decides"
         )
-        found.append(Finding("probe-effect", "", message))
+        found.append(Finding("marking-effect", "", message))
     return found
 
 
@@ -126,42 +126,46 @@ class _InFurtherProcess:
         return self._runner.facts(plan)
 
 
-def over_processes(bench: Bench, result: ProbeResult) -> Steadiness:
+def over_processes(context: Context, result: Evaluation) -> Reproducibility:
     """The runs of ``result``'s engine, and those of it built again in further processes, where the
     runner has some. :func:`begin_further` lets these be built beside something else before.
 
     Args:
-        bench: what builds.
+        context: what builds.
         result: the engine's first process, on the given inputs.
     """
-    results, runner = [result], bench.opened
+    results, runner = [result], context.opened
     if not isinstance(runner, Restartable):
         return runs_of(results)
     # Where the budget ends it, what was seen until then counts, and the report says of how many.
     with suppress(BudgetSpentError):
-        for prober in _further(bench, runner):
-            results.append(prober.probe(result.plan))
+        for evaluator in _further(context, runner):
+            results.append(evaluator.probe(result.plan))
             taken_back = result.verdict.passed and not results[-1].verdict.passed
             if taken_back or runs_of(results).decides:
                 break
     return runs_of(results)
 
 
-def begin_further(bench: Bench, plan: PrecisionPlan) -> None:
+def begin_further(context: Context, plan: PrecisionPlan) -> None:
     """Begin the engine of ``plan`` and those that :func:`over_processes` will ask for, where they
     are not known; nothing in a run that has built none yet: it repeats another.
     """
-    if isinstance(bench.opened, Restartable) and bench.engine and bench.engine.new_probes:
-        asked = bench.engine, *_further(bench, bench.opened)
-        begin(bench.opened, plan, copies=sum(not prober.knows(plan) for prober in asked))
+    if (
+        isinstance(context.opened, Restartable)
+        and context.engine
+        and context.engine.new_evaluations
+    ):
+        asked = context.engine, *_further(context, context.opened)
+        begin(context.opened, plan, copies=sum(not evaluator.knows(plan) for evaluator in asked))
 
 
-def _further(bench: Bench, runner: Restartable) -> list[Prober]:
+def _further(context: Context, runner: Restartable) -> list[Evaluator]:
     numbers = range(2, 2 + FURTHER_PROCESSES)
-    return [bench.prober_of(_InFurtherProcess(runner, number)) for number in numbers]
+    return [context.evaluator_of(_InFurtherProcess(runner, number)) for number in numbers]
 
 
-def unsteady(what: str, seen: Steadiness) -> Diagnosis:
+def not_reproducible(what: str, seen: Reproducibility) -> Diagnosis:
     """The diagnosis of an engine whose runs decide differently; ``what`` names it."""
     bad, where = seen.runs - seen.passed, f" in {seen.processes} processes"
     span, differ = f"from {seen.best:.3g} to {times(seen.worst)}", ""
@@ -173,16 +177,16 @@ def unsteady(what: str, seen: Steadiness) -> Diagnosis:
             f"{seen.output!r} apart"
         )
     return Diagnosis(
-        Cause.UNSTEADY,
+        Cause.NOT_REPRODUCIBLE,
         f"The {what} engine does not make up its mind: {bad} of {seen.runs} runs"
         f"{where if seen.processes > 1 else ''} miss the requirement ({span}{differ}). "
         f"{_CURE if seen.decides else _ROOM}",
     )
 
 
-def note_unsteadiness(what: str, seen: Steadiness | None) -> list[Finding]:
+def note_not_reproducible(what: str, seen: Reproducibility | None) -> list[Finding]:
     """A finding where runs differ, of an engine that is not called unsteady for it."""
-    if seen is None or seen.steady:
+    if seen is None or seen.reproducible:
         return []
     met = {0: "none", seen.runs: "all"}.get(seen.passed, str(seen.passed))
     worth = "the worst one counts" if 0 < seen.passed < seen.runs else "so nothing hangs on it"
@@ -191,18 +195,18 @@ def note_unsteadiness(what: str, seen: Steadiness | None) -> list[Finding]:
         f"(up to {seen.apart:.2g} of the range of output {seen.output!r}); {met} of them "
         f"met the requirement, {worth}"
     )
-    return [Finding("unsteady", "", message)]
+    return [Finding("not-reproducible", "", message)]
 
 
-def runs_of(results: Sequence[ProbeResult]) -> Steadiness:
+def runs_of(results: Sequence[Evaluation]) -> Reproducibility:
     """One engine's runs in several processes, scores by process."""
-    seen = [r.steadiness for r in results if r.steadiness is not None]
-    once = [r for r in results if r.steadiness is None]
+    seen = [r.reproducibility for r in results if r.reproducibility is not None]
+    once = [r for r in results if r.reproducibility is None]
     broken = next((str(r.verdict) for r in once if not r.worst), "")
     inside = next((s for s in seen if s.decides), None)
-    widest = max(seen, key=lambda s: s.apart, default=Steadiness(0))
+    widest = max(seen, key=lambda s: s.apart, default=Reproducibility(0))
     scores = [inside.best, inside.worst] if inside is not None else [r.score for r in results]
-    return Steadiness(
+    return Reproducibility(
         runs=sum(s.runs for s in seen) + len(results) - len(seen),
         differing=sum(s.differing for s in seen),
         passed=sum(s.passed for s in seen) + sum(r.verdict.passed for r in once),
@@ -225,7 +229,7 @@ class Fp32(StrEnum):
     OTHER = "other"
 
 
-def what_fp32_is(engine: ProbeResult, strict: ProbeResult, tf32: ProbeResult) -> Fp32:
+def what_fp32_is(engine: Evaluation, strict: Evaluation, tf32: Evaluation) -> Fp32:
     """Which emulated baseline the engine's FP32 errors look like, by their RMSE over the outputs.
 
     TF32 can only be recognised where it differs from FP32 tenfold (a model without matrix products
@@ -260,7 +264,7 @@ def agreement(one: Vector | None, other: Vector | None) -> float:
     return float(a @ b) / size if size > 0 else math.nan
 
 
-def _relative_rmse(result: ProbeResult) -> float:
+def _relative_rmse(result: Evaluation) -> float:
     """The worst output's RMSE over its range, or where that is 0 over the largest magnitude."""
 
     def scale(error: TensorError) -> float:
@@ -270,13 +274,15 @@ def _relative_rmse(result: ProbeResult) -> float:
     return max((e.rmse / scale(e) for e in result.worst.values()), default=math.nan)
 
 
-def steadiness_of_failure(bench: Bench, fp32: ProbeResult, base: ProbeResult) -> Steadiness | None:
+def reproducibility_of_failure(
+    context: Context, fp32: Evaluation, base: Evaluation
+) -> Reproducibility | None:
     """The steadiness of the baseline that fails, FP32 first, where it is the engine's to blame.
 
     FP32 that misses the requirement is run in further processes too: it may be right there.
 
     Args:
-        bench: what builds.
+        context: what builds.
         fp32: the engine's FP32.
         base: all layers lowered.
 
@@ -287,24 +293,24 @@ def steadiness_of_failure(bench: Bench, fp32: ProbeResult, base: ProbeResult) ->
         seen = runs_of([fp32])
         if seen.decides:
             return seen
-        begin_further(bench, fp32.plan)
-        return over_processes(bench, fp32)
+        begin_further(context, fp32.plan)
+        return over_processes(context, fp32)
     # What misses in every run needs pins first; the answer's engine is looked at again.
     may_pass = base.best_score is not None and base.best_score <= 1.0
-    if not base.verdict.passed and may_pass and base.steadiness is not None:
-        return base.steadiness if base.steadiness.decides else None
+    if not base.verdict.passed and may_pass and base.reproducibility is not None:
+        return base.reproducibility if base.reproducibility.decides else None
     return None
 
 
 def diagnose(
-    fp32: ProbeResult,
-    tf32: ProbeResult,
-    base: ProbeResult,
+    fp32: Evaluation,
+    tf32: Evaluation,
+    base: Evaluation,
     identity: Fp32,
     precision: Precision,
     marked_fp32: Callable[[], EngineTable | None],
     *,
-    lucky: bool,
+    overfitted: bool,
     on_which: str,
 ) -> Diagnosis | None:
     """What the engine's own baselines settle; None if the reduced precision is to blame.
@@ -317,12 +323,12 @@ def diagnose(
         precision: what layers are lowered to.
         marked_fp32: measures each layer of the FP32 engine, to find where it goes wrong; asked only
             if it does.
-        lucky: whether fresh draws refuse ``base``, which passes the given inputs.
+        overfitted: whether fresh draws refuse ``base``, which passes the given inputs.
         on_which: where FP32 misses, in words.
     """
     if not fp32.verdict.passed:
         return _fp32_fails(fp32, identity, marked_fp32, on_which)
-    if base.verdict.passed and not lucky:
+    if base.verdict.passed and not overfitted:
         held = len(base.plan.pinned)
         but = f" with what is held in FP32 (layers: {held})" if held else ""
         return Diagnosis(
@@ -343,7 +349,7 @@ def diagnose(
 
 
 def _fp32_fails(
-    fp32: ProbeResult,
+    fp32: Evaluation,
     identity: Fp32,
     marked_fp32: Callable[[], EngineTable | None],
     on_which: str,

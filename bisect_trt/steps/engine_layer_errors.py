@@ -20,15 +20,15 @@ from bisect_trt.base.limits import in_order
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.base.sample import Sample, evenly
 from bisect_trt.evaluate.cache import Row, content_key
-from bisect_trt.evaluate.evaluator import Prober
+from bisect_trt.evaluate.evaluator import Evaluator
 from bisect_trt.metrics.errors import TensorError, mean_of, tensor_error, worst_of
 from bisect_trt.model.shapes import shapes_from
 from bisect_trt.runners.tensorrt.runner import TensorRTRunner
 from bisect_trt.steps.baselines import MOST_TRACED
-from bisect_trt.steps.context import Bench
+from bisect_trt.steps.context import Context
 from bisect_trt.steps.engine_diagnosis import EngineTable
 from bisect_trt.steps.open_runners import EngineRunner, begin
-from bisect_trt.steps.problem import Case
+from bisect_trt.steps.problem import Problem
 
 BATCH_BYTES = 1 << 30
 TIME_BUDGET_S, _AHEAD_S = 20.0, 8.0
@@ -44,36 +44,36 @@ _MARKED, _DEBUGGED = "marked outputs", "debug tensors"
 
 
 def begin_tracing(
-    case: Case, bench: Bench, engine: Prober, plan: PrecisionPlan, names: Sequence[str]
+    problem: Problem, context: Context, engine: Evaluator, plan: PrecisionPlan, names: Sequence[str]
 ) -> None:
     """Begin the first engine that :func:`trace_engine` will ask for, where it can be told before
     anything was run.
 
     Args:
-        case: the model and the inputs.
-        bench: keeps the journal.
+        problem: the model and the inputs.
+        context: keeps the journal.
         engine: what builds.
         plan: what to build.
         names: of the layers that are wanted, in network order.
     """
-    samples = evenly(case.samples, MOST_TRACED)
-    unknown = bench.journal.recall(_key(case, engine, plan, names, samples)) is None
-    if unknown and _how(bench.opened) == _MARKED:
-        outputs_of = {layer.name: layer.outputs for layer in case.layers}
-        sizes = _told_sizes(case, samples)
+    samples = evenly(problem.samples, MOST_TRACED)
+    unknown = context.cache.recall(_key(problem, engine, plan, names, samples)) is None
+    if unknown and _how(context.opened) == _MARKED:
+        outputs_of = {layer.name: layer.outputs for layer in problem.layers}
+        sizes = _told_sizes(problem, samples)
         if all(name in sizes for name in names):
             for batch in islice(_batches(names, sizes), 1):
-                begin(bench.opened, plan, [t for layer in batch for t in outputs_of[layer]])
+                begin(context.opened, plan, [t for layer in batch for t in outputs_of[layer]])
 
 
-def _told_sizes(case: Case, samples: Sequence[Sample]) -> dict[str, int]:
+def _told_sizes(problem: Problem, samples: Sequence[Sample]) -> dict[str, int]:
     """The bytes of each layer's outputs over ``samples``, where they follow from the inputs'
     shapes.
     """
-    sizes = dict.fromkeys((layer.name for layer in case.layers), 0)
+    sizes = dict.fromkeys((layer.name for layer in problem.layers), 0)
     for sample in samples:
-        shapes = shapes_from(case.graph, sample.shapes)
-        for layer in case.layers:
+        shapes = shapes_from(problem.graph, sample.shapes)
+        for layer in problem.layers:
             for tensor in layer.outputs:
                 counts = [c for c in shapes.get(tensor, (None,)) if c is not None]
                 if len(counts) < len(shapes.get(tensor, (None,))):
@@ -84,9 +84,9 @@ def _told_sizes(case: Case, samples: Sequence[Sample]) -> dict[str, int]:
 
 
 def trace_engine(
-    case: Case,
-    bench: Bench,
-    engine: Prober,
+    problem: Problem,
+    context: Context,
+    engine: Evaluator,
     plan: PrecisionPlan,
     layers: pd.DataFrame,
     ended: Callable[[], bool] | None = None,
@@ -94,8 +94,8 @@ def trace_engine(
     """The error of every layer in engines; recalled from the journal where it is there.
 
     Args:
-        case: the model and the inputs.
-        bench: keeps the journal.
+        problem: the model and the inputs.
+        context: keeps the journal.
         engine: what builds.
         plan: what to build.
         layers: the table of those layers that are wanted, a row each.
@@ -105,16 +105,16 @@ def trace_engine(
     Returns:
         None where no TensorRT judges, or nobody wants it any more.
     """
-    runner = bench.opened
+    runner = context.opened
     if not isinstance(runner, TensorRTRunner):
         return None
-    samples = evenly(case.samples, MOST_TRACED)
+    samples = evenly(problem.samples, MOST_TRACED)
     names = layers["layer"].to_list()
-    key = _key(case, engine, plan, names, samples)
-    found = bench.journal.recall(key)
+    key = _key(problem, engine, plan, names, samples)
+    found = context.cache.recall(key)
     if found is not None:
         return EngineTable(**found[0])
-    outputs_of = {layer.name: layer.outputs for layer in case.layers}
+    outputs_of = {layer.name: layer.outputs for layer in problem.layers}
     errors: dict[str, list[TensorError]] = {}
     how = _how(runner)
     marked_score, count, note, for_want_of_memory = math.nan, 0, "", False
@@ -123,7 +123,7 @@ def trace_engine(
     deadline = began + (_AHEAD_S if runner.builds_ahead and waited_for else TIME_BUDGET_S)
     # Of all samples together; of a layer that could not be computed nothing is known.
     measured = dict(zip(names, layers["elements"].fillna(0) * 4, strict=True))
-    sizes, per_byte = measured | _told_sizes(case, samples), 0.0
+    sizes, per_byte = measured | _told_sizes(problem, samples), 0.0
     for batch in _batches(names, sizes):
         if ended is not None and ended():
             return None
@@ -138,14 +138,14 @@ def trace_engine(
         try:
             how, values = _values(runner, plan, samples, tensors, how)
             if how == _MARKED and not count:
-                marked_score = _worst_score(case, bench, samples, values)
+                marked_score = _worst_score(problem, context, samples, values)
         except RunnerFailedError as failure:
             note = f"layers from {batch[0]!r} on could not be marked: {one_line(failure)}"
             for_want_of_memory = failure.machine
             break
         count += 1
         for sample, found_values in zip(samples, values, strict=True):
-            for layer, error in _compared(case, bench, sample, found_values):
+            for layer, error in _compared(problem, context, sample, found_values):
                 if ended is not None and ended():
                     return None
                 errors.setdefault(layer, []).append(error)
@@ -156,7 +156,7 @@ def trace_engine(
     unmarked = max((k.score for k in known if k is not None), default=math.nan)
     result = EngineTable(rows, how, marked_score, count, note, unmarked)
     if not for_want_of_memory:  # else another time they may be
-        bench.journal.record([Row(key, "layers", vars(result))])
+        context.cache.record([Row(key, "layers", vars(result))])
     return result
 
 
@@ -180,14 +180,14 @@ def _values(
 
 
 def _key(
-    case: Case,
-    engine: Prober,
+    problem: Problem,
+    engine: Evaluator,
     plan: PrecisionPlan,
     names: Sequence[str],
     samples: Sequence[Sample],
 ) -> str:
     digests = [sample.digest for sample in samples]
-    if len(names) < len(case.layers):
+    if len(names) < len(problem.layers):
         digests.append(content_key(list(names)))
     return engine.key("engine-layers", plan.digest, *digests)
 
@@ -201,26 +201,27 @@ def _how(runner: EngineRunner | None) -> str:
 
 
 def _worst_score(
-    case: Case,
-    bench: Bench,
+    problem: Problem,
+    context: Context,
     samples: Sequence[Sample],
     values: Sequence[Mapping[str, NDArray[Any]]],
 ) -> float:
     pairs = zip(samples, values, strict=True)
-    names = case.graph.outputs  # a task metric is not shown the marked tensors
+    names = problem.graph.outputs  # a task metric is not shown the marked tensors
     return max(
-        case.requirements.score(bench.references.of(s), {n: v[n] for n in names}) for s, v in pairs
+        problem.requirements.score(context.references.of(s), {n: v[n] for n in names})
+        for s, v in pairs
     )
 
 
 def _compared(
-    case: Case, bench: Bench, sample: Sample, values: Mapping[str, NDArray[Any]]
+    problem: Problem, context: Context, sample: Sample, values: Mapping[str, NDArray[Any]]
 ) -> Iterator[tuple[str, TensorError]]:
     def compared(found: tuple[str, str, NDArray[np.float32]]) -> tuple[str, TensorError]:
         layer, tensor, reference = found
         return layer, tensor_error(reference, values[tensor])
 
-    exact = bench.emulator.exact(sample, case.settings.precision)
+    exact = context.emulator.exact(sample, problem.settings.precision)
     wanted = (found for found in exact if found[1] in values)
     for large, several in groupby(wanted, lambda found: found[2].nbytes > _APART):
         each = map if large else in_order

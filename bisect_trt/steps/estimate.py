@@ -19,27 +19,27 @@ from bisect_trt.base.limits import in_words, peak_bytes, room_bytes
 from bisect_trt.base.outcomes import InputKind
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample, evenly
-from bisect_trt.evaluate.cache import Journal
-from bisect_trt.evaluate.evaluator import Prober
-from bisect_trt.evaluate.result import PanelResult
+from bisect_trt.evaluate.cache import Cache
+from bisect_trt.evaluate.evaluator import Evaluator
+from bisect_trt.evaluate.result import SearchSetResult
 from bisect_trt.inputs.samples import ALIKE, NOT_COVERED
 from bisect_trt.runners.base import Runner
 from bisect_trt.runners.emulator import EmulatedRunner
 from bisect_trt.search.find import information_bound
 from bisect_trt.settings import Settings, within_threads
 from bisect_trt.steps.baselines import MOST_TRACED, check_decisions, check_reference, ranges_asked
-from bisect_trt.steps.context import Bench
+from bisect_trt.steps.context import Context
 from bisect_trt.steps.failing_inputs import ranked_count
 from bisect_trt.steps.golden import other_shapes
 from bisect_trt.steps.memory_need import PROCESS, need_of_samples
 from bisect_trt.steps.open_runners import emulator_device, open_emulator
-from bisect_trt.steps.problem import Case, load
-from bisect_trt.steps.samples import movable, redraws, variants, wants_variants
-from bisect_trt.steps.search_set import panel_draws
-from bisect_trt.steps.select_robust import MOST_SHRUNK, SHRINK_PROBES
+from bisect_trt.steps.problem import Problem, load
+from bisect_trt.steps.samples import augmented, movable, perturbs, wants_augmented
+from bisect_trt.steps.search_set import search_copies
+from bisect_trt.steps.select_robust import MOST_SHRUNK, SHRINK_EVALUATIONS
 from bisect_trt.steps.sensitivity import affordable, time_allowed
 from bisect_trt.steps.tests import asked, planned_test, set_size, spared
-from bisect_trt.steps.tradeoff import frontier_size
+from bisect_trt.steps.tradeoff import tradeoff_size
 
 _BASELINES = 3
 _USUAL = 0.25
@@ -48,7 +48,7 @@ _USUAL = 0.25
 _FAILING, _PASSING = 0.1, 0.25
 """The part of a panel that a failing probe sees, and of the shrinking probes those that pass."""
 
-_PROBES_A_PIN = 8
+_EVALUATIONS_A_PIN = 8
 """To grow a set of k pins takes about four probes a pin, to shrink and prove it as many again."""
 
 FITTED_SHARE = 0.02
@@ -58,33 +58,33 @@ FITTED_SHARE = 0.02
 @dataclass(frozen=True)
 class Work:
     """Counts of what a run executes: ``traces`` of all layers, ``emulations`` by the first
-    emulator, ``drawn`` samples that were made (each with a reference and an emulation that are not
+    emulator, ``copied`` samples that were made (each with a reference and an emulation that are not
     counted there), ``second_asked`` inferences of the second emulator, ``rows`` of single layers,
     ``probes`` sets asked about.
     """
 
     traces: int
     emulations: int
-    drawn: int
+    copied: int
     second_asked: int
     rows: int
     probes: int
 
 
-def expected_probes(pins: int) -> int:
+def expected_evaluations(pins: int) -> int:
     """How many sets are asked about to find, shrink and prove a fitted one of so many pins."""
-    return 2 * _BASELINES + _PROBES_A_PIN * pins
+    return 2 * _BASELINES + _EVALUATIONS_A_PIN * pins
 
 
-def expected_sets(case: Case) -> int:
+def expected_sets(problem: Problem) -> int:
     """How many sets of pins a search asks about, baselines apart.
 
     Args:
-        case: the layers, and whether a set is fitted to the given inputs.
+        problem: the layers, and whether a set is fitted to the given inputs.
     """
-    layers = len(case.names)
-    if case.settings.fitted:
-        return _PROBES_A_PIN * max(2, round(FITTED_SHARE * layers))
+    layers = len(problem.names)
+    if problem.settings.fitted:
+        return _EVALUATIONS_A_PIN * max(2, round(FITTED_SHARE * layers))
     return round(2 * _steps(layers)) + _shrunk(layers)
 
 
@@ -95,55 +95,60 @@ def _steps(layers: int) -> float:
 
 def _shrunk(layers: int) -> int:
     """The sets that are asked about to make a prefix smaller."""
-    return SHRINK_PROBES if _USUAL * layers <= MOST_SHRUNK else 0
+    return SHRINK_EVALUATIONS if _USUAL * layers <= MOST_SHRUNK else 0
 
 
 def expected_work(
-    case: Case, *, passes: bool, hopeless: bool, probe_seconds: float, usual_seconds: float
+    problem: Problem,
+    *,
+    passes: bool,
+    hopeless: bool,
+    evaluation_seconds: float,
+    usual_seconds: float,
 ) -> Work:
-    """What a run of ``case`` is expected to execute.
+    """What a run of ``problem`` is expected to execute.
 
     Args:
-        case: the layers, the inputs and what is asked for.
+        problem: the layers, the inputs and what is asked for.
         passes: whether everything lowered passes: then little is searched.
         hopeless: whether strict FP32 misses: then a run ends there.
-        probe_seconds: what one emulated inference takes; it decides how many layers are measured.
+        evaluation_seconds: what one emulated inference takes; it decides how many layers are measured.
         usual_seconds: what one usually takes; it decides the number of draws.
     """
-    given, size, layers = len(case.samples), set_size(case), len(case.names)
-    test = asked(case, planned_test(case, 0, usual_seconds, last=case.settings.fitted))
-    kinds = movable(case, emulated=True) + wants_variants(case)
-    draws = kinds * test.enough * size
-    held_out = len(case.holdout)
+    given, size, layers = len(problem.samples), set_size(problem), len(problem.names)
+    test = asked(problem, planned_test(problem, 0, usual_seconds, last=problem.settings.fitted))
+    kinds = movable(problem, emulated=True) + wants_augmented(problem)
+    copies = kinds * test.enough * size
+    held_out = len(problem.holdout)
     emulations = _BASELINES * given + held_out
     # One that is asked for ranges goes through the network once, not by two histories.
-    traces = min(given, MOST_TRACED) + ranges_asked(case, usual_seconds) // 2
+    traces = min(given, MOST_TRACED) + ranges_asked(problem, usual_seconds) // 2
     if hopeless:
         return Work(traces, emulations, 0, 0, 0, _BASELINES)
-    if case.settings.fitted:
+    if problem.settings.fitted:
         if passes:
-            return Work(traces, emulations, draws, draws + 2 * given, 0, _BASELINES)
-        rows = affordable(layers, probe_seconds * given) * given
-        probes = 2 * _BASELINES + expected_sets(case)
-        return Work(traces, emulations + probes * given, draws, draws + 2 * given, rows, probes)
-    made = kinds * panel_draws(case, usual_seconds)
+            return Work(traces, emulations, copies, copies + 2 * given, 0, _BASELINES)
+        rows = affordable(layers, evaluation_seconds * given) * given
+        probes = 2 * _BASELINES + expected_sets(problem)
+        return Work(traces, emulations + probes * given, copies, copies + 2 * given, rows, probes)
+    made = kinds * search_copies(problem, usual_seconds)
     if passes:
-        return Work(traces, emulations, made + draws, draws + 2 * given, 0, _BASELINES)
-    panel, steps = given + made, _steps(layers)
-    prefix = panel * (1.0 + steps / 2.0) + _FAILING * panel * 1.5 * steps
-    shrinking = _shrunk(layers) * panel * (_PASSING + (1.0 - _PASSING) * _FAILING)
-    frontier_rows, seen = frontier_size(layers, usual_seconds)
-    emulations += round(prefix + shrinking) + frontier_rows * (seen + held_out)
-    ranked = ranked_count(len(case.layers))
-    rows = ranked * affordable(layers, probe_seconds * ranked)
-    probes = 2 * _BASELINES + expected_sets(case) + frontier_rows
-    return Work(traces, emulations, made + draws + seen, draws + 2 * given, rows, probes)
+        return Work(traces, emulations, made + copies, copies + 2 * given, 0, _BASELINES)
+    search_set, steps = given + made, _steps(layers)
+    prefix = search_set * (1.0 + steps / 2.0) + _FAILING * search_set * 1.5 * steps
+    shrinking = _shrunk(layers) * search_set * (_PASSING + (1.0 - _PASSING) * _FAILING)
+    tradeoff_rows, seen = tradeoff_size(layers, usual_seconds)
+    emulations += round(prefix + shrinking) + tradeoff_rows * (seen + held_out)
+    ranked = ranked_count(len(problem.layers))
+    rows = ranked * affordable(layers, evaluation_seconds * ranked)
+    probes = 2 * _BASELINES + expected_sets(problem) + tradeoff_rows
+    return Work(traces, emulations, made + copies + seen, copies + 2 * given, rows, probes)
 
 
 _LARGE_SHARE = 0.1
 _REPORT_S = 0.5
 
-_DRAWS, _TIMED_S = 8, 1.0
+_COPIES, _TIMED_S = 8, 1.0
 """So many draws are timed, or as many as take a second."""
 
 _STREAM = 1000
@@ -159,9 +164,9 @@ class Estimate:
     ``memory_bytes`` is about the peak of all processes, ``free_bytes`` what it may take, 0 where
     nobody says. ``probes`` is expected, ``fewest`` for a set of one pin that is fitted to the given
     inputs, ``most`` for one of a tenth of the layers; ``information_bound`` is the fewest
-    yes-or-no answers that tell a fiftieth of the layers from the others; ``draws`` are the samples
+    yes-or-no answers that tell a fiftieth of the layers from the others; ``copies`` are the samples
     that are made to search and to test with. ``seconds`` follows from these counts and one measured
-    inference of each kind, of which ``seconds_per_probe`` is a plan's on one sample; an engine's
+    inference of each kind, of which ``seconds_per_evaluation`` is a plan's on one sample; an engine's
     builds are not in it. ``unbounded_seconds`` are those without a budget. ``notes`` say what the
     inputs do not cover.
     """
@@ -171,13 +176,13 @@ class Estimate:
     workers: int
     memory_bytes: int
     free_bytes: int
-    effect_runs: int
+    sensitivity_runs: int
     probes: int
     fewest: int
     most: int
     information_bound: float
-    draws: int
-    seconds_per_probe: float
+    copies: int
+    seconds_per_evaluation: float
     seconds: float
     unbounded_seconds: float
     notes: Sequence[str] = ()
@@ -195,7 +200,7 @@ class Estimate:
             takes += f" (the budget ends it after {self.seconds:.0f} s, with what it has)"
         return (
             f"{self.layers} layers, {inputs}, {workers}: about {self.probes} probes and "
-            f"{self.effect_runs} single-layer runs and {self.draws} draws in {takes}, {memory}."
+            f"{self.sensitivity_runs} single-layer runs and {self.copies} draws in {takes}, {memory}."
         )
 
 
@@ -212,19 +217,19 @@ def estimate(settings: Settings, observer: Observer) -> Estimate:
         BadInputError: what a run would refuse too.
     """
     started = time.process_time()  # nearly all of it imports, in a command
-    loaded, case = _seconds(lambda: load(settings, observer))
-    need = need_of_samples(case.graph, settings, [*case.samples, *case.holdout]).bytes
+    loaded, problem = _seconds(lambda: load(settings, observer))
+    need = need_of_samples(problem.graph, settings, [*problem.samples, *problem.holdout]).bytes
     room = room_bytes(PROCESS) or 0  # before what is timed takes some of it
-    observer.station("timed inferences")
-    timed = _timed(case, observer)
+    observer.step("timed inferences")
+    timed = _timed(problem, observer)
     work = expected_work(
-        case,
+        problem,
         passes=timed.passes,
         hopeless=timed.hopeless,
-        probe_seconds=timed.inference,
+        evaluation_seconds=timed.inference,
         usual_seconds=timed.usual,
     )
-    count = len(case.names)
+    count = len(problem.names)
     usual, large = (
         min(count, max(2, round(share * count))) for share in (FITTED_SHARE, _LARGE_SHARE)
     )
@@ -236,27 +241,27 @@ def estimate(settings: Settings, observer: Observer) -> Estimate:
         + timed.opened
         + work.traces * timed.trace
         + work.emulations * timed.emulated
-        + work.drawn * (timed.made + timed.emulated)
+        + work.copied * (timed.made + timed.emulated)
         + work.second_asked * timed.second
         + min(rows_s, time_allowed(rows_s))
     )
     allowed = math.inf if settings.budget is None else 60.0 * settings.budget
     return Estimate(
-        len(case.layers),
-        len(case.samples),
+        len(problem.layers),
+        len(problem.samples),
         settings.workers,
         max(need, peak_bytes()),  # shapes that follow from values are not in the need
         room,
         work.rows,
         work.probes,
-        expected_probes(1),
-        expected_probes(large),
+        expected_evaluations(1),
+        expected_evaluations(large),
         information_bound(count, usual),
-        work.drawn,
+        work.copied,
         timed.inference,
         min(seconds, allowed),
         seconds,
-        [f.message for f in case.findings if f.kind in (NOT_COVERED, ALIKE)],
+        [f.message for f in problem.findings if f.kind in (NOT_COVERED, ALIKE)],
     )
 
 
@@ -281,49 +286,49 @@ class _Timed:
     hopeless: bool
 
 
-def _timed(case: Case, observer: Observer) -> _Timed:
+def _timed(problem: Problem, observer: Observer) -> _Timed:
     """Each kind as a run does it, in a folder that is thrown away."""
-    emulator, _ = open_emulator(case, emulator_device(case.settings)[0], None)
-    sample, plan = case.samples[0], case.base
+    emulator, _ = open_emulator(problem, emulator_device(problem.settings)[0], None)
+    sample, plan = problem.samples[0], problem.base
     # Of hundreds of inputs some tell as much: this is no run.
-    few = evenly(case.samples, _DRAWS)
-    seen = replace(case, samples=tuple(few))
-    with scratch("estimate") as made, closing(Journal(Path(made))) as journal:
-        bench = Bench(seen, observer, Path(made), journal, None, emulator, None, TimeBudget(None))
-        judges = (bench.prober, bench.second)
-        together = len(few) if case.requirements.of_sets else 1
+    few = evenly(problem.samples, _COPIES)
+    seen = replace(problem, samples=tuple(few))
+    with scratch("estimate") as made, closing(Cache(Path(made))) as cache:
+        context = Context(seen, observer, Path(made), cache, None, emulator, None, TimeBudget(None))
+        judges = (context.evaluator, context.second)
+        together = len(few) if problem.requirements.of_sets else 1
         # The second first: of many nodes it would close what the next is timed with.
         opened, given = _seconds(
             lambda: [judge.judge(plan, few, size=together) for judge in reversed(judges)]
         )
-        other_shapes(case, bench.references.of(sample))
+        other_shapes(problem, context.references.of(sample))
         if (logged := given[-1].logged) is not None:
-            check_reference(logged, case.requirements)
-            check_decisions(seen, bench, logged)
-        strict = bench.prober.judge(PrecisionPlan(Precision.FP32), few, size=together)
+            check_reference(logged, problem.requirements)
+            check_decisions(seen, context, logged)
+        strict = context.evaluator.judge(PrecisionPlan(Precision.FP32), few, size=together)
         inference, _ = _seconds(lambda: _outputs(emulator, plan, sample))
-        list(redraws(case, bench, _STREAM, 1, emulated=True))  # opens the reference again
-        count = max(1, min(_DRAWS, int(_TIMED_S / max(inference, 1e-6))))
-        spent, draws = _seconds(
-            lambda: list(redraws(case, bench, _STREAM + 1, count, emulated=True)) or [sample]
+        list(perturbs(problem, context, _STREAM, 1, emulated=True))  # opens the reference again
+        count = max(1, min(_COPIES, int(_TIMED_S / max(inference, 1e-6))))
+        spent, copies = _seconds(
+            lambda: list(perturbs(problem, context, _STREAM + 1, count, emulated=True)) or [sample]
         )
         (first_s, first), (second_s, second) = (
-            _judged(case, judge, plan, draws) for judge in judges
+            _judged(problem, judge, plan, copies) for judge in judges
         )
         # What a search is made for: some copies that miss, where the given inputs pass.
-        varied = bench.prober.judge(plan, variants(case, bench, _STREAM + 1, count))
+        varied = context.evaluator.judge(plan, augmented(problem, context, _STREAM + 1, count))
         trace, _ = _seconds(lambda: _gone_through(emulator, plan, sample))
-        some = evenly(case.names, count)
-        alone = partial(_each_alone, case, bench, sample, some)
+        some = evenly(problem.names, count)
+        alone = partial(_each_alone, problem, context, sample, some)
         alone()  # opens the sessions of segments
         rows_s, _ = _seconds(alone)
-        bench.references.close()
-        bench.pace.took(inference)
-    missed = sum(panel.missed() for panel in (first, second, varied))
-    may = spared(case, InputKind.GIVEN, len(few))
-    hopeless = strict.missed() > may and case.settings.runner == "emulated"
-    passes = all(panel.missed() <= may for panel in given) and not missed
-    made_s, emulated_s, asked_s = (s / len(draws) for s in (spent, first_s, second_s))
+        context.references.close()
+        context.pace.took(inference)
+    missed = sum(search_set.missed() for search_set in (first, second, varied))
+    may = spared(problem, InputKind.GIVEN, len(few))
+    hopeless = strict.missed() > may and problem.settings.runner == "emulated"
+    passes = all(search_set.missed() <= may for search_set in given) and not missed
+    made_s, emulated_s, asked_s = (s / len(copies) for s in (spent, first_s, second_s))
     # They share the inference that the layers' own begin in.
     row = max(0.0, rows_s - inference) / max(1, len(some))
     return _Timed(
@@ -334,7 +339,7 @@ def _timed(case: Case, observer: Observer) -> _Timed:
         asked_s,
         trace,
         row,
-        bench.pace.usual_seconds,
+        context.pace.usual_seconds,
         passes,
         hopeless,
     )
@@ -352,21 +357,23 @@ def _outputs(runner: Runner, plan: PrecisionPlan, sample: Sample) -> None:
 
 
 def _judged(
-    case: Case, judge: Prober, plan: PrecisionPlan, draws: Sequence[Sample]
-) -> tuple[float, PanelResult]:
-    """What judging ``draws`` takes, and shows."""
-    if case.reference.turns.many_nodes:  # who was asked in between had its sessions closed
-        _outputs(judge.runner, plan, case.samples[0])
-    return _seconds(lambda: judge.judge(plan, draws))
+    problem: Problem, judge: Evaluator, plan: PrecisionPlan, copies: Sequence[Sample]
+) -> tuple[float, SearchSetResult]:
+    """What judging ``copies`` takes, and shows."""
+    if problem.reference.turns.many_nodes:  # who was asked in between had its sessions closed
+        _outputs(judge.runner, plan, problem.samples[0])
+    return _seconds(lambda: judge.judge(plan, copies))
 
 
-def _each_alone(case: Case, bench: Bench, sample: Sample, layers: Sequence[str]) -> None:
+def _each_alone(problem: Problem, context: Context, sample: Sample, layers: Sequence[str]) -> None:
     """What the effects of ``layers`` take."""
-    reference = bench.references.of(sample)
+    reference = context.references.of(sample)
     with suppress(RunnerFailedError):
-        for _, outputs in bench.emulator.effects(sample, case.settings.precision, layers):
+        for _, outputs in context.emulator.sensitivities(
+            sample, problem.settings.precision, layers
+        ):
             if outputs is not None:
-                case.requirements.score(reference, outputs)
+                problem.requirements.score(reference, outputs)
 
 
 def _gone_through(emulator: EmulatedRunner, plan: PrecisionPlan, sample: Sample) -> None:

@@ -9,20 +9,20 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from bisect_trt.base.display import counted, some_of
-from bisect_trt.base.outcomes import Finding, Holds, Verdict
+from bisect_trt.base.outcomes import Finding, Validation, Verdict
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.base.sample import Sample, evenly
-from bisect_trt.evaluate.result import ProbeResult, SampleResult
+from bisect_trt.evaluate.result import Evaluation, SampleResult
 from bisect_trt.metrics.requirements import times
 from bisect_trt.steps.baselines import MOST_TRACED, Baselines
-from bisect_trt.steps.context import Bench
+from bisect_trt.steps.context import Context
 from bisect_trt.steps.layer_errors import trace_layers
-from bisect_trt.steps.problem import Case
+from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.search_set import (
-    PanelSamples,
     Refusal,
+    SearchSamples,
     all_in_fp32,
-    panel_samples,
+    search_samples,
     told_by_pins,
 )
 from bisect_trt.steps.sensitivity import Sensitivity, measure_sensitivity, time_allowed
@@ -31,17 +31,17 @@ from bisect_trt.steps.validation import put_to_test
 
 
 @dataclass(frozen=True)
-class Unseen:
+class UnseenInputs:
     """What a robust search begins with: its ``samples``, what everything lowered shows on them
-    (``lowered``), and what else ``refused`` it.
+    (``reduced``), and what else ``refused`` it.
 
-    ``holds`` is there if everything lowered is robust as it is.
+    ``validation`` is there if everything lowered is robust as it is.
     """
 
-    samples: PanelSamples
-    lowered: ProbeResult
+    samples: SearchSamples
+    reduced: Evaluation
     refused: Refusal | None
-    holds: Holds | None
+    validation: Validation | None
 
 
 _GLANCE = 4
@@ -49,64 +49,64 @@ _GLANCE = 4
 for the search, which there may be none of."""
 
 
-def look_beyond(case: Case, bench: Bench, emulated: Baselines) -> Unseen:
+def look_beyond(problem: Problem, context: Context, emulated: Baselines) -> UnseenInputs:
     """Run everything lowered on some of the panel; where it passes those, on fresh draws; where
     these refuse it, on the rest of the panel.
 
     Args:
-        case: the inputs, and what is asked for.
-        bench: what runs the plans.
+        problem: the inputs, and what is asked for.
+        context: what runs the plans.
         emulated: the emulators' baselines.
     """
-    bench.observer.station("unseen inputs")
+    context.observer.step("unseen inputs")
     # An engine has a word of its own: its emulators need not be asked for the last one.
-    decides = bench.engine is None and emulated.lowered.verdict.passed
+    decides = context.engine is None and emulated.reduced.verdict.passed
     if decides:
-        few = panel_samples(case, bench, _GLANCE)
-        found = _on(case, bench, few)
+        few = search_samples(problem, context, _GLANCE)
+        found = _on(problem, context, few)
         if found.verdict.passed:
-            against, holds = _tested(case, bench)
-            if holds is not None:
-                return Unseen(few, found, None, holds)
-            samples = panel_samples(case, bench)
-            return Unseen(samples, _on(case, bench, samples), against, None)
-    samples = panel_samples(case, bench)
-    lowered = _on(case, bench, samples)
-    if not decides or not lowered.verdict.passed:
-        return Unseen(samples, lowered, None, None)
-    against, holds = _tested(case, bench)
-    return Unseen(samples, lowered, against, holds)
+            against, validation = _tested(problem, context)
+            if validation is not None:
+                return UnseenInputs(few, found, None, validation)
+            samples = search_samples(problem, context)
+            return UnseenInputs(samples, _on(problem, context, samples), against, None)
+    samples = search_samples(problem, context)
+    reduced = _on(problem, context, samples)
+    if not decides or not reduced.verdict.passed:
+        return UnseenInputs(samples, reduced, None, None)
+    against, validation = _tested(problem, context)
+    return UnseenInputs(samples, reduced, against, validation)
 
 
-def _on(case: Case, bench: Bench, samples: PanelSamples) -> ProbeResult:
+def _on(problem: Problem, context: Context, samples: SearchSamples) -> Evaluation:
     """What everything lowered shows on ``samples``: the worst that is not spared."""
     results: list[SampleResult] = []
     score = 0.0
     for kind, those in samples.by_kind().items():
-        found = bench.prober.judge(case.base, those, size=set_size(case))
+        found = context.evaluator.judge(problem.base, those, size=set_size(problem))
         results += found.results
-        score = max(score, found.score(spared(case, kind, len(those))))
-    lowered = ProbeResult.over(case.base, bench.prober.runner.name, results, {}, score=score)
-    if not lowered.verdict.passed:
-        bench.refused.add(case.base)
-    return lowered
+        score = max(score, found.score(spared(problem, kind, len(those))))
+    reduced = Evaluation.over(problem.base, context.evaluator.runner.name, results, {}, score=score)
+    if not reduced.verdict.passed:
+        context.refused.add(problem.base)
+    return reduced
 
 
-def _tested(case: Case, bench: Bench) -> tuple[Refusal | None, Holds | None]:
+def _tested(problem: Problem, context: Context) -> tuple[Refusal | None, Validation | None]:
     """What on fresh draws refuses everything lowered, or on what it holds."""
-    judges, every = [bench.prober, bench.second], all_in_fp32(case, case.base)
-    test = next_test(case, bench)
-    against, holds = put_to_test(case, bench, judges, case.base, test, 1.0, every)
+    judges, every = [context.evaluator, context.second], all_in_fp32(problem, problem.base)
+    test = next_test(problem, context)
+    against, validation = put_to_test(problem, context, judges, problem.base, test, 1.0, every)
     if against is not None:
-        bench.refused.add(case.base)
-    return against, holds
+        context.refused.add(problem.base)
+    return against, validation
 
 
-def worst_seen(given: ProbeResult, unseen: Unseen | None) -> ProbeResult:
+def worst_seen(given: Evaluation, unseen: UnseenInputs | None) -> Evaluation:
     """Everything lowered where it does worst: on the ``given`` inputs, or on draws."""
     worst = given
-    if unseen is not None and unseen.lowered.score > worst.score:
-        worst = unseen.lowered
+    if unseen is not None and unseen.reduced.score > worst.score:
+        worst = unseen.reduced
     refused = unseen.refused if unseen is not None else None
     if refused is not None and refused.score > worst.score:
         worst = replace(worst, score=refused.score, verdict=Verdict.FAIL)
@@ -114,37 +114,43 @@ def worst_seen(given: ProbeResult, unseen: Unseen | None) -> ProbeResult:
 
 
 def with_pins_there(
-    case: Case, bench: Bench, base: PrecisionPlan, pins: frozenset[str], unseen: Unseen | None
+    problem: Problem,
+    context: Context,
+    base: PrecisionPlan,
+    pins: frozenset[str],
+    unseen: UnseenInputs | None,
 ) -> tuple[float, float]:
     """The scores, in tolerances, of everything lowered and of everything but ``pins``, of the same
     inputs: those that everything lowered does worst on (:func:`worst_seen`). What draws score says
     nothing beside what the given inputs do.
 
     Args:
-        case: the given inputs.
-        bench: whose first emulator is asked.
+        problem: the given inputs.
+        context: whose first emulator is asked.
         base: the plan without pins, with the precision that a pin really runs in.
         pins: some layers.
         unseen: the draws; None where only the given inputs count.
     """
-    given, pinned = bench.prober.probe(case.base), base.with_pins(pins)
+    given, pinned = context.evaluator.probe(problem.base), base.with_pins(pins)
     worst = worst_seen(given, unseen)
     kinds: Sequence[Sequence[Sample]] = ()
     if unseen is not None and worst is not given:
-        kinds = (unseen.samples.redrawn, unseen.samples.variants)
-        if worst is not unseen.lowered and unseen.refused is not None:
+        kinds = (unseen.samples.perturbed, unseen.samples.augmented)
+        if worst is not unseen.reduced and unseen.refused is not None:
             kinds = (unseen.refused.samples,)
-    size = set_size(case)
+    size = set_size(problem)
     found = [
         (result.score, those[place * size : (place + 1) * size])
         for those in kinds
-        for place, result in enumerate(bench.prober.judge(case.base, those, size=size).results)
+        for place, result in enumerate(
+            context.evaluator.judge(problem.base, those, size=size).results
+        )
     ]
     if not found:
-        return given.score, bench.prober.probe(pinned).score
+        return given.score, context.evaluator.probe(pinned).score
     # Those that are spared score more.
     score, asked = max(found, key=lambda one: (one[0] <= worst.score, one[0]))
-    return score, bench.prober.judge(pinned, asked, size=size).score()
+    return score, context.evaluator.judge(pinned, asked, size=size).score()
 
 
 _MOST_TRIED = 16
@@ -152,7 +158,7 @@ _SAID = "emulated on the given inputs"
 _SHOWN = 4
 
 
-def note_held(case: Case, bench: Bench, answer: PrecisionPlan) -> None:
+def note_held(problem: Problem, context: Context, answer: PrecisionPlan) -> None:
     """Say of ``answer`` which pins that ``--pin`` holds it does without, and how much better it
     would be with those that ``--lower`` holds.
 
@@ -161,49 +167,49 @@ def note_held(case: Case, bench: Bench, answer: PrecisionPlan) -> None:
     has nothing to say.
 
     Args:
-        case: which layers are held.
-        bench: what runs the plans, and keeps what is said.
+        problem: which layers are held.
+        context: what runs the plans, and keeps what is said.
         answer: the plan that is written.
     """
-    asked_for = case.held_pins - case.unfit - case.source_fp32
-    if not asked_for and not case.held_low:
+    asked_for = problem.held_pins - problem.unsupported - problem.source_fp32
+    if not asked_for and not problem.kept_reduced:
         return
-    base = replace(case.base, pin_precision=answer.pin_precision, held=frozenset())
-    shown = bench.prober.probe(base.with_pins(answer.pinned))
+    base = replace(problem.base, pin_precision=answer.pin_precision, held=frozenset())
+    shown = context.evaluator.probe(base.with_pins(answer.pinned))
     if not shown.verdict.passed:
         return
-    held = [x.name for x in case.layers if x.name in asked_for]
+    held = [x.name for x in problem.layers if x.name in asked_for]
     if held:
         tried = held[:_MOST_TRIED]
         plans = [base.with_pins(answer.pinned - {name}) for name in tried]
-        results = bench.prober.probe_many(plans)
+        results = context.evaluator.evaluate_many(plans)
         needless = [n for n, r in zip(tried, results, strict=True) if r.verdict.passed]
         said = "none could be left out"
         if needless:
             said = f"the set passes without {some_of(needless, _SHOWN)}, each alone"
         asked = "" if len(tried) == len(held) else f" ({_MOST_TRIED} of them were tried)"
-        bench.note(
+        context.note(
             Finding(
                 "held", held[0], f"--pin holds {counted(len(held), 'layer')}{asked}; {_SAID} {said}"
             )
         )
-    if case.held_low:
-        full = bench.prober.probe(base.with_pins(answer.pinned | case.held_low))
-        bench.note(
+    if problem.kept_reduced:
+        full = context.evaluator.probe(base.with_pins(answer.pinned | problem.kept_reduced))
+        context.note(
             Finding(
                 "held",
-                min(case.held_low),
-                f"--lower holds {counted(len(case.held_low), 'layer')}; {_SAID} the set uses "
+                min(problem.kept_reduced),
+                f"--lower holds {counted(len(problem.kept_reduced), 'layer')}; {_SAID} the set uses "
                 f"{times(shown.score)}, with them pinned too {times(full.score)}",
             )
         )
 
 
-def blame_lowered(case: Case, every: ProbeResult) -> str:
+def blame_reduced(problem: Problem, every: Evaluation) -> str:
     """What to add where even all other pins miss the requirement; empty where nothing is held, or
     where ``every`` layer pinned misses it too.
     """
-    if not case.held_low or not every.verdict.passed:
+    if not problem.kept_reduced or not every.verdict.passed:
         return ""
     return f" With what --lower holds pinned too the requirement is met ({times(every.score)})."
 
@@ -225,10 +231,10 @@ _SHARE_OF_TIME = 0.4
 
 
 def measure_each_alone(
-    case: Case,
-    bench: Bench,
+    problem: Problem,
+    context: Context,
     emulated: Baselines,
-    unseen: Unseen | None,
+    unseen: UnseenInputs | None,
     suspicion: Mapping[str, float],
     heavy: frozenset[str],
 ) -> Sensitivity:
@@ -238,56 +244,58 @@ def measure_each_alone(
     pinned meanwhile, for the others' effects to be seen.
 
     Args:
-        case: the layers and what is asked for.
-        bench: what runs each.
+        problem: the layers and what is asked for.
+        context: what runs each.
         emulated: the baselines, and the layers' table.
         unseen: what everything lowered shows beyond the given inputs; None where only these count.
         suspicion: by layer, the larger the sooner.
         heavy: layers with a constant beyond the range.
     """
-    samples = ranked_on(case, bench, unseen)
-    seconds = emulated.probe_seconds(len(case.samples))
+    samples = ranked_on(problem, context, unseen)
+    seconds = emulated.evaluation_seconds(len(problem.samples))
     # By the clock a busy machine's rows would not fit: of 279 layers 95 were measured where there
     # is time for all of them, and all were pinned where 6 are enough.
-    usual = min(seconds, bench.pace.usual_seconds)
-    budget_s = time_allowed(len(case.names) * len(samples) * usual * _ROW)
-    budget_s = min(budget_s, max(0.0, _SHARE_OF_TIME * bench.time.left_s))
-    lowered = case.base
+    usual = min(seconds, context.pace.usual_seconds)
+    budget_s = time_allowed(len(problem.names) * len(samples) * usual * _ROW)
+    budget_s = min(budget_s, max(0.0, _SHARE_OF_TIME * context.time.left_s))
+    reduced = problem.base
     if unseen is not None:
         finite = emulated.layers["introduced_finite"].astype(bool)
         overflowing = heavy.union(str(n) for n in emulated.layers.loc[~finite, "layer"])
-        lowered = lowered.with_pins(overflowing.intersection(case.names))
-    return measure_sensitivity(case, bench, suspicion, samples, lowered, budget_s, seconds)
+        reduced = reduced.with_pins(overflowing.intersection(problem.names))
+    return measure_sensitivity(problem, context, suspicion, samples, reduced, budget_s, seconds)
 
 
 def nearest_on_all(
-    case: Case, bench: Bench, base: PrecisionPlan, sensitivity: Sensitivity
+    problem: Problem, context: Context, base: PrecisionPlan, sensitivity: Sensitivity
 ) -> Sensitivity:
     """``sensitivity`` with the scores on all given inputs of the layers that come nearest to
     missing the requirement alone on those that were measured, where none was seen to: the one on
     which a layer does may not be among so few.
 
     Args:
-        case: the given inputs, each of which must meet the requirement.
-        bench: what runs each.
+        problem: the given inputs, each of which must meet the requirement.
+        context: what runs each.
         base: the plan without pins.
         sensitivity: what each layer does alone, on some of them.
     """
-    if sensitivity.must_pin or len(case.samples) > _MOST_ASKED:
+    if sensitivity.must_pin or len(problem.samples) > _MOST_ASKED:
         return sensitivity
     scores = dict(sensitivity.scores)
     # Equal scores stay in the network's order: names must not decide.
-    near = sorted((n for n in case.names if scores.get(n, 0.0) >= _NEAR), key=lambda n: -scores[n])
-    names = case.held_low.union(case.names)
+    near = sorted(
+        (n for n in problem.names if scores.get(n, 0.0) >= _NEAR), key=lambda n: -scores[n]
+    )
+    names = problem.kept_reduced.union(problem.names)
     for name in near[:_NEAREST]:
-        found = bench.prober.probe(base.with_pins(names - {name}))
+        found = context.evaluator.probe(base.with_pins(names - {name}))
         scores[name] = max(scores[name], found.score)
     return replace(sensitivity, scores=scores)
 
 
 def layers_seen(
-    case: Case,
-    bench: Bench,
+    problem: Problem,
+    context: Context,
     emulated: Baselines,
     sensitivity: Sensitivity,
 ) -> pd.DataFrame:
@@ -295,18 +303,18 @@ def layers_seen(
     says what it says of it there.
 
     Args:
-        case: the layers and the given inputs.
-        bench: what goes through the network.
+        problem: the layers and the given inputs.
+        context: what goes through the network.
         emulated: the baselines, with the table.
         sensitivity: what each layer does alone.
     """
     layers = emulated.layers
     finite = set(layers.loc[layers["introduced_finite"].astype(bool), "layer"])
     broken = sensitivity.breaks & finite
-    samples = [s for s in sensitivity.samples if _breaks(case, bench, s)]
+    samples = [s for s in sensitivity.samples if _breaks(problem, context, s)]
     if not broken or not samples:
         return layers
-    there = trace_layers(case, bench, evenly(samples, MOST_TRACED)).set_index("layer")
+    there = trace_layers(problem, context, evenly(samples, MOST_TRACED)).set_index("layer")
     columns = ["introduced_finite", "overflows", "underflows"]
     rows = layers["layer"].isin(broken)
     layers = layers.copy()
@@ -314,68 +322,72 @@ def layers_seen(
     return layers
 
 
-def _breaks(case: Case, bench: Bench, sample: Sample) -> bool:
+def _breaks(problem: Problem, context: Context, sample: Sample) -> bool:
     """Whether everything lowered gives values there that are not finite."""
-    found = bench.prober.known(case.base, sample)
+    found = context.evaluator.known(problem.base, sample)
     return found is not None and math.isinf(found.score)
 
 
-def ranked_on(case: Case, bench: Bench, unseen: Unseen | None) -> tuple[Sample, ...]:
+def ranked_on(
+    problem: Problem, context: Context, unseen: UnseenInputs | None
+) -> tuple[Sample, ...]:
     """The samples on which each layer alone is measured: the given ones that everything lowered
     does worst on, for where it is hardly noticed no layer's effect is seen, and draws, spread over
     their kinds, among them what refused everything lowered.
 
     Args:
-        case: the given inputs.
-        bench: knows how they do.
+        problem: the given inputs.
+        context: knows how they do.
         unseen: the draws; None where only the given inputs count.
     """
     if unseen is None:
-        return case.samples
-    of_each = _worst_of_each(case, bench, case.samples)
-    count = max(ranked_count(len(case.layers)), min(_MOST_RANKED, 2 * len(of_each)))
+        return problem.samples
+    of_each = _worst_of_each(problem, context, problem.samples)
+    count = max(ranked_count(len(problem.layers)), min(_MOST_RANKED, 2 * len(of_each)))
     # From the end: variants disturb more than redrawn copies do.
-    others = [*reversed(unseen.samples.variants), *reversed(unseen.samples.redrawn)]
+    others = [*reversed(unseen.samples.augmented), *reversed(unseen.samples.perturbed)]
     most = max(1, count // 2) if others else count
-    first = [*of_each[:most], *_worst(case, bench, case.samples, most)]
+    first = [*of_each[:most], *_worst(problem, context, problem.samples, most)]
     first = list({s.digest: s for s in first}.values())[:most]
     # What refused everything lowered shows what is wrong with it; the panel may not.
     refused = unseen.refused.samples if unseen.refused is not None else ()
     missed = evenly(refused, min(len(refused), -(-(count - len(first)) // 2)))
     # What everything lowered does worst on may be seen on no other: positions beyond 256, say. Of
     # infinities none is the worst.
-    worst = _worst(case, bench, others, 1) if not missed else []
-    known = [bench.prober.known(case.base, s) for s in worst]
+    worst = _worst(problem, context, others, 1) if not missed else []
+    known = [context.evaluator.known(problem.base, s) for s in worst]
     worst = worst if all(k is not None and math.isfinite(k.score) for k in known) else []
     left = [s for s in others if s not in worst]
-    drawn = [*missed, *worst, *evenly(left, max(0, count - len(first) - len(missed) - len(worst)))]
+    copied = [*missed, *worst, *evenly(left, max(0, count - len(first) - len(missed) - len(worst)))]
     # Where FP32 misses, so does each layer alone.
-    every = all_in_fp32(case, case.base) if set_size(case) == 1 else None
-    return (*first, *told_by_pins(case, bench, [bench.prober], every, drawn))
+    every = all_in_fp32(problem, problem.base) if set_size(problem) == 1 else None
+    return (*first, *told_by_pins(problem, context, [context.evaluator], every, copied))
 
 
-def _worst_of_each(case: Case, bench: Bench, samples: Sequence[Sample]) -> list[Sample]:
+def _worst_of_each(problem: Problem, context: Context, samples: Sequence[Sample]) -> list[Sample]:
     """Of each of several conditions that everything lowered misses, the sample that does so by
     most, each once: one that changes a decision may be far from missing a tolerance.
     """
-    items = case.requirements.items
-    known = [(s, bench.prober.known(case.base, s)) for s in samples]
+    items = problem.requirements.items
+    known = [(s, context.evaluator.known(problem.base, s)) for s in samples]
     values = [(s, found.values) for s, found in known if found is not None and found.values]
     chosen: dict[str, Sample] = {}
     for place, item in enumerate(items if len(items) > 1 else ()):
         scores = [item.score_of(of_one[place]) for _, of_one in values]
         missed = [score for score in scores if score > 1.0]
-        if missed and item.metric not in case.requirements.collective:
+        if missed and item.metric not in problem.requirements.collective:
             sample = values[scores.index(max(missed))][0]
             chosen.setdefault(sample.digest, sample)
     return list(chosen.values())
 
 
-def _worst(case: Case, bench: Bench, samples: Sequence[Sample], most: int) -> list[Sample]:
+def _worst(
+    problem: Problem, context: Context, samples: Sequence[Sample], most: int
+) -> list[Sample]:
     """At most ``most`` of ``samples`` with the largest scores; of equal ones some, spread."""
     by_score: dict[float, list[Sample]] = {}
     for sample in samples:
-        found = bench.prober.known(case.base, sample)
+        found = context.evaluator.known(problem.base, sample)
         score = math.inf if found is None or math.isnan(found.score) else found.score
         by_score.setdefault(score, []).append(sample)
     chosen: list[Sample] = []

@@ -18,8 +18,8 @@ from bisect_trt.inputs.samples import ALIKE
 from bisect_trt.metrics.arrays import Arrays, flat
 from bisect_trt.metrics.decisions import EQUAL, TIE, gaps, places_of
 from bisect_trt.metrics.requirements import gaps_of
-from bisect_trt.steps.context import Bench
-from bisect_trt.steps.problem import Case
+from bisect_trt.steps.context import Context
+from bisect_trt.steps.problem import Problem
 
 _CLASSES = 3
 """An output of fewer values a row decides between no kinds of inputs."""
@@ -33,37 +33,37 @@ _MOST_COMPARED, _VALUES = 8, 1 << 16
 """Inputs whose outputs are compared, and values of each."""
 
 
-def note_alike(case: Case, bench: Bench) -> None:
+def note_alike(problem: Problem, context: Context) -> None:
     """Say of the given inputs that all are of one class, or have nearly the same outputs.
 
     Args:
-        case: the given inputs; of one nothing is said.
-        bench: has their references, and keeps what is said.
+        problem: the given inputs; of one nothing is said.
+        context: has their references, and keeps what is said.
     """
-    if len(case.samples) < 2:
+    if len(problem.samples) < 2:
         return
-    key = bench.prober.key("alike", *(sample.digest for sample in case.samples))
-    known = bench.journal.recall(key)
+    key = context.evaluator.key("alike", *(sample.digest for sample in problem.samples))
+    known = context.cache.recall(key)
     if known is None:
         told = _signs(
-            case, [bench.references.of(sample) for sample in case.samples[:_MOST_LOOKED_AT]]
+            problem, [context.references.of(sample) for sample in problem.samples[:_MOST_LOOKED_AT]]
         )
-        bench.journal.record_later(Row(key, "alike", told))
+        context.cache.record_later(Row(key, "alike", told))
     else:
         told = known[0]
     for where, message in told:
-        bench.note(Finding(ALIKE, where, message))
+        context.note(Finding(ALIKE, where, message))
 
 
-def _signs(case: Case, references: Sequence[Any]) -> list[tuple[str, str]]:
-    count, found = len(case.samples), []
+def _signs(problem: Problem, references: Sequence[Any]) -> list[tuple[str, str]]:
+    count, found = len(problem.samples), []
     for name, first in references[0].items():
         outputs = [reference[name] for reference in references]
         if all(np.array_equal(a, first) for a in outputs):
             continue  # of no input: anchors, say
-        chosen = _top_class(outputs) if _are_classes(case.graph.proto, name, outputs) else None
+        chosen = _top_class(outputs) if _are_classes(problem.graph.proto, name, outputs) else None
         if chosen is not None:
-            called = _called(case.graph.proto, chosen, first.shape[-1])
+            called = _called(problem.graph.proto, chosen, first.shape[-1])
             found.append(
                 (
                     name,
@@ -146,23 +146,23 @@ _MOST_NEAR_TIES, _NAMED = 64, 3
 """Inputs that are looked at, and named."""
 
 
-def note_near_ties(case: Case, bench: Bench) -> None:
+def note_near_ties(problem: Problem, context: Context) -> None:
     """Name the given inputs whose decisions are nearly ties, and count those that FP32's own noise
     could turn, which are judged by nobody.
 
     Args:
-        case: the given inputs, and which decisions are asked about.
-        bench: has the references, and keeps what is said.
+        problem: the given inputs, and which decisions are asked about.
+        context: has the references, and keeps what is said.
     """
-    asked = [i for i in case.requirements.items if places_of(i.metric) or i.metric == EQUAL]
+    asked = [i for i in problem.requirements.items if places_of(i.metric) or i.metric == EQUAL]
     if not asked:
         return
-    samples = case.samples[:_MOST_NEAR_TIES]
-    key = bench.prober.key("near ties", *(sample.digest for sample in samples))
-    known = bench.journal.recall(key)
+    samples = problem.samples[:_MOST_NEAR_TIES]
+    key = context.evaluator.key("near ties", *(sample.digest for sample in samples))
+    known = context.cache.recall(key)
     if known is None:
-        found = [_least(case, bench.references.of(sample)) for sample in samples]
-        bench.journal.record_later(Row(key, "near ties", found))
+        found = [_least(problem, context.references.of(sample)) for sample in samples]
+        context.cache.record_later(Row(key, "near ties", found))
     else:
         found = known[0]
     ties, decisions = sum(t for _, t, _ in found), sum(n for _, _, n in found)
@@ -172,7 +172,7 @@ def note_near_ties(case: Case, bench: Bench) -> None:
             f"{'is a tie' if ties == 1 else 'are ties'} within FP32's own noise, not counted "
             "whatever a plan makes of it"
         )
-        bench.note(Finding("ties", "", message))
+        context.note(Finding("ties", "", message))
     order = np.argsort([gap for gap, _, _ in found], kind="stable")
     near = [int(i) for i in order if TIE < found[i][0] < _NEAR]
     if near:
@@ -183,19 +183,19 @@ def note_near_ties(case: Case, bench: Bench) -> None:
             f"{named}{more}; such inputs ask for most of the layers, and a share of them may be "
             "let miss (@mean, --holds-on)"
         )
-        bench.note(Finding("near-tie", samples[near[0]].name, message))
+        context.note(Finding("near-tie", samples[near[0]].name, message))
 
 
-def note_few_differ(case: Case, bench: Bench) -> None:
+def note_few_differ(problem: Problem, context: Context) -> None:
     """Say of integers and truth values how many differ with everything lowered, where these are
     few: a class or a mask that is asked to be equal asks for FP32 as soon as one of them may turn.
 
     Args:
-        case: what is asked of which outputs.
-        bench: knows what everything lowered does, and keeps what is said.
+        problem: what is asked of which outputs.
+        context: knows what everything lowered does, and keeps what is said.
     """
-    found = [bench.prober.known(case.base, sample) for sample in case.samples]
-    for place, item in enumerate(case.requirements.items):
+    found = [context.evaluator.known(problem.base, sample) for sample in problem.samples]
+    for place, item in enumerate(problem.requirements.items):
         if item.metric != EQUAL or item.limit < 1.0:
             continue
         shares = [f.values[place] for f in found if f is not None and f.values]
@@ -207,12 +207,12 @@ def note_few_differ(case: Case, bench: Bench) -> None:
                 f"of output {item.output!r} {100.0 * (1.0 - least):.2g} % of the elements differ "
                 f"with everything lowered: where that may be, ask for --requirement '{asked}'"
             )
-            bench.note(Finding("few-differ", item.output or "", message))
+            context.note(Finding("few-differ", item.output or "", message))
 
 
-def _least(case: Case, reference: Arrays) -> tuple[float, int, int]:
+def _least(problem: Problem, reference: Arrays) -> tuple[float, int, int]:
     """The smallest gap of a decision that is no tie, the ties, and how many decisions there are."""
-    every = [np.ravel(g) for g in _asked(case, reference)]
+    every = [np.ravel(g) for g in _asked(problem, reference)]
     if not every:
         return float("inf"), 0, 0
     flat = np.concatenate(every)
@@ -220,10 +220,10 @@ def _least(case: Case, reference: Arrays) -> tuple[float, int, int]:
     return float(real.min(initial=np.inf)), int(np.count_nonzero(flat <= TIE)), int(flat.size)
 
 
-def _asked(case: Case, reference: Arrays) -> Iterator[NDArray[Any]]:
+def _asked(problem: Problem, reference: Arrays) -> Iterator[NDArray[Any]]:
     """The gaps of each decision that is asked about."""
     known = gaps_of(reference)
-    for item in case.requirements.items:
+    for item in problem.requirements.items:
         names: Sequence[str] = [n for n in reference if item.output in (None, n)]
         for name in names:
             output = reference[name]

@@ -19,8 +19,8 @@ from bisect_trt.base.sample import Sample
 from bisect_trt.metrics.arrays import Arrays
 from bisect_trt.metrics.parser import DEFAULT_REQUIREMENTS, parse_requirements
 from bisect_trt.metrics.requirements import Requirements, times
-from bisect_trt.steps.context import Bench
-from bisect_trt.steps.problem import Case
+from bisect_trt.steps.context import Context
+from bisect_trt.steps.problem import Problem
 
 _NAMED = 3
 Change = Callable[[NDArray[np.float32]], NDArray[np.float32]]
@@ -29,19 +29,19 @@ _MEAN, _DEVIATION = (
 )
 
 
-def check_golden(case: Case, bench: Bench) -> Diagnosis | None:
+def check_golden(problem: Problem, context: Context) -> Diagnosis | None:
     """The end of the run if the reference itself misses the golden outputs; None if it meets them,
     or none were given.
 
     Raises:
         BadInputError: a golden output has another shape than the model's.
     """
-    golden = case.golden
+    golden = problem.golden
     if golden is None:
         return None
-    sample = case.samples[0]
-    reference = bench.references.of(sample)
-    told = other_shapes(case, reference) or _not_finite(golden, reference)
+    sample = problem.samples[0]
+    reference = context.references.of(sample)
+    told = other_shapes(problem, reference) or _not_finite(golden, reference)
     if told is not None:
         return told
     if left := [name for name in reference if name not in golden]:
@@ -49,18 +49,18 @@ def check_golden(case: Case, bench: Bench) -> Diagnosis | None:
             f"--golden has no {some_of(left, _NAMED)}: of the outputs only the others were held "
             "to it"
         )
-        bench.note(Finding("golden", left[0], message))
-    asked = _for_golden(case.requirements, golden)
+        context.note(Finding("golden", left[0], message))
+    asked = _for_golden(problem.requirements, golden)
     score = _score(asked, golden, reference)
     if score <= 1.0:
         return None
-    bench.observer.station("golden outputs")
+    context.observer.step("golden outputs")
 
     def remaining(arrays: Arrays) -> float:
-        return _score(asked, golden, case.reference.outputs(Sample("changed", arrays)))
+        return _score(asked, golden, problem.reference.outputs(Sample("changed", arrays)))
 
     found = explain_golden(sample.arrays, remaining)
-    case.reference.release()
+    problem.reference.release()
     why = (
         "none of the usual mistakes of preprocessing explains it: look at the export, or at what "
         "else the framework does to its input."
@@ -73,25 +73,25 @@ def check_golden(case: Case, bench: Bench) -> Diagnosis | None:
     return Diagnosis(
         Cause.GOLDEN_MISMATCH,
         f"The reference itself differs from the golden outputs ({times(score)}, "
-        f"{_where(asked, case.requirements, golden, reference)}); {why}",
+        f"{_where(asked, problem.requirements, golden, reference)}); {why}",
     )
 
 
-def other_shapes(case: Case, reference: Arrays) -> Diagnosis | None:
+def other_shapes(problem: Problem, reference: Arrays) -> Diagnosis | None:
     """The end of the run if a golden output has another shape than the reference's.
 
     Args:
-        case: has the golden outputs, if any.
+        problem: has the golden outputs, if any.
         reference: the outputs for the input that they belong to.
 
     Raises:
         BadInputError: it is a shape that the model's output cannot have.
     """
-    for name, array in (case.golden or {}).items():
+    for name, array in (problem.golden or {}).items():
         if array.shape == reference[name].shape:
             continue
         said = f"output {name!r} has shape {array.shape}, the model gives {reference[name].shape}"
-        if _may_differ(case.graph.proto, name, array.shape):
+        if _may_differ(problem.graph.proto, name, array.shape):
             told = f"The reference itself differs from the golden outputs: {said}; look at the "
             return Diagnosis(
                 Cause.GOLDEN_MISMATCH, f"{told}export, or whether they are of this input."

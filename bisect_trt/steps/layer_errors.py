@@ -29,8 +29,8 @@ from bisect_trt.metrics.errors import (
 )
 from bisect_trt.model.layers import Layer
 from bisect_trt.runners.node_by_node import LayerValues
-from bisect_trt.steps.context import Bench
-from bisect_trt.steps.problem import Case
+from bisect_trt.steps.context import Context
+from bisect_trt.steps.problem import Problem
 
 _WAITING, _HELD, _HELD_BY_CORE, _HELD_BY_ONE = 32, 32 << 20, 4 << 20, 96 << 20
 """Layers, and bytes of their values, that are compared while the network goes on: ONNX Runtime's
@@ -65,7 +65,7 @@ _CHANNELS_SECOND = frozenset(
 _SHOWN = ("max_abs", "mean_abs", "median_abs", "rmse", "rel_range", "cosine", "snr_db")
 
 
-def trace_layers(case: Case, bench: Bench, samples: Sequence[Sample]) -> pd.DataFrame:
+def trace_layers(problem: Problem, context: Context, samples: Sequence[Sample]) -> pd.DataFrame:
     """A row for each lowered layer in network order: the worst and mean accumulated errors over the
     samples, the introduced errors (prefix ``introduced_``) and the
     reference's range; ``underflows`` where values that are not finite come from small ones that
@@ -74,37 +74,39 @@ def trace_layers(case: Case, bench: Bench, samples: Sequence[Sample]) -> pd.Data
     Recalled from the journal where it is there.
 
     Args:
-        case: the layers.
-        bench: what goes through the network.
+        problem: the layers.
+        context: what goes through the network.
         samples: a few inputs.
     """
-    precision = case.settings.precision
-    how = "kernels" if bench.rtx_sums else ""
+    precision = problem.settings.precision
+    how = "kernels" if context.rtx_sums else ""
     digests = [sample.digest for sample in samples]
-    key = bench.prober.key("layer columns", precision.value, how, *digests)
-    found = bench.journal.recall(key)
+    key = context.evaluator.key("layer columns", precision.value, how, *digests)
+    found = context.cache.recall(key)
     columns: dict[str, list[Any]]
     if found is not None:
         columns = found[0]
     else:
         with ThreadPoolExecutor(thread_count()) as pool:
-            columns = _traced(case, bench, samples, pool).columns(case.layers)
-        bench.journal.record([Row(key, "layers", columns)])
-    layers = case.layers
+            columns = _traced(problem, context, samples, pool).columns(problem.layers)
+        context.cache.record([Row(key, "layers", columns)])
+    layers = problem.layers
     told = {"op": [x.op for x in layers], "scope": [x.scope for x in layers]}
     table = pd.DataFrame({"layer": [x.name for x in layers], **told, **columns})
-    case.reference.turns.trim()
+    problem.reference.turns.trim()
     return table
 
 
-def _traced(case: Case, bench: Bench, samples: Sequence[Sample], pool: Executor) -> _Found:
-    plan = PrecisionPlan(case.settings.precision, case.source_fp32)
+def _traced(
+    problem: Problem, context: Context, samples: Sequence[Sample], pool: Executor
+) -> _Found:
+    plan = PrecisionPlan(problem.settings.precision, problem.source_fp32)
     found = _Found(len(samples))
-    ops = {layer.name: layer.op for layer in case.layers}
-    expected = len(samples) * len(case.layers)
+    ops = {layer.name: layer.op for layer in problem.layers}
+    expected = len(samples) * len(problem.layers)
     for number, sample in enumerate(samples):
-        traced = bench.emulator.trace(sample, plan, rtx_sums=bench.rtx_sums)
-        done = number * len(case.layers)
+        traced = context.emulator.trace(sample, plan, rtx_sums=context.rtx_sums)
+        done = number * len(problem.layers)
         waiting: deque[_Measured] = deque()
         for values in _until_failure(traced):
             waiting.append(_Measured(pool, values, _channel_axis(ops, values)))
@@ -113,7 +115,7 @@ def _traced(case: Case, bench: Bench, samples: Sequence[Sample], pool: Executor)
             while _too_many(waiting):
                 found.add(number, waiting.popleft())
             done += 1
-            bench.observer.progress(min(done, expected), expected, last)
+            context.observer.progress(min(done, expected), expected, last)
         for layer in waiting:
             found.add(number, layer)
     return found

@@ -89,7 +89,7 @@ _KEPT = 20
 """Inferences' worth of activations that fill the store at the cuts, and as many again of draws with
 their references, if neither is full before."""
 
-_DRAWS = 128 << 20
+_COPIES = 128 << 20
 """Bytes of draws and references in memory, and of what the sessions of a few plans hold beside:
 fitted to the peaks of benchmarks/results/scale.md."""
 
@@ -135,7 +135,7 @@ class Need:
         and holds no reference.
         """
         each = PROCESS + self._node * self.nodes + self._filled(room_beside(self.weights))
-        own = self._copies * self.weights + _NETWORKS * self.activations + self._filled(_DRAWS)
+        own = self._copies * self.weights + _NETWORKS * self.activations + self._filled(_COPIES)
         worker = each + self.weights + (_NETWORKS - 1) * self.activations
         # The workers together make as many inferences at once as this process does.
         more = self._more_at_once * (2 if self.workers else 1)

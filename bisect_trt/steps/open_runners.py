@@ -26,7 +26,7 @@ from bisect_trt.base.limits import free_bytes, thread_count
 from bisect_trt.base.outcomes import Finding, Verdict
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
-from bisect_trt.evaluate.cache import Journal, Row, content_key
+from bisect_trt.evaluate.cache import Cache, Row, content_key
 from bisect_trt.model.save import weights_size
 from bisect_trt.runners.base import Anticipating, Runner
 from bisect_trt.runners.concurrency import side_by_side
@@ -40,14 +40,14 @@ from bisect_trt.runners.device import (
 )
 from bisect_trt.runners.device_check import why_not_on_cuda
 from bisect_trt.runners.emulator import EmulatedRunner
-from bisect_trt.runners.emulator_workers import SERVER, EmulatedFleet, server_arguments
+from bisect_trt.runners.emulator_workers import SERVER, EmulatorPool, server_arguments
 from bisect_trt.runners.ort_cuda import OrtCudaRunner
-from bisect_trt.runners.process import Crew, IsolatedWorker, Remote
+from bisect_trt.runners.process import IsolatedWorker, Remote, WorkerPool
 from bisect_trt.runners.ray_actors import LOCAL, ray_actors
 from bisect_trt.runners.tensorrt.records import installed_module
 from bisect_trt.runners.tensorrt.runner import TensorRTRunner
 from bisect_trt.settings import Settings
-from bisect_trt.steps.problem import Case
+from bisect_trt.steps.problem import Problem
 
 _ON_GPU, _OF_THREE = 0.05, 0.4
 """Beside two cores; a third of a draw's inferences are the second emulator's."""
@@ -62,25 +62,25 @@ class Pace:
     """What an inference takes in the mean.
 
     Args:
-        case: what is run.
+        problem: what is run.
         emulator: what runs it.
-        journal: keeps what a clock said.
+        cache: keeps what a clock said.
         key: the journal's, of the parts that name an answer.
         beside_engine: whether an engine judges, and the second emulator need not.
     """
 
     def __init__(
         self,
-        case: Case,
+        problem: Problem,
         emulator: EmulatedRunner,
-        journal: Journal,
+        cache: Cache,
         key: Callable[..., str],
         *,
         beside_engine: bool,
     ) -> None:
-        self._case = case
+        self._problem = problem
         self._emulator = emulator
-        self._journal = journal
+        self._cache = cache
         self._key = key
         self._beside_engine = beside_engine
         self._took_s = 0.0
@@ -96,7 +96,7 @@ class Pace:
 
     @property
     def _counted_s(self) -> float:
-        usual = self._case.usual_seconds
+        usual = self._problem.usual_seconds
         if self._emulator.device != CPU:
             usual *= _ON_GPU if self._beside_engine else _OF_THREE
         return usual
@@ -121,9 +121,9 @@ class Pace:
         """An inference's seconds by the quickest of a few, each from the inputs on; of a slow one's
         there are fewer. Infinite where it fails.
         """
-        sample, plan = self._case.samples[0], self._case.base
+        sample, plan = self._problem.samples[0], self._problem.base
         key = self._key("took", plan.digest, sample.digest)
-        known = self._journal.recall(key)
+        known = self._cache.recall(key)
         if known is not None:
             return float(known[0])
         quickest, began = math.inf, time.perf_counter()
@@ -138,7 +138,7 @@ class Pace:
             quickest = min(quickest, now - before)
             if now - began > _AGAIN_S:
                 break
-        self._journal.record([Row(key, "took", quickest)])
+        self._cache.record([Row(key, "took", quickest)])
         return quickest
 
 
@@ -186,49 +186,49 @@ def emulator_device(settings: Settings) -> tuple[Device, tuple[Finding, ...]]:
 
 
 def open_emulator(
-    case: Case, device: Device, journal: Journal | None
+    problem: Problem, device: Device, cache: Cache | None
 ) -> tuple[EmulatedRunner, tuple[Finding, ...]]:
     """The emulator of this process, and what there is to say of where it computes.
 
     Args:
-        case: the model, the inputs and the settings.
+        problem: the model, the inputs and the settings.
         device: as of :func:`emulator_device`; ``auto`` takes it where a probe there is faster than
             on the CPU, which makes several beside each other.
-        journal: remembers what was chosen, so that the same command goes on with its own answers.
+        cache: remembers what was chosen, so that the same command goes on with its own answers.
     """
-    settings, turns = case.settings, case.reference.turns
+    settings, turns = problem.settings, problem.reference.turns
     if device == CPU or settings.ray is not None:
-        return EmulatedRunner(case.graph, settings.precision, turns=turns), ()
-    key = content_key("emulate-on", case.key, settings.emulate_on, device.name, ort.__version__)
-    found = journal.recall(key) if journal is not None else None
-    emulator = EmulatedRunner(case.graph, settings.precision, device=device, turns=turns)
+        return EmulatedRunner(problem.graph, settings.precision, turns=turns), ()
+    key = content_key("emulate-on", problem.key, settings.emulate_on, device.name, ort.__version__)
+    found = cache.recall(key) if cache is not None else None
+    emulator = EmulatedRunner(problem.graph, settings.precision, device=device, turns=turns)
     if found is None:
         try:
-            meta = _tried(case, emulator, timed=settings.emulate_on == "auto")
+            meta = _tried(problem, emulator, timed=settings.emulate_on == "auto")
         except MachineError as error:  # whose memory others took: another run may find it free
             if settings.emulate_on != "auto":
                 raise
-            meta, journal = _passed_over(one_line(error)), None
-        if journal is not None:
-            journal.record([Row(key, "emulate-on", meta)])
+            meta, cache = _passed_over(one_line(error)), None
+        if cache is not None:
+            cache.record([Row(key, "emulate-on", meta)])
     else:
         meta = found[0]
     findings = _findings(meta["layers_on_cpu"], device, meta["failure"])
     if not meta["chosen"]:
         emulator = EmulatedRunner(
-            case.graph, settings.precision, constants=emulator.constants, turns=turns
+            problem.graph, settings.precision, constants=emulator.constants, turns=turns
         )
     return emulator, findings
 
 
-def _tried(case: Case, emulator: EmulatedRunner, *, timed: bool) -> dict[str, Any]:
+def _tried(problem: Problem, emulator: EmulatedRunner, *, timed: bool) -> dict[str, Any]:
     """What one inference shows, plain data: whether ``emulator`` is chosen, which layers the CPU
     ran in its device's place, and why nothing ran. Where the CPU is faster than a GPU can be, it is
     the CPU's. Raises :class:`MachineError` where the device gave out, which tells nothing of it.
     """
-    sample, plan = case.samples[0], PrecisionPlan(Precision.FP32)
-    on_cpu = _on_cpu(case, sample) if timed else math.inf
-    nodes = sum(node.op_type != "Constant" for node in case.graph.proto.graph.node)
+    sample, plan = problem.samples[0], PrecisionPlan(Precision.FP32)
+    on_cpu = _on_cpu(problem, sample) if timed else math.inf
+    nodes = sum(node.op_type != "Constant" for node in problem.graph.proto.graph.node)
     if on_cpu < _A_NODE_S * nodes:
         return _passed_over()
 
@@ -252,15 +252,15 @@ def _passed_over(failure: str = "") -> dict[str, Any]:
     return {"chosen": False, "layers_on_cpu": [], "failure": failure}
 
 
-def _on_cpu(case: Case, sample: Sample) -> float:
+def _on_cpu(problem: Problem, sample: Sample) -> float:
     """About the seconds of a probe on the CPU, at the pace of as many as are made beside each other
     there. Told by the reference: it is open, and an emulator of a large model is not opened for
     nothing.
     """
-    count = case.reference.at_once(sample)
+    count = problem.reference.at_once(sample)
 
     def beside() -> object:
-        return tuple(side_by_side(case.reference.outputs, [sample] * count, lambda _: count))
+        return tuple(side_by_side(problem.reference.outputs, [sample] * count, lambda _: count))
 
     return _PROBE * _seconds(beside, _TIMED) / count
 
@@ -297,14 +297,16 @@ _STALL_S = 60.0
 """An emulator's worker computes or reads; without any use of the processor for so long it hangs."""
 
 
-def open_fleet(case: Case, local: EmulatedRunner, device: Device) -> EmulatedFleet | None:
+def open_emulator_pool(
+    problem: Problem, local: EmulatedRunner, device: Device
+) -> EmulatorPool | None:
     """The emulator's workers; None for a run in this process alone.
 
     Several processes of one machine share its cores evenly, are no more than these, and take its
     GPUs in turn. On a cluster each has one core, or its part of ``--threads``.
 
     Args:
-        case: the model and the settings.
+        problem: the model and the settings.
         local: the emulator of this process, on the device that it chose.
         device: what actors on a cluster compute on.
 
@@ -312,7 +314,7 @@ def open_fleet(case: Case, local: EmulatedRunner, device: Device) -> EmulatedFle
         BadInputError: the model cannot be sent to them.
         RunnerUnavailableError: the cluster asked for is not there.
     """
-    settings = case.settings
+    settings = problem.settings
     if settings.workers == 1 and settings.ray is None:
         return None
     if settings.ray in (None, LOCAL):
@@ -322,7 +324,7 @@ def open_fleet(case: Case, local: EmulatedRunner, device: Device) -> EmulatedFle
         threads = max(1, (settings.threads or count) // count)
     device = local.device if settings.ray is None else device
     arguments = server_arguments(
-        case.graph.proto,
+        problem.graph.proto,
         settings.precision,
         threads,
         replace(device, number=0),
@@ -337,7 +339,9 @@ def open_fleet(case: Case, local: EmulatedRunner, device: Device) -> EmulatedFle
             IsolatedWorker(SERVER, arguments, seen, stall_s=_STALL_S)
             for seen in gpus_in_turn(visible_gpus() if device != CPU else (), count)
         ]
-    return EmulatedFleet(local, Crew(members, _ATTEMPTS), settings.probe_timeout_s, device)
+    return EmulatorPool(
+        local, WorkerPool(members, _ATTEMPTS), settings.evaluation_timeout_s, device
+    )
 
 
 def gpus_in_turn(gpus: Sequence[str], workers: int) -> list[dict[str, str]]:
@@ -364,9 +368,9 @@ def fewer_hired(asked: int, hired: int) -> str:
     return f"--workers {asked}: more than the {cores} to use here, so {hired} {were} hired"
 
 
-def baseline_plans(case: Case) -> tuple[PrecisionPlan, ...]:
+def baseline_plans(problem: Problem) -> tuple[PrecisionPlan, ...]:
     """FP32 with TF32 cleared, TF32 allowed, everything lowered."""
-    return PrecisionPlan(Precision.FP32), PrecisionPlan(Precision.TF32), case.base
+    return PrecisionPlan(Precision.FP32), PrecisionPlan(Precision.TF32), problem.base
 
 
 def begin(
@@ -407,7 +411,7 @@ held at most)."""
 EngineRunner = TensorRTRunner | OrtCudaRunner
 
 
-def open_engine(case: Case, caches: Path) -> EngineRunner | None:
+def open_engine(problem: Problem, caches: Path) -> EngineRunner | None:
     """The runner that ``--runner`` names; None for the emulator, and for ``auto`` where no engine
     can run here.
 
@@ -415,24 +419,24 @@ def open_engine(case: Case, caches: Path) -> EngineRunner | None:
         RunnerUnavailableError: the one asked for cannot work here.
         MachineError: the GPU has no memory left for it.
     """
-    settings = case.settings
+    settings = problem.settings
     if settings.runner == "onnxruntime-cuda":
-        return OrtCudaRunner(case.graph, timeout_s=settings.probe_timeout_s)
+        return OrtCudaRunner(problem.graph, timeout_s=settings.evaluation_timeout_s)
     if settings.runner == "emulated":
         return None
     if settings.runner == "auto" and not _engine_likely(settings.trt_module):
         return None
     try:
         return TensorRTRunner(
-            case.graph,
-            (*case.samples, *case.holdout),
+            problem.graph,
+            (*problem.samples, *problem.holdout),
             settings.trt_module,
             profiles=settings.profiles,
             caches=caches,
-            timeout_s=settings.probe_timeout_s,
+            timeout_s=settings.evaluation_timeout_s,
             weak=settings.typing == "weak",
-            hire=partial(_engine_crew, settings),
-            builders=_builders(case),
+            hire=partial(_engine_pool, settings),
+            builders=_builders(problem),
         )
     except (RunnerUnavailableError, RunnerFailedError) as error:
         if settings.runner == "auto":
@@ -450,14 +454,14 @@ def has_rtx_sums(engine: EngineRunner | None, precision: Precision) -> bool:
     return rtx and precision is Precision.FP16
 
 
-def _builders(case: Case) -> int:
+def _builders(problem: Problem) -> int:
     """How many engines may be built beside the emulation: where cores and memory are left for it,
     and one process on this machine runs them.
     """
-    settings, free = case.settings, free_bytes()
+    settings, free = problem.settings, free_bytes()
     if settings.ray is not None or settings.workers > 1 or free is None:
         return 0
-    room = int(free // (_A_BUILD * weights_size(case.graph.proto) + _LEAST_FREE))
+    room = int(free // (_A_BUILD * weights_size(problem.graph.proto) + _LEAST_FREE))
     return max(0, min(_MOST_BUILDERS, thread_count() // _CORES_OF_ONE, room - 1))
 
 
@@ -474,7 +478,7 @@ def _engine_likely(module: str | None) -> bool:
     return True
 
 
-def _engine_crew(settings: Settings, target: str, arguments: Mapping[str, Any]) -> Crew:
+def _engine_pool(settings: Settings, target: str, arguments: Mapping[str, Any]) -> WorkerPool:
     """One worker a GPU, at most ``--workers`` of them: processes here, each with its own
     CUDA_VISIBLE_DEVICES, or Ray actors.
     """
@@ -482,12 +486,12 @@ def _engine_crew(settings: Settings, target: str, arguments: Mapping[str, Any]) 
         gpus = 0.5 if settings.emulate_on == "cuda" else 1  # the emulators take the other halves
         # They wait for their GPU: the cores are the emulators'.
         actors = ray_actors(settings.ray, target, arguments, settings.workers, gpus, cpus=0)
-        return Crew(actors, ends=_REPEATED)
+        return WorkerPool(actors, ends=_REPEATED)
     devices = visible_gpus()[: settings.workers]
     if settings.workers == 1 or len(devices) < 2:
-        return Crew([IsolatedWorker(target, arguments)], ends=_REPEATED)
+        return WorkerPool([IsolatedWorker(target, arguments)], ends=_REPEATED)
     members = [IsolatedWorker(target, arguments, {"CUDA_VISIBLE_DEVICES": d}) for d in devices]
-    return Crew(members, ends=_REPEATED)
+    return WorkerPool(members, ends=_REPEATED)
 
 
 def idle_options(chosen: Settings) -> str:

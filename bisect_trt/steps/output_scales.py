@@ -12,58 +12,60 @@ from bisect_trt.base.display import counted, some_of
 from bisect_trt.base.errors import BadInputError, RunnerFailedError
 from bisect_trt.base.outcomes import Finding
 from bisect_trt.base.sample import evenly
-from bisect_trt.evaluate.cache import Journal, Row, content_key
+from bisect_trt.evaluate.cache import Cache, Row, content_key
 from bisect_trt.evaluate.references import References
 from bisect_trt.metrics.arrays import Arrays
 from bisect_trt.metrics.decisions import BoxMatch
 from bisect_trt.metrics.scales import Scale, measure_scales
-from bisect_trt.steps.problem import Case
+from bisect_trt.steps.problem import Problem
 from bisect_trt.version import __version__
 
 _NAMED_ENTRIES = 4
 
-_STEADY, _ROUNDING = 30.0, 1e-6
+_REPRODUCIBLE, _ROUNDING = 30.0, 1e-6
 """An output that varies by less than a thirtieth of its RMS is held to a third of what it varies by
 or more; by less than a millionth it is constant."""
 
 _QUIET = 100.0
 
 
-def with_scales(case: Case, references: References, journal: Journal) -> tuple[Case, list[Finding]]:
-    """``case`` with the scales of its outputs, and what a reader should know of them, where a
+def with_scales(
+    problem: Problem, references: References, cache: Cache
+) -> tuple[Problem, list[Finding]]:
+    """``problem`` with the scales of its outputs, and what a reader should know of them, where a
     requirement is judged by scale and no saved plan has brought them: recalled from the journal, or
     measured on the given inputs.
 
     Args:
-        case: the model, the inputs and the requirements.
+        problem: the model, the inputs and the requirements.
         references: gives the FP32 outputs.
-        journal: where they are kept.
+        cache: where they are kept.
 
     Raises:
         BadInputError: the model cannot be run on an input.
     """
-    asked = case.requirements
+    asked = problem.requirements
     if asked.scales or not any(item.by_scale for item in asked.items):
-        return case, _groups(asked.scales)
-    digests = [sample.digest for sample in case.samples]
-    key = content_key(__version__, case.model.digest, "scales", case.judged, digests)
-    known = journal.recall(key)
+        return problem, _groups(asked.scales)
+    digests = [sample.digest for sample in problem.samples]
+    key = content_key(__version__, problem.model.digest, "scales", problem.judged, digests)
+    known = cache.recall(key)
     if known is None:
         sums: dict[str, list[_Sums]] = {}
         try:
-            references.prepare(case.samples, lambda: None)
-            scales = measure_scales(_outputs(case, references, sums), _static_axes(case))
+            references.prepare(problem.samples, lambda: None)
+            scales = measure_scales(_outputs(problem, references, sums), _static_axes(problem))
         except RunnerFailedError as error:
             raise BadInputError(str(error)) from error
         told = {name: scale.as_json() for name, scale in scales.items()}
         remarks = [r for name, scale in scales.items() for r in _remarks(name, scale, sums[name])]
-        journal.record_later(Row(key, "scales", {"scales": told, "remarks": remarks}))
+        cache.record_later(Row(key, "scales", {"scales": told, "remarks": remarks}))
     else:
         scales = {name: Scale.from_json(told) for name, told in known[0]["scales"].items()}
         remarks = known[0]["remarks"]
     found = [Finding(kind, name, message) for kind, name, message in remarks]
-    case = replace(case, requirements=replace(asked, scales=scales))
-    return case, [*found, *_groups(scales)]
+    problem = replace(problem, requirements=replace(asked, scales=scales))
+    return problem, [*found, *_groups(scales)]
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def _remarks(name: str, scale: Scale, sums: Sequence[_Sums]) -> list[tuple[str, 
     if scale.axis is not None:
         return []
     found = []
-    if _ROUNDING * rms < deviation < rms / _STEADY:
+    if _ROUNDING * rms < deviation < rms / _REPRODUCIBLE:
         message = (
             f"output {name!r} varies by {deviation:.3g} only around {mean:.4g}, and its errors are "
             f"held to 1 % of the latter: ask for what matters, --requirement '{name}:max_abs<=X'"
@@ -130,9 +132,11 @@ def _groups(scales: Mapping[str, Scale]) -> list[Finding]:
     return found
 
 
-def _outputs(case: Case, references: References, sums: dict[str, list[_Sums]]) -> Iterator[Arrays]:
+def _outputs(
+    problem: Problem, references: References, sums: dict[str, list[_Sums]]
+) -> Iterator[Arrays]:
     """The outputs of each given input; ``sums`` is filled on the way."""
-    for sample in case.samples:
+    for sample in problem.samples:
         outputs = references.of(sample)
         for name, array in outputs.items():
             if array.dtype.kind == "f":
@@ -144,13 +148,13 @@ def _outputs(case: Case, references: References, sums: dict[str, list[_Sums]]) -
         yield outputs
 
 
-def _static_axes(case: Case) -> dict[str, list[bool]]:
+def _static_axes(problem: Problem) -> dict[str, list[bool]]:
     """By output, whether the model fixes the size of each axis; those of unknown rank are left
     out.
     """
     return {
         value.name: [dim.dim_value > 0 for dim in value.type.tensor_type.shape.dim]
-        for value in case.graph.proto.graph.output
+        for value in problem.graph.proto.graph.output
         if value.type.tensor_type.HasField("shape")
     }
 
@@ -172,24 +176,24 @@ def _entries(entries: tuple[int, ...]) -> str:
 _MOST_CHECKED = 8
 
 
-def check_parts(case: Case, references: References) -> None:
+def check_parts(problem: Problem, references: References) -> None:
     """Refuse a slice that takes nothing and detections of which there are none: every plan would
     pass.
 
     Args:
-        case: the inputs and the requirements.
+        problem: the inputs and the requirements.
         references: gives the FP32 outputs.
 
     Raises:
         BadInputError: names the condition and the output's shape.
     """
-    asked = case.requirements
+    asked = problem.requirements
     sliced = [item for item in asked.items if item.part]
     matches = {n: m for n, m in asked.metrics.items() if isinstance(m, BoxMatch)}
     if not sliced and not matches:
         return
     try:
-        outputs = [references.of(sample) for sample in evenly(case.samples, _MOST_CHECKED)]
+        outputs = [references.of(sample) for sample in evenly(problem.samples, _MOST_CHECKED)]
     except RunnerFailedError as error:
         raise BadInputError(str(error)) from error
     for item in sliced:

@@ -18,7 +18,7 @@ from bisect_trt.base.sample import Sample
 from bisect_trt.evaluate.cache import content_key
 from bisect_trt.inputs.augmentations import check_kinds
 from bisect_trt.inputs.files import load_golden
-from bisect_trt.inputs.perturbations import can_be_redrawn, can_redraw_lookups
+from bisect_trt.inputs.perturbations import can_be_perturbed, can_perturb_lookups
 from bisect_trt.inputs.samples import (
     few_ids,
     load_inputs,
@@ -33,7 +33,7 @@ from bisect_trt.metrics.parser import load_metrics, parse_requirements
 from bisect_trt.metrics.requirements import Requirements
 from bisect_trt.metrics.rounding import INFINITE_FROM
 from bisect_trt.metrics.user_metric import UserMetric
-from bisect_trt.model.cautions import cautions, doubles, refuse_unfit, weight_findings
+from bisect_trt.model.cautions import cautions, doubles, refuse_unsupported, weight_findings
 from bisect_trt.model.graph import FLOATS, Graph
 from bisect_trt.model.inputs import input_specs, length_axes
 from bisect_trt.model.layernorm import Fused, fuse_layernorm
@@ -131,18 +131,18 @@ _ALL_TOGETHER = (
 
 
 @dataclass(frozen=True)
-class Case:
+class Problem:
     """Model, inputs and requirements of one run, all of them usable.
 
     ``holdout`` are inputs that no search sees; ``layers`` those that can run at the settings'
     precision; ``golden`` the original
     framework's outputs, if they were given; ``rewritten`` maps the layers that ``--rewrite`` made
     to those they stand for; ``findings`` what could be said before anything ran; ``reference`` the
-    opened FP32 model, ``metrics`` the user's own. ``held_pins`` and ``held_low`` are layers that
+    opened FP32 model, ``metrics`` the user's own. ``held_pins`` and ``kept_reduced`` are layers that
     stay in FP32, or reduced, whatever the search would say; ``begin`` the pins of the ``older``
     plan that it begins with; ``marked`` the layers that the tables show, None for all.
     ``usual_seconds`` is about what an emulated inference takes, counted from the model.
-    ``on_engine`` is true where an engine has the last word; ``unfit`` are the held pins that it
+    ``on_engine`` is true where an engine has the last word; ``unsupported`` are the held pins that it
     does not take reduced, and ``source_fp32`` those that a source which is reduced already
     (``lifted``) keeps so.
     ``graph`` is what is judged, with the outputs ``judged`` where that is a part of the ``whole``.
@@ -162,12 +162,12 @@ class Case:
     usual_seconds: float
     metrics: tuple[UserMetric, ...] = ()
     held_pins: frozenset[str] = frozenset()
-    held_low: frozenset[str] = frozenset()
+    kept_reduced: frozenset[str] = frozenset()
     begin: frozenset[str] = frozenset()
     older: SavedPlan | None = None
     marked: frozenset[str] | None = None
     on_engine: bool = False
-    unfit: frozenset[str] = frozenset()
+    unsupported: frozenset[str] = frozenset()
     lifted: bool = False
     source_fp32: frozenset[str] = frozenset()
     whole: Graph = field(default_factory=lambda: Graph(onnx.ModelProto()))
@@ -181,13 +181,13 @@ class Case:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The ids of the layers that are searched, in network order: those that are not held."""
-        held = self.held_pins | self.held_low
+        held = self.held_pins | self.kept_reduced
         return tuple(layer.name for layer in self.layers if layer.name not in held)
 
     @cached_property
     def base(self) -> PrecisionPlan:
         """Everything lowered but for the layers that are held in FP32."""
-        movers = list_movers(self.graph, self.settings.precision).apart_from(self.held_low)
+        movers = list_movers(self.graph, self.settings.precision).apart_from(self.kept_reduced)
         return PrecisionPlan(self.settings.precision, held=self.held_pins, movers=movers)
 
     @cached_property
@@ -225,14 +225,14 @@ class Case:
     @cached_property
     def moves_inputs(self) -> bool:
         """Whether some given input can be moved a little."""
-        return any(can_be_redrawn(s.arrays, self.graph.discrete) for s in self.samples)
+        return any(can_be_perturbed(s.arrays, self.graph.discrete) for s in self.samples)
 
     @cached_property
     def moves_lookups(self) -> bool:
         """Whether none can, and what some given input looks up can."""
         if self.moves_inputs or not self.graph.lookups:
             return False
-        return any(can_redraw_lookups(self.lookups.of(s)) for s in self.samples)
+        return any(can_perturb_lookups(self.lookups.of(s)) for s in self.samples)
 
     @cached_property
     def key(self) -> str:
@@ -245,7 +245,7 @@ class Case:
         return content_key(__version__, self.model.digest, *parts)
 
 
-def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Case:
+def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Problem:
     """Read and check everything.
 
     Args:
@@ -257,12 +257,12 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Ca
     Raises:
         BadInputError: names the file, tensor or option that cannot be used.
     """
-    observer.station("load")
+    observer.step("load")
     source = load_source(settings.model)
     model, lifted = source.model, source.lifted
     if lifted is not None and settings.precision is Precision.FP16:  # the default
         settings = replace(settings, precision=lifted.precision)
-    check_kinds(settings.variants)
+    check_kinds(settings.augmented)
     graph, specs = source.graph, input_specs(model.proto)
     whole, outputs, cut_at = graph, list[str](), list[str]()
     if settings.outputs:
@@ -272,7 +272,7 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Ca
     if outputs:
         model = replace(model, proto=judged_part(model.proto, outputs))
         graph = replace(graph, proto=model.proto, stored_outputs={})
-    refuse_unfit(graph, model.name)
+    refuse_unsupported(graph, model.name)
     check_need(need_of(graph, settings, specs), model.name)
     older = read_plan(settings.start_from) if settings.start_from is not None else None
     seen = older.inputs if older is not None else frozenset[str]()
@@ -287,11 +287,11 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Ca
         graph = replace(graph, proto=model.proto)
     reference = Reference(graph, model.name)
     layers = _layers(graph, settings, model.name)
-    held_pins, held_low = held_layers(settings, layers)
+    held_pins, kept_reduced = held_layers(settings, layers)
     islands = lifted.islands if lifted is not None else frozenset[str]()
-    source_fp32 = islands.intersection(x.name for x in layers) - held_low
+    source_fp32 = islands.intersection(x.name for x in layers) - kept_reduced
     held_pins |= source_fp32
-    searched = [x.name for x in layers if x.name not in held_pins | held_low]
+    searched = [x.name for x in layers if x.name not in held_pins | kept_reduced]
     begin, told = begun_at(older, searched)
     metrics, collective = load_metrics(settings.metrics)
     decided = [name for name in graph.outputs if graph.types.type_of(name) not in FLOATS]
@@ -316,7 +316,7 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Ca
     findings += (told,) if told is not None else ()
     for finding in findings:
         observer.finding(finding.message)
-    return Case(
+    return Problem(
         settings,
         model,
         graph,
@@ -331,7 +331,7 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Ca
         usual_seconds(graph, samples),
         (*metrics.values(), *collective.values()),
         held_pins,
-        held_low,
+        kept_reduced,
         begin,
         older,
         marked_layers(settings, graph, layers),

@@ -16,9 +16,9 @@ from pathlib import Path
 from bisect_trt.base.atomic_files import RESULT_FILES, RUN, VERIFY_FILES, scratch_in
 from bisect_trt.base.errors import BadInputError, not_written
 from bisect_trt.base.user_code import content_digest
-from bisect_trt.evaluate.cache import JOURNAL, Journal, Row, content_key
+from bisect_trt.evaluate.cache import CACHE, Cache, Row, content_key
 from bisect_trt.metrics.user_metric import UserMetric
-from bisect_trt.steps.problem import Case
+from bisect_trt.steps.problem import Problem
 
 try:
     import fcntl
@@ -29,11 +29,11 @@ _OWNER = "owner"
 
 
 @contextmanager
-def claimed_folder(case: Case, folder: Path) -> Iterator[Journal]:
+def claimed_folder(problem: Problem, folder: Path) -> Iterator[Cache]:
     """The journal in ``folder``, which nobody else uses until the block ends.
 
     Args:
-        case: the model, the inputs and the settings.
+        problem: the model, the inputs and the settings.
         folder: made if it is not there.
 
     Raises:
@@ -42,10 +42,10 @@ def claimed_folder(case: Case, folder: Path) -> Iterator[Journal]:
         MachineError: the disk is full.
     """
     with held_folder(folder):
-        _check_files(folder, case)
-        with scratch_in(folder), closing(Journal(folder)) as journal:
-            journal.record([Row(_OWNER, _OWNER, _source_of(case))])
-            yield journal
+        _check_files(folder, problem)
+        with scratch_in(folder), closing(Cache(folder)) as cache:
+            cache.record([Row(_OWNER, _OWNER, _source_of(problem))])
+            yield cache
 
 
 def refuse_answer(folder: Path) -> None:
@@ -61,30 +61,30 @@ def refuse_answer(folder: Path) -> None:
         )
 
 
-def folder_of(case: Case, suffix: str) -> Path:
+def folder_of(problem: Problem, suffix: str) -> Path:
     """As asked for, else ``reports/<model>-<precision><suffix>`` here; where that is another
     model's of the same name, with some of the path's digest behind it. Nothing is made.
     """
-    if case.settings.out is not None:
-        return case.settings.out
-    path, name = case.model.path, case.model.name
+    if problem.settings.out is not None:
+        return problem.settings.out
+    path, name = problem.model.path, problem.model.name
     stem = (path.stem if path is not None else name).replace("/", "_").replace("\0", "_")[:80]
-    folder = Path("reports") / f"{stem}-{case.settings.precision.value}{suffix}"
-    source = _source_of(case)
+    folder = Path("reports") / f"{stem}-{problem.settings.precision.value}{suffix}"
+    source = _source_of(problem)
     if _owner_of(folder) in (None, source):
         return folder
     digest = hashlib.sha256(source.encode(errors="surrogateescape")).hexdigest()[:8]
     return folder.with_name(f"{folder.name}-{digest}")
 
 
-def _source_of(case: Case) -> str:
-    path = case.model.path
-    return str(path.resolve()) if path is not None else f"graph {case.model.name}"
+def _source_of(problem: Problem) -> str:
+    path = problem.model.path
+    return str(path.resolve()) if path is not None else f"graph {problem.model.name}"
 
 
 def _owner_of(folder: Path) -> str | None:
     """The model whose runs lie in ``folder``; None where that cannot be told."""
-    path = folder / JOURNAL
+    path = folder / CACHE
     if not path.is_file():
         return None
     with suppress(sqlite3.Error, OSError, ValueError), closing(_opened(path)) as database:
@@ -137,15 +137,15 @@ def held_folder(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _check_files(folder: Path, case: Case) -> None:
+def _check_files(folder: Path, problem: Problem) -> None:
     """Refuse to write over what the run reads, and over what no run wrote."""
-    settings = case.settings
-    read = [case.model.path, *case.model.side_files]
+    settings = problem.settings
+    read = [problem.model.path, *problem.model.side_files]
     read += [Path(s) for s in (*settings.inputs, *settings.holdout) if isinstance(s, (str, Path))]
     golden = settings.golden
     sources = [Path(p) for p in read if p is not None]
     sources += [Path(golden)] if isinstance(golden, (str, Path)) else []
-    for name in (*RESULT_FILES, *VERIFY_FILES, JOURNAL):
+    for name in (*RESULT_FILES, *VERIFY_FILES, CACHE):
         written = folder / name
         if not written.exists():
             continue
@@ -159,7 +159,7 @@ def _check_files(folder: Path, case: Case) -> None:
                     raise BadInputError(
                         f"--out {folder}: {source} would be written over; choose another folder"
                     )
-        if not (folder / JOURNAL).is_file():
+        if not (folder / CACHE).is_file():
             raise BadInputError(
                 f"--out {folder}: holds {name} and no journal of bisect-trt, so it may not be a "
                 "run's; choose another folder, or move the file away"
@@ -171,10 +171,10 @@ class MetricReads:
     ``metrics`` read from now on is recorded beside the first answer that depends on it.
     """
 
-    def __init__(self, metrics: Sequence[UserMetric], run_key: str, journal: Journal) -> None:
+    def __init__(self, metrics: Sequence[UserMetric], run_key: str, cache: Cache) -> None:
         self._metrics = metrics
-        self.key, self._known = _current(run_key, journal)
-        journal.beside = self._new_rows
+        self.key, self._known = _current(run_key, cache)
+        cache.beside = self._new_rows
 
     def _new_rows(self) -> list[Row]:
         reads = dict(self._known)
@@ -193,10 +193,10 @@ class MetricReads:
         return [Row(_place(self.key), "reads", reads)]
 
 
-def _current(key: str, journal: Journal) -> tuple[str, dict[str, str]]:
+def _current(key: str, cache: Cache) -> tuple[str, dict[str, str]]:
     """The key that the journal answers under for the files as they are now, and those files."""
     while True:
-        found = journal.recall(_place(key))
+        found = cache.recall(_place(key))
         if found is None:
             return key, {}
         before = dict(found[0])

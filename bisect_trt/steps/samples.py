@@ -17,17 +17,17 @@ from bisect_trt.base.outcomes import Finding
 from bisect_trt.base.sample import LazyArrays, Sample
 from bisect_trt.evaluate.cache import Row
 from bisect_trt.inputs.augmentations import (
+    augmented_input,
     is_own_kind,
     kinds_for,
     named_kinds,
-    own_variant,
-    variant,
+    own_augmentation,
 )
 from bisect_trt.inputs.perturbations import (
-    can_be_redrawn,
-    can_redraw_lookups,
-    redrawn,
-    redrawn_lookups,
+    can_be_perturbed,
+    can_perturb_lookups,
+    perturbed,
+    perturbed_lookups,
 )
 from bisect_trt.inputs.samples import FEW_INPUTS, checked
 from bisect_trt.metrics.arrays import Arrays
@@ -35,14 +35,14 @@ from bisect_trt.metrics.rounding import STEPS
 from bisect_trt.model.inputs import input_specs
 from bisect_trt.runners.concurrency import side_by_side
 from bisect_trt.runners.reference import Lookups
-from bisect_trt.steps.context import Bench
-from bisect_trt.steps.problem import Case
+from bisect_trt.steps.context import Context
+from bisect_trt.steps.problem import Problem
 
 _IN_A_ROW, _OF_BUDGET = 20, 0.1
 
 
 def usable(
-    bench: Bench,
+    context: Context,
     samples: Iterator[Sample],
     count: int,
     but: frozenset[str] = frozenset(),
@@ -53,7 +53,7 @@ def usable(
     are not.
 
     Args:
-        bench: where references come from.
+        context: where references come from.
         samples: read no further than ``count`` needs, whatever the number of cores: a function of
             the user's may make them.
         count: how many.
@@ -63,10 +63,10 @@ def usable(
     refused = 0
     while count:
         looked_at = 0
-        for sample, key, known, fit in _looked_at(bench, islice(samples, count), but):
+        for sample, key, known, fit in _looked_at(context, islice(samples, count), but):
             looked_at += 1
             if not known:
-                bench.journal.record_later(Row(key, "usable", fit))
+                context.cache.record_later(Row(key, "usable", fit))
             if fit:
                 refused, count = 0, count - 1
                 yield sample
@@ -76,13 +76,13 @@ def usable(
                         f"{what}: no more were made, for of {refused} in a row each was a copy of "
                         "a given input, or the model cannot be run on it or gives nothing finite"
                     )
-                    bench.note(Finding("draws", "", message))
+                    context.note(Finding("draws", "", message))
                 return
         if not looked_at:
             return
 
 
-def check_runs(bench: Bench, samples: Sequence[Sample]) -> None:
+def check_runs(context: Context, samples: Sequence[Sample]) -> None:
     """Refuse samples that the model cannot be run on, before a search that they are no part of: a
     plan would be blamed for what the reference cannot do. Remembered, as by :func:`usable`. Takes
     no more than a tenth of a run's budget.
@@ -90,59 +90,59 @@ def check_runs(bench: Bench, samples: Sequence[Sample]) -> None:
     Raises:
         RunnerFailedError: with ONNX Runtime's words; names the first such sample.
     """
-    until = time.monotonic() + _OF_BUDGET * bench.time.left_s
-    keys = {s.digest: bench.prober.key("runs", s.digest) for s in samples}
-    new = [s for s in samples if bench.journal.recall(keys[s.digest]) is None]
+    until = time.monotonic() + _OF_BUDGET * context.time.left_s
+    keys = {s.digest: context.evaluator.key("runs", s.digest) for s in samples}
+    new = [s for s in samples if context.cache.recall(keys[s.digest]) is None]
 
     def look(sample: Sample) -> Sample:
-        bench.references.of(sample)
+        context.references.of(sample)
         return sample
 
     in_time = takewhile(lambda _: time.monotonic() < until, new)
-    for done, sample in enumerate(side_by_side(look, in_time, bench.references.at_once), 1):
-        bench.journal.record_later(Row(keys[sample.digest], "runs", True))
-        bench.observer.progress(done, len(new), f"{sample.name}, kept apart, can be run")
+    for done, sample in enumerate(side_by_side(look, in_time, context.references.at_once), 1):
+        context.cache.record_later(Row(keys[sample.digest], "runs", True))
+        context.observer.progress(done, len(new), f"{sample.name}, kept apart, can be run")
 
 
 def _looked_at(
-    bench: Bench, samples: Iterator[Sample], but: frozenset[str]
+    context: Context, samples: Iterator[Sample], but: frozenset[str]
 ) -> Iterator[tuple[Sample, str, bool, bool]]:
     """Each with its key in the journal, whether that need not be told, and whether it is fit."""
 
     def told(sample: Sample) -> tuple[Sample, str, bool | None]:
-        key = bench.prober.key("usable", sample.digest, *bench.undefined)
+        key = context.evaluator.key("usable", sample.digest, *context.undefined)
         if sample.digest in but:
             return sample, key, False
-        found = bench.journal.recall(key)
+        found = context.cache.recall(key)
         return sample, key, None if found is None else bool(found[0])
 
     def look(asked: tuple[Sample, str, bool | None]) -> tuple[Sample, str, bool, bool]:
         sample, key, fit = asked
-        return sample, key, fit is not None, _has_reference(bench, sample) if fit is None else fit
+        return sample, key, fit is not None, _has_reference(context, sample) if fit is None else fit
 
     def room(asked: tuple[Sample, str, bool | None]) -> int:
-        return bench.references.at_once(asked[0])
+        return context.references.at_once(asked[0])
 
     for first in samples:
         yield look(told(first))
-        at_once = bench.references.at_once(first)
-        while bench.in_turn and (few := [told(s) for s in islice(samples, at_once)]):
+        at_once = context.references.at_once(first)
+        while context.in_turn and (few := [told(s) for s in islice(samples, at_once)]):
             # All are done before another session takes its turn.
             yield from list(side_by_side(look, few, room))
         yield from side_by_side(look, map(told, samples), room)
 
 
-def _has_reference(bench: Bench, sample: Sample) -> bool:
-    bench.time.check()
+def _has_reference(context: Context, sample: Sample) -> bool:
+    context.time.check()
     try:
-        outputs = bench.references.of(sample)
+        outputs = context.references.of(sample)
     except RunnerFailedError:
         return False
     floats = {n: a for n, a in outputs.items() if a.dtype.kind == "f"}
     if not all(bool(np.isfinite(a).any()) or a.size == 0 for a in floats.values()):
         return False
     # A copy that has left what the model is made for says nothing of one that has not.
-    new = [a for n, a in floats.items() if sample.drawn and n not in bench.undefined]
+    new = [a for n, a in floats.items() if sample.copied and n not in context.undefined]
     return not any(bool(np.isnan(a).any()) for a in new)
 
 
@@ -154,146 +154,148 @@ SEARCH_STREAM = 0
 """The draws that are searched with; tests use the streams from 1 on, which no search has seen."""
 
 
-def seed_of(case: Case, *numbers: int) -> list[int]:
+def seed_of(problem: Problem, *numbers: int) -> list[int]:
     """Of a run's chance for one purpose. A search that begins at an older plan draws other copies
     than that plan's: those chose its pins, and would test nothing.
     """
-    return [*case.chance, *numbers]
+    return [*problem.chance, *numbers]
 
 
-def some_of_given(case: Case, most: int, stream: int) -> list[Sample]:
+def some_of_given(problem: Problem, most: int, stream: int) -> list[Sample]:
     """Some of the given inputs, in their order, chosen by lot.
 
     Args:
-        case: the given inputs.
+        problem: the given inputs.
         most: how many at most.
         stream: which draws they are for.
     """
-    samples = case.samples
+    samples = problem.samples
     if len(samples) <= most:
         return list(samples)
-    lot = np.random.default_rng(seed_of(case, stream, 3))
+    lot = np.random.default_rng(seed_of(problem, stream, 3))
     return [samples[i] for i in sorted(lot.choice(len(samples), most, replace=False))]
 
 
-def in_turn(case: Case, items: Sequence[Item], stream: int) -> Iterator[tuple[int, Item]]:
+def in_turn(problem: Problem, items: Sequence[Item], stream: int) -> Iterator[tuple[int, Item]]:
     """Numbers from 0 on with one of ``items`` each, of which all have their turn before one has
     its next. A test may end after any number of draws, and bounds the share of all of them: what
     comes first has to be drawn by lot, for inputs that are sorted would be judged by the first.
 
     Args:
-        case: whose chance it is; of sets the order stays.
+        problem: whose chance it is; of sets the order stays.
         items: what to draw from.
         stream: which draws they are for.
     """
     for turn in range(2**31 if items else 0):
         order = np.arange(len(items))
-        if not case.requirements.of_sets:
-            order = np.random.default_rng(seed_of(case, stream, turn, 4)).permutation(order)
+        if not problem.requirements.of_sets:
+            order = np.random.default_rng(seed_of(problem, stream, turn, 4)).permutation(order)
         for place, item in enumerate(order.tolist()):
             yield turn * len(items) + place, items[item]
 
 
 def unlike_given(
-    case: Case, bench: Bench, made: Iterator[Sample], count: int, what: str
+    problem: Problem, context: Context, made: Iterator[Sample], count: int, what: str
 ) -> Iterator[Sample]:
     """The first ``count`` usable ones that are none of the given inputs: those are known.
 
     Args:
-        case: the given inputs; a set is one of each, and none is left out of it.
-        bench: where references come from.
+        problem: the given inputs; a set is one of each, and none is left out of it.
+        context: where references come from.
         made: the draws.
         count: how many.
         what: they are, for the note that there are no more of them.
     """
-    if not case.requirements.of_sets:
-        given = frozenset(sample.digest for sample in case.samples)
-        return usable(bench, made, count, given, what)
-    return islice(_whole_sets(bench, made, len(case.samples), what), count)
+    if not problem.requirements.of_sets:
+        given = frozenset(sample.digest for sample in problem.samples)
+        return usable(context, made, count, given, what)
+    return islice(_whole_sets(context, made, len(problem.samples), what), count)
 
 
-def _whole_sets(bench: Bench, made: Iterator[Sample], size: int, what: str) -> Iterator[Sample]:
+def _whole_sets(context: Context, made: Iterator[Sample], size: int, what: str) -> Iterator[Sample]:
     """Those sets of ``size`` of which every one is usable, until several in a row are not."""
     refused = 0
     while len(one_set := list(islice(made, size))) == size:
-        fit = list(usable(bench, iter(one_set), size))
+        fit = list(usable(context, iter(one_set), size))
         refused = 0 if len(fit) == size else refused + 1
         yield from fit if not refused else ()
         if refused > _SETS_IN_A_ROW:
             message = f"{what}: no more sets were made, for {refused} in a row could not be run"
-            bench.note(Finding("draws", "", message))
+            context.note(Finding("draws", "", message))
             return
 
 
-def redraws(
-    case: Case, bench: Bench, stream: int, count: int, *, emulated: bool
+def perturbs(
+    problem: Problem, context: Context, stream: int, count: int, *, emulated: bool
 ) -> Iterator[Sample]:
     """``count`` copies of the given samples, moved so little that only roundings change; none where
     nothing can be moved. However few of them are looked at, they are copies of any of the samples.
 
     Args:
-        case: the given samples.
-        bench: where references come from.
+        problem: the given samples.
+        context: where references come from.
         stream: which draws; no two streams share one.
         count: how many.
         emulated: whether only emulators will run them: an engine holds its tables as constants, and
             takes no copy of which what it looks up was moved.
     """
     # Of many inputs no more are looked at than there will be copies: each may have to be read.
-    few = some_of_given(case, count, stream)
-    if case.moves_inputs:
+    few = some_of_given(problem, count, stream)
+    if problem.moves_inputs:
         sources = _sources(
-            case, few, [s for s in few if can_be_redrawn(s.arrays, case.graph.discrete)]
+            problem, few, [s for s in few if can_be_perturbed(s.arrays, problem.graph.discrete)]
         )
-        made = _redrawn(case, sources, stream, partial(_redraw, case))
-    elif emulated and case.moves_lookups:
-        sources = _sources(case, few, [s for s in few if can_redraw_lookups(case.lookups.of(s))])
-        made = _redrawn(case, sources, stream, partial(_redraw_lookups, case.lookups))
+        made = _perturbed(problem, sources, stream, partial(_perturb, problem))
+    elif emulated and problem.moves_lookups:
+        sources = _sources(
+            problem, few, [s for s in few if can_perturb_lookups(problem.lookups.of(s))]
+        )
+        made = _perturbed(problem, sources, stream, partial(_perturb_lookups, problem.lookups))
     else:
         return iter(())
-    return unlike_given(case, bench, made, count if sources else 0, "redrawn copies")
+    return unlike_given(problem, context, made, count if sources else 0, "redrawn copies")
 
 
-def _sources(case: Case, given: list[Sample], movable: list[Sample]) -> list[Sample]:
+def _sources(problem: Problem, given: list[Sample], movable: list[Sample]) -> list[Sample]:
     """The samples that copies are made of: a set that is judged together is one of each, and what
     cannot be moved is itself in it.
     """
-    return given if case.requirements.of_sets and movable else movable
+    return given if problem.requirements.of_sets and movable else movable
 
 
-def movable(case: Case, *, emulated: bool) -> bool:
-    """Whether :func:`redraws` makes copies of some given input.
+def movable(problem: Problem, *, emulated: bool) -> bool:
+    """Whether :func:`perturbs` makes copies of some given input.
 
     Args:
-        case: the given samples.
+        problem: the given samples.
         emulated: as there.
     """
-    return case.moves_inputs or (emulated and case.moves_lookups)
+    return problem.moves_inputs or (emulated and problem.moves_lookups)
 
 
-def _redrawn(
-    case: Case,
+def _perturbed(
+    problem: Problem,
     sources: list[Sample],
     stream: int,
-    redraw: Callable[[Sample, list[int]], Arrays],
+    perturb: Callable[[Sample, list[int]], Arrays],
 ) -> Iterator[Sample]:
-    for number, source in in_turn(case, sources, stream):
+    for number, source in in_turn(problem, sources, stream):
         name = f"{source.name}, redrawn {stream}.{number}"
-        made = partial(redraw, source, seed_of(case, stream, number, 1))
+        made = partial(perturb, source, seed_of(problem, stream, number, 1))
         yield Sample(name, LazyArrays(made), True)
 
 
-def _redraw(case: Case, source: Sample, seed: list[int]) -> Arrays:
-    return redrawn(
+def _perturb(problem: Problem, source: Sample, seed: list[int]) -> Arrays:
+    return perturbed(
         source.arrays,
         np.random.default_rng(seed),
-        step=STEPS[case.settings.precision],
-        discrete=case.graph.discrete,
+        step=STEPS[problem.settings.precision],
+        discrete=problem.graph.discrete,
     )
 
 
-def _redraw_lookups(lookups: Lookups, source: Sample, seed: list[int]) -> Arrays:
-    moved = redrawn_lookups(lookups.of(source), np.random.default_rng(seed))
+def _perturb_lookups(lookups: Lookups, source: Sample, seed: list[int]) -> Arrays:
+    moved = perturbed_lookups(lookups.of(source), np.random.default_rng(seed))
     return {**source.arrays, **moved}
 
 
@@ -303,13 +305,13 @@ _REPEATS = 50
 """So many in a row that were made before: there are hardly others."""
 
 
-def variants(case: Case, bench: Bench, stream: int, count: int) -> Iterator[Sample]:
+def augmented(problem: Problem, context: Context, stream: int, count: int) -> Iterator[Sample]:
     """``count`` variants of the given samples; none where there are inputs enough, or no kind fits.
     However few of them are looked at, they are of any sample and any kind.
 
     Args:
-        case: the given samples.
-        bench: where references come from.
+        problem: the given samples.
+        context: where references come from.
         stream: which draws; no two streams share one.
         count: how many.
 
@@ -317,37 +319,37 @@ def variants(case: Case, bench: Bench, stream: int, count: int) -> Iterator[Samp
         BadInputError: of the search's stream: kinds were asked for by name and make none, or the
             user's function makes what the model does not take. Later it would cost the answer.
     """
-    if not wants_variants(case) or not count:
+    if not wants_augmented(problem) or not count:
         return iter(())
-    few = some_of_given(case, count, stream)
-    kinds = {s.digest: _kinds(case, s) for s in few}
+    few = some_of_given(problem, count, stream)
+    kinds = {s.digest: _kinds(problem, s) for s in few}
     sources = [s for s in few if kinds[s.digest]]
-    if sources and case.requirements.of_sets:  # what has no variant is itself in a set of each
+    if sources and problem.requirements.of_sets:  # what has no variant is itself in a set of each
         sources, kinds = few, {digest: fitting or (_ITSELF,) for digest, fitting in kinds.items()}
-    refused = stream == SEARCH_STREAM and case.settings.variants != "auto"
+    refused = stream == SEARCH_STREAM and problem.settings.augmented != "auto"
     if not sources:
-        if case.settings.variants != "auto":
-            message = f"--variants {case.settings.variants}: changes none of these inputs"
-            if refused and len(few) == len(case.samples):
+        if problem.settings.augmented != "auto":
+            message = f"--variants {problem.settings.augmented}: changes none of these inputs"
+            if refused and len(few) == len(problem.samples):
                 raise BadInputError(f"{message}; name others, or none")
-            bench.note(Finding("variants", "", f"{message}, so no variants were tested"))
+            context.note(Finding("augmented", "", f"{message}, so no variants were tested"))
         return iter(())
-    made = _variants(case, bench, sources, kinds, stream)
-    if stream != SEARCH_STREAM and not case.requirements.of_sets:
-        made = _new(bench, made, bench.variants_before(stream))
-    found = unlike_given(case, bench, made, count, "variants")
-    return _kept(bench, stream, _some_at_least(case, found) if refused and count else found)
+    made = _augmented(problem, context, sources, kinds, stream)
+    if stream != SEARCH_STREAM and not problem.requirements.of_sets:
+        made = _new(context, made, context.augmented_before(stream))
+    found = unlike_given(problem, context, made, count, "augmented")
+    return _kept(context, stream, _some_at_least(problem, found) if refused and count else found)
 
 
-def _kept(bench: Bench, stream: int, found: Iterator[Sample]) -> Iterator[Sample]:
+def _kept(context: Context, stream: int, found: Iterator[Sample]) -> Iterator[Sample]:
     """``found``, of which no later stream will have any."""
-    known = bench.variants_of(stream)
+    known = context.augmented_of(stream)
     for sample in found:
         known.add(sample.digest)
         yield sample
 
 
-def _new(bench: Bench, made: Iterator[Sample], before: Set[str]) -> Iterator[Sample]:
+def _new(context: Context, made: Iterator[Sample], before: Set[str]) -> Iterator[Sample]:
     """Those of ``made`` that are like none in front of them nor any of ``before``: of a few token
     ids, of shifts along one axis, or by a function without chance, there are not so many. One that
     chose the plan, or was tested, tells nothing the second time.
@@ -360,68 +362,68 @@ def _new(bench: Bench, made: Iterator[Sample], before: Set[str]) -> Iterator[Sam
             yield sample
         elif (repeats := repeats + 1) > _REPEATS:
             message = (
-                f"no more than {counted(len(seen), 'variant')} could be made that the search and "
+                f"no more than {counted(len(seen), 'augmented')} could be made that the search and "
                 "other tests had not seen: of these inputs and kinds there are hardly more"
             )
-            if not bench.noted("few-variants"):  # the first says of how many
-                bench.note(Finding("few-variants", "", message))
+            if not context.noted("few-augmented"):  # the first says of how many
+                context.note(Finding("few-augmented", "", message))
             return
 
 
-def _some_at_least(case: Case, found: Iterator[Sample]) -> Iterator[Sample]:
+def _some_at_least(problem: Problem, found: Iterator[Sample]) -> Iterator[Sample]:
     """``found``, of which there must be some: what was asked for by name is not left out."""
     for first in found:
         yield first
         yield from found
         return
     raise BadInputError(
-        f"--variants {case.settings.variants}: the first that were made were copies of a given "
+        f"--variants {problem.settings.augmented}: the first that were made were copies of a given "
         "input, or such that the model cannot be run on them or gives nothing finite; name others, "
         "or none"
     )
 
 
-def wants_variants(case: Case) -> bool:
+def wants_augmented(problem: Problem) -> bool:
     """Whether variants are tested: asked for by name, or left to the number of inputs. Where no
     copy can be redrawn nothing else would be tested.
     """
-    asked = case.settings.variants
+    asked = problem.settings.augmented
     if asked == "auto":
-        few = len(case.samples) < FEW_INPUTS
-        return few or not movable(case, emulated=not case.on_engine)
+        few = len(problem.samples) < FEW_INPUTS
+        return few or not movable(problem, emulated=not problem.on_engine)
     return asked != "none"
 
 
-def _kinds(case: Case, sample: Sample) -> tuple[str, ...]:
-    fitting = kinds_for(sample.arrays, case.graph.discrete, case.lengths)
-    asked = case.settings.variants
+def _kinds(problem: Problem, sample: Sample) -> tuple[str, ...]:
+    fitting = kinds_for(sample.arrays, problem.graph.discrete, problem.lengths)
+    asked = problem.settings.augmented
     if asked == "auto":
         return fitting
     return tuple(k for k in named_kinds(asked) if k in fitting or is_own_kind(k))
 
 
-def _variants(
-    case: Case,
-    bench: Bench,
+def _augmented(
+    problem: Problem,
+    context: Context,
     sources: list[Sample],
     kinds: dict[str, tuple[str, ...]],
     stream: int,
 ) -> Iterator[Sample]:
-    shuffled, discrete = not case.requirements.of_sets, case.graph.discrete
+    shuffled, discrete = not problem.requirements.of_sets, problem.graph.discrete
     most = max(len(fitting) for fitting in kinds.values())
     # A set is one variant of each source, all of one kind where it fits: the kinds go by lot.
-    order = np.random.default_rng(seed_of(case, stream, 5)).permutation(most).tolist()
+    order = np.random.default_rng(seed_of(problem, stream, 5)).permutation(most).tolist()
     pairs = [
         (source, kinds[source.digest][number % len(kinds[source.digest])])
         for number in order
         for source in sources
         if not shuffled or number < len(kinds[source.digest])
     ]
-    specs, seen, failed = input_specs(case.graph.proto), set[str](), 0
-    for number, (source, kind) in in_turn(case, pairs, stream):
+    specs, seen, failed = input_specs(problem.graph.proto), set[str](), 0
+    for number, (source, kind) in in_turn(problem, pairs, stream):
         name = f"{source.name}, {kind} {stream}.{number}"
-        seed = seed_of(case, stream, number, 2)
-        made = partial(_vary, source, kind, sources, seed, discrete, case.lengths)
+        seed = seed_of(problem, stream, number, 2)
+        made = partial(_vary, source, kind, sources, seed, discrete, problem.lengths)
         if not is_own_kind(kind):
             yield Sample(name, LazyArrays(made), True)
             continue
@@ -432,16 +434,16 @@ def _variants(
             if stream == SEARCH_STREAM or not shuffled:  # a set is one of each
                 raise
             # Hours may have been searched: what a rare draw does not get costs that draw.
-            bench.time.check()
+            context.time.check()
             if not failed:
-                bench.note(Finding("variants", "", f"{error}; such variants are left out"))
+                context.note(Finding("augmented", "", f"{error}; such variants are left out"))
             if (failed := failed + 1) > _REPEATS:
                 return
             continue
         failed = 0
         told = replace(sample, name=f"--variants {kind}: {source.name}")
         if stream == SEARCH_STREAM:
-            checked(told, specs, case.settings.infinite)
+            checked(told, specs, problem.settings.infinite)
         if stream == SEARCH_STREAM and kind not in seen:
             seen.add(kind)
             _refuse_unseeded(kind, sample, made)
@@ -471,9 +473,9 @@ def _vary(
 ) -> Arrays:
     random = np.random.default_rng(seed)
     if is_own_kind(kind):
-        return own_variant(kind, source.arrays, random)
+        return own_augmentation(kind, source.arrays, random)
     if kind == _ITSELF:
         return source.arrays
     # By what is known of them: of hundreds none is read but the one that is chosen.
     others = [s.arrays for s in sources if s is not source and s.shapes == source.shapes]
-    return variant(kind, source.arrays, others, random, discrete, lengths)
+    return augmented_input(kind, source.arrays, others, random, discrete, lengths)

@@ -104,7 +104,7 @@ class SavedPlan:
     requirements: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
     rewritten: tuple[str, ...] = ()
-    holds_on: float = 1.0
+    given_share: float = 1.0
     robust: float | None = None
     fitted: bool = False
     inputs: frozenset[str] = frozenset()
@@ -150,7 +150,7 @@ def read_plan(path: Path) -> SavedPlan:
     requirements, metrics, rewritten, outputs = (
         _list_of_text(path, k, more.get(k)) for k in _LISTS
     )
-    held, robust = (_share(path, key, more.get(key)) for key in ("holds_on", "robust"))
+    held, robust = (_share(path, key, more.get(key)) for key in ("given_share", "robust"))
     share = 1.0 if held is None else held
     fitted, searched = more.get("fitted") is True, more.get("searched", {})
     told = searched if isinstance(searched, dict) else {"chance": None}

@@ -10,12 +10,12 @@ from threading import Lock
 from bisect_trt.base.outcomes import Finding, InputKind
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
-from bisect_trt.evaluate.evaluator import Prober
-from bisect_trt.evaluate.result import PanelResult, ProbeResult, SampleResult, meets
-from bisect_trt.steps.context import Bench
-from bisect_trt.steps.problem import Case
-from bisect_trt.steps.samples import SEARCH_STREAM, redraws, variants
-from bisect_trt.steps.tests import draw_ahead, set_size, spared
+from bisect_trt.evaluate.evaluator import Evaluator
+from bisect_trt.evaluate.result import Evaluation, SampleResult, SearchSetResult, meets
+from bisect_trt.steps.context import Context
+from bisect_trt.steps.problem import Problem
+from bisect_trt.steps.samples import SEARCH_STREAM, augmented, perturbs
+from bisect_trt.steps.tests import make_copies_ahead, set_size, spared
 
 _FINDING = Finding(
     "fp32-misses",
@@ -38,28 +38,28 @@ class Refusal:
     score: float
 
 
-def all_in_fp32(case: Case, base: PrecisionPlan) -> PrecisionPlan | None:
+def all_in_fp32(problem: Problem, base: PrecisionPlan) -> PrecisionPlan | None:
     """``base`` with every layer pinned; None where that is not FP32 as a whole: layers are held
     lower, or a pin runs in TF32.
 
     Args:
-        case: says what is held.
+        problem: says what is held.
         base: the plan without pins.
     """
-    if case.held_low or base.pin_precision is not Precision.FP32:
+    if problem.kept_reduced or base.pin_precision is not Precision.FP32:
         return None
-    return base.with_pins(case.names)
+    return base.with_pins(problem.names)
 
 
 def missed_by_every(
-    case: Case, bench: Bench, plan: PrecisionPlan, every: PrecisionPlan, refusal: Refusal
+    problem: Problem, context: Context, plan: PrecisionPlan, every: PrecisionPlan, refusal: Refusal
 ) -> set[str]:
     """The digests of those samples of ``refusal`` that ``every`` layer pinned misses too, by the
     emulator that they are missed by; that there are some is noted.
 
     Args:
-        case: says how many samples make a set.
-        bench: the emulators, which know their answers on ``plan``.
+        problem: says how many samples make a set.
+        context: the emulators, which know their answers on ``plan``.
         plan: what was refused.
         every: the same with all layers pinned.
         refusal: by which samples; given inputs always speak.
@@ -67,21 +67,21 @@ def missed_by_every(
     if refusal.kind is InputKind.GIVEN:
         return set()
     found = set[str]()
-    for one in _sets(case, refusal.samples):
-        for judge in (bench.prober, bench.second):
+    for one in _sets(problem, refusal.samples):
+        for judge in (context.evaluator, context.second):
             if judge.judge(plan, one, size=len(one)).missed():
                 if judge.judge(every, one, size=len(one)).missed():
                     found.update(sample.digest for sample in one)
                 break
     if found:
-        bench.note(_FINDING)
+        context.note(_FINDING)
     return found
 
 
 def told_by_pins(
-    case: Case,
-    bench: Bench,
-    judges: Sequence[Prober],
+    problem: Problem,
+    context: Context,
+    judges: Sequence[Evaluator],
     every: PrecisionPlan | None,
     samples: Sequence[Sample],
 ) -> list[Sample]:
@@ -89,8 +89,8 @@ def told_by_pins(
     out is noted.
 
     Args:
-        case: says how many samples make a set.
-        bench: where it is noted.
+        problem: says how many samples make a set.
+        context: where it is noted.
         judges: who are asked; what one of them misses the next is not asked.
         every: the plan with all layers pinned; None leaves all.
         samples: some draws.
@@ -99,112 +99,114 @@ def told_by_pins(
     if every is None:
         return left
     for judge in judges if left else ():
-        found = judge.judge(every, left, size=set_size(case)).results
-        kept = [one for one, r in zip(_sets(case, left), found, strict=True) if meets(r, 1.0)]
+        found = judge.judge(every, left, size=set_size(problem)).results
+        kept = [one for one, r in zip(_sets(problem, left), found, strict=True) if meets(r, 1.0)]
         left = [sample for one in kept for sample in one]
     if len(left) < len(samples):
-        bench.note(_FINDING)
+        context.note(_FINDING)
     return left
 
 
-def _sets(case: Case, samples: Sequence[Sample]) -> list[Sequence[Sample]]:
-    size = set_size(case)
+def _sets(problem: Problem, samples: Sequence[Sample]) -> list[Sequence[Sample]]:
+    size = set_size(problem)
     return [samples[i : i + size] for i in range(0, len(samples), size)]
 
 
-PANEL_DRAWS = 20
-_PANEL_SETS = 3
+SEARCH_COPIES = 20
+_SEARCH_SET_SETS = 3
 
-PANEL_S, _FEWEST = 32.0, 4
+SEARCH_SET_S, _FEWEST = 32.0, 4
 """Of a slow model the panel has as many copies of each kind as are made and run once in so
 many seconds as a rule, and a few at least: what it lets through is for fresh draws to refuse."""
 
 
 @dataclass(frozen=True)
-class PanelSamples:
+class SearchSamples:
     """The samples of each kind that a search begins with."""
 
     given: tuple[Sample, ...]
-    redrawn: tuple[Sample, ...]
-    variants: tuple[Sample, ...]
+    perturbed: tuple[Sample, ...]
+    augmented: tuple[Sample, ...]
 
     def by_kind(self) -> dict[InputKind, tuple[Sample, ...]]:
         """The kinds by name."""
         return {
             InputKind.GIVEN: self.given,
-            InputKind.REDRAWN: self.redrawn,
-            InputKind.VARIANTS: self.variants,
+            InputKind.PERTURBED: self.perturbed,
+            InputKind.AUGMENTED: self.augmented,
         }
 
 
-def panel_draws(case: Case, usual_seconds: float) -> int:
+def search_copies(problem: Problem, usual_seconds: float) -> int:
     """How many copies of a kind the panel begins with.
 
     Args:
-        case: says how many make a set.
+        problem: says how many make a set.
         usual_seconds: what an inference usually takes.
     """
-    size = set_size(case)
-    sets = PANEL_DRAWS if size == 1 else _PANEL_SETS
+    size = set_size(problem)
+    sets = SEARCH_COPIES if size == 1 else _SEARCH_SET_SETS
     # There are two kinds, each run by the reference and by the emulator.
-    fitting = int(PANEL_S / (4.0 * usual_seconds * size))
+    fitting = int(SEARCH_SET_S / (4.0 * usual_seconds * size))
     return size * min(sets, max(_FEWEST if size == 1 else 1, fitting))
 
 
-def panel_samples(case: Case, bench: Bench, first: int | None = None) -> PanelSamples:
+def search_samples(problem: Problem, context: Context, first: int | None = None) -> SearchSamples:
     """The given inputs, redrawn copies, and variants where inputs are few.
 
     Args:
-        case: gives the inputs.
-        bench: where the copies' references are.
+        problem: gives the inputs.
+        context: where the copies' references are.
         first: how many sets of each kind of copies, if not all.
     """
-    count = panel_draws(case, bench.pace.usual_seconds)
-    some = count if first is None else min(count, first * set_size(case))
+    count = search_copies(problem, context.pace.usual_seconds)
+    some = count if first is None else min(count, first * set_size(problem))
     made: dict[InputKind, tuple[Sample, ...]] = {}
-    for kind, drawn in (
-        (InputKind.REDRAWN, redraws(case, bench, SEARCH_STREAM, count, emulated=True)),
-        (InputKind.VARIANTS, variants(case, bench, SEARCH_STREAM, count)),
+    for kind, copied in (
+        (InputKind.PERTURBED, perturbs(problem, context, SEARCH_STREAM, count, emulated=True)),
+        (InputKind.AUGMENTED, augmented(problem, context, SEARCH_STREAM, count)),
     ):
-        made[kind] = tuple(_told(bench, kind, some, drawn))
-    return PanelSamples(case.samples, made[InputKind.REDRAWN], made[InputKind.VARIANTS])
+        made[kind] = tuple(_told(context, kind, some, copied))
+    return SearchSamples(problem.samples, made[InputKind.PERTURBED], made[InputKind.AUGMENTED])
 
 
-def _told(bench: Bench, kind: InputKind, count: int, drawn: Iterator[Sample]) -> Iterator[Sample]:
+def _told(
+    context: Context, kind: InputKind, count: int, copied: Iterator[Sample]
+) -> Iterator[Sample]:
     """The first ``count``, each told of when it is there with its reference."""
-    for number, sample in enumerate(islice(drawn, count), start=1):
-        bench.observer.progress(number, count, f"{kind.words} made")
+    for number, sample in enumerate(islice(copied, count), start=1):
+        context.observer.progress(number, count, f"{kind.words} made")
         yield sample
 
 
-class Panel:
+class SearchSet:
     """Judges plans on all samples, those first that did worst before: a failing plan is mostly
     told by a few runs. Of each kind so many may miss as :func:`spared` says. ``smallest`` is the
     smallest set that was kept and not forgotten.
 
     Args:
-        case: says how many may miss.
-        bench: whose emulators judge.
+        problem: says how many may miss.
+        context: whose emulators judge.
         base: the plan without pins.
         samples: of each kind.
     """
 
     def __init__(
-        self, case: Case, bench: Bench, base: PrecisionPlan, samples: PanelSamples
+        self, problem: Problem, context: Context, base: PrecisionPlan, samples: SearchSamples
     ) -> None:
-        self._case = case
-        self._prober = bench.prober
+        self._problem = problem
+        self._evaluator = context.evaluator
         # Where an engine has the last word, or nobody has, it need not hold by both arithmetics.
-        decides = bench.engine is None and case.settings.pick is None
-        self._second = bench.second if decides else None
+        decides = context.engine is None and problem.settings.pick is None
+        self._second = context.second if decides else None
         self.base = base
         self._samples = {kind: list(those) for kind, those in samples.by_kind().items() if those}
         self._elsewhere = dict.fromkeys(self._samples, 0)
-        self._bench = bench
+        self._context = context
         self._kept: list[frozenset[str]] = []
         self._lock = Lock()
 
-    def ask(self, pins: frozenset[str], limit: float, few: int | None = None) -> ProbeResult:
+    def ask(self, pins: frozenset[str], limit: float, few: int | None = None) -> Evaluation:
         """The first emulator's verdict on ``pins`` within ``limit`` times the tolerance.
 
         Its score is the worst one that is not spared, in units of ``limit``.
@@ -215,29 +217,29 @@ class Panel:
             few: so many of each kind, those that did worst before, beside those that may miss; None
                 for all.
         """
-        return self._asked(self._prober, pins, limit, few)
+        return self._asked(self._evaluator, pins, limit, few)
 
-    def ask_second(self, pins: frozenset[str], limit: float) -> ProbeResult | None:
+    def ask_second(self, pins: frozenset[str], limit: float) -> Evaluation | None:
         """As :meth:`ask` on all samples, by the second emulator; None where it has no say."""
         if self._second is None:
             return None
-        draw_ahead(self._case, self._bench)
+        make_copies_ahead(self._problem, self._context)
         return self._asked(self._second, pins, limit, None)
 
     def _asked(
-        self, prober: Prober, pins: frozenset[str], limit: float, few: int | None
-    ) -> ProbeResult:
+        self, evaluator: Evaluator, pins: frozenset[str], limit: float, few: int | None
+    ) -> Evaluation:
         plan = self.base.with_pins(pins)
-        size = set_size(self._case)
+        size = set_size(self._problem)
         with self._lock:
             kinds = {kind: list(those) for kind, those in self._samples.items()}
         results: list[SampleResult] = []
         names: list[str] = []
         score, seen_in = 0.0, None
         for kind, samples in kinds.items():
-            may = spared(self._case, kind, len(samples) + self._elsewhere[kind])
+            may = spared(self._problem, kind, len(samples) + self._elsewhere[kind])
             asked = samples if few is None else samples[: (may + few) * size]
-            found = prober.judge(plan, asked, limit=limit, misses=may, size=size)
+            found = evaluator.judge(plan, asked, limit=limit, misses=may, size=size)
             results += found.results
             names += found.names
             if seen_in is None or found.score(may) > score or found.missed(limit) > may:
@@ -246,8 +248,8 @@ class Panel:
             if found.missed(limit) > may:
                 self._learn(kind, samples, found, size)
                 break
-        runner = prober.runner.name
-        together = ProbeResult.over(plan, runner, results, {}, score=score, names=names)
+        runner = evaluator.runner.name
+        together = Evaluation.over(plan, runner, results, {}, score=score, names=names)
         return replace(together, seen_in=seen_in).under(limit)
 
     @property
@@ -270,15 +272,15 @@ class Panel:
 
     def _hold(self) -> None:
         """Whoever ends the search, or watches it, asks the bench."""
-        best = self._bench.in_hand = self.smallest
-        self._bench.observer.best(len(self._case.names) if best is None else len(best))
+        best = self._context.in_hand = self.smallest
+        self._context.observer.best(len(self._problem.names) if best is None else len(best))
 
     def add(self, refusal: Refusal) -> None:
         """Let the samples that refused a plan join; the others of that test count as passed, as
         they do with more pins.
         """
         known = {s.digest for s in self._samples.get(refusal.kind, ())}
-        size = set_size(self._case)
+        size = set_size(self._problem)
         sets = [refusal.samples[i : i + size] for i in range(0, len(refusal.samples), size)]
         new = [s for of in sets if any(s.digest not in known for s in of) for s in of]
         passed = refusal.tested * size - len(refusal.samples)
@@ -291,23 +293,23 @@ class Panel:
     def scores(self, pins: frozenset[str]) -> list[tuple[Sample, float]]:
         """Every sample with what it scores under ``pins``, taken alone, by the first emulator."""
         samples = [s for those in self._samples.values() for s in those]
-        results = self._prober.judge(self.base.with_pins(pins), samples).results
+        results = self._evaluator.judge(self.base.with_pins(pins), samples).results
         return [(sample, found.score) for sample, found in zip(samples, results, strict=True)]
 
     def set_aside(self) -> bool:
         """Leave out the draws that FP32 as a whole misses too: they say nothing of pins. Whether
         there were any.
         """
-        judges = [judge for judge in (self._prober, self._second) if judge is not None]
-        every, before = all_in_fp32(self._case, self.base), sum(map(len, self._samples.values()))
+        judges = [judge for judge in (self._evaluator, self._second) if judge is not None]
+        every, before = all_in_fp32(self._problem, self.base), sum(map(len, self._samples.values()))
         for kind, samples in list(self._samples.items()):
             if kind is not InputKind.GIVEN:
-                left = told_by_pins(self._case, self._bench, judges, every, samples)
+                left = told_by_pins(self._problem, self._context, judges, every, samples)
                 self._samples[kind] = left
         return sum(map(len, self._samples.values())) < before
 
     def _learn(
-        self, kind: InputKind, samples: Sequence[Sample], found: PanelResult, size: int
+        self, kind: InputKind, samples: Sequence[Sample], found: SearchSetResult, size: int
     ) -> None:
         """Ask the kind that failed first next time, and in it the sets that did worst."""
         sets = [list(samples[i : i + size]) for i in range(0, len(samples), size)]

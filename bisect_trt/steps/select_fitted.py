@@ -10,27 +10,27 @@ from dataclasses import dataclass
 import numpy as np
 
 from bisect_trt.base.interrupt import BudgetSpentError
-from bisect_trt.base.outcomes import Holds, Verdict
+from bisect_trt.base.outcomes import Validation, Verdict
 from bisect_trt.base.plan import PrecisionPlan
-from bisect_trt.evaluate.evaluator import Prober
-from bisect_trt.evaluate.result import ProbeResult, Vector
+from bisect_trt.evaluate.evaluator import Evaluator
+from bisect_trt.evaluate.result import Evaluation, Vector
 from bisect_trt.search import find_pins
 from bisect_trt.search.grow import Trial, grow
-from bisect_trt.search.minimise import Room, one_minimal
+from bisect_trt.search.minimise import Headroom, one_minimal
 from bisect_trt.steps.baselines import Baselines
-from bisect_trt.steps.context import Bench
+from bisect_trt.steps.context import Context
 from bisect_trt.steps.diagnosis import Triage
-from bisect_trt.steps.failing_inputs import Unseen
-from bisect_trt.steps.problem import Case
+from bisect_trt.steps.failing_inputs import UnseenInputs
+from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.select_robust import RobustSet, margin, search_robustly
 from bisect_trt.steps.sensitivity import Sensitivity, suspicion_of
 
-MAX_GROWTH_PROBES = 400
+MAX_GROWTH_EVALUATIONS = 400
 
 _TOLD_S = 4.0
 """Seconds that proofs of the given inputs may take as a rule, beside what a draw has proved."""
 
-Ask = Callable[[Sequence[frozenset[str]]], list[ProbeResult]]
+Ask = Callable[[Sequence[frozenset[str]]], list[Evaluation]]
 
 
 @dataclass(frozen=True)
@@ -40,22 +40,22 @@ class Bisection:
 
     ``limit`` is the share of the tolerance that it was searched within; ``complete`` is false if a
     pin could not be proved; ``violations`` counts pins that the search took for needed and the
-    verification did not, which a monotone model cannot give. ``holds`` is the test that a robust
+    verification did not, which a monotone model cannot give. ``validation`` is the test that a robust
     search ended with, ``ranked`` true if the set is a prefix of the ranking, cut and not shrunk.
     """
 
     pinned: frozenset[str]
-    proof: Mapping[str, ProbeResult]
+    proof: Mapping[str, Evaluation]
     limit: float
     complete: bool
     violations: int = 0
-    holds: Holds | None = None
+    validation: Validation | None = None
     ranked: bool = False
 
 
 def bisect(
-    case: Case,
-    bench: Bench,
+    problem: Problem,
+    context: Context,
     emulated: Baselines,
     triage: Triage,
     limit: float,
@@ -64,8 +64,8 @@ def bisect(
     """A set that both emulators pass; None where even all pins miss ``limit``.
 
     Args:
-        case: the layers, the inputs and the requirements.
-        bench: what emulates.
+        problem: the layers, the inputs and the requirements.
+        context: what emulates.
         emulated: the baselines; all layers lowered are known to fail.
         triage: the base plan, the measured effects, and what a robust search is made with.
         limit: the share of the tolerance to keep to.
@@ -74,59 +74,68 @@ def bisect(
     if not triage.pinned.under(limit).verdict.passed:
         return None
     if triage.unseen is not None:
-        return _robust(case, bench, triage, triage.unseen, limit, fewest)
+        return _robust(problem, context, triage, triage.unseen, limit, fewest)
     sensitivity = triage.sensitivity.under(limit)
     suspicion = suspicion_of(emulated.layers, sensitivity.scores)
-    search = _Search(bench.prober, bench.second, triage.base, case.names, limit, case.begin)
+    search = _Search(
+        context.evaluator, context.second, triage.base, problem.names, limit, problem.begin
+    )
     return search.run(suspicion, sensitivity)
 
 
-def known_strength(case: Case, triage: Triage) -> Mapping[str, float]:
+def known_strength(problem: Problem, triage: Triage) -> Mapping[str, float]:
     """What each layer does to the outputs, as a mean square, where that says what it does to the
     score; empty otherwise.
     """
-    return triage.sensitivity.strength if case.requirements.proportional else {}
+    return triage.sensitivity.strength if problem.requirements.proportional else {}
 
 
 def _robust(
-    case: Case, bench: Bench, triage: Triage, unseen: Unseen, limit: float, fewest: int
+    problem: Problem,
+    context: Context,
+    triage: Triage,
+    unseen: UnseenInputs,
+    limit: float,
+    fewest: int,
 ) -> Bisection | None:
-    strength = known_strength(case, triage)
-    room = Room(limit, triage.pinned.score, margin(case, bench))
+    strength = known_strength(problem, triage)
+    room = Headroom(limit, triage.pinned.score, margin(problem, context))
     found = search_robustly(
-        case, bench, triage.base, triage.ranking, strength, unseen, room, fewest
+        problem, context, triage.base, triage.ranking, strength, unseen, room, fewest
     )
     if found is None:
         return None
-    for judge in (bench.prober, bench.second):  # the tables show it on the given inputs
+    for judge in (context.evaluator, context.second):  # the tables show it on the given inputs
         judge.probe(triage.base.with_pins(found.pinned))
     complete = set(found.proof) == set(found.pinned)
-    proof = _told_on_given(case, bench, triage.base, found)
+    proof = _told_on_given(problem, context, triage.base, found)
     return Bisection(
-        found.pinned, proof, found.limit, complete, holds=found.holds, ranked=found.ranked
+        found.pinned, proof, found.limit, complete, validation=found.validation, ranked=found.ranked
     )
 
 
 def _told_on_given(
-    case: Case, bench: Bench, base: PrecisionPlan, found: RobustSet
-) -> Mapping[str, ProbeResult]:
+    problem: Problem, context: Context, base: PrecisionPlan, found: RobustSet
+) -> Mapping[str, Evaluation]:
     """The proofs. Where a draw tells that would still meet the requirement, and is only held to
     less, the given inputs are asked too: a pin may be all that keeps infinities from them.
     """
     weak = [name for name, result in found.proof.items() if result.score * found.limit <= 1.0]
-    if len(weak) * len(case.samples) * bench.pace.usual_seconds > _TOLD_S:
+    if len(weak) * len(problem.samples) * context.pace.usual_seconds > _TOLD_S:
         return found.proof
     proof = dict(found.proof)
     with suppress(BudgetSpentError):
         for name in weak:
-            given = bench.prober.probe(base.with_pins(found.pinned - {name})).under(found.limit)
+            given = context.evaluator.probe(base.with_pins(found.pinned - {name})).under(
+                found.limit
+            )
             if given.score > proof[name].score:
                 proof[name] = given
     return proof
 
 
 class _Search:
-    """Searches with ``prober`` and confirms with ``second``.
+    """Searches with ``evaluator`` and confirms with ``second``.
 
     ``limit`` is the share of the tolerance that a set may use: an engine that errs twice as much
     asks for a half. ``begin`` is tried before a set is grown.
@@ -134,8 +143,8 @@ class _Search:
 
     def __init__(
         self,
-        prober: Prober,
-        second: Prober,
+        evaluator: Evaluator,
+        second: Evaluator,
         base: PrecisionPlan,
         layers: Sequence[str],
         limit: float,
@@ -143,7 +152,7 @@ class _Search:
     ) -> None:
         self._limit = limit
         self._begin = begin
-        self._prober = prober
+        self._evaluator = evaluator
         self._second = second
         self._base = base
         self._layers = list(layers)
@@ -170,7 +179,7 @@ class _Search:
             self._layers if grown is None else [n for n in self._layers if n in grown],
             lambda pins: ask([pins])[0].verdict,
             suspicion=suspicion,
-            workers=self._prober.workers,
+            workers=self._evaluator.workers,
         )
         return found.pinned if found.feasible else frozenset(self._layers)
 
@@ -197,17 +206,17 @@ class _Search:
             first = evaluate([self._made_finite(suspicion) | start])[0]
         grown = grow(
             first,
-            sensitivity.effects,
+            sensitivity.sensitivities,
             sensitivity.order,
             evaluate,
-            max_trials=MAX_GROWTH_PROBES,
+            max_trials=MAX_GROWTH_EVALUATIONS,
         )
         return grown.pinned if grown.passed else None
 
-    def _vector(self, result: ProbeResult) -> Vector | None:
+    def _vector(self, result: Evaluation) -> Vector | None:
         """The signed errors behind ``result``, in units of what a set may use."""
-        prober = self._second if result.runner == self._second.runner.name else self._prober
-        found = prober.vector(result.plan)
+        evaluator = self._second if result.runner == self._second.runner.name else self._evaluator
+        found = evaluator.vector(result.plan)
         return None if found is None else found / np.float32(self._limit)
 
     def _made_finite(self, suspicion: Mapping[str, float]) -> frozenset[str]:
@@ -217,7 +226,7 @@ class _Search:
             result = self._by_first([pinned])[0]
             return Verdict.PASS if math.isfinite(result.score) else result.verdict
 
-        workers = self._prober.workers
+        workers = self._evaluator.workers
         return find_pins(self._layers, probe, suspicion=suspicion, workers=workers).pinned
 
     def _verified(self, pinned: frozenset[str]) -> Bisection:
@@ -227,18 +236,18 @@ class _Search:
             lambda pins: self._by_both([pins])[0],
             lambda result: result.verdict.passed,
             ahead=self._by_first,
-            workers=self._prober.workers,
+            workers=self._evaluator.workers,
         )
         complete = self._by_both([found.pinned])[0].verdict.passed
         return Bisection(found.pinned, found.proof, self._limit, complete, found.removed)
 
-    def _by_first(self, sets: Sequence[frozenset[str]]) -> list[ProbeResult]:
+    def _by_first(self, sets: Sequence[frozenset[str]]) -> list[Evaluation]:
         plans = [self._base.with_pins(s) for s in sets]
-        return [r.under(self._limit) for r in self._prober.probe_many(plans)]
+        return [r.under(self._limit) for r in self._evaluator.evaluate_many(plans)]
 
-    def _by_both(self, sets: Sequence[frozenset[str]]) -> list[ProbeResult]:
+    def _by_both(self, sets: Sequence[frozenset[str]]) -> list[Evaluation]:
         """The first runner's result where it fails, else the worse of the two."""
         results = self._by_first(sets)
         passing = [r.plan for r in results if r.verdict.passed]
-        second = {r.plan: r.under(self._limit) for r in self._second.probe_many(passing)}
+        second = {r.plan: r.under(self._limit) for r in self._second.evaluate_many(passing)}
         return [max(r, second.get(r.plan, r), key=lambda x: x.score) for r in results]

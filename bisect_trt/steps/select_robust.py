@@ -8,20 +8,20 @@ from dataclasses import dataclass, replace
 
 from bisect_trt.base.display import counted
 from bisect_trt.base.interrupt import BudgetSpentError
-from bisect_trt.base.outcomes import Holds, at_least
+from bisect_trt.base.outcomes import Validation, at_least
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.base.sample import Sample, evenly
-from bisect_trt.evaluate.result import ProbeResult
+from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.metrics.statistics import lower_bound
 from bisect_trt.search import find_pins
-from bisect_trt.search.minimise import Room, one_minimal
+from bisect_trt.search.minimise import Headroom, one_minimal
 from bisect_trt.search.prefix import longer, shortest_prefix
-from bisect_trt.steps.context import Bench
-from bisect_trt.steps.failing_inputs import Unseen
+from bisect_trt.steps.context import Context
+from bisect_trt.steps.failing_inputs import UnseenInputs
 from bisect_trt.steps.open_runners import begin
-from bisect_trt.steps.problem import Case
-from bisect_trt.steps.search_set import Panel, Refusal, all_in_fp32
-from bisect_trt.steps.sensitivity import TIME_BUDGET_S, EffectRows
+from bisect_trt.steps.problem import Problem
+from bisect_trt.steps.search_set import Refusal, SearchSet, all_in_fp32
+from bisect_trt.steps.sensitivity import TIME_BUDGET_S, SensitivityRows
 from bisect_trt.steps.tests import next_test, set_size, wanted_of_unseen
 from bisect_trt.steps.validation import put_to_test, refused_by
 
@@ -33,13 +33,13 @@ class RobustSet:
 
     ``prefix`` is the length of the ranking's prefix that it comes from; ``ranked`` is true if not
     every pin is proved: the set was cut from the ranking.
-    ``holds`` is None where fresh draws refused every set.
+    ``validation`` is None where fresh draws refused every set.
     """
 
     pinned: frozenset[str]
-    proof: Mapping[str, ProbeResult]
+    proof: Mapping[str, Evaluation]
     limit: float
-    holds: Holds | None
+    validation: Validation | None
     prefix: int
     ranked: bool
 
@@ -49,7 +49,7 @@ MARGIN, SHRINK_MARGIN = 0.95, 0.8
 by trial on two text models: the freer the choice, the more of it is luck."""
 
 
-def margin(case: Case, bench: Bench) -> float:
+def margin(problem: Problem, context: Context) -> float:
     """The part of its room that a prefix is held to: all of it, which is no margin, where a point
     of the frontier is picked, or the given inputs are so many that they bound the share asked for
     by themselves. Prefixes are nested, so that little is left to luck then: a detector with 200
@@ -57,33 +57,33 @@ def margin(case: Case, bench: Bench) -> float:
     which errs a little otherwise, a margin is kept: what it refuses costs a build.
 
     Args:
-        case: gives the inputs, and says how many must hold.
-        bench: knows whether an engine decides.
+        problem: gives the inputs, and says how many must hold.
+        context: knows whether an engine decides.
     """
-    if case.settings.pick is not None:
+    if problem.settings.pick is not None:
         return 1.0
-    sets = len(case.samples) // set_size(case)
-    bound = lower_bound(at_least(case.settings.asked_of_given, sets), sets)
-    return 1.0 if bound >= wanted_of_unseen(case) and bench.engine is None else MARGIN
+    sets = len(problem.samples) // set_size(problem)
+    bound = lower_bound(at_least(problem.settings.asked_of_given, sets), sets)
+    return 1.0 if bound >= wanted_of_unseen(problem) and context.engine is None else MARGIN
 
 
 _GLANCE = 4
 """Samples of each kind by which a prefix is told to be too short, or passed for now."""
 
-SHRINK_PROBES = 32
+SHRINK_EVALUATIONS = 32
 """Shrinking takes so many probes, and then one a pin to prove it: a count, and not the clock, so
 that the same command gives the same answer. What they cannot bring to an end is not given, and a
 prefix of so many pins that they could not is not shrunk: of two such sets that fresh draws passed,
 one of 295 pins shrunk to 248 and one of 50 to 32, neither held on 95 % of unseen inputs."""
 
-MOST_SHRUNK = SHRINK_PROBES - 2
+MOST_SHRUNK = SHRINK_EVALUATIONS - 2
 """Two of the probes are of all pins and of none."""
 
 
 def shortest_passing(
-    panel: Panel,
+    search_set: SearchSet,
     ranking: Sequence[str],
-    room: Room,
+    room: Headroom,
     shortest: int,
     strength: Sequence[float],
     guess: int = 0,
@@ -97,7 +97,7 @@ def shortest_passing(
     that all pins miss are set aside where they stand in the way.
 
     Args:
-        panel: asks about sets.
+        search_set: asks about sets.
         ranking: the layers, most harmful first.
         room: the share of the tolerance that a prefix is held to.
         shortest: fewer are not asked for.
@@ -110,9 +110,9 @@ def shortest_passing(
 
     def whole(count: int) -> bool:
         pins = frozenset(ranking[:count])
-        passed = panel.ask(pins, within(count)).verdict.passed
+        passed = search_set.ask(pins, within(count)).verdict.passed
         if passed:
-            panel.keep(pins)
+            search_set.keep(pins)
         return passed
 
     answered, begun = False, shortest
@@ -124,66 +124,66 @@ def shortest_passing(
         if not answered:
             answered = whole(count)
             return answered
-        return panel.ask(frozenset(ranking[:count]), within(count), _GLANCE).verdict.passed
+        return search_set.ask(frozenset(ranking[:count]), within(count), _GLANCE).verdict.passed
 
     while True:
         length = shortest_prefix(len(ranking), passes, first=shortest, guess=guess)
         every = length == len(ranking)
         if length is None or (every and not whole(length)):
-            if not panel.set_aside():
+            if not search_set.set_aside():
                 return None
             shortest, answered = begun, False
         elif not every and not whole(length):
             shortest = length + 1
         else:
-            second = panel.ask_second(frozenset(ranking[:length]), within(length))
+            second = search_set.ask_second(frozenset(ranking[:length]), within(length))
             if second is None or second.verdict.passed or every:
                 return length
             shortest = longer(strength, length, 1.0 / second.score)
-            if shortest == len(ranking) and panel.set_aside():
+            if shortest == len(ranking) and search_set.set_aside():
                 shortest = length
-            panel.forget(below=shortest)
+            search_set.forget(below=shortest)
             answered = False
 
 
 def shrunk(
-    panel: Panel, ranked: Sequence[str], within: float, workers: int
-) -> Mapping[str, ProbeResult] | None:
+    search_set: SearchSet, ranked: Sequence[str], within: float, workers: int
+) -> Mapping[str, Evaluation] | None:
     """A part of ``ranked`` of which no single pin can be left out on the panel ``within`` that
     share of the tolerance, each with the probe that shows it; None where ``ranked`` does not keep
     to it itself, or nothing was proved in so many probes.
 
     Args:
-        panel: asks about sets.
+        search_set: asks about sets.
         ranked: the layers, most harmful first.
         within: the share.
         workers: probes at a time.
     """
     if not ranked:
         return {}
-    if not panel.ask(frozenset(ranked), within).verdict.passed:
+    if not search_set.ask(frozenset(ranked), within).verdict.passed:
         return None
     suspicion = {name: float(len(ranked) - place) for place, name in enumerate(ranked)}
     found = find_pins(
         list(reversed(ranked)),
-        lambda pins: panel.ask(pins, within).verdict,
+        lambda pins: search_set.ask(pins, within).verdict,
         suspicion=suspicion,
         workers=workers,
-        max_probes=SHRINK_PROBES,
+        max_probes=SHRINK_EVALUATIONS,
     )
     if not found.complete:
         return None
     left = [name for name in reversed(ranked) if name in found.pinned]
-    minimal = one_minimal(left, lambda p: panel.ask(p, within), lambda r: r.verdict.passed)
-    second = panel.ask_second(minimal.pinned, within)
+    minimal = one_minimal(left, lambda p: search_set.ask(p, within), lambda r: r.verdict.passed)
+    second = search_set.ask_second(minimal.pinned, within)
     if second is not None and not second.verdict.passed:
         return None
     return minimal.proof if set(minimal.proof) == minimal.pinned else None
 
 
-def last_word(
-    case: Case, bench: Bench, plan: PrecisionPlan, limit: float
-) -> tuple[Refusal | None, Holds | None]:
+def final_validation(
+    problem: Problem, context: Context, plan: PrecisionPlan, limit: float
+) -> tuple[Refusal | None, Validation | None]:
     """What refuses ``plan``, or else what it holds on by both emulators. What FP32 as a whole
     misses too refuses nothing.
 
@@ -191,23 +191,25 @@ def last_word(
     inputs, while the engine is built.
 
     Args:
-        case: says what is asked for.
-        bench: what runs the plan.
+        problem: says what is asked for.
+        context: what runs the plan.
         plan: the set, on the plan without pins.
         limit: the share of the tolerance that the emulators are held to.
     """
-    if bench.engine is not None and bench.engine.new_probes:  # else it repeats another run
-        built = bench.plan_for(bench.engine, plan)
-        if not bench.engine.knows(built):
-            begin(bench.opened, built)
-    if bench.engine is not None:
-        judges, given = [bench.second], bench.second_sees
-        return refused_by(case, bench, judges, plan, limit, given), None
-    judges, test = [bench.prober, bench.second], next_test(case, bench)
-    against, holds = put_to_test(case, bench, judges, plan, test, limit, all_in_fp32(case, plan))
+    if context.engine is not None and context.engine.new_evaluations:  # else it repeats another run
+        built = context.plan_for(context.engine, plan)
+        if not context.engine.knows(built):
+            begin(context.opened, built)
+    if context.engine is not None:
+        judges, given = [context.second], context.second_sees
+        return refused_by(problem, context, judges, plan, limit, given), None
+    judges, test = [context.evaluator, context.second], next_test(problem, context)
+    against, validation = put_to_test(
+        problem, context, judges, plan, test, limit, all_in_fp32(problem, plan)
+    )
     if against is not None:
-        bench.refused.add(plan)
-    return against, holds
+        context.refused.add(plan)
+    return against, validation
 
 
 _NEAR = 0.1
@@ -215,12 +217,12 @@ _NEAR = 0.1
 
 
 def smaller(
-    case: Case,
-    bench: Bench,
-    panel: Panel,
+    problem: Problem,
+    context: Context,
+    search_set: SearchSet,
     ranking: Sequence[str],
     left: Sequence[float],
-    room: Room,
+    room: Headroom,
     found: RobustSet,
     refused: int,
     rounds: int,
@@ -229,9 +231,9 @@ def smaller(
     being small, and what follows a set that was refused is up to twice as large.
 
     Args:
-        case: says what is picked.
-        bench: what runs the plans.
-        panel: asks about sets.
+        problem: says what is picked.
+        context: what runs the plans.
+        search_set: asks about sets.
         ranking: the layers, most harmful first.
         left: the mean square of each one's effect, in that order.
         room: the share of the tolerance that a set is held to.
@@ -240,22 +242,24 @@ def smaller(
         rounds: how many tests may be made.
     """
     try:
-        while rounds and bench.engine is None and found.prefix - refused > found.prefix * _NEAR:
+        while rounds and context.engine is None and found.prefix - refused > found.prefix * _NEAR:
             rounds -= 1
             middle = (refused + found.prefix) // 2
-            length = shortest_passing(panel, ranking, room, middle, left)
+            length = shortest_passing(search_set, ranking, room, middle, left)
             if length is None or length >= found.prefix:
                 break
             pins = frozenset(ranking[:length])
-            against, holds = last_word(case, bench, panel.base.with_pins(pins), room.limit)
+            against, validation = final_validation(
+                problem, context, search_set.base.with_pins(pins), room.limit
+            )
             if against is None:
-                found = RobustSet(pins, {}, room.kept, holds, length, True)
+                found = RobustSet(pins, {}, room.kept, validation, length, True)
             else:
-                panel.add(against)
+                search_set.add(against)
                 refused = length
-                panel.forget(below=length + 1)
+                search_set.forget(below=length + 1)
     except BudgetSpentError:
-        bench.time.search_ended()
+        context.time.search_ended()
     return found
 
 
@@ -276,11 +280,11 @@ samples have them."""
 
 
 def without_rare_misses(
-    case: Case,
-    bench: Bench,
-    panel: Panel,
+    problem: Problem,
+    context: Context,
+    search_set: SearchSet,
     ranking: Sequence[str],
-    room: Room,
+    room: Headroom,
     shortest: int,
     strength: Mapping[str, float],
     length: int,
@@ -289,25 +293,27 @@ def without_rare_misses(
     the requirement alone on a few inputs, where the prefix has many layers for their sake.
 
     Args:
-        case: says whether inputs may be missed.
-        bench: runs single layers.
-        panel: asks about sets.
+        problem: says whether inputs may be missed.
+        context: runs single layers.
+        search_set: asks about sets.
         ranking: the layers, most harmful first.
         room: the share of the tolerance that a set is held to.
         shortest: fewer are not asked for.
         strength: the mean square of each layer's effect.
         length: of the shortest prefix of ``ranking`` that passes.
     """
-    for _ in range(_LOOKS if _each_tells(case) else 0):
+    for _ in range(_LOOKS if _each_tells(problem) else 0):
         half = frozenset(ranking[: length // 2])
         if length <= MOST_SHRUNK or not half:
             break
-        missed = _missed(panel, half, length >= _LONG * len(ranking))
-        again = as_searched(case, _first_that_miss(case, bench, panel.base, missed, ranking))
+        missed = _missed(search_set, half, length >= _LONG * len(ranking))
+        again = as_searched(
+            problem, _first_that_miss(problem, context, search_set.base, missed, ranking)
+        )
         if again == list(ranking):
             break
         left = [strength.get(name, 0.0) for name in again]
-        shorter = shortest_passing(panel, again, room, shortest, left)
+        shorter = shortest_passing(search_set, again, room, shortest, left)
         if shorter is None or shorter >= length:
             break
         ranking, length = again, shorter
@@ -315,8 +321,8 @@ def without_rare_misses(
 
 
 def after_refusal(
-    case: Case,
-    bench: Bench,
+    problem: Problem,
+    context: Context,
     base: PrecisionPlan,
     refused: Sequence[Refusal],
     ranking: Sequence[str],
@@ -325,41 +331,43 @@ def after_refusal(
     refused, where that is few draws by far; else as it is.
 
     Args:
-        case: says whether inputs may be missed.
-        bench: runs single layers.
+        problem: says whether inputs may be missed.
+        context: runs single layers.
         base: the plan without pins.
         refused: what spoke against sets of one round.
         ranking: the layers, most harmful first.
     """
-    if not _each_tells(case):
+    if not _each_tells(problem):
         return list(ranking)
-    size = set_size(case)
+    size = set_size(problem)
     far = [r for r in refused if r.score >= _FAR and len(r.samples) <= _RARE * size * r.tested]
     samples = [sample for refusal in far for sample in refusal.samples[:_WORST]]
     most = max(1.0, _GUILTY * len(ranking))
-    return as_searched(case, _first_that_miss(case, bench, base, samples[:_WORST], ranking, most))
+    return as_searched(
+        problem, _first_that_miss(problem, context, base, samples[:_WORST], ranking, most)
+    )
 
 
-def as_searched(case: Case, ranking: Sequence[str]) -> list[str]:
+def as_searched(problem: Problem, ranking: Sequence[str]) -> list[str]:
     """``ranking`` with the layers of an older plan first, in their order.
 
     Args:
-        case: says which plan to begin at, if any.
+        problem: says which plan to begin at, if any.
         ranking: most harmful first.
     """
-    return sorted(ranking, key=lambda name: name not in case.begin)
+    return sorted(ranking, key=lambda name: name not in problem.begin)
 
 
-def _each_tells(case: Case) -> bool:
+def _each_tells(problem: Problem) -> bool:
     """Whether none of the inputs may be missed, and each can be judged by itself."""
-    return case.settings.share_of_given >= 1.0 and not case.requirements.tells_of_all
+    return problem.settings.share_of_given >= 1.0 and not problem.requirements.tells_of_all
 
 
-def _missed(panel: Panel, pins: frozenset[str], long: bool) -> list[Sample]:
+def _missed(search_set: SearchSet, pins: frozenset[str], long: bool) -> list[Sample]:
     """The worst of the samples that ``pins`` miss, where they are few and far off; else, of a
     ``long`` prefix, some of those with values that are not finite.
     """
-    scores = panel.scores(pins)
+    scores = search_set.scores(pins)
     missed = sorted((found for found in scores if not found[1] <= 1.0), key=lambda f: -f[1])
     if missed and len(missed) <= max(1.0, _RARE * len(scores)) and missed[0][1] >= _FAR:
         return [sample for sample, _ in missed[:_WORST]]
@@ -368,8 +376,8 @@ def _missed(panel: Panel, pins: frozenset[str], long: bool) -> list[Sample]:
 
 
 def _first_that_miss(
-    case: Case,
-    bench: Bench,
+    problem: Problem,
+    context: Context,
     base: PrecisionPlan,
     samples: Sequence[Sample],
     ranking: Sequence[str],
@@ -380,12 +388,12 @@ def _first_that_miss(
     are too many to be asked.
     """
     # By count and not by the clock, so that the same command gives the same answer.
-    expected_s = len(samples) * len(ranking) * bench.pace.usual_seconds
+    expected_s = len(samples) * len(ranking) * context.pace.usual_seconds
     if not samples or expected_s > TIME_BUDGET_S:
         return list(ranking)
-    rows = EffectRows(case, bench, samples, base.with_pins(ranking))
+    rows = SensitivityRows(problem, context, samples, base.with_pins(ranking))
     rows.take(list(ranking), math.inf)
-    bench.further_rows += rows.runs
+    context.further_rows += rows.runs
     worst = {name: max(score for score, _ in its) for name, its in rows.rows.items()}
     guilty = {name for name, score in worst.items() if not score <= 1.0}
     finite = all(math.isfinite(worst[name]) for name in guilty)
@@ -400,20 +408,20 @@ by at least 1, 2, 4 ... layers: by one layer a round a small set would not get a
 
 
 def search_robustly(
-    case: Case,
-    bench: Bench,
+    problem: Problem,
+    context: Context,
     base: PrecisionPlan,
     ranking: Sequence[str],
     strength: Mapping[str, float],
-    unseen: Unseen,
-    room: Room,
+    unseen: UnseenInputs,
+    room: Headroom,
     fewest: int = 0,
 ) -> RobustSet | None:
     """The set, tested; None where even all pins miss the requirement within ``room``.
 
     Args:
-        case: gives the inputs, and the share that is asked for.
-        bench: what runs the plans; both emulators judge, also where an engine has the last word.
+        problem: gives the inputs, and the share that is asked for.
+        context: what runs the plans; both emulators judge, also where an engine has the last word.
         base: the plan without pins.
         ranking: the layers, most harmful first.
         strength: the mean square of what each does to the outputs, where it was measured.
@@ -421,93 +429,95 @@ def search_robustly(
         room: the share of the tolerance that the emulators are held to, and what all pins use.
         fewest: a set of fewer pins is not given: an engine refused one.
     """
-    panel = Panel(case, bench, base, unseen.samples)
+    search_set = SearchSet(problem, context, base, unseen.samples)
     if unseen.refused is not None:
-        panel.add(unseen.refused)
+        search_set.add(unseen.refused)
     try:
-        return _in_rounds(case, bench, panel, ranking, strength, room, fewest)
+        return _in_rounds(problem, context, search_set, ranking, strength, room, fewest)
     except BudgetSpentError:
         # The smallest prefix that passed is an answer at any time; its test comes at the end of the
         # run, as all pins' does where none has passed yet.
-        bench.time.search_ended()
-        found = panel.smallest
+        context.time.search_ended()
+        found = search_set.smallest
         if found is None or len(found) < fewest:
             found = frozenset(ranking)
         return RobustSet(found, {}, room.kept, None, len(found), True)
 
 
 def _in_rounds(
-    case: Case,
-    bench: Bench,
-    panel: Panel,
+    problem: Problem,
+    context: Context,
+    search_set: SearchSet,
     ranking: Sequence[str],
     strength: Mapping[str, float],
-    room: Room,
+    room: Headroom,
     fewest: int,
 ) -> RobustSet | None:
     """The set after rounds of search and test."""
-    ranking = as_searched(case, ranking)
+    ranking = as_searched(problem, ranking)
     looked = False
     # An older plan's pins are a guess, from which fewer are tried too.
-    base, shortest, guess = panel.base, fewest, len(case.begin)
+    base, shortest, guess = search_set.base, fewest, len(problem.begin)
     left = [strength.get(name, 0.0) for name in ranking]
     best: RobustSet | None = None
     for tried in range(MAX_ROUNDS):
-        length = shortest_passing(panel, ranking, room, shortest, left, guess)
+        length = shortest_passing(search_set, ranking, room, shortest, left, guess)
         guess = 0
         if length is None:
             break
         if not looked:
             looked = True
             ranking, length = without_rare_misses(
-                case, bench, panel, ranking, room, shortest, strength, length
+                problem, context, search_set, ranking, room, shortest, strength, length
             )
             left = [strength.get(name, 0.0) for name in ranking]
         refused: list[Refusal] = []
         ranked = ranking[:length]
-        for candidate in _candidates(case, bench, panel, ranked, room):
+        for candidate in _candidates(problem, context, search_set, ranked, room):
             if len(candidate.pinned) < fewest:
                 continue
             plan = base.with_pins(candidate.pinned)
             pins = counted(len(candidate.pinned), "pin")
-            bench.tell(f"{pins}, fresh draws")
-            against, holds = last_word(case, bench, plan, room.limit)
-            if against is None and case.settings.pick is not None and best is not None:
-                found, rounds = replace(candidate, holds=holds), MAX_ROUNDS - tried - 1
-                return smaller(case, bench, panel, ranking, left, room, found, best.prefix, rounds)
+            context.tell(f"{pins}, fresh draws")
+            against, validation = final_validation(problem, context, plan, room.limit)
+            if against is None and problem.settings.pick is not None and best is not None:
+                found, rounds = replace(candidate, validation=validation), MAX_ROUNDS - tried - 1
+                return smaller(
+                    problem, context, search_set, ranking, left, room, found, best.prefix, rounds
+                )
             if against is None:
-                return replace(candidate, holds=holds)
-            bench.tell(f"{pins} refused by fresh draws ({against.kind}): the search goes on")
+                return replace(candidate, validation=validation)
+            context.tell(f"{pins} refused by fresh draws ({against.kind}): the search goes on")
             refused.append(against)
         for refusal in refused:
-            panel.add(refusal)
+            search_set.add(refusal)
         best = RobustSet(frozenset(ranked), {}, room.kept, None, length, True)
         if length == len(ranking):
             break
-        again = after_refusal(case, bench, base, refused, ranking)
+        again = after_refusal(problem, context, base, refused, ranking)
         if not set(again[:length]) <= set(ranked):  # else what misses alone is pinned already
             ranking, left = again, [strength.get(name, 0.0) for name in again]
-            panel.forget(below=length + 1)
+            search_set.forget(below=length + 1)
             continue
         # A panel that has learnt may still know too little.
         shortest = longer(left, length, room.kept / refused[-1].score, 2**tried)
-        panel.forget(below=shortest)
+        search_set.forget(below=shortest)
     return best
 
 
 def _candidates(
-    case: Case,
-    bench: Bench,
-    panel: Panel,
+    problem: Problem,
+    context: Context,
+    search_set: SearchSet,
     ranked: Sequence[str],
-    room: Room,
+    room: Headroom,
 ) -> Iterator[RobustSet]:
     """What is worth a test: a smaller set of which every pin is proved, then the prefix ``ranked``
     itself; the prefix alone where it is too long for that, or where a point of the frontier was
     asked for.
     """
-    if case.settings.pick is None and len(ranked) <= MOST_SHRUNK:
-        proof = shrunk(panel, ranked, room.within(SHRINK_MARGIN), bench.prober.workers)
+    if problem.settings.pick is None and len(ranked) <= MOST_SHRUNK:
+        proof = shrunk(search_set, ranked, room.within(SHRINK_MARGIN), context.evaluator.workers)
         if proof is not None:
             pins = frozenset(proof)
             held_to = room.within(SHRINK_MARGIN)

@@ -23,32 +23,37 @@ from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.evaluate.cache import Row, RowBuffer, content_key
 from bisect_trt.metrics.error_sample import prediction_order
-from bisect_trt.steps.context import Bench
-from bisect_trt.steps.problem import Case
+from bisect_trt.steps.context import Context
+from bisect_trt.steps.problem import Problem
 
 _FIRST_ROUND = 32
 """Layers are measured in rounds that double, each from the start of the network."""
 
-EffectRow = tuple[float, NDArray[np.float32]]
+SensitivityRow = tuple[float, NDArray[np.float32]]
 """A layer's score on one sample, and its signed errors."""
 
 
-class EffectRows:
+class SensitivityRows:
     """Layers measured on all samples: ``rows`` has each one's scores and signed errors, ``runs``
     counts the inferences made for them.
 
     Args:
-        case: the model and the requirements.
-        bench: runs each layer lowered alone.
+        problem: the model and the requirements.
+        context: runs each layer lowered alone.
         samples: those to measure on.
-        lowered: the plan whose errors say which elements are looked at.
+        reduced: the plan whose errors say which elements are looked at.
     """
 
     def __init__(
-        self, case: Case, bench: Bench, samples: Sequence[Sample], lowered: PrecisionPlan
+        self, problem: Problem, context: Context, samples: Sequence[Sample], reduced: PrecisionPlan
     ) -> None:
-        self._case, self._bench, self._samples, self._lowered = case, bench, samples, lowered
-        self.rows: dict[str, list[EffectRow]] = {}
+        self._problem, self._context, self._samples, self._reduced = (
+            problem,
+            context,
+            samples,
+            reduced,
+        )
+        self.rows: dict[str, list[SensitivityRow]] = {}
         self.runs = 0
         self._began = time.monotonic()
 
@@ -56,7 +61,7 @@ class EffectRows:
         self,
         order: Sequence[str],
         budget_s: float,
-        probe_seconds: float,
+        evaluation_seconds: float,
         worth: Callable[[int], bool] = lambda _: True,
     ) -> None:
         """Measure layers in rounds of growing size for ``budget_s`` seconds; a round is no longer
@@ -65,12 +70,12 @@ class EffectRows:
         Args:
             order: the layers, the first ones first.
             budget_s: in seconds.
-            probe_seconds: about what one inference takes.
+            evaluation_seconds: about what one inference takes.
             worth: asked after each round but the first, which has to open sessions: whether to go
                 on where so many can be measured in all.
         """
         deadline = time.monotonic() + budget_s
-        a_layer = max(len(self._samples) * probe_seconds, 1e-6)
+        a_layer = max(len(self._samples) * evaluation_seconds, 1e-6)
         size = max(1, min(_FIRST_ROUND, int(budget_s / 4.0 / a_layer)))
         done = 0
         while done < len(order):
@@ -89,7 +94,7 @@ class EffectRows:
         """Measure ``layers``; false where ``deadline``, by the monotonic clock, came before the
         last of them.
         """
-        found: dict[str, list[EffectRow]] = {name: [] for name in layers}
+        found: dict[str, list[SensitivityRow]] = {name: [] for name in layers}
         for sample in self._samples:
             if not self._on(sample, found, deadline):
                 break
@@ -97,26 +102,28 @@ class EffectRows:
         self.rows.update(complete)
         return len(complete) == len(found)
 
-    def _on(self, sample: Sample, found: dict[str, list[EffectRow]], deadline: float) -> bool:
+    def _on(self, sample: Sample, found: dict[str, list[SensitivityRow]], deadline: float) -> bool:
         """Add a row for ``sample`` to each layer; false where ``deadline`` ended it."""
-        bench, lowered = self._bench, self._lowered
-        keys = {name: _key(bench, sample, lowered, name) for name in found}
+        context, reduced = self._context, self._reduced
+        keys = {name: _key(context, sample, reduced, name) for name in found}
         missing = []
         for name, key in keys.items():
-            known = bench.journal.recall(key)
+            known = context.cache.recall(key)
             if known is None:
                 missing.append(name)
             else:
                 found[name].append((float(known[0]), np.frombuffer(known[1], np.float32)))
-        buffer = RowBuffer(bench.journal)
+        buffer = RowBuffer(context.cache)
         try:
-            for name, score, vector in _effects(self._case, bench, sample, missing, lowered):
-                buffer.add(Row(keys[name], "effect", score, vector.tobytes()))
+            for name, score, vector in _sensitivities(
+                self._problem, context, sample, missing, reduced
+            ):
+                buffer.add(Row(keys[name], "sensitivity", score, vector.tobytes()))
                 found[name].append((score, vector))
                 self.runs += 1
                 now = time.monotonic()
                 expected = self._expected(deadline, now)
-                bench.observer.progress(self.runs, expected, f"effect of {name} alone")
+                context.observer.progress(self.runs, expected, f"effect of {name} alone")
                 if now > deadline:
                     return False
         finally:
@@ -125,29 +132,33 @@ class EffectRows:
 
     def _expected(self, deadline: float, now: float) -> int:
         """How many runs there will be in all: every layer's, or as many as there is time for."""
-        every = len(self._case.names) * len(self._samples)
+        every = len(self._problem.names) * len(self._samples)
         fitting = self.runs * max(0.0, deadline - now) / max(now - self._began, 1e-6)
         return min(every, self.runs + int(min(fitting, every)))
 
 
-def _effects(
-    case: Case, bench: Bench, sample: Sample, layers: Sequence[str], lowered: PrecisionPlan
+def _sensitivities(
+    problem: Problem,
+    context: Context,
+    sample: Sample,
+    layers: Sequence[str],
+    reduced: PrecisionPlan,
 ) -> Iterator[tuple[str, float, NDArray[np.float32]]]:
     """(layer, score, signed errors) for each of ``layers`` lowered alone on ``sample``."""
     if not layers:
         return
-    runner = bench.fleet or bench.emulator
-    chosen = bench.disturbed(sample, lowered)
-    for name, outputs in runner.effects(sample, case.settings.precision, layers):
+    runner = context.emulator_pool or context.emulator
+    chosen = context.disturbed(sample, reduced)
+    for name, outputs in runner.sensitivities(sample, problem.settings.precision, layers):
         if outputs is None:
             yield name, math.inf, np.full(chosen.size, np.nan, np.float32)
         else:
-            score = case.requirements.score(bench.references.of(sample), outputs)
+            score = problem.requirements.score(context.references.of(sample), outputs)
             yield name, score, chosen.errors(outputs)
 
 
-def _key(bench: Bench, sample: Sample, lowered: PrecisionPlan, layer: str) -> str:
-    return bench.prober.key("effect", lowered.digest, sample.digest, layer)
+def _key(context: Context, sample: Sample, reduced: PrecisionPlan, layer: str) -> str:
+    return context.evaluator.key("sensitivity", reduced.digest, sample.digest, layer)
 
 
 _DISTURBED = 64
@@ -165,7 +176,7 @@ gives.)"""
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """``effects``: each layer's signed errors in tolerances; ``scores``: its score when it alone is
+    """``sensitivities``: each layer's signed errors in tolerances; ``scores``: its score when it alone is
     lowered, where one input has a score.
 
     ``base`` is the error vector with everything lowered, ``order`` the norm to rank predictions by,
@@ -173,7 +184,7 @@ class Sensitivity:
     many rows were computed rather than recalled, ``samples`` what they are of.
     """
 
-    effects: Mapping[str, NDArray[np.float32]]
+    sensitivities: Mapping[str, NDArray[np.float32]]
     scores: Mapping[str, float]
     base: NDArray[np.float32]
     order: float
@@ -185,9 +196,11 @@ class Sensitivity:
         """The same measurements in units of ``limit`` times the tolerance."""
         if limit == 1.0:
             return self
-        effects = {name: row / np.float32(limit) for name, row in self.effects.items()}
+        sensitivities = {name: row / np.float32(limit) for name, row in self.sensitivities.items()}
         scores = {name: score / limit for name, score in self.scores.items()}
-        return replace(self, effects=effects, scores=scores, base=self.base / np.float32(limit))
+        return replace(
+            self, sensitivities=sensitivities, scores=scores, base=self.base / np.float32(limit)
+        )
 
     @property
     def must_pin(self) -> frozenset[str]:
@@ -201,68 +214,70 @@ class Sensitivity:
 
 
 def measure_sensitivity(
-    case: Case,
-    bench: Bench,
+    problem: Problem,
+    context: Context,
     suspicion: Mapping[str, float],
     samples: Sequence[Sample],
-    lowered: PrecisionPlan,
+    reduced: PrecisionPlan,
     budget_s: float,
-    probe_seconds: float,
+    evaluation_seconds: float,
 ) -> Sensitivity:
     """One row for each layer over ``samples``, or where that takes too long for the most suspicious
     layers; recalled from the journal where it is there.
 
     Args:
-        case: the model, its layers and the requirements.
-        bench: runs each layer lowered alone.
+        problem: the model, its layers and the requirements.
+        context: runs each layer lowered alone.
         suspicion: by layer, the larger the sooner.
         samples: those to measure on.
-        lowered: the plan whose errors say which elements are looked at: everything lowered, or all
+        reduced: the plan whose errors say which elements are looked at: everything lowered, or all
             but the layers that overflow, whose errors would hide where the others' are.
         budget_s: the most seconds for all of them.
-        probe_seconds: about what one inference takes.
+        evaluation_seconds: about what one inference takes.
     """
-    base = [_base(bench, sample, lowered) for sample in samples]
-    order = sorted(case.names, key=lambda n: -suspicion.get(n, -math.inf))
-    measured = EffectRows(case, bench, samples, lowered)
+    base = [_base(context, sample, reduced) for sample in samples]
+    order = sorted(problem.names, key=lambda n: -suspicion.get(n, -math.inf))
+    measured = SensitivityRows(problem, context, samples, reduced)
     # What a slower or busier run was content with: a repeated command measures no further.
     digests = [sample.digest for sample in samples]
-    asked = content_key(case.names)
-    key = bench.prober.key("measured", str(case.settings.budget), asked, lowered.digest, *digests)
-    before = bench.journal.recall(key)
+    asked = content_key(problem.names)
+    key = context.evaluator.key(
+        "measured", str(problem.settings.budget), asked, reduced.digest, *digests
+    )
+    before = context.cache.recall(key)
     if before is not None:
         measured.take(before[0], math.inf)
     else:
 
         def worth(reachable: int) -> bool:
-            few = not case.settings.fitted and reachable < _FEW * len(order)
+            few = not problem.settings.fitted and reachable < _FEW * len(order)
             return not few or not _is_spread(measured, base, len(order))
 
-        measured.take_while(order, budget_s, probe_seconds, worth)
+        measured.take_while(order, budget_s, evaluation_seconds, worth)
         if len(measured.rows) < len(order):
-            bench.journal.record([Row(key, "measured", list(measured.rows))])
+            context.cache.record([Row(key, "measured", list(measured.rows))])
     if len(measured.rows) < len(order):
         spread = _is_spread(measured, base, len(order))
-        bench.note(_cut_short(len(measured.rows), len(order), spread))
-    names = [name for name in case.names if name in measured.rows]
+        context.note(_cut_short(len(measured.rows), len(order), spread))
+    names = [name for name in problem.names if name in measured.rows]
     found = {name: measured.rows[name] for name in names}
     strength = _strength(found, base)
     return Sensitivity(
         {name: np.concatenate([row for _, row in rows]) for name, rows in found.items()},
-        _scores(case, found),
+        _scores(problem, found),
         np.concatenate(base),
-        prediction_order(case.requirements),
+        prediction_order(problem.requirements),
         strength,
         measured.runs,
         tuple(samples),
     )
 
 
-def _scores(case: Case, rows: Mapping[str, Sequence[EffectRow]]) -> dict[str, float]:
+def _scores(problem: Problem, rows: Mapping[str, Sequence[SensitivityRow]]) -> dict[str, float]:
     """The worst of each layer. Where a metric sees all inputs at once, which says nothing of one,
     only what is not finite has a score: others would be said to meet what nobody looked at.
     """
-    silent = case.requirements.tells_of_all
+    silent = problem.requirements.tells_of_all
     worst = {name: max(0.0, *(score for score, _ in its)) for name, its in rows.items()}
     return {name: score for name, score in worst.items() if not silent or math.isinf(score)}
 
@@ -272,7 +287,7 @@ def time_allowed(expected_s: float) -> float:
     return TIME_BUDGET_S if expected_s > TIME_BUDGET_S else _PATIENCE * TIME_BUDGET_S
 
 
-def _is_spread(measured: EffectRows, base: Sequence[NDArray[np.float32]], layers: int) -> bool:
+def _is_spread(measured: SensitivityRows, base: Sequence[NDArray[np.float32]], layers: int) -> bool:
     """Whether the layers measured are few of all, none of them misses the requirement alone, and
     together they do a small part of the error.
     """
@@ -296,7 +311,7 @@ def _cut_short(count: int, layers: int, spread: bool) -> Finding:
 
 
 def _strength(
-    rows: Mapping[str, Sequence[EffectRow]], base: Sequence[NDArray[np.float32]]
+    rows: Mapping[str, Sequence[SensitivityRow]], base: Sequence[NDArray[np.float32]]
 ) -> dict[str, float]:
     """The mean square of each layer's effect over the samples."""
     return {
@@ -305,38 +320,38 @@ def _strength(
     }
 
 
-def _mean_square(effect: NDArray[np.float32], base: NDArray[np.float32]) -> float:
-    """Of ``effect`` at the elements that everything lowered disturbs most; infinite where it is not
+def _mean_square(sensitivity: NDArray[np.float32], base: NDArray[np.float32]) -> float:
+    """Of ``sensitivity`` at the elements that everything lowered disturbs most; infinite where it is not
     finite, and at all elements where ``base`` is not.
     """
     size = np.abs(base)
     if np.isfinite(size).all() and size.size > _DISTURBED:
-        effect = effect[np.argpartition(-size, _DISTURBED)[:_DISTURBED]]
-    values = effect.astype(np.float64)
+        sensitivity = sensitivity[np.argpartition(-size, _DISTURBED)[:_DISTURBED]]
+    values = sensitivity.astype(np.float64)
     return float(np.mean(values * values)) if np.isfinite(values).all() else math.inf
 
 
-def _base(bench: Bench, sample: Sample, lowered: PrecisionPlan) -> NDArray[np.float32]:
-    """The signed errors under ``lowered``."""
-    key = bench.prober.key("base", lowered.digest, sample.digest)
-    found = bench.journal.recall(key)
+def _base(context: Context, sample: Sample, reduced: PrecisionPlan) -> NDArray[np.float32]:
+    """The signed errors under ``reduced``."""
+    key = context.evaluator.key("base", reduced.digest, sample.digest)
+    found = context.cache.recall(key)
     if found is None:
-        chosen = bench.disturbed(sample, lowered)
+        chosen = context.disturbed(sample, reduced)
         try:
-            outputs = next(iter(bench.emulator.outputs(lowered, [sample])))
+            outputs = next(iter(context.emulator.outputs(reduced, [sample])))
             vector = chosen.errors(outputs)
         except RunnerFailedError:
             vector = np.full(chosen.size, np.nan, np.float32)
-        bench.journal.record([Row(key, "base", None, vector.tobytes())])
+        context.cache.record([Row(key, "base", None, vector.tobytes())])
         return vector
     return np.frombuffer(found[1], np.float32)
 
 
-def affordable(layers: int, probe_seconds: float) -> int:
+def affordable(layers: int, evaluation_seconds: float) -> int:
     """About how many of ``layers`` the time budget has rows for, where one inference takes
-    ``probe_seconds``: each goes through half of the network.
+    ``evaluation_seconds``: each goes through half of the network.
     """
-    return min(layers, int(TIME_BUDGET_S / max(probe_seconds / 2.0, 1e-6)))
+    return min(layers, int(TIME_BUDGET_S / max(evaluation_seconds / 2.0, 1e-6)))
 
 
 def suspicion_of(table: pd.DataFrame, alone: Mapping[str, float] | None = None) -> dict[str, float]:

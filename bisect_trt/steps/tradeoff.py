@@ -12,49 +12,49 @@ import numpy as np
 import pandas as pd
 
 from bisect_trt.base.display import counted
-from bisect_trt.base.outcomes import CONFIDENCE, Finding, Holds, InputKind
+from bisect_trt.base.outcomes import CONFIDENCE, Finding, InputKind, Validation
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample, evenly
 from bisect_trt.evaluate.cache import Row
-from bisect_trt.evaluate.result import PanelResult, meets
+from bisect_trt.evaluate.result import SearchSetResult, meets
 from bisect_trt.metrics.statistics import lower_bound
 from bisect_trt.steps.baselines import MOST_TRACED, Baselines
-from bisect_trt.steps.context import Bench
-from bisect_trt.steps.problem import Case
-from bisect_trt.steps.samples import redraws, variants
-from bisect_trt.steps.tests import FRONTIER, FRONTIER_DRAWS, set_size
+from bisect_trt.steps.context import Context
+from bisect_trt.steps.problem import Problem
+from bisect_trt.steps.samples import augmented, perturbs
+from bisect_trt.steps.tests import TRADEOFF, TRADEOFF_COPIES, set_size
 
 
-def relative_bytes(case: Case, table: pd.DataFrame, plan: PrecisionPlan) -> float:
+def relative_bytes(problem: Problem, table: pd.DataFrame, plan: PrecisionPlan) -> float:
     """The bytes that all layers read and write under ``plan``, in those of everything lowered: 1
     without pins, 2 with all of them. NaN where the precision changes no storage, or a layer's size
     is not known.
 
     Args:
-        case: the layers and their constants.
+        problem: the layers and their constants.
         table: a row a layer, with the ``elements`` of its outputs over the traced samples.
         plan: whose pins read and write four bytes an element, the other layers two.
     """
     if not plan.base.is_storage or "elements" not in table:
         return math.nan
-    sizes = _sizes(case, table)
-    lowered = under = 0.0
-    for layer in case.layers:
+    sizes = _sizes(problem, table)
+    reduced = under = 0.0
+    for layer in problem.layers:
         count = sum(sizes.get(tensor, 0.0) for tensor in (*layer.inputs, *layer.outputs))
-        lowered += 2.0 * count
+        reduced += 2.0 * count
         under += (4.0 if layer.name in plan.pinned else 2.0) * count
-    return under / lowered if lowered else math.nan
+    return under / reduced if reduced else math.nan
 
 
-def _sizes(case: Case, table: pd.DataFrame) -> Mapping[str, float]:
+def _sizes(problem: Problem, table: pd.DataFrame) -> Mapping[str, float]:
     """The elements of each tensor that a layer gives, or finds in the file or an input."""
-    traced = evenly(case.samples, MOST_TRACED)
-    sizes: dict[str, float] = {n: float(a.size) for n, a in case.graph.float_constants.items()}
+    traced = evenly(problem.samples, MOST_TRACED)
+    sizes: dict[str, float] = {n: float(a.size) for n, a in problem.graph.float_constants.items()}
     for name in traced[0].arrays:
         counted = [s.arrays[name] for s in traced]
         sizes[name] = sum(a.size for a in counted if a.dtype.kind == "f") / len(traced)
     elements = dict(zip(table["layer"], table["elements"], strict=True))
-    for layer in case.layers:
+    for layer in problem.layers:
         for tensor in layer.outputs:
             sizes[tensor] = float(elements[layer.name]) / len(traced) / len(layer.outputs)
     return sizes
@@ -64,12 +64,12 @@ _QUANTILES = {"p50_score": 0.5, "p95_score": 0.95, "worst_score": 1.0}
 _NAMED = 3
 
 
-def as_tested(holds: Holds) -> dict[str, object]:
+def as_tested(validation: Validation) -> dict[str, object]:
     """What a test counted, of every kind and by every judge."""
     found: dict[str, object] = {}
     worst: list[float] = []
     for kind in InputKind:
-        holding = holds.of(kind)
+        holding = validation.of(kind)
         bound = holding.lower_bound if kind != InputKind.GIVEN and holding.tested else np.nan
         found |= _share(kind, holding.passed, holding.tested, bound)
         if holding.tested:
@@ -78,8 +78,8 @@ def as_tested(holds: Holds) -> dict[str, object]:
 
 
 def row_of(
-    case: Case,
-    bench: Bench,
+    problem: Problem,
+    context: Context,
     baselines: Baselines,
     base: PrecisionPlan,
     plan: PrecisionPlan,
@@ -89,8 +89,8 @@ def row_of(
     """What ``plan`` holds on by the first emulator, its scores, and what it costs.
 
     Args:
-        case: the inputs, and what is asked for.
-        bench: what runs the plan.
+        problem: the inputs, and what is asked for.
+        context: what runs the plan.
         baselines: the layers' sizes.
         base: the plan without pins.
         plan: whose row it is.
@@ -100,12 +100,12 @@ def row_of(
     row: dict[str, object] = {"pins": len(plan.pinned), "set": source}
     scores: list[float] = []
     missed: dict[str, object] = {}
-    bench.emulator.foretell(plan, sum(map(len, kinds.values())))
+    context.emulator.foretell(plan, sum(map(len, kinds.values())))
     for kind, samples in kinds.items():
-        size = set_size(case)
+        size = set_size(problem)
         if kind == InputKind.HOLDOUT and size > 1:
             size = max(1, len(samples))
-        found = bench.prober.judge(plan, samples, size=size)
+        found = context.evaluator.judge(plan, samples, size=size)
         row |= _shares(kind, found)
         if kind == InputKind.GIVEN and size == 1:
             missed["given_missed"] = _missed(found)
@@ -113,13 +113,13 @@ def row_of(
     for name, share in _QUANTILES.items():
         ordered = sorted(scores)
         row[name] = ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else np.nan
-    row["latency_ms"] = _latency(case, bench, plan)
-    row["relative_bytes"] = relative_bytes(case, baselines.layers, plan)
-    estimate = _by_traffic(case, bench, baselines, base, plan)
+    row["latency_ms"] = _latency(problem, context, plan)
+    row["relative_bytes"] = relative_bytes(problem, baselines.layers, plan)
+    estimate = _by_moved_bytes(problem, context, baselines, base, plan)
     return {**row, **missed, "estimated_latency_ms": estimate}
 
 
-def _missed(found: PanelResult) -> str:
+def _missed(found: SearchSetResult) -> str:
     """The names of the samples that missed, the worst first: a few, and how many more."""
     results = zip(found.names, found.results, strict=True)
     worst = sorted((-r.score, name) for name, r in results if not meets(r, 1.0))
@@ -127,10 +127,10 @@ def _missed(found: PanelResult) -> str:
     return ", ".join([*(name for _, name in worst[:_NAMED]), *more])
 
 
-def _shares(kind: InputKind, found: PanelResult) -> dict[str, object]:
+def _shares(kind: InputKind, found: SearchSetResult) -> dict[str, object]:
     tested, passed = len(found.results), found.passed()
-    drawn = kind != InputKind.GIVEN and tested > 0
-    bound = lower_bound(passed, tested, CONFIDENCE) if drawn else np.nan
+    copied = kind != InputKind.GIVEN and tested > 0
+    bound = lower_bound(passed, tested, CONFIDENCE) if copied else np.nan
     return _share(kind, passed, tested, bound)
 
 
@@ -143,37 +143,41 @@ def _share(kind: InputKind, passed: int, tested: int, bound: float) -> dict[str,
     }
 
 
-def _latency(case: Case, bench: Bench, plan: PrecisionPlan) -> float:
+def _latency(problem: Problem, context: Context, plan: PrecisionPlan) -> float:
     """What the engine of ``plan`` takes, NaN where none was built."""
-    if bench.engine is None:
+    if context.engine is None:
         return math.nan
-    asked = bench.plan_for(bench.engine, plan)
-    if plan.pinned.issuperset(case.names) and not case.held_low:  # the same network
+    asked = context.plan_for(context.engine, plan)
+    if plan.pinned.issuperset(problem.names) and not problem.kept_reduced:  # the same network
         asked = PrecisionPlan(Precision.FP32)
-    built = bench.engine.done.get(asked)
+    built = context.engine.done.get(asked)
     return float(built.facts.get("latency_ms", math.nan)) if built is not None else math.nan
 
 
-def _by_traffic(
-    case: Case, bench: Bench, baselines: Baselines, base: PrecisionPlan, plan: PrecisionPlan
+def _by_moved_bytes(
+    problem: Problem,
+    context: Context,
+    baselines: Baselines,
+    base: PrecisionPlan,
+    plan: PrecisionPlan,
 ) -> float:
     """What the engine of ``plan`` may take: between those of nothing and of everything pinned, by
     memory traffic (benchmarks/results/gpu.md). NaN where they were not built, or where pins
     save time: then launches are what takes it.
     """
-    every = base.with_pins(case.names)
-    least, most = _latency(case, bench, base), _latency(case, bench, every)
+    every = base.with_pins(problem.names)
+    least, most = _latency(problem, context, base), _latency(problem, context, every)
     if not most > least:
         return math.nan
-    traffic, whole = (relative_bytes(case, baselines.layers, p) for p in (plan, every))
-    return least + (traffic - 1.0) / (whole - 1.0) * (most - least)
+    moved_bytes, whole = (relative_bytes(problem, baselines.layers, p) for p in (plan, every))
+    return least + (moved_bytes - 1.0) / (whole - 1.0) * (most - least)
 
 
 STEPS = (0, 2, 8, 32, 128, 512, 2048)
 """How many of the ranked layers are pinned; the answer, what lies between it and the next of these,
 and all layers are shown beside them."""
 
-_GIVEN, _HARD, _REDRAWN, _VARIANTS = 24, 8, 16, 8
+_GIVEN, _HARD, _PERTURBED, _AUGMENTED = 24, 8, 16, 8
 _ALIKE = 0.1
 """Plans of so nearly as many pins as the answer tell nothing beside it."""
 
@@ -183,7 +187,7 @@ time is over, the rows that are left are left out, and that is said."""
 
 
 @dataclass(frozen=True)
-class Frontier:
+class Tradeoff:
     """``table`` has a row for each number of pins; of ``rows`` there was time for so many."""
 
     table: pd.DataFrame
@@ -197,32 +201,32 @@ class Frontier:
             f"frontier.csv has {len(self.table)} of {self.rows} rows, those next to the answer: "
             f"this model's take longer than the {TIME_BUDGET_S:.0f} s that it may take"
         )
-        return [Finding("frontier", "", message)]
+        return [Finding("tradeoff", "", message)]
 
 
-def measure_frontier(
-    case: Case,
-    bench: Bench,
+def measure_tradeoff(
+    problem: Problem,
+    context: Context,
     baselines: Baselines,
     base: PrecisionPlan,
     ranking: Sequence[str],
     answer: PrecisionPlan,
-    holds: Holds | None = None,
+    validation: Validation | None = None,
     *,
     again: bool = False,
-) -> Frontier:
+) -> Tradeoff:
     """For each number of pins the share of each kind of input that meets the requirement, its
     bound, and the scores; judged by the first emulator. The answer's row says what its test did,
     on the draws of that: others would be a second test, of which nobody is told.
 
     Args:
-        case: the inputs.
-        bench: what runs the plans.
+        problem: the inputs.
+        context: what runs the plans.
         baselines: the layers' sizes.
         base: the plan without pins.
         ranking: the layers, most harmful first; none where nothing was searched.
         answer: the plan that is written; its row says so under ``set``.
-        holds: what the emulators' test of it showed; None where it was not tested so.
+        validation: what the emulators' test of it showed; None where it was not tested so.
         again: whether it will be measured again: where the time is over now, it need not be then.
     """
     lengths = _lengths(len(ranking), min(len(answer.chosen), len(ranking)))
@@ -231,35 +235,41 @@ def measure_frontier(
     # The answer first, and then those around it: these are what it is compared with.
     sets.sort(key=lambda s: abs(len(s[0]) - len(answer.pinned)))
     sets.insert(0, (answer.pinned, "answer"))
-    tested = holds if bench.engine is None and holds is not None and holds.draws else None
+    tested = (
+        validation
+        if context.engine is None and validation is not None and validation.copies
+        else None
+    )
     # Where nothing was searched the test has said it all.
     said = tested is not None and not ranking
-    kinds = _samples(case, bench, 0 if said else len(sets), answer)
-    key = bench.prober.key("frontier", answer.digest, *(base.with_pins(s[0]).digest for s in sets))
-    before = bench.journal.recall(key)
+    kinds = _samples(problem, context, 0 if said else len(sets), answer)
+    key = context.evaluator.key(
+        "tradeoff", answer.digest, *(base.with_pins(s[0]).digest for s in sets)
+    )
+    before = context.cache.recall(key)
     # A repeated command asks no further than the first one did.
     most = int(before[0]) if before is not None else len(sets)
     rows, deadline = [], time.monotonic() + TIME_BUDGET_S
     number = 0
-    with bench.counting(lambda: (number, len(sets))):
+    with context.counting(lambda: (number, len(sets))):
         for number, (pins, source) in enumerate(sets[:most]):
             if before is None and number and time.monotonic() > deadline:
                 if not again:
-                    bench.journal.record([Row(key, "frontier", number)])
+                    context.cache.record([Row(key, "tradeoff", number)])
                 break
-            bench.tell(counted(len(pins), "pin"))
+            context.tell(counted(len(pins), "pin"))
             judged = kinds
-            if source == "answer" and bench.prober.knows(answer):
-                judged = {**kinds, InputKind.GIVEN: case.samples}
+            if source == "answer" and context.evaluator.knows(answer):
+                judged = {**kinds, InputKind.GIVEN: problem.samples}
             by_test = tested if source == "answer" else None
-            if by_test is not None and by_test.draws is not None:
-                judged |= _as_tested(case, bench, kinds, *by_test.draws)
+            if by_test is not None and by_test.copies is not None:
+                judged |= _as_tested(problem, context, kinds, *by_test.copies)
             plan = answer if source == "answer" else base.with_pins(pins)
-            row = row_of(case, bench, baselines, base, plan, source, judged)
+            row = row_of(problem, context, baselines, base, plan, source, judged)
             row |= as_tested(by_test) if by_test is not None else {}
             rows.append((len(pins), source == "answer", row))
     ordered = [row for *_, row in sorted(rows, key=lambda r: r[:2])]
-    return Frontier(pd.DataFrame(ordered), len(sets))
+    return Tradeoff(pd.DataFrame(ordered), len(sets))
 
 
 def _lengths(every: int, answer: int) -> list[int]:
@@ -273,7 +283,7 @@ def _lengths(every: int, answer: int) -> list[int]:
     return sorted(steps.union(n for n in between if abs(n - answer) > _ALIKE * answer))
 
 
-def frontier_size(layers: int, usual_seconds: float) -> tuple[int, int]:
+def tradeoff_size(layers: int, usual_seconds: float) -> tuple[int, int]:
     """About how many rows the frontier of so many layers has, and on how many samples each is
     judged where one input was given.
 
@@ -287,49 +297,59 @@ def frontier_size(layers: int, usual_seconds: float) -> tuple[int, int]:
 
 def _copies(rows: int, usual_seconds: float) -> tuple[int, int]:
     """How many redrawn copies and variants each of ``rows`` rows is judged on."""
-    wanted = (_REDRAWN + _VARIANTS) * rows * usual_seconds / TIME_BUDGET_S
+    wanted = (_PERTURBED + _AUGMENTED) * rows * usual_seconds / TIME_BUDGET_S
     fewer = max(1.0, wanted)
-    return max(FRONTIER_DRAWS, int(_REDRAWN / fewer)), max(FRONTIER_DRAWS, int(_VARIANTS / fewer))
+    return max(TRADEOFF_COPIES, int(_PERTURBED / fewer)), max(
+        TRADEOFF_COPIES, int(_AUGMENTED / fewer)
+    )
 
 
-def _some_given(case: Case, bench: Bench, answer: PrecisionPlan) -> list[Sample]:
+def _some_given(problem: Problem, context: Context, answer: PrecisionPlan) -> list[Sample]:
     """A few of the given inputs, those that everything lowered misses by most, and some of those
     that are known to miss under ``answer``: a row that left these out would promise more.
     """
 
     def score(plan: PrecisionPlan, sample: Sample) -> float:
-        found = bench.prober.known(plan, sample)
+        found = context.evaluator.known(plan, sample)
         return 0.0 if found is None or meets(found, 1.0) else found.score
 
-    chosen = {sample.digest: sample for sample in evenly(case.samples, _GIVEN)}
-    hard = sorted(case.samples, key=lambda sample: -score(case.base, sample))[:_HARD]
-    missed = evenly([s for s in case.samples if score(answer, s) > 0.0], _GIVEN)
-    chosen |= {s.digest: s for s in (*hard, *missed) if score(case.base, s) + score(answer, s) > 0}
-    return [sample for sample in case.samples if sample.digest in chosen]
+    chosen = {sample.digest: sample for sample in evenly(problem.samples, _GIVEN)}
+    hard = sorted(problem.samples, key=lambda sample: -score(problem.base, sample))[:_HARD]
+    missed = evenly([s for s in problem.samples if score(answer, s) > 0.0], _GIVEN)
+    chosen |= {
+        s.digest: s for s in (*hard, *missed) if score(problem.base, s) + score(answer, s) > 0
+    }
+    return [sample for sample in problem.samples if sample.digest in chosen]
 
 
 def _samples(
-    case: Case, bench: Bench, rows: int, answer: PrecisionPlan
+    problem: Problem, context: Context, rows: int, answer: PrecisionPlan
 ) -> dict[InputKind, Sequence[Sample]]:
     """What each of ``rows`` rows is judged on; without copies where there is none."""
-    size = set_size(case)
-    redrawn, varied = _copies(rows, bench.pace.usual_seconds)
-    sets = [max(1, redrawn // size), max(1, varied // size)] if rows else [0, 0]
+    size = set_size(problem)
+    perturbed, varied = _copies(rows, context.pace.usual_seconds)
+    sets = [max(1, perturbed // size), max(1, varied // size)] if rows else [0, 0]
     return {
-        InputKind.GIVEN: case.samples if size > 1 else _some_given(case, bench, answer),
-        InputKind.HOLDOUT: evenly(case.holdout, _GIVEN),
-        InputKind.REDRAWN: list(redraws(case, bench, FRONTIER, sets[0] * size, emulated=True)),
-        InputKind.VARIANTS: list(variants(case, bench, FRONTIER, sets[1] * size)),
+        InputKind.GIVEN: problem.samples if size > 1 else _some_given(problem, context, answer),
+        InputKind.HOLDOUT: evenly(problem.holdout, _GIVEN),
+        InputKind.PERTURBED: list(
+            perturbs(problem, context, TRADEOFF, sets[0] * size, emulated=True)
+        ),
+        InputKind.AUGMENTED: list(augmented(problem, context, TRADEOFF, sets[1] * size)),
     }
 
 
 def _as_tested(
-    case: Case, bench: Bench, kinds: dict[InputKind, Sequence[Sample]], stream: int, count: int
+    problem: Problem,
+    context: Context,
+    kinds: dict[InputKind, Sequence[Sample]],
+    stream: int,
+    count: int,
 ) -> dict[InputKind, Sequence[Sample]]:
     """As many draws as ``kinds`` has, of those that a test asked about."""
-    redrawn, varied = (len(kinds[kind]) for kind in (InputKind.REDRAWN, InputKind.VARIANTS))
-    copies = redraws(case, bench, stream, count, emulated=True)
+    perturbed, varied = (len(kinds[kind]) for kind in (InputKind.PERTURBED, InputKind.AUGMENTED))
+    copies = perturbs(problem, context, stream, count, emulated=True)
     return {
-        InputKind.REDRAWN: list(islice(copies, redrawn)),
-        InputKind.VARIANTS: list(islice(variants(case, bench, stream, count), varied)),
+        InputKind.PERTURBED: list(islice(copies, perturbed)),
+        InputKind.AUGMENTED: list(islice(augmented(problem, context, stream, count), varied)),
     }

@@ -9,23 +9,25 @@ from bisect_trt.base.display import counted, some_of
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.interrupt import BudgetSpentError
 from bisect_trt.base.outcomes import Finding, Verdict
-from bisect_trt.runners.base import UNFIT
+from bisect_trt.runners.base import UNSUPPORTED
 from bisect_trt.search import find_pins
-from bisect_trt.steps.context import Bench
+from bisect_trt.steps.context import Context
 from bisect_trt.steps.engine_baselines import EngineBaselines
-from bisect_trt.steps.problem import Case
+from bisect_trt.steps.problem import Problem
 
-_UNFIT_SHOWN = 4
+_UNSUPPORTED_SHOWN = 4
 
 
-def holding_unfit(case: Case, bench: Bench, engine: EngineBaselines) -> Case | None:
-    """``case`` with the layers held in FP32 for whose sake the engine of everything lowered could
+def keeping_unsupported(
+    problem: Problem, context: Context, engine: EngineBaselines
+) -> Problem | None:
+    """``problem`` with the layers held in FP32 for whose sake the engine of everything lowered could
     not be had; None where it could, or nobody named them. Which layers do harm is another matter,
     that nothing tells before they are out of the way.
 
     Args:
-        case: what is asked.
-        bench: hears of it.
+        problem: what is asked.
+        context: hears of it.
         engine: what the engine's baselines showed.
 
     Raises:
@@ -33,20 +35,24 @@ def holding_unfit(case: Case, bench: Bench, engine: EngineBaselines) -> Case | N
     """
     if engine.base.worst or engine.diagnosis is not None:
         return None
-    named = frozenset(engine.base.facts.get(UNFIT, ()))
-    unfit, asked_for = named.intersection(case.names), named & case.held_low
-    precision = case.settings.precision.value.upper()
+    named = frozenset(engine.base.facts.get(UNSUPPORTED, ()))
+    unsupported, asked_for = named.intersection(problem.names), named & problem.kept_reduced
+    precision = problem.settings.precision.value.upper()
     if asked_for:
         raise BadInputError(
             f"--lower: the engine does not take {min(asked_for)!r} in {precision} "
             f"({engine.base.note}); leave it out"
         )
-    if not unfit:
+    if not unsupported:
         return None
-    said = some_of(sorted(unfit), _UNFIT_SHOWN)
+    said = some_of(sorted(unsupported), _UNSUPPORTED_SHOWN)
     told = f"the engine does not take {said} in {precision}, so it stays in FP32 from the start"
-    bench.note(Finding("held", min(unfit), f"{told} ({engine.base.note})"))
-    return replace(case, held_pins=case.held_pins | unfit, unfit=case.unfit | unfit)
+    context.note(Finding("held", min(unsupported), f"{told} ({engine.base.note})"))
+    return replace(
+        problem,
+        held_pins=problem.held_pins | unsupported,
+        unsupported=problem.unsupported | unsupported,
+    )
 
 
 _TRIED_SHOWN = 4
@@ -57,49 +63,55 @@ _BASELINES = 2
 """Probes of a search that cost no build: of no pins and of all, whose engines are known."""
 
 
-def unfit_by_trial(case: Case, bench: Bench, engine: EngineBaselines | None) -> Case | None:
-    """``case`` with the layers held in FP32 without which the engine of everything lowered is had:
+def unsupported_by_trial(
+    problem: Problem, context: Context, engine: EngineBaselines | None
+) -> Problem | None:
+    """``problem`` with the layers held in FP32 without which the engine of everything lowered is had:
     operators first, then layers of theirs. None where it was had, nothing but everything does, or
     the builds were spent before.
 
     Args:
-        case: what is asked.
-        bench: whose engine builds.
+        problem: what is asked.
+        context: whose engine builds.
         engine: what its baselines showed.
     """
     if engine is None or engine.base.worst or engine.diagnosis is not None:
         return None
     # A crash may have been a chance, and would hold innocent layers for good.
     broken = engine.base.verdict is Verdict.BUILD_FAILED
-    if bench.engine is None or not broken or not engine.fp32.worst or case.held_low:
+    if context.engine is None or not broken or not engine.fp32.worst or problem.kept_reduced:
         return None
-    bench.observer.station("engine: layers that it does not take")
-    allowed = case.settings.max_builds
+    context.observer.step("engine: layers that it does not take")
+    allowed = problem.settings.max_builds
     most = allowed if allowed is not None else _MOST
-    trial = _Trial(case, bench, engine.base.note, most)
+    trial = _Trial(problem, context, engine.base.note, most)
     by_op: dict[str, list[str]] = {}
-    for layer in case.layers:
-        if layer.name in case.names:
+    for layer in problem.layers:
+        if layer.name in problem.names:
             by_op.setdefault(layer.op, []).append(layer.name)
     ops = trial.find(by_op) or frozenset(by_op)
     names = [name for op in by_op if op in ops for name in by_op[op]]
-    unfit = trial.find({name: [name] for name in names}) or frozenset(names)
-    if len(unfit) == len(case.names):
+    unsupported = trial.find({name: [name] for name in names}) or frozenset(names)
+    if len(unsupported) == len(problem.names):
         return None
-    said = some_of([f"'{name}'" for name in names if name in unfit], _TRIED_SHOWN)
-    precision = case.settings.precision.value.upper()
+    said = some_of([f"'{name}'" for name in names if name in unsupported], _TRIED_SHOWN)
+    precision = problem.settings.precision.value.upper()
     more = "" if trial.complete else ", too few: some of them may not need it"
-    stays = "it stays" if len(unfit) == 1 else "they stay"
-    bench.note(
+    stays = "it stays" if len(unsupported) == 1 else "they stay"
+    context.note(
         Finding(
             "held",
-            min(unfit),
+            min(unsupported),
             f"the engine does not take {said} in {precision}, so {stays} in FP32 from the start; "
             f"found by trial (engines built: {trial.builds}{more}), since it names no layer "
             f"({engine.base.note})",
         )
     )
-    return replace(case, held_pins=case.held_pins | unfit, unfit=case.unfit | unfit)
+    return replace(
+        problem,
+        held_pins=problem.held_pins | unsupported,
+        unsupported=problem.unsupported | unsupported,
+    )
 
 
 @dataclass
@@ -110,8 +122,8 @@ class _Trial:
     engines tried, ``most`` at most; ``complete`` is false where they did not suffice.
     """
 
-    case: Case
-    bench: Bench
+    problem: Problem
+    context: Context
     told: str
     most: int
     builds: int = field(default=0, init=False)
@@ -136,7 +148,7 @@ class _Trial:
             suspicion=suspicion if any(suspicion.values()) else None,
             max_probes=max(0, self.most - self.builds) + _BASELINES,
         )
-        if self.bench.time.left_s <= 0.0:  # which the search takes for the end of its builds
+        if self.context.time.left_s <= 0.0:  # which the search takes for the end of its builds
             raise BudgetSpentError
         self.complete = found.complete
         return found.pinned if len(found.pinned) < len(groups) else frozenset()
@@ -152,10 +164,10 @@ class _Trial:
             if len(pinned) == len(groups):
                 return Verdict.PASS
             layers = frozenset(name for group in pinned for name in groups[group])
-            self.bench.tell(f"an engine with {counted(len(layers), 'layer')} in FP32")
+            self.context.tell(f"an engine with {counted(len(layers), 'layer')} in FP32")
             self.builds += 1
-            assert self.bench.engine is not None
-            result = self.bench.engine.probe(self.case.base.with_pins(layers))
+            assert self.context.engine is not None
+            result = self.context.engine.probe(self.problem.base.with_pins(layers))
             return Verdict.PASS if result.worst else Verdict.BUILD_FAILED
 
         return had

@@ -9,29 +9,29 @@ from contextlib import suppress
 from itertools import chain, islice
 
 from bisect_trt.base.interrupt import BudgetSpentError
-from bisect_trt.base.outcomes import CONFIDENCE, Finding, Holding, Holds, InputKind
+from bisect_trt.base.outcomes import CONFIDENCE, Finding, InputKind, Tally, Validation
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import MOST_BYTES, Sample
 from bisect_trt.evaluate.cache import Row
-from bisect_trt.evaluate.evaluator import Prober
-from bisect_trt.evaluate.result import PanelResult, SampleResult, meets
+from bisect_trt.evaluate.evaluator import Evaluator
+from bisect_trt.evaluate.result import SampleResult, SearchSetResult, meets
 from bisect_trt.inputs.samples import ALIKE, FEW_INPUTS
 from bisect_trt.metrics.decisions import is_decision
 from bisect_trt.metrics.requirements import times
-from bisect_trt.metrics.statistics import draws_needed, limit_of_sets, lower_bound, limit_of_inputs
+from bisect_trt.metrics.statistics import copies_needed, limit_of_inputs, limit_of_sets, lower_bound
 from bisect_trt.model.outputs import decided_outputs
-from bisect_trt.steps.context import Bench
-from bisect_trt.steps.problem import Case
+from bisect_trt.steps.context import Context
+from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.search_set import Refusal, missed_by_every
 from bisect_trt.steps.tests import (
-    Draws,
-    FreshTest,
+    TestCopies,
+    ValidationTest,
     out_of_reach,
     set_size,
     spared,
+    wanted_of_augmented,
     wanted_of_given,
     wanted_of_unseen,
-    wanted_of_variants,
 )
 
 _CHUNK, _FOR_ENGINES = 16, 64
@@ -46,8 +46,8 @@ _AHEAD = 2
 
 
 def judge_all(
-    bench: Bench,
-    judges: Sequence[Prober],
+    context: Context,
+    judges: Sequence[Evaluator],
     plan: PrecisionPlan,
     samples: Iterable[Sample],
     *,
@@ -55,11 +55,11 @@ def judge_all(
     misses: int = 0,
     size: int = 1,
     of: int = 0,
-) -> tuple[PanelResult, tuple[Sample, ...]]:
+) -> tuple[SearchSetResult, tuple[Sample, ...]]:
     """``plan`` on ``samples`` by every judge, the worst of them for each sample.
 
     Args:
-        bench: knows which judge builds engines.
+        context: knows which judge builds engines.
         judges: who runs the plan.
         plan: with the precision that a pin really runs in.
         samples: may be a generator, of which a few are in memory at a time.
@@ -73,22 +73,22 @@ def judge_all(
         The results, and the samples that missed ``limit``.
     """
     tally, began = _Tally(limit, size), time.perf_counter()
-    panel: Sequence[Sample] = ()
+    search_set: Sequence[Sample] = ()
     stream = iter(samples)
     try:
         # A few samples are in memory at a time.
-        for panel in _chunks(bench, judges, stream, size):
+        for search_set in _chunks(context, judges, stream, size):
             left = misses - len(tally.missed) // size
-            found: list[PanelResult] = []
-            asked = panel
+            found: list[SearchSetResult] = []
+            asked = search_set
             for judge in judges:
-                its = bench.plan_for(judge, plan)
+                its = context.plan_for(judge, plan)
                 found.append(judge.judge(its, asked, limit=limit, misses=left, size=size))
                 # What refuses a plan ends it for the next judge too.
                 asked = asked[: len(found[-1].results) * size]
-            tally.add(panel, found[0].names, zip(*(f.results for f in found), strict=False))
-            panel = ()
-            bench.tell(
+            tally.add(search_set, found[0].names, zip(*(f.results for f in found), strict=False))
+            search_set = ()
+            context.tell(
                 _progress(len(tally.results), of, tally.violating, time.perf_counter() - began)
             )
             if math.isfinite(limit) and len(tally.missed) > misses * size:
@@ -98,8 +98,8 @@ def judge_all(
             raise  # half a test is none
         # Where the time ends a measurement, what it has tested counts: the clock knows no outcome.
         if size == 1 and not judges[0].requirements.collective:
-            _add_known(bench, judges, plan, panel, stream, tally)
-    return PanelResult(plan, tuple(tally.names), tuple(tally.results)), tuple(tally.missed)
+            _add_known(context, judges, plan, search_set, stream, tally)
+    return SearchSetResult(plan, tuple(tally.names), tuple(tally.results)), tuple(tally.missed)
 
 
 class _Tally:
@@ -137,10 +137,10 @@ class _Tally:
 
 
 def _add_known(
-    bench: Bench,
-    judges: Sequence[Prober],
+    context: Context,
+    judges: Sequence[Evaluator],
     plan: PrecisionPlan,
-    panel: Sequence[Sample],
+    search_set: Sequence[Sample],
     stream: Iterator[Sample],
     tally: _Tally,
 ) -> None:
@@ -149,25 +149,27 @@ def _add_known(
     """
 
     def known(sample: Sample) -> list[SampleResult]:
-        found = (judge.known(bench.plan_for(judge, plan), sample) for judge in judges)
+        found = (judge.known(context.plan_for(judge, plan), sample) for judge in judges)
         return [result for result in found if result is not None]
 
     counted = 0
     with suppress(BudgetSpentError):  # further draws are not made
-        for sample in chain(panel, stream):
+        for sample in chain(search_set, stream):
             told = known(sample)
             if len(told) < len(judges):
                 break
             tally.add([sample], [sample.name], [told])
             counted += 1
-    missed = [(s.name, r.score) for s in panel[counted:] for r in known(s) if not meets(r, 1.0)]
+    missed = [
+        (s.name, r.score) for s in search_set[counted:] for r in known(s) if not meets(r, 1.0)
+    ]
     if missed:
         name, score = max(missed, key=lambda one: one[1])
         message = (
             f"the time ended before every judge was asked about {name}, which is not counted: by "
             f"one of them it misses ({times(score)})"
         )
-        bench.note(Finding("budget", name, message))
+        context.note(Finding("budget", name, message))
 
 
 def _progress(done: int, of: int, violating: int, spent: float) -> str:
@@ -179,16 +181,16 @@ def _progress(done: int, of: int, violating: int, spent: float) -> str:
 
 
 def _chunks(
-    bench: Bench, judges: Sequence[Prober], samples: Iterable[Sample], size: int
+    context: Context, judges: Sequence[Evaluator], samples: Iterable[Sample], size: int
 ) -> Iterator[list[Sample]]:
     """``samples`` in whole sets of ``size``, so many at once as the judges like."""
     stream = iter(samples)
     for first in stream:
         each = max(1, first.nbytes)
-        if bench.engine in judges:
+        if context.engine in judges:
             at_once = _FOR_ENGINES
-        elif bench.in_turn:
-            at_once = min(bench.samples_a_turn, max(_CHUNK, _CHUNK_BYTES // each))
+        elif context.in_turn:
+            at_once = min(context.samples_a_turn, max(_CHUNK, _CHUNK_BYTES // each))
         else:
             # What is made for the reference is still there for the last judge.
             at_once = min(_CHUNK, max(_AHEAD, MOST_BYTES // each - _AHEAD))
@@ -201,8 +203,8 @@ says how near the next input's is to becoming another."""
 
 
 def prediction_limit_of(
-    case: Case,
-    bench: Bench,
+    problem: Problem,
+    context: Context,
     plan: PrecisionPlan,
     given: Sequence[SampleResult],
     copies: Sequence[SampleResult],
@@ -211,8 +213,8 @@ def prediction_limit_of(
     than what a given input scores that must meet the requirement.
 
     Args:
-        case: the given inputs, and what is asked for.
-        bench: where their references are.
+        problem: the given inputs, and what is asked for.
+        context: where their references are.
         plan: what they were run under.
         given: what each of the given inputs came to, taken alone.
         copies: what each copy of them came to, by all who judge; of sets what each set did.
@@ -221,38 +223,38 @@ def prediction_limit_of(
         return math.nan
     # Half of what may miss is left for what so few inputs tell wrongly of the rest: at the share
     # itself 4 of 33 words from four inputs were wrong, and 5 of 54 from eight.
-    share = (1.0 + wanted_of_unseen(case)) / 2.0
-    if set_size(case) > 1:
-        return _of_sets(case, plan, given, share)
-    if _lowered(case, plan) and not _shows_errors(copies):  # nothing was at stake in them
+    share = (1.0 + wanted_of_unseen(problem)) / 2.0
+    if set_size(problem) > 1:
+        return _of_sets(problem, plan, given, share)
+    if _reduced(problem, plan) and not _shows_errors(copies):  # nothing was at stake in them
         return math.inf
-    floor = min(_floor(case, bench), 1.0)
+    floor = min(_floor(problem, context), 1.0)
     scores = [copy.score - floor for copy in copies]
-    if not given or not has_margin(case, plan, copies):  # no time was left to run them
+    if not given or not has_margin(problem, plan, copies):  # no time was left to run them
         return math.inf
     found = sorted((result.score for result in given), reverse=True)
-    least = found[min(spared(case, InputKind.GIVEN, len(found)), len(found) - 1)]
-    return max(least, floor + limit_of_inputs(scores, len(case.samples), share))
+    least = found[min(spared(problem, InputKind.GIVEN, len(found)), len(found) - 1)]
+    return max(least, floor + limit_of_inputs(scores, len(problem.samples), share))
 
 
-def has_margin(case: Case, plan: PrecisionPlan, copies: Sequence[SampleResult]) -> bool:
+def has_margin(problem: Problem, plan: PrecisionPlan, copies: Sequence[SampleResult]) -> bool:
     """Whether scores of ``copies`` tell more than whether each holds.
 
     Args:
-        case: what is asked for.
+        problem: what is asked for.
         plan: what they were run under.
         copies: what each copy of an input came to.
     """
     # What is told of a margin by the conditions beside it says nothing of a decision's own.
-    decided = decided_outputs(case.graph, _lowered(case, plan))
+    decided = decided_outputs(problem.graph, _reduced(problem, plan))
     run = [copy for copy in copies if copy.values]
-    for place, item in enumerate(case.requirements.items):
+    for place, item in enumerate(problem.requirements.items):
         told = {copy.values[place] for copy in run}
         if item.own or is_decision(item.metric):
             if len(told) <= _TWO_ANSWERS:
                 return False
             continue
-        asked = [n for n in case.graph.outputs if item.is_on(n, "i" if n in decided else "f")]
+        asked = [n for n in problem.graph.outputs if item.is_on(n, "i" if n in decided else "f")]
         for name in decided.intersection(asked):
             if len({copy.errors[name].max_abs for copy in run}) <= _TWO_ANSWERS:
                 return False
@@ -263,24 +265,26 @@ def _shows_errors(copies: Sequence[SampleResult]) -> bool:
     return any(e.max_abs or not e.finite for copy in copies for e in copy.errors.values())
 
 
-def _lowered(case: Case, plan: PrecisionPlan) -> frozenset[str]:
-    names = (layer.name for layer in case.layers)
+def _reduced(problem: Problem, plan: PrecisionPlan) -> frozenset[str]:
+    names = (layer.name for layer in problem.layers)
     return frozenset(n for n in names if plan.precision_of(n) is not Precision.FP32)
 
 
-def _of_sets(case: Case, plan: PrecisionPlan, given: Sequence[SampleResult], share: float) -> float:
+def _of_sets(
+    problem: Problem, plan: PrecisionPlan, given: Sequence[SampleResult], share: float
+) -> float:
     """What another set of as many inputs may score; infinite where the given ones are fewer than
     would bound the share one by one, and for a metric of all inputs at once. Of 24 inputs 4 of 20
     words were wrong: a percentile of so few is one of them, and a rare kind of input is in few.
     """
-    requirements, count = case.requirements, len(given)
+    requirements, count = problem.requirements, len(given)
     items, values = requirements.items, [result.values for result in given]
-    wanted = wanted_of_unseen(case)
-    if count < draws_needed(wanted) or requirements.tells_of_all or not all(values):
+    wanted = wanted_of_unseen(problem)
+    if count < copies_needed(wanted) or requirements.tells_of_all or not all(values):
         return math.inf
-    decided = decided_outputs(case.graph, _lowered(case, plan))
+    decided = decided_outputs(problem.graph, _reduced(problem, plan))
     for item, column in zip(items, zip(*values, strict=True), strict=True):
-        of_decided = not decided.isdisjoint([item.output] if item.output else case.graph.outputs)
+        of_decided = not decided.isdisjoint([item.output] if item.output else problem.graph.outputs)
         unsaid = item.own or (of_decided and not is_decision(item.metric))
         if unsaid and len(set(column)) <= _TWO_ANSWERS:
             return math.inf
@@ -301,29 +305,29 @@ def _of_sets(case: Case, plan: PrecisionPlan, given: Sequence[SampleResult], sha
     return limit_of_sets(score, count, len(values), share)
 
 
-def _floor(case: Case, bench: Bench) -> float:
+def _floor(problem: Problem, context: Context) -> float:
     """What the first given input's reference scores beside itself: nothing, but by a metric of the
     user's.
     """
-    if not any(item.own for item in case.requirements.items):
+    if not any(item.own for item in problem.requirements.items):
         return 0.0
-    sample = case.samples[0]
-    key = bench.prober.key("floor", sample.digest)
-    known = bench.journal.recall(key)
+    sample = problem.samples[0]
+    key = context.evaluator.key("floor", sample.digest)
+    known = context.cache.recall(key)
     if known is not None:
         return float(known[0])
-    exact = bench.references.of(sample)
-    floor = case.requirements.score(exact, exact)
-    bench.journal.record_later(Row(key, "floor", floor))
+    exact = context.references.of(sample)
+    floor = problem.requirements.score(exact, exact)
+    context.cache.record_later(Row(key, "floor", floor))
     return floor
 
 
 def first_refusal(
-    case: Case,
-    bench: Bench,
-    judges: Sequence[Prober],
+    problem: Problem,
+    context: Context,
+    judges: Sequence[Evaluator],
     plan: PrecisionPlan,
-    draws: Draws,
+    copies: TestCopies,
     limit: float,
 ) -> Refusal | None:
     """What speaks against ``plan``; None where nothing does. A plan that would just pass may be
@@ -333,37 +337,37 @@ def first_refusal(
     one of them misses.
 
     Args:
-        case: the given inputs, and what is asked for.
-        bench: where the draws' references are.
+        problem: the given inputs, and what is asked for.
+        context: where the draws' references are.
         judges: who must pass each sample; the first is the one that is asked most cheaply.
         plan: with the precision that a pin really runs in, for the emulators.
-        draws: of the test.
+        copies: of the test.
         limit: how many tolerances each may use.
     """
-    size, test = set_size(case), draws.test
+    size, test = set_size(problem), copies.test
     for asked in dict.fromkeys((1, len(judges))):
         some = judges[:asked]
-        against = refused_by(case, bench, some, plan, limit)
+        against = refused_by(problem, context, some, plan, limit)
         if against is not None:
             return against
-        for kind in tuple(draws.kinds):
-            found, missed = on_draws(
-                bench, some, plan, draws.of(kind), test, limit=limit, size=size
+        for kind in tuple(copies.kinds):
+            found, missed = on_perturbed(
+                context, some, plan, copies.of(kind), test, limit=limit, size=size
             )
             count, misses = len(found.results), found.missed(limit)
             # Without a miss the first look is enough; where no more could be made fewer tell.
-            may = test.misses if count >= test.draws else test.may_miss(count, case)
-            if misses > may or (misses > test.may_miss_first and count < test.draws):
-                spares = may if case.settings.pick is not None and misses > may else 0
-                return Refusal(kind, missed, max(count, draws.seen(kind)), found.score(spares))
-            draws.hear(kind, found)
+            may = test.misses if count >= test.copies else test.may_miss(count, problem)
+            if misses > may or (misses > test.may_miss_first and count < test.copies):
+                spares = may if problem.settings.pick is not None and misses > may else 0
+                return Refusal(kind, missed, max(count, copies.seen(kind)), found.score(spares))
+            copies.hear(kind, found)
     return None
 
 
 def refused_by(
-    case: Case,
-    bench: Bench,
-    judges: Sequence[Prober],
+    problem: Problem,
+    context: Context,
+    judges: Sequence[Evaluator],
     plan: PrecisionPlan,
     limit: float,
     given: Sequence[Sample] | None = None,
@@ -371,18 +375,18 @@ def refused_by(
     """The given inputs that speak against ``plan``; None if enough of them meet the requirement.
 
     Args:
-        case: the given inputs, and how many of them must.
-        bench: knows which judge builds engines.
+        problem: the given inputs, and how many of them must.
+        context: knows which judge builds engines.
         judges: who must pass each.
         plan: with the precision that a pin really runs in, for the emulators.
         limit: how many tolerances each may use.
         given: some of the given inputs; None for all.
     """
-    given = case.samples if given is None else given
-    size = min(set_size(case), len(given))
-    may = spared(case, InputKind.GIVEN, len(given)) if size == 1 else 0
+    given = problem.samples if given is None else given
+    size = min(set_size(problem), len(given))
+    may = spared(problem, InputKind.GIVEN, len(given)) if size == 1 else 0
     found, missed = judge_all(
-        bench, judges, plan, given, limit=limit, misses=may, size=size, of=len(given) // size
+        context, judges, plan, given, limit=limit, misses=may, size=size, of=len(given) // size
     )
     if found.missed(limit) <= may:
         return None
@@ -390,21 +394,21 @@ def refused_by(
     return Refusal(InputKind.GIVEN, missed, len(found.results), found.score(may))
 
 
-def on_draws(
-    bench: Bench,
-    judges: Sequence[Prober],
+def on_perturbed(
+    context: Context,
+    judges: Sequence[Evaluator],
     plan: PrecisionPlan,
     samples: Iterable[Sample],
-    test: FreshTest,
+    test: ValidationTest,
     *,
     limit: float = math.inf,
     size: int,
-) -> tuple[PanelResult, tuple[Sample, ...]]:
+) -> tuple[SearchSetResult, tuple[Sample, ...]]:
     """What :func:`judge_all` finds on a kind's draws: on ``enough`` of them where none missed, else
     on all. Where ``limit`` makes it a test, until so many did that it is refused.
 
     Args:
-        bench: knows which judge builds engines.
+        context: knows which judge builds engines.
         judges: who must pass each.
         plan: with the precision that a pin really runs in, for the emulators.
         samples: the kind's draws, made as they are taken.
@@ -419,19 +423,19 @@ def on_draws(
     first = islice(stream, test.enough * size)
     few, enough = test.may_miss_first, test.enough
     found, missed = judge_all(
-        bench, judges, plan, first, limit=limit, misses=few, size=size, of=enough
+        context, judges, plan, first, limit=limit, misses=few, size=size, of=enough
     )
     seen = found.missed(min(1.0, limit))
     ended = len(found.results) < test.enough  # no more samples, or no more time
     if seen == 0 or ended or (math.isfinite(limit) and seen > test.may_miss_first):
         return found, missed
     left = test.misses - seen
-    further = test.draws - enough
+    further = test.copies - enough
     rest = islice(stream, further * size)
     more, others = judge_all(
-        bench, judges, plan, rest, limit=limit, misses=left, size=size, of=further
+        context, judges, plan, rest, limit=limit, misses=left, size=size, of=further
     )
-    together = PanelResult(plan, found.names + more.names, found.results + more.results)
+    together = SearchSetResult(plan, found.names + more.names, found.results + more.results)
     return together, missed + others
 
 
@@ -440,21 +444,21 @@ _OF_REST = 0.8
 
 
 def put_to_test(
-    case: Case,
-    bench: Bench,
-    judges: Sequence[Prober],
+    problem: Problem,
+    context: Context,
+    judges: Sequence[Evaluator],
     plan: PrecisionPlan,
-    test: FreshTest,
+    test: ValidationTest,
     limit: float,
     every: PrecisionPlan | None = None,
-) -> tuple[Refusal | None, Holds | None]:
+) -> tuple[Refusal | None, Validation | None]:
     """What speaks against ``plan`` (:func:`first_refusal`), or else on what it holds. Draws that
     ``every`` layer pinned misses too speak against no plan; they are counted. Where there are more
     of them than may miss, no plan passes, and a slow model's test ends sooner.
 
     Args:
-        case: the given inputs, those kept apart, and what is asked for.
-        bench: where the draws' references are.
+        problem: the given inputs, those kept apart, and what is asked for.
+        context: where the draws' references are.
         judges: who must pass each sample; the first is the one that is asked most cheaply.
         plan: with the precision that a pin really runs in, for the emulators.
         test: which draws, and the confidence of their bounds.
@@ -462,137 +466,150 @@ def put_to_test(
         every: the plan with all layers pinned, where that is FP32 as a whole; None where nothing is
             known of it.
     """
-    _foretell(bench, judges, plan, test)
-    draws = Draws(case, bench, judges, test)
-    against = first_refusal(case, bench, judges, plan, draws, limit)
+    _foretell(context, judges, plan, test)
+    copies = TestCopies(problem, context, judges, test)
+    against = first_refusal(problem, context, judges, plan, copies, limit)
     aside = dict.fromkeys(InputKind, 0)
     while against is not None and every is not None:
-        of_no_pins = missed_by_every(case, bench, plan, every, against)
+        of_no_pins = missed_by_every(problem, context, plan, every, against)
         if not of_no_pins:
             break
-        draws.without |= of_no_pins
-        seen = max(against.tested + aside[against.kind], *map(draws.seen, draws.kinds))
-        aside[against.kind] += len(of_no_pins) // set_size(case)
-        if aside[against.kind] > draws.test.misses:
-            draws.test = out_of_reach(draws.test, case, bench.pace.usual_seconds, seen)
-        against = first_refusal(case, bench, judges, plan, draws, limit)
-    draws.without.clear()
-    holds = _measured(case, bench, judges, plan, draws) if against is None else None
-    return against, holds
+        copies.without |= of_no_pins
+        seen = max(against.tested + aside[against.kind], *map(copies.seen, copies.kinds))
+        aside[against.kind] += len(of_no_pins) // set_size(problem)
+        if aside[against.kind] > copies.test.misses:
+            copies.test = out_of_reach(copies.test, problem, context.pace.usual_seconds, seen)
+        against = first_refusal(problem, context, judges, plan, copies, limit)
+    copies.without.clear()
+    validation = _measured(problem, context, judges, plan, copies) if against is None else None
+    return against, validation
 
 
-def measure_holds(
-    case: Case, bench: Bench, judges: Sequence[Prober], plan: PrecisionPlan, test: FreshTest
-) -> Holds:
+def validate(
+    problem: Problem,
+    context: Context,
+    judges: Sequence[Evaluator],
+    plan: PrecisionPlan,
+    test: ValidationTest,
+) -> Validation:
     """Everything that is claimed of ``plan``, tested.
 
     Args:
-        case: the given inputs and those kept apart.
-        bench: where the draws' references are.
+        problem: the given inputs and those kept apart.
+        context: where the draws' references are.
         judges: who must pass each sample.
         plan: with the precision that a pin really runs in, for the emulators.
         test: which draws, and the confidence of their bounds.
     """
-    _foretell(bench, judges, plan, test)
-    draws = Draws(case, bench, judges, test)
-    return _measured(case, bench, judges, plan, draws, of_rest=_OF_REST)
+    _foretell(context, judges, plan, test)
+    copies = TestCopies(problem, context, judges, test)
+    return _measured(problem, context, judges, plan, copies, of_rest=_OF_REST)
 
 
-def _foretell(bench: Bench, judges: Sequence[Prober], plan: PrecisionPlan, test: FreshTest) -> None:
-    if bench.prober in judges:
-        bench.emulator.foretell(plan, test.enough)
+def _foretell(
+    context: Context, judges: Sequence[Evaluator], plan: PrecisionPlan, test: ValidationTest
+) -> None:
+    if context.evaluator in judges:
+        context.emulator.foretell(plan, test.enough)
 
 
 def _measured(
-    case: Case,
-    bench: Bench,
-    judges: Sequence[Prober],
+    problem: Problem,
+    context: Context,
+    judges: Sequence[Evaluator],
     plan: PrecisionPlan,
-    draws: Draws,
+    copies: TestCopies,
     of_rest: float = 1.0,
-) -> Holds:
-    """As :func:`measure_holds`; a kind may spend ``of_rest`` of the time that is left."""
-    size, test = set_size(case), draws.test
-    set_count = len(case.samples) // size
-    given = judge_all(bench, judges, plan, case.samples, size=size, of=set_count)[0]
+) -> Validation:
+    """As :func:`validate`; a kind may spend ``of_rest`` of the time that is left."""
+    size, test = set_size(problem), copies.test
+    set_count = len(problem.samples) // size
+    given = judge_all(context, judges, plan, problem.samples, size=size, of=set_count)[0]
     alone = given.results
     if size > 1:  # each was run: nothing is run again; a metric of all of them is not of one
-        singly = () if case.requirements.tells_of_all else case.samples
-        alone = judge_all(bench, judges, plan, singly)[0].results
-    apart = size if size == 1 else max(1, len(case.holdout))
-    several = len(case.holdout) // apart
+        singly = () if problem.requirements.tells_of_all else problem.samples
+        alone = judge_all(context, judges, plan, singly)[0].results
+    apart = size if size == 1 else max(1, len(problem.holdout))
+    several = len(problem.holdout) // apart
     # Where there is a budget none of the kinds leaves nothing to the next; real inputs come first.
-    with bench.time.part(of_rest):
-        held_out = judge_all(bench, judges, plan, case.holdout, size=apart, of=several)[0]
-    both = of_rest < 1.0 and wanted_of_variants(case) > 0.0
-    with bench.time.part(0.5 * of_rest if both else of_rest):
-        redrawn = on_draws(bench, judges, plan, draws.of(InputKind.REDRAWN), test, size=size)[0]
-    with bench.time.part(of_rest):
-        varied = on_draws(bench, judges, plan, draws.of(InputKind.VARIANTS), test, size=size)[0]
-    all_copied = [*redrawn.results, *varied.results]
-    known = wanted_of_variants(case) > 0.0 and bool(bench.variants_before(test.stream))
-    spent = known and size == 1 and not varied.results and bench.time.left_s > 0.0
-    return Holds(
+    with context.time.part(of_rest):
+        held_out = judge_all(context, judges, plan, problem.holdout, size=apart, of=several)[0]
+    both = of_rest < 1.0 and wanted_of_augmented(problem) > 0.0
+    with context.time.part(0.5 * of_rest if both else of_rest):
+        perturbed = on_perturbed(
+            context, judges, plan, copies.of(InputKind.PERTURBED), test, size=size
+        )[0]
+    with context.time.part(of_rest):
+        varied = on_perturbed(
+            context, judges, plan, copies.of(InputKind.AUGMENTED), test, size=size
+        )[0]
+    all_copied = [*perturbed.results, *varied.results]
+    known = wanted_of_augmented(problem) > 0.0 and bool(context.augmented_before(test.stream))
+    spent = known and size == 1 and not varied.results and context.time.left_s > 0.0
+    return Validation(
         given=holding(given, None),
-        redrawn=holding(redrawn, test.confidence),
-        variants=holding(varied, test.confidence),
+        perturbed=holding(perturbed, test.confidence),
+        augmented=holding(varied, test.confidence),
         holdout=holding(held_out, CONFIDENCE),
-        wanted=wanted_of_unseen(case),
-        wanted_of_variants=wanted_of_variants(case),
-        fitted=case.settings.fitted,
-        wanted_of_given=wanted_of_given(case),
+        wanted=wanted_of_unseen(problem),
+        wanted_of_augmented=wanted_of_augmented(problem),
+        fitted=problem.settings.fitted,
+        wanted_of_given=wanted_of_given(problem),
         set_size=size,
-        reach=prediction_limit_of(case, bench, plan, alone, all_copied),
+        prediction_limit=prediction_limit_of(problem, context, plan, alone, all_copied),
         holdout_size=apart,
-        has_margin=size > 1 or has_margin(case, plan, all_copied),
-        draws=(test.stream, test.draws * size),
+        has_margin=size > 1 or has_margin(problem, plan, all_copied),
+        copies=(test.stream, test.copies * size),
         spent=spent,
-        alike=len(case.samples) + len(case.holdout) < FEW_INPUTS and are_alike(case, bench),
+        alike=len(problem.samples) + len(problem.holdout) < FEW_INPUTS
+        and are_alike(problem, context),
     )
 
 
-def are_alike(case: Case, bench: Bench) -> bool:
+def are_alike(problem: Problem, context: Context) -> bool:
     """Whether something was said of inputs that are of one kind."""
-    return bench.noted(ALIKE) or any(f.kind == ALIKE for f in case.findings)
+    return context.noted(ALIKE) or any(f.kind == ALIKE for f in problem.findings)
 
 
-def holding(panel: PanelResult, confidence: float | None) -> Holding:
-    """What ``panel`` counts, bounded with ``confidence``; by nothing where that is None."""
-    if not panel.results:
-        return Holding()
-    passed, tested = panel.passed(), len(panel.results)
+def holding(search_set: SearchSetResult, confidence: float | None) -> Tally:
+    """What ``search_set`` counts, bounded with ``confidence``; by nothing where that is None."""
+    if not search_set.results:
+        return Tally()
+    passed, tested = search_set.passed(), len(search_set.results)
     bound = lower_bound(passed, tested, confidence) if confidence is not None else 0.0
-    name, score = panel.worst
-    return Holding(passed, tested, bound, score, name)
+    name, score = search_set.worst
+    return Tally(passed, tested, bound, score, name)
 
 
-def holds_as_known(case: Case, bench: Bench, plan: PrecisionPlan) -> Holds | None:
+def validation_as_known(
+    problem: Problem, context: Context, plan: PrecisionPlan
+) -> Validation | None:
     """What is known of ``plan`` where there is no time to run it: that it was run on the given
     inputs; None where it was not.
 
     Args:
-        case: what is asked for.
-        bench: whose judge was asked.
+        problem: what is asked for.
+        context: whose judge was asked.
         plan: with the precision that a pin really runs in, for the emulators.
     """
-    judges = [j for j in bench.judges if _knows(j, bench.plan_for(j, plan), case.samples)]
-    if bench.judge not in judges:
+    judges = [j for j in context.judges if _knows(j, context.plan_for(j, plan), problem.samples)]
+    if context.judge not in judges:
         return None
-    given = judge_all(bench, judges, plan, case.samples, size=set_size(case))[0]
-    return Holds(
+    given = judge_all(context, judges, plan, problem.samples, size=set_size(problem))[0]
+    return Validation(
         holding(given, None),
-        Holding(),
-        Holding(),
-        Holding(),
-        wanted_of_unseen(case),
-        wanted_of_variants(case),
-        case.settings.fitted,
-        wanted_of_given(case),
-        set_size(case),
+        Tally(),
+        Tally(),
+        Tally(),
+        wanted_of_unseen(problem),
+        wanted_of_augmented(problem),
+        problem.settings.fitted,
+        wanted_of_given(problem),
+        set_size(problem),
         unfinished=True,
     )
 
 
-def _knows(judge: Prober, plan: PrecisionPlan, samples: Sequence[Sample]) -> bool:
+def _knows(judge: Evaluator, plan: PrecisionPlan, samples: Sequence[Sample]) -> bool:
     """Whether nothing has to be run to say what ``plan`` shows on ``samples``."""
     return judge.knows(plan) and all(judge.known(plan, s) is not None for s in samples)

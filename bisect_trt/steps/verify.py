@@ -26,9 +26,9 @@ from bisect_trt.base.errors import (
     one_line,
 )
 from bisect_trt.base.interrupt import Observer
-from bisect_trt.base.outcomes import Holds, word_of
+from bisect_trt.base.outcomes import Validation, word_of
 from bisect_trt.base.plan import Precision, PrecisionPlan
-from bisect_trt.evaluate.result import ProbeResult
+from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.metrics.requirements import times
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.lifted import load_source
@@ -51,13 +51,13 @@ from bisect_trt.runners.tensorrt.readback import dishonoured_after_parsing
 from bisect_trt.runners.tensorrt.records import EngineRequest, installed_module
 from bisect_trt.settings import Settings, within_threads
 from bisect_trt.steps.baselines import quickest_s
-from bisect_trt.steps.context import Bench, open_bench
+from bisect_trt.steps.context import Context, open_context
 from bisect_trt.steps.golden import check_golden
-from bisect_trt.steps.problem import Case, load
-from bisect_trt.steps.samples import SEARCH_STREAM, variants
+from bisect_trt.steps.problem import Problem, load
+from bisect_trt.steps.samples import SEARCH_STREAM, augmented
 from bisect_trt.steps.saved_plan import SavedPlan
 from bisect_trt.steps.tests import VERIFYING, WANTED, planned_test
-from bisect_trt.steps.validation import measure_holds
+from bisect_trt.steps.validation import validate
 
 _NO_SHAPE = "Field 'shape' of 'type' is required"
 PARSER = "bisect_trt.runners.tensorrt.worker:ParsingWorker"
@@ -65,18 +65,18 @@ PARSER = "bisect_trt.runners.tensorrt.worker:ParsingWorker"
 
 @dataclass(frozen=True)
 class Check:
-    """One way in which the plan was looked at. ``holds`` None means that it could not be looked at
+    """One way in which the plan was looked at. ``validation`` None means that it could not be looked at
     here, and ``detail`` why.
     """
 
     what: str
-    holds: bool | None
+    validation: bool | None
     detail: str
 
 
-def check_forms(case: Case, plan: PrecisionPlan) -> list[Check]:
+def check_forms(problem: Problem, plan: PrecisionPlan) -> list[Check]:
     """Whether each form in which a runtime is told of ``plan`` says what it says."""
-    return [_typed(case.graph, plan), _parsed(case, plan), *_written(case, plan)]
+    return [_typed(problem.graph, plan), _parsed(problem, plan), *_written(problem, plan)]
 
 
 def _typed(graph: Graph, plan: PrecisionPlan) -> Check:
@@ -102,8 +102,8 @@ def _typed(graph: Graph, plan: PrecisionPlan) -> Check:
         counts[wanted] += 1
     if wrong:
         return Check(what, False, f"layer {wrong[0]!r} has another type than the plan says")
-    kept, lowered = counts[TensorProto.FLOAT], counts[STORAGE_TYPE[plan.base]]
-    said = f"{counted(kept, 'layer')} FLOAT, {lowered} {plan.base.value.upper()}"
+    kept, reduced = counts[TensorProto.FLOAT], counts[STORAGE_TYPE[plan.base]]
+    said = f"{counted(kept, 'layer')} FLOAT, {reduced} {plan.base.value.upper()}"
     if complaint:
         said += f"; ONNX's own check refuses it as it does the source model ({complaint})"
     return Check(what, True, said)
@@ -127,9 +127,9 @@ def _complaint(model: onnx.ModelProto) -> str:
     return ""
 
 
-def _parsed(case: Case, plan: PrecisionPlan) -> Check:
+def _parsed(problem: Problem, plan: PrecisionPlan) -> Check:
     """The types that TensorRT's own parser gives the layers; needs no GPU."""
-    what, graph, settings = "TensorRT's parser", case.graph, case.settings
+    what, graph, settings = "TensorRT's parser", problem.graph, problem.settings
     module = installed_module(settings.trt_module)
     if module is None:
         return Check(what, None, "TensorRT is not installed here")
@@ -137,8 +137,8 @@ def _parsed(case: Case, plan: PrecisionPlan) -> Check:
         return Check(what, None, f"{plan.base.value.upper()} is no type")
     layers = graph.layers
     producers = {tensor: layer.name for layer in layers for tensor in layer.outputs}
-    profile = profile_of(graph.proto, case.samples, settings.profiles)
-    values = values_of(case.samples)
+    profile = profile_of(graph.proto, problem.samples, settings.profiles)
+    values = values_of(problem.samples)
 
     def types_of(worker: IsolatedWorker, model: onnx.ModelProto) -> dict[str, Sequence[str]]:
         with file_form(model) as form:
@@ -146,7 +146,7 @@ def _parsed(case: Case, plan: PrecisionPlan) -> Check:
                 form.source, profile, False, producers=producers, values=values, key=form.key
             )
             found: dict[str, Sequence[str]] = worker.call(
-                "types", request, timeout_s=settings.probe_timeout_s
+                "types", request, timeout_s=settings.evaluation_timeout_s
             )
             return found
 
@@ -169,12 +169,12 @@ def _parsed(case: Case, plan: PrecisionPlan) -> Check:
     return Check(what, True, f"{seen} of {len(layers)} layers seen, each of the plan's type")
 
 
-def _written(case: Case, plan: PrecisionPlan) -> list[Check]:
+def _written(problem: Problem, plan: PrecisionPlan) -> list[Check]:
     """The two forms of weak typing, read back: the pins they name are the plan's, as TensorRT's
     parser calls them.
     """
-    checks, graph = [], case.graph
-    if case.lifted:
+    checks, graph = [], problem.graph
+    if problem.lifted:
         said = "the source is reduced already: weak typing cannot keep its layers in FP32"
         return [Check(what, None, said) for what in ("trtexec arguments", "polygraphy script")]
     pins = plan.pinned if plan.base.is_storage else frozenset[str]()
@@ -182,7 +182,7 @@ def _written(case: Case, plan: PrecisionPlan) -> list[Check]:
         ("trtexec arguments", trtexec_arguments, pins_of_trtexec),
         ("polygraphy script", polygraphy_script, pins_of_script),
     ):
-        if pins and case.model.written_out:
+        if pins and problem.model.written_out:
             checks.append(Check(what, None, OF_FUNCTIONS))
             continue
         try:
@@ -191,10 +191,10 @@ def _written(case: Case, plan: PrecisionPlan) -> list[Check]:
         except BadInputError as error:
             checks.append(Check(what, None, one_line(error, 160)))
             continue
-        holds = found == expected
+        validation = found == expected
         said = f"names {counted(len(found), 'pin')}"
-        detail = said if holds else f"{said}, the plan has {len(pins)}"
-        checks.append(Check(what, holds, detail))
+        detail = said if validation else f"{said}, the plan has {len(pins)}"
+        checks.append(Check(what, validation, detail))
     return checks
 
 
@@ -212,7 +212,7 @@ class Verification:
     plan: PrecisionPlan
     checks: Sequence[Check]
     requirements: Sequence[str] = field(default_factory=tuple)
-    holds: Holds | None = None
+    validation: Validation | None = None
     notes: Sequence[str] = field(default_factory=tuple)
     model: str = ""
     folder: Path = Path()
@@ -221,7 +221,7 @@ class Verification:
     @property
     def passed(self) -> bool:
         """No check failed."""
-        return all(check.holds is not False for check in self.checks)
+        return all(check.validation is not False for check in self.checks)
 
     def __bool__(self) -> bool:
         return self.passed
@@ -234,15 +234,15 @@ class Verification:
             "plan": {"base": self.plan.base.value, "pinned": sorted(self.plan.pinned)},
             "requirements": list(self.requirements),
             "checks": [vars(c) for c in self.checks],
-            "holds": self._holds_json(),
-            "robust": word_of(self.holds),
+            "validation": self._validation_json(),
+            "robust": word_of(self.validation),
             "notes": list(self.notes),
         }
 
-    def _holds_json(self) -> dict[str, Any] | None:
-        if self.holds is None:
+    def _validation_json(self) -> dict[str, Any] | None:
+        if self.validation is None:
             return None
-        return {name: value for name, value in asdict(self.holds).items() if name != "draws"}
+        return {name: value for name, value in asdict(self.validation).items() if name != "draws"}
 
 
 @within_threads
@@ -262,51 +262,51 @@ def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verifica
     settings = _as_saved(settings, saved)
     if settings.rewrite is None:  # refused before a folder is made
         saved.check_model(load_source(settings.model).graph)
-    case = load(settings, observer, searches=False)
-    if case.judged:  # layers behind the judged part are in FP32 in the model to ship
-        judged = replace(saved.plan, pinned=saved.plan.pinned.intersection(case.graph.names))
+    problem = load(settings, observer, searches=False)
+    if problem.judged:  # layers behind the judged part are in FP32 in the model to ship
+        judged = replace(saved.plan, pinned=saved.plan.pinned.intersection(problem.graph.names))
         saved = replace(saved, plan=judged)
-    saved.check_model(case.graph)
+    saved.check_model(problem.graph)
     if saved.scales:  # what the plan was found for, whatever these inputs' are
-        case = replace(case, requirements=replace(case.requirements, scales=saved.scales))
-    with open_bench(case, observer, "-verify") as bench:
-        case = replace(bench.case, on_engine=bench.engine is not None)
+        problem = replace(problem, requirements=replace(problem.requirements, scales=saved.scales))
+    with open_context(problem, observer, "-verify") as context:
+        problem = replace(context.problem, on_engine=context.engine is not None)
         for name in VERIFY_FILES:  # an earlier answer must not outlive what is asked anew
-            (bench.folder / name).unlink(missing_ok=True)
-        observer.station("verify")
-        if settings.variants != "auto":  # kinds that were named and make none are refused now
-            next(variants(case, bench, SEARCH_STREAM, 1), None)
-            bench.variants_of(SEARCH_STREAM).clear()  # no search has it
+            (context.folder / name).unlink(missing_ok=True)
+        observer.step("verify")
+        if settings.augmented != "auto":  # kinds that were named and make none are refused now
+            next(augmented(problem, context, SEARCH_STREAM, 1), None)
+            context.augmented_of(SEARCH_STREAM).clear()  # no search has it
         # Before the emulators have sessions: of many nodes ONNX's own checks take as much as one.
-        forms = check_forms(case, saved.plan)
-        checks = [*_golden(case, bench), *_judgements(bench, saved.plan), *forms]
-        others = (PrecisionPlan(Precision.FP32), case.base)
-        probes = [bench.prober.probe(plan) for plan in (saved.plan, *others)]
-        bench.pace.took(quickest_s(probes, len(case.samples)))
-        test = planned_test(case, VERIFYING, bench.pace.usual_seconds, last=True)
-        holds = measure_holds(case, bench, bench.judges, saved.plan, test)
-        holds = replace(holds, fitted=saved.fitted)
+        forms = check_forms(problem, saved.plan)
+        checks = [*_golden(problem, context), *_judgements(context, saved.plan), *forms]
+        others = (PrecisionPlan(Precision.FP32), problem.base)
+        probes = [context.evaluator.probe(plan) for plan in (saved.plan, *others)]
+        context.pace.took(quickest_s(probes, len(problem.samples)))
+        test = planned_test(problem, VERIFYING, context.pace.usual_seconds, last=True)
+        validation = validate(problem, context, context.judges, saved.plan, test)
+        validation = replace(validation, fitted=saved.fitted)
         # What was said when it was loaded is not in the answer: a plan of a model that is reduced
         # already holds whatever is wrong with it.
-        notes = [f.message for f in case.findings if f.kind == "copies" or f.weighty]
+        notes = [f.message for f in problem.findings if f.kind == "copies" or f.weighty]
         return Verification(
             saved.plan,
             checks,
-            case.requirements.texts,
-            holds,
+            problem.requirements.texts,
+            validation,
             notes,
-            case.model.name,
-            bench.folder,
+            problem.model.name,
+            context.folder,
             time.perf_counter() - began,
         )
 
 
 def _as_saved(settings: Settings, saved: SavedPlan) -> Settings:
     """The settings, with what the plan was found for in place of each that says nothing."""
-    if settings.robust is None and settings.holds_on is None:
+    if settings.robust is None and settings.given_share is None:
         settings = replace(settings, robust=saved.robust or WANTED)
-    if settings.holds_on is None:
-        settings = replace(settings, holds_on=saved.holds_on)
+    if settings.given_share is None:
+        settings = replace(settings, given_share=saved.given_share)
     if not settings.require and saved.requirements:
         metrics = settings.metrics or saved.metrics
         settings = replace(settings, require=saved.requirements, metrics=metrics)
@@ -314,27 +314,27 @@ def _as_saved(settings: Settings, saved: SavedPlan) -> Settings:
     return replace(settings, outputs=outputs, holdout=settings.holdout or ("none",))
 
 
-def _golden(case: Case, bench: Bench) -> list[Check]:
+def _golden(problem: Problem, context: Context) -> list[Check]:
     """Whether the reference gives the golden outputs, where there are some."""
-    if case.golden is None:
+    if problem.golden is None:
         return []
-    differs = check_golden(case, bench)
+    differs = check_golden(problem, context)
     said = differs.sentence if differs is not None else "the reference gives them"
     return [Check(GOLDEN, differs is None, said)]
 
 
-def _judgements(bench: Bench, plan: PrecisionPlan) -> list[Check]:
+def _judgements(context: Context, plan: PrecisionPlan) -> list[Check]:
     """The engine decides where there is one; the emulators' word is then shown, but an engine may
     do better than they say.
     """
-    emulators = (bench.prober, bench.second)
-    if bench.engine is None:
-        return [_judged(prober.probe(plan), counts=True) for prober in emulators]
-    decided = _judged(bench.engine.probe(plan), counts=True)
-    return [decided, *(_judged(prober.probe(plan), counts=False) for prober in emulators)]
+    emulators = (context.evaluator, context.second)
+    if context.engine is None:
+        return [_judged(evaluator.probe(plan), counts=True) for evaluator in emulators]
+    decided = _judged(context.engine.probe(plan), counts=True)
+    return [decided, *(_judged(evaluator.probe(plan), counts=False) for evaluator in emulators)]
 
 
-def _judged(result: ProbeResult, *, counts: bool) -> Check:
+def _judged(result: Evaluation, *, counts: bool) -> Check:
     what = f"requirements on {result.runner}"
     note = f" ({result.note})" if result.note else ""
     detail = f"{result.verdict.value}: {times(result.score, result.verdict)}{note}"

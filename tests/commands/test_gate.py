@@ -105,7 +105,7 @@ def test_a_gate_is_closed_by_one_and_goes_on_where_it_was(
     made = {"index.html", "gate.md", "gate.json", "junit.xml", "good", "bad"}
     assert {p.name for p in out.iterdir()} == made
     first = json.loads((out / "gate.json").read_text())
-    assert all(m["new_probes"] > 0 for m in first["models"])
+    assert all(m["new_evaluations"] > 0 for m in first["models"])
     page = (out / "index.html").read_text()
     assert '<a href="good/report.html">good</a>' in page and "<script" not in page
     suites = ElementTree.parse(out / "junit.xml").getroot()
@@ -114,7 +114,7 @@ def test_a_gate_is_closed_by_one_and_goes_on_where_it_was(
     forbid_inferences(monkeypatch)
     assert gate(tmp_path, *asked, "--quiet").exit_code == 1
     again = json.loads((out / "gate.json").read_text())
-    assert [m["new_probes"] for m in again["models"]] == [0, 0]
+    assert [m["new_evaluations"] for m in again["models"]] == [0, 0]
 
 
 def test_what_cannot_be_judged_does_not_keep_the_others(tmp_path: Path) -> None:
@@ -174,12 +174,12 @@ def test_paths_are_beside_the_file(tmp_path: Path) -> None:
     at = str(tmp_path)
     assert settings.model == f"{at}/m.onnx" and settings.start_from == tmp_path / "p.json"
     assert settings.inputs == [f"{at}/x", "pkg.mod:load", f"{at}/l.py:load"]
-    assert settings.metrics == (f"{at}/t.py:f1",) and settings.variants == "shift,flip"
+    assert settings.metrics == (f"{at}/t.py:f1",) and settings.augmented == "shift,flip"
     assert settings.holdout == ("none",) and settings.out == tmp_path / "reports/gate/a"
     (tmp_path / "v.py").write_text("def f(arrays, random): return arrays\n")
     (tmp_path / "bisect.toml").write_text(lines + 'variants = "shift, v.py:f,noise"\n')
     mixed = read_project(tmp_path / "bisect.toml", None, {}).runs["a"]
-    assert mixed.variants == f"shift,{at}/v.py:f,noise"
+    assert mixed.augmented == f"shift,{at}/v.py:f,noise"
     (tmp_path / "bisect.toml").write_text(lines + more)
     other = read_project(tmp_path / "bisect.toml", Path("o"), {"holdout": ("y",)}).runs["a"]
     assert other.out == Path("o/a") and other.holdout == ("y",)

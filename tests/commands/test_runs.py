@@ -21,15 +21,15 @@ import bisect_trt
 from bisect_trt import pipeline
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.interrupt import Observer, StoppedError
-from bisect_trt.base.outcomes import Holding
+from bisect_trt.base.outcomes import Tally
 from bisect_trt.cli import main
 from bisect_trt.graph import list_layers
 from bisect_trt.report.diff import diff_runs
 from bisect_trt.report.read_run import read_run
 from bisect_trt.settings import Settings
-from bisect_trt.steps.context import open_bench
-from bisect_trt.steps.problem import Case, load
-from bisect_trt.steps.samples import redraws, variants
+from bisect_trt.steps.context import open_context
+from bisect_trt.steps.problem import Problem, load
+from bisect_trt.steps.samples import augmented, perturbs
 from fixtures.encoders import encoder_decomposed, encoder_layernorm
 from fixtures.fixture import Fixture
 from fixtures.models import healthy, residual
@@ -80,7 +80,9 @@ def test_report_is_written_again_from_the_folder(
 def test_the_time_of_a_run_is_rounded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """2.94996 s are 2.9, and 3.0 where the 2.950 of run.json are rounded again."""
     summarise = pipeline.summarise
-    monkeypatch.setattr(pipeline, "summarise", lambda k, ledger, _: summarise(k, ledger, 2.94996))
+    monkeypatch.setattr(
+        pipeline, "summarise", lambda k, run_statistics, _: summarise(k, run_statistics, 2.94996)
+    )
     run(healthy(), tmp_path / "run")
     before = (tmp_path / "run" / "report.html").read_text()
     assert call("report", tmp_path / "run").exit_code == 0
@@ -142,29 +144,36 @@ def test_what_was_not_asked_of_both_is_not_compared(
 def test_what_was_asked_of_more_inputs_is_no_plain_success(tmp_path: Path) -> None:
     """A plan that may miss on some of the inputs is not as good for being asked less."""
     strict = synthetic_result(20)
-    assert strict.holds is not None
+    assert strict.validation is not None
     loose = replace(
         strict,
-        holds_on=0.9,
-        holds=replace(
-            strict.holds, wanted=0.9, wanted_of_given=0.9, redrawn=Holding(57, 60, 0.91, 1.2, "x")
+        given_share=0.9,
+        validation=replace(
+            strict.validation,
+            wanted=0.9,
+            wanted_of_given=0.9,
+            perturbed=Tally(57, 60, 0.91, 1.2, "x"),
         ),
     )
     found = diff_runs(strict, loose)
     assert found.untold and not found.worse and len(found.unasked) == 1
     assert found.unasked[0].startswith("95 % of unseen inputs had to hold before, and 90 % in")
     assert {"of the given inputs", "of unseen inputs"} <= set(found.changed["what"])
-    missed = replace(loose.holds, given=Holding(9, 10))
-    assert len(diff_runs(strict, replace(loose, holds=missed)).unasked) == 2
-    both = replace(strict, holds=replace(strict.holds, given=Holding(9, 10)))
+    missed = replace(loose.validation, given=Tally(9, 10))
+    assert len(diff_runs(strict, replace(loose, validation=missed)).unasked) == 2
+    both = replace(strict, validation=replace(strict.validation, given=Tally(9, 10)))
     assert not diff_runs(both, both).unasked, "the same was asked of both"
-    fitted = replace(strict, holds=replace(loose.holds, fitted=True, wanted=0.95))
+    fitted = replace(strict, validation=replace(loose.validation, fitted=True, wanted=0.95))
     assert not diff_runs(fitted, loose).unasked, "nothing was asked of unseen inputs before"
     (said,) = diff_runs(strict, fitted).unasked
     assert said.startswith("95 % of unseen inputs had to hold before, and none in")
     assert not diff_runs(loose, strict).untold, "who asks for more answers the old question too"
-    held = replace(loose.holds, redrawn=strict.holds.redrawn, variants=strict.holds.variants)
-    assert not diff_runs(strict, replace(loose, holds=held)).untold
+    held = replace(
+        loose.validation,
+        perturbed=strict.validation.perturbed,
+        augmented=strict.validation.augmented,
+    )
+    assert not diff_runs(strict, replace(loose, validation=held)).untold
 
 
 @pytest.mark.parametrize(
@@ -183,7 +192,7 @@ def test_a_bound_is_the_same_however_it_is_written(one: str, other: str, same: b
             synthetic_result(4),
             requirements=[text],
             by_requirement=pd.DataFrame(
-                {"requirement": [text], "plan_score": [0.5], "lowered_score": [3.0]}
+                {"requirement": [text], "plan_score": [0.5], "reduced_score": [3.0]}
             ),
         )
         for text in (one, other)
@@ -216,7 +225,7 @@ def test_a_search_begun_at_an_older_plan_saves_its_probes(tmp_path: Path) -> Non
     begun = run(fixture, tmp_path / "begun", start_from=plan)
     assert begun.pinned == fresh.pinned and begun.pins["proved"].all()
     # The set, each removal by the first emulator, some by the second, and the baselines.
-    assert begun.new_probes <= 2 * len(fresh.pinned) + 8 < fresh.new_probes
+    assert begun.new_evaluations <= 2 * len(fresh.pinned) + 8 < fresh.new_evaluations
 
 
 def test_a_robust_search_drops_what_an_older_plan_pins_for_nothing(tmp_path: Path) -> None:
@@ -225,9 +234,9 @@ def test_a_robust_search_drops_what_an_older_plan_pins_for_nothing(tmp_path: Pat
     names = [layer.name for layer in list_layers(fixture.model)]
     plan = {"base": "fp16", "pinned": [*names, "gone"]}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
-    options = {"robust": 0.5, "variants": "none", "start_from": tmp_path / "plan.json"}
+    options = {"robust": 0.5, "augmented": "none", "start_from": tmp_path / "plan.json"}
     result = run(fixture, tmp_path / "out", **options)
-    assert set(result.pinned) == fixture.pins and result.holds is not None
+    assert set(result.pinned) == fixture.pins and result.validation is not None
     (told,) = (f.message for f in result.findings if f.kind == "start-from")
     assert told.startswith(f"of the {len(names) + 1} pins") and told.endswith("here: gone")
 
@@ -275,10 +284,10 @@ def test_what_is_known_is_written_though_interrupted(
     """The answer is there, and exit code 130 promises that it is on disk."""
     write, times = pipeline.write_report, iter(range(9))
 
-    def interrupted(result: bisect_trt.Result, case: Case) -> None:
+    def interrupted(result: bisect_trt.Result, problem: Problem) -> None:
         if next(times) == 0:
             raise KeyboardInterrupt
-        write(result, case)
+        write(result, problem)
 
     monkeypatch.setattr(pipeline, "write_report", interrupted)
     with pytest.raises(StoppedError, match="the answer is in"):
@@ -290,7 +299,7 @@ def test_what_is_known_is_written_though_interrupted(
 
 def test_a_looser_requirement_takes_pins_from_an_older_plan(tmp_path: Path) -> None:
     fixture = residual()
-    options = {"robust": 0.95, "variants": "none"}
+    options = {"robust": 0.95, "augmented": "none"}
     strict = run(fixture, tmp_path / "strict", **options)
     plan = tmp_path / "strict" / "plan.json"
     loose = replace(fixture, require="max_abs<=1")
@@ -308,11 +317,14 @@ def test_a_search_begun_at_an_older_plan_is_tested_on_other_draws(tmp_path: Path
     (tmp_path / "plan.json").write_text(json.dumps(older))
     copies, varied = [], []
     for begin in (None, tmp_path / "plan.json"):
-        case = load(replace(settings(fixture, tmp_path / "out"), start_from=begin), Observer())
-        with open_bench(case, Observer()) as bench:
-            made = redraws(case, bench, 1, 20, emulated=True), variants(case, bench, 1, 20)
-            for digests, drawn in zip((copies, varied), made, strict=True):
-                digests.append({sample.digest for sample in drawn})
+        problem = load(replace(settings(fixture, tmp_path / "out"), start_from=begin), Observer())
+        with open_context(problem, Observer()) as context:
+            made = (
+                perturbs(problem, context, 1, 20, emulated=True),
+                augmented(problem, context, 1, 20),
+            )
+            for digests, copied in zip((copies, varied), made, strict=True):
+                digests.append({sample.digest for sample in copied})
     assert len(copies[0]) == len(copies[1]) == 20 and not copies[0] & copies[1]
     # There are few flips and shifts of one input: these are the same, however they are drawn.
     assert len(varied[0] & varied[1]) <= 4 < 20 == len(varied[0]) == len(varied[1])
@@ -327,20 +339,20 @@ def test_a_search_begun_at_an_older_plan_keeps_nothing_apart_that_chose_its_pins
     given = [{name: fixture.inputs[name] * np.float32(1.0 - i / 99)} for i in range(30)]
 
     def found(out: str, count: int, **more: Any) -> bisect_trt.Result:
-        options = {"require": fixture.require, "runner": "emulated", "variants": "none", **more}
+        options = {"require": fixture.require, "runner": "emulated", "augmented": "none", **more}
         return bisect_trt.bisect(fixture.model, given[:count], out=tmp_path / out, **options)
 
     first = found("first", 19)
     plan = tmp_path / "first" / "plan.json"
     second = found("second", 21, start_from=plan)
-    assert second.holds.holdout.tested == 1 and second.holds.given.tested == 20
+    assert second.validation.holdout.tested == 1 and second.validation.given.tested == 20
     third = found("third", 30, start_from=tmp_path / "second" / "plan.json")
-    assert third.holds.holdout.tested == 5 and third.holds.given.tested == 25
+    assert third.validation.holdout.tested == 5 and third.validation.given.tested == 25
     named = found("named", 19, start_from=plan, holdout=given[17:21])
-    assert named.holds.holdout.tested == 2  # of the others each is a given one too
+    assert named.validation.holdout.tested == 2  # of the others each is a given one too
     seen = found("seen", 10, start_from=plan, holdout=given[17:21])
     said = "2 of 4 inputs are not kept apart to test on: the plan of --start-from was searched"
-    assert seen.holds.holdout.tested == 2 and any(said in f.message for f in seen.findings)
+    assert seen.validation.holdout.tested == 2 and any(said in f.message for f in seen.findings)
     chances = [
         json.loads((tmp_path / out / "plan.json").read_text())["searched"]["chance"]
         for out in ("first", "second", "third")

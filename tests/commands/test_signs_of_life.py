@@ -14,10 +14,10 @@ from fixtures.subgraphs import branch
 
 
 @pytest.fixture
-def stations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was told, in order."""
     told: list[str] = []
-    monkeypatch.setattr(ProgressObserver, "station", lambda _, name: told.append(name))
+    monkeypatch.setattr(ProgressObserver, "step", lambda _, name: told.append(name))
     return told
 
 
@@ -27,7 +27,7 @@ def call(*arguments: object) -> str:
     return ended.stdout
 
 
-def test_commands_that_run_nothing_tell_their_stations(tmp_path: Path, stations: list[str]) -> None:
+def test_commands_that_run_nothing_tell_their_stations(tmp_path: Path, steps: list[str]) -> None:
     model, inputs, out = tmp_path / "m.onnx", tmp_path / "x.npz", tmp_path / "out"
     model.write_bytes(model_bytes(branch()))
     inputs.write_bytes(input_bytes(branch()))
@@ -40,9 +40,9 @@ def test_commands_that_run_nothing_tell_their_stations(tmp_path: Path, stations:
         (["read", "write"], ["report", out]),
         (["read", "compare"], ["diff", out, out]),
     ):
-        stations.clear()
+        steps.clear()
         assert call(*arguments).strip()
-        assert stations == told, arguments[0]
+        assert steps == told, arguments[0]
 
 
 def test_what_is_rendered_beforehand_is_printed_whole(tmp_path: Path) -> None:

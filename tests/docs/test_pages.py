@@ -12,7 +12,7 @@ import pytest
 
 from bisect_trt.report.read_run import read_run
 from fixtures.__main__ import FILES
-from fixtures.cases import VARIANTS
+from fixtures.cases import AUGMENTED
 from tests.docs.pages import CASES_RUN, PAGES, ROOT, SHELL, blocks_of, inline_code, name_of
 from tests.docs.shell import AS_WRITTEN, asks_for_what_is_there, ran
 from tests.test_cases import is_the_answer
@@ -54,7 +54,7 @@ def test_what_a_page_tells_to_do_works(
             said = ""
     for made in map(Path, CASES_RUN):
         if made.exists():
-            is_the_answer(read_run(made), VARIANTS[CASES_RUN[str(made)]]())
+            is_the_answer(read_run(made), AUGMENTED[CASES_RUN[str(made)]]())
     for name in {n for n in inline_code(page) if _FILE.fullmatch(n)} - NOT_MADE:
         found = any((at / name).exists() for at in (folder, ROOT, page.parent, FILES))
         assert found or any(folder.rglob(Path(name).name)), f"{name_of(page)} speaks of {name}"

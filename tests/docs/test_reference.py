@@ -129,8 +129,8 @@ def test_links_lead_to_the_site_s_pages_or_to_none(hooks: ModuleType) -> None:
         "[a](figures/validation.md) [b](holds.md#the-word) "
         "[c](changelog.md) d (`Makefile`) [e](https://example.org)"
     )
-    case = "[a](../../benchmarks/results/validation.md) [b](README.md) [c](../report.md)"
-    assert hooks.on_page_markdown(case, page_at("cases/5-clip.md")) == (
+    problem = "[a](../../benchmarks/results/validation.md) [b](README.md) [c](../report.md)"
+    assert hooks.on_page_markdown(problem, page_at("cases/5-clip.md")) == (
         "[a](../figures/validation.md) [b](README.md) [c](../report.md)"
     )
 

@@ -16,7 +16,7 @@ import pytest
 
 import bisect_trt
 from bisect_trt.base.errors import MachineError
-from bisect_trt.base.outcomes import Robustness
+from bisect_trt.base.outcomes import ValidationVerdict
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.graph import list_layers
@@ -83,14 +83,14 @@ def test_no_optimisation_folds_a_rounding(precision: Precision) -> None:
 def test_fp32_is_strict() -> None:
     found = strictness(CUDA)
     print(found)
-    assert found.holds and found.product < 1e-5 and found.convolution < 5e-5
+    assert found.validation and found.product < 1e-5 and found.convolution < 5e-5
 
 
 def test_tf32_would_be_noticed() -> None:
     options = tuple({**dict(CUDA.options), "use_tf32": "1"}.items())
     loose = strictness(replace(CUDA, options=options))
     print(loose)
-    assert not loose.holds
+    assert not loose.validation
 
 
 def test_doctor_says_so() -> None:
@@ -156,7 +156,7 @@ def test_layers_effects_rank_as_on_the_cpu(make: Callable[[], Fixture]) -> None:
             name: max(
                 float(np.sqrt(np.mean((out[n].astype(np.float64) - exact[n]) ** 2))) for n in exact
             )
-            for name, out in runner.effects(sample, Precision.FP16, layers)
+            for name, out in runner.sensitivities(sample, Precision.FP16, layers)
             if out is not None
         }
         found.append(pd.Series(errors))
@@ -255,8 +255,12 @@ def test_a_set_found_on_the_gpu_holds_on_the_cpu(tmp_path: Path) -> None:
 
     there = run("cuda")
     assert there.passed and there.versions["emulated on"]
-    assert there.holds is not None and there.holds.word is not Robustness.LUCKY
-    assert min(there.holds.redrawn.lower_bound, there.holds.variants.lower_bound) >= 0.95
+    assert (
+        there.validation is not None and there.validation.word is not ValidationVerdict.OVERFITTED
+    )
+    assert (
+        min(there.validation.perturbed.lower_bound, there.validation.augmented.lower_bound) >= 0.95
+    )
     sample = Sample("given", fixture.inputs)
     outputs = next(EmulatedRunner(fixture.model).outputs(there.plan, [sample]))
     exact = Reference(Graph(fixture.model), None).outputs(sample)
@@ -264,7 +268,7 @@ def test_a_set_found_on_the_gpu_holds_on_the_cpu(tmp_path: Path) -> None:
     assert requirements.score(exact, outputs) <= 1.0
     auto = run("auto")
     again = run("auto")
-    assert auto.passed and again.new_probes == 0
+    assert auto.passed and again.new_evaluations == 0
     assert auto.versions.get("emulated on") == again.versions.get("emulated on")
 
 

@@ -132,7 +132,7 @@ def test_run_decides_on_the_engine(make: Callable[[], Fixture], tmp_path: Path) 
         out=tmp_path / "run",
         robust=0,
     )
-    assert again.new_probes == 0 and again.pinned == result.pinned
+    assert again.new_evaluations == 0 and again.pinned == result.pinned
 
 
 def test_certified_pins_are_proved_by_builds(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_several_gpus_certify_the_same_set(tmp_path: Path) -> None:
 
 # TensorRT for RTX runs FP32 as TF32, so what TF32 alone breaks has no plan there; the run must say
 # exactly that.
-@pytest.mark.parametrize("make", cases.VARIANTS.values(), ids=cases.VARIANTS)
+@pytest.mark.parametrize("make", cases.AUGMENTED.values(), ids=cases.AUGMENTED)
 def test_the_cases_are_told_apart_on_the_engine(
     make: Callable[[], Fixture], tmp_path: Path
 ) -> None:
@@ -274,9 +274,9 @@ def test_what_an_engine_s_plan_holds_on_is_measured_on_it(tmp_path: Path) -> Non
     result = bisect_trt.bisect(
         fixture.model, fixture.inputs, require=fixture.require, runner="tensorrt", out=tmp_path
     )
-    assert result.passed and result.holds is not None
-    print(result.holds, len(result.pinned), result.seconds)
-    assert result.holds.redrawn.tested >= 59 and result.holds.given.passed == 1
+    assert result.passed and result.validation is not None
+    print(result.validation, len(result.pinned), result.seconds)
+    assert result.validation.perturbed.tested >= 59 and result.validation.given.passed == 1
 
 
 def test_the_engine_kept_for_further_samples_gives_what_a_new_one_gives(

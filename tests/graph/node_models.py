@@ -13,14 +13,14 @@ from onnx.backend.test.loader import load_model_tests
 @cache
 def cases() -> dict[str, Any]:
     """All of them by name. Making them takes seconds: none but the tests that need them ask."""
-    return {case.name: case for case in load_model_tests(kind="node")}
+    return {problem.name: problem for problem in load_model_tests(kind="node")}
 
 
-def feed_of(case: Any) -> dict[str, Any]:
+def feed_of(problem: Any) -> dict[str, Any]:
     """A fresh copy of its inputs: some kernels (BatchNormalization in training mode) write into
     theirs.
     """
-    values = zip(case.model.graph.input, case.data_sets[0][0], strict=False)
+    values = zip(problem.model.graph.input, problem.data_sets[0][0], strict=False)
     arrays = {
         i.name: numpy_helper.to_array(v) if isinstance(v, TensorProto) else v for i, v in values
     }

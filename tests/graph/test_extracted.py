@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.base.errors import RunnerFailedError
-from bisect_trt.base.plan import Bypass, Piece
+from bisect_trt.base.plan import Bypass, Subgraph
 from bisect_trt.base.sample import Sample
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.subgraph import Extractor, declare_shapes
@@ -30,23 +30,23 @@ _REDUCED = {TensorProto.FLOAT16, TensorProto.BFLOAT16}
 
 
 def check_piece(
-    extractor: Extractor, recorded: Recorded, piece: Piece
+    extractor: Extractor, recorded: Recorded, subgraph: Subgraph
 ) -> tuple[onnx.ModelProto, dict[str, NDArray[Any]]]:
     """The piece's model and outputs, which must be the recorded tensors."""
-    border = extractor.border(piece)
+    border = extractor.border(subgraph)
     values = recorded.of([*border.inputs, *border.constants])
-    model = extractor.extract(piece, values)
-    found = outputs_of(model, values, "piece")
+    model = extractor.extract(subgraph, values)
+    found = outputs_of(model, values, "subgraph")
     declare_shapes(model, found)
     onnx.checker.check_model(model)
     taken = {v.name for v in model.graph.input}
-    if not piece.kept.issuperset(extractor.nodes):
+    if not subgraph.kept.issuperset(extractor.nodes):
         assert taken == set(border.inputs) and set(found) == set(border.outputs)
     return model, found
 
 
 def check(extractor: Extractor, recorded: Recorded, kept: frozenset[str]) -> None:
-    _, found = check_piece(extractor, recorded, Piece(kept))
+    _, found = check_piece(extractor, recorded, Subgraph(kept))
     expected = recorded.of(found)
     for name, array in found.items():
         assert same(array, expected[name]), name
@@ -138,30 +138,30 @@ def test_single_nodes_of_onnx_s_backend_models(tmp_path: Path) -> None:
     """Models of several nodes, some of which are cut out alone; a node whose border is no tensor
     (sequences, optionals) cannot be.
     """
-    pieces = refused = 0
-    for case in cases().values():
-        if len(case.model.graph.node) < 2:
+    subgraphs = refused = 0
+    for problem in cases().values():
+        if len(problem.model.graph.node) < 2:
             continue
-        arrays = {n: a for n, a in feed_of(case).items() if isinstance(a, np.ndarray)}
-        extractor = Extractor(Graph(case.model))
-        if len(extractor.nodes) < 2 or len(arrays) < len(case.model.graph.input):
+        arrays = {n: a for n, a in feed_of(problem).items() if isinstance(a, np.ndarray)}
+        extractor = Extractor(Graph(problem.model))
+        if len(extractor.nodes) < 2 or len(arrays) < len(problem.model.graph.input):
             continue
         if _REDUCED.intersection(extractor.graph.types.types.values()):
             continue  # ONNX Runtime's CPU provider drops roundings between such nodes
-        folder = tmp_path / case.name
+        folder = tmp_path / problem.name
         folder.mkdir()
-        recorded = Recorded(extractor, Sample(case.name, arrays), folder)
+        recorded = Recorded(extractor, Sample(problem.name, arrays), folder)
         try:
-            outputs_of(case.model, arrays, case.name)
+            outputs_of(problem.model, arrays, problem.name)
         except RunnerFailedError:
             continue  # nothing that ONNX Runtime can run
         for node in extractor.nodes[:: max(1, len(extractor.nodes) // 3)]:
             try:
                 check(extractor, recorded, frozenset({node}))
-                pieces += 1
+                subgraphs += 1
             except RunnerFailedError:
                 refused += 1
-    assert pieces >= 1000 and refused <= pieces // 50, (pieces, refused)
+    assert subgraphs >= 1000 and refused <= subgraphs // 50, (subgraphs, refused)
 
 
 def chain() -> Extractor:
@@ -182,9 +182,9 @@ def chain() -> Extractor:
 
 def test_the_border_of_a_piece() -> None:
     extractor = chain()
-    border = extractor.border(Piece(frozenset({"neg", "abs", "reshape"})))
+    border = extractor.border(Subgraph(frozenset({"neg", "abs", "reshape"})))
     assert border.inputs == ("a",) and border.constants == ("shape",) and border.outputs == ("d",)
-    inner = extractor.border(Piece(frozenset({"relu", "neg"})))
+    inner = extractor.border(Subgraph(frozenset({"relu", "neg"})))
     assert inner.inputs == ("x",) and inner.outputs == ("a", "b")
 
 
@@ -192,7 +192,7 @@ def test_recorded_inputs_have_concrete_shapes_and_shapes_become_constants(tmp_pa
     extractor = chain()
     x = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
     recorded = Recorded(extractor, Sample("s", {"x": x}), tmp_path)
-    model, found = check_piece(extractor, recorded, Piece(frozenset({"neg", "reshape"})))
+    model, found = check_piece(extractor, recorded, Subgraph(frozenset({"neg", "reshape"})))
     assert [v.name for v in model.graph.input] == ["a", "c"]
     assert [t.name for t in model.graph.initializer] == ["shape"]
     dims = [d.dim_value for v in model.graph.input for d in v.type.tensor_type.shape.dim]
@@ -203,10 +203,10 @@ def test_a_bypassed_node_s_readers_read_its_input(tmp_path: Path) -> None:
     extractor = chain()
     x = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
     recorded = Recorded(extractor, Sample("s", {"x": x}), tmp_path)
-    piece = Piece(frozenset({"relu", "neg", "add"}))
+    subgraph = Subgraph(frozenset({"relu", "neg", "add"}))
     for bypass in (Bypass("abs", "b"), Bypass("reshape", "c"), Bypass("neg", "a")):
-        piece = piece.without(bypass)
-        model, found = check_piece(extractor, recorded, piece)
+        subgraph = subgraph.without(bypass)
+        model, found = check_piece(extractor, recorded, subgraph)
     relu = np.maximum(x, 0)
     assert [v.name for v in model.graph.input] == ["x"] and set(found) == {"e"}
     assert np.array_equal(found["e"], relu + relu)
@@ -236,8 +236,8 @@ def test_a_bypass_reaches_into_bodies(tmp_path: Path) -> None:
     extractor = Extractor(Graph(model))
     x = np.asarray([-1.0, 2.0], np.float32)
     recorded = Recorded(extractor, Sample("s", {"x": x, "c": np.asarray(True)}), tmp_path)
-    assert extractor.border(Piece(frozenset({"if"}))).inputs == ("c", "b", "x")
+    assert extractor.border(Subgraph(frozenset({"if"}))).inputs == ("c", "b", "x")
     check(extractor, recorded, frozenset({"if"}))
-    piece = Piece(frozenset({"relu", "if"}), frozenset({Bypass("neg", "a")}))
-    _, found = check_piece(extractor, recorded, piece)
+    subgraph = Subgraph(frozenset({"relu", "if"}), frozenset({Bypass("neg", "a")}))
+    _, found = check_piece(extractor, recorded, subgraph)
     assert np.array_equal(found["y"], np.maximum(x, 0) - x)

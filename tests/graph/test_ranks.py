@@ -90,7 +90,7 @@ def test_a_node_without_inputs_is_left_to_who_checks_the_model(op_type: str) -> 
 def test_what_is_told_of_onnx_s_own_node_models_is_right() -> None:
     """By the inputs alone, against the ranks that the models declare."""
     told: set[str] = set()
-    models = [case.model for case in cases().values() if len(case.model.graph.node) == 1]
+    models = [problem.model for problem in cases().values() if len(problem.model.graph.node) == 1]
     for model in models:
         graph, node = model.graph, model.graph.node[0]
         tensors = {

@@ -51,7 +51,7 @@ def check_both(
         with_unique_names(model), feed
     )  # ONNX Runtime refuses two nodes of one name
     layers = [layer.name for layer in list_layers(model)]
-    lowered = {}
+    reduced = {}
     before = model.SerializeToString()
     for rewrite in (to_typed, to_emulated):
         pinned = rewrite(model, PrecisionPlan(base, layers))
@@ -60,9 +60,9 @@ def check_both(
         low = rewrite(model, PrecisionPlan(base))
         onnx.checker.check_model(low, full_check=True)
         assert len(run_model(low, feed)) == len(reference)
-        lowered[rewrite.__name__] = low
+        reduced[rewrite.__name__] = low
     assert model.SerializeToString() == before, "the source model must not change"
-    return lowered
+    return reduced
 
 
 def types_of(model: onnx.ModelProto) -> dict[str, int]:
@@ -95,8 +95,8 @@ def test_shared_weight_is_held_in_both_types_once() -> None:
     check_both(model, {"x": np.ones((2, 4), np.float32)})
     mixed = to_typed(model, PrecisionPlan("fp16", {"two"}))
     assert sorted(t.data_type for t in mixed.graph.initializer) == [F, H]
-    lowered = to_typed(model, PrecisionPlan("fp16"))
-    assert [t.data_type for t in lowered.graph.initializer] == [H], (
+    reduced = to_typed(model, PrecisionPlan("fp16"))
+    assert [t.data_type for t in reduced.graph.initializer] == [H], (
         "the FP32 copy nobody reads must go"
     )
 

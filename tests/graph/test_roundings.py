@@ -22,17 +22,17 @@ GRAPHS = {make.__name__: Graph(make().model) for make in (encoder_decomposed, re
 def test_the_emulated_model_makes_the_roundings_of_its_plan(name: str, data: st.DataObject) -> None:
     graph = GRAPHS[name]
     names = [layer.name for layer in graph.layers]
-    lowered = data.draw(st.sets(st.sampled_from(names)))
+    reduced = data.draw(st.sets(st.sampled_from(names)))
     expected = set()
     for node in list_roundings(graph, Precision.FP16):
         for rounding in node.operands.values():
-            made = rounding.maker in lowered
-            if rounding.layer in lowered and not rounding.constant and not made:
+            made = rounding.maker in reduced
+            if rounding.layer in reduced and not rounding.constant and not made:
                 expected.add(("read", rounding.tensor))
         for rounding in node.results.values():
-            if rounding.layer in lowered:
+            if rounding.layer in reduced:
                 expected.add(("given", rounding.tensor))
-    plan = PrecisionPlan("fp16", set(names) - lowered)
+    plan = PrecisionPlan("fp16", set(names) - reduced)
     nodes = to_emulated(graph, plan).graph.node
     down = [n for n in nodes if n.op_type == "Cast" and n.attribute[0].i == TensorProto.FLOAT16]
     sources = {n.input[0] for n in down}

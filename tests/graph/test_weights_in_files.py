@@ -203,10 +203,10 @@ def test_marks_and_seeded_weights_need_no_copy(path: Path) -> None:
     marked = mark_outputs(model, ["a"])
     assert [o.name for o in marked.graph.output] == ["y", "a"]
     assert len(marked.SerializeToString()) < 10_000
-    drawn, seeded = with_seeded_weights(model)
+    copied, seeded = with_seeded_weights(model)
     assert [s.name for s in seeded] == ["raw", "listed"]
     assert kept_apart(model, (), "weights.bin") == (model, ())  # nothing is read
-    apart, _ = kept_apart(drawn, seeded, "weights.bin")
+    apart, _ = kept_apart(copied, seeded, "weights.bin")
     places = {p.path for t in apart.graph.initializer if (p := place_of(t)) is not None}
     assert places == {"weights.bin"}
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from bisect_trt.base.plan import Precision
-from bisect_trt.inputs.augmentations import variant
-from bisect_trt.inputs.perturbations import redrawn
+from bisect_trt.inputs.augmentations import augmented_input
+from bisect_trt.inputs.perturbations import perturbed
 from bisect_trt.metrics import arrays, error_sample, errors
 from bisect_trt.metrics.error_sample import ErrorSample
 from bisect_trt.metrics.errors import tensor_error
@@ -89,8 +89,8 @@ def test_draws_and_roundings(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def made() -> list[np.ndarray]:
         given = [
-            redrawn(arrays, np.random.default_rng(1))["x"],
-            variant("mix", arrays, [], np.random.default_rng(2))["x"],
+            perturbed(arrays, np.random.default_rng(1))["x"],
+            augmented_input("mix", arrays, [], np.random.default_rng(2))["x"],
         ]
         return [
             *given,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisect_trt.metrics.statistics import draws_needed, lower_bound
+from bisect_trt.metrics.statistics import copies_needed, lower_bound
 
 
 @pytest.mark.parametrize(("tested", "bound"), [(22, 0.87), (29, 0.90), (59, 0.95), (93, 0.97)])
@@ -15,7 +15,7 @@ def test_all_passed(tested: int, bound: float) -> None:
     """Sohier et al., arXiv 1807.09655; for k = n the bound is (1 - confidence) ** (1 / n)."""
     assert lower_bound(tested, tested) == pytest.approx(0.05 ** (1 / tested), abs=1e-9)
     assert lower_bound(tested, tested) >= bound - 5e-3
-    assert draws_needed(0.95) == 59 and lower_bound(58, 58) < 0.95 <= lower_bound(59, 59)
+    assert copies_needed(0.95) == 59 and lower_bound(58, 58) < 0.95 <= lower_bound(59, 59)
 
 
 def test_some_failed() -> None:

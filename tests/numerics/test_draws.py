@@ -7,12 +7,12 @@ import pytest
 
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.plan import Precision
-from bisect_trt.inputs.augmentations import KINDS, check_kinds, kinds_for, variant
+from bisect_trt.inputs.augmentations import KINDS, augmented_input, check_kinds, kinds_for
 from bisect_trt.inputs.perturbations import (
-    can_be_redrawn,
-    can_redraw_lookups,
-    redrawn,
-    redrawn_lookups,
+    can_be_perturbed,
+    can_perturb_lookups,
+    perturbed,
+    perturbed_lookups,
 )
 from bisect_trt.metrics.rounding import STEPS, rounded
 
@@ -26,29 +26,31 @@ def test_half_precision_inputs_are_moved_too() -> None:
     deviate by infinity, and none was redrawn, or noisy.
     """
     image = np.random.default_rng(0).normal(0.5, 0.3, (3, 224, 224)).astype(np.float16)
-    assert can_be_redrawn({"x": image}) and "noise" in kinds_for({"x": image})
-    moved = redrawn({"x": image}, np.random.default_rng(1), 0.1)["x"].astype(np.float64) - image
+    assert can_be_perturbed({"x": image}) and "noise" in kinds_for({"x": image})
+    moved = perturbed({"x": image}, np.random.default_rng(1), 0.1)["x"].astype(np.float64) - image
     assert moved.std() == pytest.approx(0.03, rel=0.02)
     lowest = np.where(image > 0.5, np.finfo(np.float16).min, np.float16(0.0))
-    assert redrawn({"x": lowest}, np.random.default_rng(1))["x"] is lowest
+    assert perturbed({"x": lowest}, np.random.default_rng(1))["x"] is lowest
 
 
 def test_a_redrawn_copy_is_near_and_not_the_same() -> None:
     arrays = {"x": IMAGE, "ids": IDS, "zero": np.zeros((1, 4), np.float32)}
-    copy = redrawn(arrays, np.random.default_rng(1))
+    copy = perturbed(arrays, np.random.default_rng(1))
     moved = copy["x"] - IMAGE
     assert 0.5e-3 < moved.std() / IMAGE.std() < 2e-3 and copy["x"].dtype == np.float32
     assert np.array_equal(copy["ids"], IDS) and np.array_equal(copy["zero"], arrays["zero"])
-    again = redrawn(arrays, np.random.default_rng(1))
+    again = perturbed(arrays, np.random.default_rng(1))
     assert np.array_equal(copy["x"], again["x"])
-    assert can_be_redrawn(arrays) and not can_be_redrawn({"ids": IDS})
+    assert can_be_perturbed(arrays) and not can_be_perturbed({"ids": IDS})
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_variants_keep_shapes_and_types_and_change_something(kind: str) -> None:
     arrays = {"x": IMAGE, "ids": IDS, "mask": MASK}
     before = {name: array.copy() for name, array in arrays.items()}
-    made = variant(kind, arrays, [{**arrays, "x": IMAGE[..., ::-1]}], np.random.default_rng(3))
+    made = augmented_input(
+        kind, arrays, [{**arrays, "x": IMAGE[..., ::-1]}], np.random.default_rng(3)
+    )
     for name, array in made.items():
         assert array.shape == arrays[name].shape and array.dtype == arrays[name].dtype
         assert np.array_equal(arrays[name], before[name]), "the given arrays are not touched"
@@ -69,31 +71,35 @@ def test_what_fits_what() -> None:
         check_kinds("shift,turn")
 
 
-@pytest.mark.parametrize("kind", ["redrawn", "noise", "scale", "mix"])
+@pytest.mark.parametrize("kind", ["perturbed", "noise", "scale", "mix"])
 @pytest.mark.parametrize("low", [0.0, -1e4, -1e9])
 def test_a_mask_beside_values_or_ids_stays_what_it_is(kind: str, low: float) -> None:
     mask = np.where(np.arange(24) < 17, np.float32(1.0 if low == 0.0 else 0.0), np.float32(low))
     arrays = {"x": IMAGE, "mask": np.broadcast_to(mask, IMAGE.shape).copy()}
     random = np.random.default_rng(1)
-    made = redrawn(arrays, random) if kind == "redrawn" else variant(kind, arrays, [], random)
+    made = (
+        perturbed(arrays, random)
+        if kind == "perturbed"
+        else augmented_input(kind, arrays, [], random)
+    )
     assert np.array_equal(made["mask"], arrays["mask"])
     assert not np.array_equal(made["x"], IMAGE)
     beside_ids = {"ids": IDS, "mask": mask[:12].reshape(1, 12)}
     beside_ids["mask"][0, -1] = low
-    assert not can_be_redrawn(beside_ids)
+    assert not can_be_perturbed(beside_ids)
     assert kinds_for(beside_ids) == ("rotate", "swap")
 
 
-@pytest.mark.parametrize("kind", ["redrawn", "noise", "flip", "scale"])
+@pytest.mark.parametrize("kind", ["perturbed", "noise", "flip", "scale"])
 @pytest.mark.parametrize("asked", [True, False])
 def test_padding_that_the_model_asks_for_stays_zero(kind: str, asked: bool) -> None:
     """``Equal(x, 0)`` is the mask of a padded sequence of features."""
     padded = np.where(np.arange(24) < 17, IMAGE, np.float32(0.0))
     random, discrete = np.random.default_rng(1), frozenset("x" * asked)
-    if kind == "redrawn":
-        made = redrawn({"x": padded}, random, discrete=discrete)["x"]
+    if kind == "perturbed":
+        made = perturbed({"x": padded}, random, discrete=discrete)["x"]
     else:
-        made = variant(kind, {"x": padded}, [], random, discrete)["x"]
+        made = augmented_input(kind, {"x": padded}, [], random, discrete)["x"]
     same = kind == "scale" or asked
     assert (np.count_nonzero(made) == np.count_nonzero(padded)) == same
     assert not np.array_equal(made, padded) and made.dtype == np.float32
@@ -101,23 +107,23 @@ def test_padding_that_the_model_asks_for_stays_zero(kind: str, asked: bool) -> N
 
 def test_a_shift_takes_the_mask_along() -> None:
     mask = (IMAGE > 0.0).astype(np.float32)
-    made = variant("shift", {"x": IMAGE, "mask": mask}, [], np.random.default_rng(1))
+    made = augmented_input("shift", {"x": IMAGE, "mask": mask}, [], np.random.default_rng(1))
     assert np.array_equal(made["mask"], (made["x"] > 0.0).astype(np.float32))
     assert not np.array_equal(made["mask"], mask)
 
 
 def test_a_line_drawing_alone_is_moved() -> None:
-    drawing = {"x": (IMAGE > 0.0).astype(np.float32)}
-    assert can_be_redrawn(drawing) and "mix" in kinds_for(drawing)
-    assert not can_be_redrawn(drawing, discrete={"x"}), "unless it is asked for equality"
+    copying = {"x": (IMAGE > 0.0).astype(np.float32)}
+    assert can_be_perturbed(copying) and "mix" in kinds_for(copying)
+    assert not can_be_perturbed(copying, discrete={"x"}), "unless it is asked for equality"
     size = np.float32([480.0, 640.0])
-    assert np.array_equal(redrawn({"x": IMAGE, "s": size}, np.random.default_rng(1))["s"], size)
+    assert np.array_equal(perturbed({"x": IMAGE, "s": size}, np.random.default_rng(1))["s"], size)
 
 
 def test_whole_numbers_are_ids_where_the_model_makes_them_integers() -> None:
     ids = {"ids": IDS.astype(np.float32)}
-    assert can_be_redrawn(ids) and not can_be_redrawn(ids, discrete={"ids"})
-    assert can_be_redrawn({"ids": ids["ids"] + np.float32(0.5)}, discrete={"ids"})
+    assert can_be_perturbed(ids) and not can_be_perturbed(ids, discrete={"ids"})
+    assert can_be_perturbed({"ids": ids["ids"] + np.float32(0.5)}, discrete={"ids"})
 
 
 @pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
@@ -126,8 +132,8 @@ def test_roundings_of_values_far_from_zero_are_redrawn_too(
     precision: Precision, mean: float
 ) -> None:
     values = np.random.default_rng(0).normal(mean, 1.0, 20_000).astype(np.float32)
-    copy = redrawn({"x": values}, np.random.default_rng(1), step=STEPS[precision])["x"]
-    plain = redrawn({"x": values}, np.random.default_rng(1))["x"]
+    copy = perturbed({"x": values}, np.random.default_rng(1), step=STEPS[precision])["x"]
+    plain = perturbed({"x": values}, np.random.default_rng(1))["x"]
     moved = float((copy - values).std())
     assert moved <= 0.11, "it stays the same input"
     if mean == 0.0:
@@ -143,34 +149,34 @@ def test_roundings_of_values_far_from_zero_are_redrawn_too(
 def test_what_is_looked_up_moves_by_a_thousandth_of_each_value() -> None:
     rows = np.float32([[0.0, 1e-3, -2.0], [600.0, 0.5, 0.0]])
     kept = {"mask": np.float32([0, 1, 1]), "steps": np.zeros(3, np.float32)}
-    copy = redrawn_lookups({"rows": rows, **kept}, np.random.default_rng(2))
+    copy = perturbed_lookups({"rows": rows, **kept}, np.random.default_rng(2))
     assert np.array_equal(copy["rows"] == 0.0, rows == 0.0), "a padding stays one"
     moved = np.abs(copy["rows"] / np.where(rows == 0.0, 1.0, rows) - (rows != 0.0))
     assert moved.max() < 5e-3 and np.count_nonzero(moved) == 4
     assert copy["rows"].dtype == np.float32 and copy["rows"].shape == rows.shape
     assert all(np.array_equal(copy[n], a) for n, a in kept.items())
-    assert can_redraw_lookups({"rows": rows}) and not can_redraw_lookups(kept)
+    assert can_perturb_lookups({"rows": rows}) and not can_perturb_lookups(kept)
 
 
 @pytest.mark.parametrize("low", [-np.inf, np.finfo(np.float32).min])
 def test_a_mask_of_infinities_stays_and_spoils_nothing(low: float) -> None:
     mask = np.where(np.arange(12) < 9, 0.0, low).astype(np.float32)
     arrays = {"x": IMAGE, "mask": mask}
-    copy = redrawn(arrays, np.random.default_rng(1))
+    copy = perturbed(arrays, np.random.default_rng(1))
     assert np.array_equal(copy["mask"], mask) and np.isfinite(copy["x"]).all()
-    assert not can_be_redrawn({"mask": mask})
+    assert not can_be_perturbed({"mask": mask})
     for kind in ("scale", "mix", "noise"):
-        made = variant(kind, arrays, [], np.random.default_rng(3))
+        made = augmented_input(kind, arrays, [], np.random.default_rng(3))
         assert np.array_equal(made["mask"], mask) and not np.array_equal(made["x"], IMAGE)
 
 
-@pytest.mark.parametrize("kind", ["redrawn", "noise", "flip"])
+@pytest.mark.parametrize("kind", ["perturbed", "noise", "flip"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_what_is_nowhere_negative_stays_so(kind: str, dtype: type) -> None:
     """Counts, and images of black, are taken the logarithm or a root of: copies were NaN."""
     counts = np.maximum(IMAGE, 0.0).astype(dtype)
     random = np.random.default_rng(1)
-    one = redrawn if kind == "redrawn" else (lambda a, r: variant(kind, a, [], r))
+    one = perturbed if kind == "perturbed" else (lambda a, r: augmented_input(kind, a, [], r))
     made = one({"x": counts}, random)["x"]
     assert made.min() == 0.0 and not np.array_equal(made, counts)
     assert np.count_nonzero(made) == np.count_nonzero(counts)

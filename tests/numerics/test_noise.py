@@ -13,8 +13,8 @@ from bisect_trt.inputs import perturbations
 from bisect_trt.inputs.perturbations import (
     LARGE_ARRAY,
     deviation,
-    redrawn,
-    redrawn_lookups,
+    perturbed,
+    perturbed_lookups,
     with_noise,
 )
 
@@ -42,14 +42,14 @@ def test_large_noise_is_the_same_by_any_number_of_threads(
     copies = []
     for threads in (1, 2, 5):
         with at_most(threads):
-            copies.append(redrawn({"x": array}, np.random.default_rng(1), 0.1)["x"])
+            copies.append(perturbed({"x": array}, np.random.default_rng(1), 0.1)["x"])
     for copy in copies:
         np.testing.assert_array_equal(copy, copies[0])
         assert copy.dtype == dtype and copy.shape == array.shape
     np.testing.assert_array_equal(array, before)
     moved = copies[0].astype(np.float64) - array
     assert moved.std() == pytest.approx(0.05, rel=0.01)
-    other = redrawn({"x": array}, np.random.default_rng(2), 0.1)["x"]
+    other = perturbed({"x": array}, np.random.default_rng(2), 0.1)["x"]
     assert (other != copies[0]).mean() > 0.9
 
 
@@ -71,7 +71,7 @@ def test_large_tables_are_moved_by_parts_of_each_value_and_masks_are_not(
     mask[-1, -1] = 1.0
     late = mask.copy()
     late[-1, -2] = 2.0  # a third value, at the end
-    found = redrawn_lookups({"t": table, "m": mask, "l": late}, np.random.default_rng(1))
+    found = perturbed_lookups({"t": table, "m": mask, "l": late}, np.random.default_rng(1))
     assert not found["t"][0].any() and found["m"] is mask and (found["l"] != late).sum() == 2
     parts = found["t"][1:] / table[1:] - 1.0
     assert parts.std() == pytest.approx(1e-3, rel=0.01)
@@ -84,5 +84,5 @@ def test_what_is_too_large_to_be_squared_stays_as_it_is(monkeypatch: pytest.Monk
     infinite = np.where(low < 0.0, -np.inf, 0.0).astype(np.float32)
     for large in (LARGE_ARRAY, 1000):
         monkeypatch.setattr("bisect_trt.inputs.perturbations.LARGE", large)
-        found = redrawn({"low": low, "infinite": infinite}, np.random.default_rng(1))
+        found = perturbed({"low": low, "infinite": infinite}, np.random.default_rng(1))
         assert found["low"] is low and found["infinite"] is infinite

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from bisect_trt.metrics.statistics import limit_of_sets, limit_of_inputs, t_quantile
+from bisect_trt.metrics.statistics import limit_of_inputs, limit_of_sets, t_quantile
 
 
 @pytest.mark.parametrize(
@@ -37,9 +37,9 @@ def test_so_many_further_inputs_are_within_the_limit(inputs: int, share: float) 
     so small that they do not tell (their spread is counted as less).
     """
     random = np.random.default_rng(inputs)
-    drawn = np.exp(random.normal(-1.0, 0.5, size=(2000, inputs + 1)))
-    limits = [limit_of_inputs(row[:-1].tolist(), inputs, share) for row in drawn]
-    within = float(np.mean(drawn[:, -1] <= limits))
+    copied = np.exp(random.normal(-1.0, 0.5, size=(2000, inputs + 1)))
+    limits = [limit_of_inputs(row[:-1].tolist(), inputs, share) for row in copied]
+    within = float(np.mean(copied[:, -1] <= limits))
     assert within == pytest.approx(share, abs=0.02)
 
 

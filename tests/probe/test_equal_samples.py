@@ -15,7 +15,7 @@ from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.runners.emulator import EmulatedRunner
 from bisect_trt.settings import Settings
-from bisect_trt.steps.context import open_bench
+from bisect_trt.steps.context import open_context
 from bisect_trt.steps.problem import load
 from fixtures.models import residual
 
@@ -58,24 +58,24 @@ def test_equal_samples_are_run_once(
         out=tmp_path,
         **(collective if size > 1 else {"require": fixture.require}),  # type: ignore[arg-type]
     )
-    case = load(settings, Observer())
-    with open_bench(case, Observer()) as bench:
-        alone = [bench.prober.judge(case.base, [s] * size, size=size) for s in (a, b, c)]
-    with open_bench(case, Observer()) as bench:
+    problem = load(settings, Observer())
+    with open_context(problem, Observer()) as context:
+        alone = [context.evaluator.judge(problem.base, [s] * size, size=size) for s in (a, b, c)]
+    with open_context(problem, Observer()) as context:
         monkeypatch.setattr(EmulatedRunner, "outputs", counted)
-        plan = case.base.with_pins(case.names[:1])
+        plan = problem.base.with_pins(problem.names[:1])
         if size == 1:
-            bench.prober.judge(plan, [b])
-            found = bench.prober.judge(plan, [a, b, same, c, a])
-            again = bench.prober.judge(plan, [same, c])
+            context.evaluator.judge(plan, [b])
+            found = context.evaluator.judge(plan, [a, b, same, c, a])
+            again = context.evaluator.judge(plan, [same, c])
             assert [n for n in asked if n] == [n for n in runs if n]
             scores = [r.score for r in found.results]
             assert scores[0] == scores[2] == scores[4] == again.results[0].score
             assert len({scores[0], scores[1], scores[3]}) == 3
             assert found.names == ("a", "b", "a too", "c", "a")
         else:  # of a set that is known nothing is run, and the order is that of those that are
-            bench.prober.judge(case.base, [a, b], size=2)
-            found = bench.prober.judge(case.base, [a, b, c, same], size=2)
+            context.evaluator.judge(problem.base, [a, b], size=2)
+            found = context.evaluator.judge(problem.base, [a, b, c, same], size=2)
             each = [r.results[0].score for r in alone]
             assert [r.score for r in found.results] == [max(each[:2]), max(each[0], each[2])]
             assert asked[-1] == ["c", "a too"]

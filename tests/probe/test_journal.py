@@ -13,27 +13,27 @@ from typing import Any
 import pytest
 
 from bisect_trt.base.errors import BadInputError, MachineError
-from bisect_trt.evaluate.cache import JOURNAL, Journal, Row, content_key
+from bisect_trt.evaluate.cache import CACHE, Cache, Row, content_key
 
 
 def test_answers_come_back(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
-    journal.record([Row("a", "probe", {"score": float("inf")}, b"\x00\x01"), Row("b", "x", [1])])
-    journal.close()
-    again = Journal(tmp_path)
+    cache = Cache(tmp_path)
+    cache.record([Row("a", "probe", {"score": float("inf")}, b"\x00\x01"), Row("b", "x", [1])])
+    cache.close()
+    again = Cache(tmp_path)
     assert again.recall("a") == ({"score": float("inf")}, b"\x00\x01")
     assert again.recall("b") == ([1], b"") and again.recall("c") is None
     again.close()
 
 
 def test_several_answers_are_written_together_or_not_at_all(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
+    cache = Cache(tmp_path)
     with pytest.raises(TypeError):
-        journal.record([Row("a", "probe", 1), Row("b", "probe", object())])
-    assert journal.recall("a") is None
-    journal.record([Row("a", "probe", 2)])
-    assert journal.recall("a") == (2, b"")
-    journal.close()
+        cache.record([Row("a", "probe", 1), Row("b", "probe", object())])
+    assert cache.recall("a") is None
+    cache.record([Row("a", "probe", 2)])
+    assert cache.recall("a") == (2, b"")
+    cache.close()
 
 
 def test_an_interruption_at_any_statement_leaves_a_journal_that_goes_on(
@@ -57,47 +57,47 @@ def test_an_interruption_at_any_statement_leaves_a_journal_that_goes_on(
             path, isolation_level=None, check_same_thread=False, factory=Interrupted
         ),
     )
-    journal = Journal(tmp_path)
+    cache = Cache(tmp_path)
     for number, statement in enumerate(("BEGIN", "COMMIT")):
         Interrupted.after = statement
         with pytest.raises(KeyboardInterrupt):
-            journal.record([Row(f"lost {number}", "x", 1)])
-        journal.record([Row(f"kept {number}", "x", 1)])
-    assert [journal.recall(f"kept {n}") for n in (0, 1)] == [(1, b"")] * 2
-    journal.close()
+            cache.record([Row(f"lost {number}", "x", 1)])
+        cache.record([Row(f"kept {number}", "x", 1)])
+    assert [cache.recall(f"kept {n}") for n in (0, 1)] == [(1, b"")] * 2
+    cache.close()
 
 
 def test_a_journal_of_0_3_0_is_opened_and_kept(tmp_path: Path) -> None:
-    old = sqlite3.connect(tmp_path / JOURNAL)
+    old = sqlite3.connect(tmp_path / CACHE)
     old.execute("CREATE TABLE answers (key TEXT PRIMARY KEY, kind TEXT, meta TEXT, payload BLOB)")
     old.execute("INSERT INTO answers VALUES ('k', 'probe', '{\"verdict\": \"pass\"}', x'')")
     old.commit()
     old.close()
-    journal = Journal(tmp_path)
-    journal.record([Row("n", "probe", 1)])
-    assert journal.recall("n") == (1, b"") and journal.recall("k") is None, "it has no checksum"
-    journal.close()
-    with closing(sqlite3.connect(tmp_path / JOURNAL)) as file:
+    cache = Cache(tmp_path)
+    cache.record([Row("n", "probe", 1)])
+    assert cache.recall("n") == (1, b"") and cache.recall("k") is None, "it has no checksum"
+    cache.close()
+    with closing(sqlite3.connect(tmp_path / CACHE)) as file:
         assert file.execute("SELECT key FROM answers").fetchall() == [("k",), ("n",)]
 
 
 def test_a_later_journal_and_other_files_are_refused_in_one_line(tmp_path: Path) -> None:
-    later = sqlite3.connect(tmp_path / JOURNAL)
+    later = sqlite3.connect(tmp_path / CACHE)
     later.execute("PRAGMA user_version=99")
     later.close()
     with pytest.raises(BadInputError, match="later version of bisect-trt") as caught:
-        Journal(tmp_path)
+        Cache(tmp_path)
     assert "\n" not in str(caught.value)
-    (tmp_path / JOURNAL).write_bytes(b"no database at all, " * 400)
+    (tmp_path / CACHE).write_bytes(b"no database at all, " * 400)
     with pytest.raises(BadInputError, match="not a usable journal"):
-        Journal(tmp_path)
-    (tmp_path / JOURNAL).unlink()
-    with closing(sqlite3.connect(tmp_path / JOURNAL)) as other:
+        Cache(tmp_path)
+    (tmp_path / CACHE).unlink()
+    with closing(sqlite3.connect(tmp_path / CACHE)) as other:
         other.execute("CREATE TABLE songs (name TEXT)")
-    before = (tmp_path / JOURNAL).read_bytes()
+    before = (tmp_path / CACHE).read_bytes()
     with pytest.raises(BadInputError, match="another program's"):
-        Journal(tmp_path)
-    assert (tmp_path / JOURNAL).read_bytes() == before
+        Cache(tmp_path)
+    assert (tmp_path / CACHE).read_bytes() == before
 
 
 ROWS = {
@@ -167,16 +167,16 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_no_damage_gives_a_wrong_answer_or_a_traceback(damage: str, tmp_path: Path) -> None:
-    whole = Journal(tmp_path)
+    whole = Cache(tmp_path)
     whole.record([Row(key, "probe", meta, payload) for key, (meta, payload) in ROWS.items()])
     whole.close()
-    DAMAGES[damage](tmp_path / JOURNAL)
+    DAMAGES[damage](tmp_path / CACHE)
     try:
-        journal = Journal(tmp_path)
-        told = {key: journal.recall(key) for key in ROWS}
-        journal.record([Row("new", "probe", 1)])
-        assert journal.recall("new") == (1, b"")
-        journal.close()
+        cache = Cache(tmp_path)
+        told = {key: cache.recall(key) for key in ROWS}
+        cache.record([Row("new", "probe", 1)])
+        assert cache.recall("new") == (1, b"")
+        cache.close()
     except (BadInputError, MachineError) as error:
         assert "\n" not in str(error) and str(tmp_path) in str(error)
         return
@@ -184,32 +184,32 @@ def test_no_damage_gives_a_wrong_answer_or_a_traceback(damage: str, tmp_path: Pa
 
 
 def test_what_can_be_read_of_a_damaged_journal_is_kept(tmp_path: Path) -> None:
-    whole = Journal(tmp_path)
+    whole = Cache(tmp_path)
     whole.record([Row(key, "probe", meta, payload) for key, (meta, payload) in ROWS.items()])
     whole.close()
-    DAMAGES["middle zeroed"](tmp_path / JOURNAL)
-    damaged = (tmp_path / JOURNAL).read_bytes()
-    journal = Journal(tmp_path)
-    assert "was damaged" in journal.note and "journal.damaged-1.sqlite" in journal.note
+    DAMAGES["middle zeroed"](tmp_path / CACHE)
+    damaged = (tmp_path / CACHE).read_bytes()
+    cache = Cache(tmp_path)
+    assert "was damaged" in cache.note and "journal.damaged-1.sqlite" in cache.note
     assert (tmp_path / "journal.damaged-1.sqlite").read_bytes() == damaged
-    kept = sum(journal.recall(key) == answer for key, answer in ROWS.items())
+    kept = sum(cache.recall(key) == answer for key, answer in ROWS.items())
     assert len(ROWS) // 2 < kept < len(ROWS)
-    journal.close()
-    assert Journal(tmp_path).note == ""
+    cache.close()
+    assert Cache(tmp_path).note == ""
 
 
 def test_a_full_disk_and_another_writer_are_told_apart(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
-    journal._database.execute("PRAGMA max_page_count=4")
+    cache = Cache(tmp_path)
+    cache._database.execute("PRAGMA max_page_count=4")
     with pytest.raises(MachineError, match="disk is full"):
-        journal.record([Row("a", "probe", "x" * 100_000)])
-    assert journal.recall("a") is None
-    journal._database.execute("PRAGMA busy_timeout=50")
-    with closing(sqlite3.connect(tmp_path / JOURNAL)) as other:
+        cache.record([Row("a", "probe", "x" * 100_000)])
+    assert cache.recall("a") is None
+    cache._database.execute("PRAGMA busy_timeout=50")
+    with closing(sqlite3.connect(tmp_path / CACHE)) as other:
         other.execute("BEGIN EXCLUSIVE")
         with pytest.raises(BadInputError, match="another process is using"):
-            journal.record([Row("b", "probe", 1)])
-    journal.close()
+            cache.record([Row("b", "probe", 1)])
+    cache.close()
 
 
 def test_keys_are_stable_and_tell_apart() -> None:
@@ -218,29 +218,29 @@ def test_keys_are_stable_and_tell_apart() -> None:
 
 
 def test_several_threads_share_it(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
+    cache = Cache(tmp_path)
 
     def write(number: int) -> None:
         for place in range(20):
-            journal.record([Row(f"{number}.{place}", "probe", [number, place])])
-            assert journal.recall(f"{number}.{place}") == ([number, place], b"")
+            cache.record([Row(f"{number}.{place}", "probe", [number, place])])
+            assert cache.recall(f"{number}.{place}") == ([number, place], b"")
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(write, range(8)))
-    assert all(journal.recall(f"{n}.{p}") for n in range(8) for p in range(20))
-    journal.close()
+    assert all(cache.recall(f"{n}.{p}") for n in range(8) for p in range(20))
+    cache.close()
 
 
 def test_what_waits_is_known_at_once_and_written_with_the_next_answers(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
-    journal.record_later(Row("a", "usable", True))
-    assert journal.recall("a") == (True, b"")
-    with closing(sqlite3.connect(tmp_path / JOURNAL)) as other:
+    cache = Cache(tmp_path)
+    cache.record_later(Row("a", "usable", True))
+    assert cache.recall("a") == (True, b"")
+    with closing(sqlite3.connect(tmp_path / CACHE)) as other:
         assert not other.execute("SELECT * FROM answers").fetchall()
-        journal.record([Row("b", "probe", 1)])
+        cache.record([Row("b", "probe", 1)])
         assert {key for (key,) in other.execute("SELECT key FROM answers")} == {"a", "b"}
-    journal.record_later(Row("c", "usable", False))
-    journal.close()
-    journal = Journal(tmp_path)
-    assert journal.recall("c") == (False, b"") and journal.recall("a") == (True, b"")
-    journal.close()
+    cache.record_later(Row("c", "usable", False))
+    cache.close()
+    cache = Cache(tmp_path)
+    assert cache.recall("c") == (False, b"") and cache.recall("a") == (True, b"")
+    cache.close()

@@ -10,7 +10,7 @@ import pytest
 from bisect_trt.base.outcomes import Verdict
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.base.sample import Sample
-from bisect_trt.evaluate.cache import Answers, Journal
+from bisect_trt.evaluate.cache import Answers, Cache
 from bisect_trt.evaluate.result import SampleResult
 
 
@@ -19,15 +19,15 @@ from bisect_trt.evaluate.result import SampleResult
 )
 def test_who_waits_longer_asks_again(tmp_path: Path, verdict: Verdict, asks_again: bool) -> None:
     plan, sample = PrecisionPlan("fp16"), Sample("s", {"x": np.ones(2, np.float32)})
-    journal = Journal(tmp_path)
-    first = Answers(journal, "key", 10.0)
+    cache = Cache(tmp_path)
+    first = Answers(cache, "key", 10.0)
     result = SampleResult(verdict, float("inf"), (), {}, 10.0, "no answer in 10 s")
-    journal.record([first.row(plan, sample, result)])
+    cache.record([first.row(plan, sample, result)])
     for patience, asked in ((5.0, False), (10.0, False), (900.0, True), (float("inf"), True)):
-        found = Answers(journal, "key", patience).of(plan, sample)
+        found = Answers(cache, "key", patience).of(plan, sample)
         assert (found is None) is (asked and asks_again)
         assert found is None or found.verdict is verdict
-    longer = Answers(journal, "key", 900.0)
-    journal.record([longer.row(plan, sample, result)])
+    longer = Answers(cache, "key", 900.0)
+    cache.record([longer.row(plan, sample, result)])
     assert (longer.of(plan, sample) is None) is False
-    journal.close()
+    cache.close()

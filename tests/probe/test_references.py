@@ -57,10 +57,10 @@ def test_what_is_drawn_may_come_from_elsewhere(tmp_path: Path) -> None:
         return {"quick": np.zeros(1, np.float32)}
 
     found = References(Reference(Graph(fixture.model)), tmp_path, quick)
-    given, drawn = Sample("given", {name: array}), Sample("drawn", {name: array + 1}, True)
-    assert "quick" not in found.of(given) and "quick" in found.of(drawn)
-    assert "quick" in found.of(drawn) and asked == ["drawn"]
-    assert found.at_once(drawn) == 1
+    given, copied = Sample("given", {name: array}), Sample("drawn", {name: array + 1}, True)
+    assert "quick" not in found.of(given) and "quick" in found.of(copied)
+    assert "quick" in found.of(copied) and asked == ["drawn"]
+    assert found.at_once(copied) == 1
 
 
 @pytest.mark.parametrize("lasting", [False, True])
@@ -92,11 +92,11 @@ def test_what_was_drawn_takes_no_more_of_the_disk_than_is_said(
     given = Sample("given", {name: array})
     one = sum(a.nbytes for a in Reference(Graph(fixture.model)).outputs(given).values())
     monkeypatch.setattr(module, "_MOST_BYTES", 0)
-    monkeypatch.setattr(module, "_MOST_DRAWN", 3 * one)
+    monkeypatch.setattr(module, "_MOST_COPIES", 3 * one)
     found = References(Reference(Graph(fixture.model)), tmp_path / "kept")
-    drawn = [Sample(str(n), {name: array + np.float32(n + 1)}, True) for n in range(8)]
-    for sample in (given, *drawn):
+    copied = [Sample(str(n), {name: array + np.float32(n + 1)}, True) for n in range(8)]
+    for sample in (given, *copied):
         found.of(sample)
     left = {path.name.partition("-")[0] for path in (tmp_path / "kept").iterdir()}
-    assert left == {given.digest, *(s.digest for s in drawn[:3])}
-    assert found.of(drawn[0]).keys() == found.of(given).keys()
+    assert left == {given.digest, *(s.digest for s in copied[:3])}
+    assert found.of(copied[0]).keys() == found.of(given).keys()

@@ -15,8 +15,8 @@ from bisect_trt.base.errors import RunnerFailedError
 from bisect_trt.base.outcomes import Verdict
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.base.sample import Sample
-from bisect_trt.evaluate.cache import Journal
-from bisect_trt.evaluate.evaluator import Prober
+from bisect_trt.evaluate.cache import Cache
+from bisect_trt.evaluate.evaluator import Evaluator
 from bisect_trt.evaluate.references import References
 from bisect_trt.metrics.parser import parse_requirements
 from bisect_trt.model.graph import Graph
@@ -54,37 +54,37 @@ class Runner:
 
 
 @pytest.fixture
-def prober(tmp_path: Path) -> Callable[[Runner], Prober]:
-    graph, journal = Graph(onnx.parser.parse_model(MODEL)), Journal(tmp_path)
+def evaluator(tmp_path: Path) -> Callable[[Runner], Evaluator]:
+    graph, cache = Graph(onnx.parser.parse_model(MODEL)), Cache(tmp_path)
     asked = parse_requirements(["far<=1"], ["y"], {}, {"far": farthest})
 
-    def made(runner: Runner) -> Prober:
+    def made(runner: Runner) -> Evaluator:
         references = References(Reference(graph, "m"), tmp_path / "references")
-        return Prober(runner, SAMPLES, references, asked, journal, "run", None)
+        return Evaluator(runner, SAMPLES, references, asked, cache, "run", None)
 
     return made
 
 
 def test_a_sample_that_breaks_beside_one_whose_runs_differ(
-    prober: Callable[[Runner], Prober],
+    evaluator: Callable[[Runner], Evaluator],
 ) -> None:
-    result = prober(Runner(breaks=True)).probe(PLAN)
+    result = evaluator(Runner(breaks=True)).probe(PLAN)
     assert result.verdict is Verdict.TIMED_OUT and math.isinf(result.score)
 
 
 def test_a_set_is_judged_again_where_one_of_it_is_waited_for_longer(
-    prober: Callable[[Runner], Prober],
+    evaluator: Callable[[Runner], Evaluator],
 ) -> None:
-    (impatient,) = prober(Runner(breaks=True)).judge(PLAN, SAMPLES, size=2).results
+    (impatient,) = evaluator(Runner(breaks=True)).judge(PLAN, SAMPLES, size=2).results
     assert math.isinf(impatient.score)
-    (patient,) = prober(Runner(breaks=False, timeout_s=9.0)).judge(PLAN, SAMPLES, size=2).results
+    (patient,) = evaluator(Runner(breaks=False, timeout_s=9.0)).judge(PLAN, SAMPLES, size=2).results
     assert patient.verdict is Verdict.PASS and patient.score == pytest.approx(0.2)
 
 
 def test_the_worst_and_the_best_runs_of_all_are_judged(
-    prober: Callable[[Runner], Prober],
+    evaluator: Callable[[Runner], Evaluator],
 ) -> None:
     for _ in range(2):  # made, and recalled
-        result = prober(Runner(breaks=False)).probe(PLAN)
+        result = evaluator(Runner(breaks=False)).probe(PLAN)
         assert result.score == pytest.approx(0.2) and result.best_score == pytest.approx(0.1)
-        assert result.steadiness is not None and result.steadiness.passed == 12
+        assert result.reproducibility is not None and result.reproducibility.passed == 12

@@ -8,7 +8,7 @@ import numpy as np
 
 from bisect_trt.base.interrupt import Observer
 from bisect_trt.settings import Settings
-from bisect_trt.steps.context import open_bench
+from bisect_trt.steps.context import open_context
 from bisect_trt.steps.problem import load
 from fixtures.models import residual
 
@@ -17,20 +17,21 @@ def test_errors_are_those_of_each_given_input_and_are_not_kept(tmp_path: Path) -
     fixture = residual()
     inputs = [{n: np.float32(a * s) for n, a in fixture.inputs.items()} for s in (1.0, 0.5)]
     settings = Settings(fixture.model, inputs, require=fixture.require, robust=0.0, out=tmp_path)
-    case = load(settings, Observer())
-    plans = [case.base.with_pins(case.names[:count]) for count in (0, 1, 2)]
-    with open_bench(case, Observer()) as bench:
-        bench.prober.probe_many(plans[:2])
+    problem = load(settings, Observer())
+    plans = [problem.base.with_pins(problem.names[:count]) for count in (0, 1, 2)]
+    with open_context(problem, Observer()) as context:
+        context.evaluator.evaluate_many(plans[:2])
         for plan in plans[:2]:
-            outputs = bench.emulator.outputs(plan, case.samples)
+            outputs = context.emulator.outputs(plan, problem.samples)
             expected = [
-                bench.error_sample(s).errors(o) for s, o in zip(case.samples, outputs, strict=True)
+                context.error_sample(s).errors(o)
+                for s, o in zip(problem.samples, outputs, strict=True)
             ]
-            found = bench.prober.vector(plan)
+            found = context.evaluator.vector(plan)
             assert found is not None
             np.testing.assert_array_equal(found, np.concatenate(expected))
             assert np.abs(found).max() > 0
-        assert bench.prober.vector(plans[2]) is None
-        kept = [*bench.prober.done.values(), *bench.log]
+        assert context.evaluator.vector(plans[2]) is None
+        kept = [*context.evaluator.done.values(), *context.log]
         assert len(kept) == 4
         assert not [p for p in kept if any(isinstance(v, np.ndarray) for v in vars(p).values())]

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from bisect_trt.base.outcomes import Cause, Finding, Holding, Holds, Steadiness
+from bisect_trt.base.outcomes import Cause, Finding, Reproducibility, Tally, Validation
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.report.record import EngineFacts, SearchFacts
 from bisect_trt.report.summarise import Result
 
 OPS = ("Conv", "MatMul", "Add", "Softmax", "Pow")
-FRONTIER = (0, 2, 8, 32, 128)
+TRADEOFF = (0, 2, 8, 32, 128)
 INPUTS = 64
 HOSTILE = (
     "<script>window.hurt = 1</script>",
@@ -63,29 +63,29 @@ def synthetic_result(count: int, names: Sequence[str] = ()) -> Result:
             Finding("reference", "logits", "output 'logits' holds NaN: look at it", True),
         ],
         probes={"emulated": 80, "tensorrt": 10},
-        new_probes=90,
-        effect_runs=count,
+        new_evaluations=90,
+        sensitivity_runs=count,
         seconds=123.4,
         folder=Path("reports/encoder"),
         versions={"bisect-trt": "0", "gpu": "NVIDIA H200", "typing": "strong"},
         cost=_cost(len(pinned)),
         engine=EngineFacts(
-            "tf32", 0.99, "tf32", "emulated-kernels", steadiness=Steadiness(59, passed=59)
+            "tf32", 0.99, "tf32", "emulated-kernels", reproducibility=Reproducibility(59, passed=59)
         ),
         search_facts=SearchFacts("culprits", 0, ["the main graph: 3 Pow"], 0.98, 80, 40.0, 0, 0),
-        holds=Holds(
-            Holding(64, 64, 0.0, 0.81, "page_000.npz"),
-            Holding(72, 72, 0.959, 0.93, "page_001.npz, redrawn 3.0"),
-            Holding(23, 24, 0.79, 1.04, "page_002.npz, shift 1.0"),
-            Holding(16, 16, 0.829, 0.9, "page_060.npz"),
+        validation=Validation(
+            Tally(64, 64, 0.0, 0.81, "page_000.npz"),
+            Tally(72, 72, 0.959, 0.93, "page_001.npz, redrawn 3.0"),
+            Tally(23, 24, 0.79, 1.04, "page_002.npz, shift 1.0"),
+            Tally(16, 16, 0.829, 0.9, "page_060.npz"),
             0.95,
         ),
         inputs=_inputs(names),
-        frontier=_frontier(),
+        tradeoff=_tradeoff(),
         by_requirement=pd.DataFrame(
             {
                 "requirement": ["max_abs<=1e-2", "logits:cosine>=0.999"],
-                "lowered_score": np.inf,
+                "reduced_score": np.inf,
                 "plan_score": [0.81, 0.5],
                 "baselines": [{"fp32": 1e-4, "plan": 0.7}] * 2,
             }
@@ -129,7 +129,7 @@ def _layers(count: int, names: Sequence[str]) -> pd.DataFrame:
             **{f"channel_peak_{q}": largest * p for q, p in _PEAKS.items()},
             "worst_channel": 7,
             "pinned": places % 20 == 0,
-            "alone_score": score,
+            "sensitivity": score,
             "rank": np.argsort(np.argsort(-score)) + 1,
             "source": source,
             "module": modules,
@@ -163,7 +163,7 @@ def _search(pinned: Sequence[str]) -> pd.DataFrame:
         {
             "probe": i,
             "runner": "emulated",
-            "on": "panel" if i % 3 else "given",
+            "on": "search_set" if i % 3 else "given",
             "base": "fp16",
             "pins": pins,
             "verdict": "pass" if pins == len(pinned) else "non-finite" if not pins else "fail",
@@ -225,12 +225,12 @@ def _inputs(names: Sequence[str]) -> pd.DataFrame:
     )
 
 
-def _frontier() -> pd.DataFrame:
+def _tradeoff() -> pd.DataFrame:
     rows = []
-    for place, pins in enumerate(FRONTIER):
+    for place, pins in enumerate(TRADEOFF):
         row: dict[str, object] = {"pins": pins, "set": "answer" if pins == 32 else "ranking"}
-        for kind, tested in (("given", 24), ("holdout", 16), ("redrawn", 16), ("variants", 8)):
-            passed = tested * place // (len(FRONTIER) - 1)
+        for kind, tested in (("given", 24), ("holdout", 16), ("perturbed", 16), ("augmented", 8)):
+            passed = tested * place // (len(TRADEOFF) - 1)
             row |= {f"{kind}_passed": passed, f"{kind}_tested": tested}
             row |= {f"{kind}_share": passed / tested, f"{kind}_lower_bound": 0.5}
         rows.append({**row, "worst_score": 3.0 - place, "latency_ms": 1.0, "relative_bytes": 1.2})

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from bisect_trt.base.outcomes import Cause, Holding
+from bisect_trt.base.outcomes import Cause, Tally
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.metrics.requirements import NOTHING_ALLOWED
 from bisect_trt.metrics.statistics import lower_bound
@@ -21,10 +21,10 @@ from bisect_trt.report.summarise import Result
 from bisect_trt.report.terminal import print_verdict
 from bisect_trt.report.text import (
     caption_of,
-    holds_sentences,
     meaning_of,
     of_one_input,
     search_sentences,
+    validation_sentences,
 )
 from bisect_trt.search.find import Regime
 from tests.report.synthetic import synthetic_result
@@ -42,27 +42,29 @@ def pinning(share: float) -> Result:
 
 
 def test_the_word_for_the_tests_is_explained() -> None:
-    holds = RESULT.holds
-    assert holds is not None
-    undecided = replace(holds, holdout=Holding(11, 12, 0.66, 1.2, "/pages/page_034.npz"))
-    lucky = replace(holds, redrawn=Holding(40, 72, 0.4, 3.0, "x"))
-    assert meaning_of(holds) == "" and meaning_of(None) == ""
+    validation = RESULT.validation
+    assert validation is not None
+    undecided = replace(validation, holdout=Tally(11, 12, 0.66, 1.2, "/pages/page_034.npz"))
+    overfitted = replace(validation, perturbed=Tally(40, 72, 0.4, 3.0, "x"))
+    assert meaning_of(validation) == "" and meaning_of(None) == ""
     assert meaning_of(undecided).startswith("Undecided: the tests neither show the 95 %")
-    assert meaning_of(lucky).startswith("Lucky: ")
-    page = as_html(replace(RESULT, holds=undecided))
+    assert meaning_of(overfitted).startswith("Lucky: ")
+    page = as_html(replace(RESULT, validation=undecided))
     assert meaning_of(undecided) in page and "<bdi>page_034.npz</bdi>" in page
 
 
 def test_a_held_out_input_that_misses_is_named_and_no_smaller_limit_told() -> None:
     """ "May use up to 1.43 times the tolerance" stood beside one that used 1,578."""
-    assert RESULT.holds is not None
-    bounded = replace(RESULT.holds, given=Holding(8, 8), reach=1.43, has_margin=True)
-    bounded = replace(bounded, redrawn=Holding(72, 72, 0.96, 0.9, "x"), variants=Holding())
-    missed = replace(bounded, holdout=Holding(12, 13, 0.66, 1578.0, "page_034"))
-    met = replace(bounded, holdout=Holding(13, 13, 0.79, 0.9, "page_034"))
+    assert RESULT.validation is not None
+    bounded = replace(RESULT.validation, given=Tally(8, 8), prediction_limit=1.43, has_margin=True)
+    bounded = replace(bounded, perturbed=Tally(72, 72, 0.96, 0.9, "x"), augmented=Tally())
+    missed = replace(bounded, holdout=Tally(12, 13, 0.66, 1578.0, "page_034"))
+    met = replace(bounded, holdout=Tally(13, 13, 0.79, 0.9, "page_034"))
     said = "The worst of those held out is page_034: 1.58e+03 times the tolerance."
-    assert said in holds_sentences(missed)[1:2] and "1.43" not in " ".join(holds_sentences(missed))
-    assert "up to 1.43 times" in " ".join(holds_sentences(met))
+    assert said in validation_sentences(missed)[1:2] and "1.43" not in " ".join(
+        validation_sentences(missed)
+    )
+    assert "up to 1.43 times" in " ".join(validation_sentences(met))
 
 
 def test_a_miss_where_none_is_allowed_is_no_number() -> None:
@@ -96,117 +98,128 @@ def test_where_no_plan_passes_an_fp32_engine_that_does_is_named() -> None:
     assert failed.cause is Cause.OVERFLOW and failed.engine is not None
     assert next_step(failed).startswith("What next: ship it in FP32, whose engine meets")
     missed = replace(failed, outputs=fp32.assign(verdict="fail"))
-    for other in (missed, replace(failed, outputs=outputs), replace(failed, cause=Cause.UNSTEADY)):
+    for other in (
+        missed,
+        replace(failed, outputs=outputs),
+        replace(failed, cause=Cause.NOT_REPRODUCIBLE),
+    ):
         assert next_step(other) == ""
 
 
 def test_an_input_that_asks_for_most_pins_is_named() -> None:
     """Also beside a plan that holds: one near tie asked for 86 of 252 layers, and nobody said."""
     found = pinning(0.5)
-    kinds = ("given", "redrawn", "variants")
+    kinds = ("given", "perturbed", "augmented")
     rows = [
-        {"pins": 2, "given_passed": 7, "redrawn_passed": 7, "variants_passed": 7, "odd": "c4"},
-        {"pins": 4, "given_passed": 7, "redrawn_passed": 7, "variants_passed": 8, "odd": "c4"},
-        {"pins": 10, "given_passed": 8, "redrawn_passed": 8, "variants_passed": 8, "odd": None},
+        {"pins": 2, "given_passed": 7, "perturbed_passed": 7, "augmented_passed": 7, "odd": "c4"},
+        {"pins": 4, "given_passed": 7, "perturbed_passed": 7, "augmented_passed": 8, "odd": "c4"},
+        {"pins": 10, "given_passed": 8, "perturbed_passed": 8, "augmented_passed": 8, "odd": None},
     ]
     table = pd.DataFrame(rows).rename(columns={"odd": "given_missed"})
     for kind in kinds:
         table[f"{kind}_tested"], table[f"{kind}_share"] = 8, table[f"{kind}_passed"] / 8
     table["worst_score"] = [90.0, 8.0, 0.9]
-    named = replace(found, frontier=table)
+    named = replace(found, tradeoff=table)
     said = "look at c4: with 2 pins no other of 8 given inputs misses (if it is a near tie,"
     assert next_step(named).startswith(f"What next: {said}")
     # Fewer than half of the pins that hold on all that was looked at are worth a try.
     less = table.assign(
         given_passed=8, redrawn_passed=8, variants_passed=8, given_missed=None, worst_score=0.9
     )
-    assert next_step(replace(found, frontier=less)) == (
+    assert next_step(replace(found, tradeoff=less)) == (
         "What next: fewer may do: 2 pins held on all of 24 inputs and copies (frontier.csv, "
         "--pick 0.95)."
     )
     # Where copies of the others miss as well, or it misses by little, it is no odd input.
     spread, near = table.assign(redrawn_share=[0.2, 0.4, 1.0]), table.assign(worst_score=1.4)
     for other in (spread, near):
-        assert next_step(replace(found, frontier=other)) == next_step(found) == ""
+        assert next_step(replace(found, tradeoff=other)) == next_step(found) == ""
 
 
 def test_few_inputs_are_advised_to_be_more() -> None:
-    holds = RESULT.holds
-    assert holds is not None
-    variants, advice = Holding(80, 80, 0.95, 0.9, "x"), "give 20 inputs or more"
+    validation = RESULT.validation
+    assert validation is not None
+    augmented, advice = Tally(80, 80, 0.95, 0.9, "x"), "give 20 inputs or more"
     for given, apart, told in ((8, 0, True), (16, 0, True), (16, 4, False), (20, 0, False)):
         few = replace(
-            holds,
-            given=Holding(given, given),
-            holdout=Holding(apart, apart, lower_bound(apart, apart) if apart else 0.0),
-            variants=variants,
+            validation,
+            given=Tally(given, given),
+            holdout=Tally(apart, apart, lower_bound(apart, apart) if apart else 0.0),
+            augmented=augmented,
         )
-        (line,) = (line for line in holds_sentences(few) if "no substitute" in line)
+        (line,) = (line for line in validation_sentences(few) if "no substitute" in line)
         assert (advice in line) == told
-    none = replace(holds, variants=Holding())
-    assert not any("no substitute" in line for line in holds_sentences(none))
-    still = replace(holds, redrawn=Holding(), variants=variants)
-    for found, told in ((still, True), (none, False), (replace(holds, variants=variants), False)):
-        assert any("No copies with redrawn roundings" in s for s in holds_sentences(found)) == told
+    none = replace(validation, augmented=Tally())
+    assert not any("no substitute" in line for line in validation_sentences(none))
+    still = replace(validation, perturbed=Tally(), augmented=augmented)
+    for found, told in (
+        (still, True),
+        (none, False),
+        (replace(validation, augmented=augmented), False),
+    ):
+        assert (
+            any("No copies with redrawn roundings" in s for s in validation_sentences(found))
+            == told
+        )
 
 
 def test_with_one_input_the_answer_says_so_before_anything_else() -> None:
     result = synthetic_result(4)
-    assert result.holds is not None and result.holds.given.tested > 1
-    several, word = result.holds, result.holds.word
+    assert result.validation is not None and result.validation.given.tested > 1
+    several, word = result.validation, result.validation.word
     assert word is not None
     assert caption_of(several).startswith(f"{word.value.capitalize()}, of inputs like yours: on")
     called = f"{word.value.capitalize()}, of inputs like yours. Holds on"
-    assert holds_sentences(several)[0].startswith(f"{called} given ")
+    assert validation_sentences(several)[0].startswith(f"{called} given ")
     begun = ((1, called, f", {word.value}, of inputs like yours"), (0, "Holds on", ""))
     for passed, said, above in begun:
-        one = replace(several, given=Holding(passed, 1), wanted_of_given=1.0)
-        assert holds_sentences(one)[0].startswith(f"{said} given {passed} of 1")
+        one = replace(several, given=Tally(passed, 1), wanted_of_given=1.0)
+        assert validation_sentences(one)[0].startswith(f"{said} given {passed} of 1")
         assert of_one_input("The plan holds.", one) == "With one input: The plan holds."
-        page = as_html(replace(result, holds=one))
-        assert headline(replace(result, holds=one)).startswith("With one input: Keep ")
+        page = as_html(replace(result, validation=one))
+        assert headline(replace(result, validation=one)).startswith("With one input: Keep ")
         assert caption_of(one) == f"With one input{above}: on what it holds"
         assert f"<caption>{caption_of(one)}</caption>" in page
     assert caption_of(None) == "On what it holds"
-    alone = replace(several, given=Holding(1, 1), reach=math.inf)
-    assert holds_sentences(alone)[0].startswith("Undecided. Holds on given 1 of 1")
-    assert holds_sentences(alone)[1] == (
+    alone = replace(several, given=Tally(1, 1), prediction_limit=math.inf)
+    assert validation_sentences(alone)[0].startswith("Undecided. Holds on given 1 of 1")
+    assert validation_sentences(alone)[1] == (
         "Copies of the one input hold as often as was asked; how far other inputs are from it one "
         "input does not tell."
     )
-    unknown = replace(alone, given=Holding(2, 2), has_margin=False)
-    assert "anything: what they show is whether they hold" in holds_sentences(unknown)[1]
+    unknown = replace(alone, given=Tally(2, 2), has_margin=False)
+    assert "anything: what they show is whether they hold" in validation_sentences(unknown)[1]
     exact = replace(unknown, has_margin=True)
-    assert "no copy shows any error" in holds_sentences(exact)[1]
-    beyond = replace(exact, redrawn=replace(exact.redrawn, worst_score=math.inf))
-    assert "by more than any number of tolerances" in holds_sentences(beyond)[1]
-    few = replace(several, given=Holding(3, 3), reach=1.25)
-    assert holds_sentences(few)[0].startswith("Undecided. Holds on given 3 of 3 inputs")
-    assert holds_sentences(few)[1] == (
+    assert "no copy shows any error" in validation_sentences(exact)[1]
+    beyond = replace(exact, perturbed=replace(exact.perturbed, worst_score=math.inf))
+    assert "by more than any number of tolerances" in validation_sentences(beyond)[1]
+    few = replace(several, given=Tally(3, 3), prediction_limit=1.25)
+    assert validation_sentences(few)[0].startswith("Undecided. Holds on given 3 of 3 inputs")
+    assert validation_sentences(few)[1] == (
         "Copies of the 3 inputs hold as often as was asked, but another input may use up to 1.25 "
         "times the tolerance, by how far their copies lie apart and how few inputs they are."
     )
-    assert holds_sentences(replace(few, given=Holding(59, 59)))[0].startswith("Robust, of ")
-    assert meaning_of(alone) == "" and holds_sentences(alone)[1] in as_html(
-        replace(result, holds=alone)
+    assert validation_sentences(replace(few, given=Tally(59, 59)))[0].startswith("Robust, of ")
+    assert meaning_of(alone) == "" and validation_sentences(alone)[1] in as_html(
+        replace(result, validation=alone)
     )
-    together = replace(several, given=Holding(1, 1), set_size=4)
+    together = replace(several, given=Tally(1, 1), set_size=4)
     assert of_one_input("The plan holds.", together) == "The plan holds."
 
 
 @pytest.mark.parametrize(
     ("passed", "word", "tone"),
-    [(64, "robust", "ok"), (63, "undecided", "unsure"), (20, "lucky", "unsure")],
+    [(64, "robust", "ok"), (63, "inconclusive", "unsure"), (20, "overfitted", "unsure")],
 )
 def test_only_what_holds_on_more_than_the_given_inputs_is_green(
     passed: int, word: str, tone: str
 ) -> None:
     result = synthetic_result(4)
-    assert result.holds is not None
+    assert result.validation is not None
     bound = lower_bound(passed, 64, 0.95)
-    redrawn = replace(result.holds.redrawn, passed=passed, tested=64, lower_bound=bound)
-    held = replace(result, holds=replace(result.holds, redrawn=redrawn))
-    assert held.holds is not None and held.holds.word.value == word
+    perturbed = replace(result.validation.perturbed, passed=passed, tested=64, lower_bound=bound)
+    held = replace(result, validation=replace(result.validation, perturbed=perturbed))
+    assert held.validation is not None and held.validation.word.value == word
     assert f'id="answer" class="answer {tone}"' in as_html(held)
     assert f'answer {tone}"' in held._repr_html_()
     failed = replace(held, passed=False)
@@ -229,37 +242,39 @@ def test_a_plan_that_leaves_hardly_a_layer_is_no_plain_success() -> None:
     )
     for unfinished in ({"out_of_time": True}, {"complete": False, "ranked": False}):
         assert headline(replace(most, **unfinished)).startswith("Keep 19 of 20 layers")
-    one = missed.frontier.assign(given_missed="odd.npz")
+    one = missed.tradeoff.assign(given_missed="odd.npz")
     one.loc[one["pins"] < 19, "given_passed"] = 24 - 6  # of which the fewest pins are shown
-    assert next_step(replace(missed, frontier=one)) == (
+    assert next_step(replace(missed, tradeoff=one)) == (
         "What next: look at odd.npz: with 0 pins no other of 24 given inputs misses (if they are "
         "near ties, run without them)."
     )
     one.loc[one["pins"] == 8, "given_passed"] = 23
-    assert next_step(replace(missed, frontier=one)) == (
+    assert next_step(replace(missed, tradeoff=one)) == (
         "What next: look at odd.npz: with 8 pins no other of 24 given inputs misses (if it is a "
         "near tie, run without it)."
     )
     many = one.assign(given_passed=24 - 7)
-    assert next_step(replace(missed, frontier=many)) == next_step(missed)
-    none = missed.frontier.assign(given_passed=0)
-    assert next_step(replace(missed, frontier=none)).endswith("or loosen the requirement.")
-    unmeasured = replace(missed, frontier=pd.DataFrame())
+    assert next_step(replace(missed, tradeoff=many)) == next_step(missed)
+    none = missed.tradeoff.assign(given_passed=0)
+    assert next_step(replace(missed, tradeoff=none)).endswith("or loosen the requirement.")
+    unmeasured = replace(missed, tradeoff=pd.DataFrame())
     assert next_step(unmeasured) == "What next: ship it in FP32, or loosen the requirement."
 
 
 def test_what_is_not_shown_to_hold_says_what_to_do_next() -> None:
-    holds = RESULT.holds
-    assert holds is not None
-    undecided = replace(RESULT, holds=replace(holds, holdout=Holding(11, 12, 0.66, 1.2, "x")))
+    validation = RESULT.validation
+    assert validation is not None
+    undecided = replace(
+        RESULT, validation=replace(validation, holdout=Tally(11, 12, 0.66, 1.2, "x"))
+    )
     plan = f"--start-from {RESULT.folder}/plan.json"
     assert next_step(undecided) == (
         f"What next: give more inputs of the kind that it will meet and search on with {plan}."
     )
-    assert undecided.holds is not None
+    assert undecided.validation is not None
     unpinned = replace(undecided, pins=pd.DataFrame())
     assert next_step(unpinned) == "What next: give more inputs of the kind that it will meet."
-    fitted = replace(undecided, holds=replace(undecided.holds, fitted=True))
+    fitted = replace(undecided, validation=replace(undecided.validation, fitted=True))
     assert next_step(fitted) == "What next: search without --robust 0."
     assert next_step(replace(undecided, out_of_time=True)).startswith("What next: run the same")
     assert next_step(RESULT) == next_step(replace(undecided, passed=False)) == ""

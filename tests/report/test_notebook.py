@@ -31,8 +31,8 @@ ENDS = {
         passed=False,
         score=np.nan,
         base_score=np.nan,
-        holds=None,
-        **{name: pd.DataFrame() for name in ("cost", "inputs", "frontier", "outputs", "search")},
+        validation=None,
+        **{name: pd.DataFrame() for name in ("cost", "inputs", "tradeoff", "outputs", "search")},
     ),
 }
 

@@ -11,7 +11,7 @@ import pytest
 
 from bisect_trt.base.display import printable
 from bisect_trt.report.page import as_html
-from tests.report.synthetic import FRONTIER, HOSTILE, INPUTS, synthetic_result
+from tests.report.synthetic import HOSTILE, INPUTS, TRADEOFF, synthetic_result
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -52,7 +52,7 @@ def opened(browser: sync_api.Browser, path: Path, **options: object) -> Opened:
     return found
 
 
-def drawn(found: Opened) -> None:
+def copied(found: Opened) -> None:
     """Have every plot drawn, as printing does."""
     found.page.evaluate("dispatchEvent(new Event('beforeprint'))")
     # Not wait_for_function: the page's policy forbids what it would evaluate.
@@ -66,7 +66,7 @@ def usual(browser: sync_api.Browser, tmp_path_factory: pytest.TempPathFactory) -
     path = tmp_path_factory.mktemp("page") / "report.html"
     path.write_text(as_html(synthetic_result(LAYERS)), encoding="utf-8")
     found = opened(browser, path)
-    drawn(found)
+    copied(found)
     yield found
     found.page.close()
 
@@ -78,7 +78,7 @@ def hostile(
     path = tmp_path_factory.mktemp("page") / "report.html"
     path.write_text(as_html(synthetic_result(40, HOSTILE)), encoding="utf-8")
     found = opened(browser, path, viewport=PHONE)
-    drawn(found)
+    copied(found)
     yield found
     found.page.close()
 
@@ -147,7 +147,7 @@ def test_plots_have_their_points(usual: Opened) -> None:
     page = usual.page
     count = dict(page.eval_on_selector_all(".plot", f"ps => ps.map(p => [p.id, ({POINTS})(p)])"))
     pins = LAYERS // 20
-    assert count["frontier-plot"] == 4 * len(FRONTIER)
+    assert count["tradeoff-plot"] == 4 * len(TRADEOFF)
     assert count["baselines-plot"] == 5
     assert count["errors-plot"] == pins + 4 + 1  # pins, layers that are not finite, a source
     assert count["ranges-plot"] == pins
@@ -162,7 +162,7 @@ def test_plots_have_their_points(usual: Opened) -> None:
 
 
 def test_the_table_sorts(usual: Opened) -> None:
-    first = [float(v) for v in column(usual, "alone_score")]
+    first = [float(v) for v in column(usual, "sensitivity")]
     assert first == sorted(first, reverse=True) and len(first) == 25
     was = column(usual, "ref_min")[0]
     header(usual, "ref_min").press("Enter")  # by keyboard, and negative numbers as numbers
@@ -172,7 +172,7 @@ def test_the_table_sorts(usual: Opened) -> None:
     header(usual, "max_abs").click()
     found = sorts(usual, "max_abs", was)
     assert found[:4] == ["inf"] * 4 and float(found[4]) > float(found[5]) > 0.0
-    header(usual, "alone_score").click()
+    header(usual, "sensitivity").click()
 
 
 def titles(found: Opened) -> list[dict[str, str]]:

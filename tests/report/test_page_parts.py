@@ -18,10 +18,10 @@ from bisect_trt.base.plan import Precision
 from bisect_trt.report.figures import (
     channels_figure,
     errors_figure,
-    frontier_figure,
     label,
     modules_figure,
     ranges_figure,
+    tradeoff_figure,
 )
 from bisect_trt.report.page import as_html, layer_data, pin_rows
 from bisect_trt.report.summarise import requirement_scores
@@ -158,16 +158,16 @@ def test_a_run_that_ended_early_has_a_page() -> None:
         cost=pd.DataFrame(),
         engine=None,
         search_facts=None,
-        holds=None,
+        validation=None,
         inputs=pd.DataFrame(),
-        frontier=pd.DataFrame(),
+        tradeoff=pd.DataFrame(),
         findings=(),
         score=math.nan,
         base_score=math.nan,
     )
     page = as_html(early)
     assert "nothing was searched" in page and 'id="repeat"' in page
-    for name in ("frontier", "baselines", "errors", "certificate", "ship", "engines"):
+    for name in ("tradeoff", "baselines", "errors", "certificate", "ship", "engines"):
         assert f'<section id="{name}"' not in page
 
 
@@ -204,10 +204,10 @@ def test_unproved_pins_stand_the_most_harmful_first() -> None:
 
 
 def test_numbers_of_pins_do_not_stand_on_each_other() -> None:
-    rows = RESULT.frontier.iloc[[0, 1, 2, 3, 3, 4]].assign(
+    rows = RESULT.tradeoff.iloc[[0, 1, 2, 3, 3, 4]].assign(
         pins=[0, 2, 8, 32, 124, 128], set=["ranking"] * 4 + ["answer", "ranking"]
     )
-    figure = frontier_figure(rows)
+    figure = tradeoff_figure(rows)
     assert figure is not None
     axis = figure.layout["xaxis"]
     assert axis["ticktext"] == ["0", "2", "8", "32", "124"] and len(axis["tickvals"]) == 5
@@ -231,7 +231,7 @@ def test_a_dead_channel_is_no_small_one() -> None:
 
 
 def test_what_harms_alone_is_named() -> None:
-    layers = pd.DataFrame({"layer": list("abcdef"), "alone_score": [0.5, 3.0, 1.5, 9.0, 2.0, 0.1]})
+    layers = pd.DataFrame({"layer": list("abcdef"), "sensitivity": [0.5, 3.0, 1.5, 9.0, 2.0, 0.1]})
     assert misses_alone(layers) == "d, b, e and 1 more miss the requirement alone."
     assert misses_alone(layers.tail(2)) == "e misses the requirement alone."
     assert misses_alone(layers.head(1)).startswith("Of 1 layer measured alone none")

@@ -17,7 +17,7 @@ def said(seconds: float, lines: int = 0, **options: bool) -> str:
     console = plain(file=text, width=200)
     given = {"quiet": False, "verbose": False, **options}
     with ProgressObserver(console, every_s=0.05, **given) as observer:
-        observer.station("bisect")
+        observer.step("bisect")
         observer.progress(3, 10, "6 pins: pass")
         time.sleep(seconds)
         while len(text.getvalue().splitlines()) < lines:
@@ -51,7 +51,7 @@ def test_a_reader_who_went_away_does_not_matter() -> None:
 
     gone = Gone()
     with ProgressObserver(plain(file=gone), quiet=False, verbose=False, every_s=0.01) as observer:
-        observer.station("bisect")
+        observer.step("bisect")
         while gone.asked < 2:  # it goes on after the first line that nobody read
             time.sleep(0.01)
 
@@ -60,7 +60,7 @@ def test_a_line_has_the_best_plan_and_what_is_left_of_the_budget() -> None:
     text = io.StringIO()
     console = plain(file=text, width=200)
     with ProgressObserver(console, quiet=False, every_s=0.05, budget=1000.0) as observer:
-        observer.station("bisect")
+        observer.step("bisect")
         observer.best(7)
         observer.best(12)  # the smaller one was refused
         while "budget" not in text.getvalue():
@@ -75,7 +75,7 @@ def test_what_is_left_goes_by_the_pace_and_passes(monkeypatch: pytest.MonkeyPatc
     now = [100.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     observer = ProgressObserver(plain(file=io.StringIO(), width=200), quiet=True)
-    observer.station("baselines")
+    observer.step("baselines")
     now[0] += 50.0  # opens a session
     for done in (1, 2, 3):
         observer.progress(done, 10, "layer")

@@ -21,7 +21,7 @@ from bisect_trt.base.plan import Precision
 from bisect_trt.base.sample import Sample
 from bisect_trt.model.graph import Graph
 from bisect_trt.reduction.oracle import Allowance, Budget, EngineTrials
-from bisect_trt.reduction.reduce import SMALL, Reduced, reduce_piece
+from bisect_trt.reduction.reduce import SMALL, Reduced, reduce_subgraph
 from bisect_trt.report.reduced import FOLDER, write_reproducer
 from bisect_trt.runners.reference import outputs_of
 from bisect_trt.runners.tensorrt.worker import BuildOnlyRunner
@@ -44,7 +44,7 @@ def reduced(
     model, arrays = residual(blocks, [1], channels=channels, size=size)
     explained = Precision.TF32 if precision is Precision.FP32 else precision
     trials = EngineTrials(PlantedTensorRT, precision, explained, Budget(None))
-    found = reduce_piece(Graph(model), Sample("s", arrays), trials, Observer())
+    found = reduce_subgraph(Graph(model), Sample("s", arrays), trials, Observer())
     assert isinstance(found, Reduced)
     return found
 
@@ -153,7 +153,7 @@ def test_what_does_not_build_is_said_by_the_script(
     """
     model, arrays = branching(recurrent=recurrent)
     trials = EngineTrials(BuildOnlyRunner, Precision.FP32, Precision.FP32, Budget(most))
-    found = reduce_piece(Graph(model), Sample("s", arrays), trials, Observer())
+    found = reduce_subgraph(Graph(model), Sample("s", arrays), trials, Observer())
     assert isinstance(found, Reduced) and found.nodes == (("choose", "If"),)
     assert words in found.seen.failure and found.builds <= 8
     write_reproducer(found, tmp_path / "r", "x")

@@ -29,7 +29,7 @@ from bisect_trt.base.display import cell, printable, uncell
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.outcomes import Verdict
 from bisect_trt.base.plan import Precision, PrecisionPlan
-from bisect_trt.evaluate.result import ProbeResult
+from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.metrics.errors import tensor_error
 from bisect_trt.model import annotated as annotation
 from bisect_trt.model.graph import Graph
@@ -113,8 +113,8 @@ def test_run_json_is_what_the_schema_says(runs: dict[str, Result], name: str) ->
     checker(schema).validate(saved)
     with pytest.raises(jsonschema.ValidationError, match="surprise"):
         checker(schema).validate({**saved, "surprise": 1})
-    del saved["holds"]["redrawn"]
-    with pytest.raises(jsonschema.ValidationError, match="redrawn"):
+    del saved["validation"]["perturbed"]
+    with pytest.raises(jsonschema.ValidationError, match="perturbed"):
         checker(schema).validate(saved)
 
 
@@ -185,7 +185,7 @@ def test_numbers_are_exact_in_csv_files(runs: dict[str, Result]) -> None:
     made = runs["pins"]
     text = (made.folder / "layers.csv").read_bytes().decode()
     read = from_csv(text, TABLES["layers"])
-    for name in ("max_abs", "cosine", "alone_score", "introduced_rmse"):
+    for name in ("max_abs", "cosine", "sensitivity", "introduced_rmse"):
         np.testing.assert_array_equal(read[name], made.layers[name])
     assert read["layer"].to_list() == [printable(n) for n in made.layers["layer"]]
     assert read["pinned"].dtype == bool and read["rank"].to_list() == made.layers["rank"].to_list()
@@ -252,8 +252,8 @@ def test_junit_tells_which_requirement_is_missed(tmp_path: Path) -> None:
         f"requirement {fixture.require}": True,
         "requirement max_abs<=1e9": False,
     }
-    lowered = result.by_requirement["lowered_score"]
-    assert lowered[1] < 1e-6 and lowered.max() == pytest.approx(result.base_score)
+    reduced = result.by_requirement["reduced_score"]
+    assert reduced[1] < 1e-6 and reduced.max() == pytest.approx(result.base_score)
 
 
 def test_junit_does_not_blame_what_fp32_meets(tmp_path: Path) -> None:
@@ -321,7 +321,7 @@ def test_no_run_is_told_in_one_line(runs: dict[str, Result], tmp_path: Path) -> 
         ("[]", "not in the form"),
         ("{}", "not in the form"),
         (json.dumps({**saved, "format": 99}), "not in the form"),
-        (json.dumps({**saved, "holds": {}}), "damaged"),
+        (json.dumps({**saved, "validation": {}}), "damaged"),
         (json.dumps({**saved, "passed": "yes"}), "damaged"),
         (json.dumps(saved), r"damaged \(layers.csv"),
     ):
@@ -389,8 +389,8 @@ def test_the_engine_s_columns_are_documented() -> None:
     assert fields <= {column.name for column in TABLES["engines"]}
 
 
-def _built() -> ProbeResult:
+def _built() -> Evaluation:
     seconds = {"write": 1.0, "parse": 1.0, "build": 2.0, "load": 1.0, "context": 1.0, "run": 1.0}
     facts = {"latency_ms": 1.5, "engine_bytes": 1e6, "seconds": seconds}
     plan = PrecisionPlan(Precision.FP16)
-    return ProbeResult(plan, "tensorrt", Verdict.PASS, 0.5, {}, {}, 9.0, facts=facts)
+    return Evaluation(plan, "tensorrt", Verdict.PASS, 0.5, {}, {}, 9.0, facts=facts)

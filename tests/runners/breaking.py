@@ -64,7 +64,7 @@ class KilledServer:
     def outputs(self, *_: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    effects = outputs
+    sensitivities = outputs
 
 
 class GreedyServer(KilledServer):
@@ -73,7 +73,7 @@ class GreedyServer(KilledServer):
     def outputs(self, *_: object) -> None:
         raise MemoryError("Failed to allocate memory for requested buffer of size 1")
 
-    effects = outputs
+    sensitivities = outputs
 
 
 class Seer:

@@ -103,7 +103,7 @@ def test_selecting_changes_no_number(
     for place, name in enumerate(segment.flags):
         feed[name] = np.array(bool(choice >> place & 1))
     for place, (name, weight) in enumerate(segment.weights.items(), len(segment.flags)):
-        precision = weight.lowered if choice >> place & 1 else weight.pinned
+        precision = weight.reduced if choice >> place & 1 else weight.pinned
         feed[name] = rounded(network().float_constants[weight.tensor], precision)
     places = with_lists(segment)[1]
     placed = {n: a.astype(np.int64) if n in places else a for n, a in feed.items()}

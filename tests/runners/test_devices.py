@@ -29,7 +29,7 @@ from bisect_trt.base.interrupt import Observer
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.cli import main
-from bisect_trt.evaluate.cache import Journal
+from bisect_trt.evaluate.cache import Cache
 from bisect_trt.graph import list_layers
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.load import load_model
@@ -52,9 +52,14 @@ from bisect_trt.runners.ort_session import failure_of_session, session_as_writte
 from bisect_trt.runners.switched_session import SwitchedSession
 from bisect_trt.settings import Settings
 from bisect_trt.steps import open_runners
-from bisect_trt.steps.context import open_bench
-from bisect_trt.steps.open_runners import emulator_device, gpus_in_turn, open_emulator, open_fleet
-from bisect_trt.steps.problem import Case, load
+from bisect_trt.steps.context import open_context
+from bisect_trt.steps.open_runners import (
+    emulator_device,
+    gpus_in_turn,
+    open_emulator,
+    open_emulator_pool,
+)
+from bisect_trt.steps.problem import Problem, load
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture
 from fixtures.models import healthy, residual
@@ -65,7 +70,7 @@ PLANTED = Device(name="planted")
 REDUCED = (Precision.FP16, Precision.BF16, Precision.TF32)
 
 
-def case_of(fixture: Fixture, tmp_path: Path, **options: Any) -> Case:
+def case_of(fixture: Fixture, tmp_path: Path, **options: Any) -> Problem:
     options = {"require": (fixture.require,), "out": tmp_path, "robust": 0.0, **options}
     return load(Settings(fixture.model, [fixture.inputs], **options), Observer())
 
@@ -87,7 +92,7 @@ def test_a_device_gives_what_the_cpu_gives(make: Callable[[], Fixture]) -> None:
             one, other = (next(r.outputs(plan, [sample])) for r in (here, there))
             assert all(np.array_equal(one[n], other[n], equal_nan=True) for n in one)
         wanted = layers[::29]
-        one_by_one, others = (dict(r.effects(sample, base, wanted)) for r in (here, there))
+        one_by_one, others = (dict(r.sensitivities(sample, base, wanted)) for r in (here, there))
         assert set(one_by_one) == set(others) == set(wanted)
         for name in wanted:
             a, b = one_by_one[name], others[name]
@@ -181,10 +186,10 @@ def test_awkward_numbers_hold_every_kind() -> None:
 
 def test_strict_fp32_is_told_from_tf32() -> None:
     found = strictness(CPU)
-    assert found.holds and found.product < 1e-6 and found.convolution < 1e-6
+    assert found.validation and found.product < 1e-6 and found.convolution < 1e-6
     assert 1e-5 < found.product_tf32 < 1e-2 and 1e-5 < found.convolution_tf32 < 1e-2
     as_tf32 = replace(found, convolution=found.convolution_tf32)
-    assert not as_tf32.holds and not replace(found, product=found.product_tf32).holds
+    assert not as_tf32.validation and not replace(found, product=found.product_tf32).validation
 
 
 def test_a_device_without_strict_fp32_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,21 +267,23 @@ def bed(monkeypatch: pytest.MonkeyPatch) -> Bed:
 
 
 def test_auto_takes_what_is_faster_and_keeps_to_it(bed: Bed, tmp_path: Path) -> None:
-    case = case_of(healthy(), tmp_path, emulate_on="auto")
-    journal = Journal(tmp_path)
-    device, said = emulator_device(case.settings)
+    problem = case_of(healthy(), tmp_path, emulate_on="auto")
+    cache = Cache(tmp_path)
+    device, said = emulator_device(problem.settings)
     assert (device, said) == (PLANTED, ()) and bed.asked == ("gpu 4", 0, 500_000)
-    emulator, findings = open_emulator(case, device, journal)
+    emulator, findings = open_emulator(problem, device, cache)
     assert emulator.device == PLANTED and bed.timed == ["cpu", "planted"]
     # The CPU provider stands for the GPU, so every layer fell back.
     (found,) = findings
-    assert found.kind == "cpu-fallback" and found.message.count("'") == 2 * min(5, len(case.layers))
+    assert found.kind == "cpu-fallback" and found.message.count("'") == 2 * min(
+        5, len(problem.layers)
+    )
     bed.seconds["cpu"] = 0.5
-    again = open_emulator(case, device, journal)
+    again = open_emulator(problem, device, cache)
     assert again[0].device == PLANTED and again[1] == findings and len(bed.timed) == 2
-    journal.close()
+    cache.close()
     (tmp_path / "new").mkdir()
-    slower, _ = open_emulator(case, device, Journal(tmp_path / "new"))
+    slower, _ = open_emulator(problem, device, Cache(tmp_path / "new"))
     assert slower.device == CPU
 
 
@@ -285,7 +292,7 @@ def test_the_gpu_is_timed_from_the_inputs_on(
 ) -> None:
     """Not from the last cut, at which what the run before has left is kept."""
     model, inputs = convolutional(100)
-    case = load(Settings(model, [inputs], out=tmp_path, emulate_on="auto"), Observer())
+    problem = load(Settings(model, [inputs], out=tmp_path, emulate_on="auto"), Observer())
     begun: list[int] = []
     advance = SwitchedSession._advance
 
@@ -295,23 +302,23 @@ def test_the_gpu_is_timed_from_the_inputs_on(
 
     monkeypatch.setattr(SwitchedSession, "_advance", noted)
     monkeypatch.setattr(open_runners, "_A_NODE_S", 0.0)  # how fast this CPU is does not matter
-    open_emulator(case, PLANTED, None)
+    open_emulator(problem, PLANTED, None)
     assert max(begun) > 0, "one segment has no cut"
     assert begun == 3 * list(range(max(begun) + 1))
 
 
 def test_a_gpu_that_cannot_win_is_not_tried(bed: Bed, tmp_path: Path) -> None:
     """Opening a session of tens of thousands of small nodes there takes longer than the run."""
-    case = case_of(healthy(), tmp_path, emulate_on="auto")
-    bed.seconds = {"planted": 0.0, "cpu": 1e-6 * len(case.graph.proto.graph.node)}
-    emulator, said = open_emulator(case, emulator_device(case.settings)[0], None)
+    problem = case_of(healthy(), tmp_path, emulate_on="auto")
+    bed.seconds = {"planted": 0.0, "cpu": 1e-6 * len(problem.graph.proto.graph.node)}
+    emulator, said = open_emulator(problem, emulator_device(problem.settings)[0], None)
     assert emulator.device == CPU and bed.timed == ["cpu"] and said == ()
 
 
 def test_cuda_is_not_timed(bed: Bed, tmp_path: Path) -> None:
-    case = case_of(healthy(), tmp_path, emulate_on="cuda")
+    problem = case_of(healthy(), tmp_path, emulate_on="cuda")
     bed.seconds["cpu"] = 0.0
-    emulator, _ = open_emulator(case, emulator_device(case.settings)[0], None)
+    emulator, _ = open_emulator(problem, emulator_device(problem.settings)[0], None)
     assert emulator.device == PLANTED and bed.timed == ["planted"]
 
 
@@ -353,15 +360,15 @@ def test_a_gpu_without_memory_is_tried_by_the_next_run(
         return 1.0
 
     monkeypatch.setattr(open_runners, "_seconds", broken)
-    case = case_of(healthy(), tmp_path, emulate_on="auto")
-    with closing(Journal(tmp_path)) as journal:
+    problem = case_of(healthy(), tmp_path, emulate_on="auto")
+    with closing(Cache(tmp_path)) as cache:
         for failure, told in (
             (MachineError("out of memory"), "out of memory"),
             (RunnerFailedError("no kernel"), "no kernel"),
             (RunnerFailedError("another"), "no kernel"),  # as the same command found before
         ):
             failures.append(failure)
-            _, (said,) = open_emulator(case, PLANTED, journal)
+            _, (said,) = open_emulator(problem, PLANTED, cache)
             assert told in said.message
 
 
@@ -370,21 +377,23 @@ def test_workers_take_the_gpus_in_turn(
 ) -> None:
     assert gpus_in_turn(["4", "6"], 3) == [{"CUDA_VISIBLE_DEVICES": d} for d in "464"]
     assert gpus_in_turn([], 2) == [{}, {}]
-    case = case_of(healthy(), tmp_path, workers=3, emulate_on="cuda")
-    device, _ = emulator_device(case.settings)
+    problem = case_of(healthy(), tmp_path, workers=3, emulate_on="cuda")
+    device, _ = emulator_device(problem.settings)
     # This process and two of the three workers share the first GPU, beside an engine maybe.
     assert bed.asked[2] == 500_000 // 3
     monkeypatch.setattr(open_runners, "SERVER", "tests.runners.breaking:Seer")
     monkeypatch.setattr(open_runners, "thread_count", lambda: 6)
-    fleet = open_fleet(case, EmulatedRunner(case.graph, device=device), device)
-    assert fleet is not None
+    emulator_pool = open_emulator_pool(
+        problem, EmulatedRunner(problem.graph, device=device), device
+    )
+    assert emulator_pool is not None
     try:
-        answers = [member.call("outputs") for member in fleet._crew._members]
+        answers = [member.call("outputs") for member in emulator_pool._worker_pool._members]
         assert [seen for seen, _ in answers] == ["4", "6", "4"]
         assert {on for _, on in answers} == {"planted"}
-        assert fleet.versions["emulated on"] == "planted"
+        assert emulator_pool.versions["emulated on"] == "planted"
     finally:
-        fleet.close()
+        emulator_pool.close()
 
 
 def test_a_server_checks_its_device_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -413,14 +422,14 @@ def test_actors_on_ray_take_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ("emulated", "cpu", 0.0),
     ):
         options = {"ray": "local", "runner": runner, "emulate_on": emulate_on}
-        case = case_of(healthy(), tmp_path, **options)
-        device, _ = emulator_device(case.settings)
-        local, _ = open_emulator(case, device, None)
+        problem = case_of(healthy(), tmp_path, **options)
+        device, _ = emulator_device(problem.settings)
+        local, _ = open_emulator(problem, device, None)
         assert local.device == CPU
-        fleet = open_fleet(case, local, device)
-        assert fleet is not None and asked[-1] == (gpus, device)
+        emulator_pool = open_emulator_pool(problem, local, device)
+        assert emulator_pool is not None and asked[-1] == (gpus, device)
         assert (device.provider == CUDA_PROVIDER) is (emulate_on == "cuda")
-        assert ("emulated on" in fleet.versions) is (emulate_on == "cuda")
+        assert ("emulated on" in emulator_pool.versions) is (emulate_on == "cuda")
 
 
 def test_a_whole_run_on_a_device(bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -444,25 +453,25 @@ def test_a_whole_run_on_a_device(bed: Bed, tmp_path: Path, monkeypatch: pytest.M
     assert written["versions"]["emulated on"] == "planted"
     assert "emulated on" not in here.versions
     assert any(f.kind == "cpu-fallback" for f in there.findings)
-    assert run("cuda", "cuda").new_probes == 0
-    assert run("cuda", "cpu").new_probes > 0
+    assert run("cuda", "cuda").new_evaluations == 0
+    assert run("cuda", "cpu").new_evaluations > 0
 
 
 def test_draws_are_referred_to_fp32_on_the_device(bed: Bed, tmp_path: Path) -> None:
     """The given inputs to ONNX Runtime on the CPU, as always; more draws fit into the same time."""
     fixture = healthy()
     (name,) = fixture.inputs
-    drawn = Sample("drawn", {name: 1.5 * fixture.inputs[name]}, True)
+    copied = Sample("drawn", {name: 1.5 * fixture.inputs[name]}, True)
     usual, asked = [], []
     for emulate_on in ("cpu", "cuda"):
-        case = case_of(fixture, tmp_path / emulate_on, emulate_on=emulate_on)
-        with open_bench(case, Observer()) as bench:
-            usual.append(bench.pace.usual_seconds)
-            on_device = bench.emulator.device == PLANTED
+        problem = case_of(fixture, tmp_path / emulate_on, emulate_on=emulate_on)
+        with open_context(problem, Observer()) as context:
+            usual.append(context.pace.usual_seconds)
+            on_device = context.emulator.device == PLANTED
             asked.clear()
-            bench.emulator.outputs = lambda plan, samples: asked.append(plan) or iter([{}])
-            exact = bench.references.of(case.samples[0])
-            other = bench.references.of(drawn)
+            context.emulator.outputs = lambda plan, samples: asked.append(plan) or iter([{}])
+            exact = context.references.of(problem.samples[0])
+            other = context.references.of(copied)
         assert exact and bool(other) is not on_device
         assert [p.base for p in asked] == ([Precision.FP32] if on_device else [])
     assert usual[1] < usual[0]

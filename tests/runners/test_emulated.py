@@ -97,9 +97,9 @@ def test_effects_are_the_outputs_with_one_layer_lowered() -> None:
     runner = EmulatedRunner(fixture.model)
     layers = [layer.name for layer in list_layers(fixture.model)]
     wanted = {layers[0], layers[50], layers[-1]}
-    effects = dict(runner.effects(sample, Precision.FP16, wanted))
-    assert set(effects) == wanted
-    for name, outputs in effects.items():
+    sensitivities = dict(runner.sensitivities(sample, Precision.FP16, wanted))
+    assert set(sensitivities) == wanted
+    for name, outputs in sensitivities.items():
         others = [other for other in layers if other != name]
         expected = next(runner.outputs(PrecisionPlan("fp16", others), [sample]))
         assert np.array_equal(outputs["y"], expected["y"])
@@ -151,7 +151,7 @@ def test_inputs_in_another_memory_order_are_read_right() -> None:
     plan = PrecisionPlan(Precision.FP16)
     walks = [[row.reference for row in runner.trace(sample, plan)] for sample in (plain, turned)]
     assert all(np.array_equal(one, other) for one, other in zip(*walks, strict=True))
-    layer = runner.effects(turned, Precision.FP16, ["/head/MatMul"])
+    layer = runner.sensitivities(turned, Precision.FP16, ["/head/MatMul"])
     assert np.isfinite(dict(next(layer)[1] or {})["logits"]).all()
 
 

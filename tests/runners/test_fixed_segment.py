@@ -230,19 +230,19 @@ def test_every_node_model_of_onnx_keeps_its_outputs() -> None:
     """Short integers are constants in half of them, as what another segment gives is."""
     told = 0
     problems = []
-    for number, case in enumerate(cases().values()):
-        feed = feed_of(case)
-        outputs = [o.name for o in case.model.graph.output]
+    for number, problem in enumerate(cases().values()):
+        feed = feed_of(problem)
+        outputs = [o.name for o in problem.model.graph.output]
         if not all(isinstance(array, np.ndarray) for array in feed.values()):
             continue
         level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         try:
-            wanted, again = (run_model(case.model, feed, level) for _ in range(2))
+            wanted, again = (run_model(problem.model, feed, level) for _ in range(2))
         except Exception:  # every class of ONNX Runtime's errors means the same: not runnable
             continue
         if not same(wanted, again):
             continue  # random
-        segment = Segment(case.model, tuple(feed), tuple(outputs), {}, {})
+        segment = Segment(problem.model, tuple(feed), tuple(outputs), {}, {})
         values = _short(feed) if number % 2 else {}
         shapes = {n: a.shape for n, a in feed.items()}
         fixed, known = fixed_segment(segment, shapes, values, partial(plain, feed=feed))
@@ -254,7 +254,7 @@ def test_every_node_model_of_onnx_keeps_its_outputs() -> None:
         if fixed.gives:
             found |= zip(fixed.gives, run_model(fixed.model, left, level), strict=True)
         if not same([found[name] for name in outputs], wanted):
-            problems.append(case.name)
+            problems.append(problem.name)
     assert problems == []
     assert told >= 100
 

@@ -35,24 +35,24 @@ from bisect_trt.report.summarise import Result
 from bisect_trt.runners.emulator import EmulatedRunner
 from bisect_trt.runners.emulator_workers import (
     SERVER,
-    EmulatedFleet,
     EmulationServer,
+    EmulatorPool,
     server_arguments,
 )
-from bisect_trt.runners.process import Crew, IsolatedWorker
+from bisect_trt.runners.process import IsolatedWorker, WorkerPool
 from bisect_trt.steps import open_runners
 from fixtures.encoders import encoder_decomposed
 from fixtures.models import residual
 from tests.conftest import HANG_S
 
 
-def fleet_of(workers: list[IsolatedWorker]) -> tuple[EmulatedRunner, EmulatedFleet, Sample]:
+def fleet_of(workers: list[IsolatedWorker]) -> tuple[EmulatedRunner, EmulatorPool, Sample]:
     fixture = encoder_decomposed()
     sample = Sample("one", fixture.inputs)
     local = EmulatedRunner(fixture.model)
     arguments = server_arguments(fixture.model, Precision.FP16, 1)
     workers += [IsolatedWorker(SERVER, arguments) for _ in range(2)]
-    return local, EmulatedFleet(local, Crew(workers, attempts=3)), sample
+    return local, EmulatorPool(local, WorkerPool(workers, attempts=3)), sample
 
 
 @pytest.mark.parametrize("own", [SessionHabits(True, False, 3), SessionHabits(False, True, 1)])
@@ -68,39 +68,41 @@ def test_a_worker_has_the_habits_of_its_run(own: SessionHabits) -> None:
 
 
 def test_workers_answer_as_the_emulator_does() -> None:
-    local, fleet, sample = fleet_of([])
+    local, emulator_pool, sample = fleet_of([])
     layers = [row.layer for row in local.trace(sample, PrecisionPlan(Precision.FP16))]
     try:
         for pins in ([], layers[:30], layers):
             plan = PrecisionPlan(Precision.FP16).with_pins(pins)
             here, there = (
                 next(iter(local.outputs(plan, [sample]))),
-                next(iter(fleet.outputs(plan, [sample]))),
+                next(iter(emulator_pool.outputs(plan, [sample]))),
             )
             assert all(np.array_equal(here[n], there[n], equal_nan=True) for n in here)
-        alone = [list(r.effects(sample, Precision.FP16, layers)) for r in (local, fleet)]
+        alone = [
+            list(r.sensitivities(sample, Precision.FP16, layers)) for r in (local, emulator_pool)
+        ]
         assert [name for name, _ in alone[0]] == [name for name, _ in alone[1]]
         for (_, one), (_, other) in zip(*alone, strict=True):
             assert one is not None and other is not None
             assert all(np.allclose(one[n], other[n], rtol=1e-6, equal_nan=True) for n in one)
     finally:
-        fleet.close()
+        emulator_pool.close()
 
 
 def test_a_killed_worker_s_probe_is_asked_again() -> None:
     workers: list[IsolatedWorker] = []
-    _, fleet, sample = fleet_of(workers)
+    _, emulator_pool, sample = fleet_of(workers)
     plan = PrecisionPlan(Precision.FP16)
     try:
-        before = [next(iter(fleet.outputs(plan, [sample]))) for _ in range(2)]
+        before = [next(iter(emulator_pool.outputs(plan, [sample]))) for _ in range(2)]
         started = [worker.pid for worker in workers if worker.pid is not None]
         assert started
         for pid in started:
             os.kill(pid, signal.SIGKILL)
-        after = next(iter(fleet.outputs(plan, [sample])))
+        after = next(iter(emulator_pool.outputs(plan, [sample])))
         assert np.array_equal(before[0]["logits"], after["logits"], equal_nan=True)
     finally:
-        fleet.close()
+        emulator_pool.close()
 
 
 @pytest.fixture(scope="module")
@@ -127,9 +129,9 @@ class Doomed:
 def test_an_emulator_s_worker_that_is_always_lost_ends_the_run(verdict: Verdict) -> None:
     fixture = encoder_decomposed()
     doomed = Doomed(verdict)
-    fleet = EmulatedFleet(EmulatedRunner(fixture.model), Crew([doomed], attempts=3))
+    emulator_pool = EmulatorPool(EmulatedRunner(fixture.model), WorkerPool([doomed], attempts=3))
     with pytest.raises(MachineError, match=r"--workers 1: .*SIGSEGV.*nothing is concluded"):
-        list(fleet.outputs(PrecisionPlan(Precision.FP16), [Sample("one", fixture.inputs)]))
+        list(emulator_pool.outputs(PrecisionPlan(Precision.FP16), [Sample("one", fixture.inputs)]))
     assert doomed.calls == 3
 
 
@@ -142,7 +144,7 @@ def test_an_engine_s_crash_counts_where_it_repeats_and_a_hang_or_an_answer_at_on
     ):
         doomed = Doomed(verdict, lost=lost)
         with pytest.raises(RunnerFailedError, match="SIGSEGV"):
-            Crew([doomed], ends=(Verdict.CRASHED,)).call("probe")
+            WorkerPool([doomed], ends=(Verdict.CRASHED,)).call("probe")
         assert doomed.calls == calls
 
 
@@ -156,8 +158,8 @@ def test_lost_workers_say_nothing_of_any_plan(
         with pytest.raises(MachineError, match="nothing is concluded") as caught:
             run(tmp_path / "lost", workers=2)
     assert caught.value.exit_code == 4 and "\n" not in str(caught.value)
-    with closing(sqlite3.connect(tmp_path / "lost" / "journal.sqlite")) as journal:
-        assert not journal.execute("SELECT * FROM answers WHERE kind = 'probe'").fetchall()
+    with closing(sqlite3.connect(tmp_path / "lost" / "cache.sqlite")) as cache:
+        assert not cache.execute("SELECT * FROM answers WHERE kind = 'probe'").fetchall()
     again = run(tmp_path / "lost", workers=2)
     assert again.pinned == whole.pinned and again.passed
     assert not (set(again.search["verdict"]) & {"crashed", "timed-out"})
@@ -357,7 +359,7 @@ def test_a_run_whose_workers_are_stopped_can_be_interrupted(
 
 def test_sigterm_ends_a_run_as_ctrl_c_does(tmp_path: Path) -> None:
     process = started(tmp_path)
-    while not (tmp_path / "run" / "journal.sqlite").exists():
+    while not (tmp_path / "run" / "cache.sqlite").exists():
         assert process.poll() is None
         time.sleep(0.05)
     process.terminate()
@@ -381,7 +383,7 @@ def test_a_terminal_that_is_closed_ends_a_run_as_ctrl_c_does_if_at_all(
 
     process = started(tmp_path, **streams, start_new_session=True, preexec_fn=heard)
     os.close(slave)
-    while not (tmp_path / "run" / "journal.sqlite").exists():
+    while not (tmp_path / "run" / "cache.sqlite").exists():
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGHUP)  # as the system does for the terminal's own processes
@@ -396,22 +398,22 @@ def test_a_closed_crew_starts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     class Lost:
         def call(self, method: str, *_: object, timeout_s: float | None = None) -> None:
             called.append(method)
-            crew.close()
+            worker_pool.close()
             raise RunnerFailedError("gone", Verdict.CRASHED, lost=True)
 
         def close(self) -> None:
             pass
 
-    crew = Crew([Lost()])
+    worker_pool = WorkerPool([Lost()])
     with pytest.raises(RunnerFailedError, match="closed"):
-        crew.call("probe")
+        worker_pool.call("probe")
     assert called == ["probe"]
 
 
 def test_calls_one_after_the_other_are_of_one_member() -> None:
     """A member starts at its first call: what is timed next should not be another one's start."""
-    crew = Crew([Member(name) for name in "abc"])
-    assert [crew.call("name") for _ in range(4)] == ["a"] * 4
+    worker_pool = WorkerPool([Member(name) for name in "abc"])
+    assert [worker_pool.call("name") for _ in range(4)] == ["a"] * 4
 
 
 class Member:

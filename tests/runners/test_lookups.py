@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
-from bisect_trt.inputs.perturbations import redrawn_lookups
+from bisect_trt.inputs.perturbations import perturbed_lookups
 from bisect_trt.model.graph import Graph
 from bisect_trt.runners.device import Device
 from bisect_trt.runners.emulator import EmulatedRunner
@@ -85,10 +85,10 @@ def test_a_device_holds_the_weights_once_for_both() -> None:
 def test_each_layer_alone_does_the_same() -> None:
     graph, given, whole = forms()
     runner, wanted = EmulatedRunner(graph), [layer.name for layer in graph.layers]
-    effects = [dict(runner.effects(s, Precision.FP16, wanted)) for s in (given, whole)]
-    assert list(effects[0]) == list(effects[1]) == wanted
+    sensitivities = [dict(runner.sensitivities(s, Precision.FP16, wanted)) for s in (given, whole)]
+    assert list(sensitivities[0]) == list(sensitivities[1]) == wanted
     for layer in wanted:
-        plain, begun = (e[layer] for e in effects)
+        plain, begun = (e[layer] for e in sensitivities)
         assert plain is not None and begun is not None
         assert concatenated(dict(plain)).tobytes() == concatenated(dict(begun)).tobytes()
 
@@ -101,7 +101,7 @@ def test_a_draw_moves_the_output_by_about_what_rounding_does() -> None:
     error = concatenated(dict(next(runner.outputs(LOWERED, [given])))) - exact
     moves, alike = [], []
     for number in range(8):
-        moved = redrawn_lookups(found, np.random.default_rng(number))
+        moved = perturbed_lookups(found, np.random.default_rng(number))
         sample = Sample("s", {**given.arrays, **moved})
         other = concatenated(dict(reference.outputs(sample)))
         other_error = concatenated(dict(next(runner.outputs(LOWERED, [sample])))) - other
@@ -123,7 +123,7 @@ def test_integers_that_are_only_cast_can_be_moved_and_masks_cannot() -> None:
     found = Lookups(graph).of(given)
     assert [a.tolist() for a in found.values()] == [[list(range(8))]]
     mask = Lookups(graph).of(Sample("m", {"x": np.uint8([[0, 0, 0, 1, 1, 1, 1, 1]])}))
-    moved = redrawn_lookups(mask, np.random.default_rng(0))
+    moved = perturbed_lookups(mask, np.random.default_rng(0))
     assert all(np.array_equal(moved[n], mask[n]) for n in mask)
 
 

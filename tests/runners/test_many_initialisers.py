@@ -61,9 +61,9 @@ def as_constants(model: onnx.ModelProto, feed: dict[str, Any]) -> onnx.ModelProt
 
 def test_each_operator_answers_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = 0
-    for case in list(cases().values())[::EVERY]:
-        given = feed_of(case)
-        model = as_constants(case.model, given)
+    for problem in list(cases().values())[::EVERY]:
+        given = feed_of(problem)
+        model = as_constants(problem.model, given)
         taken = {value.name for value in model.graph.input}
         feed = {name: value for name, value in given.items() if name in taken}
         monkeypatch.setattr(ort_session, "_MANY_INITIALISERS", 1 << 60)
@@ -71,9 +71,9 @@ def test_each_operator_answers_the_same(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(ort_session, "_MANY_INITIALISERS", 0)
         found = answers(model, feed)
         if expected is None:
-            assert found is None, case.name
+            assert found is None, problem.name
             continue
-        if "random" not in case.name and "bernoulli" not in case.name:
+        if "random" not in problem.name and "bernoulli" not in problem.name:
             assert_same(found, expected)
         opened += 1
     assert opened > 150

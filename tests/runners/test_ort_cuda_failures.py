@@ -14,7 +14,7 @@ from bisect_trt.base.outcomes import Verdict
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.runners import ort_cuda
-from bisect_trt.runners.base import UNFIT
+from bisect_trt.runners.base import UNSUPPORTED
 from bisect_trt.runners.ort_cuda import OrtCudaRunner, OrtCudaWorker
 from bisect_trt.runners.process import failure_of, must_end
 from fixtures.encoders import encoder_decomposed
@@ -76,10 +76,10 @@ def test_lowered_layers_without_a_kernel_on_the_gpu_make_the_result_unsure(
         runner._worker, "call", lambda *_, **__: ([outputs], ["/head/Pow", "shape"])
     )
     samples = [Sample("s", fixture.inputs)]
-    lowered, pinned = (PrecisionPlan(Precision.FP16, pins) for pins in ([], ["/head/Pow"]))
+    reduced, pinned = (PrecisionPlan(Precision.FP16, pins) for pins in ([], ["/head/Pow"]))
     with pytest.raises(RunnerFailedError, match="no FP16 kernel for") as caught:
-        list(runner.outputs(lowered, samples))
+        list(runner.outputs(reduced, samples))
     assert caught.value.verdict is Verdict.UNSURE
-    assert runner.facts(lowered)[UNFIT] == ["/head/Pow"]
+    assert runner.facts(reduced)[UNSUPPORTED] == ["/head/Pow"]
     assert list(runner.outputs(pinned, samples)) == [outputs]
     assert list(runner.outputs(PrecisionPlan(Precision.TF32), samples)) == [outputs]

@@ -130,15 +130,15 @@ def both(low: Precision, pin: Precision) -> tuple[SwitchedSession, SwitchedSessi
 def test_phrases_change_no_bit(precisions: tuple[Precision, Precision], asked: Asked) -> None:
     late, plain = both(*precisions)
     assert all(isinstance(segment, PhrasedSegment) for segment in late._segments)
-    for seed, lowered in asked:
-        for these in (lowered, lowered ^ {NAMES[-3]}):
+    for seed, reduced in asked:
+        for these in (reduced, reduced ^ {NAMES[-3]}):
             assert same(late.run(sample(seed), these), plain.run(sample(seed), these))
 
 
 def test_effects_are_those_of_a_run_from_the_start() -> None:
     made, plain = given_to(tangle()), branching(given_to(tangle(), segments=1))
     wanted = NAMES[::29]
-    found = dict(made.effects(sample(0), wanted))
+    found = dict(made.sensitivities(sample(0), wanted))
     assert set(found) == set(wanted)
     for name, outputs in found.items():
         assert outputs is not None
@@ -208,9 +208,9 @@ def test_shared_sessions_make_room(sessions: Sessions) -> None:
     graph = tangle()
     turns = Turns(graph)
     made = given_to(graph, turns)
-    lowered = frozenset(NAMES[::2])
-    expected = made.run(sample(0), lowered)
-    assert made.is_ready(lowered)
+    reduced = frozenset(NAMES[::2])
+    expected = made.run(sample(0), reduced)
+    assert made.is_ready(reduced)
     let_go = []
 
     class Other:
@@ -220,10 +220,10 @@ def test_shared_sessions_make_room(sessions: Sessions) -> None:
     other = Other()
     turns.introduce(other, sessions)
     turns.make_room(sessions)
-    assert not made.is_ready(lowered)
+    assert not made.is_ready(reduced)
     made._kept = KeptActivations()
-    assert same(made.run(sample(0), lowered), expected)
-    assert made.is_ready(lowered) and not let_go
+    assert same(made.run(sample(0), reduced), expected)
+    assert made.is_ready(reduced) and not let_go
 
 
 @pytest.mark.parametrize("place", [0, 300, -1])
@@ -238,8 +238,8 @@ def test_what_nobody_reads_is_not_run(place: int) -> None:
     graph = Graph(proto)
     made, plain = given_to(graph), branching(given_to(graph, segments=1))
     assert isinstance(made._segments[0], PhrasedSegment)
-    for lowered in (frozenset(NAMES[::3]), frozenset({"d0", "d3", *NAMES[-2:]})):
-        assert same(made.run(sample(1), lowered), plain.run(sample(1), lowered))
+    for reduced in (frozenset(NAMES[::3]), frozenset({"d0", "d3", *NAMES[-2:]})):
+        assert same(made.run(sample(1), reduced), plain.run(sample(1), reduced))
 
 
 def test_a_scan_has_no_phrases() -> None:
@@ -267,8 +267,8 @@ def test_a_scan_has_no_phrases() -> None:
     made, plain = given_to(graph), branching(given_to(graph, segments=1))
     assert not shares_sessions(graph) and len(made._segments) > 1
     x = Sample("s", {"x": np.linspace(-1, 1, 3 * WIDTH, dtype=np.float32).reshape(3, WIDTH)})
-    lowered = frozenset(layer.name for layer in graph.layers[::2])
-    assert same(made.run(x, lowered), plain.run(x, lowered))
+    reduced = frozenset(layer.name for layer in graph.layers[::2])
+    assert same(made.run(x, reduced), plain.run(x, reduced))
 
 
 def test_a_constant_that_is_an_output() -> None:
@@ -304,7 +304,7 @@ def test_sessions_may_be_closed_while_they_run() -> None:
         found = list(pool.map(lambda p: made.run(sample(p[0]), p[1]), enumerate(asked)))
         done.set()
         assert closed.result() > 0
-    for number, (lowered, outputs) in enumerate(zip(asked, found, strict=True)):
-        assert same(outputs, plain.run(sample(number), lowered))
+    for number, (reduced, outputs) in enumerate(zip(asked, found, strict=True)):
+        assert same(outputs, plain.run(sample(number), reduced))
     made.release()
     assert not any(session.is_open or session._fed for session in made._sessions)

@@ -199,9 +199,9 @@ def test_an_engine_with_fp16_sums_gets_its_plan_confirmed_with_them(
         def close(self) -> None:
             pass
 
-    bench = "bisect_trt.stations.bench"
-    monkeypatch.setattr(f"{bench}.open_bench.open_engine", lambda *_: Engine(emulator))
-    monkeypatch.setattr(f"{bench}.bench.has_rtx_sums", lambda *_: True)
+    context = "bisect_trt.stations.bench"
+    monkeypatch.setattr(f"{context}.open_bench.open_engine", lambda *_: Engine(emulator))
+    monkeypatch.setattr(f"{context}.bench.has_rtx_sums", lambda *_: True)
     result = bisect_trt.bisect(
         fixture.model, fixture.inputs, require=fixture.require, out=tmp_path, robust=0
     )
@@ -261,13 +261,13 @@ def test_forms_that_were_not_measured_are_left_to_the_emulator() -> None:
 def test_parts_of_a_product_are_the_bits_of_the_whole(
     seed: int, shape: tuple[int, int, int, int], one_a: bool, one_b: bool, threads: int
 ) -> None:
-    pieces, batch, rows, columns = shape
+    subgraphs, batch, rows, columns = shape
     random = np.random.default_rng(seed)
     a = rtx_arithmetic.half(
-        random.standard_normal((pieces, 1 if one_a else batch, rows, 16)).astype(np.float32)
+        random.standard_normal((subgraphs, 1 if one_a else batch, rows, 16)).astype(np.float32)
     )
     b = rtx_arithmetic.half(
-        random.standard_normal((pieces, 1 if one_b else batch, 16, columns)).astype(np.float32)
+        random.standard_normal((subgraphs, 1 if one_b else batch, 16, columns)).astype(np.float32)
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rtx, "thread_count", lambda: 1)

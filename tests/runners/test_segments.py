@@ -145,9 +145,9 @@ def asked_of(names: Sequence[str]) -> st.SearchStrategy[Asked]:
 def test_a_late_start_changes_no_bit(precisions: tuple[Precision, Precision], asked: Asked) -> None:
     late, plain = pair(*precisions)
     assert len(late._segments) > 1 and len(plain._segments) == 1
-    for seed, lowered in asked:
+    for seed, reduced in asked:
         # Everything but one late layer is the search's usual question.
-        for these in (lowered, lowered ^ {layers()[-3]}):
+        for these in (reduced, reduced ^ {layers()[-3]}):
             assert same(late.run(sample(seed), these), plain.run(sample(seed), these))
 
 
@@ -158,8 +158,8 @@ def test_small_tensors_are_selected_and_large_ones_branched_to(
 ) -> None:
     monkeypatch.setattr("bisect_trt.model.shapes.SMALL", limit)
     made, (_, plain) = session(low, pin, 16, 20_000), pair(low, pin)
-    for lowered in (frozenset(layers()[::2]), frozenset(layers()), frozenset[str]()):
-        assert same(made.run(sample(7), lowered), plain.run(sample(7), lowered))
+    for reduced in (frozenset(layers()[::2]), frozenset(layers()), frozenset[str]()):
+        assert same(made.run(sample(7), reduced), plain.run(sample(7), reduced))
     assert {segment.form.selects for segment in made._segments} == {limit > 0}
 
 
@@ -198,7 +198,7 @@ def test_a_session_without_switches_changes_no_bit() -> None:
     for low, pin in PAIRS:
         late, plain = pair(low, pin)
         names = layers()[: _WORTH_SETTLING + 10]
-        found = dict(late.effects(sample(3), names))
+        found = dict(late.sensitivities(sample(3), names))
         assert late._segments[-1].form._settled
         for name in names:
             outputs = found[name]
@@ -218,47 +218,47 @@ def test_a_plan_that_runs_on_many_samples_is_run_in_one_piece(
     late, plain = session(low, pin, 16, 20_000), branching(session(low, pin, 1, 0))
     count = len(late._segments)
     every, some = frozenset(layers()), frozenset(layers()[::2])
-    for lowered in (some, every, frozenset[str]()):
+    for reduced in (some, every, frozenset[str]()):
         opened.clear()
         for seed in range(100, 100 + _WORTH_IT + 4):
             run_segments.clear()
-            found = late.run(sample(seed), lowered)
+            found = late.run(sample(seed), reduced)
             assert len(run_segments) == (count if seed < 100 + _WORTH_IT else 1)
-            assert same(found, plain.run(sample(seed), lowered))
+            assert same(found, plain.run(sample(seed), reduced))
         assert len(set(opened) - {id(part) for part in late._segments}) <= 2  # plain's is one
     # Plans that are asked for in turn do not open sessions in turn.
     opened.clear()
     for seed in range(200, 200 + _WORTH_IT - 1):
-        for lowered in (some, every):
-            assert same(late.run(sample(seed), lowered), plain.run(sample(seed), lowered))
+        for reduced in (some, every):
+            assert same(late.run(sample(seed), reduced), plain.run(sample(seed), reduced))
     assert not opened
 
 
 @pytest.mark.parametrize(("foretold", "pieces"), [(_WORTH_IT + 1, 1), (_WORTH_IT, 16)])
 def test_a_plan_that_is_foretold_many_runs_is_run_in_one_piece_at_once(
-    foretold: int, pieces: int, run_segments: list[int]
+    foretold: int, subgraphs: int, run_segments: list[int]
 ) -> None:
     late, plain = session(*PAIRS[0], 16, 20_000), session(*PAIRS[0], 1, 0)
-    lowered = frozenset(layers()[::2])
-    late.foretell(lowered, foretold)
-    found = late.run(sample(1), lowered)
-    assert len(run_segments) == min(pieces, len(late._segments))
-    assert same(found, plain.run(sample(1), lowered))
+    reduced = frozenset(layers()[::2])
+    late.foretell(reduced, foretold)
+    found = late.run(sample(1), reduced)
+    assert len(run_segments) == min(subgraphs, len(late._segments))
+    assert same(found, plain.run(sample(1), reduced))
 
 
 @pytest.mark.parametrize("segments", [1, 16])
 def test_a_plan_runs_on_after_its_switches_are_written_out(segments: int) -> None:
     late, plain = session(*PAIRS[0], segments, 0), session(*PAIRS[0], 1, 0)
-    lowered = frozenset(layers()[::2])
-    expected = plain.run(sample(5), lowered)
+    reduced = frozenset(layers()[::2])
+    expected = plain.run(sample(5), reduced)
     assert all(
-        same(late.run(sample(5), lowered), expected) for _ in range(_WORTH_SETTLING + _WORTH_IT)
+        same(late.run(sample(5), reduced), expected) for _ in range(_WORTH_SETTLING + _WORTH_IT)
     )
 
 
 def test_effects_are_runs_with_one_layer_lowered() -> None:
     late, plain = pair(*PAIRS[0])
-    found = dict(late.effects(sample(4), layers()))
+    found = dict(late.sensitivities(sample(4), layers()))
     assert set(found) == set(layers())
     for name, outputs in found.items():
         assert outputs is not None
@@ -302,8 +302,8 @@ def test_casts_that_undo_each_other_are_read_by_bodies(
     back = x.arrays["x"].astype(helper.tensor_dtype_to_np_dtype(between)).astype(np.float32)
     exact = branches.run(x, frozenset())["y"]
     assert np.allclose(exact, np.tanh(back), atol=1e-3)
-    for lowered in (frozenset[str](), frozenset(layer.name for layer in graph.layers)):
-        assert same(selects.run(x, lowered), branches.run(x, lowered))
+    for reduced in (frozenset[str](), frozenset(layer.name for layer in graph.layers)):
+        assert same(selects.run(x, reduced), branches.run(x, reduced))
 
 
 def test_segments_without_switches_are_told_apart() -> None:
@@ -324,6 +324,6 @@ def test_segments_without_switches_are_told_apart() -> None:
     assert len(session._segments) > 2
     sample = Sample("s", {"x": np.linspace(-2.0, 2.0, 6, dtype=np.float32).reshape(2, 3)})
     for _ in range(3):
-        for lowered in ((), ("exp",)):
-            outputs = session.run(sample, frozenset(lowered))
+        for reduced in ((), ("exp",)):
+            outputs = session.run(sample, frozenset(reduced))
             np.testing.assert_allclose(outputs["y"], np.exp(sample.arrays["x"]), rtol=2e-3)

@@ -102,8 +102,8 @@ def test_one_session_for_many_segments_changes_no_bit(
     """An ``If`` that captures tensors stands between the blocks, and a skip goes over them all."""
     late, plain = both(*precisions)
     assert 2 * forms(late) <= len(late._segments) and late._whole is None
-    for seed, lowered in asked:
-        for these in (lowered, lowered ^ {NAMES[-3]}):
+    for seed, reduced in asked:
+        for these in (reduced, reduced ^ {NAMES[-3]}):
             assert same(late.run(sample(seed), these), plain.run(sample(seed), these))
 
 
@@ -113,19 +113,19 @@ def test_all_copies_are_opened_once(opened: list[int]) -> None:
     assert shares_sessions(graph)
     # Six blocks each, and what rounds the output.
     assert len(made._segments) == 11 and forms(made) == 2
-    lowered = frozenset(layer.name for layer in graph.layers)
+    reduced = frozenset(layer.name for layer in graph.layers)
     x = Sample("s", {"x": np.linspace(-1, 1, 2 * WIDTH, dtype=np.float32).reshape(2, WIDTH)})
-    expected = made.run(x, lowered)
+    expected = made.run(x, reduced)
     assert len(opened) == 2
     made.release()
-    assert same(made.run(x, lowered), expected)
+    assert same(made.run(x, reduced), expected)
     assert len(opened) == 4, "what was closed is opened once more"
     # Copies count together: a plan that is the same in all of them needs no switches soon.
     reference = branching(given_to(graph, segments=1))
     for number in range(_WORTH_SETTLING // 9 + 2):
         other = Sample(f"o{number}", {"x": x.arrays["x"] + np.float32(number)})
-        one = made.run(other, lowered)
-        assert same(one, reference.run(other, lowered))
+        one = made.run(other, reduced)
+        assert same(one, reference.run(other, reduced))
     assert len(made._segments[1].form._settled) == 1 and not made._segments[-1].form._settled
 
 
@@ -193,9 +193,9 @@ def test_weights_of_another_shape_are_another_network() -> None:
     made = given_to(Graph(proto))
     assert forms(made) == 4  # both, the last, and one where they meet
     x = Sample("s", {"x": np.ones((1, WIDTH), np.float32)})
-    lowered = frozenset(layer.name for layer in graph.layers[::3])
+    reduced = frozenset(layer.name for layer in graph.layers[::3])
     plain = branching(given_to(Graph(proto), segments=1))
-    assert same(made.run(x, lowered), plain.run(x, lowered))
+    assert same(made.run(x, reduced), plain.run(x, reduced))
 
 
 def test_what_fails_is_named_as_the_model_names_it() -> None:
@@ -211,7 +211,7 @@ def test_effects_are_those_of_a_run_from_the_start() -> None:
     made, plain = given_to(graph), branching(given_to(graph, segments=1))
     x = Sample("s", {"x": np.linspace(-2, 2, WIDTH, dtype=np.float32)[None]})
     names = [layer.name for layer in graph.layers][::7]
-    found = dict(made.effects(x, names))
+    found = dict(made.sensitivities(x, names))
     assert list(found) and set(found) == set(names)
     for name, outputs in found.items():
         assert outputs is not None

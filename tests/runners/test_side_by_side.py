@@ -19,7 +19,7 @@ from bisect_trt.evaluate.references import References
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.shapes import inference_bytes
 from bisect_trt.runners import concurrency as module
-from bisect_trt.runners.concurrency import Room, side_by_side
+from bisect_trt.runners.concurrency import Headroom, side_by_side
 from bisect_trt.runners.emulator import EmulatedRunner
 from bisect_trt.runners.reference import Reference
 from bisect_trt.runners.second_emulator import WholeModelRunner
@@ -48,9 +48,9 @@ def test_as_many_as_have_room_and_no_more_than_there_are_cores(
     monkeypatch.setattr(module, "thread_count", lambda: 4)
     for room, expected in ((100 * each, 4), (3 * each, 3), (each // 2, 1)):
         monkeypatch.setattr(module, "ROOM_BYTES", room)
-        assert Room(graph).at_once(sample) == expected
+        assert Headroom(graph).at_once(sample) == expected
     adopt(SessionHabits(frees_activations=True))
-    assert Room(graph).at_once(sample) == 1
+    assert Headroom(graph).at_once(sample) == 1
 
 
 def test_what_is_not_told_of_its_size_is_run_alone() -> None:
@@ -60,7 +60,7 @@ def test_what_is_not_told_of_its_size_is_run_alone() -> None:
     model.graph.node[0].domain = "elsewhere"  # what follows it has no shape that can be told
     sample = Sample("s", fixture.inputs)
     assert inference_bytes(Graph(model), sample.shapes) is None
-    assert Room(Graph(model)).at_once(sample) == 1
+    assert Headroom(Graph(model)).at_once(sample) == 1
 
 
 def test_answers_come_in_order_and_some_are_in_work_at_a_time() -> None:
@@ -105,7 +105,7 @@ def test_samples_of_several_shapes_have_the_room_of_the_largest(
     monkeypatch.setattr(module, "inference_bytes", each)
     monkeypatch.setattr(module, "thread_count", lambda: 8)
     monkeypatch.setattr(module, "ROOM_BYTES", 64)
-    room = Room(graph)
+    room = Headroom(graph)
     shapes = [(2, 4), (8, 2), (2, 2)]
     assert [room.at_once(Sample("s", {"x": np.zeros(s)})) for s in shapes] == [8, 2, 2]
     assert told == [(2, 4), (8, 4), (8, 4)], "few shapes are asked for, however many come"
@@ -154,7 +154,7 @@ def test_a_worker_makes_no_more_at_once_than_its_share_of_the_cores(
 ) -> None:
     graph, (sample,) = samples_of(1)
     monkeypatch.setattr(module, "thread_count", lambda: 64)
-    assert Room(graph).at_once(sample) == 64
+    assert Headroom(graph).at_once(sample) == 64
     session, _ = EmulatedRunner(graph, threads=3)._session_for(PrecisionPlan(Precision.FP16))
     assert session.at_once(sample) == 3
 

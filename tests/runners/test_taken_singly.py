@@ -30,7 +30,7 @@ def all_outputs() -> list[NDArray[np.float32]]:
     plan = PrecisionPlan(Precision.FP16, frozenset(layers[::3]))
     found = [dict(reference.outputs(sample)) for sample in SAMPLES]
     found += map(dict, runner.outputs(plan, SAMPLES))
-    found += (dict(o) for _, o in runner.effects(SAMPLES[0], Precision.FP16, layers) if o)
+    found += (dict(o) for _, o in runner.sensitivities(SAMPLES[0], Precision.FP16, layers) if o)
     return [array for outputs in found for array in outputs.values()]
 
 

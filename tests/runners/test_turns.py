@@ -184,8 +184,8 @@ def test_of_many_nodes_the_reference_and_the_second_emulator_are_open_in_turn(
         assert alive(made) == beside + (1 if many else 2)
     assert len(made) == beside + (6 if many else 2)
     assert bool(given_back) == many
-    for exact, lowered in found:
-        assert np.array_equal(exact, found[0][0]) and np.array_equal(lowered, found[0][1])
+    for exact, reduced in found:
+        assert np.array_equal(exact, found[0][0]) and np.array_equal(reduced, found[0][1])
 
 
 def test_many_threads_open_what_one_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from bisect_trt.search.minimise import Room, matching_limit, tightened
+from bisect_trt.search.minimise import Headroom, matching_limit, tightened
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from bisect_trt.search.minimise import Room, matching_limit, tightened
     ],
 )
 def test_a_margin_is_a_part_of_what_pins_decide(pinned: float, kept: float) -> None:
-    room = Room(1.0, pinned, 0.95)
+    room = Headroom(1.0, pinned, 0.95)
     assert room.within(1.0) == 1.0 and math.isclose(room.kept, kept)
 
 

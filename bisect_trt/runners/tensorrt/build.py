@@ -123,9 +123,13 @@ def onnx_names(layer: tensorrt.ILayer) -> set[str]:
     names = {layer.name}
     for part in (getattr(layer, "metadata", "") or "").split(_MARK)[1:]:
         said = part.rpartition("]")[0]
-        pieces = said.split(" | ")
-        names |= {said, pieces[0]}
-        names |= {piece.removesuffix(" (If)") for piece in pieces[1:] if piece.endswith(" (If)")}
+        subgraphs = said.split(" | ")
+        names |= {said, subgraphs[0]}
+        names |= {
+            subgraph.removesuffix(" (If)")
+            for subgraph in subgraphs[1:]
+            if subgraph.endswith(" (If)")
+        }
     return names
 
 

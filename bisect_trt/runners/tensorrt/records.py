@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from bisect_trt.base.errors import BadInputError, RunnerUnavailableError
 from bisect_trt.metrics.arrays import Arrays
-from bisect_trt.metrics.statistics import draws_needed
+from bisect_trt.metrics.statistics import copies_needed
 
 Shape = tuple[int, ...]
 Profile = Mapping[str, tuple[Shape, Shape, Shape]]
@@ -210,7 +210,7 @@ Run = Callable[[Arrays], Arrays]
 REPEATS = 3
 """How often each sample is run at least: forwards, backwards in the other context, forwards."""
 
-ENOUGH = draws_needed(0.95)
+ENOUGH = copies_needed(0.95)
 """Runs of which all must meet the requirement to bound the share that does by 95 %: 59."""
 
 _MOST_S = 30.0

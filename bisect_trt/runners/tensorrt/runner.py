@@ -29,7 +29,7 @@ from bisect_trt.model.save import file_form
 from bisect_trt.model.tensor_values import name_placeholder_dims
 from bisect_trt.model.typed import mark_outputs, to_typed
 from bisect_trt.model.weak_typing import WITHOUT_LAYER
-from bisect_trt.runners.base import UNFIT, Repeated
+from bisect_trt.runners.base import UNSUPPORTED, Repeated
 from bisect_trt.runners.device import tf32_override
 from bisect_trt.runners.process import IsolatedWorker, Remote
 from bisect_trt.runners.tensorrt.profile import profile_of, values_of
@@ -278,7 +278,7 @@ class TensorRTRunner:
                 answer, _ = self._ask(plan, samples, measure_latency=True, repeats=self._repeats)
         except RunnerFailedError as error:
             if plan.base.is_storage and error.node in self._names - plan.pinned:
-                self._facts[plan] = {UNFIT: [error.node]}
+                self._facts[plan] = {UNSUPPORTED: [error.node]}
             raise
         self._facts[plan] = facts_of(self._layers, self._typed, plan, answer, written)
         for counted in answer.answers:

@@ -158,7 +158,7 @@ class EngineWorker:
         latency = float("nan")
         if request.measure_latency:
             latency = loaded.first.latency_ms(_named(built, sample))
-        if kernels is not None and not (ahead and self._holds_more(kernels, Path(ahead))):
+        if kernels is not None and not (ahead and self._passes_more(kernels, Path(ahead))):
             loaded.keep_kernels(kernels)
         messages = [*built.messages, *(m for m in logger.messages if m not in built.messages)]
         layers = _layers_of(loaded)
@@ -166,7 +166,7 @@ class EngineWorker:
         self._kept = _Engine(key, known, loaded, messages, latency, layers, size)
         return self._kept
 
-    def _holds_more(self, kernels: Path, ahead: Path) -> bool:
+    def _passes_more(self, kernels: Path, ahead: Path) -> bool:
         """Whether another engine of this run compiled more than was compiled ahead for this one."""
         if not kernels.exists():
             return False

@@ -142,13 +142,20 @@ def test_a_plan_is_verified_on_the_share_that_it_was_found_for(tmp_path: Path) -
         np.savez(tmp_path / f"x{number}.npz", **scaled)
     given = [str(tmp_path / f"x{n}.npz") for n in range(4)]
     found = bisect_trt.bisect(
-        fixture.model, given, require="max_abs<=1e-2", holds_on=0.75, robust=0, out=tmp_path / "run"
+        fixture.model,
+        given,
+        require="max_abs<=1e-2",
+        given_share=0.75,
+        robust=0,
+        out=tmp_path / "run",
     )
     assert found.passed
     path = tmp_path / "run" / "plan.json"
-    assert json.loads(path.read_text())["holds_on"] == 0.75
+    assert json.loads(path.read_text())["given_share"] == 0.75
     assert bisect_trt.verify(fixture.model, given, path, out=tmp_path / "v").passed
-    asked_of_all = bisect_trt.verify(fixture.model, given, path, out=tmp_path / "v", holds_on=1.0)
+    asked_of_all = bisect_trt.verify(
+        fixture.model, given, path, out=tmp_path / "v", given_share=1.0
+    )
     assert not asked_of_all.passed
 
 
@@ -158,7 +165,7 @@ def test_copies_are_not_held_out(tmp_path: Path) -> None:
         np.savez(tmp_path / f"x{number}.npz", **fixture.inputs)
     common = {"require": fixture.require, "out": tmp_path / "run"}
     found = bisect_trt.bisect(fixture.model, str(tmp_path), **common)
-    assert found.holds is not None and found.holds.holdout.tested == 0
+    assert found.validation is not None and found.validation.holdout.tested == 0
     assert any("are copies of others" in f.message for f in found.findings)
     with pytest.raises(BadInputError, match="--holdout names every given input"):
         bisect_trt.bisect(fixture.model, str(tmp_path), holdout=str(tmp_path / "x3.npz"), **common)
@@ -275,7 +282,9 @@ def test_a_mask_of_minus_infinity_has_a_way_through(tmp_path: Path) -> None:
     result = bisect_trt.bisect(
         masked(), inputs, infinite="mask", require="max_abs<=5e-3", out=tmp_path / "run"
     )
-    assert result.passed and result.holds is not None and result.holds.redrawn.tested > 0
+    assert (
+        result.passed and result.validation is not None and result.validation.perturbed.tested > 0
+    )
     for bad in (np.nan, np.inf):
         spoilt = mask.copy()
         spoilt[0, 0] = bad
@@ -313,11 +322,11 @@ def test_layers_are_held_in_fp32_or_reduced(robust: float, tmp_path: Path) -> No
     assert saved["held"].sum() == 2
     plan = json.loads((tmp_path / "run" / "plan.json").read_text())
     assert "/encoder/layers.0/attention/MatMul_1" in plan["pinned"]
-    lowered = held(lower="^/head/Pow$")
-    assert "/head/Pow" not in lowered.pinned and not lowered.passed
-    assert "but the 1 layer of --lower" in lowered.sentence
-    assert "With what --lower holds pinned too the requirement is met" in lowered.sentence
-    assert lowered.cause is Cause.OVERFLOW, "which strict FP32 has no part in"
+    reduced = held(lower="^/head/Pow$")
+    assert "/head/Pow" not in reduced.pinned and not reduced.passed
+    assert "but the 1 layer of --lower" in reduced.sentence
+    assert "With what --lower holds pinned too the requirement is met" in reduced.sentence
+    assert reduced.cause is Cause.OVERFLOW, "which strict FP32 has no part in"
 
 
 def test_what_is_held_does_not_mix_up_the_journal(tmp_path: Path) -> None:
@@ -397,7 +406,7 @@ def test_where_fp32_misses_on_few_of_many_inputs_they_are_counted_and_named(
     assert "misses on 1 of 12 given inputs, most on sample 11." in result.sentence
     assert "--holds-on 0.91 " in result.sentence
     allowed = bisect_trt.bisect(
-        fixture.model, samples, out=tmp_path / "b", holds_on=0.91, **options
+        fixture.model, samples, out=tmp_path / "b", given_share=0.91, **options
     )
     assert allowed.cause.value != "not-precision"
 

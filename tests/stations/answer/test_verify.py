@@ -77,7 +77,7 @@ def test_a_plan_that_holds(files: tuple[Path, Path, Path]) -> None:
     code, output = verify(files, "--json")
     answer = json.loads(output)
     assert code == 0 and answer["passed"] and len(answer["plan"]["pinned"]) == 10
-    assert {c["what"]: c["holds"] for c in answer["checks"]} == dict.fromkeys(
+    assert {c["what"]: c["validation"] for c in answer["checks"]} == dict.fromkeys(
         [
             "requirements on emulated",
             "requirements on emulated-whole",
@@ -105,11 +105,11 @@ def test_what_it_found_is_written_for_people_machines_and_ci(
         page = (tmp_path / "out" / "verify.html").read_text()
         answer = "The plan holds." if pins else "The plan does not hold."
         assert f"With one input: {answer}" in page and "requirements on emulated-whole" in page
-    cases = {case.get("name"): case for case in said[10].iter("testcase")}
+    cases = {problem.get("name"): problem for problem in said[10].iter("testcase")}
     assert {"requirements on emulated", "typed ONNX", "holds on redrawn roundings"} <= set(cases)
     assert said[10].get("failures") == "0" and int(said[0].get("failures", 0)) >= 3
     properties = {p.get("name"): p.get("value", "") for p in said[10].iter("property")}
-    assert properties["holds"].startswith("Undecided. Holds on given 1 of 1 inputs; redrawn")
+    assert properties["validation"].startswith("Undecided. Holds on given 1 of 1 inputs; redrawn")
 
 
 def test_no_file_that_is_read_is_written_over_and_no_answer_outlives_the_next(
@@ -139,13 +139,15 @@ def test_golden_outputs_are_checked(files: tuple[Path, Path, Path], tmp_path: Pa
     with np.load(files[1]) as arrays:
         outputs = run_model(onnx.load(files[0]), dict(arrays))
     name = onnx.load(files[0]).graph.output[0].name
-    for factor, holds in ((1.0, True), (1.3, False)):
+    for factor, validation in ((1.0, True), (1.3, False)):
         np.savez(tmp_path / "golden.npz", **{name: outputs[0] * np.float32(factor)})
         code, output = verify(files, "--json", "--golden", str(tmp_path / "golden.npz"))
         answer = json.loads(output)
-        assert code == (0 if holds else 1)
+        assert code == (0 if validation else 1)
         (check,) = (c for c in answer["checks"] if c["what"] == "golden outputs")
-        assert check["holds"] is holds and (holds or "itself differs" in check["detail"])
+        assert check["validation"] is validation and (
+            validation or "itself differs" in check["detail"]
+        )
     code, output = verify(files, "--golden", str(tmp_path / "golden.npz"))
     assert code == 1 and "But the reference does not give the golden outputs" in " ".join(
         output.split()
@@ -160,7 +162,7 @@ def test_a_missing_pin_is_seen(files: tuple[Path, Path, Path]) -> None:
     # What it is on other inputs is no question where it misses the given ones.
     assert "Lucky" not in output and "Holds on given 0 of 1 inputs; redrawn 0 of" in output
     answer = json.loads(verify(files, "--json")[1])
-    assert answer["robust"] is None and answer["holds"]["given"]["passed"] == 0
+    assert answer["robust"] is None and answer["validation"]["given"]["passed"] == 0
 
 
 def test_new_weights_break_it(files: tuple[Path, Path, Path]) -> None:
@@ -213,7 +215,7 @@ def test_names_that_trtexec_cannot_take_are_told_not_failed(tmp_path: Path) -> N
         model, fixture.inputs, PrecisionPlan("fp16", ["a,b"]), runner="emulated", out=tmp_path
     )
     arguments = next(c for c in found.checks if c.what == "trtexec arguments")
-    assert found.passed and arguments.holds is None and "cannot be written" in arguments.detail
+    assert found.passed and arguments.validation is None and "cannot be written" in arguments.detail
 
 
 def test_pins_without_a_name_are_read_back_as_the_parser_calls_them(tmp_path: Path) -> None:
@@ -225,12 +227,12 @@ def test_pins_without_a_name_are_read_back_as_the_parser_calls_them(tmp_path: Pa
     found = bisect_trt.verify(
         model, fixture.inputs, PrecisionPlan("fp16", [pin]), runner="emulated", out=tmp_path
     )
-    written = {c.what: c.holds for c in found.checks if "script" in c.what or "arg" in c.what}
+    written = {c.what: c.validation for c in found.checks if "script" in c.what or "arg" in c.what}
     assert written == {"trtexec arguments": True, "polygraphy script": True}
 
 
-@pytest.mark.parametrize(("base", "holds"), [("tf32", False), ("fp32", True)])
-def test_plans_without_types(base: str, holds: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("base", "validation"), [("tf32", False), ("fp32", True)])
+def test_plans_without_types(base: str, validation: bool, tmp_path: Path) -> None:
     fixture = tf32_victim()
     found = bisect_trt.verify(
         fixture.model,
@@ -240,8 +242,8 @@ def test_plans_without_types(base: str, holds: bool, tmp_path: Path) -> None:
         runner="emulated",
         out=tmp_path,
     )
-    assert found.passed is holds
-    assert next(c for c in found.checks if c.what == "typed ONNX").holds is None
+    assert found.passed is validation
+    assert next(c for c in found.checks if c.what == "typed ONNX").validation is None
 
 
 def test_the_plan_s_own_requirement_is_used_where_none_is_given(
@@ -375,7 +377,7 @@ def test_weights_inside_a_branch_are_no_complaint(tmp_path: Path) -> None:
 
 def test_each_thing_that_nobody_asks_for_is_the_plan_s(tmp_path: Path) -> None:
     fixture = healthy()
-    plan = {"base": "fp16", "pinned": [], "requirements": ["max_abs<=1"], "holds_on": 0.5}
+    plan = {"base": "fp16", "pinned": [], "requirements": ["max_abs<=1"], "given_share": 0.5}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     for more in ({}, {"require": "max_abs<=1"}):
         found = bisect_trt.verify(
@@ -386,4 +388,4 @@ def test_each_thing_that_nobody_asks_for_is_the_plan_s(tmp_path: Path) -> None:
             out=tmp_path / "out",
             **more,
         )
-        assert found.holds is not None and found.holds.wanted_of_given == 0.5
+        assert found.validation is not None and found.validation.wanted_of_given == 0.5

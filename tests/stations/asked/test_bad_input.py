@@ -86,7 +86,7 @@ def _unwritable(desk: Desk) -> None:
 
 def _foreign_journal(desk: Desk) -> None:
     desk.out.mkdir()
-    (desk.out / "journal.sqlite").write_text(
+    (desk.out / "cache.sqlite").write_text(
         "this is not a database, but it is long enough to be read as one" * 50
     )
 
@@ -235,7 +235,7 @@ def test_bad_input(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ]
     assert len(complaint) == 1, result.output
     after = sorted(os.listdir(desk.out)) if desk.out.is_dir() else None
-    assert after == before or after == ["journal.sqlite"], "nothing half-written is left"
+    assert after == before or after == ["cache.sqlite"], "nothing half-written is left"
 
 
 def test_there_are_enough_cases() -> None:

@@ -36,10 +36,10 @@ def test_the_notebook_follows_the_settings(command: str) -> None:
 
 def test_values_are_normalised_and_wrong_ones_refused() -> None:
     made = Settings(
-        model="m", inputs=[], precision="bf16", require="a<=1", out="x", probe_timeout_s=3
+        model="m", inputs=[], precision="bf16", require="a<=1", out="x", evaluation_timeout_s=3
     )
     assert made.precision is Precision.BF16 and made.require == ("a<=1",)
-    assert made.out == Path("x") and made.probe_timeout_s == 3.0
+    assert made.out == Path("x") and made.evaluation_timeout_s == 3.0
     for wrong, words in (
         ({"precision": "fp32"}, "that is the reference"),
         ({"runner": "abacus"}, "unknown; choose one of auto"),

@@ -61,4 +61,4 @@ def test_of_many_inputs_those_are_traced_that_show_more(tmp_path: Path) -> None:
     ]
     for result in found:
         assert [f.where for f in result.findings if f.kind == "overflow-lost"] == ["sum"]
-    assert found[1].new_probes == 0 and found[1].layers.equals(found[0].layers)
+    assert found[1].new_evaluations == 0 and found[1].layers.equals(found[0].layers)

@@ -11,16 +11,16 @@ import pytest
 from onnx import numpy_helper
 
 import bisect_trt
-from bisect_trt.base.outcomes import Holding, Robustness
+from bisect_trt.base.outcomes import Tally, ValidationVerdict
 from bisect_trt.base.sample import Sample
-from bisect_trt.inputs.augmentations import kinds_for, variant
+from bisect_trt.inputs.augmentations import augmented_input, kinds_for
 from bisect_trt.inputs.samples import few_ids, untested_sizes
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.inputs import dynamic_axes, input_specs, length_axes
 from fixtures.fixture import waves
 from tests.test_cli import call
 
-KINDS = ("given", "redrawn", "variants")
+KINDS = ("given", "perturbed", "augmented")
 
 
 def model(shape: str, body: str = "y = Tanh(x)", out: str = "") -> onnx.ModelProto:
@@ -54,7 +54,7 @@ def test_longer_sequences_are_augmented_inputs() -> None:
     assert "longer" in kinds_for(arrays, lengths=lengths)
     sizes = set()
     for seed in range(20):
-        made = variant("longer", arrays, [], np.random.default_rng(seed), lengths=lengths)
+        made = augmented_input("longer", arrays, [], np.random.default_rng(seed), lengths=lengths)
         times = made["x"].shape[1] // 8
         assert made["mask"].shape == (1, 8 * times)
         np.testing.assert_allclose(made["x"][:, :8], made["x"][:, 8:16], atol=0.02)
@@ -76,7 +76,7 @@ def test_a_model_that_takes_no_longer_ones_is_tested_without(tmp_path: Path) -> 
     network.graph.initializer.append(numpy_helper.from_array(waves(3, 16, 4), "table"))
     inputs = [{"x": waves(n, 1, n, 4)} for n in (9, 12, 16)]
     result = bisect_trt.bisect(network, inputs, runner="emulated", out=tmp_path)
-    assert result.passed and result.holds is not None and result.holds.variants.tested
+    assert result.passed and result.validation is not None and result.validation.augmented.tested
 
 
 def classifier(bias: float) -> tuple[onnx.ModelProto, list[dict[str, np.ndarray]]]:
@@ -109,10 +109,10 @@ def test_inputs_of_one_class_are_told_and_are_not_enough(tmp_path: Path) -> None
     network, inputs = classifier(0.0)
     varied = bisect_trt.bisect(network, inputs, runner="emulated", out=tmp_path / "varied")
     assert not any(f.kind == "alike" for f in varied.findings)
-    assert varied.holds is not None and not varied.holds.alike
-    robust = replace(varied.holds, **{k: Holding(80, 80, 0.96, 0.1) for k in KINDS})
-    assert robust.word is Robustness.ROBUST
-    assert replace(robust, alike=True).word is Robustness.UNDECIDED
+    assert varied.validation is not None and not varied.validation.alike
+    robust = replace(varied.validation, **{k: Tally(80, 80, 0.96, 0.1) for k in KINDS})
+    assert robust.word is ValidationVerdict.VALIDATED
+    assert replace(robust, alike=True).word is ValidationVerdict.INCONCLUSIVE
 
 
 @pytest.mark.usefixtures("eight_draws")

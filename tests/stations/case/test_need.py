@@ -287,7 +287,7 @@ def test_calls_side_by_side_share_the_threads_unless_their_nodes_are_long(
     found = memory_need.need_of_samples(graph, settings, samples)
     assert found.threads == threads
     if threads:
-        assert threads * concurrency.Room(graph).at_once(samples[0]) >= 16
+        assert threads * concurrency.Headroom(graph).at_once(samples[0]) >= 16
         assert found.bytes < replace(found, threads=0).bytes
     memory_need.check_need(found, "model")
     assert habits().threads == threads

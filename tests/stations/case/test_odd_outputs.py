@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 import bisect_trt
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.metrics.parser import parse_requirements
-from bisect_trt.model.cautions import refusals, refuse_unfit
+from bisect_trt.model.cautions import refusals, refuse_unsupported
 from bisect_trt.model.graph import Graph
 from bisect_trt.model.outputs import unreached
 from bisect_trt.steps.problem import odd_outputs
@@ -48,8 +48,8 @@ def test_outputs_of_which_nobody_gives_numbers_are_refused(held: str) -> None:
     text = f"""<ir_version: 10, opset_import: ["": 21]>
     g (float[2] x) => ({held}[2] y) {{ y = Cast<to={code}>(x) }}"""
     with pytest.raises(BadInputError, match=f"m.onnx: output 'y' is {held}, .*a Cast behind it"):
-        refuse_unfit(Graph(onnx.parser.parse_model(text)), "m.onnx")
-    refuse_unfit(GRAPH, "m.onnx")
+        refuse_unsupported(Graph(onnx.parser.parse_model(text)), "m.onnx")
+    refuse_unsupported(GRAPH, "m.onnx")
 
 
 def test_a_normalisation_that_learns_is_refused(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_whoever_looks_is_told_what_a_run_refuses(declared: str, body: str, word
     (found,) = refusals(graph, "m.onnx")
     assert words in found.message and found.message.startswith("a run refuses this model: m.onnx: ")
     with pytest.raises(BadInputError, match=words):
-        refuse_unfit(graph, "m.onnx")
+        refuse_unsupported(graph, "m.onnx")
     assert refusals(GRAPH, "m.onnx") == []
 
 

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 
 import bisect_trt
 from bisect_trt.base.errors import BadInputError
-from bisect_trt.base.outcomes import Robustness
+from bisect_trt.base.outcomes import ValidationVerdict
 from bisect_trt.cli import main
 from bisect_trt.report.read_run import read_run
 from fixtures.__main__ import input_bytes, model_bytes
@@ -136,12 +136,12 @@ def test_an_answer_is_recalled_only_where_nothing_changed(
         "    return float(worst(a['y'], b['y'])) * weight * SCALE * LIMIT\n"
     )
     first = run(tmp_path)
-    assert first.new_probes > 0 and run(tmp_path).new_probes == 0
+    assert first.new_evaluations > 0 and run(tmp_path).new_evaluations == 0
     if change is None:
         return
     CHANGES[change](tmp_path)
-    assert run(tmp_path).new_probes == first.new_probes, "asked again"
-    assert run(tmp_path).new_probes == 0, "and known from then on"
+    assert run(tmp_path).new_evaluations == first.new_evaluations, "asked again"
+    assert run(tmp_path).new_evaluations == 0, "and known from then on"
 
 
 def test_functions_of_a_notebook(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_functions_of_a_notebook(tmp_path: Path) -> None:
             out=tmp_path / "run",
             robust=0,
         )
-        assert result.passed and result.new_probes > 0, "another argument is another metric"
+        assert result.passed and result.new_evaluations > 0, "another argument is another metric"
     assert seen and (tmp_path / "run" / "run.json").exists()
     with pytest.raises(BadInputError, match="two metrics have this name"):
         bisect_trt.bisect(
@@ -176,8 +176,8 @@ def test_what_a_metric_reads_is_in_the_journal(tmp_path: Path) -> None:
         f"def m(a, b):\n    open({str(tmp_path / 'labels.txt')!r}).close()\n    return 0.0",
     )
     assert CliRunner().invoke(main, ["run", *arguments, "--quiet"]).exit_code == 0
-    with closing(sqlite3.connect(tmp_path / "run" / "journal.sqlite")) as journal:
-        (row,) = journal.execute("SELECT meta FROM answers WHERE kind = 'reads'").fetchall()
+    with closing(sqlite3.connect(tmp_path / "run" / "cache.sqlite")) as cache:
+        (row,) = cache.execute("SELECT meta FROM answers WHERE kind = 'reads'").fetchall()
     # What modules of this process read before, while they were imported, may be there too.
     assert str(tmp_path / "labels.txt") in json.loads(row[0])
 
@@ -209,17 +209,27 @@ def test_a_metric_that_is_best_near_its_limit_pins_no_more_than_the_error_it_is_
     inputs = [{n: np.float32(a * by) for n, a in fixture.inputs.items()} for by in shares]
     plain = search("plain", fixture.require)
     own = search("own", require, near if metric == "near" else same)
-    assert own.passed and own.holds is not None
-    assert own.holds.redrawn.lower_bound >= 0.95 and own.holds.variants.lower_bound >= 0.95
+    assert own.passed and own.validation is not None
+    assert (
+        own.validation.perturbed.lower_bound >= 0.95
+        and own.validation.augmented.lower_bound >= 0.95
+    )
     # The same or not: nothing says how near another input is to being read otherwise.
     # Scaled copies of one input are alike, and no word on others either way.
-    assert own.holds.word is Robustness.UNDECIDED and own.holds.alike
-    assert own.holds.reach <= 1.0 if metric == "near" else own.holds.reach == math.inf
+    assert own.validation.word is ValidationVerdict.INCONCLUSIVE and own.validation.alike
+    assert (
+        own.validation.prediction_limit <= 1.0
+        if metric == "near"
+        else own.validation.prediction_limit == math.inf
+    )
     # The room for others begins where nothing is wrong; a repeated run knows where.
     for again in range(2):
         alone = search(f"own-{metric}", require, near if metric == "near" else same, of=inputs[:1])
-        assert alone.holds is not None and alone.holds.reach > 0.95
-        assert again == 0 or alone.new_probes == 0
-        read = read_run(tmp_path / f"own-{metric}").holds
-        assert (read.reach, read.word) == (alone.holds.reach, alone.holds.word)
+        assert alone.validation is not None and alone.validation.prediction_limit > 0.95
+        assert again == 0 or alone.new_evaluations == 0
+        read = read_run(tmp_path / f"own-{metric}").validation
+        assert (read.prediction_limit, read.word) == (
+            alone.validation.prediction_limit,
+            alone.validation.word,
+        )
     assert 0 < len(own.pinned) <= 1.2 * len(plain.pinned) < plain.layer_count / 1.5

@@ -17,14 +17,14 @@ import bisect_trt
 from bisect_trt.base.interrupt import Observer
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.base.sample import Sample
-from bisect_trt.evaluate.evaluator import Prober
-from bisect_trt.evaluate.result import ProbeResult
+from bisect_trt.evaluate.evaluator import Evaluator
+from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.inputs.perturbations import LARGE_ARRAY
 from bisect_trt.model.graph import Graph
 from bisect_trt.settings import Settings
 from bisect_trt.steps import failing_inputs, validation
 from bisect_trt.steps.baselines import Baselines
-from bisect_trt.steps.context import open_bench
+from bisect_trt.steps.context import open_context
 from bisect_trt.steps.memory_need import usual_seconds
 from bisect_trt.steps.open_runners import Pace
 from bisect_trt.steps.problem import load
@@ -40,16 +40,16 @@ def test_a_slow_machine_changes_nothing_but_a_wrong_count_does(
 ) -> None:
     monkeypatch.setattr(Pace, "timed_again", lambda _: np.inf)
     settings = Settings(FIXTURE.model, [FIXTURE.inputs], require=FIXTURE.require, out=tmp_path)
-    case = load(settings, Observer())
-    with open_bench(case, Observer()) as bench:
-        assert bench.pace.usual_seconds == case.usual_seconds < 1e-3
-        for seconds in (1e-6, 15.0 * case.usual_seconds, 0.04):
-            bench.pace.took(seconds)
-            assert bench.pace.usual_seconds == case.usual_seconds
+    problem = load(settings, Observer())
+    with open_context(problem, Observer()) as context:
+        assert context.pace.usual_seconds == problem.usual_seconds < 1e-3
+        for seconds in (1e-6, 15.0 * problem.usual_seconds, 0.04):
+            context.pace.took(seconds)
+            assert context.pace.usual_seconds == problem.usual_seconds
         found = []
         for seconds in (0.5, 1.0, 3.0, 5.0):
-            bench.pace.took(seconds)
-            found.append(bench.pace.usual_seconds)
+            context.pace.took(seconds)
+            found.append(context.pace.usual_seconds)
         assert found == [1.0, 1.0, 1.0, 16.0]
 
 
@@ -58,13 +58,13 @@ def test_a_busy_moment_changes_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     of it, now or when the journal tells them again.
     """
     settings = Settings(FIXTURE.model, [FIXTURE.inputs], require=FIXTURE.require, out=tmp_path)
-    case = load(settings, Observer())
+    problem = load(settings, Observer())
     kept = []
     for _ in range(2):
-        with open_bench(case, Observer()) as bench:
-            bench.pace.took(0.5)
-            assert bench.pace.usual_seconds == case.usual_seconds
-            kept.append(bench.pace.timed_again())
+        with open_context(problem, Observer()) as context:
+            context.pace.took(0.5)
+            assert context.pace.usual_seconds == problem.usual_seconds
+            kept.append(context.pace.timed_again())
             forbid_inferences(monkeypatch)
     assert kept[0] == kept[1]
 
@@ -86,16 +86,16 @@ def test_what_is_looked_at_again_is_run_from_its_inputs_on(
     model = looped(300)
     given = {"x": np.random.default_rng(0).normal(size=(96, 96)).astype(np.float32)}
     settings = Settings(model, [given], require=["max_abs<=1e-3"], out=tmp_path)
-    case = load(settings, Observer())
-    with open_bench(case, Observer()) as bench:
-        bench.prober.probe(case.base)
+    problem = load(settings, Observer())
+    with open_context(problem, Observer()) as context:
+        context.evaluator.probe(problem.base)
         called: list[str] = []
         for name in ("forget", "outputs"):
-            its = getattr(bench.emulator, name)
-            monkeypatch.setattr(bench.emulator, name, noted(called, name, its))
-        timed = bench.pace.timed_again()
+            its = getattr(context.emulator, name)
+            monkeypatch.setattr(context.emulator, name, noted(called, name, its))
+        timed = context.pace.timed_again()
         assert called == ["forget", "outputs"] * (len(called) // 2) and called
-        assert timed > 2.0 * case.usual_seconds
+        assert timed > 2.0 * problem.usual_seconds
 
 
 def looped(trips: int) -> onnx.ModelProto:
@@ -139,7 +139,7 @@ def test_a_busy_machine_has_its_layers_measured_all_the_same(
         return 60.0
 
     monkeypatch.setattr(failing_inputs, "time_allowed", allowed)
-    monkeypatch.setattr(Baselines, "probe_seconds", lambda *_: 10.0)
+    monkeypatch.setattr(Baselines, "evaluation_seconds", lambda *_: 10.0)
     bisect_trt.bisect(
         FIXTURE.model, FIXTURE.inputs, require=FIXTURE.require, runner="emulated", out=tmp_path
     )
@@ -184,15 +184,15 @@ def test_variants_are_asked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     def told(*positional: object, **options: object) -> object:
         samples = list(positional[3])  # type: ignore[call-overload]
-        if samples and samples[0].drawn and "limit" in options:
-            asked.append("redrawn" if "redrawn" in samples[0].name else "variant")
+        if samples and samples[0].copied and "limit" in options:
+            asked.append("perturbed" if "perturbed" in samples[0].name else "augmented")
         return judge_all(*positional[:3], samples, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(validation, "judge_all", told)
     result = bisect_trt.bisect(
         FIXTURE.model, FIXTURE.inputs, require=FIXTURE.require, runner="emulated", out=tmp_path
     )
-    assert result.passed and asked[0] == "variant" and "redrawn" in asked
+    assert result.passed and asked[0] == "augmented" and "perturbed" in asked
 
 
 def test_verify_does_not_time_the_opening_of_its_session(
@@ -204,14 +204,14 @@ def test_verify_does_not_time_the_opening_of_its_session(
     fixture = healthy()
     plan = {"base": "fp16", "pin_precision": "fp32", "pinned": [], "requirements": ["max_abs<=1"]}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
-    probe, heard, asked = Prober.probe, [], []
+    probe, heard, asked = Evaluator.probe, [], []
 
-    def slow_at_first(prober: Prober, plan: PrecisionPlan) -> ProbeResult:
+    def slow_at_first(evaluator: Evaluator, plan: PrecisionPlan) -> Evaluation:
         asked.append(plan)
         seconds = 9.0 if len(set(asked)) == 1 else 0.001
-        return replace(probe(prober, plan), seconds=seconds)
+        return replace(probe(evaluator, plan), seconds=seconds)
 
-    monkeypatch.setattr(Prober, "probe", slow_at_first)
+    monkeypatch.setattr(Evaluator, "probe", slow_at_first)
     monkeypatch.setattr(Pace, "took", lambda _, seconds: heard.append(seconds))
     found = bisect_trt.verify(
         fixture.model, fixture.inputs, tmp_path / "plan.json", out=tmp_path / "out"

@@ -14,7 +14,7 @@ import pytest
 import bisect_trt
 from bisect_trt.base.outcomes import Cause, Verdict
 from bisect_trt.base.plan import Precision, PrecisionPlan
-from bisect_trt.evaluate.result import ProbeResult
+from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.steps.diagnosis import Suspects, diagnose_reduced
 from bisect_trt.steps.sensitivity import Sensitivity
 from fixtures.build import GraphBuilder
@@ -23,9 +23,9 @@ from fixtures.models import bf16_victim, residual
 FP16 = PrecisionPlan(Precision.FP16)
 
 
-def probed(score: float) -> ProbeResult:
+def evaluated(score: float) -> Evaluation:
     verdict = Verdict.PASS if score <= 1.0 else Verdict.FAIL
-    return ProbeResult(FP16, "emulated", verdict, score, {}, {}, 0.0)
+    return Evaluation(FP16, "emulated", verdict, score, {}, {}, 0.0)
 
 
 def measured(scores: dict[str, float]) -> Sensitivity:
@@ -37,7 +37,7 @@ def cause(
     scores: dict[str, float],
     layers: int,
     overflows: tuple[str, ...] = (),
-    alone: Callable[[str], ProbeResult] | None = None,
+    alone: Callable[[str], Evaluation] | None = None,
     without: float = 0.5,
     together: bool = False,
 ) -> tuple[Cause, str]:
@@ -47,7 +47,7 @@ def cause(
     table = table.assign(introduced_finite=~table["overflows"])
     table = table.assign(ref_min=-1.0, ref_max=1.0)
     found = diagnose_reduced(
-        probed(3.0),
+        evaluated(3.0),
         table,
         measured(scores),
         lambda _: (3.0, without),
@@ -114,10 +114,10 @@ def test_what_overflows_and_misses_alone_is_called_no_rounding() -> None:
 def test_where_inputs_count_together_one_s_score_is_no_verdict() -> None:
     """A layer that misses on one of fifty inputs meets a mean over them."""
     scores = {"a": 29.0, "b": 28.0, **SMALL}
-    assert cause(scores, 10, alone=lambda _: probed(0.9))[0] is Cause.ACCUMULATION
-    found, said = cause(scores, 10, alone=lambda n: probed(1.5 if n == "b" else 0.9))
+    assert cause(scores, 10, alone=lambda _: evaluated(0.9))[0] is Cause.ACCUMULATION
+    found, said = cause(scores, 10, alone=lambda n: evaluated(1.5 if n == "b" else 0.9))
     assert found is Cause.ROUNDING and "rounding in b alone misses the requirement (1.5" in said
-    assert cause(scores, 10, alone=lambda _: probed(math.nan))[0] is Cause.ROUNDING
+    assert cause(scores, 10, alone=lambda _: evaluated(math.nan))[0] is Cause.ROUNDING
     assert cause(scores, 10, together=True)[0] is Cause.UNKNOWN, "and where only draws miss"
     assert cause(SMALL, 8, together=True)[0] is Cause.ACCUMULATION
 
@@ -146,7 +146,7 @@ def test_where_one_input_has_no_score_what_does_most_is_asked_of_all(
         out=tmp_path / "out",
     )
     assert result.cause is Cause.ROUNDING and "/offset/Add" in result.sentence
-    assert result.layers["alone_score"].isna().all()
+    assert result.layers["sensitivity"].isna().all()
 
 
 @pytest.mark.usefixtures("few_draws")
@@ -176,13 +176,13 @@ def test_an_input_that_was_not_measured_may_be_the_one_that_a_layer_misses_on(
 
 def test_suspects_are_asked_one_by_one_until_one_misses() -> None:
     scores = {f"l{i:02}": 40.0 - i for i in range(20)}
-    found, said = cause(scores, 20, alone=lambda n: probed(5.0 if n == "l04" else 0.5))
+    found, said = cause(scores, 20, alone=lambda n: evaluated(5.0 if n == "l04" else 0.5))
     assert found is Cause.ROUNDING and "rounding in l04 alone misses" in said
     asked: list[str] = []
 
-    def none_misses(name: str) -> ProbeResult:
+    def none_misses(name: str) -> Evaluation:
         asked.append(name)
-        return probed(0.5)
+        return evaluated(0.5)
 
     found, said = cause(scores, 20, alone=none_misses)
     assert found is Cause.ACCUMULATION and asked == [f"l{i:02}" for i in range(16)]

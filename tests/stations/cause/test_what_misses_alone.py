@@ -35,7 +35,7 @@ def test_what_breaks_on_some_inputs_alone_is_ranked_before_what_disturbs_most(
     given = [{"x": random.normal(size=(4, 16)).astype(np.float32)} for _ in range(8)]
     result = bisect_trt.bisect(model, given, runner="emulated", out=tmp_path / "run")
     layers = result.layers.set_index("layer")
-    needed = set(layers.index[~(layers["alone_score"] <= 1.0)])
+    needed = set(layers.index[~(layers["sensitivity"] <= 1.0)])
     assert result.cause is Cause.OVERFLOW and needed <= set(result.pinned)
     assert max(layers["rank"][list(needed)]) == len(needed) < 20
     assert len(result.pinned) <= len(needed) + 1
@@ -71,7 +71,7 @@ def test_each_input_may_break_another_layer(
     assert {f"/h{k}/Mul" for k in range(8)} <= set(result.pinned)
     forbid_inferences(monkeypatch)
     again = bisect_trt.bisect(model, given, **asked)
-    assert (again.pinned, again.new_probes, again.effect_runs) == (result.pinned, 0, 0)
+    assert (again.pinned, again.new_evaluations, again.sensitivity_runs) == (result.pinned, 0, 0)
 
 
 def squared(limit: float) -> onnx.ModelProto:
@@ -123,11 +123,11 @@ def test_each_condition_is_looked_at_on_the_input_that_misses_it(
         model,
         given,
         require=[f"{decided}:top1>=1", f"{rounded}:max_abs<=1e-3"],
-        variants="none",
+        augmented="none",
         runner="emulated",
         out=tmp_path / "run",
     )
-    alone = result.layers.set_index("layer")["alone_score"]
+    alone = result.layers.set_index("layer")["sensitivity"]
     assert (alone > 1.0).all(), result.sentence
 
 

@@ -12,36 +12,36 @@ from onnx import TensorProto, helper
 import bisect_trt
 from bisect_trt.base.errors import BadInputError
 from bisect_trt.base.interrupt import Observer
-from bisect_trt.evaluate.evaluator import Prober
+from bisect_trt.evaluate.evaluator import Evaluator
 from bisect_trt.settings import Settings
 from bisect_trt.steps.estimate import Work, estimate, expected_work
-from bisect_trt.steps.problem import Case, load
+from bisect_trt.steps.problem import Problem, load
 from fixtures.encoders import encoder_decomposed
 from fixtures.models import healthy
 
 FIXTURE = encoder_decomposed()
 
 
-def case_of(**options: object) -> Case:
+def case_of(**options: object) -> Problem:
     made = Settings(FIXTURE.model, [FIXTURE.inputs], require=FIXTURE.require, **options)
     return load(made, Observer())
 
 
-def work_of(case: Case, *, passes: bool, seconds: float = 1e-3) -> Work:
+def work_of(problem: Problem, *, passes: bool, seconds: float = 1e-3) -> Work:
     given = {"passes": passes, "hopeless": False}
-    return expected_work(case, probe_seconds=seconds, usual_seconds=seconds, **given)
+    return expected_work(problem, evaluation_seconds=seconds, usual_seconds=seconds, **given)
 
 
 def test_what_passes_is_hardly_searched() -> None:
     fails, passes = (work_of(case_of(), passes=p) for p in (False, True))
     assert passes.rows == 0 and passes.emulations < 10 and passes.probes == 3
     assert fails.rows >= 2 * len(case_of().names) and fails.emulations > 200
-    assert passes.drawn >= 20 + 12 + 59 and passes.second_asked < passes.drawn
+    assert passes.copied >= 20 + 12 + 59 and passes.second_asked < passes.copied
 
 
 def test_a_slow_model_is_tested_on_fewer_draws() -> None:
     quick, slow = (work_of(case_of(), passes=True, seconds=s) for s in (1e-3, 3.0))
-    assert slow.drawn < quick.drawn and slow.second_asked >= 8
+    assert slow.copied < quick.copied and slow.second_asked >= 8
 
 
 def test_a_fitted_search_is_priced_by_its_pins() -> None:
@@ -55,10 +55,10 @@ def test_the_counts_are_those_of_the_run(tmp_path: Path) -> None:
         FIXTURE.model, FIXTURE.inputs, require=FIXTURE.require, runner="emulated", out=tmp_path
     )
     work = work_of(case_of(), passes=False)
-    assert 0.5 <= work.rows / result.effect_runs <= 2.0
-    assert result.holds is not None
-    drawn = 20 + 12 + result.holds.redrawn.tested + result.holds.variants.tested
-    assert 0.5 <= work.drawn / drawn <= 2.0
+    assert 0.5 <= work.rows / result.sensitivity_runs <= 2.0
+    assert result.validation is not None
+    copied = 20 + 12 + result.validation.perturbed.tested + result.validation.augmented.tested
+    assert 0.5 <= work.copied / copied <= 2.0
 
 
 @pytest.mark.usefixtures("few_draws")
@@ -66,8 +66,10 @@ def test_an_estimate_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     fixture = healthy()
     price = estimate(Settings(fixture.model, [fixture.inputs], budget=1e-3), Observer())
-    assert price.seconds == pytest.approx(0.06) and price.draws > 50 and price.effect_runs == 0
-    assert f"{price.draws} draws in" in price.sentence
+    assert (
+        price.seconds == pytest.approx(0.06) and price.copies > 50 and price.sensitivity_runs == 0
+    )
+    assert f"{price.copies} draws in" in price.sentence
     assert not list(tmp_path.iterdir())
 
 
@@ -76,13 +78,13 @@ def test_of_many_inputs_a_few_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
     given = fixture.inputs.items()
     inputs = [{n: np.float32(a * (1 + k / 99)) for n, a in given} for k in range(40)]
     asked: list[int] = []
-    judge = Prober.judge
+    judge = Evaluator.judge
 
-    def counted(prober: Prober, plan: Any, panel: Any, **more: Any) -> Any:
-        asked.append(len(samples := list(panel)))
-        return judge(prober, plan, samples, **more)
+    def counted(evaluator: Evaluator, plan: Any, search_set: Any, **more: Any) -> Any:
+        asked.append(len(samples := list(search_set)))
+        return judge(evaluator, plan, samples, **more)
 
-    monkeypatch.setattr(Prober, "judge", counted)
+    monkeypatch.setattr(Evaluator, "judge", counted)
     estimate(Settings(fixture.model, inputs, holdout="none", runner="emulated"), Observer())
     assert max(asked) <= 8
 
@@ -90,7 +92,7 @@ def test_of_many_inputs_a_few_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_where_fp32_misses_nothing_is_searched() -> None:
     asked = Settings(FIXTURE.model, [FIXTURE.inputs], runner="emulated", require="max_abs<=1e-12")
     found = estimate(asked, Observer())
-    assert (found.draws, found.effect_runs) == (0, 0) and found.probes < found.fewest
+    assert (found.copies, found.sensitivity_runs) == (0, 0) and found.probes < found.fewest
 
 
 def test_a_budget_is_told_beside_what_it_would_take_without_one() -> None:

@@ -14,7 +14,7 @@ from bisect_trt import Result, pipeline
 from bisect_trt.base.interrupt import Observer
 from bisect_trt.settings import Settings
 from bisect_trt.steps import sensitivity, tradeoff
-from bisect_trt.steps.context import open_bench
+from bisect_trt.steps.context import open_context
 from bisect_trt.steps.problem import load
 from bisect_trt.steps.sensitivity import Sensitivity, measure_sensitivity
 from fixtures.build import GraphBuilder
@@ -45,11 +45,13 @@ def measured(
     """What the station gives, and what it says."""
     fixture = fixture or residual()
     settings = Settings(fixture.model, [fixture.inputs], require=[fixture.require], out=folder)
-    case = load(settings, Observer())
-    with open_bench(case, Observer()) as bench:
-        samples = list(case.samples)
-        found = measure_sensitivity(case, bench, suspicion, samples, case.base, budget_s, 0.1)
-        return found, [f.message for f in bench.ledger().findings if f.kind == "measured"]
+    problem = load(settings, Observer())
+    with open_context(problem, Observer()) as context:
+        samples = list(problem.samples)
+        found = measure_sensitivity(
+            problem, context, suspicion, samples, problem.base, budget_s, 0.1
+        )
+        return found, [f.message for f in context.run_statistics().findings if f.kind == "measured"]
 
 
 def test_the_most_suspicious_layers_are_measured_first(
@@ -124,12 +126,12 @@ def test_a_run_without_any_time_to_measure_still_answers(
     said = " ".join(f.message for f in result.findings)
     assert f"0 of {result.layer_count} layers were measured alone" in said
     assert "frontier.csv has 1 of" in said
-    table = pd.read_csv(tmp_path / "frontier.csv")
+    table = pd.read_csv(tmp_path / "tradeoff.csv")
     assert list(table["set"]) == ["answer"]
     forbid_inferences(monkeypatch)
     again = run(tmp_path)
     assert again.pinned == result.pinned
-    assert len(pd.read_csv(tmp_path / "frontier.csv")) == 1
+    assert len(pd.read_csv(tmp_path / "tradeoff.csv")) == 1
 
 
 class Heard(Observer):
@@ -138,7 +140,7 @@ class Heard(Observer):
     def __init__(self) -> None:
         self.told: dict[str, list[tuple[int, int]]] = {}
 
-    def station(self, name: str) -> None:
+    def step(self, name: str) -> None:
         self._of = self.told.setdefault(name, [])
 
     def progress(self, done: int, expected: int, note: str) -> None:
@@ -156,6 +158,6 @@ def test_a_search_and_what_follows_tell_how_much_is_left(
     assert counted and all(0 <= done < most for done, most in counted)
     assert counted == sorted(counted) and len({most for _, most in counted}) == 1
     if robust:
-        assert {most for _, most in heard.told["frontier"]} == {len(result.frontier)}
+        assert {most for _, most in heard.told["tradeoff"]} == {len(result.tradeoff)}
         made = [most for _, most in heard.told["unseen inputs"]]
         assert made and all(made)

@@ -9,10 +9,10 @@ import pytest
 
 from bisect_trt.base.interrupt import Observer, TimeBudget
 from bisect_trt.runners.reference import Reference
-from bisect_trt.steps.context import open_bench
-from bisect_trt.steps.tests import draw_ahead, next_test
+from bisect_trt.steps.context import open_context
+from bisect_trt.steps.tests import make_copies_ahead, next_test
 from bisect_trt.steps.validation import put_to_test
-from tests.stations.draws.test_fresh_draws import MADE, case_of
+from tests.steps.copies.test_fresh_draws import MADE, case_of
 
 
 @pytest.mark.parametrize(
@@ -45,23 +45,25 @@ def test_the_reference_is_not_opened_again_for_the_next_test(
     monkeypatch.setattr(Reference, "_open", counted)
     more = {"robust": 0.0} if fitted else {}
     scales = [1.0 + 0.01 * number for number in range(inputs)]
-    case = case_of(tmp_path, scales, holdout=["none"], **more)
+    problem = case_of(tmp_path, scales, holdout=["none"], **more)
     MADE.clear()
-    with open_bench(case, Observer(), time_budget=TimeBudget(minutes)) as bench:
-        bench.prober.probe(case.base)
-        draw_ahead(case, bench)
+    with open_context(problem, Observer(), time_budget=TimeBudget(minutes)) as context:
+        context.evaluator.probe(problem.base)
+        make_copies_ahead(problem, context)
         made = len(MADE)
         assert (made > 0) == (many and not fitted and minutes is None)
-        bench.second.probe(case.base)
+        context.second.probe(problem.base)
         if not made:
             return
         before = len(opened)
-        draw_ahead(case, bench)  # as before the second emulator is asked about another set
+        make_copies_ahead(
+            problem, context
+        )  # as before the second emulator is asked about another set
         assert len(MADE) == made
-        test = next_test(case, bench)
+        test = next_test(problem, context)
         assert made >= test.enough
-        judges = [bench.prober, bench.second]
-        refused, holds = put_to_test(case, bench, judges, case.base, test, 1.0)
-        assert refused is None and holds is not None
-        assert holds.redrawn.tested == holds.variants.tested == test.enough
+        judges = [context.evaluator, context.second]
+        refused, validation = put_to_test(problem, context, judges, problem.base, test, 1.0)
+        assert refused is None and validation is not None
+        assert validation.perturbed.tested == validation.augmented.tested == test.enough
     assert len(opened) == before, "all references were there"

@@ -20,17 +20,17 @@ from bisect_trt.base.interrupt import BudgetSpentError, Observer
 from bisect_trt.base.outcomes import Finding, InputKind, Verdict
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
-from bisect_trt.evaluate.result import ProbeResult
+from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.inputs.samples import load_inputs, short_digest
 from bisect_trt.metrics.arrays import Arrays
 from bisect_trt.model.inputs import input_specs
 from bisect_trt.runners.emulator import EmulatedRunner
 from bisect_trt.settings import Settings
-from bisect_trt.steps.context import Ledger, open_bench
+from bisect_trt.steps.context import RunStatistics, open_context
 from bisect_trt.steps.diagnosis import _others
 from bisect_trt.steps.problem import load
 from bisect_trt.steps.search_set import Refusal
-from bisect_trt.steps.sensitivity import EffectRows
+from bisect_trt.steps.sensitivity import SensitivityRows
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture
 from fixtures.models import healthy, residual
@@ -80,11 +80,11 @@ def test_copies_count_once_and_a_fifth_is_said_to_be_kept_apart(tmp_path: Path) 
     fixture = healthy()
     inputs = several(fixture, 20)
     result = run(fixture, [inputs[0], *inputs, inputs[3]], tmp_path)
-    assert result.holds.given.tested == 16 and result.holds.holdout.tested == 4
+    assert result.validation.given.tested == 16 and result.validation.holdout.tested == 4
     assert "2 of the inputs are copies of others: they were counted once" in messages(result)
     assert "4 of 20 inputs, a fifth, are kept apart to test on" in messages(result)
     one = run(fixture, [inputs[0], inputs[0]], tmp_path / "one")
-    assert one.holds.of_one and "1 of the inputs is a copy of another" in messages(one)
+    assert one.validation.of_one and "1 of the inputs is a copy of another" in messages(one)
 
 
 def test_what_is_to_be_kept_apart_is_not_searched_with(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_what_is_to_be_kept_apart_is_not_searched_with(tmp_path: Path) -> None:
     fixture = healthy()
     inputs = several(fixture, 6)
     result = run(fixture, inputs, tmp_path, holdout=[*inputs[4:], inputs[5]])
-    assert result.holds.given.tested == 4 and result.holds.holdout.tested == 2
+    assert result.validation.given.tested == 4 and result.validation.holdout.tested == 2
     assert "2 of 6 given inputs are those of --holdout" in messages(result)
     assert "1 of the inputs kept apart is a copy of another" in messages(result)
     with pytest.raises(BadInputError, match="--holdout names every given input"):
@@ -105,7 +105,9 @@ def test_what_is_to_be_kept_apart_is_not_searched_with(tmp_path: Path) -> None:
         runner="emulated",
         out=tmp_path / "verify",
     )
-    assert held.holds is not None and held.holds.given.tested == 6, "nothing is searched there"
+    assert held.validation is not None and held.validation.given.tested == 6, (
+        "nothing is searched there"
+    )
 
 
 def test_what_an_older_search_saw_stays_among_the_given(tmp_path: Path) -> None:
@@ -137,7 +139,7 @@ def test_variants_that_are_none_are_refused(tmp_path: Path, kinds: str, words: s
     fixture = healthy()
     for _ in range(2):
         with pytest.raises(BadInputError, match=f"--variants {re.escape(kinds)}: .*{words}"):
-            run(fixture, fixture.inputs, tmp_path, variants=kinds)
+            run(fixture, fixture.inputs, tmp_path, augmented=kinds)
 
 
 def test_samples_from_a_function_or_a_generator(tmp_path: Path) -> None:
@@ -185,13 +187,13 @@ def test_where_some_inputs_may_miss_the_first_line_says_on_how_many(tmp_path: Pa
     inputs = [{n: np.float32(a * by) for n, a in fixture.inputs.items()} for by in (1.0, 16.0)]
     small, large = (error_of(fixture, arrays) for arrays in inputs)
     between = f"max_abs<={np.sqrt(small * large):g}"
-    result = run(fixture, inputs, tmp_path, require=between, pick=0.5, variants="none")
-    given = result.holds.given
+    result = run(fixture, inputs, tmp_path, require=between, pick=0.5, augmented="none")
+    given = result.validation.given
     assert given.passed < given.tested, "one of them is let miss"
     assert f"on {given.passed} of the 2 given inputs" in result._repr_markdown_()
     suite = ElementTree.parse(tmp_path / "junit.xml").getroot()
     properties = {p.get("name"): p.get("value") for p in suite.iter("property")}
-    assert f"olds on given {given.passed} of 2" in (properties["holds"] or "")
+    assert f"olds on given {given.passed} of 2" in (properties["validation"] or "")
     assert properties["robustness"] == json.loads((tmp_path / "run.json").read_text())["robust"]
     shown = {c.get("name"): c.findtext("system-out") for c in suite.iter("testcase")}
     assert f"{given.passed} of 2 meet" in (shown["holds on the given inputs"] or "")
@@ -201,7 +203,7 @@ def test_where_some_inputs_may_miss_the_first_line_says_on_how_many(tmp_path: Pa
 def test_a_word_for_less_than_usual_says_for_what(tmp_path: Path) -> None:
     fixture = healthy()
     inputs = several(fixture, 2)
-    result = run(fixture, inputs, tmp_path, holds_on=0.5)
+    result = run(fixture, inputs, tmp_path, given_share=0.5)
     assert (
         "Robust for the 50 % asked for, of inputs like yours. Holds on" in result._repr_markdown_()
     )
@@ -219,7 +221,7 @@ def test_a_spent_budget_says_what_the_plan_was_run_on(
     monkeypatch.setattr("bisect_trt.pipeline.measure_baselines", spent)
     result = run(fixture, fixture.inputs, tmp_path, budget=5.0)
     assert result.passed and result.out_of_time
-    assert (result.holds.given.passed, result.holds.redrawn.tested) == (1, 0)
+    assert (result.validation.given.passed, result.validation.perturbed.tested) == (1, 0)
 
 
 def test_a_spent_budget_and_nothing_pinned_is_no_unknown_cause(
@@ -247,7 +249,7 @@ def test_verify_says_fitted_of_a_plan_that_was(tmp_path: Path, robust: float) ->
             robust=asked,
             out=tmp_path / "v",
         )
-        assert found.holds is not None and found.holds.fitted is (robust == 0.0)
+        assert found.validation is not None and found.validation.fitted is (robust == 0.0)
     with pytest.raises(BadInputError, match="precision='bf16': this is a plan for fp16"):
         bisect_trt.verify(
             fixture.model, fixture.inputs, tmp_path / "plan.json", precision="bf16", out=tmp_path
@@ -257,8 +259,8 @@ def test_verify_says_fitted_of_a_plan_that_was(tmp_path: Path, robust: float) ->
 def test_a_set_that_an_emulator_refused_is_not_held() -> None:
     base = PrecisionPlan(Precision.FP16)
 
-    def probe(pins: str, runner: str, verdict: Verdict) -> ProbeResult:
-        return ProbeResult(
+    def probe(pins: str, runner: str, verdict: Verdict) -> Evaluation:
+        return Evaluation(
             base.with_pins(pins), runner, verdict, 0.5, {}, {}, 0.0, on=InputKind.GIVEN
         )
 
@@ -271,16 +273,18 @@ def test_a_set_that_an_emulator_refused_is_not_held() -> None:
         probe("a", "engine", Verdict.PASS),
         probe("a", "one", Verdict.FAIL),
     )
-    ledger = Ledger(Path(), log, ("one", "two"), "one", {}, 0, (), {})
-    assert ledger.smallest_passing(base, ("one",)) == frozenset("abc")
-    assert ledger.smallest_passing(base, ("one", "two")) == frozenset("abcd")
-    assert ledger.smallest_passing(base, ("engine",)) == frozenset("a"), "it has its own word"
+    run_statistics = RunStatistics(Path(), log, ("one", "two"), "one", {}, 0, (), {})
+    assert run_statistics.smallest_passing(base, ("one",)) == frozenset("abc")
+    assert run_statistics.smallest_passing(base, ("one", "two")) == frozenset("abcd")
+    assert run_statistics.smallest_passing(base, ("engine",)) == frozenset("a"), (
+        "it has its own word"
+    )
 
 
 def test_sets_that_miss_are_counted_as_sets() -> None:
     samples = tuple(Sample(f"{i}", {}) for i in range(8))
-    lowered = SimpleNamespace(verdict=Verdict.PASS)
-    unseen: Any = SimpleNamespace(refused=Refusal("redrawn", samples, 28, 1.2), lowered=lowered)
+    reduced = SimpleNamespace(verdict=Verdict.PASS)
+    unseen: Any = SimpleNamespace(refused=Refusal("perturbed", samples, 28, 1.2), reduced=reduced)
     assert _others(unseen, 4) == "2 of 28 roundings redrawn miss it"
     unseen.refused = None
     assert _others(unseen, 1) == "others like them do not"
@@ -288,8 +292,8 @@ def test_sets_that_miss_are_counted_as_sets() -> None:
 
 def test_the_time_left_is_what_there_is() -> None:
     """Of 4,000 runs as many as the time is enough for, at the pace until now."""
-    case: Any = SimpleNamespace(names=("a",) * 2000)
-    rows = EffectRows(case, None, [None, None], None)  # type: ignore[arg-type,list-item]
+    problem: Any = SimpleNamespace(names=("a",) * 2000)
+    rows = SensitivityRows(problem, None, [None, None], None)  # type: ignore[arg-type,list-item]
     rows.runs, rows._began = 40, 100.0
     assert rows._expected(130.0, 110.0) == 40 + 80
     assert rows._expected(105.0, 110.0) == 40
@@ -298,12 +302,12 @@ def test_the_time_left_is_what_there_is() -> None:
 
 def test_a_note_is_kept_once(tmp_path: Path) -> None:
     fixture = healthy()
-    case = load(Settings(fixture.model, [fixture.inputs], out=tmp_path), Observer())
+    problem = load(Settings(fixture.model, [fixture.inputs], out=tmp_path), Observer())
     told = Finding("draws", "", "no more were made")
-    with open_bench(case, Observer()) as bench:
+    with open_context(problem, Observer()) as context:
         for _ in range(2):
-            bench.note(told)
-        assert list(bench.ledger().findings) == [told]
+            context.note(told)
+        assert list(context.run_statistics().findings) == [told]
 
 
 def test_a_plan_is_not_verified_without_the_variants_that_were_named(tmp_path: Path) -> None:
@@ -316,7 +320,7 @@ def test_a_plan_is_not_verified_without_the_variants_that_were_named(tmp_path: P
                 fixture.inputs,
                 tmp_path / "plan.json",
                 runner="emulated",
-                variants=kinds,
+                augmented=kinds,
                 out=tmp_path / "verify",
             )
 
@@ -325,7 +329,7 @@ def test_a_decision_s_margin_is_not_told_by_the_error_beside_it(tmp_path: Path) 
     fixture = healthy()
     given = [{n: np.float32(a * by) for n, a in fixture.inputs.items()} for by in (1.0, 0.9, 0.8)]
     words = [
-        run(replace(fixture, require=require), given, tmp_path / str(k)).holds.word.value
+        run(replace(fixture, require=require), given, tmp_path / str(k)).validation.word.value
         for k, require in enumerate([("top1>=1",), ("top1>=1", "max_abs<=1")])
     ]
-    assert words == ["undecided", "undecided"]
+    assert words == ["inconclusive", "inconclusive"]

@@ -15,15 +15,15 @@ from bisect_trt.base.interrupt import Observer
 from bisect_trt.base.outcomes import InputKind, Verdict
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
-from bisect_trt.evaluate.result import PanelResult, SampleResult
+from bisect_trt.evaluate.result import SampleResult, SearchSetResult
 from bisect_trt.settings import Settings
-from bisect_trt.steps.context import open_bench
+from bisect_trt.steps.context import open_context
 from bisect_trt.steps.open_runners import Pace
 from bisect_trt.steps.problem import load
 from bisect_trt.steps.search_set import (
-    Panel,
-    PanelSamples,
     Refusal,
+    SearchSamples,
+    SearchSet,
     all_in_fp32,
     missed_by_every,
     told_by_pins,
@@ -41,11 +41,11 @@ SAMPLES = [Sample(f"s{k}", {"x": np.float32([k])}) for k in range(6)]
 class Judge:
     """Misses the samples of these numbers, by plan; of a set of them together if any."""
 
-    def __init__(self, lowered: set[int], every: set[int]) -> None:
-        self.misses = {LOW: lowered, EVERY: every}
+    def __init__(self, reduced: set[int], every: set[int]) -> None:
+        self.misses = {LOW: reduced, EVERY: every}
         self.asked: list[tuple[int, int]] = []
 
-    def judge(self, plan: PrecisionPlan, samples: Any, size: int = 1, **_: Any) -> PanelResult:
+    def judge(self, plan: PrecisionPlan, samples: Any, size: int = 1, **_: Any) -> SearchSetResult:
         numbers = [int(s.arrays["x"][0]) for s in samples]
         self.asked += [(len(plan.pinned), n) for n in numbers]
         results = []
@@ -53,13 +53,13 @@ class Judge:
             missed = self.misses[plan] & set(numbers[first : first + size])
             verdict, score = (Verdict.FAIL, 2.0) if missed else (Verdict.PASS, 0.5)
             results.append(SampleResult(verdict, score, (score,), {}, 0.0))
-        return PanelResult(plan, tuple(s.name for s in samples), tuple(results))
+        return SearchSetResult(plan, tuple(s.name for s in samples), tuple(results))
 
 
 def bench_of(first: Judge, second: Judge) -> Any:
     noted: list[str] = []
     return SimpleNamespace(
-        prober=first, second=second, noted=noted, note=lambda f: noted.append(f.kind)
+        evaluator=first, second=second, noted=noted, note=lambda f: noted.append(f.kind)
     )
 
 
@@ -68,12 +68,12 @@ def case_of(size: int = 1) -> Any:
         requirements=SimpleNamespace(of_sets=size > 1),
         samples=[0] * size,
         settings=SimpleNamespace(pick=None),
-        held_low=frozenset(),
+        kept_reduced=frozenset(),
         names=("a", "b"),
     )
 
 
-def refusal(numbers: list[int], kind: InputKind = InputKind.VARIANTS) -> Refusal:
+def refusal(numbers: list[int], kind: InputKind = InputKind.AUGMENTED) -> Refusal:
     return Refusal(kind, tuple(SAMPLES[n] for n in numbers), 9, 2.0)
 
 
@@ -90,41 +90,41 @@ def refusal(numbers: list[int], kind: InputKind = InputKind.VARIANTS) -> Refusal
 def test_a_draw_that_all_pins_miss_refuses_nothing(
     first: tuple[set[int], set[int]], second: tuple[set[int], set[int]], left: list[int]
 ) -> None:
-    bench = bench_of(Judge(*first), Judge(*second))
-    found = missed_by_every(case_of(), bench, LOW, EVERY, refusal([1, 2]))
+    context = bench_of(Judge(*first), Judge(*second))
+    found = missed_by_every(case_of(), context, LOW, EVERY, refusal([1, 2]))
     assert found == {SAMPLES[n].digest for n in {1, 2}.difference(left)}
-    assert bench.noted == ([] if left == [1, 2] else ["fp32-misses"])
+    assert context.noted == ([] if left == [1, 2] else ["fp32-misses"])
 
 
 def test_sets_are_judged_together_and_given_inputs_always_speak() -> None:
-    bench = bench_of(Judge({0, 2}, {2}), Judge(set(), set()))
-    found = missed_by_every(case_of(2), bench, LOW, EVERY, refusal([0, 1, 2, 3]))
+    context = bench_of(Judge({0, 2}, {2}), Judge(set(), set()))
+    found = missed_by_every(case_of(2), context, LOW, EVERY, refusal([0, 1, 2, 3]))
     assert found == {SAMPLES[2].digest, SAMPLES[3].digest}
     given = refusal([2], InputKind.GIVEN)
-    assert missed_by_every(case_of(), bench, LOW, EVERY, given) == set()
+    assert missed_by_every(case_of(), context, LOW, EVERY, given) == set()
 
 
 def test_what_is_held_low_or_runs_in_tf32_is_no_fp32() -> None:
-    case = case_of()
-    assert all_in_fp32(case, LOW) == EVERY
-    assert all_in_fp32(case, LOW.with_pins_in(Precision.TF32)) is None
-    case.held_low = frozenset({"a"})
-    assert all_in_fp32(case, LOW) is None
+    problem = case_of()
+    assert all_in_fp32(problem, LOW) == EVERY
+    assert all_in_fp32(problem, LOW.with_pins_in(Precision.TF32)) is None
+    problem.kept_reduced = frozenset({"a"})
+    assert all_in_fp32(problem, LOW) is None
 
 
 def test_a_panel_sets_such_draws_aside_and_keeps_the_given_inputs() -> None:
     first, second = Judge(set(), {0, 3}), Judge(set(), {4})
-    bench = bench_of(first, second)
-    bench.engine = None
-    case = case_of()
-    given, drawn = tuple(SAMPLES[:2]), tuple(SAMPLES[2:])
-    panel = Panel(case, bench, LOW, PanelSamples(given, drawn, ()))
-    assert panel.set_aside() and not panel.set_aside()
-    kept = {kind: [s.name for s in samples] for kind, samples in panel._samples.items()}
-    assert kept == {InputKind.GIVEN: ["s0", "s1"], InputKind.REDRAWN: ["s2", "s5"]}
+    context = bench_of(first, second)
+    context.engine = None
+    problem = case_of()
+    given, copied = tuple(SAMPLES[:2]), tuple(SAMPLES[2:])
+    search_set = SearchSet(problem, context, LOW, SearchSamples(given, copied, ()))
+    assert search_set.set_aside() and not search_set.set_aside()
+    kept = {kind: [s.name for s in samples] for kind, samples in search_set._samples.items()}
+    assert kept == {InputKind.GIVEN: ["s0", "s1"], InputKind.PERTURBED: ["s2", "s5"]}
     assert (2, 3) not in second.asked, "what one judge misses the next is not asked"
-    assert told_by_pins(case, bench, [first], EVERY, SAMPLES[:2]) == SAMPLES[1:2]
-    assert told_by_pins(case, bench, [first], None, SAMPLES[:2]) == SAMPLES[:2]
+    assert told_by_pins(problem, context, [first], EVERY, SAMPLES[:2]) == SAMPLES[1:2]
+    assert told_by_pins(problem, context, [first], None, SAMPLES[:2]) == SAMPLES[:2]
 
 
 def rounded() -> tuple[onnx.ModelProto, list[dict[str, np.ndarray]]]:
@@ -148,7 +148,7 @@ def test_a_search_that_meets_such_draws_ends_with_a_plan(tmp_path: Path) -> None
     )
     fp32 = bisect_trt.PrecisionPlan("fp16", [x.name for x in bisect_trt.graph.list_layers(model)])
     held = bisect_trt.verify(model, given, fp32, require="max_abs<=0.5", out=tmp_path / "verify")
-    assert held.holds is not None and held.holds.given.passed == 8
+    assert held.validation is not None and held.validation.given.passed == 8
     assert result.passed and result.pinned == ["/MatMul", "/Round"]
     assert [f.where for f in result.findings if f.kind == "fp32-misses"] == [""]
 
@@ -161,12 +161,17 @@ def test_a_slow_models_test_that_no_pins_pass_is_short(
     monkeypatch.setattr(Pace, "usual_seconds", property(lambda _: seconds))
     model, given = rounded()
     settings = Settings(model, given, require="max_abs<=0.5", runner="emulated", out=tmp_path)
-    case = load(settings, Observer())
-    with open_bench(case, Observer()) as bench:
-        judges, plan = [bench.prober, bench.second], case.base.with_pins(("/MatMul", "/Round"))
-        test = planned_test(case, 0, seconds, last=False)
-        every = all_in_fp32(case, case.base)
-        refused, holds = put_to_test(case, bench, judges, plan, test, 1.0, every)
-    assert refused is None and holds is not None
-    assert fewest <= holds.redrawn.tested <= most
-    assert holds.redrawn.passed < holds.redrawn.tested, "what FP32 misses too is counted"
+    problem = load(settings, Observer())
+    with open_context(problem, Observer()) as context:
+        judges, plan = (
+            [context.evaluator, context.second],
+            problem.base.with_pins(("/MatMul", "/Round")),
+        )
+        test = planned_test(problem, 0, seconds, last=False)
+        every = all_in_fp32(problem, problem.base)
+        refused, validation = put_to_test(problem, context, judges, plan, test, 1.0, every)
+    assert refused is None and validation is not None
+    assert fewest <= validation.perturbed.tested <= most
+    assert validation.perturbed.passed < validation.perturbed.tested, (
+        "what FP32 misses too is counted"
+    )

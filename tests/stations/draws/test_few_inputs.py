@@ -50,23 +50,38 @@ def run(out: Path, shares: Any, step: int = 0, **options: Any) -> bisect_trt.Res
 
 def test_two_inputs_that_are_nearly_one_are_no_word_on_others(tmp_path: Path) -> None:
     two = run(tmp_path / "two", (1.0, 1.0001))
-    assert two.holds is not None and two.holds.word.value == "undecided" and two.holds.reach > 1.0
-    assert two.holds.redrawn.lower_bound >= 0.95 and two.holds.variants.lower_bound >= 0.95
-    again = read_run(tmp_path / "two").holds
-    assert again.reach == two.holds.reach and again.word is two.holds.word
+    assert (
+        two.validation is not None
+        and two.validation.word.value == "inconclusive"
+        and two.validation.prediction_limit > 1.0
+    )
+    assert (
+        two.validation.perturbed.lower_bound >= 0.95
+        and two.validation.augmented.lower_bound >= 0.95
+    )
+    again = read_run(tmp_path / "two").validation
+    assert (
+        again.prediction_limit == two.validation.prediction_limit
+        and again.word is two.validation.word
+    )
     eight = run(tmp_path / "eight", np.linspace(0.85, 1.0, 8), step=5)
-    assert eight.holds.word.value == "robust" and eight.holds.reach <= 1.0
+    assert eight.validation.word.value == "robust" and eight.validation.prediction_limit <= 1.0
 
 
 def test_a_decision_that_never_changed_tells_nothing_of_the_next_input(tmp_path: Path) -> None:
     one = run(tmp_path / "one", (1.0,), require="top1>=1")
-    assert one.passed and not one.pinned and one.holds.word.value == "undecided"
-    assert one.holds.reach == np.inf and one.holds.variants.passed == one.holds.variants.tested
+    assert one.passed and not one.pinned and one.validation.word.value == "inconclusive"
+    assert (
+        one.validation.prediction_limit == np.inf
+        and one.validation.augmented.passed == one.validation.augmented.tested
+    )
     some = run(tmp_path / "some", np.linspace(0.8, 1.0, 40), require="top1>=1")
-    assert some.holds.word.value == "undecided" and some.holds.reach == np.inf
+    assert (
+        some.validation.word.value == "inconclusive" and some.validation.prediction_limit == np.inf
+    )
     many = run(tmp_path / "many", np.linspace(0.8, 1.0, 59), require="top1>=1")
-    assert many.holds.given.passed + many.holds.holdout.passed == 59
-    assert many.holds.word.value == "robust"
+    assert many.validation.given.passed + many.validation.holdout.passed == 59
+    assert many.validation.word.value == "robust"
 
 
 def test_a_class_tells_nothing_of_the_next_input_by_any_metric(tmp_path: Path) -> None:
@@ -77,8 +92,8 @@ def test_a_class_tells_nothing_of_the_next_input_by_any_metric(tmp_path: Path) -
     inputs = [{"x": waves(seed, 1, 32)} for seed in (1, 2)]
     for place, require in enumerate(("rel_range<=1e-2", "argmax>=1")):
         options = {"require": require, "runner": "emulated", "out": tmp_path / str(place)}
-        holds = bisect_trt.bisect(model, inputs, **options).holds
-        assert holds.word.value == "undecided" and holds.reach == np.inf
+        validation = bisect_trt.bisect(model, inputs, **options).validation
+        assert validation.word.value == "inconclusive" and validation.prediction_limit == np.inf
 
 
 def test_copies_without_any_error_tell_nothing_of_the_next_input(tmp_path: Path) -> None:
@@ -87,10 +102,10 @@ def test_copies_without_any_error_tell_nothing_of_the_next_input(tmp_path: Path)
     b.rename_output(b.op("Relu", b.op("Relu", "x")), "y")
     model = b.model({"x": [1, 32]}, {"y": [1, 32]})
     dark = [{"x": waves(seed, 1, 32) - 2.0} for seed in range(59)]
-    for count, word in ((2, "undecided"), (59, "robust")):
+    for count, word in ((2, "inconclusive"), (59, "robust")):
         options = {"runner": "emulated", "holdout": "none", "out": tmp_path / str(count)}
         result = bisect_trt.bisect(model, dark[:count], require="max_abs<=1e-5", **options)
-        assert result.holds.word.value == word
+        assert result.validation.word.value == word
     report = (tmp_path / "2" / "report.md").read_text()
     assert "another input may use anything: no copy shows any error" in report
 
@@ -98,20 +113,20 @@ def test_copies_without_any_error_tell_nothing_of_the_next_input(tmp_path: Path)
 def test_a_set_of_inputs_is_one_observation(tmp_path: Path) -> None:
     require = FIXTURE.require.replace("<=", "@mean<=")
     few = run(tmp_path / "few", np.linspace(0.85, 1.0, 8), require=require)
-    assert few.holds.set_size == 8 and few.holds.word.value == "undecided"
-    assert few.holds.reach == np.inf
+    assert few.validation.set_size == 8 and few.validation.word.value == "inconclusive"
+    assert few.validation.prediction_limit == np.inf
     assert "another set may use anything" in (tmp_path / "few" / "report.md").read_text()
     near = run(tmp_path / "near", np.linspace(0.99, 1.0, 59), require=require, holdout="none")
-    assert near.holds.word.value == "robust" and 0.0 < near.holds.reach <= 1.0
+    assert near.validation.word.value == "robust" and 0.0 < near.validation.prediction_limit <= 1.0
     apart = run(
         tmp_path / "apart", np.linspace(0.05, 1.0, 59) ** 4, require=require, holdout="none"
     )
-    assert apart.holds.reach > near.holds.reach
+    assert apart.validation.prediction_limit > near.validation.prediction_limit
 
 
 def test_what_other_inputs_may_score_is_no_less_than_a_given_one(tmp_path: Path) -> None:
     eight = run(tmp_path, (*np.linspace(0.1, 0.11, 7), 1.0))
-    assert eight.holds.reach >= eight.holds.given.worst_score
+    assert eight.validation.prediction_limit >= eight.validation.given.worst_score
 
 
 def test_copies_of_one_input_are_no_word_on_others_however_small_their_error(
@@ -121,13 +136,17 @@ def test_copies_of_one_input_are_no_word_on_others_however_small_their_error(
     one = bisect_trt.bisect(
         fixture.model, fixture.inputs, require="max_abs<=1e3", runner="emulated", out=tmp_path
     )
-    assert one.passed and one.holds.word.value == "undecided" and one.holds.reach == np.inf
-    assert one.holds.redrawn.passed == one.holds.redrawn.tested >= 59
+    assert (
+        one.passed
+        and one.validation.word.value == "inconclusive"
+        and one.validation.prediction_limit == np.inf
+    )
+    assert one.validation.perturbed.passed == one.validation.perturbed.tested >= 59
 
 
 def test_variants_that_are_all_the_same_are_said_to_be(tmp_path: Path) -> None:
-    same = run(tmp_path, (1.0, 0.9), variants=f"{__name__}:halved")
-    assert same.holds.variants.tested == 0 and same.holds.spent
+    same = run(tmp_path, (1.0, 0.9), augmented=f"{__name__}:halved")
+    assert same.validation.augmented.tested == 0 and same.validation.spent
     assert "no more than 0 variants could be made that the search" in messages(same)
     assert "could be made" not in messages(run(tmp_path / "auto", (1.0, 0.9)))
 
@@ -142,9 +161,9 @@ def test_a_set_that_was_kept_apart_is_called_one(tmp_path: Path) -> None:
         np.linspace(0.9, 1.0, 3),
         require=FIXTURE.require.replace("<=", "@mean<="),
         holdout=inputs_of((0.7, 0.8)),
-        holds_on=0.5,
+        given_share=0.5,
     )
-    assert result.holds.set_size == 3 and result.holds.holdout_size == 2
+    assert result.validation.set_size == 3 and result.validation.holdout_size == 2
     assert "held out 1 of 1 sets of 2 inputs" in (tmp_path / "report.md").read_text()
     assert "--holds-on 0.5 does nothing here" in messages(result)
 
@@ -158,15 +177,15 @@ def test_what_a_spared_input_does_is_in_the_answer_and_in_the_frontier(tmp_path:
         [{n: np.float32(a * by) for n, a in fixture.inputs.items()} for by in shares],
         require="max_abs<=5e-4",
         holdout="none",
-        holds_on=0.96,
+        given_share=0.96,
         runner="emulated",
         out=tmp_path,
     )
-    given = result.holds.given
+    given = result.validation.given
     assert (given.passed, given.tested) == (48, 50) and given.worst_score > 1.0
-    row = result.frontier[result.frontier["set"] == "answer"].iloc[0]
+    row = result.tradeoff[result.tradeoff["set"] == "answer"].iloc[0]
     assert (row["given_passed"], row["given_tested"]) == (48, 50)
-    rest = result.frontier[result.frontier["set"] == "ranking"]
+    rest = result.tradeoff[result.tradeoff["set"] == "ranking"]
     assert (rest["given_tested"] == 26).all()
     assert "on the worst given input" in (tmp_path / "report.md").read_text()
 
@@ -232,8 +251,8 @@ def rarely_raising(
 
 def test_a_variant_that_cannot_be_made_late_costs_no_answer(tmp_path: Path) -> None:
     """The search was made, and ended with wrong usage and nothing written, each time again."""
-    result = run(tmp_path, (1.0, 0.9), variants=f"{__name__}:rarely_raising")
-    assert result.holds.variants.tested > 50
+    result = run(tmp_path, (1.0, 0.9), augmented=f"{__name__}:rarely_raising")
+    assert result.validation.augmented.tested > 50
     assert "no such augmentation" in messages(result) and "are left out" in messages(result)
 
 
@@ -252,9 +271,9 @@ def soon_raising(
 def test_a_function_that_makes_none_any_more_ends(tmp_path: Path) -> None:
     """It was asked for ever, and no budget ended it."""
     CALLS.clear()
-    result = run(tmp_path, (1.0, 0.9), variants=f"{__name__}:soon_raising")
+    result = run(tmp_path, (1.0, 0.9), augmented=f"{__name__}:soon_raising")
     assert "no more augmentations" in messages(result) and len(CALLS) < 1000
-    assert result.holds.word.value == "undecided"
+    assert result.validation.word.value == "inconclusive"
 
 
 def test_of_many_inputs_a_mixture_reads_one(tmp_path: Path) -> None:

@@ -19,16 +19,16 @@ from bisect_trt import PrecisionPlan, Result
 from bisect_trt.base.errors import BadInputError, RunnerFailedError
 from bisect_trt.base.interrupt import Observer, StoppedError
 from bisect_trt.base.sample import Sample
-from bisect_trt.inputs.augmentations import variant
-from bisect_trt.inputs.perturbations import redrawn
+from bisect_trt.inputs.augmentations import augmented_input
+from bisect_trt.inputs.perturbations import perturbed
 from bisect_trt.metrics.parser import parse_requirements
 from bisect_trt.runners.emulator import EmulatedRunner
 from bisect_trt.settings import Settings
 from bisect_trt.steps import failing_inputs
-from bisect_trt.steps.context import open_bench
+from bisect_trt.steps.context import open_context
 from bisect_trt.steps.problem import load
-from bisect_trt.steps.samples import SEARCH_STREAM, redraws, variants, wants_variants
-from bisect_trt.steps.tests import FRONTIER, wanted_of_variants
+from bisect_trt.steps.samples import SEARCH_STREAM, augmented, perturbs, wants_augmented
+from bisect_trt.steps.tests import TRADEOFF, wanted_of_augmented
 from fixtures.build import GraphBuilder
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture
@@ -60,7 +60,7 @@ def scores(
 
 def fresh(fixture: Fixture, count: int) -> list[Mapping[str, NDArray[Any]]]:
     """Redrawn copies by another seed than any of the tool's."""
-    return [redrawn(fixture.inputs, np.random.default_rng([7777, i])) for i in range(count)]
+    return [perturbed(fixture.inputs, np.random.default_rng([7777, i])) for i in range(count)]
 
 
 def test_a_robust_plan_holds_on_fresh_draws_and_a_fitted_one_does_not(tmp_path: Path) -> None:
@@ -68,35 +68,43 @@ def test_a_robust_plan_holds_on_fresh_draws_and_a_fitted_one_does_not(tmp_path: 
     fitted = run(fixture, tmp_path / "fitted", robust=0)
     robust = run(fixture, tmp_path / "robust")
     assert fitted.passed and robust.passed
-    assert robust.holds is not None and robust.holds.given.passed == 1
-    assert min(robust.holds.redrawn.lower_bound, robust.holds.variants.lower_bound) >= 0.95
+    assert robust.validation is not None and robust.validation.given.passed == 1
+    assert (
+        min(robust.validation.perturbed.lower_bound, robust.validation.augmented.lower_bound)
+        >= 0.95
+    )
     # One input: whether others hold too cannot be told where the worst copy is far from the usual.
-    assert robust.holds.word.value == "undecided" and robust.holds.reach > 1.0
-    assert fitted.holds is not None and fitted.holds.fitted
-    draws = fresh(fixture, 60)
+    assert (
+        robust.validation.word.value == "inconclusive" and robust.validation.prediction_limit > 1.0
+    )
+    assert fitted.validation is not None and fitted.validation.fitted
+    copies = fresh(fixture, 60)
     shares = [
-        np.mean(np.asarray(scores(fixture, found.plan, draws, fixture.require)) <= 1.0)
+        np.mean(np.asarray(scores(fixture, found.plan, copies, fixture.require)) <= 1.0)
         for found in (fitted, robust)
     ]
     assert shares[1] >= 0.95 and len(robust.pinned) > len(fitted.pinned)
-    assert shares[0] < shares[1] and fitted.holds.word.value != "robust"
+    assert shares[0] < shares[1] and fitted.validation.word.value != "robust"
 
 
 def test_nothing_to_pin_is_a_claim_like_any_other(tmp_path: Path) -> None:
     """A tolerance that everything lowered just meets on the given input, and not on others."""
     fixture = residual()
     outputs = run_model(fixture.model, fixture.inputs)[0]
-    lowered = next(
+    reduced = next(
         EmulatedRunner(fixture.model).outputs(PrecisionPlan("fp16"), [Sample("s", fixture.inputs)])
     )["y"]
-    require = f"max_abs<={float(np.abs(lowered - outputs).max()) * 1.02:.6g}"
-    lucky = run(fixture, tmp_path / "lucky", robust=0, require=require)
-    assert lucky.cause.value == "none" and lucky.holds is not None
-    assert lucky.holds.word.value != "robust" and lucky.exit_code == 0
+    require = f"max_abs<={float(np.abs(reduced - outputs).max()) * 1.02:.6g}"
+    overfitted = run(fixture, tmp_path / "overfitted", robust=0, require=require)
+    assert overfitted.cause.value == "none" and overfitted.validation is not None
+    assert overfitted.validation.word.value != "robust" and overfitted.exit_code == 0
     robust = run(fixture, tmp_path / "robust", require=require)
     assert robust.cause.value == "accumulation" and "The given inputs pass, but" in robust.sentence
-    assert robust.pinned and robust.holds is not None
-    assert min(robust.holds.redrawn.lower_bound, robust.holds.variants.lower_bound) >= 0.95
+    assert robust.pinned and robust.validation is not None
+    assert (
+        min(robust.validation.perturbed.lower_bound, robust.validation.augmented.lower_bound)
+        >= 0.95
+    )
 
 
 def test_what_is_robust_without_pins_is_said_so(tmp_path: Path) -> None:
@@ -109,16 +117,20 @@ def test_what_is_robust_without_pins_is_said_so(tmp_path: Path) -> None:
     )
     assert result.cause.value == "none" and result.pinned == []
     # The frontier has the answer's row, as the test counted it.
-    (row,) = result.frontier.to_dict(orient="records")
-    assert (row["pins"], row["set"], row["redrawn_tested"]) == (0, "answer", 80)
-    assert row["redrawn_lower_bound"] == result.holds.redrawn.lower_bound
-    assert result.holds is not None and result.holds.word.value == "robust"
+    (row,) = result.tradeoff.to_dict(orient="records")
+    assert (row["pins"], row["set"], row["perturbed_tested"]) == (0, "answer", 80)
+    assert row["perturbed_lower_bound"] == result.validation.perturbed.lower_bound
+    assert result.validation is not None and result.validation.word.value == "robust"
     saved = json.loads((tmp_path / "run.json").read_text())
     assert saved["robust"] == "robust"
-    assert set(saved["holds"]) == {"given", "redrawn", "variants", "holdout"}
-    for kind in saved["holds"].values():
+    assert set(saved["validation"]) == {"given", "perturbed", "augmented", "holdout"}
+    for kind in saved["validation"].values():
         assert set(kind) == {"passed", "tested", "lower_bound", "worst_score", "worst"}
-    assert saved["holds"]["redrawn"]["passed"] == saved["holds"]["redrawn"]["tested"] >= 59
+    assert (
+        saved["validation"]["perturbed"]["passed"]
+        == saved["validation"]["perturbed"]["tested"]
+        >= 59
+    )
     assert (
         "Robust, of inputs like yours. Holds on given 8 of 8"
         in (tmp_path / "report.md").read_text()
@@ -130,25 +142,25 @@ def test_the_panel_is_drawn_where_there_is_a_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: float, firsts: list[int | None]
 ) -> None:
     """Everything lowered is good enough, passes the given inputs by luck, or misses them."""
-    fixture, drawn = residual(), []
-    lowered = max(scores(fixture, PrecisionPlan("fp16"), [fixture.inputs], fixture.require))
-    panel_samples = failing_inputs.panel_samples
+    fixture, copied = residual(), []
+    reduced = max(scores(fixture, PrecisionPlan("fp16"), [fixture.inputs], fixture.require))
+    search_samples = failing_inputs.search_samples
 
-    def counted(case: Any, bench: Any, first: int | None = None) -> Any:
-        drawn.append(first)
-        return panel_samples(case, bench, first)
+    def counted(problem: Any, context: Any, first: int | None = None) -> Any:
+        copied.append(first)
+        return search_samples(problem, context, first)
 
-    monkeypatch.setattr(failing_inputs, "panel_samples", counted)
+    monkeypatch.setattr(failing_inputs, "search_samples", counted)
     metric, _, tolerance = fixture.require.partition("<=")
-    run(fixture, tmp_path, require=f"{metric}<={room * lowered * float(tolerance)}")
-    assert drawn == firsts
+    run(fixture, tmp_path, require=f"{metric}<={room * reduced * float(tolerance)}")
+    assert copied == firsts
 
 
 def test_clear_culprits_are_found_and_proved_as_ever(tmp_path: Path) -> None:
     fixture = encoder_decomposed()
     result = run(fixture, tmp_path)
     assert set(result.pinned) == fixture.pins and result.complete and not result.ranked
-    assert result.holds is not None and result.holds.word.value == "undecided"
+    assert result.validation is not None and result.validation.word.value == "inconclusive"
     assert result.pins["proved"].all() and (result.pins["tolerance_share"] < 1.0).all()
 
 
@@ -158,32 +170,36 @@ def test_the_same_command_again_asks_nothing(
     first = run(residual(), tmp_path)
     forbid_inferences(monkeypatch)
     again = run(residual(), tmp_path)
-    assert again.pinned == first.pinned and again.holds == first.holds
-    assert again.new_probes == 0
+    assert again.pinned == first.pinned and again.validation == first.validation
+    assert again.new_evaluations == 0
 
 
 def test_inputs_kept_apart_are_judged_at_the_end_only(tmp_path: Path) -> None:
     fixture = encoder_decomposed()
     make = np.random.default_rng
-    inputs = [variant("noise", fixture.inputs, [], make([5, i])) for i in range(25)]
+    inputs = [augmented_input("noise", fixture.inputs, [], make([5, i])) for i in range(25)]
     result = bisect_trt.bisect(
         fixture.model, inputs, require=fixture.require, runner="emulated", out=tmp_path / "auto"
     )
-    assert len(result.samples) == 20 and result.holds is not None
-    assert (result.holds.holdout.passed, result.holds.holdout.tested) == (5, 5)
-    assert result.holds.variants.tested == 0, "twenty inputs need no stand-ins"
+    assert len(result.samples) == 20 and result.validation is not None
+    assert (result.validation.holdout.passed, result.validation.holdout.tested) == (5, 5)
+    assert result.validation.augmented.tested == 0, "twenty inputs need no stand-ins"
     named = run(fixture, tmp_path / "named", holdout=inputs[:3])
-    assert named.holds is not None and named.holds.holdout.tested == 3
+    assert named.validation is not None and named.validation.holdout.tested == 3
     none = bisect_trt.bisect(
         fixture.model,
         inputs,
         require=fixture.require,
         runner="emulated",
         holdout="none",
-        variants="none",
+        augmented="none",
         out=tmp_path / "none",
     )
-    assert len(none.samples) == 25 and none.holds is not None and none.holds.holdout.tested == 0
+    assert (
+        len(none.samples) == 25
+        and none.validation is not None
+        and none.validation.holdout.tested == 0
+    )
 
 
 @pytest.mark.parametrize(("given", "tested"), [(20, True), (23, True), (24, False)])
@@ -192,18 +208,18 @@ def test_variants_stand_in_where_few_are_searched_with(
 ) -> None:
     fixture = residual()
     inputs = fresh(fixture, given)
-    case = load(Settings(fixture.model, inputs, out=tmp_path), Observer())
-    assert (len(case.samples) < given) and wants_variants(case) == tested
+    problem = load(Settings(fixture.model, inputs, out=tmp_path), Observer())
+    assert (len(problem.samples) < given) and wants_augmented(problem) == tested
 
 
 def test_what_overflows_is_counted_and_ends_nothing(tmp_path: Path) -> None:
     fixture = healthy()
     kept = [{"x": fixture.inputs["x"] * scale} for scale in (1e6, 0.5, 0.25)]
     result = run(fixture, tmp_path, holdout=kept)
-    assert result.holds is not None
-    assert (result.holds.holdout.passed, result.holds.holdout.tested) == (2, 3)
-    assert result.holds.holdout.worst_score == np.inf
-    assert result.holds.word.value == "undecided"
+    assert result.validation is not None
+    assert (result.validation.holdout.passed, result.validation.holdout.tested) == (2, 3)
+    assert result.validation.holdout.worst_score == np.inf
+    assert result.validation.word.value == "inconclusive"
 
 
 def test_what_the_model_cannot_be_run_on_is_no_fault_of_a_plan(tmp_path: Path) -> None:
@@ -223,8 +239,8 @@ def test_tf32_that_passes_by_luck_is_no_case_for_pins(tmp_path: Path) -> None:
     exact = run(fixture, tmp_path / "exact", precision="tf32")
     error = exact.outputs[exact.outputs["baseline"] == "tf32"]["max_abs"].iloc[0]
     require = f"max_abs<={float(error) * 1.02:.6g}"
-    lucky = run(fixture, tmp_path / "lucky", precision="tf32", require=require, robust=0)
-    assert lucky.cause.value == "none"
+    overfitted = run(fixture, tmp_path / "overfitted", precision="tf32", require=require, robust=0)
+    assert overfitted.cause.value == "none"
     robust = run(fixture, tmp_path / "robust", precision="tf32", require=require)
     assert robust.cause.value == "tf32" and robust.pinned == [] and robust.passed
     assert robust.plan.base.value == "fp32"
@@ -245,14 +261,20 @@ def test_token_ids_are_redrawn_by_what_they_look_up(tmp_path: Path, workers: int
         )
 
     first = run_it()
-    assert first.passed and first.pinned and first.holds is not None
-    assert first.holds.redrawn.tested >= 59 and first.holds.redrawn.lower_bound >= 0.95
-    assert first.holds.variants.lower_bound >= 0.95
+    assert first.passed and first.pinned and first.validation is not None
+    assert (
+        first.validation.perturbed.tested >= 59 and first.validation.perturbed.lower_bound >= 0.95
+    )
+    assert first.validation.augmented.lower_bound >= 0.95
     # Two sentences are too few for a word on others.
-    assert first.holds.word.value == "undecided" and first.holds.reach > 1.0
-    assert "redrawn" in first.holds.redrawn.worst
+    assert first.validation.word.value == "inconclusive" and first.validation.prediction_limit > 1.0
+    assert "perturbed" in first.validation.perturbed.worst
     again = run_it()
-    assert again.new_probes == 0 and again.holds == first.holds and again.pinned == first.pinned
+    assert (
+        again.new_evaluations == 0
+        and again.validation == first.validation
+        and again.pinned == first.pinned
+    )
 
 
 def test_token_ids_are_recalled_without_an_inference(
@@ -270,10 +292,10 @@ def test_token_ids_are_recalled_without_an_inference(
         )
 
     first = run_it()
-    assert first.cause.value == "none" and first.holds is not None
-    assert first.holds.redrawn.tested >= 59 and first.holds.word.value == "robust"
+    assert first.cause.value == "none" and first.validation is not None
+    assert first.validation.perturbed.tested >= 59 and first.validation.word.value == "robust"
     forbid_inferences(monkeypatch)
-    assert run_it().holds == first.holds
+    assert run_it().validation == first.validation
 
 
 def test_a_float_input_that_can_be_moved_is_moved_and_no_table(tmp_path: Path) -> None:
@@ -286,22 +308,24 @@ def test_a_float_input_that_can_be_moved_is_moved_and_no_table(tmp_path: Path) -
         }
     """)
     inputs = {"ids": np.arange(4), "x": np.float32([[1, 2], [3, 4], [5, 6], [7, 8]])}
-    case = load(Settings(model, [inputs], out=tmp_path), Observer())
-    assert case.graph.lookups and case.moves_inputs and not case.moves_lookups
-    with open_bench(case, Observer()) as bench:
+    problem = load(Settings(model, [inputs], out=tmp_path), Observer())
+    assert problem.graph.lookups and problem.moves_inputs and not problem.moves_lookups
+    with open_context(problem, Observer()) as context:
         for emulated in (True, False):
-            copies = list(redraws(case, bench, 1, 3, emulated=emulated))
+            copies = list(perturbs(problem, context, 1, 3, emulated=emulated))
             assert [set(c.arrays) for c in copies] == [{"ids", "x"}] * 3
 
 
 def test_an_engine_is_given_no_copies_that_only_emulators_take(tmp_path: Path) -> None:
-    case = load(Settings(token_encoder(1), [sentence(0)], out=tmp_path), Observer())
-    with open_bench(case, Observer()) as bench:
-        emulated = list(redraws(case, bench, 1, 3, emulated=True))
+    problem = load(Settings(token_encoder(1), [sentence(0)], out=tmp_path), Observer())
+    with open_context(problem, Observer()) as context:
+        emulated = list(perturbs(problem, context, 1, 3, emulated=True))
         assert len({s.digest for s in emulated}) == 3
         assert all(set(s.arrays) > {"ids", "mask"} for s in emulated)
-        assert list(redraws(case, bench, 1, 3, emulated=False)) == []
-    assert wanted_of_variants(case) == 0.95, "without redrawn copies the variants make the bound"
+        assert list(perturbs(problem, context, 1, 3, emulated=False)) == []
+    assert wanted_of_augmented(problem) == 0.95, (
+        "without redrawn copies the variants make the bound"
+    )
 
 
 def test_where_only_token_ids_vary_the_variants_make_the_bound(tmp_path: Path) -> None:
@@ -320,9 +344,11 @@ def test_where_only_token_ids_vary_the_variants_make_the_bound(tmp_path: Path) -
     result = bisect_trt.bisect(
         model, inputs, require="max_abs<=1e-2", runner="emulated", out=tmp_path
     )
-    assert result.holds is not None and result.holds.redrawn.tested == 0
-    assert result.holds.wanted_of_variants == 0.95 and result.holds.variants.tested >= 59
-    assert result.holds.word.value == "robust"
+    assert result.validation is not None and result.validation.perturbed.tested == 0
+    assert (
+        result.validation.wanted_of_augmented == 0.95 and result.validation.augmented.tested >= 59
+    )
+    assert result.validation.word.value == "robust"
 
 
 def test_an_interruption_of_the_last_test_keeps_the_set_found(
@@ -333,7 +359,7 @@ def test_an_interruption_of_the_last_test_keeps_the_set_found(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bisect_trt.pipeline.holds_of_answer", interrupted)
+    monkeypatch.setattr("bisect_trt.pipeline.validation_of_answer", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(fixture, tmp_path)
     saved = json.loads((tmp_path / "run.json").read_text())
@@ -360,9 +386,9 @@ def test_an_interruption_of_the_search_leaves_the_smallest_set_that_it_held(
         run(fixture, tmp_path, require="rel_range<=5e-5", robust=robust, observer=Impatient())
     saved = json.loads((tmp_path / "run.json").read_text())
     assert saved["passed"] and not saved["complete"] and len(saved["pinned"]) == told[-1] < 120
-    holds = saved["holds"]
-    assert holds["given"]["passed"] == holds["given"]["tested"] == 1
-    assert holds["redrawn"]["tested"] == holds["variants"]["tested"] == 0
+    validation = saved["validation"]
+    assert validation["given"]["passed"] == validation["given"]["tested"] == 1
+    assert validation["perturbed"]["tested"] == validation["augmented"]["tested"] == 0
     assert saved["robust"] != "robust" and saved["interrupted"]
     assert "run the same command again: it goes on" in (tmp_path / "report.md").read_text()
     assert scores(fixture, plan_of(tmp_path), [fixture.inputs], "rel_range<=5e-5")[0] <= 1.0
@@ -380,8 +406,8 @@ def test_an_interruption_after_the_test_keeps_what_it_showed(
     monkeypatch.setattr("bisect_trt.pipeline.looked_at_again", stopped)
     with pytest.raises(StoppedError, match="best plan so far"):
         run(residual(), tmp_path, require="rel_range<=5e-5", robust=0.0)
-    holds = json.loads((tmp_path / "run.json").read_text())["holds"]
-    assert holds["redrawn"]["tested"] > 0 and holds["given"]["passed"] == 1
+    validation = json.loads((tmp_path / "run.json").read_text())["validation"]
+    assert validation["perturbed"]["tested"] > 0 and validation["given"]["passed"] == 1
     assert "plan_score_emulated" in (tmp_path / "inputs.csv").read_text()
 
 
@@ -393,14 +419,18 @@ def test_layers_are_ranked_on_the_given_inputs_that_do_worst(tmp_path: Path) -> 
     """Of twelve inputs the last is disturbed; on the others no effect is to be seen."""
     fixture = residual()
     calm = {name: np.zeros_like(array) for name, array in fixture.inputs.items()}
-    options: dict[str, Any] = {"require": fixture.require, "runner": "emulated", "variants": "none"}
+    options: dict[str, Any] = {
+        "require": fixture.require,
+        "runner": "emulated",
+        "augmented": "none",
+    }
     alone = bisect_trt.bisect(
         fixture.model, fixture.inputs, out=tmp_path / "a", robust=0, **options
     )
     among = bisect_trt.bisect(
         fixture.model, [*[calm] * 11, fixture.inputs], out=tmp_path / "b", **options
     )
-    seen = [r.layers.set_index("layer")["alone_score"] for r in (alone, among)]
+    seen = [r.layers.set_index("layer")["sensitivity"] for r in (alone, among)]
     assert (seen[1] >= 0.999 * seen[0]).all() and seen[0].max() > 0.1
 
 
@@ -412,8 +442,8 @@ def test_variants_are_tested_where_no_copy_can_be_redrawn(tmp_path: Path) -> Non
     model = b.model({"x": [1, 8]}, {"y": [1, 8, 2]}, elem_type=onnx.TensorProto.INT64)
     random = np.random.default_rng(0)
     inputs = [{"x": random.integers(0, 9, (1, 8))} for _ in range(40)]
-    case = load(Settings(model, inputs, out=tmp_path), Observer())
-    assert len(case.samples) > 20 and wants_variants(case)
+    problem = load(Settings(model, inputs, out=tmp_path), Observer())
+    assert len(problem.samples) > 20 and wants_augmented(problem)
 
 
 def test_ctrl_c_before_a_set_is_in_hand_says_what_all_pins_hold_on(
@@ -431,8 +461,11 @@ def test_ctrl_c_before_a_set_is_in_hand_says_what_all_pins_hold_on(
     with pytest.raises(StoppedError):
         run(encoder_decomposed(), tmp_path)
     saved = json.loads((tmp_path / "run.json").read_text())
-    assert saved["passed"] and saved["interrupted"] and saved["robust"] == "undecided"
-    assert (saved["holds"]["given"]["passed"], saved["holds"]["given"]["tested"]) == (1, 1)
+    assert saved["passed"] and saved["interrupted"] and saved["robust"] == "inconclusive"
+    assert (saved["validation"]["given"]["passed"], saved["validation"]["given"]["tested"]) == (
+        1,
+        1,
+    )
 
 
 def test_ctrl_c_never_leaves_a_set_that_copies_refused(
@@ -454,15 +487,15 @@ def test_ctrl_c_never_leaves_a_set_that_copies_refused(
     assert set(refused["verdict"]) == {"pass", "fail"}, "the given input does not tell"
     saved = json.loads((tmp_path / "run.json").read_text())
     assert saved["passed"] and len(saved["pinned"]) == saved["layers"]
-    assert saved["asked"]["unfinished"] and saved["holds"]["given"]["passed"] == 1
+    assert saved["asked"]["unfinished"] and saved["validation"]["given"]["passed"] == 1
 
 
 def test_an_engine_takes_no_moved_tables_and_is_tested_on_variants(tmp_path: Path) -> None:
     """However many sentences are given: their copies are the emulators' alone."""
     inputs = [sentence(n) for n in range(30)]
-    case = load(Settings(token_encoder(1), inputs, out=tmp_path), Observer())
-    assert len(case.samples) == 24 and not wants_variants(case)
-    assert wants_variants(replace(case, on_engine=True))
+    problem = load(Settings(token_encoder(1), inputs, out=tmp_path), Observer())
+    assert len(problem.samples) == 24 and not wants_augmented(problem)
+    assert wants_augmented(replace(problem, on_engine=True))
 
 
 def negated(inputs: Mapping[str, NDArray[Any]], _: np.random.Generator) -> dict[str, NDArray[Any]]:
@@ -477,7 +510,7 @@ def run_with_negated(fixture: Fixture, require: str, out: Path, **options: Any) 
         require=require,
         runner="emulated",
         out=out,
-        **{"variants": f"{__name__}:negated", **options},
+        **{"augmented": f"{__name__}:negated", **options},
     )
 
 
@@ -494,7 +527,7 @@ def test_variants_of_the_user_s_are_held_to_their_contract(
 ) -> None:
     kind = f"{__name__}:{own}"
     with pytest.raises(BadInputError, match=f"--variants {kind}: {fault}"):
-        run(healthy(), tmp_path, require="rel_range<=0.1", variants=kind)
+        run(healthy(), tmp_path, require="rel_range<=0.1", augmented=kind)
 
 
 def nothing(inputs: Mapping[str, NDArray[Any]], _: np.random.Generator) -> None:
@@ -504,9 +537,12 @@ def nothing(inputs: Mapping[str, NDArray[Any]], _: np.random.Generator) -> None:
 def test_variants_that_the_search_has_seen_test_nothing(tmp_path: Path) -> None:
     """A function without chance makes one of each input; four of the eight were searched with."""
     result = run_with_negated(healthy(), "rel_range<=0.1", tmp_path)
-    assert result.holds is not None
-    assert (result.holds.variants.passed, result.holds.variants.tested) == (4, 4)
-    assert result.holds.variants.lower_bound < 0.5 and result.holds.word.value == "undecided"
+    assert result.validation is not None
+    assert (result.validation.augmented.passed, result.validation.augmented.tested) == (4, 4)
+    assert (
+        result.validation.augmented.lower_bound < 0.5
+        and result.validation.word.value == "inconclusive"
+    )
     assert any("no more than 4 variants could be made" in f.message for f in result.findings)
 
 
@@ -514,15 +550,15 @@ def test_variants_that_the_search_has_seen_test_nothing(tmp_path: Path) -> None:
 def test_no_two_tests_and_no_search_share_a_variant(tmp_path: Path, count: int) -> None:
     """Of sixteen token ids a second test had 66 of its 100 from the search and the first."""
     inputs = [sentence(n) for n in range(count)]
-    case = load(Settings(token_encoder(1), inputs, out=tmp_path), Observer())
-    streams = (SEARCH_STREAM, 1, 2, 3, FRONTIER)
-    with open_bench(case, Observer()) as bench:
+    problem = load(Settings(token_encoder(1), inputs, out=tmp_path), Observer())
+    streams = (SEARCH_STREAM, 1, 2, 3, TRADEOFF)
+    with open_context(problem, Observer()) as context:
         seen = list[set[str]]()
         for stream in streams:
-            made = [s.digest for s in variants(case, bench, stream, 60)]
+            made = [s.digest for s in augmented(problem, context, stream, 60)]
             assert stream == SEARCH_STREAM or len(set(made)) == len(made)
             seen.append(set(made))
-        again = {s.digest for s in variants(case, bench, 2, 60)}
+        again = {s.digest for s in augmented(problem, context, 2, 60)}
     assert seen[2] == again, "what comes later changes no test"
     for place, one in enumerate(seen):
         assert one and not any(one & other for other in seen[:place])
@@ -542,7 +578,9 @@ def test_a_share_is_asked_of_as_many_variants_as_there_are(
 ) -> None:
     """Few of them, where a test would make two hundred: some may miss here, too."""
     result = run_with_negated(
-        residual(), "rel_range<=6e-5", tmp_path, variants=f"{__name__}:rolled", **options
+        residual(), "rel_range<=6e-5", tmp_path, augmented=f"{__name__}:rolled", **options
     )
-    assert result.passed and result.holds is not None
-    assert 0 < result.holds.variants.tested <= 376 and result.holds.variants.share >= 0.5
+    assert result.passed and result.validation is not None
+    assert (
+        0 < result.validation.augmented.tested <= 376 and result.validation.augmented.share >= 0.5
+    )

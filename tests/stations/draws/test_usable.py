@@ -14,24 +14,24 @@ from bisect_trt.base.sample import Sample
 from bisect_trt.runners import concurrency
 from bisect_trt.runners import concurrency as module
 from bisect_trt.settings import Settings
-from bisect_trt.steps.context import Bench, open_bench
+from bisect_trt.steps.context import Context, open_context
 from bisect_trt.steps.problem import load
 from bisect_trt.steps.samples import usable
 from fixtures.models import residual
 
 
 @pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]:
     """Of a machine of many cores."""
     monkeypatch.setattr(module, "thread_count", lambda: 8)
     fixture = residual()
     settings = Settings(fixture.model, [fixture.inputs], require=[fixture.require], out=tmp_path)
-    case = load(settings, Observer())
-    with open_bench(case, Observer()) as opened:
+    problem = load(settings, Observer())
+    with open_context(problem, Observer()) as opened:
         yield opened
 
 
-def drawn(read: list[int]) -> Iterator[Sample]:
+def copied(read: list[int]) -> Iterator[Sample]:
     """Without end; every third has no finite reference."""
     (given,) = [residual().inputs]
     for number in range(1000):
@@ -47,34 +47,34 @@ def drawn(read: list[int]) -> Iterator[Sample]:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 5, 12])
-def test_no_more_are_read_than_are_needed(bench: Bench, count: int) -> None:
+def test_no_more_are_read_than_are_needed(context: Context, count: int) -> None:
     read: list[int] = []
     expected = [number for number in range(1000) if number % 3 != 1][:count]
-    assert [int(s.name) for s in usable(bench, drawn(read), count)] == expected
+    assert [int(s.name) for s in usable(context, copied(read), count)] == expected
     assert read == list(range(max(expected, default=-1) + 1))
-    fewer = list(usable(bench, iter(list(drawn([]))[:3]), 12))
+    fewer = list(usable(context, iter(list(copied([]))[:3]), 12))
     assert [s.name for s in fewer] == ["0", "2"], "there may be fewer than asked for"
 
 
 def test_where_sessions_take_turns_no_reference_is_in_work_meanwhile(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[str] = []
-    plain = bench.references._reference.outputs
+    plain = context.references._reference.outputs
     monkeypatch.setattr(
-        bench.references._reference,
+        context.references._reference,
         "outputs",
         lambda sample: (begun.append(sample.name), plain(sample))[1],
     )
-    bench.in_turn = True
+    context.in_turn = True
     read: list[int] = []
-    samples = usable(bench, drawn(read), 30)
+    samples = usable(context, copied(read), 30)
     for _ in range(3):  # the first alone, then eight together
         next(samples)
     assert len(read) == len(begun) == 9
-    bench.references._reference.release()
+    context.references._reference.release()
     next(samples)
-    assert not bench.references._reference._sessions, "what is told is done, and opens nothing"
+    assert not context.references._reference._sessions, "what is told is done, and opens nothing"
 
 
 def test_before_a_plan_is_run_its_references_are_there_where_sessions_take_turns(
@@ -83,30 +83,30 @@ def test_before_a_plan_is_run_its_references_are_there_where_sessions_take_turns
     monkeypatch.setattr(concurrency, "MANY", 1)
     fixture = residual()
     settings = Settings(fixture.model, [fixture.inputs], require=[fixture.require], out=tmp_path)
-    case = load(settings, Observer())
-    with open_bench(case, Observer()) as bench:
-        samples = list(usable(bench, drawn([]), 6))
-        bench.references._known.clear()  # as in a repeated run, whose journal knows that they fit
+    problem = load(settings, Observer())
+    with open_context(problem, Observer()) as context:
+        samples = list(usable(context, copied([]), 6))
+        context.references._known.clear()  # as in a repeated run, whose journal knows that they fit
         opened = []
-        plain = type(bench.references._reference)._open
+        plain = type(context.references._reference)._open
         monkeypatch.setattr(
-            type(bench.references._reference),
+            type(context.references._reference),
             "_open",
             lambda self, graph: (opened.append(graph), plain(self, graph))[1],
         )
-        bench.references._reference.release()
-        bench.second.judge(case.base, samples)
+        context.references._reference.release()
+        context.second.judge(problem.base, samples)
         assert len(opened) == 1, "and not once for each of them"
 
 
-def test_a_copy_that_leaves_what_the_model_is_made_for_is_refused(bench: Bench) -> None:
+def test_a_copy_that_leaves_what_the_model_is_made_for_is_refused(context: Context) -> None:
     """NaN beside NaN was a pass, where the given input has none."""
     (given,) = [residual().inputs]
     spoilt = {name: array.copy() for name, array in given.items()}
     for array in spoilt.values():
         array.flat[0] = np.nan
     copies = [Sample("spoilt", spoilt, True), Sample("fine", {**given}, True)]
-    assert [s.name for s in usable(bench, iter(copies), 2)] == ["fine"]
+    assert [s.name for s in usable(context, iter(copies), 2)] == ["fine"]
 
 
 def test_which_outputs_may_be_undefined_is_asked_of_every_given_input(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_which_outputs_may_be_undefined_is_asked_of_every_given_input(tmp_path: 
     inputs[3]["x"][1] = 0.0
     for number, given in enumerate((inputs, inputs[:3])):
         settings = Settings(model, given, require=["max_abs<=1"], out=tmp_path / str(number))
-        case = load(settings, Observer())
-        with open_bench(case, Observer()) as bench:
-            assert bench.undefined == (() if number else ("y",))
-            assert len(list(usable(bench, iter([Sample("c", inputs[3], True)]), 1))) == 1 - number
+        problem = load(settings, Observer())
+        with open_context(problem, Observer()) as context:
+            assert context.undefined == (() if number else ("y",))
+            assert len(list(usable(context, iter([Sample("c", inputs[3], True)]), 1))) == 1 - number

@@ -86,9 +86,9 @@ def test_what_an_engine_is_asked_next_is_made_ready_while_it_is_built(
         engine, before_it = Foreseen(residual()), []
         engine.builds_ahead = ahead
 
-        def look(bench: Any, sample: Sample, engine: Any = engine, kept: Any = before_it) -> bool:
+        def look(context: Any, sample: Sample, engine: Any = engine, kept: Any = before_it) -> bool:
             kept.append(not [p for p in engine.built if p.base is Precision.FP16 and p.pinned])
-            return looked(bench, sample)
+            return looked(context, sample)
 
         monkeypatch.setattr(samples, "_has_reference", look)
         out = tmp_path / f"{ahead}"
@@ -96,8 +96,8 @@ def test_what_an_engine_is_asked_next_is_made_ready_while_it_is_built(
         computed.append(sum(before_it))
     late, early = results
     assert computed[1] > computed[0] + 2 * 8, "the test's draws, of two kinds, and the frontier's"
-    assert late.pinned == early.pinned and late.holds == early.holds
-    pd.testing.assert_frame_equal(late.frontier, early.frontier)
+    assert late.pinned == early.pinned and late.validation == early.validation
+    pd.testing.assert_frame_equal(late.tradeoff, early.tradeoff)
 
 
 class Traced(Engine):
@@ -120,7 +120,7 @@ def test_the_table_of_layers_is_made_beside_the_search(
     fixture, engine, begun, told = residual(), Traced(residual()), Event(), []
     name = "marking all outputs changes this engine's result"
 
-    def trace(case: Any, bench: Any, _: Any, plan: Any, layers: Any, ended: Any = None) -> Any:
+    def trace(problem: Any, context: Any, _: Any, plan: Any, layers: Any, ended: Any = None) -> Any:
         engine.busy = ended is not None
         beside = ended is not None and begun.wait(60.0)
         assert beside == (emulated_on == "gpu")
@@ -160,12 +160,12 @@ def test_a_search_is_not_lost_with_the_table(why: str) -> None:
     tracing: Future[EngineTable | None] = Future()
     if why == "it broke":
         tracing.set_exception(RunnerFailedError(why, Verdict.CRASHED))
-    bench: Any = SimpleNamespace(
+    context: Any = SimpleNamespace(
         time=SimpleNamespace(left_s=0.01 if why == "the time is over" else math.inf),
         found=lambda findings: tuple(findings),
     )
     few: Any = dict.fromkeys(f.name for f in fields(EngineBaselines))
     known = EngineBaselines(**{**few, "findings": (), "tracing": tracing})
-    ended = with_table(known, bench)
+    ended = with_table(known, context)
     assert ended.table is None and ended.tracing is None
-    assert why in ended.findings[0].message and with_table(ended, bench) is ended
+    assert why in ended.findings[0].message and with_table(ended, context) is ended

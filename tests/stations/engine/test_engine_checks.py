@@ -208,5 +208,5 @@ def test_a_repeated_command_asks_nobody(
     assert found(first, "equal-rows") and found(first, "profile-corner")
     forbid_inferences(monkeypatch)
     again, engine = compared(fixture, wrong, *profiles)
-    assert not engine.asked and again.new_probes == 0
+    assert not engine.asked and again.new_evaluations == 0
     assert again.findings == first.findings

@@ -19,7 +19,7 @@ from bisect_trt.base.errors import BadInputError, RunnerFailedError
 from bisect_trt.base.outcomes import Verdict
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.base.sample import Sample
-from bisect_trt.runners.base import UNFIT, Repeated
+from bisect_trt.runners.base import UNSUPPORTED, Repeated
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture
 from fixtures.models import healthy
@@ -46,7 +46,7 @@ class Picky(Engine):
         refused = [n for n in self._layers if plan.base.is_storage and n not in plan.pinned]
         if refused:
             self.built.append(plan)
-            self._facts[plan] = {UNFIT: refused[:1]} if self._says else {}
+            self._facts[plan] = {UNSUPPORTED: refused[:1]} if self._says else {}
             told = refused[0] if self._says or self._hints else "the network"
             raise RunnerFailedError(f"cannot parse {told}", Verdict.BUILD_FAILED)
         return super().outputs(plan, samples)
@@ -61,16 +61,16 @@ def test_what_is_good_enough_but_for_them_pins_nothing_else(
 ) -> None:
     """Seven and thirteen layers were pinned for one, and the numbers had been blamed."""
     fixture = healthy()
-    unfit = [node.name for node in fixture.model.graph.node][1:3]
-    result, _ = judged(fixture, Picky(fixture, unfit), robust=robust)
-    assert result.passed and sorted(result.pinned) == sorted(unfit)
+    unsupported = [node.name for node in fixture.model.graph.node][1:3]
+    result, _ = judged(fixture, Picky(fixture, unsupported), robust=robust)
+    assert result.passed and sorted(result.pinned) == sorted(unsupported)
     assert result.cause.value == "none" and "held in FP32 (layers: 2)" in result._repr_markdown_()
     told = [f.message for f in result.findings if f.kind == "held"]
     assert len(told) == 2 and all("does not take" in message for message in told)
-    assert f"cannot parse {unfit[0]}" in told[0]
+    assert f"cannot parse {unsupported[0]}" in told[0]
     assert "--pin" not in " ".join(told)
     said = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert sorted(said["pinned"]) == sorted(unfit)
+    assert sorted(said["pinned"]) == sorted(unsupported)
 
 
 def test_what_is_not_is_searched_beside_them(judged: Judged, tmp_path: Path) -> None:

@@ -40,15 +40,17 @@ def only(base: Precision, bad: int, process: int | None = None) -> Any:
 def test_fp32_that_differs_from_run_to_run_is_unsteady(judged: Judged, bad: int) -> None:
     fixture = residual()
     result, engine = judged(fixture, Unsteady(fixture, only(Precision.FP32, bad)))
-    assert result.cause.value == "unsteady" and not result.passed and result.exit_code == 1
+    assert result.cause.value == "not-reproducible" and not result.passed and result.exit_code == 1
     assert f"{bad} of 6 runs" in result.sentence and "reduce" in result.sentence
     assert not result.pinned and len(engine.built) <= 3, "nothing is searched on such an engine"
-    seen = result.engine.steadiness
+    seen = result.engine.reproducibility
     assert (seen.runs, seen.passed) == (6, 6 - bad) and seen.worst > 1.0 >= seen.best
     assert seen.differing == min(bad, 6 - bad)
     written = json.loads((Path(result.folder) / "run.json").read_text())
-    assert written["engine"]["steadiness"]["passed"] == 6 - bad
-    assert not [f for f in result.findings if f.kind == "unsteady"], "the first line says it"
+    assert written["engine"]["reproducibility"]["passed"] == 6 - bad
+    assert not [f for f in result.findings if f.kind == "not-reproducible"], (
+        "the first line says it"
+    )
 
 
 def test_a_reduced_engine_that_differs_is_unsteady_too(judged: Judged) -> None:
@@ -56,14 +58,14 @@ def test_a_reduced_engine_that_differs_is_unsteady_too(judged: Judged) -> None:
     for require, what in (("rel_range<=1e-1", "FP16 engine"), ("rel_range<=2e-4", "answer's")):
         fixture = replace(residual(), require=require)
         result, _ = judged(fixture, Unsteady(fixture, only(Precision.FP16, 2)))
-        assert result.cause.value == "unsteady" and what in result.sentence
-        assert not result.passed and result.holds is None
+        assert result.cause.value == "not-reproducible" and what in result.sentence
+        assert not result.passed and result.validation is None
 
 
 def test_fp32_that_is_wrong_in_this_process_and_right_in_the_next(judged: Judged) -> None:
     fixture = residual()
     result, engine = judged(fixture, Unsteady(fixture, only(Precision.FP32, 6, process=1)))
-    assert result.cause.value == "unsteady" and "12 runs in 2 processes" in result.sentence
+    assert result.cause.value == "not-reproducible" and "12 runs in 2 processes" in result.sentence
     assert engine.process == 2, "one that is right is enough to know"
 
 
@@ -71,7 +73,9 @@ def test_fp32_that_is_wrong_in_all_processes_is_not_precision(judged: Judged) ->
     fixture = residual()
     result, engine = judged(fixture, Unsteady(fixture, only(Precision.FP32, 6)))
     assert result.cause.value == "not-precision" and engine.process == 3
-    assert result.engine.steadiness.processes == 3 and result.engine.steadiness.passed == 0
+    assert (
+        result.engine.reproducibility.processes == 3 and result.engine.reproducibility.passed == 0
+    )
 
 
 @pytest.mark.parametrize("bad", [0, 2])
@@ -88,8 +92,8 @@ def test_what_the_answer_holds_on_is_tested_while_further_processes_build(
 
     result, engine = judged(fixture, Unsteady(fixture, told))
     assert engine.drawn_in == {1} and engine.process == (2 if bad else 3)
-    assert result.passed is (not bad) and (result.holds is None) is bool(bad)
-    assert (result.cause.value == "unsteady") is bool(bad)
+    assert result.passed is (not bad) and (result.validation is None) is bool(bad)
+    assert (result.cause.value == "not-reproducible") is bool(bad)
 
 
 class Anticipated(Unsteady):
@@ -123,7 +127,7 @@ class Anticipated(Unsteady):
 def test_an_engine_is_told_what_it_will_be_asked_and_not_again(judged: Judged) -> None:
     fixture, engine = residual(), Anticipated(residual())
     result, _ = judged(fixture, engine, robust=0.9)
-    assert result.passed and result.engine.steadiness.processes == 3
+    assert result.passed and result.engine.reproducibility.processes == 3
     bases = [Precision.FP32, Precision.TF32, Precision.FP16]
     assert [(plan.base, copies) for plan, copies in engine.begun[:3]] == [(b, 1) for b in bases]
     answer = PrecisionPlan(Precision.FP16, result.pinned)
@@ -180,9 +184,12 @@ def test_marks_are_begun_before_anything_is_run(judged: Judged) -> None:
 
 def test_an_answer_that_fails_in_a_further_process_is_taken_back(judged: Judged) -> None:
     fixture = residual()
-    steady, _ = judged(fixture, Unsteady(fixture, lambda *_: 0))
-    assert steady.passed and steady.engine.steadiness.processes == 3
-    assert steady.engine.steadiness.runs == 18 and steady.engine.steadiness.passed == 18
+    reproducible, _ = judged(fixture, Unsteady(fixture, lambda *_: 0))
+    assert reproducible.passed and reproducible.engine.reproducibility.processes == 3
+    assert (
+        reproducible.engine.reproducibility.runs == 18
+        and reproducible.engine.reproducibility.passed == 18
+    )
 
     def bad(plan: PrecisionPlan, process: int) -> int:
         return 1 if process == 3 and plan.pinned else 0
@@ -190,17 +197,17 @@ def test_an_answer_that_fails_in_a_further_process_is_taken_back(judged: Judged)
     engine = Unsteady(fixture, bad)
     engine.versions = {"engine": "2"}
     result, _ = judged(fixture, engine)
-    assert result.cause.value == "unsteady" and not result.passed and result.exit_code == 1
+    assert result.cause.value == "not-reproducible" and not result.passed and result.exit_code == 1
     assert "1 of 18 runs in 3 processes" in result.sentence
-    assert result.holds is None, "nothing is claimed of a plan that is none"
+    assert result.validation is None, "nothing is claimed of a plan that is none"
 
 
 def test_sums_in_another_order_decide_nothing(judged: Judged) -> None:
     """Answers that differ by less than matters are told and judged by the worst."""
     fixture = residual()
     result, _ = judged(fixture, Unsteady(fixture, lambda *_: 2, off=1e-7))
-    assert result.passed and result.cause.value != "unsteady"
-    told = [f.message for f in result.findings if f.kind == "unsteady"]
+    assert result.passed and result.cause.value != "not-reproducible"
+    told = [f.message for f in result.findings if f.kind == "not-reproducible"]
     assert told and "2 of 6 runs" in told[0] and "nothing hangs on it" in told[0]
 
 
@@ -208,14 +215,14 @@ def test_a_repeated_command_asks_no_engine_again(judged: Judged) -> None:
     fixture = residual()
     first, _ = judged(fixture, Unsteady(fixture, lambda *_: 0))
     again, engine = judged(fixture, Unsteady(fixture, lambda *_: 0))
-    assert again.new_probes == 0 and not engine.built and engine.process == 1
-    assert again.engine.steadiness == first.engine.steadiness
+    assert again.new_evaluations == 0 and not engine.built and engine.process == 1
+    assert again.engine.reproducibility == first.engine.reproducibility
 
 
 def test_an_engine_without_a_process_of_its_own_is_run_once(judged: Judged) -> None:
     fixture = residual()
     result, _ = judged(fixture, Engine(fixture))
-    assert result.passed and result.engine.steadiness.processes == 1
+    assert result.passed and result.engine.reproducibility.processes == 1
 
 
 def test_the_report_says_how_often_it_was_run(judged: Judged) -> None:
@@ -257,7 +264,7 @@ def test_an_answer_that_just_misses_in_a_further_process_is_taken_back(judged: J
     assert not result.passed and result.exit_code == 1 and not result.pinned
     assert "6 of 12 runs in 2 processes miss" in result.sentence
     assert "no room for it" in result.sentence and "No pin" not in result.sentence
-    assert result.engine.steadiness.right == 1 and engine.process == 2
+    assert result.engine.reproducibility.right == 1 and engine.process == 2
 
 
 class OneSample(Unsteady):
@@ -275,7 +282,7 @@ def eight(fixture: Fixture) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("require", "more"), [("max_abs@mean<=0.1", {}), ("max_abs<=0.1", {"holds_on": 0.8})]
+    ("require", "more"), [("max_abs@mean<=0.1", {}), ("max_abs<=0.1", {"given_share": 0.8})]
 )
 def test_what_is_asked_of_all_inputs_is_not_decided_by_the_runs_of_one(
     judged: Judged, require: str, more: dict[str, Any]
@@ -284,15 +291,15 @@ def test_what_is_asked_of_all_inputs_is_not_decided_by_the_runs_of_one(
     fixture = replace(fixture, inputs=eight(fixture))
     result, _ = judged(fixture, OneSample(fixture, lambda *_: 0, off=0.2), **more)
     assert result.passed and result.cause.value == "none"
-    seen = result.engine.steadiness
+    seen = result.engine.reproducibility
     assert seen.differing == 3 and seen.passed == seen.runs and seen.worst <= 1.0
     engine = OneSample(fixture, lambda *_: 0, off=20.0)
     engine.versions = {"engine": "2"}
     other, _ = judged(fixture, engine, **more)
     assert other.passed is bool(more), "one of eight is spared; a mean sees it"
     if not more:
-        assert other.cause.value == "unsteady" and "1 of 48 runs miss" in other.sentence
-        assert other.engine.steadiness.best <= 1.0 < other.engine.steadiness.worst
+        assert other.cause.value == "not-reproducible" and "1 of 48 runs miss" in other.sentence
+        assert other.engine.reproducibility.best <= 1.0 < other.engine.reproducibility.worst
 
 
 def test_a_metric_of_all_inputs_sees_the_worst_runs(judged: Judged, tmp_path: Path) -> None:
@@ -306,15 +313,15 @@ def test_a_metric_of_all_inputs_sees_the_worst_runs(judged: Judged, tmp_path: Pa
     metrics = [f"{tmp_path}/met.py:offset@all"]
     engine = Unsteady(fixture, only(Precision.FP16, 2))
     result, _ = judged(fixture, engine, metrics=metrics)
-    assert result.cause.value == "unsteady" and "4 of 12 runs miss" in result.sentence
-    assert result.engine.steadiness.best <= 1.0 < result.engine.steadiness.worst
+    assert result.cause.value == "not-reproducible" and "4 of 12 runs miss" in result.sentence
+    assert result.engine.reproducibility.best <= 1.0 < result.engine.reproducibility.worst
     again, _ = judged(fixture, Unsteady(fixture, only(Precision.FP16, 2)), metrics=metrics)
-    assert again.sentence == result.sentence and again.new_probes == 0
+    assert again.sentence == result.sentence and again.new_evaluations == 0
 
 
 def test_reduced_runs_that_all_miss_need_pins_first(judged: Judged) -> None:
     fixture = encoder_decomposed()
-    steady, _ = judged(fixture, Unsteady(fixture, lambda *_: 0))
+    reproducible, _ = judged(fixture, Unsteady(fixture, lambda *_: 0))
 
     def bad(plan: PrecisionPlan, _: int) -> int:
         return 2 if plan.base is Precision.FP16 and not plan.pinned else 0
@@ -322,8 +329,8 @@ def test_reduced_runs_that_all_miss_need_pins_first(judged: Judged) -> None:
     engine = Unsteady(fixture, bad, off=0.5)
     engine.versions = {"engine": "2"}
     result, _ = judged(fixture, engine)
-    assert result.passed and result.pinned == steady.pinned
-    told = [f.message for f in result.findings if f.kind == "unsteady"]
+    assert result.passed and result.pinned == reproducible.pinned
+    told = [f.message for f in result.findings if f.kind == "not-reproducible"]
     assert told and "2 of 6 runs of the FP16 engine" in told[0] and "none of them" in told[0]
 
 
@@ -339,7 +346,10 @@ class Breaking(Unsteady):
 def test_a_process_without_an_answer_counts_as_a_run_that_misses(judged: Judged) -> None:
     fixture = residual()
     result, _ = judged(fixture, Breaking(fixture, lambda *_: 0))
-    assert result.cause.value == "unsteady" and "1 of 7 runs in 2 processes miss" in result.sentence
+    assert (
+        result.cause.value == "not-reproducible"
+        and "1 of 7 runs in 2 processes miss" in result.sentence
+    )
     assert "to no answer: one process ended timed-out" in result.sentence
-    seen = result.engine.steadiness
+    seen = result.engine.reproducibility
     assert (seen.right, seen.broken) == (1, "timed-out")

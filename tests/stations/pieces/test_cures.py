@@ -24,9 +24,9 @@ from bisect_trt.reduction.oracle import PROCESSES, Budget, OpenRunner
 from bisect_trt.report.reduced import CURE_FOLDER, headline_of_cures, write_cures
 from bisect_trt.runners.reference import outputs_of
 from bisect_trt.runners.tensorrt.records import AS_USUAL, EngineOptions
-from tests.planted import PlantedRunner, residual, unsteady
+from tests.planted import PlantedRunner, not_reproducible, residual
 
-Case = tuple[onnx.ModelProto, dict[str, NDArray[np.float32]]]
+Problem = tuple[onnx.ModelProto, dict[str, NDArray[np.float32]]]
 
 
 def always(runner: OpenRunner) -> OpenWith:
@@ -35,9 +35,9 @@ def always(runner: OpenRunner) -> OpenWith:
 
 
 def cured(
-    case: Case, opens: OpenWith, suspects: tuple[str, ...] = (), most: int | None = None
+    problem: Problem, opens: OpenWith, suspects: tuple[str, ...] = (), most: int | None = None
 ) -> Cures:
-    model, arrays = case
+    model, arrays = problem
     budget, samples = Budget(most), [Sample("s", arrays)]
     return try_cures(
         Graph(model), samples, Precision.FP32, suspects, opens, budget, Observer(), workers=2
@@ -75,7 +75,7 @@ def test_another_precision_that_helps_is_written_in_it(tmp_path: Path) -> None:
 
 
 def test_an_unsteady_fusion_is_cured_too() -> None:
-    found = cured(residual(5, [2]), always(unsteady(0.7, 1)))
+    found = cured(residual(5, [2]), always(not_reproducible(0.7, 1)))
     assert found.needed and found.tried[0].seen.differing > 0
     assert found.smallest is not None and found.smallest.marks in {("c2",), ("relu2_out",)}
 
@@ -172,8 +172,8 @@ def test_the_command_says_what_it_needs(tmp_path: Path) -> None:
     out = ["--out", str(tmp_path / "out")]
     emulated = CliRunner().invoke(main, ["cure", *given, *out, "--runner", "emulated"])
     assert emulated.exit_code == 2 and "cures are those of TensorRT" in emulated.output
-    piece = CliRunner().invoke(main, ["cure", *given, *out, "--piece", str(tmp_path / "none")])
-    assert piece.exit_code == 2 and "no reproducer" in piece.output
+    subgraph = CliRunner().invoke(main, ["cure", *given, *out, "--piece", str(tmp_path / "none")])
+    assert subgraph.exit_code == 2 and "no reproducer" in subgraph.output
     assert not (tmp_path / "out").exists()
     with pytest.raises(RunnerUnavailableError):
         bisect_trt.cure(model, arrays, out=tmp_path / "out")

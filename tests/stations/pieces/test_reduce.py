@@ -22,18 +22,18 @@ from bisect_trt.reduction.oracle import (
     PROCESSES,
     Budget,
     EngineTrials,
-    Seen,
+    Observation,
     Suspect,
     told,
     what_rounding_explains,
 )
-from bisect_trt.reduction.reduce import Reduced, Seeded, reduce_piece, worth_drawing
+from bisect_trt.reduction.reduce import Reduced, Seeded, reduce_subgraph, worth_copying
 from bisect_trt.runners.emulator import EmulatedRunner
 from bisect_trt.runners.reference import outputs_of
 from fixtures.fixture import Fixture
 from fixtures.models import ALL
 from tests.conftest import run_model
-from tests.planted import PlantedRunner, residual, unsteady
+from tests.planted import PlantedRunner, not_reproducible, residual
 
 Arrays = dict[str, NDArray[np.float32]]
 
@@ -45,10 +45,10 @@ def trials(
 
 
 def reduced(
-    case: tuple[onnx.ModelProto, Arrays], runner: type[PlantedRunner], most: int | None = None
-) -> Reduced | Seen:
-    model, arrays = case
-    return reduce_piece(Graph(model), Sample("s", arrays), trials(runner, most), Observer())
+    problem: tuple[onnx.ModelProto, Arrays], runner: type[PlantedRunner], most: int | None = None
+) -> Reduced | Observation:
+    model, arrays = problem
+    return reduce_subgraph(Graph(model), Sample("s", arrays), trials(runner, most), Observer())
 
 
 @pytest.mark.parametrize(("blocks", "planted"), [(5, 0), (5, 4), (10, 6), (15, 7)])
@@ -73,15 +73,15 @@ def test_two_wrong_kernels_end_with_one() -> None:
 
 def test_a_right_engine_is_not_reduced() -> None:
     seen = reduced(residual(6, []), PlantedRunner)
-    assert isinstance(seen, Seen) and seen.suspect is None
+    assert isinstance(seen, Observation) and seen.suspect is None
     assert (seen.processes, seen.runs, seen.wrong) == (PROCESSES, 6 * PROCESSES, 0)
     assert seen.worst < 0.1
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_an_unsteady_kernel_ends_with_its_pattern(seed: int) -> None:
-    found = reduced(residual(8, [5]), unsteady(0.6, seed))
-    assert isinstance(found, Reduced) and found.suspect is Suspect.UNSTEADY
+    found = reduced(residual(8, [5]), not_reproducible(0.6, seed))
+    assert isinstance(found, Reduced) and found.suspect is Suspect.NOT_REPRODUCIBLE
     assert [op for _, op in found.nodes] == ["Conv", "Relu", "Add"]
     assert 0 < found.seen.differing < PROCESSES
     assert found.seen.wrong == 2 * found.seen.differing
@@ -92,7 +92,7 @@ def test_so_many_processes_see_what_they_are_said_to_see() -> None:
     assert (1.0 - BAD_SHARE) ** PROCESSES <= 0.05 < (1.0 - BAD_SHARE) ** (PROCESSES - 1)
     model, arrays = residual(1, [0])
     caught = sum(
-        isinstance(reduced((model, arrays), unsteady(BAD_SHARE, seed)), Reduced)
+        isinstance(reduced((model, arrays), not_reproducible(BAD_SHARE, seed)), Reduced)
         for seed in range(40)
     )
     assert caught >= 34  # of 40, with 38 expected: three deviations
@@ -116,8 +116,8 @@ def test_large_weights_are_drawn_anew_where_they_show_the_same() -> None:
     model, arrays = residual(2, [1], channels=420, size=3)
     found = reduced((model, arrays), PlantedRunner)
     assert isinstance(found, Reduced) and [s.name for s in found.seeded] == ["w1"]
-    drawn = {t.name: t for t in found.model.graph.initializer}["w1"]
-    values = onnx.numpy_helper.to_array(drawn).ravel()
+    copied = {t.name: t for t in found.model.graph.initializer}["w1"]
+    values = onnx.numpy_helper.to_array(copied).ravel()
     assert np.array_equal(values, found.seeded[0].values())
     before = onnx.numpy_helper.to_array({t.name: t for t in model.graph.initializer}["w1"])
     assert values.mean() == pytest.approx(before.mean(), abs=1e-4)
@@ -133,16 +133,16 @@ def test_weights_are_drawn_as_far_as_that_saves_something(monkeypatch: pytest.Mo
     model = onnx.ModelProto()
     model.graph.initializer.append(onnx.numpy_helper.from_array(large, "large"))
     model.graph.initializer.append(onnx.numpy_helper.from_array(table, "table"))
-    assert worth_drawing(model, table.nbytes)
-    assert not worth_drawing(model, table.nbytes - 1)
+    assert worth_copying(model, table.nbytes)
+    assert not worth_copying(model, table.nbytes - 1)
     monkeypatch.setattr(reduce, "_MOST", large.nbytes - 1)
-    assert not worth_drawing(model, table.nbytes)
+    assert not worth_copying(model, table.nbytes)
 
 
 def test_blocks_draw_what_one_call_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Seeded("w", 3, 1001, 0.5, 2.0).values()
-    drawn = np.random.RandomState(3).standard_normal(1001) * 2.0 + 0.5
-    assert np.array_equal(whole, drawn.astype(np.float32))
+    copied = np.random.RandomState(3).standard_normal(1001) * 2.0 + 0.5
+    assert np.array_equal(whole, copied.astype(np.float32))
     monkeypatch.setattr(reduce, "_BLOCK", 10)
     assert np.array_equal(Seeded("w", 3, 1001, 0.5, 2.0).values(), whole)
 
@@ -223,7 +223,7 @@ class Ended(Observer):
         self._how = how
         self.ends = False
 
-    def station(self, name: str) -> None:
+    def step(self, name: str) -> None:
         self.ends = name == "the piece"
 
     def check(self) -> None:
@@ -242,7 +242,7 @@ def test_a_piece_that_was_found_is_not_lost_while_it_is_looked_at_again(how: Bas
 
     model, arrays = residual(3, [1])
     asked = trials(Runner)
-    found = reduce_piece(Graph(model), Sample("s", arrays), asked, observer)
+    found = reduce_subgraph(Graph(model), Sample("s", arrays), asked, observer)
     assert isinstance(found, Reduced) and [op for _, op in found.nodes] == ["Conv", "Relu", "Add"]
     assert found.seen.suspect is Suspect.WRONG
     assert found.interrupted is isinstance(how, KeyboardInterrupt)
@@ -256,5 +256,5 @@ def test_a_piece_for_which_there_was_no_memory_is_not_taken_and_ends_nothing() -
             yield from super().outputs(*asked)
 
     model, arrays = residual(3, [1])
-    found = reduce_piece(Graph(model), Sample("s", arrays), trials(Runner), Observer())
+    found = reduce_subgraph(Graph(model), Sample("s", arrays), trials(Runner), Observer())
     assert isinstance(found, Reduced) and [op for _, op in found.nodes] == ["Conv", "Relu", "Add"]

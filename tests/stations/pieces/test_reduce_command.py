@@ -61,7 +61,7 @@ def test_a_command_says_what_is_bad(tmp_path: Path) -> None:
     record = json.loads(result.stdout)
     assert [n["name"] for n in record["nodes"]] == ["conv3", "relu3", "add3"]
     assert record["suspect"] == "check" and record["builds"] <= 16
-    assert record["piece"]["failure"].startswith("exit code 1: off by 0.0")
+    assert record["subgraph"]["failure"].startswith("exit code 1: off by 0.0")
     assert not (tmp_path / "r" / "run.py").exists()
     model = onnx.load(tmp_path / "r" / "model.onnx")
     assert [n.op_type for n in model.graph.node] == ["Conv", "Relu", "Add"]

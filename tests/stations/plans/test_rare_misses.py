@@ -61,7 +61,7 @@ def test_what_one_input_needs_is_pinned_without_what_disturbs_others_more(
         model(),
         inputs(large),
         require=f"max_abs{aggregate}<=2e-2",
-        variants="none",
+        augmented="none",
         runner="emulated",
         out=tmp_path / "run",
     )
@@ -83,7 +83,7 @@ def test_what_fresh_draws_refuse_by_far_is_looked_at(
         model(),
         given,
         require="max_abs<=2e-2",
-        variants="none",
+        augmented="none",
         runner="emulated",
         out=tmp_path / "run",
     )

@@ -13,7 +13,7 @@ from bisect_trt.base.interrupt import BudgetSpentError
 from bisect_trt.base.outcomes import Verdict
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.search import prefix
-from bisect_trt.search.minimise import Room
+from bisect_trt.search.minimise import Headroom
 from bisect_trt.settings import Settings
 from bisect_trt.steps import select_robust
 from bisect_trt.steps.search_set import Refusal
@@ -30,17 +30,17 @@ def searched(
     """What the rounds end with, where the panel and the tests are made of numbers."""
     # Some of the given inputs may miss: no layer is asked where it breaks few.
     settings = SimpleNamespace(pick=pick, share_of_given=0.9)
-    case: Any = SimpleNamespace(begin=(), settings=settings)
-    bench: Any = SimpleNamespace(
-        tell=lambda _: None, prober=SimpleNamespace(workers=1), engine=None
+    problem: Any = SimpleNamespace(begin=(), settings=settings)
+    context: Any = SimpleNamespace(
+        tell=lambda _: None, evaluator=SimpleNamespace(workers=1), engine=None
     )
-    panel: Any = SimpleNamespace(
+    search_set: Any = SimpleNamespace(
         base=PrecisionPlan("fp16"),
         add=lambda _: None,
         forget=lambda below: None if forgotten is None else forgotten.append(below),
     )
     return select_robust._in_rounds(
-        case, bench, panel, names, strength, Room(1.0, 0.0, 0.95), fewest
+        problem, context, search_set, names, strength, Headroom(1.0, 0.0, 0.95), fewest
     )
 
 
@@ -58,18 +58,18 @@ def test_a_refused_prefix_grows_to_what_should_pass(
     left = np.cumsum(list(strength.values())[::-1])[::-1]
     asked = []
 
-    def last_word(_: Any, __: Any, plan: PrecisionPlan, *___: Any) -> tuple[Any, Any]:
+    def final_validation(_: Any, __: Any, plan: PrecisionPlan, *___: Any) -> tuple[Any, Any]:
         asked.append(len(plan.pinned))
         score = math.sqrt(left[len(plan.pinned)] / left[120])
-        return (None, "holds") if score <= 1.0 else (Refusal("variants", (), 9, score), None)
+        return (None, "validation") if score <= 1.0 else (Refusal("augmented", (), 9, score), None)
 
-    monkeypatch.setattr(select_robust, "last_word", last_word)
+    monkeypatch.setattr(select_robust, "final_validation", final_validation)
     monkeypatch.setattr(select_robust, "shortest_passing", lambda *asked: max(62, asked[3]))
     if not grow:
         monkeypatch.setattr(prefix, "grown", lambda _, length, __: length)
     found = searched(names, strength)
     assert asked == tested and found is not None
-    assert (found.holds is not None) is grow
+    assert (found.validation is not None) is grow
 
 
 @pytest.mark.parametrize(
@@ -83,13 +83,13 @@ def test_what_is_picked_is_the_fewest_between_refused_and_held(
     strength = {name: 1.0 / (k + 10.0) ** 2 for k, name in enumerate(names)}
     asked = []
 
-    def last_word(_: Any, __: Any, plan: PrecisionPlan, *___: Any) -> tuple[Any, Any]:
+    def final_validation(_: Any, __: Any, plan: PrecisionPlan, *___: Any) -> tuple[Any, Any]:
         asked.append(len(plan.pinned))
         held = len(plan.pinned) >= 80
-        return (None, "holds") if held else (Refusal("variants", (), 9, 1.9), None)
+        return (None, "validation") if held else (Refusal("augmented", (), 9, 1.9), None)
 
-    monkeypatch.setattr(select_robust, "last_word", last_word)
-    monkeypatch.setattr(select_robust, "last_word", last_word)
+    monkeypatch.setattr(select_robust, "final_validation", final_validation)
+    monkeypatch.setattr(select_robust, "final_validation", final_validation)
     monkeypatch.setattr(select_robust, "shortest_passing", lambda *asked: max(62, asked[3]))
     monkeypatch.setattr(select_robust, "shortest_passing", lambda *asked: max(62, asked[3]))
     monkeypatch.setattr(select_robust, "shrunk", lambda *_: None)
@@ -97,7 +97,11 @@ def test_what_is_picked_is_the_fewest_between_refused_and_held(
     found = searched(names, strength, pick=pick, forgotten=forgotten)
     assert forgotten == ([124, 78] if pick else [124]), "what was refused is in nobody's hand"
     assert asked == tested and found is not None
-    assert len(found.pinned) == found.prefix == pins and found.holds == "holds" and found.ranked
+    assert (
+        len(found.pinned) == found.prefix == pins
+        and found.validation == "validation"
+        and found.ranked
+    )
 
 
 @pytest.mark.parametrize("fewest", [0, 20])
@@ -109,7 +113,7 @@ def test_a_set_of_fewer_pins_than_an_engine_refused_is_not_given(
     smaller = frozenset(names[:10])
     monkeypatch.setattr(select_robust, "shortest_passing", lambda *_: 24)
     monkeypatch.setattr(select_robust, "shrunk", lambda *_: dict.fromkeys(smaller))
-    monkeypatch.setattr(select_robust, "last_word", lambda *_: (None, "holds"))
+    monkeypatch.setattr(select_robust, "final_validation", lambda *_: (None, "validation"))
     found = searched(names, {}, fewest)
     assert found is not None and len(found.pinned) == (24 if fewest else 10)
 
@@ -123,13 +127,13 @@ def test_only_what_can_be_proved_is_shrunk(
     proof = dict.fromkeys(names[:10]) if proved else None
     monkeypatch.setattr(select_robust, "shortest_passing", lambda *_: length)
     monkeypatch.setattr(select_robust, "shrunk", lambda *_: proof)
-    monkeypatch.setattr(select_robust, "last_word", lambda *_: (None, "holds"))
+    monkeypatch.setattr(select_robust, "final_validation", lambda *_: (None, "validation"))
     found = searched(names, {})
     assert found is not None and found.ranked is (len(found.pinned) == length)
     assert found.ranked is (length == 31 or not proved)
 
 
-class Panel:
+class SearchSet:
     """Passes what holds the first ``needed`` layers; the time ends after so many questions. A few
     samples pass what lacks ``unseen`` of them, and the second emulator asks for ``more`` of what it
     is told in ``strength``.
@@ -183,17 +187,17 @@ def test_a_prefix_is_what_all_samples_and_both_emulators_pass(
     unseen: int, more: int, second: list[int] | None
 ) -> None:
     """Of 200 layers the first 40 are needed on the panel, 37 on the few samples that are asked."""
-    panel: Any = Panel(40, 1000, unseen, more)
+    search_set: Any = SearchSet(40, 1000, unseen, more)
     names = [f"layer{k}" for k in range(200)]
     # What the layers do is not known: each refusal adds a tenth.
-    found = shortest_passing(panel, names, Room(1.0, 0.0, 0.95), 0, [math.inf] * 200)
+    found = shortest_passing(search_set, names, Headroom(1.0, 0.0, 0.95), 0, [math.inf] * 200)
     assert found == (second[-1] if second else 200)
-    assert panel.asked_second[: len(second or [])] == (second or [])
-    assert panel.asked_second[-1] == found, "the last word is the second emulator's"
-    assert (found, None) in panel.asked and panel.smallest == frozenset(names[:found])
+    assert search_set.asked_second[: len(second or [])] == (second or [])
+    assert search_set.asked_second[-1] == found, "the last word is the second emulator's"
+    assert (found, None) in search_set.asked and search_set.smallest == frozenset(names[:found])
     if more == 0:
         # The first that passes, the shortest, and those that the few wrongly passed.
-        whole = [length for length, few in panel.asked if few is None]
+        whole = [length for length, few in search_set.asked if few is None]
         assert [n for n in whole if n > 31] == ([63, 40] if not unseen else [63, 37, 38, 39, 40])
 
 
@@ -201,11 +205,11 @@ def test_all_samples_are_not_asked_about_all_pins_on_the_way() -> None:
     """Of 200 layers 150 are needed: galloping meets all of them first, which are an answer at any
     time; of 20,000 small layers their 41 samples take 4 s.
     """
-    panel: Any = Panel(150, 1000)
+    search_set: Any = SearchSet(150, 1000)
     names = [f"layer{k}" for k in range(200)]
-    assert shortest_passing(panel, names, Room(1.0, 0.0, 0.95), 0, [math.inf] * 200) == 150
-    assert (200, 4) in panel.asked and (200, None) not in panel.asked
-    assert panel.kept == [frozenset(names[:150])]
+    assert shortest_passing(search_set, names, Headroom(1.0, 0.0, 0.95), 0, [math.inf] * 200) == 150
+    assert (200, 4) in search_set.asked and (200, None) not in search_set.asked
+    assert search_set.kept == [frozenset(names[:150])]
 
 
 @pytest.mark.parametrize(
@@ -215,8 +219,8 @@ def test_all_samples_are_not_asked_about_all_pins_on_the_way() -> None:
         (59, False, {}, 1.0),  # 59 of 59 bound the share by 0.95
         (59, False, {"robust": 0.99}, 0.95),
         (59, True, {}, 0.95),  # judged together they are one
-        (59, False, {"holds_on": 0.9}, 0.95),  # 54 of 59 do not bound it by 0.9
-        (300, False, {"holds_on": 0.97, "robust": 0.94}, 1.0),
+        (59, False, {"given_share": 0.9}, 0.95),  # 54 of 59 do not bound it by 0.9
+        (300, False, {"given_share": 0.97, "robust": 0.94}, 1.0),
         (1, False, {"pick": 0.9}, 1.0),  # the fewest that hold so, untested
     ],
 )
@@ -225,25 +229,25 @@ def test_what_the_given_inputs_bound_by_themselves_keeps_no_margin(
 ) -> None:
     settings = Settings(model="m", inputs=[], **options)
     asked = SimpleNamespace(of_sets=of_sets)
-    case: Any = SimpleNamespace(samples=[0] * given, settings=settings, requirements=asked)
+    problem: Any = SimpleNamespace(samples=[0] * given, settings=settings, requirements=asked)
     emulated: Any = SimpleNamespace(engine=None)
-    assert select_robust.margin(case, emulated) == margin
+    assert select_robust.margin(problem, emulated) == margin
     on_engine: Any = SimpleNamespace(engine="an engine, whose refusals cost builds")
     picked = settings.pick is not None
-    assert select_robust.margin(case, on_engine) == (1.0 if picked else 0.95)
+    assert select_robust.margin(problem, on_engine) == (1.0 if picked else 0.95)
 
 
 def test_draws_that_nothing_passes_are_set_aside() -> None:
-    panel: Any = Panel(20, 1000, odd=1)
+    search_set: Any = SearchSet(20, 1000, odd=1)
     names = [f"layer{k}" for k in range(200)]
-    assert shortest_passing(panel, names, Room(1.0, 0.0, 0.95), 0, [1.0] * 200) == 20
-    assert panel.odd == 0
+    assert shortest_passing(search_set, names, Headroom(1.0, 0.0, 0.95), 0, [1.0] * 200) == 20
+    assert search_set.odd == 0
 
 
 def test_all_pins_that_miss_the_panel_are_no_prefix() -> None:
-    panel: Any = Panel(30, 1000)
+    search_set: Any = SearchSet(30, 1000)
     names = [f"layer{k}" for k in range(29)]
-    assert shortest_passing(panel, names, Room(1.0, 0.0, 0.95), 0, [1.0] * 29) is None
+    assert shortest_passing(search_set, names, Headroom(1.0, 0.0, 0.95), 0, [1.0] * 29) is None
 
 
 @pytest.mark.parametrize(
@@ -256,9 +260,9 @@ def test_what_the_second_emulator_refuses_is_not_all_that_passed(
     and the time ends after so many questions.
     """
     names = [f"layer{k}" for k in range(200)]
-    panel = Panel(40, asks, more=5)
-    found = cut_short(monkeypatch, panel, names)
-    assert len(found.pinned) == pins and found.holds is None and found.ranked
+    search_set = SearchSet(40, asks, more=5)
+    found = cut_short(monkeypatch, search_set, names)
+    assert len(found.pinned) == pins and found.validation is None and found.ranked
 
 
 @pytest.mark.parametrize("asks", range(9, 19))
@@ -267,29 +271,31 @@ def test_what_shrinking_tried_is_no_answer_when_the_time_ends(
 ) -> None:
     """The prefix ends with the last of the layers that are needed, of which it holds others too."""
     names = [f"layer{k}" for k in (*range(10, 20), *range(10))]
-    found = cut_short(monkeypatch, Panel(10, asks), names)
+    found = cut_short(monkeypatch, SearchSet(10, asks), names)
     assert found.pinned == frozenset(names) and found.ranked
 
 
-def cut_short(monkeypatch: pytest.MonkeyPatch, panel: Panel, names: list[str]) -> RobustSet:
-    """What a search gives whose time ends on ``panel``, or before a test on fresh draws."""
+def cut_short(
+    monkeypatch: pytest.MonkeyPatch, search_set: SearchSet, names: list[str]
+) -> RobustSet:
+    """What a search gives whose time ends on ``search_set``, or before a test on fresh draws."""
 
     def too_late(*_: Any) -> Any:
         raise BudgetSpentError
 
-    monkeypatch.setattr(select_robust, "Panel", lambda *_: panel)
-    monkeypatch.setattr(select_robust, "last_word", too_late)
+    monkeypatch.setattr(select_robust, "SearchSet", lambda *_: search_set)
+    monkeypatch.setattr(select_robust, "final_validation", too_late)
     # Some of the given inputs may miss: no layer is asked where it breaks few.
     settings = SimpleNamespace(pick=None, share_of_given=0.9)
-    case: Any = SimpleNamespace(begin=(), settings=settings)
-    bench: Any = SimpleNamespace(
+    problem: Any = SimpleNamespace(begin=(), settings=settings)
+    context: Any = SimpleNamespace(
         tell=lambda _: None,
-        prober=SimpleNamespace(workers=1),
+        evaluator=SimpleNamespace(workers=1),
         time=SimpleNamespace(search_ended=lambda: None),
     )
     unseen: Any = SimpleNamespace(samples=(), refused=None)
     found = select_robust.search_robustly(
-        case, bench, panel.base, names, {}, unseen, Room(1.0, 0.0, 0.95)
+        problem, context, search_set.base, names, {}, unseen, Headroom(1.0, 0.0, 0.95)
     )
     assert found is not None
     return found

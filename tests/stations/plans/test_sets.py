@@ -39,8 +39,8 @@ def test_a_mean_asks_for_no_more_than_the_worst(tmp_path: Path) -> None:
     each = run(tmp_path / "each", 4)
     mean = run(tmp_path / "mean", 4, require=f"{metric}@mean<={limit}")
     assert each.passed and mean.passed and len(mean.pinned) <= len(each.pinned)
-    assert mean.holds is not None and mean.holds.set_size == 4
-    assert mean.holds.given.tested == 1 and mean.holds.redrawn.tested >= 59
+    assert mean.validation is not None and mean.validation.set_size == 4
+    assert mean.validation.given.tested == 1 and mean.validation.perturbed.tested >= 59
     scores = mean.inputs["plan_score_emulated"].astype(float)
     assert len(scores) == 4 and scores.mean() <= 1.0
     assert "passed" not in mean.inputs, "none of them has to by itself"
@@ -61,14 +61,14 @@ def test_a_metric_of_all_inputs_decides(tmp_path: Path, monkeypatch: pytest.Monk
     options = {"require": f"farthest<={limit}", "metrics": "my_all:farthest@all"}
     result = run(tmp_path / "out", 3, **options)
     assert result.passed and result.pinned and result.score <= 1.0
-    assert result.holds is not None and result.holds.reach == np.inf
-    assert result.holds.word is not None and result.holds.word.value != "robust"
+    assert result.validation is not None and result.validation.prediction_limit == np.inf
+    assert result.validation.word is not None and result.validation.word.value != "robust"
     # Of one input it says nothing.
     assert result.inputs["plan_score_emulated"].isna().all() and "passed" not in result.inputs
     # The journal knows what was told of all inputs together.
     forbid_inferences(monkeypatch)
     again = run(tmp_path / "out", 3, **options)
-    assert again.pinned == result.pinned and again.holds == result.holds
+    assert again.pinned == result.pinned and again.validation == result.validation
 
 
 @pytest.mark.parametrize("robust", [0.0, None])
@@ -83,23 +83,23 @@ def test_a_share_of_the_inputs_decides_where_that_was_asked_for(
     given[4] = {name: given[4][name] * 30.0}
     options = {"runner": "emulated", "require": FIXTURE.require, "robust": robust}
     strict = bisect_trt.bisect(FIXTURE.model, given, out=tmp_path / "a", **options)
-    loose = bisect_trt.bisect(FIXTURE.model, given, out=tmp_path / "b", holds_on=0.8, **options)
+    loose = bisect_trt.bisect(FIXTURE.model, given, out=tmp_path / "b", given_share=0.8, **options)
     assert loose.passed and 1.5 * len(loose.pinned) < len(strict.pinned)
-    assert loose.holds is not None and loose.holds.wanted == 0.8
+    assert loose.validation is not None and loose.validation.wanted == 0.8
     table = pd.read_csv(tmp_path / "b" / "inputs.csv")
-    assert loose.holds.given.passed == sum(table["passed"])
+    assert loose.validation.given.passed == sum(table["passed"])
     if robust == 0.0:
         assert list(table["passed"]) == [True, True, True, True, False]
     else:
         # Five inputs bound no share of 0.8 by themselves: how far their copies reach decides.
-        near = loose.holds.reach <= 1.0
-        assert loose.holds.word is not None and loose.holds.is_bounded
-        assert loose.holds.word.value == ("robust" if near else "undecided")
+        near = loose.validation.prediction_limit <= 1.0
+        assert loose.validation.word is not None and loose.validation.is_bounded
+        assert loose.validation.word.value == ("robust" if near else "inconclusive")
 
 
 def test_the_frontier_shows_what_each_number_of_pins_holds_on(tmp_path: Path) -> None:
     result = run(tmp_path, 4)
-    table = pd.read_csv(tmp_path / "frontier.csv")
+    table = pd.read_csv(tmp_path / "tradeoff.csv")
     assert table["relative_bytes"].is_monotonic_increasing and table["relative_bytes"].min() == 1.0
     assert list(table["pins"]) == sorted(table["pins"]) and table["pins"].iloc[0] == 0
     assert table["pins"].iloc[-1] == result.layer_count
@@ -110,17 +110,17 @@ def test_the_frontier_shows_what_each_number_of_pins_holds_on(tmp_path: Path) ->
     assert table["given_missed"].notna().any() and table["given_missed"].isna().any()
     answer = table[table["set"] == "answer"].iloc[0]
     assert answer["pins"] == len(result.pinned) and answer["given_share"] == 1.0
-    assert result.holds is not None
-    for kind in ("redrawn", "variants"):  # as its test counted them
-        holding = getattr(result.holds, kind)
+    assert result.validation is not None
+    for kind in ("perturbed", "augmented"):  # as its test counted them
+        holding = getattr(result.validation, kind)
         assert (answer[f"{kind}_passed"], answer[f"{kind}_tested"]) == (
             holding.passed,
             holding.tested,
         )
     everything = table.iloc[-1]
-    assert everything["redrawn_share"] == 1.0 and everything["worst_score"] < 0.1
-    assert table["redrawn_share"].iloc[0] < 1.0
-    assert (table["redrawn_lower_bound"] <= table["redrawn_share"]).all()
+    assert everything["perturbed_share"] == 1.0 and everything["worst_score"] < 0.1
+    assert table["perturbed_share"].iloc[0] < 1.0
+    assert (table["perturbed_lower_bound"] <= table["perturbed_share"]).all()
     layers = pd.read_csv(tmp_path / "layers.csv")
     assert sorted(layers["rank"]) == list(range(1, result.layer_count + 1))
     page = (tmp_path / "report.html").read_text()
@@ -145,7 +145,7 @@ def test_the_frontier_has_rows_beside_the_answer(
 def test_held_layers_are_no_steps_of_the_frontier(tmp_path: Path) -> None:
     held = tuple(layer.name for layer in Graph(FIXTURE.model).layers[:40])
     result = run(tmp_path, 4, pin=held)
-    pins = list(result.frontier["pins"])
+    pins = list(result.tradeoff["pins"])
     assert min(pins) == 40 and max(pins) == result.layer_count
     assert len(set(pins)) == len(pins), "each set once"
 
@@ -163,7 +163,7 @@ def test_the_frontier_is_judged_on_the_inputs_that_decide(tmp_path: Path) -> Non
         holdout="none",
         out=tmp_path,
     )
-    first = result.frontier.iloc[0]
+    first = result.tradeoff.iloc[0]
     assert first["pins"] == 0 and first["given_tested"] == 25
     assert first["given_missed"] == result.samples[left_out]
 
@@ -172,20 +172,20 @@ def test_a_point_of_the_frontier_can_be_picked(tmp_path: Path) -> None:
     half = run(tmp_path / "half", 4, pick=0.5)
     most = run(tmp_path / "most", 4, pick=1.0)
     assert half.passed and most.passed and len(half.pinned) < len(most.pinned)
-    assert half.holds is not None and half.holds.redrawn.tested >= 59
+    assert half.validation is not None and half.validation.perturbed.tested >= 59
     for found, share in ((half, 0.5), (most, 1.0)):
-        assert found.holds is not None
-        kinds = (found.holds.given, found.holds.redrawn, found.holds.variants)
+        assert found.validation is not None
+        kinds = (found.validation.given, found.validation.perturbed, found.validation.augmented)
         assert min(kind.share for kind in kinds) >= share
     # The word is for the share that was asked for, and says so, also where it is looked at later.
-    assert half.ranked and half.holds.wanted == 0.5
+    assert half.ranked and half.validation.wanted == 0.5
     assert "for the 50 % asked for" in (tmp_path / "half" / "report.md").read_text()
     plan = tmp_path / "half" / "plan.json"
     later = bisect_trt.verify(
         FIXTURE.model, inputs(4), plan, runner="emulated", out=tmp_path / "later"
     )
-    assert later.passed and later.holds is not None
-    assert later.holds.wanted == 0.5
+    assert later.passed and later.validation is not None
+    assert later.validation.wanted == 0.5
 
 
 def test_a_variant_may_be_a_function_of_the_users(
@@ -202,12 +202,15 @@ def test_a_variant_may_be_a_function_of_the_users(
         "def louder(arrays, random):\n"
         "    return {n: (a * (1 + random.random())).astype(a.dtype) for n, a in arrays.items()}\n"
     )
-    result = run(tmp_path / "out", 1, variants="double:louder")
-    assert result.holds is not None and result.holds.variants.tested == result.holds.redrawn.tested
+    result = run(tmp_path / "out", 1, augmented="double:louder")
+    assert (
+        result.validation is not None
+        and result.validation.augmented.tested == result.validation.perturbed.tested
+    )
     with pytest.raises(bisect_trt.BadInputError, match="other names, dtypes or dimensions"):
-        run(tmp_path / "wrong", 1, variants="my_variants:wider")
+        run(tmp_path / "wrong", 1, augmented="my_variants:wider")
     with pytest.raises(bisect_trt.BadInputError, match="no_such"):
-        run(tmp_path / "none", 1, variants="no_such:thing")
+        run(tmp_path / "none", 1, augmented="no_such:thing")
 
 
 def test_a_metric_of_all_inputs_never_sees_what_is_not_finite(
@@ -234,4 +237,4 @@ def test_a_metric_of_all_inputs_never_sees_what_is_not_finite(
     assert result.passed and result.base_score == np.inf and result.pinned
     forbid_inferences(monkeypatch)
     again = bisect_trt.bisect(fixture.model, given, **options)
-    assert again.pinned == result.pinned and again.new_probes == 0
+    assert again.pinned == result.pinned and again.new_evaluations == 0

@@ -43,21 +43,21 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Watch(Observer):
-    """Lets ``seconds`` pass after so many ``calls`` of progress in ``station``."""
+    """Lets ``seconds`` pass after so many ``calls`` of progress in ``step``."""
 
-    def __init__(self, clock: Clock, station: str, calls: int, seconds: float) -> None:
-        self._clock, self._station, self._calls, self._seconds = clock, station, calls, seconds
+    def __init__(self, clock: Clock, step: str, calls: int, seconds: float) -> None:
+        self._clock, self._step, self._calls, self._seconds = clock, step, calls, seconds
         self._here = ""
         self.best_sets: list[int] = []
 
-    def station(self, name: str) -> None:
+    def step(self, name: str) -> None:
         self._here = name
 
     def best(self, pins: int) -> None:
         self.best_sets.append(pins)
 
     def progress(self, done: int, expected: int, note: str) -> None:
-        if self._here == self._station:
+        if self._here == self._step:
             self._calls -= 1
             if self._calls == 0:
                 self._clock.now += self._seconds
@@ -124,8 +124,8 @@ def test_a_robust_search_ends_with_the_smallest_set_that_passed(
     assert result.out_of_time and result.passed and result.exit_code == 0
     assert watch.best_sets and len(result.pinned) == min(watch.best_sets)
     assert "The budget of 1 minutes ended the search" in result.sentence
-    assert result.holds is not None and result.holds.given.passed == 1
-    assert result.holds.redrawn.tested >= 8 and result.ranked
+    assert result.validation is not None and result.validation.given.passed == 1
+    assert result.validation.perturbed.tested >= 8 and result.ranked
     saved = json.loads((tmp_path / "run.json").read_text())
     assert saved["budget"] == {"minutes": 1.0, "ended_the_search": True}
     assert saved["pinned"] == result.pinned and (tmp_path / "model.typed.onnx").exists()
@@ -142,10 +142,10 @@ def test_what_a_refuted_answer_holds_on_is_said_of_that_answer(
     are those of one plan.
     """
     result = run(tmp_path, Watch(clock, "bisect", 24, 50.0), budget=1.0, robust=0)
-    assert result.out_of_time and result.holds is not None
+    assert result.out_of_time and result.validation is not None
     assert 0 < len(result.pinned) < result.layer_count, "all pins miss nothing"
-    assert result.holds.redrawn.passed < result.holds.redrawn.tested
-    assert result.score == pytest.approx(result.holds.given.worst_score)
+    assert result.validation.perturbed.passed < result.validation.perturbed.tested
+    assert result.score == pytest.approx(result.validation.given.worst_score)
 
 
 class Slow(EmulatedRunner):
@@ -181,9 +181,9 @@ def test_many_inputs_end_in_time_and_go_on_where_they_were(
         )
         assert result.out_of_time and not result.passed and clock.now <= 31.0
         clock.now = 0.0
-        with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as journal:
+        with closing(sqlite3.connect(tmp_path / "cache.sqlite")) as cache:
             query = "SELECT count(*) FROM answers WHERE kind = 'probe'"
-            known.append(journal.execute(query).fetchone()[0])
+            known.append(cache.execute(query).fetchone()[0])
     assert known[0] >= 20 and known[1] >= known[0] + 20 and known[2] >= known[1] + 20
 
 
@@ -196,7 +196,7 @@ class SlowOnDraws(Unsteady):
 
     def outputs(self, plan: PrecisionPlan, samples: Sequence[Sample]) -> Iterator[Any]:
         for sample in samples:
-            self._clock.now += 40.0 if sample.drawn else 0.0
+            self._clock.now += 40.0 if sample.copied else 0.0
             yield from super().outputs(plan, [sample])
 
 
@@ -205,28 +205,32 @@ def test_draws_that_spend_the_budget_leave_a_report_of_one_process(
 ) -> None:
     result, engine = judged(FIXTURE, SlowOnDraws(clock), budget=1.0)
     assert engine.process == 1, "there was no time to build in another"
-    assert result.passed and result.engine.steadiness.processes == 1
-    assert result.holds is not None and result.holds.redrawn.tested < 59
+    assert result.passed and result.engine.reproducibility.processes == 1
+    assert result.validation is not None and result.validation.perturbed.tested < 59
     assert any("the budget of 1 minutes left time" in f.message for f in result.findings)
     assert (Path(result.folder) / "report.html").exists()
 
 
 @pytest.mark.parametrize("station", ["baselines", "triage", "bisect"])
 def test_a_fitted_search_ends_with_what_every_judge_passed(
-    station: str, clock: Clock, tmp_path: Path
+    step: str, clock: Clock, tmp_path: Path
 ) -> None:
-    result = run(tmp_path, Watch(clock, station, 3, 50.0), budget=1.0, robust=0)
+    result = run(tmp_path, Watch(clock, step, 3, 50.0), budget=1.0, robust=0)
     assert result.out_of_time and result.passed and result.exit_code == 0
     assert not result.complete and 0 < len(result.pinned) <= result.layer_count
     assert result.score <= 1.0 and "best plan so far" in result.sentence
-    if station != "baselines":
-        assert result.holds is not None and result.holds.given.passed == 1
+    if step != "baselines":
+        assert result.validation is not None and result.validation.given.passed == 1
 
 
 def test_all_pins_are_the_answer_where_only_fp32_was_run(clock: Clock, tmp_path: Path) -> None:
     result = run(tmp_path, Watch(clock, "baselines", 1, 100.0), budget=1.0)
     assert result.out_of_time and result.passed and len(result.pinned) == result.layer_count
-    assert result.holds is not None and result.holds.given.passed == 1 and result.holds.unfinished
+    assert (
+        result.validation is not None
+        and result.validation.given.passed == 1
+        and result.validation.unfinished
+    )
 
 
 class TooLate(Observer):
@@ -235,7 +239,7 @@ class TooLate(Observer):
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
 
-    def station(self, name: str) -> None:
+    def step(self, name: str) -> None:
         self._clock.now += 100.0 * (name == "baselines")
 
 

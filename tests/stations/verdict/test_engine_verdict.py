@@ -16,11 +16,11 @@ import pytest
 from bisect_trt.base.outcomes import Verdict
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.base.sample import Sample
-from bisect_trt.evaluate.result import ProbeResult
+from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.metrics.errors import tensor_error
 from bisect_trt.search.minimise import tightened
 from bisect_trt.steps import answer, confirm
-from bisect_trt.steps.engine_diagnosis import Fp32, probe_effect_matters, what_fp32_is
+from bisect_trt.steps.engine_diagnosis import Fp32, marking_effect_matters, what_fp32_is
 from bisect_trt.steps.search_set import Refusal
 from fixtures.encoders import encoder_decomposed
 from fixtures.models import residual, tf32_victim
@@ -141,10 +141,10 @@ def test_tightened_scales_what_is_above_the_floor() -> None:
 
 
 def test_what_fp32_is() -> None:
-    def probe(scale: float) -> ProbeResult:
+    def probe(scale: float) -> Evaluation:
         exact = np.linspace(-1.0, 1.0, 100)
         error = tensor_error(exact, exact + scale * np.cos(np.arange(100.0)))
-        return ProbeResult(
+        return Evaluation(
             PrecisionPlan("fp32"), "r", Verdict.PASS, scale, {"y": error}, {"y": error}, 0.0
         )
 
@@ -172,15 +172,17 @@ def test_what_fp32_is() -> None:
 def test_the_probe_effect_is_told_where_it_matters(
     unmarked: float, marked: float, matters: bool
 ) -> None:
-    assert probe_effect_matters(unmarked, marked) is matters
+    assert marking_effect_matters(unmarked, marked) is matters
 
 
 def test_fresh_draws_on_the_engine_decide(judged: Judged) -> None:
     fixture = residual()
     result, engine = judged(fixture, Engine(fixture), robust=0.95)
-    assert result.passed and result.runner == "engine" and result.holds is not None
-    assert result.holds.redrawn.lower_bound >= 0.95 and result.holds.redrawn.tested >= 59
-    assert set(result.search[result.search["runner"] == "engine"]["on"]) == {"given", "panel"}
+    assert result.passed and result.runner == "engine" and result.validation is not None
+    assert (
+        result.validation.perturbed.lower_bound >= 0.95 and result.validation.perturbed.tested >= 59
+    )
+    assert set(result.search[result.search["runner"] == "engine"]["on"]) == {"given", "search_set"}
     assert len(engine.built) == 3 + result.engine.builds_beyond_baselines
 
 
@@ -189,15 +191,15 @@ def test_an_engine_that_passes_by_luck_is_searched_on(judged: Judged) -> None:
     fixture = residual()
     engine = Engine(fixture)
     given = [Sample("s", fixture.inputs)]
-    lowered = next(engine.outputs(PrecisionPlan(Precision.FP16), given))["y"]
+    reduced = next(engine.outputs(PrecisionPlan(Precision.FP16), given))["y"]
     exact = next(engine.outputs(PrecisionPlan(Precision.FP32), given))["y"]
-    limit = float(np.abs(lowered - exact).max()) * 1.02
+    limit = float(np.abs(reduced - exact).max()) * 1.02
     fixture = replace(fixture, require=f"max_abs<={limit:.6g}")
     fitted, _ = judged(fixture, Engine(fixture))
     assert fitted.cause.value == "none" and not fitted.pinned
     result, _ = judged(fixture, Engine(fixture), robust=0.95)
     assert result.passed and result.pinned and result.cause.value == "accumulation"
-    assert result.holds is not None and result.holds.redrawn.lower_bound >= 0.95
+    assert result.validation is not None and result.validation.perturbed.lower_bound >= 0.95
 
 
 def test_no_set_is_built_that_is_no_larger_than_one_that_fresh_draws_refused(
@@ -210,7 +212,11 @@ def test_no_set_is_built_that_is_no_larger_than_one_that_fresh_draws_refused(
     engine = WorseOnDraws(fixture)
     result, _ = judged(fixture, engine, robust=0.95)
     asked = [len(p.pinned) for p in engine.built if p.base is Precision.FP16 and p.pinned]
-    assert result.passed and result.holds is not None and result.holds.redrawn.lower_bound >= 0.95
+    assert (
+        result.passed
+        and result.validation is not None
+        and result.validation.perturbed.lower_bound >= 0.95
+    )
     assert len(asked) >= 2 and len(result.pinned) == asked[-1], "the first set was refused"
     for before, after in pairwise(asked):
         assert after >= 1.1 * before
@@ -239,7 +245,7 @@ def test_what_draws_refuse_whatever_is_pinned_is_not_searched_on(
         return SimpleNamespace(results=[SimpleNamespace(score=score) for score in scores])
 
     asked = SimpleNamespace(proportional=proportional, of_sets=False)
-    case: Any = SimpleNamespace(
+    problem: Any = SimpleNamespace(
         requirements=asked, names=names, samples=[0], begin=frozenset[str]()
     )
     triage: Any = SimpleNamespace(
@@ -248,12 +254,12 @@ def test_what_draws_refuse_whatever_is_pinned_is_not_searched_on(
         ranking=names,
         sensitivity=SimpleNamespace(strength={}),
     )
-    bench: Any = SimpleNamespace(
-        prober=SimpleNamespace(judge=judge), opened=None, plan_for=lambda _, plan: plan
+    context: Any = SimpleNamespace(
+        evaluator=SimpleNamespace(judge=judge), opened=None, plan_for=lambda _, plan: plan
     )
-    emulators = confirm._Emulators(case, bench, None, None, triage, None)  # type: ignore[arg-type]
+    emulators = confirm._Emulators(problem, context, None, None, triage, None)  # type: ignore[arg-type]
     emulators._known[(0.5, 0)] = None
-    emulators.hear_refused(frozenset(names[:4]), Refusal("variants", (None, None), 9, 1.1))  # type: ignore[arg-type]
+    emulators.hear_refused(frozenset(names[:4]), Refusal("augmented", (None, None), 9, 1.1))  # type: ignore[arg-type]
     assert emulators._in_vain is in_vain
     if in_vain:
         assert emulators.search(0.5) is None
@@ -264,13 +270,13 @@ def test_nothing_to_pin_is_tested_once(judged: Judged, monkeypatch: pytest.Monke
     tests: list[int] = []
     planned = tests.planned_test
 
-    def counted(case: Any, number: int, *rest: Any, **options: Any) -> Any:
+    def counted(problem: Any, number: int, *rest: Any, **options: Any) -> Any:
         tests.append(number)
-        return planned(case, number, *rest, **options)
+        return planned(problem, number, *rest, **options)
 
     monkeypatch.setattr(tests, "planned_test", counted)
     monkeypatch.setattr(answer, "planned_test", counted)
     fixture = replace(residual(), require="rel_range<=2e-2")
     result, _ = judged(fixture, Engine(fixture), robust=0.95)
     assert result.cause.value == "none" and not result.pinned and tests == [0]
-    assert result.holds is not None and result.holds.redrawn.lower_bound >= 0.95
+    assert result.validation is not None and result.validation.perturbed.lower_bound >= 0.95
