@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.common import machine, reports
 
 STATIONS = (
-    ("probe",),
+    ("evaluation",),
     ("peers.whole_run", "peers.peers"),
     ("scale",),
     ("workers",),
@@ -27,7 +27,7 @@ STATIONS = (
 """Each tuple in a process of its own: what one leaves in memory slows the next (the graph stage by
 a quarter).
 """
-BESIDE = ("probe", "peers.whole_run", "scale", "workers")
+BESIDE = ("evaluation", "peers.whole_run", "scale", "workers")
 """What is asked of an old checkout too: times. Counts do not depend on the machine."""
 
 
@@ -49,7 +49,7 @@ def beside(old: Path, name: str) -> str:
 def main() -> None:
     """Print as it goes; write the file at the end, unless only some were asked for."""
     old = Path(os.environ["OLD"]).resolve() if os.environ.get("OLD") else None
-    parts = [f"# Benchmarks on a CPU\n\n`make bench`, {machine()}"]
+    parts = [f"# Benchmarks on a CPU\n\n`make context`, {machine()}"]
     print(parts[0], flush=True)
     wanted = (
         [tuple(n for n in names if n in sys.argv[1:]) for names in STATIONS]

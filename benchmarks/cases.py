@@ -83,7 +83,7 @@ def errors(name: str, make: Callable[[], Fixture]) -> list[float]:
 
 
 def augmented() -> list[list[Any]]:
-    """A row for each variant."""
+    """A row for each augmented input."""
     rows = []
     for name, make in cases.AUGMENTED.items():
         fixture = make()
@@ -93,8 +93,8 @@ def augmented() -> list[list[Any]]:
             print(f"{name}: {error}")
             continue
         builds = (result.engine and result.engine.builds_beyond_baselines) or 0
-        probes = sum(
-            count for runner, count in result.probes.items() if runner.startswith("emulated")
+        evaluations = sum(
+            count for runner, count in result.evaluations.items() if runner.startswith("emulated")
         )
         pins = f"{len(result.pinned)} of {result.layer_count}"
         cause = result.cause.value + (
@@ -109,7 +109,7 @@ def augmented() -> list[list[Any]]:
                 pins,
                 result.passed,
                 result.score,
-                probes,
+                evaluations,
                 builds,
             ]
         )

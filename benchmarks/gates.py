@@ -1,4 +1,4 @@
-"""The gate over every fixture: its first run, a second from the journals, and one with a
+"""The gate over every fixture: its first run, a second from the caches, and one with a
 requirement that no plan can meet: ``python -m benchmarks.gates``.
 """
 
@@ -72,11 +72,11 @@ def main() -> None:
             code, seconds, record = gate(project)
             models = record["models"]
             passed = sum(m["exit_code"] == 0 for m in models)
-            probes = sum(m["new_evaluations"] or 0 for m in models)
+            evaluations = sum(m["new_evaluations"] or 0 for m in models)
             said = next(m["said"] for m in models if m["name"] == ASKED)
             rows.append(
                 f"| {what} | {code} | {passed} of {len(models)} "
-                f"| {probes} | {seconds:.0f} | {said} |"
+                f"| {evaluations} | {seconds:.0f} | {said} |"
             )
             print(rows[-1], flush=True)
     head = ["# The gate over every fixture", "", f"`python -m benchmarks.gates`, {machine()}", ""]

@@ -63,7 +63,7 @@ def golden(job: Job, out: Path) -> dict[str, Any]:
         found |= {
             "cause": said["cause"],
             "causes": [cause["name"] for cause in said["causes"]],
-            "robust": said["robust"],
+            "verdict": said["verdict"],
             "pinned": said["pinned"],
             "score": f"{score:.{SCORE_DIGITS}g}" if isinstance(score, float) else score,
             "findings": sorted({finding["kind"] for finding in said["findings"]}),

@@ -83,7 +83,7 @@ class Answer:
     cause: str
     pins: tuple[str, ...]
     score: str
-    probes: int
+    evaluations: int
     seconds: float
     unsteered: int
 
@@ -134,7 +134,7 @@ def answer(checkout: Path, job: Job, more: tuple[str, ...] = ()) -> Answer:
         said["cause"],
         tuple(said["pinned"]),
         text,
-        sum(said["probes"].values()),
+        sum(said["evaluations"].values()),
         seconds,
         unsteered,
     )
@@ -145,7 +145,7 @@ def main() -> None:
     ours, _, more = " ".join(sys.argv[1:]).partition(" -- ")
     checkouts = [Path(p).resolve() for p in ours.split()]
     old, new = checkouts[0], checkouts[1] if len(checkouts) > 1 else ROOT
-    print("| job | same | cause | pins | score | probes | seconds |\n" + "| --- " * 7 + "|")
+    print("| job | same | cause | pins | score | evaluations | seconds |\n" + "| --- " * 7 + "|")
     differing = 0
     with tempfile.TemporaryDirectory() as folder:
         for job in jobs(Path(folder)):
@@ -160,7 +160,7 @@ def main() -> None:
                 (before.cause, after.cause),
                 (len(before.pins), len(after.pins)),
                 (before.score, after.score),
-                (before.probes, after.probes),
+                (before.evaluations, after.evaluations),
                 (f"{before.seconds:.1f}", f"{after.seconds:.1f}"),
             ]
             cells = [f"{a}" if a == b else f"{a} -> {b}" for a, b in pairs]

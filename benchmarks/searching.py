@@ -1,5 +1,5 @@
-"""Mean probes of the search on synthetic culprits, beside the information bound and the design's
-reference counts.
+"""Mean evaluations of the search on synthetic culprits, beside the information bound and the
+design's reference counts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SEPARATION_FOR_AUC_98 = math.sqrt(2.0) * 2.0537489
 
 
 def mean_probes(n: int, k: int, kind: str, seeds: int) -> tuple[float, float]:
-    """(mean probes without the two baselines, mean seconds) over ``seeds`` runs."""
+    """(mean evaluations without the two baselines, mean seconds) over ``seeds`` runs."""
     layers = [f"l{i}" for i in range(n)]
     counts, began = [], time.perf_counter()
     for seed in range(seeds):
@@ -45,12 +45,12 @@ def mean_probes(n: int, k: int, kind: str, seeds: int) -> tuple[float, float]:
             suspicion=prior,
         )
         assert found.pinned == culprits
-        counts.append(len(found.probes) - 2)
+        counts.append(len(found.evaluations) - 2)
     return float(np.mean(counts)), (time.perf_counter() - began) / seeds
 
 
 def round_rows(seeds: int) -> list[str]:
-    """Rounds of parallel probes, n = 1,000, k = 16 (limit 22 for 8 workers)."""
+    """Rounds of parallel evaluations, n = 1,000, k = 16 (limit 22 for 8 workers)."""
     lines = [
         "",
         "## Rounds with several workers, n = 1,000, k = 16 (8 workers: limit 22)",
@@ -68,7 +68,7 @@ def round_rows(seeds: int) -> list[str]:
             runs.append(find_pins(layers, lambda p, c=culprits: _verdict(c <= p), workers=workers))
         lines.append(
             f"| {workers} | {np.mean([r.rounds for r in runs]) - 1:.1f} | "
-            f"{np.mean([len(r.probes) for r in runs]) - 2:.1f} |"
+            f"{np.mean([len(r.evaluations) for r in runs]) - 2:.1f} |"
         )
     return lines
 

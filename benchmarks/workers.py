@@ -1,4 +1,4 @@
-"""Real emulated probes on one worker and on two, each a process with one thread; and in this
+"""Real emulated evaluations on one worker and on two, each a process with one thread; and in this
 process with all threads.
 """
 
@@ -24,7 +24,7 @@ PROBES = 40
 
 
 def report() -> list[str]:
-    """Seconds for the same probes, and the speed-up of two workers over one (at least 1.6)."""
+    """Seconds for the same evaluations, and the speed-up of two workers over one (at least 1.6)."""
     model = load_model(models.DETECTOR).proto
     sample = Sample("page", load(SHARED / "ocr_det.npz"))
     layers = [layer.name for layer in list_layers(model)]

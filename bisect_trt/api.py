@@ -123,8 +123,8 @@ def reduce(
     observer: Observer | None = None,
     **chosen: Any,
 ) -> Reduced | Observation:
-    """Find the smallest part of ``model`` on which an engine fails, is wrong or unsteady; write its
-    reproducer. As ``bisect-trt reduce``.
+    """Find the smallest part of ``model`` on which an engine fails, is wrong or not reproducible;
+    write its reproducer. As ``bisect-trt reduce``.
 
     Args:
         model: an FP32 model, its path or its proto.
@@ -135,7 +135,7 @@ def reduce(
         chosen: the options below.
 
     Returns:
-        The piece, or what the whole shows where it is not bad.
+        The subgraph, or what the whole shows where it is not bad.
 
     Raises:
         BadInputError: something that the caller can mend.
@@ -156,7 +156,8 @@ def cure(
     observer: Observer | None = None,
     **chosen: Any,
 ) -> Cures:
-    """Try what makes a wrong or unsteady engine right and steady. As ``bisect-trt cure``.
+    """Try what makes a wrong or not reproducible engine right and reproducible. As ``bisect-trt
+    cure``.
 
     Args:
         model: an FP32 model, its path or its proto.

@@ -83,7 +83,7 @@ from bisect_trt.version import __version__
     metavar="COMMAND",
     help="Says instead of an engine what is bad: exit code 0 is fine, 1 is bad, any other says "
     "nothing. The model's path is appended, or stands where {model} does; {inputs} and {expected} "
-    "become the paths of the piece's other files.",
+    "become the paths of the subgraph's other files.",
 )
 @JSON
 @QUIET
@@ -91,8 +91,8 @@ from bisect_trt.version import __version__
 def reduce_command(
     precision: str, check: str | None, as_json: bool, quiet: bool, **chosen: Any
 ) -> int:
-    """Find the smallest part of a model on which an engine fails, is wrong or unsteady; write a
-    reproducer. Exit code 1 if the whole is not bad.
+    """Find the smallest part of a model on which an engine fails, is wrong or not reproducible;
+    write a reproducer. Exit code 1 if the whole is not bad.
     """
     settings, made_by = Settings(**chosen), shlex.join(["bisect-trt", *sys.argv[1:]])
     with progress(quiet=quiet, verbose=not as_json, budget=settings.budget) as observer:
@@ -109,10 +109,10 @@ def reduce_command(
 @settings_options("cure")
 @ENGINE_PRECISION
 @click.option(
-    "--piece",
+    "--subgraph",
     type=NamedPath(),
     metavar="DIR",
-    help="The reproducer's folder: tensors inside the piece are marked first.",
+    help="The reproducer's folder: tensors inside the subgraph are marked first.",
 )
 @JSON
 @QUIET
@@ -120,8 +120,8 @@ def reduce_command(
 def cure_command(
     precision: str, subgraph: Path | None, as_json: bool, quiet: bool, **chosen: Any
 ) -> int:
-    """Try what makes a wrong or unsteady engine right and steady; write the table and the model to
-    ship. Exit code 1 if nothing does.
+    """Try what makes a wrong or not reproducible engine right and reproducible; write the table and
+    the model to ship. Exit code 1 if nothing does.
     """
     settings = Settings(**chosen)
     with progress(quiet=quiet, verbose=not as_json, budget=settings.budget) as observer:
@@ -152,7 +152,7 @@ def doctor_command(as_json: bool) -> int:
     return 0
 
 
-@click.command("gate")
+@click.command("gate", cls=InputsCommand)
 @click.option(
     "--config",
     type=NamedPath(),
@@ -162,7 +162,7 @@ def doctor_command(as_json: bool) -> int:
 )
 @click.option("--out", type=NamedPath(), help="A folder of runs. Default: as the file says.")
 @run_options
-@click.option("-v", "--verbose", is_flag=True, help="Tell each probe as it is made.")
+@click.option("-v", "--verbose", is_flag=True, help="Tell each evaluation as it is made.")
 @JSON
 @QUIET
 @guarded
@@ -175,6 +175,8 @@ def gate_command(
     source = click.get_current_context().get_parameter_source
     given = {n: v for n, v in chosen.items() if source(n) is not ParameterSource.DEFAULT}
     project = read_project(config, out, given)
+    for warning in project.warnings:
+        click.echo(f"warning: {project.path}: {warning}", err=True)
     check_gate_folder(project.out, project.runs)
     gate = Gate(project.out, (), len(project.runs))
     with held_folder(project.out):
@@ -323,14 +325,16 @@ def export_command(model: Path, plan_path: Path, form: str, target: Path | None)
 @click.command("run", cls=InputsCommand)
 @settings_options("run")
 @click.option(
-    "--dry-run", is_flag=True, help="Only say how many layers, about how many probes and how long."
+    "--dry-run",
+    is_flag=True,
+    help="Only say how many layers, about how many evaluations and how long.",
 )
-@click.option("-v", "--verbose", is_flag=True, help="Tell each probe as it is made.")
+@click.option("-v", "--verbose", is_flag=True, help="Tell each evaluation as it is made.")
 @JSON
 @QUIET
 @guarded
 def run_command(dry_run: bool, verbose: bool, as_json: bool, quiet: bool, **chosen: Any) -> int:
-    """Find the problem's kind and a small set of layers that must stay in FP32, test it on draws
+    """Find the problem's kind and a small set of layers that must stay in FP32, test it on copies
     that the search has not seen; write the plan, model and report.
     """
     settings = Settings(**chosen)

@@ -1,4 +1,4 @@
-"""The main job as a list of stations:
+"""The main job as a list of steps:
 
 load -> reference -> baselines -> triage -> bisect -> verify on the engine -> report
 """
@@ -80,7 +80,7 @@ def cure(
     subgraph: Path | None,
     observer: Observer | None = None,
 ) -> Cures:
-    """What makes an engine right and steady; writes the table and the cured model.
+    """What makes an engine right and reproducible; writes the table and the cured model.
 
     Args:
         settings: the model, the inputs and the engine.
@@ -111,7 +111,7 @@ def reduce(
     made_by: str,
     observer: Observer | None = None,
 ) -> Reduced | Observation:
-    """The smallest bad piece of a model; writes its reproducer into the settings' ``out``.
+    """The smallest bad subgraph of a model; writes its reproducer into the settings' ``out``.
 
     Args:
         settings: the model, the inputs and the engine.
@@ -125,7 +125,7 @@ def reduce(
 
     Raises:
         BisectError: something that the user can mend.
-        StoppedError: the user ended it; the smallest piece so far is written.
+        StoppedError: the user ended it; the smallest subgraph so far is written.
     """
     folder = result_folder(settings, REDUCED)
     reduced.FOLDER.check(folder, files_read(settings))
@@ -133,7 +133,7 @@ def reduce(
     if isinstance(found, Reduced):
         write_reproducer(found, folder, made_by)
         if found.interrupted:
-            raise StoppedError(f"the smallest piece so far is in {folder}")
+            raise StoppedError(f"the smallest subgraph so far is in {folder}")
     return found
 
 
@@ -191,17 +191,19 @@ def run(settings: Settings, observer: Observer | None = None) -> Result:
             _note_subgraph(subgraph, context)
             result = _written(latest, context, time.perf_counter() - began)
         if isinstance(subgraph, Reduced) and subgraph.interrupted:
-            raise StoppedError(f"the answer is in {context.folder}, with the smallest piece so far")
+            raise StoppedError(
+                f"the answer is in {context.folder}, with the smallest subgraph so far"
+            )
         return result
 
 
 def _look_into(known: RunState, context: Context) -> Iterator[RunState]:
-    """On what the answer holds, how steady it is and how it compares with others; what is known
-    after each.
+    """On what the answer holds, how reproducible it is and how it compares with others; what is
+    known after each.
     """
     known = _with_engine_table(known, context)
     yield known
-    # The draws run where the engine is, while it is built for the further processes. An answer
+    # The copies run where the engine is, while it is built for the further processes. An answer
     # that these take back, or that Ctrl-C keeps from them, holds on nothing.
     begin_reproducibility(known, context)
     validation = validation_of_answer(known, context)
@@ -222,7 +224,7 @@ def _best_so_far(known: RunState, context: Context, seconds: float) -> Result | 
 
 
 def _note_subgraph(subgraph: Reduced | Observation, context: Context) -> None:
-    """Write the reproducer of what is wrong on the engine, or say that no piece of it is."""
+    """Write the reproducer of what is wrong on the engine, or say that no subgraph of it is."""
     if isinstance(subgraph, Reduced):
         write_reproducer(subgraph, context.folder / REPRODUCER, "bisect-trt run")
         words = f"{headline(subgraph)} {REPRODUCER}/ is ready for a bug report."
@@ -297,7 +299,7 @@ def _measure(
 
 
 def _search(problem: Problem, context: Context, beside: Beside) -> Iterator[RunState]:
-    """Every station in turn, what is known after each; ends early where one settles the case."""
+    """Every step in turn, what is known after each; ends early where one settles the case."""
     known = RunState(problem)
     check_runs(context, problem.holdout)
     for known in _measure(problem, context, beside):

@@ -31,7 +31,7 @@ class Shares:
     """What the options of these names ask for."""
 
     robust: float | None
-    given_share: float | None
+    allow_misses: float | None
     pick: float | None
 
     def check_shares(self) -> None:
@@ -46,16 +46,16 @@ class Shares:
                 "one of the two out"
             )
 
-        if self.pick is not None and self.given_share is not None:
+        if self.pick is not None and self.allow_misses is not None:
             raise BadInputError(
-                f"--pick {self.pick:g}: it is the share of the given inputs too; leave --holds-on "
-                "out"
+                f"--pick {self.pick:g}: it is the share of the given inputs too; leave "
+                "--allow-misses out"
             )
 
     @property
     def asked_of_given(self) -> float:
-        """The share of the given inputs that ``--holds-on`` asks for."""
-        return 1.0 if self.given_share is None else self.given_share
+        """The share of the given inputs that ``--allow-misses`` asks for."""
+        return round(1.0 - (self.allow_misses or 0.0), 12)
 
     @property
     def share_of_given(self) -> float:
@@ -66,6 +66,24 @@ class Shares:
     def fitted(self) -> bool:
         """Whether a set is searched for on the given inputs alone."""
         return self.robust == 0.0
+
+
+def _misses_of_holds(value: str) -> str:
+    try:
+        return str(round(1.0 - float(value), 12))
+    except ValueError:
+        return value
+
+
+FORMER: Mapping[str, tuple[str, Callable[[str], str]]] = {
+    "--holds-on": ("--allow-misses", _misses_of_holds),
+    "--variants": ("--augmented", str),
+    "--probe-timeout": ("--evaluation-timeout", str),
+    "--pin": ("--keep-fp32", str),
+    "--lower": ("--keep-reduced", str),
+    "--piece": ("--subgraph", str),
+}
+"""Spellings of 0.4.0 that are still read: today's option, and what the value becomes."""
 
 
 PLANNING = frozenset({"run", "compare", "verify"})
@@ -220,13 +238,13 @@ class Settings(Shares):
     robust: float | None = option(
         None,
         "--robust",
-        "The share of unseen inputs that the plan shall meet the requirement on, tested on redrawn "
-        "roundings and variants; 0 fits the given inputs only. Default: 0.95, or what --holds-on "
-        "or --pick asks for if that is less.",
+        "The share of unseen inputs that must meet the requirement, tested on perturbed and "
+        "augmented inputs; 0 fits the given inputs only. Default: 0.95, or less if "
+        "--allow-misses or --pick asks for less.",
         help_of={
-            "verify": "The share of unseen inputs from which on the plan is called robust; the "
+            "verify": "The share of unseen inputs from which on the plan is called validated; the "
             "exit code does not depend on it. Default: that which the plan was found for; 0 means "
-            "0.95 of as few draws as tell it."
+            "0.95 of as few copies as tell it."
         },
         kind=float,
         least=0.0,
@@ -234,23 +252,22 @@ class Settings(Shares):
         metavar="SHARE",
         commands=_JUDGED,
     )
-    given_share: float | None = option(
+    allow_misses: float | None = option(
         None,
-        "--holds-on",
-        "The share of the given inputs that must meet the requirement. Default: 1.",
+        "--allow-misses",
+        "The share of the given inputs that may miss the requirement. Default: 0.",
         help_of={"verify": "As for run. Default: that which the plan was found for."},
         kind=float,
         least=0.0,
-        most=1.0,
-        above=True,
+        most=0.999,
         metavar="SHARE",
         commands=_JUDGED,
     )
     pick: float | None = option(
         None,
         "--pick",
-        "Take the fewest ranked layers that hold on this share of inputs and draws, a point of "
-        "frontier.csv, and say what it holds on.",
+        "Take the fewest ranked layers that hold on this share of inputs and copies, a point of "
+        "tradeoff.csv, and say what it holds on.",
         kind=float,
         least=0.0,
         most=1.0,
@@ -261,23 +278,23 @@ class Settings(Shares):
     start_from: Path | None = option(
         None,
         "--start-from",
-        "Begin the search at an older plan.json: fewer probes where little has changed.",
+        "Begin the search at an older plan.json: fewer evaluations where little has changed.",
         kind=Path,
         metavar="PLAN",
         commands=_RUN,
     )
-    pin: Sequence[str] = option(
+    keep_fp32: Sequence[str] = option(
         (),
-        "--pin",
-        "Layers whose id the expression is found in stay in FP32 whatever the search says.",
+        "--keep-fp32",
+        "Layers whose name matches REGEX stay in FP32.",
         repeatable=True,
         metavar="REGEX",
         commands=_RUN,
     )
-    lower: Sequence[str] = option(
+    keep_reduced: Sequence[str] = option(
         (),
-        "--lower",
-        "Likewise, layers that are never pinned.",
+        "--keep-reduced",
+        "Layers whose name matches REGEX are never kept in FP32.",
         repeatable=True,
         metavar="REGEX",
         commands=_RUN,
@@ -310,9 +327,9 @@ class Settings(Shares):
     )
     augmented: str = option(
         "auto",
-        "--variants",
-        "Kinds of variants, such as shift,flip or MODULE:FUNCTION; none; auto takes all that fit "
-        "where fewer than 20 inputs are searched with.",
+        "--augmented",
+        "Kinds of augmented inputs, such as shift,flip or MODULE:FUNCTION; none; auto takes "
+        "all that fit where fewer than 20 inputs are searched with.",
         metavar="KINDS",
         commands=_JUDGED,
     )
@@ -370,7 +387,7 @@ class Settings(Shares):
     )
     evaluation_timeout_s: float = option(
         EVALUATION_TIMEOUT_S,
-        "--probe-timeout",
+        "--evaluation-timeout",
         "Seconds that an engine may take to build and run, or a worker's inference.",
         help_of={"reduce": "Seconds that an engine may take to build and run, or the check."},
         kind=float,
@@ -381,7 +398,7 @@ class Settings(Shares):
     workers: int = option(
         1,
         "--workers",
-        "Probes at a time, a process each.",
+        "Evaluations at a time, a process each.",
         kind=int,
         least=1,
         commands=_RUN | _ENGINES,

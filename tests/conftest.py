@@ -101,25 +101,25 @@ def waves() -> NDArray[np.float32]:
 
 @pytest.fixture
 def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test on fresh draws makes half as many: what it claims is then a little less, no more."""
-    monkeypatch.setattr("bisect_trt.steps.tests._MOST", 100)
+    """A test on new copies makes half as many: what it claims is then a little less, no more."""
+    monkeypatch.setattr("bisect_trt.steps.validation_inputs._MOST", 100)
 
 
 @pytest.fixture
 def fewest_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test on fresh draws makes as many as it needs at least, none of which may miss: enough
+    """A test on new copies makes as many as it needs at least, none of which may miss: enough
     where nothing is searched by it.
     """
-    monkeypatch.setattr("bisect_trt.steps.tests._FURTHER", 0.0)
-    monkeypatch.setattr("bisect_trt.steps.tests._TOLD", 0.0)
+    monkeypatch.setattr("bisect_trt.steps.validation_inputs._FURTHER", 0.0)
+    monkeypatch.setattr("bisect_trt.steps.validation_inputs._TOLD", 0.0)
 
 
 @pytest.fixture
 def eight_draws(monkeypatch: pytest.MonkeyPatch, fewest_draws: None) -> None:
-    """A test on fresh draws makes eight, as of the slowest models: enough where the cause, the pins
+    """A test on new copies makes eight, as of the slowest models: enough where the cause, the pins
     and the files are what is looked at.
     """
-    monkeypatch.setattr("bisect_trt.steps.tests._LONGEST", 0.0)
+    monkeypatch.setattr("bisect_trt.steps.validation_inputs._LONGEST", 0.0)
 
 
 def forbid_inferences(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,9 +129,9 @@ def forbid_inferences(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("an inference was made")
 
     for inference in (
-        "emulator.by_node.node_by_node.NodeByNode._execute",
-        "emulator.switched.segment_session.SegmentSession.run",
-        "emulator.whole_model.run_all",
-        "ort.reference.run_all",
+        "node_by_node.NodeByNode._execute",
+        "segment_session.SegmentSession.run",
+        "second_emulator.run_all",
+        "reference.run_all",
     ):
         monkeypatch.setattr(f"bisect_trt.runners.{inference}", forbidden)

@@ -96,7 +96,7 @@ class Changed(Engine):
 class Unsteady(Engine):
     """An engine that runs each input ``runs`` times, of which ``bad`` in a process give an answer
     that is ``off`` away: ``bad`` tells how many, from the plan and the number of the process.
-    ``drawn_in`` are the processes in which draws were run.
+    ``drawn_in`` are the processes in which copies were run.
     """
 
     name = "engine"
@@ -130,7 +130,7 @@ class Unsteady(Engine):
 
 
 class WorseOnDraws(Engine):
-    """An engine that errs like the emulator on what was given, and 1.5 times as much on draws."""
+    """An engine that errs like the emulator on what was given, and 1.5 times as much on copies."""
 
     def outputs(
         self, plan: PrecisionPlan, samples: Sequence[Sample]

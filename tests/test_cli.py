@@ -84,7 +84,7 @@ def test_options_that_only_an_engine_heeds_are_named_without_one(
 
 def test_dry_run_prices_and_writes_nothing(tmp_path: Path) -> None:
     result = call("run", *files(encoder_decomposed(), tmp_path), "--dry-run")
-    assert result.exit_code == 0 and "75 layers" in result.output and "probes" in result.output
+    assert result.exit_code == 0 and "75 layers" in result.output and "evaluations" in result.output
     assert not (tmp_path / "run").exists()
 
 

@@ -328,7 +328,7 @@ def test_the_word_speaks_of_inputs_like_those_given(tmp_path: Path) -> None:
     model = parsed("y = Tanh(x)")
     inputs = [{"x": waves(n, 1, 16)} for n in range(8)]
     result = run(model, inputs, tmp_path, robust=0.95)
-    assert any(line.startswith("Robust, of inputs like yours.") for line in answer_lines(result))
+    assert any(line.startswith("Validated, of inputs like yours.") for line in answer_lines(result))
 
 
 def test_infinities_that_lose_values_are_no_harmless_ones(tmp_path: Path) -> None:

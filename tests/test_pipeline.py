@@ -73,7 +73,7 @@ def test_fixture(make: Callable[[], Fixture], tmp_path: Path) -> None:
     else:
         assert set(result.pinned) == fixture.pins
     written = {p.name for p in (tmp_path / "run").iterdir()}
-    # The frontier is one of a search; a settled case has none.
+    # The trade-off curve is one of a search; a settled case has none.
     assert written - {"tradeoff.csv"} == FILES_OF_A_RUN
     saved = json.loads((tmp_path / "run" / "run.json").read_text())
     assert {
@@ -84,7 +84,7 @@ def test_fixture(make: Callable[[], Fixture], tmp_path: Path) -> None:
         "passed",
         "pinned",
         "layers",
-        "probes",
+        "evaluations",
         "outputs",
         "versions",
     } <= set(saved)
@@ -193,7 +193,7 @@ def test_kill_loses_at_most_the_probe_in_flight(tmp_path: Path) -> None:
     resumed = json.loads(finished.stdout)
     assert finished.returncode == 0 and resumed["pinned"] == whole.pinned
     assert resumed["sensitivity_runs"] == 0
-    assert resumed["new_evaluations"] <= sum(resumed["probes"].values()) - 12
+    assert resumed["new_evaluations"] <= sum(resumed["evaluations"].values()) - 12
     assert not [p.name for p in out.iterdir() if p.name.startswith(".")]
 
 
@@ -394,5 +394,5 @@ def test_a_plan_that_cannot_run_is_a_verdict(tmp_path: Path) -> None:
     result = _run_nodes(
         nodes, output, np.float32([4095.0, 7.0]), tmp_path / "run", one=np.float32(1), table=table
     )
-    assert "crashed" in set(result.search["verdict"])
+    assert "crashed" in set(result.search["outcome"])
     assert result.passed and result.pinned == ["mul"]

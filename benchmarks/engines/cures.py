@@ -1,6 +1,7 @@
-"""Which cures make an engine right and steady in many fresh processes? Needs a GPU and TensorRT.
+"""Which cures make an engine right and reproducible in many fresh processes? Needs a GPU and
+TensorRT.
 
-``python -m benchmarks.engines.cures MODEL INPUT OUT [--piece REPRODUCER] [--processes 20]
+``python -m benchmarks.engines.cures MODEL INPUT OUT [--subgraph REPRODUCER] [--processes 20]
 [--workers 8]`` tries what ``bisect-trt cure`` tries, in more processes than it takes; each runs the
 input 20 times and more. Rows are printed as they come, and OUT is the command's folder.
 """
@@ -48,7 +49,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("input", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--piece", type=Path)
+    parser.add_argument("--subgraph", type=Path)
     parser.add_argument("--processes", type=int, default=20)
     parser.add_argument("--workers", type=int, default=8)
     asked = parser.parse_args()

@@ -1,12 +1,12 @@
 """The emulator on the GPU against the CPU: ``python -m benchmarks.engines.emulate_on [--models
 FOLDER] [--limit SECONDS] [PART ...]``.
 
-Parts are ``check`` (strict FP32, roundings), ``fixtures``, ``MODEL`` (time of a probe over a plain
-inference on both devices, verdicts, layers' effects) and ``run MODEL cuda`` or ``... cpu`` (a whole
-run with ``--runner tensorrt``, emulated there), for each MODEL.onnx with its MODEL.npz in FOLDER
-(``python -m benchmarks.models.exported FOLDER ViT-L RT-DETR-R101`` writes them); without names all
-of them. Each part is a process of its own with a limit; rows are printed as they come, and a part
-that fails says why and lets the next begin.
+Parts are ``check`` (strict FP32, roundings), ``fixtures``, ``MODEL`` (time of an evaluation over a
+plain inference on both devices, verdicts, layers' effects) and ``run MODEL cuda`` or ``... cpu`` (a
+whole run with ``--runner tensorrt``, emulated there), for each MODEL.onnx with its MODEL.npz in
+FOLDER (``python -m benchmarks.models.exported FOLDER ViT-L RT-DETR-R101`` writes them); without
+names all of them. Each part is a process of its own with a limit; rows are printed as they come,
+and a part that fails says why and lets the next begin.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def measure(folder: Path, name: str) -> None:
             name,
             d.name,
             f"plain {once:.1f} ms",
-            f"probe {evaluated:.1f} ms",
+            f"evaluation {evaluated:.1f} ms",
             f"{evaluated / once:.2f}",
         )
         del plain
@@ -162,7 +162,7 @@ def measure(folder: Path, name: str) -> None:
     began = time.perf_counter()
     alone = effects_of(there, sample, exact, layers)
     say(name, f"effects of {len(layers)} layers", f"{time.perf_counter() - began:.1f} s")
-    # Lowered alone they leave FP16's range: whatever else is pinned, these must be.
+    # Reduced alone they leave FP16's range: whatever else is pinned, these must be.
     must = [layer for layer, error in alone.items() if not np.isfinite(error)]
     say(name, "not finite alone", len(must), *must[:5])
     pairs = []
@@ -191,7 +191,7 @@ def measure(folder: Path, name: str) -> None:
 def effects_of(
     runner: EmulatedRunner, sample: Sample, exact: Mapping[str, Any], wanted: Sequence[str]
 ) -> dict[str, float]:
-    """The largest error of an output by the layer that alone is lowered."""
+    """The largest error of an output by the layer that alone is reduced."""
     found = runner.sensitivities(sample, Precision.FP16, wanted)
     return {name: errors(exact, outputs) for name, outputs in found if outputs is not None}
 

@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.engines.latencies [MODEL.onnx INPUTS.npz ...]`` builds engines of PP-OCRv4
 det and rec, and of the models given, with growing sets of pins, and prints each one's latency
-beside what follows from its traffic and the latencies of everything lowered and everything pinned.
+beside what follows from its traffic and the latencies of everything reduced and everything pinned.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Do engines make up their minds? Every model at every precision, in several fresh processes.
 
-``python -m benchmarks.engines.reproducibility [--models FOLDER] [--only NAMES] [--precisions fp32,fp16]
-[--processes 3] [--repeats 3] [--at-once 4] [--inputs 6]`` needs a GPU; FOLDER holds what
+``python -m benchmarks.engines.reproducibility [--models FOLDER] [--only NAMES] [--precisions
+fp32,fp16] [--processes 3] [--repeats 3] [--at-once 4] [--inputs 6]`` needs a GPU; FOLDER holds what
 ``benchmarks.models.exported`` wrote. Each process builds its engines and runs every input so many
 times in two contexts, further where answers differ. An error is the largest over the reference's
 range.

@@ -21,7 +21,7 @@ class Builder:
     """Writes nodes one after the other; every call gives the name of what it made.
 
     Args:
-        random: draws the weights.
+        random: copies the weights.
     """
 
     random: np.random.Generator

@@ -14,7 +14,7 @@ from benchmarks.models.model_builder import Builder, Made
 
 
 def _bottlenecks(to: Builder, x: str, depths: Sequence[int]) -> list[str]:
-    """The stages of a ResNet of bottlenecks, variant D; the last three."""
+    """The stages of a ResNet of bottlenecks, augmented input D; the last three."""
     inside, found = 64, []
     for stage, depth in enumerate(depths):
         middle = 64 << stage

@@ -1,5 +1,6 @@
 """Our engine as polygraphy's judge: ``polygraphy debug reduce MODEL -o OUT --mode bisect --check
-python -m benchmarks.peers.peer_check`` ends with exit code 1 where the piece is wrong or unsteady.
+python -m benchmarks.peers.peer_check`` ends with exit code 1 where the piece is wrong or not
+reproducible.
 
 Polygraphy writes each piece as polygraphy_debug.onnx and records nothing, so that inner inputs are
 seeded noise. The judge is that of ``bisect-trt reduce``, in as many fresh processes.

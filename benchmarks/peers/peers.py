@@ -95,12 +95,12 @@ def _prefix(problem: Problem) -> Row:
     requirements = parse_requirements([problem.requirement], [o.name for o in model.graph.output])
     names = [layer.name for layer in list_layers(model)]
     reference = next(runner.outputs(PrecisionPlan(Precision.FP32), samples))
-    low, high, probes = 0, len(names), 0
+    low, high, evaluations = 0, len(names), 0
     while low < high:
         middle = (low + high) // 2
         plan = PrecisionPlan(Precision.FP16, frozenset(names[:middle]))
         outputs = next(runner.outputs(plan, samples))
-        probes += 1
+        evaluations += 1
         if requirements.score(reference, outputs) <= 1.0:
             high = middle
         else:
@@ -111,14 +111,14 @@ def _prefix(problem: Problem) -> Row:
     return (
         "prefix bisection (polygraphy's method) on our emulator",
         str(high),
-        str(probes),
+        str(evaluations),
         f"{seconds:.1f}",
         _truth(score),
     )
 
 
 def _ours(label: str, run: Run) -> Row:
-    counted = f"{run.probes} and {run.sensitivities} single layers"
+    counted = f"{run.evaluations} and {run.sensitivities} single layers"
     return label, str(len(run.plan.pinned)), counted, f"{run.seconds:.1f}", _truth(run.score)
 
 

@@ -84,7 +84,7 @@ class Run:
 
     problem: Problem
     plan: PrecisionPlan
-    probes: int
+    evaluations: int
     sensitivities: int
     seconds: float
     score: float
@@ -121,7 +121,7 @@ def ran(problem: Problem, *options: str) -> Run:
     return Run(
         problem,
         plan,
-        saved["probes"]["emulated"],
+        saved["evaluations"]["emulated"],
         saved["sensitivity_runs"],
         seconds,
         score,
@@ -153,7 +153,7 @@ def report() -> list[str]:
                         problem.requirement,
                         way,
                         len(run.plan.pinned),
-                        run.probes,
+                        run.evaluations,
                     ),
                     *(
                         run.sensitivities,

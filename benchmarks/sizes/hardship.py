@@ -181,7 +181,8 @@ def small_disk(folder: Path) -> list[str]:
         return [
             f"| a disk of 200 kB, 120 of them taken | exit {full.returncode}: `{said}`; left: "
             f"{', '.join(left)} | ",
-            f"| the same command once there is room | exit {again.returncode}, {new} new probes |",
+            f"| the same command once there is room | exit {again.returncode}, {new} new "
+            "evaluations |",
         ]
     finally:
         subprocess.run(["umount", str(disk)], check=False)

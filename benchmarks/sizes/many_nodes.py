@@ -1,8 +1,9 @@
-"""Models of many nodes and of real sizes: whole runs, and what a probe costs that starts late.
+"""Models of many nodes and of real sizes: whole runs, and what an evaluation costs that starts
+late.
 
 ``python -m benchmarks.sizes.many_nodes [NAMES]`` makes them by seeded code and prints a table of
-each; without names all of them (half an hour). ``probes`` as the first word leaves out the whole
-runs.
+each; without names all of them (half an hour). ``evaluations`` as the first word leaves out the
+whole runs.
 """
 
 from __future__ import annotations
@@ -111,12 +112,13 @@ def runs(names: list[str]) -> Iterator[str]:
         )
 
 
-def probes(names: list[str]) -> Iterator[str]:
+def evaluations(names: list[str]) -> Iterator[str]:
     """The second table, row by row: plans with a late pin changed, and layers alone, by segments
     and by one session from the start.
     """
     yield (
-        "| model | probe from the start, ms | with one of the last tenth of the pins changed | a "
+        "| model | evaluation from the start, ms | with one of the last tenth of the pins "
+        "changed | a "
         "layer alone, from the start | by segments | same bits |"
     )
     yield "| --- " * 6 + "|"
@@ -162,11 +164,11 @@ def _same(one: Inputs, other: Inputs) -> bool:
 def main() -> None:
     """Print the tables as they come."""
     names = sys.argv[1:]
-    only_probes = names[:1] == ["probes"]
+    only_probes = names[:1] == ["evaluations"]
     names = names[1:] if only_probes else names
     names = names or list(MAKERS)
     print(f"# Many nodes\n\n`python -m benchmarks.sizes.many_nodes`, {machine()}\n")
-    for table in (probes,) if only_probes else (runs, probes):
+    for table in (evaluations,) if only_probes else (runs, evaluations):
         for line in table(names):
             print(line, flush=True)
         print()

@@ -3,7 +3,7 @@
 
 Small models whose inputs differ as real ones do, each searched with 1 to 16 inputs; every plan is
 judged on 200 others. A row counts the plans of which as many copies held as were asked for, and
-those of them that were called robust because the copies reach no farther than the tolerance
+those of them that were called validated because the copies reach no farther than the tolerance
 (bisect_trt/numerics/prediction.py); of either, how many hold on less than 93 % of the others: that
 is seen in 8 % of samples of 200 where 95 % of all hold.
 """
@@ -153,7 +153,9 @@ def begun(what: str | None, usual: int, counted: str) -> range:
     given = parser.parse_args()
     repeats = range(given.first, given.first + given.repeats)
     print(f"{machine()}, repeats {repeats.start} to {repeats.stop - 1}\n")
-    print(f"| model | {counted} | pins | copies hold | of these few others | robust | of these |")
+    print(
+        f"| model | {counted} | pins | copies hold | of these few others | validated | of these |"
+    )
     print("| --- | --- | --- | --- | --- | --- | --- |")
     return repeats
 

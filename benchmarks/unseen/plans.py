@@ -1,11 +1,11 @@
 """Do plans hold on inputs that nothing has seen? Each model searched with 1, 8, 64 and 200 inputs.
 
 ``python -m benchmarks.unseen.plans [--cases "det;rec"] [--counts 1,8] [--ways
-robust,fitted,old,prefix] [--jobs N]`` prints a row for each as soon as it is there; ``old`` runs
+validated,fitted,old,prefix] [--jobs N]`` prints a row for each as soon as it is there; ``old`` runs
 ``--old CHECKOUT``, ``prefix`` is ``benchmarks.unseen.ranking_prefix``, ``prefix 60`` its first 60
 layers. With ``--repeats 20`` each search is made so often with other inputs, and it is counted how
-often a plan called robust holds on fewer inputs than it was said to. Every plan is judged on 200
-inputs and 48 redrawn copies that no search saw, by both emulators. Whoever ends it keeps the rows
+often a plan called validated holds on fewer inputs than it was said to. Every plan is judged on 200
+inputs and 48 perturbed copies that no search saw, by both emulators. Whoever ends it keeps the rows
 that are printed, and no process goes on.
 """
 
@@ -41,7 +41,7 @@ from bisect_trt.runners.reference import Reference
 from bisect_trt.runners.second_emulator import WholeModelRunner
 
 UNSEEN, UNSEEN_FROM, REDRAWS = 200, 100_000, 48
-WAYS = ("robust", "fitted", "old", "prefix")
+WAYS = ("validated", "fitted", "old", "prefix")
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,9 @@ def search(job: Job) -> Outcome:
         return Outcome(
             job,
             len(said["pinned"]),
-            str(said.get("robust")),
+            str(said.get("verdict")),
             float(said.get("validation", {}).get("perturbed", {}).get("lower_bound") or np.nan),
-            sum(said["probes"].values()) + said["sensitivity_runs"],
+            sum(said["evaluations"].values()) + said["sensitivity_runs"],
             seconds,
             used.ru_maxrss / 1024.0,
             float(np.mean([s <= 1.0 for s in unseen])),
@@ -136,7 +136,7 @@ def _arguments(job: Job, problem: PlanCase, model: Path, folder: Path) -> list[s
 def judge(
     problem: PlanCase, model: Path, plan: PrecisionPlan, job: Job
 ) -> tuple[list[float], list[float]]:
-    """The worse emulator's scores on unseen inputs, and on redrawn copies of the given ones."""
+    """The worse emulator's scores on unseen inputs, and on perturbed copies of the given ones."""
     graph = Graph(load_model(model).proto)
     reference = Reference(graph, str(model))
     requirements = parse_requirements(
@@ -216,13 +216,14 @@ def rows(jobs: list[Job], at_once: int) -> Generator[Outcome, None, None]:
 def table(outcomes: Iterator[Outcome]) -> Iterator[str]:
     """The head, then a row an outcome."""
     yield (
-        "| model | inputs | way | pins | word | redrawn, at least | inferences | seconds | MB "
-        "| holds on 200 unseen | worst | on 48 redrawn |"
+        "| model | inputs | way | pins | word | perturbed, at least | inferences | seconds | MB "
+        "| holds on 200 unseen | worst | on 48 perturbed |"
     )
     yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
     for o in outcomes:
         yield (
-            f"| {o.job.problem} | {o.job.count} | {o.job.way} | {o.pins} | {o.word} | {o.bound:.3f} "
+            f"| {o.job.problem} | {o.job.count} | {o.job.way} | {o.pins} | {o.word} | "
+            f"{o.bound:.3f} "
             f"| {o.inferences} | {o.seconds:.0f} | {o.megabytes:.0f} | {100 * o.unseen:.1f} % "
             f"| {o.worst:.2f} | {100 * o.perturbed:.1f} % |"
         )
@@ -234,7 +235,7 @@ def main() -> None:
     parser.add_argument("--old", default="")
     parser.add_argument("--cases", default="det;rec;rec, same text;NAFNet;UniMatch;encoder")
     parser.add_argument("--counts", default="1,8,64,200")
-    parser.add_argument("--ways", default="robust")
+    parser.add_argument("--ways", default="validated")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="the number of the first input")
@@ -245,7 +246,7 @@ def main() -> None:
         print(json.dumps(asdict(outcome)))
         return
     names = [name for name in CASES if name in asked.cases.split(";")]
-    one = Job("", 8, "robust", 0, asked.old)
+    one = Job("", 8, "validated", 0, asked.old)
     jobs = [
         replace(
             one, problem=name, count=int(count), way=way, first=asked.first + int(count) * repeat
@@ -271,12 +272,12 @@ def main() -> None:
 def _print_calibration(names: list[str], outcomes: list[Outcome]) -> None:
     for name in names:
         done = [o for o in outcomes if o.job.problem == name]
-        claimed = [o for o in done if o.word == "robust"]
+        claimed = [o for o in done if o.word == "validated"]
         kept = sum(o.unseen >= 0.95 for o in claimed)
         redrawn_kept = sum(o.perturbed >= 0.95 for o in claimed)
         print(
-            f"\n{name}: called robust {len(claimed)} of {len(done)}; of these {kept} hold "
-            f"on 95 % of the unseen inputs, {redrawn_kept} on 95 % of fresh redrawn copies",
+            f"\n{name}: called validated {len(claimed)} of {len(done)}; of these {kept} hold "
+            f"on 95 % of the unseen inputs, {redrawn_kept} on 95 % of fresh perturbed copies",
             flush=True,
         )
 

@@ -1,9 +1,10 @@
-"""What tells the share of unseen inputs that a plan holds on: redrawn copies, or which variants?
+"""What tells the share of unseen inputs that a plan holds on: perturbed copies, or which augmented
+inputs?
 
 ``python -m benchmarks.unseen.predictions [--cases "det;rec"] [--given 2]`` pins prefixes of the
 ranking that one given input makes, so many given inputs of each model in turn, and holds the share
-of 24 variants of a kind, and of 48 redrawn copies, of that input against the share of 48 others.
-One emulator judges.
+of 24 augmented inputs of a kind, and of 48 perturbed copies, of that input against the share of 48
+others. One emulator judges.
 """
 
 from __future__ import annotations

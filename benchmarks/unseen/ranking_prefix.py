@@ -1,5 +1,5 @@
 """The line to beat: the shortest prefix of the ranking that holds on the given inputs and on copies
-with redrawn roundings, neither shrunk nor tested.
+with perturbed inputs, neither shrunk nor tested.
 
 ``python -m benchmarks.unseen.ranking_prefix MODEL INPUTS OUT REQUIREMENT [METRIC] [--pins N]``
 writes ``run.json`` into the folder OUT, with the keys of the command's that
@@ -26,10 +26,10 @@ from bisect_trt.steps.search_set import SearchSamples, SearchSet, search_samples
 
 
 def rank(problem: Problem, context: Context, samples: SearchSamples) -> Triage:
-    """The ranking over some of ``samples``, as a robust search makes it.
+    """The ranking over some of ``samples``, as a validated search makes it.
 
     Args:
-        problem: of which everything lowered need not fail.
+        problem: of which everything reduced need not fail.
         context: what emulates.
         samples: what to rank on.
 
@@ -77,7 +77,7 @@ def main() -> None:
             raise SystemExit("not even all pins pass")
         found = {
             "pinned": list(triage.ranking[:length]),
-            "probes": dict(context.run_statistics().probes),
+            "evaluations": dict(context.run_statistics().evaluations),
             "sensitivity_runs": triage.sensitivity.runs,
         }
     (out / "run.json").write_text(json.dumps(found))

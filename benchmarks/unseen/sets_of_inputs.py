@@ -4,7 +4,7 @@
 The small models of :mod:`benchmarks.unseen.few_inputs` with a requirement on all inputs together,
 each searched with one set; every plan is judged on 200 other sets of as many inputs, drawn from
 2,000 that no search saw. A row counts the plans of which as many copies of the set held as were
-asked for, and those called robust; of either, how many hold on less than 93 % of the other sets.
+asked for, and those called validated; of either, how many hold on less than 93 % of the other sets.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Do weights' roundings, which add with their signs, rank layers better than mean squares do?
 
 ``python -m benchmarks.unseen.signed_effects [--cases "det;rec;NAFNet"]`` lowers each layer's
-constants and what it computes apart, on two inputs, at the output elements that everything lowered
+constants and what it computes apart, on two inputs, at the output elements that everything reduced
 disturbs most. ``squares`` ranks by the mean square of both together, as the tool does; ``signed``
 pins in turn the layer that takes most from (sum of the constants' effects) squared plus the sum of
 the others' squares. Both prefixes are judged on 48 unseen inputs by one emulator.

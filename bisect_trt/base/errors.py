@@ -35,7 +35,7 @@ class RunnerUnavailableError(BisectError):
 
 class MachineError(BisectError):
     """The machine gave out: memory, disk, or a worker lost again and again. It says nothing of any
-    plan, so nothing is journalled for it.
+    plan, so nothing is cached for it.
     """
 
     exit_code = EXIT_MACHINE

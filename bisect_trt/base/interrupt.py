@@ -45,17 +45,17 @@ class StoppedError(KeyboardInterrupt):
 
 
 class BudgetSpentError(Exception):
-    """Nothing further may be tried: so many probes, builds or minutes were spent."""
+    """Nothing further may be tried: so many evaluations, builds or minutes were spent."""
 
 
 class Observer:
     """Hears what a run does; this one ignores it all. Subclass what you want to show."""
 
     def step(self, name: str) -> None:
-        """A station of the pipeline begins."""
+        """A step of the pipeline begins."""
 
     def progress(self, done: int, expected: int, note: str) -> None:
-        """Work inside a station.
+        """Work inside a step.
 
         Args:
             done: units of work that are finished.

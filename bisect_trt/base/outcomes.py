@@ -21,7 +21,7 @@ class Verdict(StrEnum):
 
     @property
     def passed(self) -> bool:
-        """Only a clear pass passes; an unsure or broken probe never makes a pin look
+        """Only a clear pass passes; an unsure or broken evaluation never makes a pin look
         superfluous.
         """
         return self is Verdict.PASS
@@ -54,7 +54,7 @@ class CauseFound:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """A station that returns a bare one settles the case: nothing is searched. ``causes`` are all
+    """A step that returns a bare one settles the case: nothing is searched. ``causes`` are all
     that were found, the largest first; empty where the sentence says all.
     """
 
@@ -149,7 +149,8 @@ class Reproducibility:
 
 
 def together(found: Sequence[Reproducibility]) -> Reproducibility:
-    """Those of several samples, one at least: counts added, the others of the unsteadiest."""
+    """Those of several samples, one at least: counts added, the others of the least
+    reproducible."""
     last = max(found, key=lambda s: (s.decides, s.differing > 0, _gap(s), s.apart))
     return replace(
         last,
@@ -187,7 +188,7 @@ class InputKind(StrEnum):
 
 _WORDS = {
     InputKind.GIVEN: "given inputs",
-    InputKind.PERTURBED: "redrawn roundings",
+    InputKind.PERTURBED: "perturbed inputs",
     InputKind.AUGMENTED: "augmented",
     InputKind.HOLDOUT: "held out",
 }
@@ -196,7 +197,7 @@ _WORDS = {
 class ValidationVerdict(StrEnum):
     """What the tests say of inputs that nobody has shown."""
 
-    VALIDATED = "robust"
+    VALIDATED = "validated"
     INCONCLUSIVE = "inconclusive"
     OVERFITTED = "overfitted"
 
@@ -206,7 +207,7 @@ class Tally:
     """``passed`` of ``tested`` samples of one kind met the requirements.
 
     ``lower_bound`` is the share of all such samples that do, at least, with 95 % confidence; 0
-    where the samples are no draws (the given ones, which the search saw). ``worst_score`` is the
+    where the samples are no copies (the given ones, which the search saw). ``worst_score`` is the
     largest score in tolerances, NaN where nothing was tested, and ``worst`` the sample that had it.
     """
 
@@ -232,17 +233,17 @@ class Validation:
     ``augmented`` of them, and the inputs that were kept apart (``holdout``).
 
     ``wanted`` is the share of unseen inputs that is asked for, ``wanted_of_augmented`` the share of
-    variants, which stand in for inputs that nobody has shown, ``wanted_of_given`` the share of the
-    given inputs (``--holds-on``); ``fitted`` is true where nothing but these was searched with.
-    ``set_size`` is how many inputs were judged together: one, or all that were given. ``prediction_limit`` is
-    what other inputs may score, in tolerances, by what copies of the given ones do
-    (:mod:`bisect_trt.metrics.statistics`): infinite where nothing can be told, NaN where nothing
-    was asked. ``holdout_size`` is how many of the inputs kept apart were judged together.
+    augmented inputs, which stand in for inputs that nobody has shown, ``wanted_of_given`` the share
+    of the given inputs (``--allow-misses``); ``fitted`` is true where only these were searched
+    with. ``set_size`` is how many inputs were judged together: one, or all that were given.
+    ``prediction_limit`` is what other inputs may score, in tolerances, by what copies of the given
+    ones do (:mod:`bisect_trt.metrics.statistics`): infinite where nothing can be told, NaN where
+    nothing was asked. ``holdout_size`` is how many of the inputs kept apart were judged together.
     ``has_margin`` is false where an input's score says only whether it holds, and not how nearly.
     ``copies`` says which copies were tested: the stream of the test, and how many it may make.
-    ``unfinished`` is true where the run ended before it had tested any, ``spent`` where variants
-    are asked for and the search had seen all that could be made: those test nothing. ``alike`` is
-    true where the given inputs are few and of one kind.
+    ``unfinished`` is true where the run ended before it had tested any, ``spent`` where augmented
+    inputs are asked for and the search had seen all that could be made: those test nothing.
+    ``alike`` is true where the given inputs are few and of one kind.
     """
 
     given: Tally
@@ -271,13 +272,13 @@ class Validation:
     def word(self) -> ValidationVerdict | None:
         """None where the given inputs miss their share: then no word on other inputs is due.
 
-        Robust: the given inputs hold, the shares of redrawn roundings and of variants are
+        Validated: the given inputs hold, the shares of perturbed inputs and of augmented inputs are
         bounded by what is wanted of them (of one of the two, where the other cannot be made or is
         not asked for) or inputs kept apart bound it by themselves, so many of those hold as were
-        asked for, and there is room for other inputs (:attr:`leaves_room`). Lucky: some kind
+        asked for, and there is room for other inputs (:attr:`leaves_room`). Overfitted: some kind
         misses its share by more than chance explains (fewer pass than would in 5 % of such tests,
         had it the share).
-        Undecided: between the two.
+        Inconclusive: between the two.
         """
         if not self.given_hold:
             return None
@@ -335,7 +336,7 @@ class Validation:
 
         Copies of one input are one text, or one scene. Of small models' plans whose copies held as
         often as was asked, 20 of 60 from two inputs and 10 of 60 from eight held on less than 93 %
-        of 200 others; of 23 called robust from 24 inputs two held on 91 and 93 %, those whose
+        of 200 others; of 23 called validated from 24 inputs two held on 91 and 93 %, those whose
         copies reach beyond the tolerance (benchmarks/results/validation.md).
         """
         if self._apart or not self.prediction_limit > 1.0:

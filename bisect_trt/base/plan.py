@@ -137,7 +137,7 @@ class PrecisionPlan:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the text form: what journals know the plan by; its text may be long."""
+        """SHA-256 of the text form: what caches know the plan by; its text may be long."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     @staticmethod

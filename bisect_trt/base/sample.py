@@ -26,7 +26,7 @@ class Sample:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the names, types, shapes and values: what the journal knows the sample by."""
+        """SHA-256 of the names, types, shapes and values: what the cache knows the sample by."""
         return self._read[0]
 
     @property

@@ -152,7 +152,7 @@ def _code(code: CodeType) -> Iterator[bytes]:
 
 
 def _plain(value: Any) -> bytes:
-    """A constant's text; that of a set in one order, which Python draws anew in each process."""
+    """A constant's text; that of a set in one order, which Python copies anew in each process."""
     if isinstance(value, (set, frozenset)):
         value = sorted(map(repr, value))
     return repr(value).encode(errors="replace")

@@ -111,7 +111,7 @@ def _free_name(path: Path) -> Path:
         aside = path.with_name(f"{path.stem}.damaged-{number}{path.suffix}")
         if not aside.exists():
             return aside
-    raise OSError(f"{path}: a thousand damaged journals lie beside it; remove some")
+    raise OSError(f"{path}: a thousand damaged caches lie beside it; remove some")
 
 
 CACHE = "cache.sqlite"
@@ -143,15 +143,15 @@ def content_key(*parts: object) -> str:
 
 
 class Cache:
-    """The journal in ``folder``; several threads may share it.
+    """The cache in ``folder``; several threads may share it.
 
-    Journals of earlier versions are opened too: their answers are simply other keys. One whose
+    Caches of earlier versions are opened too: their answers are simply other keys. One whose
     pages are damaged is set aside, with what can still be read of it in a new one; ``note`` then
     says so, and is empty otherwise. ``is_new`` where there was none. ``beside`` gives rows to write
     with every answer, in the same transaction.
 
     Raises:
-        BadInputError: the file is no journal, or one of a later version of the tool, or cannot be
+        BadInputError: the file is no cache, or one of a later version of the tool, or cannot be
             written.
         MachineError: the disk is full.
     """
@@ -270,8 +270,7 @@ class Cache:
         said, path = str(error), self._path
         if "locked" in said or "busy" in said:
             return BadInputError(
-                f"{path}: another process is using the journal; wait for it, or choose another "
-                "--out"
+                f"{path}: another process is using the cache; wait for it, or choose another --out"
             )
         if "full" in said or "No space left" in said:
             return MachineError(
@@ -283,7 +282,7 @@ class Cache:
         if "disk I/O" in said or isinstance(error, OSError):
             return MachineError(f"{path}: the disk failed ({one_line(error)})")
         return BadInputError(
-            f"{path}: not a usable journal ({one_line(error)}); choose another --out, or move the "
+            f"{path}: not a usable cache ({one_line(error)}); choose another --out, or move the "
             "file away if it is bisect-trt's"
         )
 
@@ -401,7 +400,7 @@ class Answers:
         if result.best_values:
             meta["best_values"] = list(result.best_values)
         payload = b"" if result.vector is None else result.vector.tobytes()
-        return Row(self._sample_key(plan, sample), "probe", meta, payload)
+        return Row(self._sample_key(plan, sample), "evaluation", meta, payload)
 
     def of_all(
         self, plan: PrecisionPlan, samples: Sequence[Sample], *, best: bool = False
@@ -444,7 +443,7 @@ class Answers:
         return Row(self.key("facts", plan.digest), "facts", facts)
 
     def _sample_key(self, plan: PrecisionPlan, sample: Sample) -> str:
-        return self.key("probe", plan.digest, sample.digest)
+        return self.key("evaluation", plan.digest, sample.digest)
 
     def _key_of_all(self, plan: PrecisionPlan, samples: Sequence[Sample], *, best: bool) -> str:
         by = ["best runs"] if best else []

@@ -195,7 +195,7 @@ class Execution:
         told: Sequence[float] | None,
         kept: dict[str, Arrays],
     ) -> tuple[float, list[Row]]:
-        """The score of ``samples`` together, and the rows to journal.
+        """The score of ``samples`` together, and the rows to cache.
 
         Args:
             plan: what was run.
@@ -279,7 +279,7 @@ class Sets:
         for place, of in enumerate(sets):  # what will be run again is judged again with its set
             if collective and any(known[s.digest] is None for s in of):
                 told[place] = None
-        # Draws may be equal, as rotations of a few token ids are: such are run once.
+        # Copies may be equal, as rotations of a few token ids are: such are run once.
         new: dict[str, Sample] = {}
         for of, values in zip(sets, told, strict=True):
             for s in of:
@@ -308,30 +308,30 @@ class Sets:
 
 
 _RECORDED = 64
-"""New answers of one probe that a killed process may lose."""
+"""New answers of one evaluation that a killed process may lose."""
 
 
 class Evaluator:
     """Runs plans on one runner and judges them.
 
-    ``done`` holds this run's probes of the given samples by plan, ``plans`` every plan that was
-    asked about; ``log`` lists the probes in order, and may be shared with another prober of the
-    same run. ``on_evaluation`` hears of each; ``before_each`` is called before each inference, and may
-    raise to end the work; ``on_inference`` hears after each on how many, of the samples that were
-    asked about together, the plan in work was run.
+    ``done`` holds this run's evaluations of the given samples by plan, ``plans`` every plan that
+    was asked about; ``log`` lists the evaluations in order, and may be shared with another
+    evaluator of the same run. ``on_evaluation`` hears of each; ``before_each`` is called before
+    each inference, and may raise to end the work; ``on_inference`` hears after each on how many, of
+    the samples that were asked about together, the plan in work was run.
 
     Args:
         runner: what executes the plans.
-        given: the samples of :meth:`probe`.
+        given: the samples of :meth:`evaluation`.
         references: what the outputs are held against.
         requirements: the judge.
         cache: where answers are kept.
         run_key: the content that every answer depends on, samples apart.
         error_sample: the elements of a sample whose signed errors are kept with each answer on the
             given samples; None where nobody needs them.
-        workers: probes at a time.
-        log: shared with the run's other probers.
-        at_once: how many samples of a panel are handed to the runner at a time.
+        workers: evaluations at a time.
+        log: shared with the run's other evaluators.
+        at_once: how many samples of a search set are handed to the runner at a time.
         share: of the given samples that must meet the requirements.
     """
 
@@ -378,7 +378,7 @@ class Evaluator:
         )
 
     def key(self, *parts: str) -> str:
-        """The journal's key of an answer of this runner on this model and these requirements."""
+        """The cache's key of an answer of this runner on this model and these requirements."""
         return self._answers.key(*parts)
 
     def known(self, plan: PrecisionPlan, sample: Sample) -> SampleResult | None:
@@ -391,8 +391,8 @@ class Evaluator:
         with self._lock:
             return plan in self.done or len(self._recall(plan)) == len(given)
 
-    def probe(self, plan: PrecisionPlan) -> Evaluation:
-        """The result of ``plan`` on the given samples, from this run, the journal, or a new
+    def evaluate(self, plan: PrecisionPlan) -> Evaluation:
+        """The result of ``plan`` on the given samples, from this run, the cache, or a new
         execution.
         """
         return self.evaluate_many([plan])[0]
@@ -400,7 +400,7 @@ class Evaluator:
     def evaluate_many(self, plans: Sequence[PrecisionPlan]) -> list[Evaluation]:
         """The results of several plans; new ones run on ``workers`` threads.
 
-        May be called from several threads at a time: the one journal is written under a lock.
+        May be called from several threads at a time: the one cache is written under a lock.
         """
         missing = []
         with self._lock:
@@ -435,16 +435,13 @@ class Evaluator:
 
         May be called from several threads.
 
-        Args:
-            plan: what to run.
-            search_set: the samples in order; may be a generator, of which a few are in memory at a time.
-            limit: if it is finite, the run ends once more than ``misses`` samples are no clear pass
-                within so many tolerances.
-            misses: how many may miss it.
-            size: how many samples make a set that is judged together.
+        Args: plan: what to run. search_set: the samples in order; may be a generator, of which a
+            few are in memory at a time. limit: if it is finite, the run ends once more than
+            ``misses`` samples are no clear pass within so many tolerances. misses: how many may
+            miss it. size: how many samples make a set that is judged together.
 
         Returns:
-            The results in the panel's order, a sample or a set each, as far as it was run.
+            The results in the search set's order, a sample or a set each, as far as it was run.
         """
         names: list[str] = []
         results: list[SampleResult] = []
@@ -489,7 +486,7 @@ class Evaluator:
     def _complete(
         self, plan: PrecisionPlan, known: dict[str, SampleResult]
     ) -> tuple[PrecisionPlan, dict[str, SampleResult]]:
-        """Run the samples that ``known`` lacks and journal them: whoever ends it in the middle goes
+        """Run the samples that ``known`` lacks and cache them: whoever ends it in the middle goes
         on there, but for metrics that see all of them.
         """
         wanted = [s for s in self._given if s.digest not in known]
@@ -554,7 +551,7 @@ class Evaluator:
         self.on_evaluation(result)
 
     def _recall(self, plan: PrecisionPlan) -> dict[str, SampleResult]:
-        """What the journal knows of ``plan``, by the given samples' digests."""
+        """What the cache knows of ``plan``, by the given samples' digests."""
         if self.requirements.collective and self._answers.of_all(plan, self._given) is None:
             return {}
         found = {s.digest: self._answers.of(plan, s) for s in self._given}
@@ -563,7 +560,7 @@ class Evaluator:
             digest: result
             for digest, result in found.items()
             if result is not None
-            and not (wanted and result.errors and result.vector is None)  # asked on a panel
+            and not (wanted and result.errors and result.vector is None)  # asked on a search set
         }
         # A metric of all inputs needs the outputs of all of them.
         return {} if self.requirements.collective and len(usable) < len(found) else usable

@@ -21,7 +21,7 @@ _MOST_BYTES = 8 << 20
 
 _MOST_COPIES = 512 << 20
 """Of what was drawn so much lies on disk, and what comes first: that is what a search asks for
-again and again. Each test draws anew, and of a model whose outputs are large makes gigabytes."""
+again and again. Each test copies anew, and of a model whose outputs are large makes gigabytes."""
 
 
 class References:
@@ -36,7 +36,7 @@ class References:
         folder: for what is not kept in memory.
         for_copied: gives the FP32 outputs of samples that are drawn, one call at a time, where that
             is quicker; None for ``reference``.
-        lasting: whether draws are asked for as a rule: a session of 60,000 nodes is opened in
+        lasting: whether copies are asked for as a rule: a session of 60,000 nodes is opened in
             5 to 10 s, and not given back in between.
     """
 

@@ -1,4 +1,4 @@
-"""The log's entries of plans that were run on a panel."""
+"""The log's entries of plans that were run on a search set."""
 
 from __future__ import annotations
 
@@ -111,12 +111,12 @@ class Evaluation:
 
     ``worst`` and ``mean`` give each output's errors over the samples, empty where the plan could
     not be run; ``facts`` what the runner adds. The samples' vectors are not kept with it
-    (:meth:`~bisect_trt.evaluate.evaluator.Evaluator.vector`).
-    ``on`` says on which samples: the given ones, or a panel. ``reproducibility`` is that of all of them,
-    None from a runner that runs each once; ``best_score`` is the score by each sample's best run,
-    where some was worse. ``by_condition`` has the score of each condition on the
-    given samples, empty on others. ``worst_on`` names the sample that has ``score``, if one does.
-    ``seen_in`` is the probe of the log that shows this, where it is not one of the log itself.
+    (:meth:`~bisect_trt.evaluate.evaluator.Evaluator.vector`). ``on`` says on which samples: the
+    given ones, or a search set. ``reproducibility`` is that of all of them, None from a runner that
+    runs each once; ``best_score`` is the score by each sample's best run, where some was worse.
+    ``by_condition`` has the score of each condition on the given samples, empty on others.
+    ``worst_on`` names the sample that has ``score``, if one does. ``seen_in`` is the evaluation of
+    the log that shows this, where it is not one of the log itself.
     """
 
     plan: PrecisionPlan
@@ -137,7 +137,7 @@ class Evaluation:
 
     @property
     def on_given(self) -> bool:
-        """Whether it was run on the given inputs, not on a panel."""
+        """Whether it was run on the given inputs, not on a search set."""
         return self.on == InputKind.GIVEN
 
     @staticmethod
@@ -213,7 +213,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class SearchSetResult:
-    """One plan on a panel of samples, as far as it was run: it may have ended early.
+    """One plan on a search set of samples, as far as it was run: it may have ended early.
 
     ``names`` and ``results`` go together, in the order in which the samples were run; where a
     condition is on sets of inputs, each entry is a set. ``logged`` is the log's entry of it; None
@@ -255,7 +255,8 @@ SEARCH_SET = "search_set"
 
 
 class SearchSetLog:
-    """Adds one runner's panels to a run's log. May be called from several threads, one at a time.
+    """Adds one runner's search sets to a run's log. May be called from several threads, one at a
+    time.
 
     Args:
         log: of the run.
@@ -273,7 +274,7 @@ class SearchSetLog:
 
     def entry(self, answer: SearchSetResult) -> Evaluation | None:
         """That of ``answer``; None where nothing was run. What was asked before, and answered from
-        what was known, is no other probe.
+        what was known, is no other evaluation.
         """
         if not answer.results:
             return None

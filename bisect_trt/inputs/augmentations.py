@@ -1,5 +1,5 @@
-"""Variants of the given inputs: they stress a plan as an unseen input would, and are no substitute
-for one. Arrays are never changed in place, and keep their shapes and dtypes.
+"""Augmented inputs of the given inputs: they stress a plan as an unseen input would, and are no
+substitute for one. Arrays are never changed in place, and keep their shapes and dtypes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def augmented_input(
     discrete: Collection[str] = (),
     lengths: Mapping[str, int] | None = None,
 ) -> dict[str, NDArray[Any]]:
-    """One variant of ``arrays`` of ``kind``, one of :data:`KINDS`.
+    """One augmented input of ``arrays`` of ``kind``, one of :data:`KINDS`.
 
     Args:
         kind: what is done; the same to every input of one shape, so that masks go with their ids.
@@ -178,7 +178,7 @@ KINDS: dict[str, Callable[[_Source, Random], _Arrays]] = {
     "swap": _swap,
     "longer": _longer,
 }
-"""What a variant can be: of float inputs, of token ids, and of sequences."""
+"""What an augmented input can be: of float inputs, of token ids, and of sequences."""
 
 
 def check_kinds(text: str) -> None:
@@ -192,10 +192,10 @@ def check_kinds(text: str) -> None:
         return
     for kind in named_kinds(text):
         if is_own_kind(kind):
-            load_function(kind, "--variants")
+            load_function(kind, "--augmented")
         elif kind not in KINDS:
             raise BadInputError(
-                f"--variants {kind}: unknown; choose of {', '.join(KINDS)}, MODULE:FUNCTION, or "
+                f"--augmented {kind}: unknown; choose of {', '.join(KINDS)}, MODULE:FUNCTION, or "
                 "none, or auto"
             )
 
@@ -211,7 +211,7 @@ def is_own_kind(kind: str) -> bool:
 
 
 def own_augmentation(kind: str, arrays: Arrays, random: Random) -> dict[str, NDArray[Any]]:
-    """One variant of ``arrays`` by the user's function: it takes the inputs by name and a
+    """One augmented input of ``arrays`` by the user's function: it takes the inputs by name and a
     ``numpy.random.Generator``, and gives the changed inputs by name.
 
     Args:
@@ -222,19 +222,20 @@ def own_augmentation(kind: str, arrays: Arrays, random: Random) -> dict[str, NDA
     Raises:
         BadInputError: the function raises, or changes a name, a dtype or a number of dimensions.
     """
-    function = load_function(kind, "--variants")
-    with users_code(f"--variants {kind}"):
+    function = load_function(kind, "--augmented")
+    with users_code(f"--augmented {kind}"):
         made = function({n: a.copy() for n, a in arrays.items()}, random)
         if not isinstance(made, Mapping):
             raise BadInputError(
-                f"--variants {kind}: it gave {type(made).__name__}; let it give the changed inputs "
+                f"--augmented {kind}: it gave {type(made).__name__}; let it give the changed "
+                "inputs "
                 "by name"
             )
         found = {str(n): np.asarray(a) for n, a in made.items()}
     like = {n: (a.dtype, a.ndim) for n, a in arrays.items()}
     if {n: (a.dtype, a.ndim) for n, a in found.items()} != like:
         raise BadInputError(
-            f"--variants {kind}: gave other names, dtypes or dimensions than the inputs have"
+            f"--augmented {kind}: gave other names, dtypes or dimensions than the inputs have"
         )
     return found
 

@@ -15,8 +15,8 @@ from bisect_trt.metrics.arrays import Arrays, flat, slices
 
 LARGE_ARRAY = 4 << 20
 """Elements from which on blocks are drawn beside each other, each by a generator of its own, and
-uniformly, which takes a fifth of the time: a test draws hundreds of copies, and to redraw which way
-a rounding falls any noise of that deviation will do."""
+uniformly, which takes a fifth of the time: a test copies hundreds of copies, and to perturb which
+way a rounding falls any noise of that deviation will do."""
 
 _UNIFORM = np.float32(math.sqrt(12.0))
 """Over the deviation of what is uniform between 0 and 1."""
@@ -164,10 +164,10 @@ PERTURB = 1e-3
 as it was (benchmarks/results/perturbations.md)."""
 
 _MOST = 0.1
-"""Deviations that a redrawn copy is moved at most."""
+"""Deviations that a perturbed copy is moved at most."""
 
 _OF_STEP = 0.125
-"""Of a rounding step: as much redraws roundings as a thousandth of the deviation does that of
+"""Of a rounding step: as much perturbs roundings as a thousandth of the deviation does that of
 inputs whose mean is 0 (a cosine of 0.4 between the errors of a copy's activations and the input's
 own; of temperatures in kelvin, in BF16, it was 1)."""
 
@@ -181,14 +181,14 @@ def perturbed(
     discrete: Collection[str] = (),
 ) -> dict[str, NDArray[Any]]:
     """Each float input plus noise of ``amount`` of its deviation, or of the part of a rounding step
-    that redraws it where its mean is far from 0; masks, ids and others as they are. What is nowhere
-    negative stays so, and its zeros are zeros: counts, images of black, what a ReLU gave.
+    that perturbs it where its mean is far from 0; masks, ids and others as they are. What is
+    nowhere negative stays so, and its zeros are zeros: counts, images of black, what a ReLU gave.
 
     Args:
         arrays: one sample's inputs by name, any shapes and dtypes.
-        random: draws the noise.
+        random: copies the noise.
         amount: in deviations of each input.
-        step: of the precision whose roundings are redrawn, relative to a value.
+        step: of the precision whose roundings are perturbed, relative to a value.
         discrete: as for :func:`~bisect_trt.inputs.perturbations.moving`.
     """
     names = moving(arrays, discrete)
@@ -219,7 +219,7 @@ def perturbed_lookups(
 
     Args:
         arrays: float32 by name, any shapes.
-        random: draws the noise.
+        random: copies the noise.
         amount: in parts of each value.
     """
     return {n: _stretched(a, random, amount) if _is_looked_up(a) else a for n, a in arrays.items()}
@@ -247,9 +247,9 @@ def noisy(
 
     Args:
         array: floats that vary.
-        random: draws the noise.
+        random: copies the noise.
         amount: in deviations of the array.
-        step: of the precision whose roundings are redrawn, relative to a value.
+        step: of the precision whose roundings are perturbed, relative to a value.
         zeros_stay: what is exactly 0 stays so: padding, of what the model asks for equality.
     """
     mean, spread = moments(array)

@@ -193,7 +193,7 @@ _FEW_ROWS, _FEW_VALUES = 8, 16
 
 
 def _rows_are_alike(values: NDArray[np.float64], length: int) -> bool:
-    """Whether the norms of the rows spread as those of independent draws do; True where rows are
+    """Whether the norms of the rows spread as those of independent copies do; True where rows are
     too few or too short to tell.
     """
     if length < _FEW_VALUES or values.size < _FEW_ROWS * length:
@@ -212,8 +212,8 @@ _APART = 5
 """One of so many inputs is kept apart."""
 
 FEW_INPUTS = 20
-"""From so many given inputs on a fifth is kept apart; where fewer are searched with, variants of
-them stand in for those that nobody has shown."""
+"""From so many given inputs on a fifth is kept apart; where fewer are searched with, augmented
+inputs of them stand in for those that nobody has shown."""
 
 
 def short_digest(sample: Sample) -> str:

@@ -1,7 +1,8 @@
 """A few thousand output elements that stand for all: signed errors in units of the tolerance.
 
-The search adds and subtracts such vectors to predict what a set of pins would do. Only real probes,
-on all elements, decide; so a sample that misses an element costs a probe, never correctness.
+The search adds and subtracts such vectors to predict what a set of pins would do. Only real
+evaluations, on all elements, decide; so a sample that misses an element costs an evaluation, never
+correctness.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _MEAN_LIKE = frozenset({"mean_abs", "median_abs", "rmse", "cosine", "snr_db", "p
 MEAN_NORM, _PEAK_NORM = 2.0, 8.0
 """Between the 2-norm, which ignores a single bad pixel, and the maximum, which sees nothing else
 (measured on PP-OCRv4: norms 4, 8, 16 and beams of 1, 4 and 8; 8 with a beam of 4 found the smallest
-sets in the fewest probes)."""
+sets in the fewest evaluations)."""
 
 
 def prediction_order(requirements: Requirements) -> float:
@@ -43,7 +44,7 @@ class ErrorSample:
     Args:
         requirements: say what an error is measured in, and which outputs count.
         reference: arrays by output name.
-        candidate: the same outputs with everything lowered.
+        candidate: the same outputs with everything reduced.
         limit: about how many elements to choose over all outputs.
     """
 

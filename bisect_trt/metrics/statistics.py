@@ -11,9 +11,9 @@ from bisect_trt.base.outcomes import CONFIDENCE
 
 
 def lower_bound(passed: int, tested: int, confidence: float = CONFIDENCE) -> float:
-    """The share of all draws that pass, at least, one-sided.
+    """The share of all copies that pass, at least, one-sided.
 
-    With independent draws the true share is below the bound in at most ``1 - confidence`` of such
+    With independent copies the true share is below the bound in at most ``1 - confidence`` of such
     tests, whatever it is: 22 of 22 bound it by 0.87 at 95 %, 59 of 59 by 0.95.
 
     Args:
@@ -43,7 +43,7 @@ def lower_bound(passed: int, tested: int, confidence: float = CONFIDENCE) -> flo
 
 
 def copies_needed(share: float, confidence: float = CONFIDENCE, misses: int = 0) -> int:
-    """The fewest draws that bound the share by ``share`` if at most ``misses`` of them fail.
+    """The fewest copies that bound the share by ``share`` if at most ``misses`` of them fail.
 
     Args:
         share: below 1; from 1 on, or at 0, there is no such number, and 1 is given.

@@ -65,7 +65,7 @@ def cautions(graph: Graph) -> list[Finding]:
         count = sum(custom.values())
         named = some_of([f"{name} ({n})" for name, n in custom.most_common()], _SHOWN)
         message = (
-            f"{count} of {every} nodes are of operators that are never lowered: {named}; "
+            f"{count} of {every} nodes are of operators that are never reduced: {named}; "
             "they run in FP32 under every plan here, and an engine may run them otherwise"
         )
         found.append(Finding("custom-operators", "", message, count >= _MANY * every))
@@ -89,7 +89,7 @@ def cautions(graph: Graph) -> list[Finding]:
         message = (
             f"{counted(quantised, 'node')} quantise{'s' if quantised == 1 else ''} or "
             f"dequantise{'s' if quantised == 1 else ''}: the errors of quantisation are in the "
-            "reference too, only what is lowered beside it is judged, and a last bit that differs "
+            "reference too, only what is reduced beside it is judged, and a last bit that differs "
             "becomes a whole step"
         )
         found.append(Finding("quantised", "", message, True))
@@ -153,7 +153,7 @@ def _is_training(graph: Graph, node: onnx.NodeProto) -> bool:
 
 
 def _whole_bodies(graph: Graph) -> Iterator[Finding]:
-    """A body of control flow is lowered or pinned as a whole: where much of the network is in one
+    """A body of control flow is reduced or pinned as a whole: where much of the network is in one
     the answer is coarse.
     """
     nodes = graph.proto.graph.node
@@ -168,7 +168,7 @@ def _whole_bodies(graph: Graph) -> Iterator[Finding]:
         if is_layer and count >= _MUCH * every:
             message = (
                 f"layer {name!r} holds {count} of {every} nodes that run: {_an(node.op_type)} "
-                "is lowered or pinned as a whole; where its condition or count is always the same, "
+                "is reduced or pinned as a whole; where its condition or count is always the same, "
                 "make that a constant and fold it, and its layers are told apart"
             )
             yield Finding("control-flow", name, message, True)

@@ -1,7 +1,7 @@
 """The model that shows FP16, BF16 or TF32 on any machine: FP32 arithmetic with every rounding
 written out.
 
-A lowered FP16 or BF16 layer gets its float inputs rounded, computes in FP32 (as tensor cores
+A reduced FP16 or BF16 layer gets its float inputs rounded, computes in FP32 (as tensor cores
 accumulate) and has its outputs rounded. Rounding is ``Cast`` down and ``Cast`` back, a pair that
 ONNX Runtime keeps at every optimisation level. TF32 rounds only the operands of matrix products and
 convolutions, by Veltkamp's splitting in three FP32 operations. What is infinite in FP32 itself, or
@@ -267,7 +267,7 @@ class EmulationRewriter(Rewriter):
     def write(self, node: onnx.NodeProto, role: Role, precision: Precision, frame: Frame) -> None:
         names = [(slot, node.output[slot]) for slot in role.reduced_out]
         frame.state.update((name, precision) for _, name in names)
-        if node.op_type in CONTROL_FLOW:  # a lowered body rounds what it gives
+        if node.op_type in CONTROL_FLOW:  # a reduced body rounds what it gives
             frame.graph.node.append(node)
             return
         raw = {name: self.fresh(f"{name}__raw") for _, name in names}

@@ -157,7 +157,7 @@ def _long_softmaxes(
             message = (
                 f"{name} ({node.op_type}) is over {keys:,} keys: a fused kernel that sums in FP16 "
                 f"leaves its range from {_LARGEST_FP16:,} equal keys on, where the unfused graph "
-                "does not; keep it in FP32 (--pin) and let the engine judge"
+                "does not; keep it in FP32 (--keep-fp32) and let the engine judge"
             )
             yield Finding("long-softmax", name, message)
 
@@ -191,14 +191,14 @@ def _without_bf16(graph: Graph, precision: Precision) -> Iterator[Finding]:
     names = [layer.name for layer in layers if layer.op == "ConvTranspose"]
     what = (
         "transposed convolutions, which TensorRT for RTX does not build in BF16: keep them in "
-        "FP32 (--pin)"
+        "FP32 (--keep-fp32)"
     )
     yield from refused("bf16-transposed", names, what)
     unparsed = [layer for layer in layers if layer.op in _NOT_PARSED_IN_BF16]
     operators = ", ".join(dict.fromkeys(layer.op for layer in unparsed))
     what = (
         f"{operators}, which TensorRT for RTX does not parse in BF16: with --runner tensorrt they "
-        "are held in FP32 by themselves, else keep them so (--pin)"
+        "are held in FP32 by themselves, else keep them so (--keep-fp32)"
     )
     yield from refused("bf16-unparsed", [layer.name for layer in unparsed], what)
 

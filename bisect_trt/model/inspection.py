@@ -134,7 +134,7 @@ def _advice(
 ) -> list[str]:
     advice = []
     if not layers:
-        advice.append("no node computes floats that could be lowered: there is nothing to search")
+        advice.append("no node computes floats that could be reduced: there is nothing to search")
     written_out = sum(p.decomposed and p.kind == "LayerNorm" for p in patterns)
     if written_out and opset < HAS_LAYER_NORMALIZATION:
         advice.append(

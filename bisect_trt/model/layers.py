@@ -35,7 +35,7 @@ class Kind(Enum):
 class Layer:
     """A node with a float output that can run at reduced precision.
 
-    ``name`` is the unique id used in plans, tables and journals: the node's own name where it is
+    ``name`` is the unique id used in plans, tables and caches: the node's own name where it is
     unique. ``scope`` is the part of the name before the last slash. ``outputs`` are its float
     tensors.
     """
@@ -57,7 +57,7 @@ class Layer:
 class Role:
     """What one node may do at one precision: the float slots that change, and those that stay FP32.
 
-    ``reduced_in`` and ``reduced_out`` are slots of FP32 tensors that a lowered node reads and
+    ``reduced_in`` and ``reduced_out`` are slots of FP32 tensors that a reduced node reads and
     writes reduced; ``float_in`` are all its FP32 input slots. Thousands of nodes have the same few
     roles, at each precision: :func:`role_of` gives one object of each.
     """
@@ -155,7 +155,7 @@ def role_of(
         node: the node in question.
         scope: the types of the tensors it sees.
         opset: the version of ONNX's own operators in the model.
-        precision: what it shall be lowered to.
+        precision: what it shall be reduced to.
         slots: its :func:`float_slots` where they are known.
 
     Returns:

@@ -64,7 +64,7 @@ def inlined(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
     except Exception as error:  # the C++ library raises what it likes for functions it refuses
         raise BadInputError(
             f"{where}: its model-local functions cannot be written out ({one_line(error, 160)}), "
-            "and layers inside them could not be lowered; export the model without functions"
+            "and layers inside them could not be reduced; export the model without functions"
         ) from error
     own = {node.name for node in every_node(model.graph.node)}
     # Functions of another opset than the model's are left, and their calls have no numbers.

@@ -2,8 +2,8 @@
 
 The ONNX operator schemas already say, per version, which inputs and outputs share a type variable
 and whether that variable admits float16 or bfloat16. Only what the schemas cannot say stands in the
-two tables below: operators whose float values are positions, counts or random draws, and slots that
-are shapes in disguise.
+two tables below: operators whose float values are positions, counts or random copies, and slots
+that are shapes in disguise.
 """
 
 from __future__ import annotations

@@ -88,18 +88,18 @@ class Rewriter(ABC):
 
     @abstractmethod
     def write(self, node: onnx.NodeProto, role: Role, precision: Precision, frame: Frame) -> None:
-        """Append the lowered ``node`` to ``frame``.
+        """Append the reduced ``node`` to ``frame``.
 
         Args:
             node: a copy; its inputs are already the reduced versions.
-            role: what may be lowered of it.
+            role: what may be reduced of it.
             precision: what it runs in.
             frame: the graph or body that it goes to.
         """
 
     @abstractmethod
     def enter_body(self, frame: Frame, precision: Precision) -> None:
-        """Adapt the float inputs of a lowered body."""
+        """Adapt the float inputs of a reduced body."""
 
     def rewrite(self) -> onnx.ModelProto:
         """The new model: names unique, stale shapes dropped, placeholder dimensions named."""
@@ -276,7 +276,7 @@ class Rewriter(ABC):
                 self.leave_output(frame, output, precision)
 
     def leave_output(self, frame: Frame, output: onnx.ValueInfoProto, precision: Precision) -> None:
-        """Let a lowered body give ``output`` at ``precision``.
+        """Let a reduced body give ``output`` at ``precision``.
 
         Args:
             frame: the body.

@@ -24,7 +24,7 @@ class Rounding:
     """``tensor`` rounded on account of ``layer``, which reads or gives it in ``slot``.
 
     ``constant`` is true for a tensor of the file, which can be rounded before anything runs.
-    ``maker`` is the layer that has rounded the tensor already where it is lowered too, None where
+    ``maker`` is the layer that has rounded the tensor already where it is reduced too, None where
     no layer does.
     """
 
@@ -37,7 +37,7 @@ class Rounding:
 
 @dataclass(frozen=True)
 class NodeRoundings:
-    """What one node of the main graph rounds where it is lowered, by slot; empty for no layer."""
+    """What one node of the main graph rounds where it is reduced, by slot; empty for no layer."""
 
     operands: dict[int, Rounding] = field(default_factory=dict)
     results: dict[int, Rounding] = field(default_factory=dict)
@@ -154,7 +154,7 @@ def check_can_be_written(graph: Graph, plan: PrecisionPlan) -> None:
 
     Args:
         graph: the model.
-        plan: everything lowered that may be.
+        plan: everything reduced that may be.
 
     Raises:
         BadInputError: the opset cannot be raised.

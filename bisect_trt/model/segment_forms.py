@@ -417,7 +417,7 @@ def _bodies(attribute: onnx.AttributeProto) -> Iterator[onnx.GraphProto]:
 
 @dataclass(frozen=True)
 class Choice:
-    """The inputs in place of one weight: its two versions and what says that the lowered one is
+    """The inputs in place of one weight: its two versions and what says that the reduced one is
     read.
     """
 

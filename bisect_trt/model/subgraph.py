@@ -32,7 +32,7 @@ _LEAST_IR = 4
 
 @dataclass(frozen=True)
 class Border:
-    """What a piece takes and gives, by tensor name.
+    """What a subgraph takes and gives, by tensor name.
 
     ``inputs`` are inputs of the model and tensors that other nodes make; ``constants`` tensors of
     other nodes that follow from shapes and constants; ``outputs`` what an outer node reads, the
@@ -45,9 +45,10 @@ class Border:
 
 
 class Extractor:
-    """Cuts pieces out of one model; what has to be known of its graph is found once.
+    """Cuts subgraphs out of one model; what has to be known of its graph is found once.
 
-    ``nodes`` holds the ids that a piece may keep, in the file's order: all but those of Constants.
+    ``nodes`` holds the ids that a subgraph may keep, in the file's order: all but those of
+    Constants.
     """
 
     def __init__(self, graph: Graph) -> None:

@@ -24,7 +24,7 @@ from bisect_trt.model.tensor_types import Scope, captured_names
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """True where a layer of ``on`` is lowered and none of ``off`` is (its output is rounded
+    """True where a layer of ``on`` is reduced and none of ``off`` is (its output is rounded
     already).
     """
 
@@ -35,7 +35,7 @@ class Flag:
 @dataclass(frozen=True, slots=True)
 class Weight:
     """The constant ``tensor`` as ``layer`` reads it: rounded to ``reduced`` where the layer is
-    lowered, else to ``pinned``.
+    reduced, else to ``pinned``.
     """
 
     tensor: str
@@ -212,7 +212,7 @@ class _Writer:
         return version
 
     def _choose_body(self, index: int, node: onnx.NodeProto) -> None:
-        """A control-flow layer: the whole node twice, its bodies lowered in one branch."""
+        """A control-flow layer: the whole node twice, its bodies reduced in one branch."""
         name = self._of.names[index]
         flag, bodies = self._flag(Flag((name,))), {}
         for branch, precision in (("then_branch", self._low), ("else_branch", self._pin)):

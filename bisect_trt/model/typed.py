@@ -23,7 +23,7 @@ def to_typed(model: onnx.ModelProto | Graph, plan: PrecisionPlan) -> onnx.ModelP
     """``model`` with the types of ``plan``; the model given is not changed.
 
     TF32 is no type but a switch of the engine, so a TF32 plan gives the FP32 model back. A BF16
-    plan raises the opset where the model's own has no BF16 form of a lowered operator. All layers
+    plan raises the opset where the model's own has no BF16 form of a reduced operator. All layers
     pinned gives the source's computation.
 
     Args:

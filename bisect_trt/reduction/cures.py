@@ -49,8 +49,8 @@ class Cure:
     """One thing tried. ``how`` is what to do, ``marks`` the tensors that become outputs, ``model``
     what is then built, typed; None where it is the model as it is.
 
-    ``seen`` says whether it is right and steady, ``latency_ms`` and ``engine_bytes`` what it costs,
-    NaN and 0 where nothing could be built.
+    ``seen`` says whether it is right and reproducible, ``latency_ms`` and ``engine_bytes`` what it
+    costs, NaN and 0 where nothing could be built.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Cure:
 
     @property
     def works(self) -> bool:
-        """Whether every run in every process was right and steady."""
+        """Whether every run in every process was right and reproducible."""
         return self.seen.runs > 0 and self.seen.suspect is None
 
 
@@ -141,7 +141,7 @@ class _Ward:
                 break
         typed = None if model is None else to_typed(Graph(proto), PrecisionPlan(precision))
         cure = Cure(name, how, seen, latency, size, marks, typed)
-        word = "right and steady" if cure.works else str(seen.suspect or "not run")
+        word = "right and reproducible" if cure.works else str(seen.suspect or "not run")
         self._observer.progress(self._budget.spent, 0, f"{name}: {word}")
         return cure
 
@@ -189,7 +189,7 @@ def try_cures(
         budget: of engine builds.
         observer: hears of each.
         workers: processes at a time.
-        processes: in how many a cure must be right and steady.
+        processes: in how many a cure must be right and reproducible.
 
     Raises:
         BadInputError: ONNX Runtime cannot run the model.
@@ -315,11 +315,12 @@ def _nodes_of(subgraph: Path, graph: Graph) -> tuple[str, ...]:
         nodes = tuple(str(node["name"]) for node in found["nodes"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadInputError(
-            f"--piece {subgraph}: no reproducer of `bisect-trt reduce` ({record.name} cannot be read)"
+            f"--subgraph {subgraph}: no reproducer of `bisect-trt reduce` ({record.name} "
+            "cannot be read)"
         ) from error
     unknown = sorted(set(nodes).difference(graph.names))
     if unknown:
         raise BadInputError(
-            f"--piece {subgraph}: its node {unknown[0]!r} is not in the model; reduce this model"
+            f"--subgraph {subgraph}: its node {unknown[0]!r} is not in the model; reduce this model"
         )
     return nodes

@@ -38,7 +38,7 @@ from bisect_trt.runners.second_emulator import WholeModelRunner
 
 
 class Suspect(StrEnum):
-    """In which way a piece is bad."""
+    """In which way a subgraph is bad."""
 
     FAILED = "failed"
     WRONG = "wrong"
@@ -48,12 +48,12 @@ class Suspect(StrEnum):
 
 @dataclass(frozen=True)
 class Observation:
-    """What a piece showed, over all processes.
+    """What a subgraph showed, over all processes.
 
     ``runs`` are all inferences, ``wrong`` those whose error no rounding explains; ``worst`` is the
     largest error in multiples of what is allowed. ``differing`` counts the processes that gave the
     same input more than one answer. ``failure`` are the engine's words where it does not build or
-    run, or a command's that calls the piece bad (``by_command``), ``verdict`` how that ended,
+    run, or a command's that calls the subgraph bad (``by_command``), ``verdict`` how that ended,
     ``allowed`` the allowance by output, ``breaks`` the outputs that rounding alone breaks.
     """
 
@@ -129,7 +129,7 @@ class Specimen:
 
 
 class Specimens:
-    """The pieces of one model on one sample.
+    """The subgraphs of one model on one sample.
 
     Args:
         graph: the model.
@@ -156,7 +156,7 @@ class Specimens:
         try:
             model = self._extractor.extract(subgraph, values)
         except KeyError as error:  # a type of ONNX's that NumPy's files do not know
-            raise RunnerFailedError(f"the piece cannot be written ({error})") from error
+            raise RunnerFailedError(f"the subgraph cannot be written ({error})") from error
         expected = outputs_of(model, inputs, self._sample.name)
         if subgraph != self.whole:
             declare_shapes(model, expected)
@@ -174,8 +174,8 @@ class Specimens:
         return tuple((n, self._extractor.operator(n)) for n in self.nodes if n in subgraph.kept)
 
     def bypasses(self, subgraph: Subgraph) -> list[Bypass]:
-        """Those that can be made in ``subgraph``: a node that gives one tensor gives way to an input
-        of the same type and shape.
+        """Those that can be made in ``subgraph``: a node that gives one tensor gives way to an
+        input of the same type and shape.
         """
         found = []
         for node in (n for n in self.nodes if n in subgraph.kept):
@@ -239,7 +239,7 @@ def what_rounding_explains(
     """The allowance of an FP32 model that runs at ``precision``, on one sample.
 
     Args:
-        model: of the piece.
+        model: of the subgraph.
         sample: its inputs.
         expected: its outputs in FP32.
         precision: what its layers run in; TF32 for an engine whose FP32 is.
@@ -282,7 +282,8 @@ def _least(expected: NDArray[Any]) -> float:
 
 
 BAD_SHARE = 0.25
-"""A piece in which this share of processes is bad would be seen to be so with this confidence."""
+"""A subgraph in which this share of processes is bad would be seen to be so with this
+confidence."""
 
 PROCESSES = copies_needed(1.0 - BAD_SHARE, CONFIDENCE)
 
@@ -302,16 +303,16 @@ OpenRunner = Callable[[Graph, Sequence[Sample]], ClosableRunner]
 
 
 class EngineTrials:
-    """Judges pieces by what an engine makes of them.
+    """Judges subgraphs by what an engine makes of them.
 
     Args:
-        opens: a runner of a piece in a fresh process.
+        opens: a runner of a subgraph in a fresh process.
         precision: what the engine runs in.
         explained: the precision whose rounding explains an error: TF32 for FP32 on an engine whose
             FP32 is TF32.
         budget: of builds.
         workers: processes at a time.
-        processes: how many in all before a piece counts as right.
+        processes: how many in all before a subgraph counts as right.
     """
 
     def __init__(
@@ -335,8 +336,8 @@ class EngineTrials:
         self._known: dict[tuple[Subgraph, bool], Observation] = {}
 
     def try_whole(self, specimen: Specimen) -> Observation:
-        """What the whole model shows, in as many processes as it takes to tell unsteady from wrong;
-        pieces are compared with it.
+        """What the whole model shows, in as many processes as it takes to tell not reproducible
+        from wrong; subgraphs are compared with it.
         """
         self._names = _names_of(specimen.model)
         self._whole = self._seen(
@@ -347,8 +348,8 @@ class EngineTrials:
         return self._whole
 
     def ask(self, specimen: Specimen) -> Verdict:
-        """PASS where the piece is bad as the whole was: its engine fails in the same words, or is
-        wrong or unsteady. What was wrong each time is asked once.
+        """PASS where the subgraph is bad as the whole was: its engine fails in the same words, or
+        is wrong or not reproducible. What was wrong each time is asked once.
         """
         most = 1 if self._whole.suspect is Suspect.WRONG else self._processes
         seen = self._until_bad(specimen, most)
@@ -367,7 +368,8 @@ class EngineTrials:
         return self._until_bad(specimen, self._processes)
 
     def figures(self, specimen: Specimen) -> Observation:
-        """What the piece shows in all processes; where the budget is spent, in those of before."""
+        """What the subgraph shows in all processes; where the budget is spent, in those of
+        before."""
         if self.budget.is_spent:
             return self.known(specimen)
         seen = self._seen(specimen, self._processes, lambda s: s.suspect is Suspect.FAILED)
@@ -477,7 +479,7 @@ _EDGES = "()[]{},.:;'\""
 
 
 def told(failure: str, names: Collection[str]) -> str:
-    """A failure's words without numbers, lists and the model's own names: a piece that fails for
+    """A failure's words without numbers, lists and the model's own names: a subgraph that fails for
     another reason is not bad in the same way.
 
     Args:
@@ -498,16 +500,16 @@ MODEL, INPUTS, EXPECTED = "model.onnx", "inputs.npz", "expected.npz"
 _PLACES = {"{model}": MODEL, "{inputs}": INPUTS, "{expected}": EXPECTED}
 _KEPT = 4096
 _BAD = 1
-"""The exit code that calls a piece bad."""
+"""The exit code that calls a subgraph bad."""
 
 
 class CheckTrials:
-    """Judges pieces by the exit code of a command: 0 means fine, 1 still bad, and anything else,
-    or a signal, that the piece cannot be judged.
+    """Judges subgraphs by the exit code of a command: 0 means fine, 1 still bad, and anything else,
+    or a signal, that the subgraph cannot be judged.
 
     Args:
         command: its words, as a shell splits them; no shell runs it. ``{model}``, ``{inputs}`` and
-            ``{expected}`` become the paths of the piece's files, in a folder of its own; without
+            ``{expected}`` become the paths of the subgraph's files, in a folder of its own; without
             ``{model}`` that path is appended.
         timeout_s: the seconds that one call may take.
         budget: of calls.
@@ -547,7 +549,7 @@ class CheckTrials:
         return seen
 
     def ask(self, specimen: Specimen) -> Verdict:
-        """PASS where the command calls the piece bad, UNSURE where it does not judge it.
+        """PASS where the command calls the subgraph bad, UNSURE where it does not judge it.
 
         Raises:
             BadInputError: it cannot be started, or takes too long.
@@ -560,7 +562,7 @@ class CheckTrials:
         return Verdict.PASS if seen.failure else Verdict.FAIL
 
     def figures(self, specimen: Specimen) -> Observation:
-        """What the command said when it called the piece bad."""
+        """What the command said when it called the subgraph bad."""
         return self._known[specimen.key]
 
     known = figures
@@ -600,7 +602,7 @@ class CheckTrials:
         except subprocess.TimeoutExpired:
             raise BadInputError(
                 f"--check {self._command!r}: no end after {self._timeout_s:g} s, which says "
-                "nothing of the piece; mend the command, or raise --probe-timeout"
+                "nothing of the subgraph; mend the command, or raise --evaluation-timeout"
             ) from None
         finally:
             if child.poll() is None:
@@ -610,7 +612,7 @@ class CheckTrials:
 
 
 def write_specimen(specimen: Specimen, folder: Path) -> None:
-    """The piece's model, inputs and expected outputs as files of ``folder``."""
+    """The subgraph's model, inputs and expected outputs as files of ``folder``."""
     save_model(specimen.model, folder / MODEL)
     write_npz(folder / INPUTS, specimen.sample.arrays)
     write_npz(folder / EXPECTED, specimen.expected)

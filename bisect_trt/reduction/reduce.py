@@ -61,7 +61,7 @@ class Seeded:
 
 def worth_copying(model: onnx.ModelProto, most_left: int) -> bool:
     """Whether what :func:`with_seeded_weights` leaves of the weights takes ``most_left`` bytes at
-    most, and what it draws is no more than a script draws in seconds. Nothing is read.
+    most, and what it copies is no more than a script copies in seconds. Nothing is read.
     """
     copied = sum(size_of(t) for t in model.graph.initializer if _is_large(t))
     return copied <= _MOST and weights_size(model) - copied <= most_left
@@ -135,7 +135,7 @@ SMALL = 5 << 20
 
 
 class Trials(Protocol):
-    """Says of a piece whether it is bad: an engine's answers, or a command's exit code."""
+    """Says of a subgraph whether it is bad: an engine's answers, or a command's exit code."""
 
     budget: Budget
     precision: Precision
@@ -161,7 +161,8 @@ class Trials(Protocol):
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the search: how many pieces it tried, and how many nodes were left after it."""
+    """One step of the search: how many subgraphs it tried, and how many nodes were left after
+    it."""
 
     what: str
     tried: int
@@ -170,14 +171,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Reduced:
-    """The smallest piece that was seen to be bad, and what it showed.
+    """The smallest subgraph that was seen to be bad, and what it showed.
 
     ``explained`` is the precision whose rounding was allowed for. ``model`` is what the engine was
     given, typed at ``precision``; ``sample`` its inputs, by name, and ``expected`` its outputs in
     FP32 on ONNX Runtime. ``nodes`` are the kept ones with their operators, ``bypassed`` those whose
     input is read in place of their output, ``of`` the number in the whole model. ``seeded`` are
     weights that were drawn anew. ``complete`` says that no node can be left out, ``interrupted``
-    that the user ended the search, ``always`` that no piece tried was ever fine.
+    that the user ended the search, ``always`` that no subgraph tried was ever fine.
     """
 
     suspect: Suspect
@@ -204,14 +205,11 @@ class Reduced:
 def reduce_subgraph(
     graph: Graph, sample: Sample, trials: Trials, observer: Observer
 ) -> Reduced | Observation:
-    """The smallest bad piece of a model on one input; what the whole shows where it is not bad.
+    """The smallest bad subgraph of a model on one input; what the whole shows where it is not bad.
 
-    Args:
-        graph: the FP32 model.
-        sample: the input on which it is bad.
-        trials: says of a piece whether it is; counts the builds and ends the search when they are
-            spent.
-        observer: hears of each piece.
+    Args: graph: the FP32 model. sample: the input on which it is bad. trials: says of a subgraph
+        whether it is; counts the builds and ends the search when they are spent. observer: hears of
+        each subgraph.
 
     Raises:
         BadInputError: ONNX Runtime cannot run the model on the sample, or the budget does not allow
@@ -230,8 +228,8 @@ def reduce_subgraph(
         specimen, seeded, seen = specimens.of(subgraph), tuple[Seeded, ...](), None
         interrupted = found.interrupted
         if not interrupted:
-            observer.step("the piece")
-            try:  # the piece is found, whatever ends what else would be told of it
+            observer.step("the subgraph")
+            try:  # the subgraph is found, whatever ends what else would be told of it
                 specimen, seeded = search.seeded(specimen)
                 seen = search.figures(specimen)
             except KeyboardInterrupt:
@@ -286,7 +284,7 @@ class _Search:
             ) from None
 
     def ask(self, subgraph: Subgraph) -> Verdict:
-        """The whole was seen to be bad already; a piece that cannot be made is unclear."""
+        """The whole was seen to be bad already; a subgraph that cannot be made is unclear."""
         if subgraph == self._specimens.whole:
             return Verdict.PASS
         try:
@@ -295,7 +293,7 @@ class _Search:
             return Verdict.UNSURE
         try:
             verdict = self._trials.ask(specimen)
-        except MachineError:  # nothing is concluded, and the piece so far is not lost
+        except MachineError:  # nothing is concluded, and the subgraph so far is not lost
             verdict = Verdict.UNSURE
         self._tried += 1
         word = "still bad" if verdict.passed else "not bad" if verdict is Verdict.FAIL else verdict

@@ -40,8 +40,8 @@ _RUNS = 20
 def reduce_model(
     settings: Settings, precision: Precision, check: str | None, observer: Observer
 ) -> Reduced | Observation:
-    """The smallest bad piece of the settings' model, on the first input on which the whole is bad;
-    what the whole showed on the last one where it is on none.
+    """The smallest bad subgraph of the settings' model, on the first input on which the whole is
+    bad; what the whole showed on the last one where it is on none.
 
     Args:
         settings: the model, the inputs and the engine.
@@ -63,7 +63,8 @@ def reduce_model(
     assert isinstance(found, Observation)  # there is a sample, and on none was the whole bad
     if check is None and not found.runs:
         raise RunnerUnavailableError(
-            "the model builds; whether its engine is wrong or unsteady can only be told with a GPU"
+            "the model builds; whether its engine is wrong or not reproducible can only be "
+            "told with a GPU"
         )
     return found
 
@@ -142,7 +143,8 @@ def _trials(
     if check is not None:
         if precision is not Precision.FP32:
             raise BadInputError(
-                f"--check: the command chooses what {precision.value} means, its pieces are FP32; "
+                f"--check: the command chooses what {precision.value} means, its subgraphs are "
+                "FP32; "
                 "leave --precision out"
             )
         return CheckTrials(check, settings.evaluation_timeout_s, budget)
@@ -156,7 +158,7 @@ def engine_trials(
     samples: Sequence[Sample],
     budget: Budget,
 ) -> EngineTrials:
-    """What asks the settings' engine about pieces.
+    """What asks the settings' engine about subgraphs.
 
     Args:
         settings: which engine, and how long it may take.
@@ -210,7 +212,7 @@ REPRODUCER = "reproducer"
 """The folder within the run's."""
 
 BUILDS = 60
-"""Engine builds that a run spends on the piece where --max-builds says nothing; `bisect-trt
+"""Engine builds that a run spends on the subgraph where --max-builds says nothing; `bisect-trt
 reduce` takes as many as it needs."""
 
 SECONDS = 30.0
@@ -221,8 +223,8 @@ _ENGINE = (Cause.NOT_REPRODUCIBLE, Cause.NOT_PRECISION, Cause.ENGINE_FAILED)
 
 
 def subgraph_to_blame(known: RunState, context: Context) -> Reduced | Observation | None:
-    """The smallest bad piece found within the builds and the time that may be spent; what the whole
-    shows where it was not seen to be bad again; None where the engine is not to blame.
+    """The smallest bad subgraph found within the builds and the time that may be spent; what the
+    whole shows where it was not seen to be bad again; None where the engine is not to blame.
 
     Args:
         known: what the run found.

@@ -59,7 +59,7 @@ LAYERS = _columns(
     "layer text the layer's id: the node's name, made unique",
     "op text its ONNX operator",
     "scope text the path of modules that the name spells",
-    "max_abs number the largest absolute error with everything lowered, in the tensor's units",
+    "max_abs number the largest absolute error with everything reduced, in the tensor's units",
     "mean_abs number the mean absolute error",
     "rmse number the root mean square error",
     "cosine number the cosine between reference and result, in [-1, 1]",
@@ -89,8 +89,9 @@ LAYERS = _columns(
     "channel_peak_max number that of the largest channel",
     "worst_channel count the index of the largest channel, from 0",
     "pinned flag whether the plan keeps the layer in FP32",
-    "alone_score number the final score, in tolerances, when only this layer is lowered: the worst "
-    "over the inputs and draws that it was measured on; blank where a metric of all inputs at once "
+    "sensitivity number the final score, in tolerances, when only this layer is reduced: the worst "
+    "over the inputs and copies that it was measured on; blank where a metric of all inputs at "
+    "once "
     "is asked for",
     "rank count the place in the ranking, 1 the most harmful",
     *_errors("engine_", of="on an engine with marked outputs"),
@@ -110,7 +111,7 @@ LAYERS = _columns(
 OUTPUTS = _columns(
     "baseline text what ran: a precision, or the plan; with the runner's name where an engine did",
     "output text the graph output; blank where the baseline could not be run",
-    "verdict text pass, fail, non-finite, build-failed, crashed, timed-out or unsure",
+    "outcome text pass, fail, non-finite, build-failed, crashed, timed-out or unsure",
     "score number the whole baseline's score in tolerances: at most 1 passes",
     "max_abs number the largest absolute error, in the output's units",
     "mean_abs number the mean absolute error",
@@ -129,19 +130,19 @@ OUTPUTS = _columns(
     "mean_over_samples_max_abs number the mean over the inputs, where the others are the worst",
     "mean_over_samples_rmse number likewise",
     "mean_over_samples_cosine number likewise",
-    always="baseline output verdict score",
+    always="baseline output outcome score",
 )
 
 SEARCH = _columns(
-    "probe count the place in the search, from 0",
+    "evaluation count the place in the search, from 0",
     "runner text what executed the plan",
-    "on text the given inputs, or a panel",
+    "on text the given inputs, or a search set",
     "base text what unpinned layers ran in",
     "pins count layers in FP32",
-    "verdict text as in outputs.csv",
+    "outcome text as in outputs.csv",
     "score number in tolerances: at most 1 passes",
-    "seconds number of the probe",
-    "note text why it could not be run; of a panel how many of its samples miss",
+    "seconds number of the evaluation",
+    "note text why it could not be run; of a search set how many of its samples miss",
     "pinned text the layers as a JSON list; over 64, how many",
 )
 
@@ -149,23 +150,24 @@ PINS = _columns(
     "layer text the layer's id",
     "op text its ONNX operator",
     "scope text the path of modules that the name spells",
-    "held flag whether it is held there from the start: by --pin, or since the engine does not "
+    "held flag whether it is held there from the start: by --keep-fp32, or since the engine "
+    "does not "
     "take it reduced",
     "proved flag whether the same set without it was run and failed",
     "proved_on text which runner showed it",
-    "tolerance_share number the share of the tolerance that this probe was held to",
-    "verdict_without text what the set without it showed",
+    "tolerance_share number the share of the tolerance that this evaluation was held to",
+    "outcome_without text what the set without it showed",
     "score_without number its score in tolerances: more than `tolerance_share`",
-    "proof_probe count the probe's place in search.csv; -1 without a proof",
-    "missed_on text the input or draw that has this score",
+    "proof_evaluation count the evaluation's place in search.csv; -1 without a proof",
+    "missed_on text the input or copy that has this score",
     "of_all_given flag whether it is the worst of all given inputs; else one that told ended the "
-    "probe, and others may be worse",
+    "evaluation, and others may be worse",
     "inherited flag whether it only moves values between layers that are kept in FP32",
 )
 
 ENGINES = _columns(
     "engine text what was built",
-    "verdict text as in outputs.csv",
+    "outcome text as in outputs.csv",
     "pins count layers in FP32",
     "latency_ms number the median of its runs",
     "engine_mb number its size in 10^6 bytes",
@@ -175,15 +177,15 @@ ENGINES = _columns(
     "load_s number to load it",
     "context_s number to make its context",
     "run_s number of all runs",
-    "probe_s number of the whole probe",
+    "evaluation_s number of the whole evaluation",
     "own_share number the share of that which is the tool's own",
-    always="engine verdict pins latency_ms engine_mb",
+    always="engine outcome pins latency_ms engine_mb",
 )
 
 INPUTS = _columns(
     "input text the input's name",
     "kind text given, or holdout",
-    "lowered_score_* number the score in tolerances with everything lowered, by runner",
+    "reduced_score_* number the score in tolerances with everything reduced, by runner",
     "plan_score_* number the score under the plan, by runner",
     "passed flag whether the plan meets the requirement on it; left out where a condition is on "
     "all inputs together; where nothing else is asked, and no input has a score, these are blank",
@@ -213,11 +215,11 @@ TRADEOFF = _columns(
     *_shares(InputKind.PERTURBED),
     *_shares(InputKind.AUGMENTED),
     "p50_score number the median score over all of these (of the answer's test, over a part of its "
-    "draws), in tolerances",
+    "copies), in tolerances",
     "p95_score number what 95 % of those keep to",
     "worst_score number the largest of all",
     "latency_ms number of the engine of these pins, where one was built",
-    "relative_bytes number bytes read and written, over those of everything lowered",
+    "relative_bytes number bytes read and written, over those of everything reduced",
     "given_missed text the given inputs that miss, worst first: three, and how many more",
     "estimated_latency_ms number what an engine of these pins may take: between those of nothing "
     "and of everything pinned, by the bytes; blank where these were not built",
@@ -226,7 +228,7 @@ TRADEOFF = _columns(
 
 REQUIREMENTS = _columns(
     "requirement text as it was written",
-    "lowered_score number its score in tolerances with everything lowered",
+    "reduced_score number its score in tolerances with everything reduced",
     "plan_score number its score under the plan, blank where none was found",
     "baselines mapping its score by baseline, for those that every sample ran on",
 )
@@ -272,12 +274,6 @@ def as_page() -> str:
         lines += ["", f"## {title}", "", "| column | kind | meaning |", "| --- | --- | --- |"]
         lines += [f"| `{c.name}` | {c.kind} | {c.meaning} |" for c in columns]
     return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    import sys
-
-    sys.stdout.write(as_page())
 
 
 def to_csv(table: pd.DataFrame, columns: Sequence[Column]) -> str:
@@ -345,3 +341,9 @@ def _read(cells: Sequence[str], kind: str) -> list[Any]:
         return [{"True": True, "False": False, "": math.nan}[c] for c in cells]
     whole = kind == COUNT and all(cells)
     return [int(c) if whole else float(c or "nan") for c in cells]
+
+
+if __name__ == "__main__":
+    import sys
+
+    sys.stdout.write(as_page())

@@ -114,7 +114,7 @@ def diff_runs(before: Record, after: Record) -> RunDiff:
 
 
 def _scores(result: Record) -> dict[str, float]:
-    """Of each requirement, under the plan; where none passed, with everything lowered."""
+    """Of each requirement, under the plan; where none passed, with everything reduced."""
     table = result.by_requirement
     if table.empty:
         return dict.fromkeys(result.requirements, math.nan)
@@ -384,7 +384,7 @@ def _layer_lines(found: RunDiff) -> list[str]:
     if found.measure:
         lines.append(
             f"Of {found.matched} layers with the same name in both, {worse} are worse and {better} "
-            f"better by more than half, by {found.measure} with everything lowered."
+            f"better by more than half, by {found.measure} with everything reduced."
         )
     else:
         lines.append("The layers' errors are not known in both runs, so they are not compared.")

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from bisect_trt.base.errors import (
 )
 from bisect_trt.base.interrupt import STOPPING, StoppedError, is_stop
 from bisect_trt.base.plan import Precision
-from bisect_trt.settings import Option, Settings, options
+from bisect_trt.settings import FORMER, Option, Settings, options
 
 Command = Callable[..., int | None]
 
@@ -296,8 +296,25 @@ def _click_option(
 _OPTIONS = ("--input", "--holdout")
 
 
+def in_todays_words(args: Sequence[str]) -> list[str]:
+    """``args`` with today's options for those of older versions."""
+    today, former = [], ""
+    for arg in args:
+        flag, equals, value = arg.partition("=")
+        if former:
+            today.append(FORMER[former][1](arg))
+            former = ""
+        elif flag in FORMER:
+            name, translated = FORMER[flag]
+            today.append(f"{name}={translated(value)}" if equals else name)
+            former = "" if equals else flag
+        else:
+            today.append(arg)
+    return today
+
+
 class InputsCommand(click.Command):
-    """Takes ``--input`` with one file, folder or pattern each time."""
+    """Takes ``--input`` with one file, folder or pattern each time, and options' former names."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """As click's, which only says that there are words too many.
@@ -305,6 +322,7 @@ class InputsCommand(click.Command):
         Raises:
             UsageError: click's, with what may have made them.
         """
+        args = in_todays_words(args)
         told = [option for option in _OPTIONS if any(word.startswith(option) for word in args)]
         try:
             return super().parse_args(ctx, args)

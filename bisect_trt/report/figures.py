@@ -43,7 +43,7 @@ class Figure:
     height: int = 340
 
     def as_json(self) -> dict[str, Any]:
-        """What the page's script draws."""
+        """What the page's script copies."""
         return {
             "name": self.name,
             "data": list(self.data),
@@ -177,7 +177,7 @@ def errors_figure(layers: pd.DataFrame) -> Figure | None:
     """
     if "rel_range" not in layers or not len(layers):
         return None
-    both = {"everything lowered": ("rel_range", BAD), "the layer alone": (_OWN, ACCENT)}
+    both = {"everything reduced": ("rel_range", BAD), "the layer alone": (_OWN, ACCENT)}
     if "engine_rel_range" in layers:
         both["on the engine, outputs marked"] = ("engine_rel_range", GOOD)
     places = np.arange(len(layers))
@@ -572,7 +572,7 @@ def baselines_figure(outputs: pd.DataFrame) -> Figure | None:
             # On a phone half the plot would be words.
             "y": [label(b).replace(", ", ",<br>") for b in rows["baseline"]],
             "x": [short(h) for h in heights],
-            "marker": {"color": [GOOD if v == "pass" else BAD for v in rows["verdict"]]},
+            "marker": {"color": [GOOD if v == "pass" else BAD for v in rows["outcome"]]},
             "text": [brief(s) for s in scores],
             "textposition": "auto",
             "customdata": [times(s) for s in scores],
@@ -606,7 +606,7 @@ def inputs_figure(inputs: pd.DataFrame) -> Figure | None:
     names = [label(n) for n in rows["input"]]
     symbols = [_SYMBOLS.get(str(k), "circle") for k in rows["kind"]]
     data: list[dict[str, Any]] = []
-    shown = (("under the plan", worst, ACCENT), ("everything lowered", None, BAD))
+    shown = (("under the plan", worst, ACCENT), ("everything reduced", None, BAD))
     for words, values, colour in shown:
         if values is None:
             values = rows[reduced].max(axis=1) if reduced else worst * math.nan
@@ -642,23 +642,24 @@ def _heights(scores: Sequence[float]) -> list[float | None]:
 
 
 def search_figure(search: pd.DataFrame) -> Figure | None:
-    """A mark a probe: how many layers were pinned, and how it ended. None without probes."""
+    """A mark an evaluation: how many layers were pinned, and how it ended. None without
+    evaluations."""
     if not len(search):
         return None
-    passed = search["verdict"] == Verdict.PASS.value
-    failed = search["verdict"] == Verdict.FAIL.value
+    passed = search["outcome"] == Verdict.PASS.value
+    failed = search["outcome"] == Verdict.FAIL.value
     kinds = (("pass", passed, GOOD), ("fail", failed, BAD), ("other", ~passed & ~failed, MUTED))
     data: list[dict[str, Any]] = []
     for words, where, colour in kinds:
         rows = search[where]
         if len(rows):
-            told = zip(rows["runner"], rows["on"], rows["verdict"], rows["score"], strict=True)
+            told = zip(rows["runner"], rows["on"], rows["outcome"], rows["score"], strict=True)
             data.append(
                 {
                     "type": "scatter",
                     "mode": "markers",
                     "name": words,
-                    "x": [int(p) for p in rows["probe"]],
+                    "x": [int(p) for p in rows["evaluation"]],
                     "y": [int(p) for p in rows["pins"]],
                     "text": [label(f"{r}, on {o}: {v}, {times(s)}") for r, o, v, s in told],
                     "marker": {
@@ -666,13 +667,13 @@ def search_figure(search: pd.DataFrame) -> Figure | None:
                         "size": 8,
                         "symbol": [_SYMBOLS.get(str(o), "circle") for o in rows["on"]],
                     },
-                    "hovertemplate": "probe %{x}, %{y} pins<br>%{text}",
+                    "hovertemplate": "evaluation %{x}, %{y} pins<br>%{text}",
                 }
             )
     most = max(1, int(search["pins"].max()))
     layout = {
-        "xaxis": {"title": {"text": "probe (diamonds: on a panel of draws)"}},
-        # Below zero, so that a probe without pins is a whole mark.
+        "xaxis": {"title": {"text": "evaluation (diamonds: on a search set of copies)"}},
+        # Below zero, so that an evaluation without pins is a whole mark.
         "yaxis": {"title": {"text": "layers pinned"}, "range": [-0.04 * most, 1.05 * most]},
     }
-    return Figure("search-plot", "Pins and verdict of each probe, in order", data, layout)
+    return Figure("search-plot", "Pins and verdict of each evaluation, in order", data, layout)

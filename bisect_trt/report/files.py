@@ -90,7 +90,7 @@ def _of_layers(result: Record) -> Iterator[tuple[str, dict[str, str]]]:
     pinned, low = set(result.pinned), result.plan.base.value
     proved = result.pins[result.pins["proved"].astype(bool)] if len(result.pins) else result.pins
     without = {
-        str(row.layer): f"{row.verdict_without}, {'at least ' * is_least(row)}{score_without(row)}"
+        str(row.layer): f"{row.outcome_without}, {'at least ' * is_least(row)}{score_without(row)}"
         for row in proved.itertuples()
     }
     flags = {c.name for c in LAYERS if c.kind == FLAG}
@@ -263,7 +263,7 @@ def _write(
         if is_disk_full(error):
             raise MachineError(
                 f"{folder}: the disk is full, so no report was written; free some space and run "
-                "the same command again: the answers are in the journal"
+                "the same command again: the answers are in the cache"
             ) from error
         raise BadInputError(f"{folder}: cannot be written ({error.strerror})") from error
 

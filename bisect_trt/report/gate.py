@@ -26,26 +26,27 @@ from bisect_trt.report.html import Page, Section, page_as_html, page_as_markdown
 from bisect_trt.report.junit import as_junit
 from bisect_trt.report.record import Record
 from bisect_trt.report.summarise import judged_scores
-from bisect_trt.settings import Option, Settings, options
+from bisect_trt.settings import FORMER, Option, Settings, options
 from bisect_trt.steps.saved_plan import compiled
 
 PROJECT_FILE = "bisect.toml"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-_FILES = ("--input", "--holdout", "--metric", "--variants")
+_FILES = ("--input", "--holdout", "--metric", "--augmented")
 """Options whose texts may be paths, or functions in files."""
 
 
 @dataclass(frozen=True)
 class Project:
     """``runs`` are the settings by the models' names, in the file's order; each has its folder in
-    ``out``.
+    ``out``. ``warnings`` name the keys of older versions that the file has.
     """
 
     path: Path
     out: Path
     runs: Mapping[str, Settings]
+    warnings: Sequence[str] = ()
 
 
 def run_keys() -> dict[str, tuple[str, Option]]:
@@ -75,7 +76,8 @@ def read_project(path: Path, out: Path | None, overriding: Mapping[str, Any]) ->
     if not isinstance(named, str) or not named:
         raise BadInputError(f"{path}: out must be a path")
     folder = out if out is not None else path.parent / named
-    shared = _fields(path, "[defaults]", defaults, ())
+    warnings: list[str] = []
+    shared = _fields(path, "[defaults]", defaults, (), warnings)
     if not models:
         raise BadInputError(f"{path}: names no model; add a table [models.NAME]")
     runs = {}
@@ -83,21 +85,24 @@ def read_project(path: Path, out: Path | None, overriding: Mapping[str, Any]) ->
         where = f"[models.{name}]"
         if not _NAME.fullmatch(name):
             raise BadInputError(f"{path}: {where}: a name is letters, digits, dots and dashes")
-        own = _fields(path, where, asked, ("model", "input"))
+        own = _fields(path, where, asked, ("model", "input"), warnings)
         chosen = {**shared, **own, **overriding, "out": folder / name}
         try:
             runs[name] = Settings(**chosen)
             _check_values(runs[name])
         except BadInputError as error:
             raise BadInputError(f"{path}: {where}: {error}") from error
-    return Project(path, folder, runs)
+    return Project(path, folder, runs, warnings)
 
 
 def _check_values(settings: Settings) -> None:
     """What can be known to be wrong before a model is read."""
     check_requirements(settings.require, [str(metric) for metric in settings.metrics])
     check_kinds(settings.augmented)
-    for flag, texts in (("--pin", settings.pin), ("--lower", settings.lower)):
+    for flag, texts in (
+        ("--keep-fp32", settings.keep_fp32),
+        ("--keep-reduced", settings.keep_reduced),
+    ):
         for text in texts:
             compiled(flag, text)
 
@@ -123,10 +128,27 @@ def _check_keys(path: Path, where: str, table: Mapping[str, Any], known: Iterabl
             raise BadInputError(f"{path}: {at}unknown key {key!r}; {hint}")
 
 
-def _fields(path: Path, where: str, table: Any, required: Sequence[str]) -> dict[str, Any]:
+def _in_todays_keys(table: Mapping[str, Any], where: str, warnings: list[str]) -> dict[str, Any]:
+    """``table`` with today's keys for those of older versions, each with a warning."""
+    today: dict[str, Any] = {}
+    for key, value in table.items():
+        name, translated = FORMER.get(f"--{key}", (f"--{key}", str))
+        new = name.removeprefix("--")
+        if new != key:
+            warnings.append(f"{where}: {key!r} is called {new!r} now")
+            number = isinstance(value, float | int) and not isinstance(value, bool)
+            value = float(translated(str(value))) if number else value
+        today[new] = value
+    return today
+
+
+def _fields(
+    path: Path, where: str, table: Any, required: Sequence[str], warnings: list[str]
+) -> dict[str, Any]:
     """The settings' fields that a table gives."""
     if not isinstance(table, dict):
         raise BadInputError(f"{path}: {where} must be a table")
+    table = _in_todays_keys(table, where, warnings)
     keys = run_keys()
     _check_keys(path, where, table, [*required, *keys])
     for key in required:
@@ -168,10 +190,10 @@ def _placed(its: Option, value: Any, folder: Path) -> Any:
         return [_placed(its, v, folder) for v in value]
     if not isinstance(value, str) or not (its.kind is Path or its.flag in _FILES):
         return value
-    if its.flag == "--variants" and "," in value:
+    if its.flag == "--augmented" and "," in value:
         return ",".join(_placed(its, kind.strip(), folder) for kind in value.split(","))
     in_file = ".py:" in value
-    named = value == "none" or _MODULE.fullmatch(value) or its.flag == "--variants"
+    named = value == "none" or _MODULE.fullmatch(value) or its.flag == "--augmented"
     return value if not value or (named and not in_file) else str(folder / value)
 
 
@@ -255,7 +277,10 @@ def gate_table(gate: Gate) -> pd.DataFrame:
             robust = word_of(found.validation) or ""
             row |= {"pins": f"{len(found.pinned)} of {found.layer_count}", "score": found.score}
             row |= {"inputs": robust, "judged by": found.runner}
-            row |= {"new probes": str(found.new_evaluations), "seconds": round(found.seconds, 1)}
+            row |= {
+                "new evaluations": str(found.new_evaluations),
+                "seconds": round(found.seconds, 1),
+            }
         rows.append({**row, "answer": entry.said})
     return pd.DataFrame(rows)
 

@@ -78,7 +78,7 @@ def _engine_meets_in_fp32(result: Record) -> bool:
     if result.engine is None or result.outputs.empty or result.out_of_time or result.interrupted:
         return False
     ran = result.outputs["baseline"].eq(f"{result.runner} {Precision.FP32.value}")
-    verdicts = result.outputs.loc[ran, "verdict"]
+    verdicts = result.outputs.loc[ran, "outcome"]
     return len(verdicts) > 0 and bool(verdicts.eq("pass").all())
 
 
@@ -87,13 +87,13 @@ def _meets_in_tf32(result: Record) -> bool:
     if result.outputs.empty or result.precision is Precision.TF32:
         return False
     ran = result.outputs["baseline"].str.removesuffix(", second emulator").str.split().str[-1]
-    verdicts = result.outputs.loc[ran == Precision.TF32.value, "verdict"]
+    verdicts = result.outputs.loc[ran == Precision.TF32.value, "outcome"]
     return len(verdicts) > 0 and bool((verdicts == "pass").all())
 
 
 def _odd_inputs(result: Record) -> str:
-    """A few given inputs that ask for half of the pins or more, by the frontier, where nothing but
-    their copies speaks for these; blank where there are none.
+    """A few given inputs that ask for half of the pins or more, by the trade-off curve, where
+    nothing but their copies speaks for these; blank where there are none.
     """
     pins = len(result.plan.pinned)
     table = result.tradeoff
@@ -113,14 +113,14 @@ def _odd_inputs(result: Record) -> str:
 
 
 _TELLING = 10
-"""Inputs, or sets of them, of which a row of the frontier says something: four sets that held were
-followed by one of three that did not."""
+"""Inputs, or sets of them, of which a row of the trade-off curve says something: four sets that
+held were followed by one of three that did not."""
 
 
 def _held_with_half(result: Record) -> str:
-    """A set on the frontier with half of the pins at most that held on all that its row looked at,
-    blank where there is none: a prefix may hold more often than a longer one does, and what a row
-    looks at bounds no share, which ``--pick`` does.
+    """A set on the trade-off curve with half of the pins at most that held on all that its row
+    looked at, blank where there is none: a prefix may hold more often than a longer one does, and
+    what a row looks at bounds no share, which ``--pick`` does.
     """
     pins, table, validation = len(result.plan.pinned), result.tradeoff, result.validation
     if table.empty or validation is None or validation.fitted or pins < _WORTH_A_WORD:
@@ -172,8 +172,8 @@ def _told_odd(row: pd.Series[Any], names: str, missed: int) -> str:
 
 
 def _with_fewer(result: Record) -> str:
-    """What to do where some set on the frontier with fewer pins held on a given input, blank where
-    none did: where it missed on a few, look at those.
+    """What to do where some set on the trade-off curve with fewer pins held on a given input, blank
+    where none did: where it missed on a few, look at those.
     """
     if result.tradeoff.empty:
         return ""
@@ -236,7 +236,7 @@ def _answer(result: Record) -> str:
     share = result.pins["tolerance_share"].min() if len(result.pins) else math.nan
     if result.complete and share < 0.995:  # else the two digits would say 1
         proof = f"{each} proved to be needed within {share:.2g} of the tolerance"
-    broken = result.pins["verdict_without"].isin(_BROKEN).sum() if len(result.pins) else 0
+    broken = result.pins["outcome_without"].isin(_BROKEN).sum() if len(result.pins) else 0
     if broken:
         # A run that breaks is no wrong number: the reader has to know which of the two it was.
         proof += f" ({broken} because the run breaks without it)"
@@ -261,7 +261,7 @@ def _answer(result: Record) -> str:
 
 
 def _of_given(result: Record) -> str:
-    """On how many of the given inputs, where ``--holds-on`` or ``--pick`` let some miss it."""
+    """On how many of the given inputs, where ``--allow-misses`` or ``--pick`` let some miss it."""
     given = result.validation.given if result.validation is not None else None
     if given is None or given.passed == given.tested:
         return ""
@@ -292,17 +292,17 @@ def not_covered(result: Record) -> list[str]:
 
 
 def score_before(result: Record) -> str:
-    """What everything lowered uses of the tolerance."""
+    """What everything reduced uses of the tolerance."""
     counting = " on those that count" if result.given_share < 1.0 else ""
     return f"{times(result.base_score, _reduced_outcome(result))}{counting}"
 
 
 def _reduced_outcome(result: Record) -> str:
-    """The verdict of everything lowered, as a baseline; blank where it is not in the table."""
+    """The verdict of everything reduced, as a baseline; blank where it is not in the table."""
     if result.outputs.empty:
         return ""
     labels = result.outputs["baseline"].str.removesuffix(", second emulator").str.split().str[-1]
-    found = result.outputs.loc[labels == result.precision.value, "verdict"]
+    found = result.outputs.loc[labels == result.precision.value, "outcome"]
     missed = found[found.ne("") & found.ne("pass")]
     return str(missed.iloc[-1]) if len(missed) else ""
 

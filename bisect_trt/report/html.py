@@ -92,7 +92,7 @@ def _cost(result: Record) -> Tile | None:
         picked = result.tradeoff.loc[result.tradeoff["set"] == "answer", "relative_bytes"].dropna()
         if len(picked):
             more = 100.0 * (float(picked.iloc[0]) - 1.0)
-            note = "memory traffic against everything lowered; no engine was timed"
+            note = "memory traffic against everything reduced; no engine was timed"
             return Tile("cost", f"{more:+.0f} %", note)
     return None
 

@@ -112,8 +112,8 @@ def _validation(validation: Validation) -> Iterator[_Case]:
     """Of each kind of input that was tested: a failure where fewer pass than chance explains."""
     kinds = (
         ("the given inputs", validation.given),
-        ("redrawn roundings", validation.perturbed),
-        ("variants of the inputs", validation.augmented),
+        ("perturbed inputs", validation.perturbed),
+        ("augmented inputs of the inputs", validation.augmented),
         ("inputs kept apart", validation.holdout),
     )
     missed = {id(kind) for kind in validation.missed}

@@ -29,7 +29,7 @@ _PIN_COLUMNS = [
     "sensitivity",
     "proved",
     "proved_on",
-    "verdict_without",
+    "outcome_without",
     "score_without",
 ]
 _REQUIREMENT_COLUMNS = ["requirement", "reduced_score", "plan_score"]
@@ -50,8 +50,9 @@ def answer_lines(result: Record) -> Iterator[str]:
     yield f"- cause: {result.cause.value}"
     yield f"- requirement: {', '.join(markdown(r) for r in result.requirements)}"
     yield f"- before: {score_before(result)}; after: {score_after(result)}"
-    probes = sum(result.probes.values())
-    made = f"{counted(probes, 'probe')}, {counted(result.sensitivity_runs, 'single-layer run')}"
+    evaluations = sum(result.evaluations.values())
+    runs = counted(result.sensitivity_runs, "single-layer run")
+    made = f"{counted(evaluations, 'evaluation')}, {runs}"
     yield f"- judged by: `{result.runner}` ({made})"
     if result.validation is not None:
         yield from (

@@ -52,12 +52,12 @@ _MOST_ROWS = 300
 _TRADEOFF = ["pins", "set", "given_share", "perturbed_share", "perturbed_lower_bound"]
 _TRADEOFF += ["augmented_share", "holdout_share", "p50_score", "p95_score", "worst_score"]
 _TRADEOFF += ["latency_ms", "estimated_latency_ms", "relative_bytes"]
-_SEARCH = ["probe", "runner", "on", "base", "pins", "verdict", "score", "seconds", "note"]
+_SEARCH = ["evaluation", "runner", "on", "base", "pins", "outcome", "score", "seconds", "note"]
 _PROOF = [
     "proved",
     "proved_on",
     "proof_evaluation",
-    "verdict_without",
+    "outcome_without",
     "score_without",
     "missed_on",
 ]
@@ -90,7 +90,7 @@ def cost_rows(table: pd.DataFrame) -> Table:
 
 
 def search_rows(table: pd.DataFrame) -> Table:
-    """A row a probe."""
+    """A row an evaluation."""
     return _table(table, _SEARCH)
 
 
@@ -109,8 +109,8 @@ def worst_layer_rows(table: pd.DataFrame) -> Table:
 
 
 def pin_rows(result: Record) -> Table:
-    """The certificate: each pin with the probe that failed without it; where none is proved, with
-    what each layer does alone, the worst first.
+    """The certificate: each pin with the evaluation that failed without it; where none is proved,
+    with what each layer does alone, the worst first.
     """
     pins = result.pins
     if pins.empty:

@@ -58,7 +58,7 @@ def read_run(folder: Path) -> Record:
     if form != FORMAT:
         raise BadInputError(
             f"{path}: not in the form that this version reads ({FORMAT}); run the same command "
-            "again: the answers are in the journal"
+            "again: the answers are in the cache"
         )
     try:
         _check(data)
@@ -128,7 +128,7 @@ def _result(data: Json, folder: Path) -> Record:
         requirements=tuple(data["requirements"]),
         samples=tuple(data["samples"]),
         findings=[_made(Finding, found) for found in data["findings"]],
-        probes=dict(data["probes"]),
+        evaluations=dict(data["evaluations"]),
         new_evaluations=int(data["new_evaluations"]),
         sensitivity_runs=int(data["sensitivity_runs"]),
         seconds=_number(data["seconds"]),
@@ -139,9 +139,9 @@ def _result(data: Json, folder: Path) -> Record:
         search_facts=_search(data["search"]) if data["search"] else None,
         metrics=tuple(data["metrics"]),
         rewritten=tuple(data["rewritten"]),
-        validation=_validation(data) if data["asked"] else None,
+        validation=_validation(data) if data["validation_settings"] else None,
         ranked=data["ranked"],
-        given_share=_number(data["given_share"]),
+        given_share=round(1.0 - _number(data["allow_misses"]), 12),
         inputs=tables["inputs"],
         tradeoff=tables["tradeoff"],
         by_requirement=_by_requirement(data),
@@ -175,7 +175,7 @@ def _table(folder: Path, name: str) -> pd.DataFrame:
 
 
 def _validation(data: Json) -> Validation:
-    found: dict[str, Any] = dict(data["asked"])
+    found: dict[str, Any] = dict(data["validation_settings"])
     if "prediction_limit" in found:
         found["prediction_limit"] = _number(found["prediction_limit"])
     for kind in InputKind:

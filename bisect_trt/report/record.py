@@ -26,7 +26,7 @@ from bisect_trt.base.outcomes import (
 from bisect_trt.base.plan import Precision, PrecisionPlan
 from bisect_trt.metrics.scales import Scale
 
-FORMAT = 1
+FORMAT = 2
 """Of run.json: raised where a reader of an earlier one would go wrong."""
 
 
@@ -44,8 +44,8 @@ class EngineFacts:
 
     ``fp32_is`` says what its FP32 turned out to be, ``fp32_likeness_to_tf32`` the cosine between
     its FP32 errors and emulated TF32's. The fields from ``builds_beyond_baselines`` on are None
-    where nothing was decided on it; ``reproducibility`` is that of the engine the answer stands or falls
-    with.
+    where nothing was decided on it; ``reproducibility`` is that of the engine the answer stands or
+    falls with.
     """
 
     fp32_is: str
@@ -90,7 +90,7 @@ class Record:
 
     - ``layers``: a row a layer, as layers.csv
     - ``outputs``: a row an output and baseline, as outputs.csv
-    - ``search``: a row a probe in order, as search.csv
+    - ``search``: a row an evaluation in order, as search.csv
     - ``pins``: a row a pin with its proof, as pins.csv
     - ``cost``: a row an engine, as engines.csv
     - ``inputs``: a row an input, as inputs.csv
@@ -98,20 +98,19 @@ class Record:
     - ``by_requirement``: a row a requirement
 
     ``cause`` is triage's word, ``causes`` are all that were found, ``sentence`` says it to a
-    person, ``passed`` whether ``plan`` meets
-    the requirements by the runner's verdict. ``engine`` says what else was seen there,
-    ``search_facts`` what kind of set was found, each None where there is nothing to say.
-    ``metrics`` are the ``--metric`` texts, ``rewritten`` the layers that a rewrite made. ``probes``
-    counts plans by runner, ``new_evaluations`` those not answered by the journal; ``sensitivity_runs`` counts
-    the single-layer runs beside them. ``validation`` says on what the plan was tested, None where none
-    passes; ``ranked`` is true if its pins were cut from a ranking and not proved one by one.
-    ``given_share`` is the share of the given inputs that had to meet the requirements.
-    ``out_of_time`` is true if the ``budget_minutes`` ended the search, ``interrupted`` if the user
-    did. ``command`` would repeat the run on the model with the SHA-256 ``model_digest``;
-    ``dynamic_inputs`` are the graph inputs whose shapes it leaves open; it might keep ``threads``
-    busy. ``searched`` is for plan.json alone: a search that begins there keeps none of these inputs
-    apart. So are ``scales``, which the default requirement is judged by, and the tensors ``judged``
-    in place of the model's outputs.
+    person, ``passed`` whether ``plan`` meets the requirements by the runner's verdict. ``engine``
+    says what else was seen there, ``search_facts`` what kind of set was found, each None where
+    there is nothing to say. ``metrics`` are the ``--metric`` texts, ``rewritten`` the layers that a
+    rewrite made. ``evaluations`` counts plans by runner, ``new_evaluations`` those not answered by
+    the cache; ``sensitivity_runs`` counts the single-layer runs beside them. ``validation`` says on
+    what the plan was tested, None where none passes; ``ranked`` is true if its pins were cut from a
+    ranking and not proved one by one. ``given_share`` is the share of the given inputs that had to
+    meet the requirements. ``out_of_time`` is true if the ``budget_minutes`` ended the search,
+    ``interrupted`` if the user did. ``command`` would repeat the run on the model with the SHA-256
+    ``model_digest``; ``dynamic_inputs`` are the graph inputs whose shapes it leaves open; it might
+    keep ``threads`` busy. ``searched`` is for plan.json alone: a search that begins there keeps
+    none of these inputs apart. So are ``scales``, which the default requirement is judged by, and
+    the tensors ``judged`` in place of the model's outputs.
     """
 
     model: str
@@ -132,7 +131,7 @@ class Record:
     requirements: Sequence[str]
     samples: Sequence[str]
     findings: Sequence[Finding]
-    probes: Mapping[str, int]
+    evaluations: Mapping[str, int]
     new_evaluations: int
     sensitivity_runs: int
     seconds: float
@@ -195,7 +194,7 @@ class Record:
             document["outputs"] = list(self.judged)
         document |= {"requirements": list(self.requirements), "metrics": list(self.metrics)}
         if self.given_share < 1.0:
-            document["given_share"] = self.given_share
+            document["holds_on"] = self.given_share
         if self.validation is not None:
             document["robust"] = self.validation.wanted
             if self.validation.fitted:
@@ -233,12 +232,12 @@ class Record:
             "metrics": list(self.metrics),
             "rewritten": list(self.rewritten),
             "samples": list(self.samples),
-            "given_share": self.given_share,
+            "allow_misses": round(1.0 - self.given_share, 12),
             "validation": self._validation_json(),
-            "robust": word_of(self.validation),
-            "asked": self._asked_json(),
+            "verdict": word_of(self.validation),
+            "validation_settings": self._validation_settings(),
             "ranked": self.ranked,
-            "probes": dict(self.probes),
+            "evaluations": dict(self.evaluations),
             "new_evaluations": self.new_evaluations,
             "sensitivity_runs": self.sensitivity_runs,
             "outputs": self.outputs.to_dict(orient="records"),
@@ -276,10 +275,10 @@ class Record:
             for kind in InputKind
         }
 
-    def _asked_json(self) -> dict[str, Any]:
+    def _validation_settings(self) -> dict[str, Any]:
         if self.validation is None:
             return {}
-        apart = (*InputKind, "draws")
+        apart = (*InputKind, "copies")
         return {name: value for name, value in vars(self.validation).items() if name not in apart}
 
     def _engine_json(self) -> dict[str, Any]:

@@ -37,7 +37,8 @@ def headline_of_cures(cures: Cures) -> str:
     if not cures.needed:
         first = cures.tried[0]
         return (
-            f"The model is right and steady as it is: {first.seen.runs} runs in {PROCESSES} fresh "
+            f"The model is right and reproducible as it is: {first.seen.runs} runs in "
+            f"{PROCESSES} fresh "
             "processes; there is nothing to cure."
         )
     smallest = cures.smallest
@@ -124,7 +125,7 @@ def _line(cure: Cure) -> str:
     seen = cure.seen
     if seen.failure:
         return f"{cure.name}: {seen.failure[:200]}"
-    word = "right and steady" if cure.works else str(seen.suspect)
+    word = "right and reproducible" if cure.works else str(seen.suspect)
     return (
         f"{cure.name}: {word}; {seen.wrong} of {seen.runs} runs wrong in {seen.processes} "
         f"processes, {number(cure.latency_ms)} ms, {cure.engine_bytes / 2**20:.1f} MB"
@@ -140,7 +141,7 @@ def engine_of(reduced: Reduced) -> str | None:
 
 
 def sentence(reduced: Reduced) -> str:
-    """What is wrong with the piece, in one sentence."""
+    """What is wrong with the subgraph, in one sentence."""
     version = ", ".join(f"{k} {v}" for k, v in reduced.versions.items() if k in _ENGINES)
     who = f"{version or 'The engine'} at {reduced.precision.value.upper()}"
     what = f"{counted(len(reduced.nodes), 'node')} ({_operators(reduced)})"
@@ -157,7 +158,7 @@ _ENGINES = (*MODULES, "onnxruntime")
 
 
 def headline(reduced: Reduced) -> str:
-    """The answer: how small the piece is, and whether it could be smaller."""
+    """The answer: how small the subgraph is, and whether it could be smaller."""
     left, names = len(reduced.nodes), [f"{n} ({op})" for n, op in reduced.nodes]
     more = f" and {left - _NAMED} more" if left > _NAMED else ""
     proof = "the builds or the time that it may take ended the search"
@@ -197,13 +198,16 @@ def nothing_bad(whole: Observation) -> str:
 
 
 def figures(reduced: Reduced) -> list[str]:
-    """What the whole and the piece showed, a line each."""
+    """What the whole and the subgraph showed, a line each."""
     if reduced.suspect is Suspect.CHECK:
-        return [f"The whole model: {reduced.whole.failure}", f"The piece: {reduced.seen.failure}"]
-    lines = [f"The whole model: {_shown(reduced.whole)}", f"The piece: {_shown(reduced.seen)}"]
+        return [
+            f"The whole model: {reduced.whole.failure}",
+            f"The subgraph: {reduced.seen.failure}",
+        ]
+    lines = [f"The whole model: {_shown(reduced.whole)}", f"The subgraph: {_shown(reduced.seen)}"]
     if reduced.suspect in (Suspect.WRONG, Suspect.NOT_REPRODUCIBLE):
         lines.append(
-            f"Wrong means an error over {FACTOR:g} times that of the piece emulated at "
+            f"Wrong means an error over {FACTOR:g} times that of the subgraph emulated at "
             f"{reduced.explained.value.upper()}, against ONNX Runtime's CPU provider in FP32."
         )
     return lines
@@ -223,13 +227,14 @@ def reduced_how(reduced: Reduced) -> list[str]:
         lines.append(f"Bypassed, an input taking the output's place: {', '.join(reduced.bypassed)}")
     if reduced.always:
         lines.append(
-            "No piece that was tried was ever fine: look whether the judge can tell good from bad."
+            "No subgraph that was tried was ever fine: look whether the judge can tell good "
+            "from bad."
         )
     return lines
 
 
 def as_record(found: Reduced | Observation) -> dict[str, Any]:
-    """What was found, for machines: where nothing is bad there is no piece."""
+    """What was found, for machines: where nothing is bad there is no subgraph."""
     if isinstance(found, Reduced):
         return as_json(found)
     return {"suspect": None, "whole": _plain(found)}

@@ -70,8 +70,8 @@ def search_facts(
     """What kind of set it is, and what the search spent; None where nothing is pinned.
 
     Args:
-        known: what the stations found.
-        run_statistics: every probe that was made.
+        known: what the steps found.
+        run_statistics: every evaluation that was made.
         plan: the answer.
     """
     if not plan.pinned:
@@ -85,7 +85,8 @@ def search_facts(
     suspicion = suspicion_of(known.baselines.layers, alone) if known.baselines is not None else {}
     first = run_statistics.emulators[0]
     searched = [p for p in run_statistics.log if p.plan.base is plan.base and p.runner == first]
-    # On a panel a probe ends early, and is held to a share of the tolerance: no two compare.
+    # On a search set an evaluation ends early, and is held to a share of the tolerance: no two
+    # compare.
     alike = [(p.plan.pinned, p.verdict.passed) for p in searched if p.on_given]
     return SearchFacts(
         regime=regime.value if regime is not None else "",
@@ -127,12 +128,12 @@ def requirements_table(
     plan: Sequence[Evaluation],
     baselines: Mapping[str, Evaluation],
 ) -> pd.DataFrame:
-    """A row for each requirement: its score on the given inputs with everything lowered and under
+    """A row for each requirement: its score on the given inputs with everything reduced and under
     the plan, by the judge who found it worst, and (``baselines``) by the label of each baseline.
 
     Args:
         texts: the requirements.
-        reduced: what the judges showed of everything lowered.
+        reduced: what the judges showed of everything reduced.
         plan: what they showed of the plan that is written.
         baselines: the rows of outputs.csv, by their labels.
     """
@@ -150,7 +151,7 @@ def requirements_table(
 
 def judged_scores(table: pd.DataFrame) -> dict[str, float]:
     """The score that decides each requirement: the plan's. Where none was written FP32's, if that
-    misses one, for then the others are not to blame, else that of everything lowered.
+    misses one, for then the others are not to blame, else that of everything reduced.
 
     Args:
         table: as :func:`requirements_table` makes it.
@@ -229,8 +230,8 @@ class Result(Record):
 
 @dataclass(frozen=True)
 class _Answer:
-    """The plan to write, the probe that says whether it meets the requirements, each pin's proof,
-    and the share of the tolerance that the emulators were held to.
+    """The plan to write, the evaluation that says whether it meets the requirements, each pin's
+    proof, and the share of the tolerance that the emulators were held to.
     """
 
     plan: PrecisionPlan
@@ -247,7 +248,7 @@ def summarise(
     """Everything found, as one record.
 
     Args:
-        known: what the stations found.
+        known: what the steps found.
         run_statistics: what was run for it.
         seconds: the wall time of the run.
         command: that was given: ``compare`` searches for nothing.
@@ -271,7 +272,7 @@ def summarise_interrupted(
     """What was found until an interruption.
 
     Args:
-        known: what the stations found.
+        known: what the steps found.
         run_statistics: what was run for it.
         seconds: the wall time of the run.
 
@@ -317,7 +318,7 @@ def _summarise_cut_short(known: RunState, run_statistics: RunStatistics, seconds
 def _answer_so_far(
     known: RunState, run_statistics: RunStatistics, found: Diagnosis
 ) -> _Answer | None:
-    """The stations' own where they came to one, else the best of all probes."""
+    """The steps' own where they came to one, else the best of all evaluations."""
     settled = known.settled is not None
     if settled or known.judgement or (known.bisection is not None and known.engine is None):
         return _answer(known, run_statistics, found)
@@ -389,7 +390,7 @@ def _result(
         requirements=problem.requirements.texts,
         samples=[s.name for s in problem.samples],
         findings=_findings(known, run_statistics, answer.plan),
-        probes=run_statistics.probes,
+        evaluations=run_statistics.evaluations,
         new_evaluations=run_statistics.new_evaluations,
         sensitivity_runs=run_statistics.further_rows
         + (known.triage.sensitivity.runs if known.triage is not None else 0),
@@ -450,7 +451,7 @@ def _shown(
 
 
 def _findings(known: RunState, run_statistics: RunStatistics, plan: PrecisionPlan) -> list[Finding]:
-    """Of every station, in their order; of layers that are computed in steps the first that
+    """Of every step, in their order; of layers that are computed in steps the first that
     ``plan`` lowers is said with the answer.
     """
     steps = (known.baselines, known.engine)

@@ -85,7 +85,7 @@ def is_measured(table: pd.DataFrame) -> pd.Series[bool]:
 
 
 def is_wrong(table: pd.DataFrame) -> pd.Series[bool]:
-    """Whether each row of a layer table is wrong with everything lowered; a layer whose errors are
+    """Whether each row of a layer table is wrong with everything reduced; a layer whose errors are
     not known is not.
     """
     broken = ~table["finite"].astype(bool) & is_measured(table)
@@ -184,7 +184,7 @@ _COMPARED_COLUMNS = [
 
 COST_COLUMNS = [
     "engine",
-    "verdict",
+    "outcome",
     "pins",
     "latency_ms",
     "engine_mb",
@@ -195,7 +195,7 @@ COST_COLUMNS = [
 OUTPUT_COLUMNS = [
     "baseline",
     "output",
-    "verdict",
+    "outcome",
     "score",
     "max_abs",
     "mean_abs",
@@ -216,7 +216,7 @@ def outputs_table(baselines: Mapping[str, Evaluation]) -> pd.DataFrame:
                 {
                     "baseline": label,
                     "output": "",
-                    "verdict": result.verdict.value,
+                    "outcome": result.verdict.value,
                     "score": result.score,
                 }
             )
@@ -226,7 +226,7 @@ def outputs_table(baselines: Mapping[str, Evaluation]) -> pd.DataFrame:
                 {
                     "baseline": label,
                     "output": output,
-                    "verdict": result.verdict.value,
+                    "outcome": result.verdict.value,
                     "score": result.score,
                     **error.as_dict(),
                     "mean_over_samples_max_abs": mean.max_abs,
@@ -237,16 +237,16 @@ def outputs_table(baselines: Mapping[str, Evaluation]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def search_table(probes: Sequence[Evaluation]) -> pd.DataFrame:
-    """A row for each distinct probe, in order."""
+def search_table(evaluations: Sequence[Evaluation]) -> pd.DataFrame:
+    """A row for each distinct evaluation, in order."""
     rows = [
         {
-            "probe": index,
+            "evaluation": index,
             "runner": p.runner,
             "on": p.on,
             "base": p.plan.base.value,
             "pins": len(p.plan.pinned),
-            "verdict": p.verdict.value,
+            "outcome": p.verdict.value,
             "score": p.score,
             "seconds": round(p.seconds, 4),
             "note": p.note,
@@ -254,7 +254,7 @@ def search_table(probes: Sequence[Evaluation]) -> pd.DataFrame:
             if len(p.plan.pinned) <= 64
             else counted(len(p.plan.pinned), "layer"),
         }
-        for index, p in enumerate(probes)
+        for index, p in enumerate(evaluations)
     ]
     return pd.DataFrame(rows)
 
@@ -271,12 +271,12 @@ def pins_table(
     Args:
         layers: of the model, in network order; so are the rows.
         plan: whose pins are shown.
-        proof: by layer, the probe of the plan without it.
-        log: every probe of the run; ``proof_probe`` is the place in it.
+        proof: by layer, the evaluation of the plan without it.
+        log: every evaluation of the run; ``proof_evaluation`` is the place in it.
         shares: by runner, the part of the tolerance that it was held to (``tolerance_share``); 1
             where it is none of them.
     """
-    places = {id(probe): place for place, probe in enumerate(log)}
+    places = {id(one): place for place, one in enumerate(log)}
     rows: list[dict[str, Any]] = []
     inherited = plan.inherited
     for layer in layers:
@@ -287,12 +287,12 @@ def pins_table(
         found = proof.get(layer.name)
         if found is None:
             row |= {"proved": False, "proved_on": "", "tolerance_share": math.nan}
-            row |= {"verdict_without": "", "score_without": math.nan, "proof_evaluation": -1}
+            row |= {"outcome_without": "", "score_without": math.nan, "proof_evaluation": -1}
             row |= {"missed_on": "", "of_all_given": False}
         else:
             share = shares.get(found.runner, 1.0)
             row |= {"proved": True, "proved_on": found.runner, "tolerance_share": share}
-            row["verdict_without"] = found.verdict.value
+            row["outcome_without"] = found.verdict.value
             # Its score is told in units of what it was held to.
             row["score_without"] = found.score * share
             logged = found.seen_in or found
@@ -304,8 +304,8 @@ def pins_table(
 
 
 def cost_table(results: Mapping[str, Evaluation]) -> pd.DataFrame:
-    """A row for each engine: latency, size, build time, and the tool's own share of the probe's
-    time.
+    """A row for each engine: latency, size, build time, and the tool's own share of the
+    evaluation's time.
     """
     rows: list[dict[str, Any]] = []
     for label, result in results.items():
@@ -315,7 +315,7 @@ def cost_table(results: Mapping[str, Evaluation]) -> pd.DataFrame:
             rows.append(
                 {
                     "engine": label,
-                    "verdict": result.verdict.value,
+                    "outcome": result.verdict.value,
                     "pins": len(result.plan.pinned),
                     "latency_ms": facts["latency_ms"],
                     "engine_mb": facts["engine_bytes"] / 1e6,
@@ -328,8 +328,8 @@ def cost_table(results: Mapping[str, Evaluation]) -> pd.DataFrame:
 
 
 def findings_of(results: Sequence[Evaluation]) -> list[Finding]:
-    """What the engines' builders and read-backs found, each once; a probe that broke says so with
-    its log's last lines.
+    """What the engines' builders and read-backs found, each once; an evaluation that broke says so
+    with its log's last lines.
     """
     found: dict[str, Finding] = {}
     for result in results:
@@ -389,7 +389,7 @@ def shown_pins(result: Record) -> pd.DataFrame:
 
 
 def _own_share(seconds: float, facts: Mapping[str, Any]) -> float:
-    """The part of a probe's ``seconds`` that is not TensorRT's: typed model, transport,
+    """The part of an evaluation's ``seconds`` that is not TensorRT's: typed model, transport,
     comparison.
     """
     theirs = sum(

@@ -106,7 +106,7 @@ class _Screen(Console):
 
 
 _UNITS = {"load": "input"}
-"""What a station counts where nobody knows how many there will be; others count probes."""
+"""What a step counts where nobody knows how many there will be; others count evaluations."""
 
 EVERY_S = 5.0
 """Between two lines in a log: few enough to keep, often enough to know that it lives."""
@@ -130,10 +130,10 @@ def progress(
 
 
 class ProgressObserver(Observer):
-    """Draws a line for the station in work; with ``verbose`` every step is a line of its own.
+    """Copies a line for the step in work; with ``verbose`` every step is a line of its own.
 
     Where there is no terminal, a line is written every ``every_s`` seconds, whether or not anything
-    was heard meanwhile: the time, the memory, the station with what it did last and what is left of
+    was heard meanwhile: the time, the memory, the step with what it did last and what is left of
     it, the best plan so far, what is left of the budget. With ``verbose`` it is written only where
     no step was told for so long.
 
@@ -210,7 +210,11 @@ class ProgressObserver(Observer):
 
     def progress(self, done: int, expected: int, note: str) -> None:
         self._left = self._seconds_left(done, expected), time.perf_counter()
-        of = f"{done} of {expected}" if expected else f"{_UNITS.get(self._step, 'probe')} {done}"
+        of = (
+            f"{done} of {expected}"
+            if expected
+            else f"{_UNITS.get(self._step, 'evaluation')} {done}"
+        )
         self._done, self._note = of, note
         left = self._left_in_words()
         self._bar.update(
@@ -255,7 +259,7 @@ class ProgressObserver(Observer):
             self._console.print(printable(f"{self._subject}note: {message}"), style="yellow")
 
     def _write_lines(self) -> None:
-        """In a thread of its own: a station may be silent for long."""
+        """In a thread of its own: a step may be silent for long."""
         while not self._ended.wait(self._every_s):
             if self._verbose and time.perf_counter() - self._told < self._every_s:
                 continue
@@ -304,7 +308,7 @@ def print_verdict(console: Console, result: Record) -> None:
             table.add_row(
                 printable(str(row.layer)),
                 str(row.op),
-                f"{row.verdict_without}, {score_without(row)}",
+                f"{row.outcome_without}, {score_without(row)}",
             )
         console.print(table)
         if len(result.pins) > _SHOWN_PINS:
@@ -315,8 +319,10 @@ def print_verdict(console: Console, result: Record) -> None:
         but = {"score", "mean_abs", "median_abs", "rel_range"}
         console.print(_baselines(result, but))
     _print_findings(console, result, "report.md")
-    probes = f"{counted(sum(result.probes.values()), 'probe')} ({result.new_evaluations} new)"
-    made = f"{probes} and {counted(result.sensitivity_runs, 'single-layer run')}"
+    evaluations = (
+        f"{counted(sum(result.evaluations.values()), 'evaluation')} ({result.new_evaluations} new)"
+    )
+    made = f"{evaluations} and {counted(result.sensitivity_runs, 'single-layer run')}"
     console.print(printable(f"{made} in {result.seconds:.1f} s; {judged_by(result)}"))
     console.print(printable(files_line(result)), soft_wrap=True)
 
@@ -449,7 +455,7 @@ def _baselines(result: Record, but: Container[str]) -> Table:
     baseline as a whole: beside each of its outputs they would say that every one of them misses.
     """
     shown = result.outputs[[c for c in OUTPUT_COLUMNS if c not in but]].astype(object)
-    of_all = [c for c in ("baseline", "verdict", "score") if c in shown]
+    of_all = [c for c in ("baseline", "outcome", "score") if c in shown]
     shown.loc[shown["baseline"].duplicated(), of_all] = ""
     return _frame(shown)
 

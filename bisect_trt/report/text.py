@@ -14,7 +14,7 @@ from bisect_trt.metrics.requirements import NOTHING_ALLOWED, brief, times
 from bisect_trt.metrics.statistics import lower_bound
 from bisect_trt.report.record import Record
 from bisect_trt.search.find import Regime
-from bisect_trt.steps.tests import WANTED
+from bisect_trt.steps.validation_inputs import WANTED
 from bisect_trt.steps.verify import GOLDEN, Verification
 
 _NEARLY_ALL = 0.9
@@ -71,7 +71,7 @@ def sources(layers: pd.DataFrame) -> str:
 
 
 def misses_alone(layers: pd.DataFrame) -> str:
-    """Which layers miss the requirement when only they are lowered, the worst first."""
+    """Which layers miss the requirement when only they are reduced, the worst first."""
     if "sensitivity" not in layers:
         return ""
     worst = layers.sort_values("sensitivity", ascending=False, kind="stable")
@@ -81,7 +81,7 @@ def misses_alone(layers: pd.DataFrame) -> str:
     if names.empty:
         return (
             f"Of {counted(known, 'layer')} measured alone none misses the requirement, on those "
-            "inputs and draws."
+            "inputs and copies."
         )
     which = some_of(names.astype(str).tolist(), _NAMED)
     return f"{which} {'misses' if len(names) == 1 else 'miss'} the requirement alone."
@@ -95,7 +95,7 @@ def score_without(pin: Any) -> str:
         pin: a row of pins.csv, as ``itertuples`` gives it.
     """
     score, share = float(pin.score_without), float(pin.tolerance_share)
-    said = times(score, str(pin.verdict_without))
+    said = times(score, str(pin.outcome_without))
     return said if score > 1.0 else f"{said} (held to {share:.3g})"
 
 
@@ -127,7 +127,7 @@ def is_lifted(result: Record) -> bool:
 
 def judged_by(result: Record) -> str:
     """Who decided, and on an engine what the pins cost."""
-    if not sum(result.probes.values()):
+    if not sum(result.evaluations.values()):
         return "nothing was judged"
     if result.engine is None:
         return "judged by emulation, not yet by an engine"
@@ -209,7 +209,8 @@ def engine_sentences(result: Record) -> list[str]:
         lines.append(
             f"The emulator was held to {number(facts.tolerance_share)} of the tolerance; "
             f"{counted(facts.builds_beyond_baselines or 0, 'build')} beyond the baselines, "
-            f"{counted(len(facts.pins_added_by_engine), 'pin')} added by the engine's own probes."
+            f"{counted(len(facts.pins_added_by_engine), 'pin')} added by the engine's own "
+            "evaluations."
         )
     if facts.out_of_builds:
         lines.append(
@@ -226,8 +227,8 @@ def validation_sentences(validation: Validation | None) -> list[str]:
     given, size = validation.given, validation.set_size
     told = [f"given {given.passed} of {given.tested} {_inputs(size)}"]
     for kind, words in (
-        (validation.perturbed, "redrawn {} of {} roundings"),
-        (validation.augmented, "variants {} of {}"),
+        (validation.perturbed, "perturbed {} of {} roundings"),
+        (validation.augmented, "augmented inputs {} of {}"),
         (validation.holdout, f"held out {{}} of {{}} {_inputs(validation.holdout_size)}"),
     ):
         if kind.tested:
@@ -252,17 +253,19 @@ def validation_sentences(validation: Validation | None) -> list[str]:
         lines.append(beyond)
     if validation.unfinished:
         lines.append(
-            "The run ended before the plan's test on fresh draws, and on inputs kept apart if "
+            "The run ended before the plan's test on new copies, and on inputs kept apart if "
             "there are any, was done; search.csv has what the search saw."
         )
     elif not validation.perturbed.tested:
-        else_ = "" if validation.augmented.tested else ", nor variants"
-        lines.append(f"No copies with redrawn roundings were tested{else_}.")
+        else_ = "" if validation.augmented.tested else ", nor augmented inputs"
+        lines.append(f"No copies with perturbed inputs were tested{else_}.")
     if validation.augmented.tested:
         apart = validation.holdout.tested * validation.holdout_size
         few = given.tested * size + apart < FEW_INPUTS
         advice = ": give 20 inputs or more" if few else ""
-        lines.append(f"Variants of the given inputs are no substitute for real ones{advice}.")
+        lines.append(
+            f"Augmented inputs of the given inputs are no substitute for real ones{advice}."
+        )
     return lines
 
 
@@ -302,18 +305,18 @@ def meaning_of(validation: Validation | None) -> str:
         return ""
     wanted = f"{100.0 * validation.wanted:.3g} %"
     if validation.word is ValidationVerdict.OVERFITTED:
-        return f"Lucky: some kind of input misses the {wanted} asked for by more than chance."
+        return f"Overfitted: some kind of input misses the {wanted} asked for by more than chance."
     if _beyond(validation):
         return ""  # it is among the sentences
     return (
-        f"Undecided: the tests neither show the {wanted} asked for of every kind of input, nor "
+        f"Inconclusive: the tests neither show the {wanted} asked for of every kind of input, nor "
         "refute it."
     )
 
 
 def _beyond(validation: Validation) -> str:
     """Why a plan of which as many copies of the few inputs hold as were asked for is not called
-    robust; blank for others.
+    validated; blank for others.
     """
     if not validation.is_bounded or validation.leaves_room or validation.word is None:
         return ""

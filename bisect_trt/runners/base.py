@@ -41,8 +41,8 @@ class Repeated(dict[str, NDArray[Any]]):
 class Runner(Protocol):
     """Executes one model, given at construction, under many plans.
 
-    ``name`` is the word of ``--runner`` and of the journal; ``versions`` goes into run.json and,
-    with the name, into the journal's keys, because another version may answer differently.
+    ``name`` is the word of ``--runner`` and of the cache; ``versions`` goes into run.json and,
+    with the name, into the cache's keys, because another version may answer differently.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Runner(Protocol):
         ...
 
     def facts(self, plan: PrecisionPlan) -> Mapping[str, Any]:
-        """What else the last execution of ``plan`` showed, as plain data for the journal:
+        """What else the last execution of ``plan`` showed, as plain data for the cache:
         ``seconds`` by step, ``latency_ms``, ``engine_bytes``, ``findings``. Empty for a runner that
         has nothing to add.
         """

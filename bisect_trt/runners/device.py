@@ -20,7 +20,7 @@ _ASK_S = 30.0
 @dataclass(frozen=True)
 class Device:
     """One device as sessions are made for it: ``provider`` with ``options``, ``memory`` as ONNX
-    Runtime names it, ``number`` as this process counts, ``name`` for people and journals.
+    Runtime names it, ``number`` as this process counts, ``name`` for people and caches.
     """
 
     provider: str = CPU_PROVIDER
@@ -44,7 +44,7 @@ def cuda_device(name: str = "cuda", number: int = 0, memory_bytes: int = 0) -> D
     """GPU ``number`` in strict FP32.
 
     Args:
-        name: of the GPU, for people and journals.
+        name: of the GPU, for people and caches.
         number: as CUDA counts in this process.
         memory_bytes: what one session may take for activations; 0 sets no limit.
     """

@@ -44,14 +44,12 @@ def versions_on(device: Device) -> dict[str, str]:
 class EmulatedRunner:
     """Executes a model with explicit roundings.
 
-    Args:
-        model: an FP32 model, or its :class:`Graph`.
-        base: the precision that most probes will use.
-        threads: what one call of ONNX Runtime may use; 0 leaves it to the machine.
-        device: what computes the probes and the effects of single layers; what needs every layer's
-            values is run on the CPU.
-        constants: those of the same model, where another emulator holds them already.
-        turns: shared with who else opens sessions of the model; None where nobody does.
+    Args: model: an FP32 model, or its :class:`Graph`. base: the precision that most evaluations
+        will use. threads: what one call of ONNX Runtime may use; 0 leaves it to the machine.
+        device: what computes the evaluations and the effects of single layers; what needs every
+        layer's values is run on the CPU. constants: those of the same model, where another emulator
+        holds them already. turns: shared with who else opens sessions of the model; None where
+        nobody does.
     """
 
     name = "emulated"
@@ -138,11 +136,11 @@ class EmulatedRunner:
     def sensitivities(
         self, sample: Sample, precision: Precision, wanted: Sequence[str]
     ) -> Iterator[tuple[str, Mapping[str, NDArray[Any]] | None]]:
-        """The model's outputs when only one layer is lowered, for each of ``wanted``.
+        """The model's outputs when only one layer is reduced, for each of ``wanted``.
 
         Args:
             sample: the inputs.
-            precision: what the one layer is lowered to.
+            precision: what the one layer is reduced to.
             wanted: layer ids.
 
         Returns:

@@ -92,7 +92,8 @@ class EmulatorPool:
             if not error.lost:
                 raise
             raise MachineError(
-                f"--workers {len(self._worker_pool)}: an emulator's worker was lost again and again "
+                f"--workers {len(self._worker_pool)}: an emulator's worker was lost again and "
+                "again "
                 f"({one_line(error, 120)}); nothing is concluded from it. Use fewer --workers or a "
                 "machine with more memory, and run the same command again to go on from here"
             ) from error

@@ -281,8 +281,8 @@ leave cores idle for a part of their time. Below, the thread costs more; above, 
 
 @dataclass(frozen=True)
 class LayerValues:
-    """A layer's float output under three histories: exact, everything upstream lowered too, only
-    this layer lowered.
+    """A layer's float output under three histories: exact, everything upstream reduced too, only
+    this layer reduced.
 
     ``in_range`` is true if whatever the layer reads and gives in FP32 fits into the reduced
     precision's range: values that are not finite then come from small ones that became zero.
@@ -331,7 +331,7 @@ class NodeByNode:
 
         Args:
             sample: the inputs.
-            plan: which layers are lowered, and to what.
+            plan: which layers are reduced, and to what.
             rtx_sums: whether sums are formed as TensorRT for RTX forms them.
 
         Returns:
@@ -352,7 +352,7 @@ class NodeByNode:
 
         Args:
             sample: the inputs.
-            plan: which layers are lowered, and to what.
+            plan: which layers are reduced, and to what.
             rtx_sums: as for :meth:`outputs`.
         """
         exact, low = self._start(sample), self._start(sample)

@@ -2,7 +2,7 @@
 opinion without TensorRT.
 
 What the CUDA provider has no kernel for falls back to the CPU provider, where FP16 is not FP16
-(kernels convert to FP32 and back): such layers are named, and lowered ones among them make the
+(kernels convert to FP32 and back): such layers are named, and reduced ones among them make the
 result unsure.
 """
 
@@ -79,7 +79,7 @@ class OrtCudaRunner:
         arrays = [dict(s.arrays) for s in samples]
         with session_form(to_typed(self._graph, plan), elsewhere=True) as form:
             answer = self._worker.call(
-                "probe",
+                "evaluate",
                 form.content,
                 form.folder,
                 arrays,
@@ -114,7 +114,7 @@ class OrtCudaWorker:
     def __init__(self) -> None:
         load_cuda_libraries()
 
-    def probe(
+    def evaluate(
         self,
         content: bytes,
         weights: str,

@@ -18,8 +18,8 @@ from bisect_trt.runners.values import Value
 
 _WORTH_IT = 16
 """Of an OCR detector such a session takes 70 ms to make and 8 ms less a run, on two cores side by
-side; of thousands of small nodes it pays after 24 runs. A test on fresh draws makes a hundred and
-more, a panel forty."""
+side; of thousands of small nodes it pays after 24 runs. A test on new copies makes a hundred and
+more, a search set forty."""
 
 _COUNTED = 8
 

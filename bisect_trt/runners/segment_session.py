@@ -24,11 +24,11 @@ from bisect_trt.runners.ort_session import cpu_nodes, failure_of_session, switch
 from bisect_trt.runners.values import Value, caller, owned, value_of
 
 Setting = NDArray[np.bool_]
-"""For one segment: its flags, then which of its weights are rounded as for a lowered layer."""
+"""For one segment: its flags, then which of its weights are rounded as for a reduced layer."""
 
 
 class Switches:
-    """Turns the set of lowered layers into settings; what depends on names alone is done once.
+    """Turns the set of reduced layers into settings; what depends on names alone is done once.
 
     Args:
         segments: in order.
@@ -59,7 +59,7 @@ class Switches:
     def of(self, reduced: Iterable[str]) -> list[Setting]:
         """The setting of each segment where the layers ``reduced`` are.
 
-        A flag is on where one of its layers is lowered and not the one that has rounded the tensor
+        A flag is on where one of its layers is reduced and not the one that has rounded the tensor
         already.
         """
         # The last place stands for no layer: index -1.
@@ -71,7 +71,7 @@ class Switches:
         return [values[start:end] for start, end in self._bounds]
 
     def start_of(self, layer: str) -> int:
-        """The first segment that ``layer`` may change where it alone is lowered."""
+        """The first segment that ``layer`` may change where it alone is reduced."""
         return self._starts.get(layer, 0)
 
     def _index(self, layer: str) -> int:
@@ -85,11 +85,11 @@ class Switches:
 
 _WORTH_SETTLING = 48
 """A session without switches costs as much to make as it saves in about 24 runs of a segment of
-small nodes. It is made after more with the same switches than a panel has samples: a plan that is
-tried on those comes once."""
+small nodes. It is made after more with the same switches than a search set has samples: a plan that
+is tried on those comes once."""
 
 _SETTLED = 2
-"""A run mostly asks for two settings again and again: nothing lowered, and the plan in work."""
+"""A run mostly asks for two settings again and again: nothing reduced, and the plan in work."""
 
 _COUNTED = 64
 """Settings whose runs are counted: of a form that many segments have each may come in another."""
@@ -345,7 +345,7 @@ class SegmentSession:
 
     def states(self, setting: Setting) -> dict[str, bool]:
         """What ``setting`` says of each flag, and of each weight: whether it is rounded as for a
-        lowered layer. By the names of its form.
+        reduced layer. By the names of its form.
         """
         asked = self.form.segment
         return dict(zip([*asked.flags, *asked.weights], setting.tolist(), strict=True))

@@ -1,10 +1,10 @@
-"""The probe's fast way: sessions for all plans of a base precision, the roundings switched by what
-is fed.
+"""The evaluation's fast way: sessions for all plans of a base precision, the roundings switched by
+what is fed.
 
-The model is cut into segments (see :mod:`bisect_trt.model.segments`), and what is
-alive at the cuts is kept for a while: a probe starts at the segment in which its plan first differs
-from one that was run on the same sample. A plan that is run on many samples gets a session of its
-own (see ``plan_session``). The numbers are those of a run from the start, bit for bit.
+The model is cut into segments (see :mod:`bisect_trt.model.segments`), and what is alive at the cuts
+is kept for a while: an evaluation starts at the segment in which its plan first differs from one
+that was run on the same sample. A plan that is run on many samples gets a session of its own (see
+``plan_session``). The numbers are those of a run from the start, bit for bit.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ inference in the mean."""
 
 
 class SwitchedSession:
-    """Executes a model with any of its layers lowered to ``low`` and the others in ``pin``.
+    """Executes a model with any of its layers reduced to ``low`` and the others in ``pin``.
 
     For another device than the CPU the model is cut less: what crosses a cut is copied to the host
     and back.
@@ -116,7 +116,7 @@ class SwitchedSession:
     Args:
         graph: the FP32 model.
         constants: its constants, in the memory of ``device``.
-        low: what lowered layers run in.
+        low: what reduced layers run in.
         pin: what the others run in.
         threads: what one call of ONNX Runtime may use; 0 leaves it to the machine.
         device: what computes.
@@ -235,9 +235,9 @@ class SwitchedSession:
     def sensitivities(
         self, sample: Sample, wanted: Collection[str]
     ) -> Iterator[tuple[str, Arrays | None]]:
-        """The outputs with one layer lowered, for each of ``wanted``.
+        """The outputs with one layer reduced, for each of ``wanted``.
 
-        The run with none lowered advances segment by segment; at each one, the layers that first
+        The run with none reduced advances segment by segment; at each one, the layers that first
         change something there are run from its beginning to the end.
 
         Args:
@@ -290,8 +290,8 @@ class SwitchedSession:
     def _choose_switches(self, sample: Sample) -> None:
         """Whether switches select or branch, by the first sample. Of small tensors, rounding what
         may not be asked for costs no more than entering a body: of 20,000 nodes the sessions take
-        0.4 GB so and 0.75 GB with bodies, and a probe 0.8 of the time; an OCR detector's probe, of
-        tensors of 0.5 MB, would take 1.5 times as long.
+        0.4 GB so and 0.75 GB with bodies, and an evaluation 0.8 of the time; an OCR detector's
+        evaluation, of tensors of 0.5 MB, would take 1.5 times as long.
         """
         if self._chosen or self._device != CPU:
             return
@@ -302,7 +302,7 @@ class SwitchedSession:
         self._chosen = True
 
     def _finished(self, tensors: Tensors, start: int, layer: str) -> Arrays | None:
-        """The outputs with ``layer`` lowered, from the cut before segment ``start`` on."""
+        """The outputs with ``layer`` reduced, from the cut before segment ``start`` on."""
         settings = self._switches.of((layer,))
         try:
             for place in range(start, len(self._segments)):

@@ -1,7 +1,7 @@
 """Growing a small set of pins where many layers share the blame: greedy, on predicted error
 vectors, checked by probes.
 
-To first order the error of a plan is the sum of the effects of its lowered layers, each measured
+To first order the error of a plan is the sum of the effects of its reduced layers, each measured
 alone. So the error vector of a real probe, minus a layer's effect, predicts what pinning that layer
 would give, signs and cancellations included. Each step probes the few best predictions and takes
 the best measured one; the next prediction starts from its measured vector, so that the model's
@@ -52,7 +52,7 @@ def grow(
         start: a set that was tried.
         sensitivities: in the network's order,
             each candidate layer's signed effect on the sampled errors when it alone is
-            lowered, (elements,) float32, in tolerances.
+            reduced, (elements,) float32, in tolerances.
         order: the norm that predictions are ranked by.
         evaluate: tries several sets; the trials in their order.
         max_trials: the most sets to try.

@@ -60,7 +60,7 @@ SCALED_MARGIN = 0.9
 from plan to plan."""
 
 _STEP = 0.7
-"""A limit that did not do is lowered at least to this part of its room."""
+"""A limit that did not do is reduced at least to this part of its room."""
 
 
 def tightened(

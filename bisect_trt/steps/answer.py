@@ -42,19 +42,19 @@ from bisect_trt.steps.failing_inputs import UnseenInputs, note_held
 from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.search_set import all_in_fp32
 from bisect_trt.steps.select_fitted import Bisection
-from bisect_trt.steps.tests import MAX_TESTS, fitted, next_test, planned_test, shortened
 from bisect_trt.steps.tradeoff import measure_tradeoff
 from bisect_trt.steps.validation import validate, validation_as_known
+from bisect_trt.steps.validation_inputs import MAX_TESTS, fitted, next_test, planned_test, shortened
 
 
 @dataclass(frozen=True)
 class RunState:
-    """The stations' records; None where a run ended before the station, or there was no need of it.
+    """The steps' records; None where a run ended before the step, or there was no need of it.
 
     ``inputs`` has a row an input, ``tradeoff`` a row a number of pins. ``settled`` is the diagnosis
     that ended the run early, if one did. ``reproducibility`` is that of the engine that the answer
-    stands on, ``not_reproducible`` the diagnosis where it takes the answer back. ``out_of_time`` is true if
-    the budget ended the search, ``interrupted`` if the user did.
+    stands on, ``not_reproducible`` the diagnosis where it takes the answer back. ``out_of_time`` is
+    true if the budget ended the search, ``interrupted`` if the user did.
     """
 
     problem: Problem
@@ -93,7 +93,7 @@ class RunState:
 
 
 def inputs_table(known: RunState, context: Context, answer: PrecisionPlan | None) -> pd.DataFrame:
-    """A row for each given input and each kept apart: its score with everything lowered and under
+    """A row for each given input and each kept apart: its score with everything reduced and under
     the answer, by every runner that was asked; its shapes and SHA-256. Runs nothing.
 
     Args:
@@ -168,7 +168,7 @@ def note_left_overflowing(
     elif lost:
         message += (
             f"what {some_of(lost, _SHOWN)} should give is lost there. The requirement does not see "
-            "it: ask for more, or keep them with --pin"
+            "it: ask for more, or keep them with --keep-fp32"
         )
     else:
         message += (
@@ -211,12 +211,12 @@ def _lost(problem: Problem, context: Context, answer: PrecisionPlan) -> list[str
 def best_so_far(
     known: RunState, run_statistics: RunStatistics
 ) -> tuple[PrecisionPlan, Evaluation] | None:
-    """The plan, its pins in FP32, with the probe that says that it passes; None if none is known to
-    pass yet.
+    """The plan, its pins in FP32, with the evaluation that says that it passes; None if none is
+    known to pass yet.
 
     Args:
-        known: what the stations found.
-        run_statistics: every probe that was made.
+        known: what the steps found.
+        run_statistics: every evaluation that was made.
     """
     everything = frozenset(known.problem.names)
     base = known.base if known.engine is None else known.problem.base
@@ -244,10 +244,10 @@ def best_so_far(
 def with_set_in_hand(known: RunState, context: Context) -> RunState:
     """``known`` when the user has ended the search, with the smallest set that the first emulator
     passed on all that was searched with. Nothing is run for it: it holds on the given inputs, and
-    neither the second emulator nor fresh draws may have a word on it.
+    neither the second emulator nor new copies may have a word on it.
 
     Args:
-        known: what the stations found.
+        known: what the steps found.
         context: knows the set, and what was answered.
     """
     problem, triage, pins = known.problem, known.triage, context.in_hand
@@ -260,7 +260,7 @@ def with_set_in_hand(known: RunState, context: Context) -> RunState:
         pins = run_statistics.smallest_passing(triage.base, run_statistics.emulators[:1])
     if pins is None or not context.evaluator.knows(plan := triage.base.with_pins(pins)):
         return _with_validation_of_best(known, context)
-    context.evaluator.probe(plan)
+    context.evaluator.evaluate(plan)
     validation = validation_as_known(problem, context, plan)
     ranked = not problem.settings.fitted
     found = Bisection(pins, {}, triage.limit, False, validation=validation, ranked=ranked)
@@ -299,7 +299,7 @@ def end_search(known: RunState, context: Context) -> RunState:
     first one; of all pins where nothing did yet.
 
     Args:
-        known: what the stations found.
+        known: what the steps found.
         context: what runs the plans, in the time that was kept for that.
     """
     context.time.search_ended()
@@ -312,27 +312,27 @@ def end_search(known: RunState, context: Context) -> RunState:
 def _confirm(known: RunState, context: Context) -> None:
     base, first = known.base, context.evaluator.runner.name
     passed = {
-        probe.plan.pinned
-        for probe in context.log
-        if probe.on_given
-        and probe.runner == first
-        and probe.verdict.passed
-        and probe.plan == base.with_pins(probe.plan.pinned)
+        one.plan.pinned
+        for one in context.log
+        if one.on_given
+        and one.runner == first
+        and one.verdict.passed
+        and one.plan == base.with_pins(one.plan.pinned)
     }
     tried = sorted(passed.difference(plan.pinned for plan in context.refused), key=len)
     # What refuses a set mostly refuses those of few pins more: each step is twice the last.
     for pins in (tried[2**step - 1] for step in range(len(tried).bit_length())):
-        if context.second.probe(base.with_pins(pins)).verdict.passed:
+        if context.second.evaluate(base.with_pins(pins)).verdict.passed:
             context.observer.best(len(pins))
             return
     context.observer.best(len(known.problem.names))
     for judge in context.judges:
-        judge.probe(base.with_pins(known.problem.names))
+        judge.evaluate(base.with_pins(known.problem.names))
 
 
 def validation_of_answer(known: RunState, context: Context) -> Validation | None:
     """The test of the plan that will be written: the search's own where that ended with one, else a
-    test on fresh draws; None where no plan meets the requirement.
+    test on new copies; None where no plan meets the requirement.
     """
     if known.validation is not None:
         return known.validation
@@ -354,7 +354,8 @@ def validation_of_answer(known: RunState, context: Context) -> Validation | None
     if settings.fitted and known.bisection is not None and context.engine is None:
         context.emulator.release()  # hundreds of sets have filled it, and the test is of one
         give_back()
-    # A probe opens sessions too. Where what is counted is too hopeful the clock ends the test.
+    # An evaluation opens sessions too. Where what is counted is too hopeful the clock ends the
+    # test.
     seconds = known.baselines.evaluation_seconds(len(known.problem.samples))
     seconds = min(seconds, context.pace.usual_seconds)
     # Tests that were made have refused something, and have spent their part of the risk.
@@ -383,9 +384,10 @@ def validation_of_answer(known: RunState, context: Context) -> Validation | None
 
 
 def _note_budget(context: Context, validation: Validation, wanted: int) -> None:
-    """Say on how many of the ``wanted`` draws of a kind the budget let the answer be tested."""
+    """Say on how many of the ``wanted`` copies of a kind the budget let the answer be tested."""
     made = (
-        f"{validation.perturbed.tested} redrawn copies and {validation.augmented.tested} variants"
+        f"{validation.perturbed.tested} perturbed copies and "
+        f"{validation.augmented.tested} augmented inputs"
     )
     message = (
         f"the budget of {context.time.minutes:g} minutes left time to test the plan on {made}, of "
@@ -398,7 +400,7 @@ def begin_reproducibility(known: RunState, context: Context) -> None:
     """Begin the engines that :func:`with_reproducibility` will ask for.
 
     Args:
-        known: what the stations found.
+        known: what the steps found.
         context: what builds.
     """
     result = _stood_on(known)
@@ -407,8 +409,8 @@ def begin_reproducibility(known: RunState, context: Context) -> None:
 
 
 def with_reproducibility(known: RunState, context: Context) -> RunState:
-    """With the steadiness of the engine that the answer stands on, and the diagnosis that takes the
-    answer back where its runs decide differently.
+    """With the reproducibility of the engine that the answer stands on, and the diagnosis that
+    takes the answer back where its runs decide differently.
     """
     result = _stood_on(known)
     if result is None:
@@ -438,7 +440,7 @@ def _stood_on(known: RunState) -> Evaluation | None:
 
 
 def _inconclusive(known: RunState) -> bool:
-    """Whether the budget ended the search before any station came to an answer."""
+    """Whether the budget ended the search before any step came to an answer."""
     decided = known.bisection if known.engine is None else known.judgement
     return known.out_of_time and known.settled is None and decided is None
 
@@ -447,8 +449,8 @@ def plan_of_answer(known: RunState, context: Context) -> PrecisionPlan | None:
     """The plan with the precision that its pins really run in; None if none was found to pass.
 
     Args:
-        known: what the stations found.
-        context: whose probes hold the best plan where the budget ended the search.
+        known: what the steps found.
+        context: whose evaluations hold the best plan where the budget ended the search.
     """
     if known.not_reproducible is not None:
         return None

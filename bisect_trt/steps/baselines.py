@@ -33,7 +33,7 @@ from bisect_trt.steps.context import Context
 from bisect_trt.steps.given_checks import note_alike, note_few_differ, note_near_ties
 from bisect_trt.steps.layer_errors import trace_layers
 from bisect_trt.steps.problem import Problem
-from bisect_trt.steps.tests import make_copies_ahead, missed_on
+from bisect_trt.steps.validation_inputs import make_copies_ahead, missed_on
 
 _MOST_CHECKED = 4
 
@@ -185,7 +185,8 @@ def check_model(problem: Problem, context: Context, fp32: Evaluation) -> None:
             f"{problem.model.name}: computes something else{way}; export it again with that opset"
         )
     raise BadInputError(
-        f"{problem.model.name}: cannot be emulated{way}: {fp32.note or fp32.verdict.value}; export it "
+        f"{problem.model.name}: cannot be emulated{way}: {fp32.note or fp32.verdict.value}; "
+        "export it "
         "again with another opset"
     )
 
@@ -291,7 +292,7 @@ def ranges_asked(problem: Problem, usual_seconds: float) -> int:
 
 
 def misses_within(problem: Problem, context: Context) -> bool:
-    """Whether everything lowered misses a given input on which no layer exceeds the range.
+    """Whether everything reduced misses a given input on which no layer exceeds the range.
 
     Args:
         problem: the given inputs.
@@ -305,7 +306,7 @@ def misses_within(problem: Problem, context: Context) -> bool:
 
 def _beyond(problem: Problem, context: Context, samples: Sequence[Sample]) -> dict[str, set[str]]:
     """The layers that give finite values beyond the range, by the samples' digests; recalled from
-    the journal where it is there.
+    the cache where it is there.
     """
     precision = problem.settings.precision
     names = set(problem.names)
@@ -355,7 +356,7 @@ def holding_stepped(problem: Problem, context: Context, layers: pd.DataFrame) ->
     for layer, why in _stepped(problem, layers):
         steps = f"TensorRT computes {layer.name} ({layer.op}) in several FP16 steps: {why}"
         if layer.name in problem.kept_reduced:
-            said = f"{steps}; --lower keeps it there, so let an engine judge"
+            said = f"{steps}; --keep-reduced keeps it there, so let an engine judge"
             context.note(Finding(WRITTEN_OUT, layer.name, said, True))
             continue
         held.add(layer.name)
@@ -409,8 +410,8 @@ _FEW_COMPARED = 90.0
 
 @dataclass(frozen=True)
 class Baselines:
-    """``fp32``, ``tf32`` and ``reduced_first`` (all layers lowered) by the first emulator; ``second`` the
-    last by the other one, where the first passes it. ``layers`` has a row a layer.
+    """``fp32``, ``tf32`` and ``reduced_first`` (all layers reduced) by the first emulator;
+    ``second`` the last by the other one, where the first passes it. ``layers`` has a row a layer.
 
     ``diagnosis`` is there if the baselines settle the case: strict FP32 fails, or nothing does.
     """
@@ -431,7 +432,7 @@ class Baselines:
 
     @property
     def reduced(self) -> Evaluation:
-        """All layers lowered, by the emulator that it is worst on: the score that is shown, and
+        """All layers reduced, by the emulator that it is worst on: the score that is shown, and
         that both must pass.
         """
         return _worse(self.reduced_first, self.second)
@@ -445,11 +446,11 @@ class Baselines:
 
 
 def quickest_s(found: Sequence[Evaluation], samples: int) -> float:
-    """What an emulated inference takes by the quickest of a few probes: the first opens a session,
-    and starts a worker.
+    """What an emulated inference takes by the quickest of a few evaluations: the first opens a
+    session, and starts a worker.
 
     Args:
-        found: probes of any plans.
+        found: evaluations of any plans.
         samples: on how many samples each was made.
     """
     return min(result.seconds for result in found) / max(1, samples)
@@ -460,7 +461,7 @@ def measure_baselines(problem: Problem, context: Context) -> Baselines:
     context.observer.step("baselines")
     precision = problem.settings.precision
     plans = [PrecisionPlan(Precision.FP32), PrecisionPlan(Precision.TF32), problem.base]
-    fp32, tf32, reduced = (context.evaluator.probe(plan) for plan in plans)
+    fp32, tf32, reduced = (context.evaluator.evaluate(plan) for plan in plans)
     context.pace.took(quickest_s((fp32, tf32, reduced), len(problem.samples)))
     if not fp32.verdict.passed:
         check_metrics(problem, context)
@@ -477,7 +478,7 @@ def measure_baselines(problem: Problem, context: Context) -> Baselines:
     second = None
     if reduced.verdict.passed:
         make_copies_ahead(problem, context)
-        second = context.second.probe(problem.base)
+        second = context.second.evaluate(problem.base)
     last = _worse(reduced, second)
     # An engine has a word of its own on everything that strict FP32 does not settle, and that the
     # given inputs pass does not mean that others would.

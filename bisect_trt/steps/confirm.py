@@ -32,15 +32,21 @@ from bisect_trt.steps.search_set import Refusal
 from bisect_trt.steps.select_fitted import Bisection, bisect, known_strength
 from bisect_trt.steps.select_robust import MARGIN, as_searched
 from bisect_trt.steps.sensitivity import suspicion_of
-from bisect_trt.steps.tests import MAX_TESTS, TestCopies, next_test, planned_test, set_size
 from bisect_trt.steps.tradeoff import measure_tradeoff
 from bisect_trt.steps.validation import put_to_test
+from bisect_trt.steps.validation_inputs import (
+    MAX_TESTS,
+    TestCopies,
+    next_test,
+    planned_test,
+    set_size,
+)
 
 
 def use_build_wait(
     problem: Problem, context: Context, triage: Triage, baselines: Baselines, plan: PrecisionPlan
 ) -> None:
-    """Compute the references of the draws that the engine of ``plan`` will be tested on, and its
+    """Compute the references of the copies that the engine of ``plan`` will be tested on, and its
     tradeoff: RT-DETR's engine is built in 20 s, and these take 15.
 
     Nothing where no engine is built beside this process, or the run's time is limited: the search
@@ -79,10 +85,10 @@ class Judgement:
     """The engine's word on a plan. ``bisection`` is the search the plan came from, ``repaired`` the
     pins the engine added.
 
-    ``builds`` counts those beyond the baselines. ``proof`` maps a pin to the engine's probe that
-    failed without it, where ``--certify engine`` asked for that. ``validation`` is the test on fresh
-    draws that the plan passed on the engine, if there was one, and ``refused`` says that it did
-    not pass it.
+    ``builds`` counts those beyond the baselines. ``proof`` maps a pin to the engine's evaluation
+    that failed without it, where ``--certify engine`` asked for that. ``validation`` is the test on
+    fresh copies that the plan passed on the engine, if there was one, and ``refused`` says that it
+    did not pass it.
     """
 
     plan: PrecisionPlan
@@ -116,7 +122,7 @@ class Emulated:
 
     ``search`` gives their answer within a share of the tolerance, None where even all pins miss it
     there; ``score`` scores a set of pins on the given inputs, ``score_on_perturbed`` is its largest
-    score over the draws that the search was made with, None without any. ``meanwhile`` is called
+    score over the copies that the search was made with, None without any. ``meanwhile`` is called
     with a set that was searched for and will be built next.
     """
 
@@ -136,8 +142,8 @@ class EngineJudge:
         emulated: what searches and foretells.
         floors: the all-pinned scores on (emulator, engine).
         max_builds: at most so many; None for as many as are usual, or as a certificate takes.
-        certify: whether each pin is to be proved by the engine's own probes.
-        tested: what fresh draws say of a set on the engine, None where they refuse it; None if
+        certify: whether each pin is to be proved by the engine's own evaluations.
+        tested: what new copies say of a set on the engine, None where they refuse it; None if
             nobody asks them.
     """
 
@@ -200,7 +206,7 @@ class EngineJudge:
         """
         if not self._tried:
             everything = frozenset(self._ranked)
-            self._tried[everything] = self._engine.probe(self._base.with_pins(everything))
+            self._tried[everything] = self._engine.evaluate(self._base.with_pins(everything))
         passed = [(pins, r) for pins, r in self._tried.items() if r.verdict.passed]
         sure = [(pins, r) for pins, r in passed if self._validation.get(pins) is not None]
         if sure:
@@ -220,7 +226,7 @@ class EngineJudge:
         return Judgement(plan, result, found, builds, added, {}, out_of_budget, validation, refused)
 
     def _is_no_luck(self, pins: frozenset[str]) -> bool:
-        """Whether fresh draws on the engine do not refuse ``pins``, which pass the given inputs."""
+        """Whether new copies on the engine do not refuse ``pins``, which pass the given inputs."""
         if self._tested is None:
             return True
         if pins not in self._validation:
@@ -230,8 +236,8 @@ class EngineJudge:
     def _next_limit(self, limit: float, pins: frozenset[str], result: Evaluation) -> float:
         """The share of the tolerance to search within after ``pins`` missed.
 
-        Where the engine's score has a place among the emulated draws', it is one more draw, and the
-        next set only has to be a little larger; beyond all of them the two differ.
+        Where the engine's score has a place among the emulated copies', it is one more draw, and
+        the next set only has to be a little larger; beyond all of them the two differ.
         """
         on_perturbed = self._emulated.score_on_perturbed
         one_of_them = on_perturbed is not None and result.score <= on_perturbed(pins)
@@ -246,7 +252,7 @@ class EngineJudge:
             if len(self._tried) >= self._max_builds:
                 raise OutOfBuildsError
             meanwhile(pins)
-            self._tried[pins] = self._engine.probe(self._base.with_pins(pins))
+            self._tried[pins] = self._engine.evaluate(self._base.with_pins(pins))
         return self._tried[pins]
 
     def _repaired(self, pins: frozenset[str]) -> frozenset[str]:
@@ -290,7 +296,7 @@ class EngineJudge:
         return pins
 
     def _refused(self) -> list[frozenset[str]]:
-        """The sets that the engine, or its fresh draws, refused; no pins among them: these fail
+        """The sets that the engine, or its new copies, refused; no pins among them: these fail
         wherever there is something to search.
         """
         tried = self._tried.items()
@@ -313,7 +319,7 @@ class EngineJudge:
             ahead=ahead if math.isinf(self._max_builds) else None,  # idle GPUs build the next ones
             workers=self._engine.workers,
         )
-        # A set that only fresh draws refuse is no proof on the given inputs.
+        # A set that only new copies refuse is no proof on the given inputs.
         proof = {name: r for name, r in found.proof.items() if not r.verdict.passed}
         return found.pinned, proof
 
@@ -381,7 +387,7 @@ _NEXT_TO_NOTHING = 0.01
 
 class _Emulators:
     """What the emulators say of sets, and their answers within shares of the tolerance: each is
-    built next, and has as many pins as what fresh draws on the engine refused asks for.
+    built next, and has as many pins as what new copies on the engine refused asks for.
     """
 
     def __init__(
@@ -402,10 +408,10 @@ class _Emulators:
     def score(self, pins: frozenset[str]) -> float:
         """The worse score on the given inputs."""
         plan = self._triage.base.with_pins(pins)
-        return max(p.probe(plan).score for p in (self._context.evaluator, self._context.second))
+        return max(p.evaluate(plan).score for p in (self._context.evaluator, self._context.second))
 
     def score_on_perturbed(self, pins: frozenset[str]) -> float:
-        """The largest score over the given inputs and the draws that were searched with."""
+        """The largest score over the given inputs and the copies that were searched with."""
         assert self._triage.unseen is not None
         known = self._triage.unseen.samples
         plan, size = self._triage.base.with_pins(pins), set_size(self._problem)
@@ -431,7 +437,7 @@ class _Emulators:
         return found
 
     def _begin_next(self, pins: frozenset[str]) -> None:
-        """Begin the engine of the set that follows if fresh draws refuse ``pins``, as it mostly is:
+        """Begin the engine of the set that follows if new copies refuse ``pins``, as it mostly is:
         ViT-L's are refused twice, and waiting for each of its engines takes ten seconds.
         """
         plan = self._first(self._longer(pins, 1.0))
@@ -462,7 +468,7 @@ class _Emulators:
     def _do_as_all_pins(self, pins: frozenset[str], samples: Sequence[Sample]) -> bool:
         """Whether all pins leave as much of the error of ``samples`` as ``pins`` do, by the
         emulator: then no further pins can save them. RT-DETR's engine was built with 1,339 and
-        1,349 pins after it was refused with 1,217, by draws on which those make no difference.
+        1,349 pins after it was refused with 1,217, by copies on which those make no difference.
         """
         if not self._problem.requirements.proportional:  # nobody knows how far its jumps are
             return False

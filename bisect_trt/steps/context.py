@@ -1,4 +1,4 @@
-"""Everything that a run needs, opened: runners, journal, workers."""
+"""Everything that a run needs, opened: runners, cache, workers."""
 
 from __future__ import annotations
 
@@ -52,19 +52,20 @@ from bisect_trt.steps.run_folder import MetricReads, claimed_folder, folder_of
 
 @dataclass(frozen=True)
 class RunStatistics:
-    """Every probe in order, counts, versions.
+    """Every evaluation in order, counts, versions.
 
     ``emulators`` are the names of the first and the second, ``judge`` the name of who has the last
-    word. ``probes`` counts plans by runner, ``new_evaluations`` those that the journal did not answer.
-    ``findings`` are what the bench itself had to say, ``further_rows`` counts single-layer runs of
-    the search, ``refused`` are the plans that the search refused for copies of the inputs.
+    word. ``evaluations`` counts plans by runner, ``new_evaluations`` those that the cache did not
+    answer. ``findings`` are what the context itself had to say, ``further_rows`` counts
+    single-layer runs of the search, ``refused`` are the plans that the search refused for copies of
+    the inputs.
     """
 
     folder: Path
     log: tuple[Evaluation, ...]
     emulators: tuple[str, str]
     judge: str
-    probes: Mapping[str, int]
+    evaluations: Mapping[str, int]
     new_evaluations: int
     engine_results: tuple[Evaluation, ...]
     versions: Mapping[str, str]
@@ -94,13 +95,13 @@ class RunStatistics:
         emulated = set(judges) <= set(self.emulators)
         refused = {plan.pinned for plan in self.refused} if emulated else set[frozenset[str]]()
         heard = self.emulators if emulated else judges
-        for probe in self.log:
-            pins = probe.plan.pinned
-            if not probe.on_given or probe.plan != base.with_pins(pins):
+        for one in self.log:
+            pins = one.plan.pinned
+            if not one.on_given or one.plan != base.with_pins(pins):
                 continue
-            if probe.verdict.passed:
-                passed.setdefault(pins, set()).add(probe.runner)
-            elif probe.runner in heard:
+            if one.verdict.passed:
+                passed.setdefault(pins, set()).add(one.runner)
+            elif one.runner in heard:
                 refused.add(pins)
         sets = [p for p, by in passed.items() if by.issuperset(judges) and p not in refused]
         return min(sets, key=len, default=None)
@@ -125,15 +126,14 @@ class Context:
     """``problem`` is what it works on, with the scales of the outputs. ``evaluator`` and ``second``
     emulate, in two arithmetics; ``engine`` builds, None without one.
 
-    ``emulator`` runs in this process, ``emulator_pool`` on workers where there are some; ``rtx_sums`` is
-    true where layer tables follow the measured sums of TensorRT for RTX. ``time`` ends probes whose
-    time is spent. ``in_turn`` if the second emulator and the reference make room for each other,
-    and ``samples_a_turn`` how many samples are asked about before another's turn comes.
-    ``tests`` counts those on fresh draws, and ``copies_made_ahead`` those whose draws were made before
-    they began. ``in_hand`` is the smallest set of pins that passed all
-    that the robust search in work is made with, None where none did; ``refused`` are the plans that
-    more copies of the inputs miss than may. ``pace`` says how long an
-    inference takes.
+    ``emulator`` runs in this process, ``emulator_pool`` on workers where there are some;
+    ``rtx_sums`` is true where layer tables follow the measured sums of TensorRT for RTX. ``time``
+    ends evaluations whose time is spent. ``in_turn`` if the second emulator and the reference make
+    room for each other, and ``samples_a_turn`` how many samples are asked about before another's
+    turn comes. ``tests`` counts those on new copies, and ``copies_made_ahead`` those whose copies
+    were made before they began. ``in_hand`` is the smallest set of pins that passed all that the
+    validated search in work is made with, None where none did; ``refused`` are the plans that more
+    copies of the inputs miss than may. ``pace`` says how long an inference takes.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class Context:
         self.engine = self.evaluator_of(opened, workers) if opened is not None else None
 
     def augmented_of(self, stream: int) -> set[str]:
-        """The digests of the variants of ``stream`` that were made, to be added to."""
+        """The digests of the augmented inputs of ``stream`` that were made, to be added to."""
         return self._augmented.setdefault(stream, set())
 
     def augmented_before(self, stream: int) -> Set[str]:
@@ -240,12 +240,13 @@ class Context:
         return tuple(sorted(found))
 
     def plan_for(self, evaluator: Evaluator, plan: PrecisionPlan) -> PrecisionPlan:
-        """``plan`` as ``evaluator`` takes it: an engine is told of pins, not of what they run in."""
+        """``plan`` as ``evaluator`` takes it: an engine is told of pins, not of what they run
+        in."""
         return plan.with_pins_in(Precision.FP32) if evaluator is self.engine else plan
 
     def error_sample(self, sample: Sample) -> ErrorSample:
         """The elements that stand for all of ``sample``'s outputs, chosen once; whatever is held,
-        the same ones, since the journal's vectors are theirs.
+        the same ones, since the cache's vectors are theirs.
         """
         return self.disturbed(sample, PrecisionPlan(self._problem.settings.precision))
 
@@ -258,7 +259,9 @@ class Context:
             candidate: Arrays
             try:
                 candidate = next(iter(self.emulator.outputs(plan, [sample])))
-            except RunnerFailedError:  # a rounded index out of range: the plan's own probe tells
+            except (
+                RunnerFailedError
+            ):  # a rounded index out of range: the plan's own evaluation tells
                 candidate = reference
             chosen = ErrorSample(problem.requirements, reference, candidate, limit)
             self._error_samples[key] = chosen
@@ -282,7 +285,7 @@ class Context:
         )
 
     def tell_evaluations(self) -> None:
-        """Let the observer hear of each probe from here on."""
+        """Let the observer hear of each evaluation from here on."""
         for evaluator in filter(None, (self.evaluator, self.engine)):
             evaluator.on_evaluation = self._tell
 
@@ -297,7 +300,7 @@ class Context:
         return any(found.kind == kind for found in self._found)
 
     def note(self, finding: Finding) -> None:
-        """Tell the observer, once, and keep it for the ledger."""
+        """Tell the observer, once, and keep it for the run statistics."""
         if finding not in self._found:
             self._found += self.found([finding])
 
@@ -305,7 +308,7 @@ class Context:
         pins = len(result.plan.pinned)
         said = f"{result.verdict.value}, {times(result.score, result.verdict)}"
         note = f"{result.runner}, {counted(pins, 'pin')}: {said}"
-        # Of a panel the search itself knows when it is passed.
+        # Of a search set the search itself knows when it is passed.
         if result.on_given and result.verdict.passed and self._problem.settings.fitted:
             self._best = min(pins, self._best if self._best is not None else pins)
             self.observer.best(self._best)
@@ -323,14 +326,14 @@ class Context:
             self._place = before
 
     def tell(self, note: str) -> None:
-        """What was done last, beside the number of plans that were probed until now."""
+        """What was done last, beside the number of plans that were evaluated until now."""
         self._told_at = time.monotonic()
         self.observer.progress(*self._place(), note)
 
     def _tell_inference(self, judge: str, done: int, of: int) -> None:
         """How far a plan's inferences are, where nothing else was told for a while."""
         if time.monotonic() - self._told_at > _SILENT_S:
-            self.tell(f"{judge}, {done} of {of} inputs or draws")
+            self.tell(f"{judge}, {done} of {of} inputs or copies")
 
     @property
     def plans_asked(self) -> int:
@@ -340,15 +343,15 @@ class Context:
     def evaluator_of(
         self, runner: Runner, workers: int = 1, given: Sequence[Sample] | None = None
     ) -> Evaluator:
-        """A prober of ``runner`` on the given samples, or on ``given``, that shares the log.
+        """An evaluator of ``runner`` on the given samples, or on ``given``, that shares the log.
 
         Args:
             runner: what executes the plans.
-            workers: probes at a time.
+            workers: evaluations at a time.
             given: on which samples.
         """
         problem = self._problem
-        # Only growing a set and telling an engine's FP32 need the signed errors of each probe.
+        # Only growing a set and telling an engine's FP32 need the signed errors of each evaluation.
         vectors = problem.settings.fitted or self.opened is not None
         evaluator = Evaluator(
             runner,
@@ -369,8 +372,8 @@ class Context:
 
 
 def plans_of(context: Context, expected: int) -> Callable[[], tuple[int, int]]:
-    """The plans that are probed from now on, and that they are a part of about ``expected``; where
-    there are more, or a test has begun, nobody knows what is left.
+    """The plans that are evaluated from now on, and that they are a part of about ``expected``;
+    where there are more, or a test has begun, nobody knows what is left.
     """
     begun, tests = context.plans_asked, context.tests
 
@@ -398,7 +401,8 @@ def let_go(problem: Problem, context: Context) -> None:
 
 _ONLY_EMULATED = (
     "no input can be moved a little, only what the token ids look up, and an engine holds its "
-    "tables as constants: roundings are redrawn on the emulators, and variants test the engine"
+    "tables as constants: roundings are perturbed on the emulators, and augmented inputs test "
+    "the engine"
 )
 
 
@@ -423,7 +427,7 @@ def open_context(
         BadInputError: the folder cannot be used (see ``claimed_folder``).
         MachineError: the disk is full.
         RunnerUnavailableError: the runner or cluster asked for is not there.
-        StoppedError: the user ended the block; what was answered is in the journal.
+        StoppedError: the user ended the block; what was answered is in the cache.
     """
     try:
         with _opened(problem, observer, suffix, time_budget, begin) as context:

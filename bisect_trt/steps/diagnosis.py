@@ -32,7 +32,7 @@ from bisect_trt.steps.failing_inputs import (
 )
 from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.sensitivity import Sensitivity, suspicion_of
-from bisect_trt.steps.tests import each_must_hold, set_size
+from bisect_trt.steps.validation_inputs import each_must_hold, set_size
 
 _SHOWN, _MOST_EVALUATED = 4, 16
 
@@ -81,7 +81,7 @@ def diagnose_reduced(
     unknown where too few layers were measured to tell, or not on what is missed.
 
     Args:
-        base: the probe of everything lowered.
+        base: the evaluation of everything reduced.
         table: a row a layer, with ``overflows`` and ``underflows``.
         sensitivity: what each layer does alone.
         pinned: the scores without a set of pins and with it, of the same inputs.
@@ -92,7 +92,7 @@ def diagnose_reduced(
         layers: how many are searched.
         alone: everything pinned but one layer, on the given inputs; where what they are asked
             together is missed, of which one input's score says nothing.
-        together: whether such a thing is missed on draws only, of which ``alone`` tells nothing.
+        together: whether such a thing is missed on copies only, of which ``alone`` tells nothing.
     """
     name = precision.value.upper()
     ends = _Ends(table, suspects, precision)
@@ -259,7 +259,7 @@ def _accounts_for(left: float, neither: float) -> bool:
 
 
 def _breaks_first(table: pd.DataFrame) -> str | None:
-    """The first layer that gives values which are not finite with everything lowered, where it does
+    """The first layer that gives values which are not finite with everything reduced, where it does
     not alone: small errors may meet in it, as zeros in a quotient.
     """
     if "finite" not in table:
@@ -294,7 +294,7 @@ def _spread(
             f"{count} of {every} alone.{more}",
         )
     samples = len(sensitivity.samples)
-    on = f", on the {samples} inputs and draws where each was run alone" if where else ""
+    on = f", on the {samples} inputs and copies where each was run alone" if where else ""
     which = f"{count}{f' of {every}' if count < every else ''} measured layers"
     if evaluated:
         which, on = f"{evaluated} layers that do most to one input", ""
@@ -331,8 +331,8 @@ class Triage:
     """The cause, and what the search begins with.
 
     ``base`` is the plan without pins, with the precision that a pin really runs in; ``pinned`` the
-    emulated probe of all pins; ``limit`` the share of the tolerance to search within at first;
-    ``ranking`` are all layers, most harmful first; ``unseen`` what a robust search begins
+    emulated evaluation of all pins; ``limit`` the share of the tolerance to search within at first;
+    ``ranking`` are all layers, most harmful first; ``unseen`` what a validated search begins
     with, None where the given inputs are all; ``layers`` their table, with what was seen to break
     on other inputs.
     """
@@ -368,14 +368,16 @@ def _missed_with_all_pins(
 
 def _but_held(problem: Problem) -> str:
     return (
-        f" but the {counted(len(problem.kept_reduced), 'layer')} of --lower"
+        f" but the {counted(len(problem.kept_reduced), 'layer')} of --keep-reduced"
         if problem.kept_reduced
         else ""
     )
 
 
 def _of_held(problem: Problem, decided: Evaluation, emulated: Baselines) -> Cause:
-    """What layers that ``--lower`` holds do, where all others are pinned and FP32 itself passes."""
+    """What layers that ``--keep-reduced`` holds do, where all others are pinned and FP32 itself
+    passes.
+    """
     layers = emulated.layers
     finite = layers.loc[layers["layer"].isin(problem.kept_reduced), "introduced_finite"].astype(
         bool
@@ -384,7 +386,7 @@ def _of_held(problem: Problem, decided: Evaluation, emulated: Baselines) -> Caus
     return Cause.OVERFLOW if over else Cause.ROUNDING
 
 
-_WORST = " on the worst of the inputs and draws measured"
+_WORST = " on the worst of the inputs and copies measured"
 
 
 def find_cause(
@@ -401,13 +403,13 @@ def find_cause(
         context: what measures each layer alone.
         emulated: the emulators' baselines.
         engine: the engine's, None where the emulator judges.
-        unseen: what everything lowered shows beyond the given inputs, None where only these count.
+        unseen: what everything reduced shows beyond the given inputs, None where only these count.
     """
     context.observer.step("triage")
     base = problem.base
     if engine is not None:
         base = base.with_pins_in(engine.pin_precision)
-    pinned = context.evaluator.probe(base.with_pins(problem.names))
+    pinned = context.evaluator.evaluate(base.with_pins(problem.names))
     missed = _missed_with_all_pins(problem, pinned, emulated, engine)
     if missed is not None:
         return missed
@@ -465,7 +467,7 @@ def _suspects(problem: Problem, heavy: frozenset[str]) -> Suspects:
 def _without_engine(
     problem: Problem, diagnosis: Diagnosis, base: Evaluation, emulated: Evaluation
 ) -> Diagnosis:
-    """``diagnosis`` of an engine with everything lowered that could not be had, for a reason that
+    """``diagnosis`` of an engine with everything reduced that could not be had, for a reason that
     names no layer: numbers say nothing of that.
     """
     name = problem.settings.precision.value.upper()
@@ -488,7 +490,7 @@ def _ranking(
     # Every set needs what breaks alone, be it on other elements, or in another output, than those
     # that are disturbed most; but for what only inputs show that need not hold. (What misses alone
     # by rounding may still hold among others: ranked so, a text model had 403 pins and not 393.)
-    # What overflows and is finite again at the outputs misses there too, whatever is lowered.
+    # What overflows and is finite again at the outputs misses there too, whatever is reduced.
     needed = sensitivity.breaks | sensitivity.must_pin.intersection(overflow)
     breaks = needed if each_must_hold(problem) else frozenset()
     # What was too many to measure stands behind what was, by the error it introduces.
@@ -504,13 +506,13 @@ def _alone_on_all(
     problem: Problem, context: Context, emulated: Baselines, base: PrecisionPlan, limit: float
 ) -> Callable[[str], Evaluation] | None:
     """What a layer does alone on the given inputs together; None where each of them must meet the
-    requirement itself, and where together they do, so that what is missed is on draws.
+    requirement itself, and where together they do, so that what is missed is on copies.
     """
     of_each = each_must_hold(problem) and not problem.requirements.tells_of_all
     if of_each or emulated.reduced.verdict.passed:
         return None
     names = problem.kept_reduced.union(problem.names)
-    return lambda name: context.evaluator.probe(base.with_pins(names - {name})).under(limit)
+    return lambda name: context.evaluator.evaluate(base.with_pins(names - {name})).under(limit)
 
 
 def _given_that_pass(problem: Problem, context: Context) -> str:
@@ -523,13 +525,13 @@ def _given_that_pass(problem: Problem, context: Context) -> str:
 
 
 def _others(unseen: UnseenInputs, size: int) -> str:
-    """What speaks against everything lowered, which the given inputs pass; ``size`` of them are
+    """What speaks against everything reduced, which the given inputs pass; ``size`` of them are
     judged together.
     """
     against = unseen.refused
     if against is None or not unseen.reduced.verdict.passed:
         return "others like them do not"
-    kind = "roundings redrawn" if against.kind == InputKind.PERTURBED else against.kind
+    kind = "roundings perturbed" if against.kind == InputKind.PERTURBED else against.kind
     missed = len(against.samples) // size
     return f"{missed} of {against.tested} {kind} {'misses' if missed == 1 else 'miss'} it"
 

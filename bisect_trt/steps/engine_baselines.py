@@ -46,8 +46,8 @@ from bisect_trt.steps.engine_layer_errors import begin_tracing, trace_engine
 from bisect_trt.steps.open_runners import baseline_plans, begin
 from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.samples import usable
-from bisect_trt.steps.tests import missed_on, next_test
 from bisect_trt.steps.validation import put_to_test
+from bisect_trt.steps.validation_inputs import missed_on, next_test
 
 _UNITS = 10.0
 _UNIT = {
@@ -63,7 +63,8 @@ def check_engine(
 ) -> tuple[Finding, ...]:
     """What ``plan``'s engine does on equal rows and at the corners of its profile.
 
-    It is to be called right after the plan was probed: the engine is kept until another is built.
+    It is to be called right after the plan was evaluated: the engine is kept until another is
+    built.
 
     Args:
         problem: the inputs, and the profile where one was given.
@@ -263,9 +264,9 @@ class EngineBaselines:
     ``fingerprint`` is the cosine between the engine's FP32 errors and emulated TF32's; ``table``
     the layers' errors on the engine, where they could be had, and ``tracing`` what will give it
     while it is still made (see :func:`with_table`). ``pinned`` is all pins: ``fp32`` where no layer
-    is held reduced. ``diagnosis`` is there if the engine settles the case, ``validation`` the test on
-    fresh draws where nothing has to be pinned, ``reproducibility`` where an engine had to be looked at
-    in further processes for it.
+    is held reduced. ``diagnosis`` is there if the engine settles the case, ``validation`` the test
+    on new copies where nothing has to be pinned, ``reproducibility`` where an engine had to be
+    looked at in further processes for it.
     """
 
     runner: str
@@ -299,7 +300,7 @@ def begin_engine(problem: Problem, context: Context) -> None:
     if context.engine is None:
         return
     strict = PrecisionPlan(Precision.FP32)
-    if context.evaluator.knows(strict) and not context.evaluator.probe(strict).verdict.passed:
+    if context.evaluator.knows(strict) and not context.evaluator.evaluate(strict).verdict.passed:
         return
     for wanted in dict.fromkeys(baseline_plans(problem)):
         if not context.engine.knows(wanted):
@@ -315,7 +316,7 @@ def begin_engine(problem: Problem, context: Context) -> None:
 def measure_engine(
     problem: Problem, context: Context, emulated: Baselines, beside: Beside | None = None
 ) -> EngineBaselines | None:
-    """Three builds: FP32 with TF32 cleared, TF32 allowed, all layers lowered; then the layers.
+    """Three builds: FP32 with TF32 cleared, TF32 allowed, all layers reduced; then the layers.
 
     None where the emulator judges.
 
@@ -337,13 +338,13 @@ def measure_engine(
     shown = emulated.layers
     if problem.marked is not None:
         shown = shown[shown["layer"].isin(problem.marked)]
-    fp32 = engine.probe(plans[0])
+    fp32 = engine.evaluate(plans[0])
     identity = what_fp32_is(fp32, emulated.fp32, emulated.tf32)
     findings = list(context.found(_findings(identity, fp32, emulated)))
     if fp32.worst:  # the engine is still there
         fp32_is = emulated.tf32 if identity is Fp32.TF32 else emulated.fp32
         findings += check_engine(problem, context, fp32.plan, fp32_is)
-    tf32, base = engine.probe(plans[1]), engine.probe(plans[2])
+    tf32, base = engine.evaluate(plans[1]), engine.evaluate(plans[2])
     if base.worst:
         findings += check_engine(problem, context, base.plan, emulated.reduced_first)
     table, tracing = None, None
@@ -409,7 +410,9 @@ def _diagnosed(
             overfitted=overfitted,
             on_which=missed_on(problem, engine, fp32.plan),
         )
-    pinned = engine.probe(problem.base.with_pins(problem.names)) if problem.kept_reduced else fp32
+    pinned = (
+        engine.evaluate(problem.base.with_pins(problem.names)) if problem.kept_reduced else fp32
+    )
     if diagnosis is None or diagnosis.cause is not Cause.NONE:
         validation = None
     told = list(found.findings)

@@ -104,8 +104,8 @@ _ROOM = (
 
 
 class _InFurtherProcess:
-    """``runner`` after it was started afresh, which the first probe does; ``number`` tells its
-    answers from those of other processes in the journal.
+    """``runner`` after it was started afresh, which the first evaluation does; ``number`` tells its
+    answers from those of other processes in the cache.
     """
 
     def __init__(self, runner: Restartable, number: int) -> None:
@@ -140,7 +140,7 @@ def over_processes(context: Context, result: Evaluation) -> Reproducibility:
     # Where the budget ends it, what was seen until then counts, and the report says of how many.
     with suppress(BudgetSpentError):
         for evaluator in _further(context, runner):
-            results.append(evaluator.probe(result.plan))
+            results.append(evaluator.evaluate(result.plan))
             taken_back = result.verdict.passed and not results[-1].verdict.passed
             if taken_back or runs_of(results).decides:
                 break
@@ -185,7 +185,7 @@ def not_reproducible(what: str, seen: Reproducibility) -> Diagnosis:
 
 
 def note_not_reproducible(what: str, seen: Reproducibility | None) -> list[Finding]:
-    """A finding where runs differ, of an engine that is not called unsteady for it."""
+    """A finding where runs differ, of an engine that is not called not reproducible for it."""
     if seen is None or seen.reproducible:
         return []
     met = {0: "none", seen.runs: "all"}.get(seen.passed, str(seen.passed))
@@ -249,8 +249,8 @@ def what_fp32_is(engine: Evaluation, strict: Evaluation, tf32: Evaluation) -> Fp
 
 
 def agreement(one: Vector | None, other: Vector | None) -> float:
-    """The cosine between two probes' sampled signed errors: near 1 if they make the same roundings;
-    NaN if unknown.
+    """The cosine between two evaluations' sampled signed errors: near 1 if they make the same
+    roundings; NaN if unknown.
 
     Args:
         one: signed errors of a plan, (elements,) float32; None where there are none.
@@ -277,17 +277,18 @@ def _relative_rmse(result: Evaluation) -> float:
 def reproducibility_of_failure(
     context: Context, fp32: Evaluation, base: Evaluation
 ) -> Reproducibility | None:
-    """The steadiness of the baseline that fails, FP32 first, where it is the engine's to blame.
+    """The reproducibility of the baseline that fails, FP32 first, where it is the engine's to
+    blame.
 
     FP32 that misses the requirement is run in further processes too: it may be right there.
 
     Args:
         context: what builds.
         fp32: the engine's FP32.
-        base: all layers lowered.
+        base: all layers reduced.
 
     Returns:
-        None where FP32 and the runs of ``base`` are steady, or nothing could be run.
+        None where FP32 and the runs of ``base`` are reproducible, or nothing could be run.
     """
     if not fp32.verdict.passed and fp32.worst:
         seen = runs_of([fp32])
@@ -318,12 +319,12 @@ def diagnose(
     Args:
         fp32: the engine's FP32.
         tf32: its TF32.
-        base: all layers lowered.
+        base: all layers reduced.
         identity: what its FP32 is.
-        precision: what layers are lowered to.
+        precision: what layers are reduced to.
         marked_fp32: measures each layer of the FP32 engine, to find where it goes wrong; asked only
             if it does.
-        overfitted: whether fresh draws refuse ``base``, which passes the given inputs.
+        overfitted: whether new copies refuse ``base``, which passes the given inputs.
         on_which: where FP32 misses, in words.
     """
     if not fp32.verdict.passed:
@@ -337,7 +338,7 @@ def diagnose(
             f"({times(base.score)}); nothing {'else ' if held else ''}needs to be pinned.",
         )
     if base.verdict.passed:
-        return None  # on fresh draws it does not: something has to be pinned
+        return None  # on new copies it does not: something has to be pinned
     if precision is Precision.TF32:
         return Diagnosis(
             Cause.TF32,

@@ -51,7 +51,7 @@ def begin_tracing(
 
     Args:
         problem: the model and the inputs.
-        context: keeps the journal.
+        context: keeps the cache.
         engine: what builds.
         plan: what to build.
         names: of the layers that are wanted, in network order.
@@ -91,11 +91,11 @@ def trace_engine(
     layers: pd.DataFrame,
     ended: Callable[[], bool] | None = None,
 ) -> EngineTable | None:
-    """The error of every layer in engines; recalled from the journal where it is there.
+    """The error of every layer in engines; recalled from the cache where it is there.
 
     Args:
         problem: the model and the inputs.
-        context: keeps the journal.
+        context: keeps the cache.
         engine: what builds.
         plan: what to build.
         layers: the table of those layers that are wanted, a row each.

@@ -38,18 +38,20 @@ from bisect_trt.steps.samples import augmented, movable, perturbs, wants_augment
 from bisect_trt.steps.search_set import search_copies
 from bisect_trt.steps.select_robust import MOST_SHRUNK, SHRINK_EVALUATIONS
 from bisect_trt.steps.sensitivity import affordable, time_allowed
-from bisect_trt.steps.tests import asked, planned_test, set_size, spared
 from bisect_trt.steps.tradeoff import tradeoff_size
+from bisect_trt.steps.validation_inputs import asked, planned_test, set_size, spared
 
 _BASELINES = 3
 _USUAL = 0.25
 """The share of a ranking that a prefix usually needs."""
 
 _FAILING, _PASSING = 0.1, 0.25
-"""The part of a panel that a failing probe sees, and of the shrinking probes those that pass."""
+"""The part of a search set that a failing evaluation sees, and of the shrinking evaluations those
+that pass."""
 
 _EVALUATIONS_A_PIN = 8
-"""To grow a set of k pins takes about four probes a pin, to shrink and prove it as many again."""
+"""To grow a set of k pins takes about four evaluations a pin, to shrink and prove it as many
+again."""
 
 FITTED_SHARE = 0.02
 """The pins of a set that is fitted to the given inputs, of all layers."""
@@ -60,7 +62,7 @@ class Work:
     """Counts of what a run executes: ``traces`` of all layers, ``emulations`` by the first
     emulator, ``copied`` samples that were made (each with a reference and an emulation that are not
     counted there), ``second_asked`` inferences of the second emulator, ``rows`` of single layers,
-    ``probes`` sets asked about.
+    ``evaluations`` sets asked about.
     """
 
     traces: int
@@ -68,7 +70,7 @@ class Work:
     copied: int
     second_asked: int
     rows: int
-    probes: int
+    evaluations: int
 
 
 def expected_evaluations(pins: int) -> int:
@@ -108,12 +110,10 @@ def expected_work(
 ) -> Work:
     """What a run of ``problem`` is expected to execute.
 
-    Args:
-        problem: the layers, the inputs and what is asked for.
-        passes: whether everything lowered passes: then little is searched.
-        hopeless: whether strict FP32 misses: then a run ends there.
-        evaluation_seconds: what one emulated inference takes; it decides how many layers are measured.
-        usual_seconds: what one usually takes; it decides the number of draws.
+    Args: problem: the layers, the inputs and what is asked for. passes: whether everything reduced
+        passes: then little is searched. hopeless: whether strict FP32 misses: then a run ends
+        there. evaluation_seconds: what one emulated inference takes; it decides how many layers are
+        measured. usual_seconds: what one usually takes; it decides the number of copies.
     """
     given, size, layers = len(problem.samples), set_size(problem), len(problem.names)
     test = asked(problem, planned_test(problem, 0, usual_seconds, last=problem.settings.fitted))
@@ -129,8 +129,10 @@ def expected_work(
         if passes:
             return Work(traces, emulations, copies, copies + 2 * given, 0, _BASELINES)
         rows = affordable(layers, evaluation_seconds * given) * given
-        probes = 2 * _BASELINES + expected_sets(problem)
-        return Work(traces, emulations + probes * given, copies, copies + 2 * given, rows, probes)
+        evaluations = 2 * _BASELINES + expected_sets(problem)
+        return Work(
+            traces, emulations + evaluations * given, copies, copies + 2 * given, rows, evaluations
+        )
     made = kinds * search_copies(problem, usual_seconds)
     if passes:
         return Work(traces, emulations, made + copies, copies + 2 * given, 0, _BASELINES)
@@ -141,18 +143,18 @@ def expected_work(
     emulations += round(prefix + shrinking) + tradeoff_rows * (seen + held_out)
     ranked = ranked_count(len(problem.layers))
     rows = ranked * affordable(layers, evaluation_seconds * ranked)
-    probes = 2 * _BASELINES + expected_sets(problem) + tradeoff_rows
-    return Work(traces, emulations, made + copies + seen, copies + 2 * given, rows, probes)
+    evaluations = 2 * _BASELINES + expected_sets(problem) + tradeoff_rows
+    return Work(traces, emulations, made + copies + seen, copies + 2 * given, rows, evaluations)
 
 
 _LARGE_SHARE = 0.1
 _REPORT_S = 0.5
 
 _COPIES, _TIMED_S = 8, 1.0
-"""So many draws are timed, or as many as take a second."""
+"""So many copies are timed, or as many as take a second."""
 
 _STREAM = 1000
-"""Of draws that are thrown away."""
+"""Of copies that are thrown away."""
 
 Done = TypeVar("Done")
 
@@ -162,13 +164,13 @@ class Estimate:
     """What a run would cost, for ``samples`` inputs by ``workers`` workers.
 
     ``memory_bytes`` is about the peak of all processes, ``free_bytes`` what it may take, 0 where
-    nobody says. ``probes`` is expected, ``fewest`` for a set of one pin that is fitted to the given
-    inputs, ``most`` for one of a tenth of the layers; ``information_bound`` is the fewest
+    nobody says. ``evaluations`` is expected, ``fewest`` for a set of one pin that is fitted to the
+    given inputs, ``most`` for one of a tenth of the layers; ``information_bound`` is the fewest
     yes-or-no answers that tell a fiftieth of the layers from the others; ``copies`` are the samples
     that are made to search and to test with. ``seconds`` follows from these counts and one measured
-    inference of each kind, of which ``seconds_per_evaluation`` is a plan's on one sample; an engine's
-    builds are not in it. ``unbounded_seconds`` are those without a budget. ``notes`` say what the
-    inputs do not cover.
+    inference of each kind, of which ``seconds_per_evaluation`` is a plan's on one sample; an
+    engine's builds are not in it. ``unbounded_seconds`` are those without a budget. ``notes`` say
+    what the inputs do not cover.
     """
 
     layers: int
@@ -177,7 +179,7 @@ class Estimate:
     memory_bytes: int
     free_bytes: int
     sensitivity_runs: int
-    probes: int
+    evaluations: int
     fewest: int
     most: int
     information_bound: float
@@ -199,8 +201,9 @@ class Estimate:
         if self.seconds < self.unbounded_seconds:
             takes += f" (the budget ends it after {self.seconds:.0f} s, with what it has)"
         return (
-            f"{self.layers} layers, {inputs}, {workers}: about {self.probes} probes and "
-            f"{self.sensitivity_runs} single-layer runs and {self.copies} draws in {takes}, {memory}."
+            f"{self.layers} layers, {inputs}, {workers}: about {self.evaluations} evaluations and "
+            f"{self.sensitivity_runs} single-layer runs and {self.copies} copies in {takes}, "
+            f"{memory}."
         )
 
 
@@ -253,7 +256,7 @@ def estimate(settings: Settings, observer: Observer) -> Estimate:
         max(need, peak_bytes()),  # shapes that follow from values are not in the need
         room,
         work.rows,
-        work.probes,
+        work.evaluations,
         expected_evaluations(1),
         expected_evaluations(large),
         information_bound(count, usual),
@@ -269,8 +272,8 @@ def estimate(settings: Settings, observer: Observer) -> Estimate:
 class _Timed:
     """Seconds: of opening the sessions, of an ``inference``, and with all that belongs to it of a
     sample ``made`` (with its reference), ``emulated`` and judged, judged by the ``second``
-    emulator, gone through node by node (``trace``), with one layer lowered ``alone``. ``usual`` is
-    the bench's. ``passes`` if everything lowered does, on the given inputs and a few copies;
+    emulator, gone through node by node (``trace``), with one layer reduced ``alone``. ``usual`` is
+    the context's. ``passes`` if everything reduced does, on the given inputs and a few copies;
     ``hopeless`` if strict FP32 misses where no engine judges.
     """
 

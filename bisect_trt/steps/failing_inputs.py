@@ -26,16 +26,16 @@ from bisect_trt.steps.search_set import (
     told_by_pins,
 )
 from bisect_trt.steps.sensitivity import Sensitivity, measure_sensitivity, time_allowed
-from bisect_trt.steps.tests import next_test, set_size, spared
 from bisect_trt.steps.validation import put_to_test
+from bisect_trt.steps.validation_inputs import next_test, set_size, spared
 
 
 @dataclass(frozen=True)
 class UnseenInputs:
-    """What a robust search begins with: its ``samples``, what everything lowered shows on them
+    """What a validated search begins with: its ``samples``, what everything reduced shows on them
     (``reduced``), and what else ``refused`` it.
 
-    ``validation`` is there if everything lowered is robust as it is.
+    ``validation`` is there if everything reduced is validated as it is.
     """
 
     samples: SearchSamples
@@ -45,13 +45,13 @@ class UnseenInputs:
 
 
 _GLANCE = 4
-"""Copies of each kind that everything lowered passes before it is tested; the rest of the panel is
-for the search, which there may be none of."""
+"""Copies of each kind that everything reduced passes before it is tested; the rest of the search
+set is for the search, which there may be none of."""
 
 
 def look_beyond(problem: Problem, context: Context, emulated: Baselines) -> UnseenInputs:
-    """Run everything lowered on some of the panel; where it passes those, on fresh draws; where
-    these refuse it, on the rest of the panel.
+    """Run everything reduced on some of the search set; where it passes those, on new copies; where
+    these refuse it, on the rest of the search set.
 
     Args:
         problem: the inputs, and what is asked for.
@@ -79,7 +79,7 @@ def look_beyond(problem: Problem, context: Context, emulated: Baselines) -> Unse
 
 
 def _on(problem: Problem, context: Context, samples: SearchSamples) -> Evaluation:
-    """What everything lowered shows on ``samples``: the worst that is not spared."""
+    """What everything reduced shows on ``samples``: the worst that is not spared."""
     results: list[SampleResult] = []
     score = 0.0
     for kind, those in samples.by_kind().items():
@@ -93,7 +93,7 @@ def _on(problem: Problem, context: Context, samples: SearchSamples) -> Evaluatio
 
 
 def _tested(problem: Problem, context: Context) -> tuple[Refusal | None, Validation | None]:
-    """What on fresh draws refuses everything lowered, or on what it holds."""
+    """What on new copies refuses everything reduced, or on what it holds."""
     judges, every = [context.evaluator, context.second], all_in_fp32(problem, problem.base)
     test = next_test(problem, context)
     against, validation = put_to_test(problem, context, judges, problem.base, test, 1.0, every)
@@ -103,7 +103,7 @@ def _tested(problem: Problem, context: Context) -> tuple[Refusal | None, Validat
 
 
 def worst_seen(given: Evaluation, unseen: UnseenInputs | None) -> Evaluation:
-    """Everything lowered where it does worst: on the ``given`` inputs, or on draws."""
+    """Everything reduced where it does worst: on the ``given`` inputs, or on copies."""
     worst = given
     if unseen is not None and unseen.reduced.score > worst.score:
         worst = unseen.reduced
@@ -120,8 +120,8 @@ def with_pins_there(
     pins: frozenset[str],
     unseen: UnseenInputs | None,
 ) -> tuple[float, float]:
-    """The scores, in tolerances, of everything lowered and of everything but ``pins``, of the same
-    inputs: those that everything lowered does worst on (:func:`worst_seen`). What draws score says
+    """The scores, in tolerances, of everything reduced and of everything but ``pins``, of the same
+    inputs: those that everything reduced does worst on (:func:`worst_seen`). What copies score says
     nothing beside what the given inputs do.
 
     Args:
@@ -129,9 +129,9 @@ def with_pins_there(
         context: whose first emulator is asked.
         base: the plan without pins, with the precision that a pin really runs in.
         pins: some layers.
-        unseen: the draws; None where only the given inputs count.
+        unseen: the copies; None where only the given inputs count.
     """
-    given, pinned = context.evaluator.probe(problem.base), base.with_pins(pins)
+    given, pinned = context.evaluator.evaluate(problem.base), base.with_pins(pins)
     worst = worst_seen(given, unseen)
     kinds: Sequence[Sequence[Sample]] = ()
     if unseen is not None and worst is not given:
@@ -147,7 +147,7 @@ def with_pins_there(
         )
     ]
     if not found:
-        return given.score, context.evaluator.probe(pinned).score
+        return given.score, context.evaluator.evaluate(pinned).score
     # Those that are spared score more.
     score, asked = max(found, key=lambda one: (one[0] <= worst.score, one[0]))
     return score, context.evaluator.judge(pinned, asked, size=size).score()
@@ -159,12 +159,13 @@ _SHOWN = 4
 
 
 def note_held(problem: Problem, context: Context, answer: PrecisionPlan) -> None:
-    """Say of ``answer`` which pins that ``--pin`` holds it does without, and how much better it
-    would be with those that ``--lower`` holds.
+    """Say which layers of ``--keep-fp32`` the answer does without.
 
-    The first emulator tells, on the given inputs: a probe a held pin (sixteen at most) and one for
-    the rest. Where it does not pass the answer itself, as it need not where an engine decides, it
-    has nothing to say.
+    Likewise, how much better it would be with those of ``--keep-reduced`` in FP32.
+
+    The first emulator tells, on the given inputs: an evaluation a held pin (sixteen at most) and
+    one for the rest. Where it does not pass the answer itself, as it need not where an engine
+    decides, it has nothing to say.
 
     Args:
         problem: which layers are held.
@@ -175,7 +176,7 @@ def note_held(problem: Problem, context: Context, answer: PrecisionPlan) -> None
     if not asked_for and not problem.kept_reduced:
         return
     base = replace(problem.base, pin_precision=answer.pin_precision, held=frozenset())
-    shown = context.evaluator.probe(base.with_pins(answer.pinned))
+    shown = context.evaluator.evaluate(base.with_pins(answer.pinned))
     if not shown.verdict.passed:
         return
     held = [x.name for x in problem.layers if x.name in asked_for]
@@ -190,16 +191,19 @@ def note_held(problem: Problem, context: Context, answer: PrecisionPlan) -> None
         asked = "" if len(tried) == len(held) else f" ({_MOST_TRIED} of them were tried)"
         context.note(
             Finding(
-                "held", held[0], f"--pin holds {counted(len(held), 'layer')}{asked}; {_SAID} {said}"
+                "held",
+                held[0],
+                f"--keep-fp32 holds {counted(len(held), 'layer')}{asked}; {_SAID} {said}",
             )
         )
     if problem.kept_reduced:
-        full = context.evaluator.probe(base.with_pins(answer.pinned | problem.kept_reduced))
+        full = context.evaluator.evaluate(base.with_pins(answer.pinned | problem.kept_reduced))
         context.note(
             Finding(
                 "held",
                 min(problem.kept_reduced),
-                f"--lower holds {counted(len(problem.kept_reduced), 'layer')}; {_SAID} the set uses "
+                f"--keep-reduced holds {counted(len(problem.kept_reduced), 'layer')}; {_SAID} the "
+                "set uses "
                 f"{times(shown.score)}, with them pinned too {times(full.score)}",
             )
         )
@@ -211,7 +215,9 @@ def blame_reduced(problem: Problem, every: Evaluation) -> str:
     """
     if not problem.kept_reduced or not every.verdict.passed:
         return ""
-    return f" With what --lower holds pinned too the requirement is met ({times(every.score)})."
+    return (
+        f" With what --keep-reduced holds pinned too the requirement is met ({times(every.score)})."
+    )
 
 
 _MOST_RANKED, _FEWEST_RANKED, _RANKED_ROWS = 8, 2, 800
@@ -247,7 +253,7 @@ def measure_each_alone(
         problem: the layers and what is asked for.
         context: what runs each.
         emulated: the baselines, and the layers' table.
-        unseen: what everything lowered shows beyond the given inputs; None where only these count.
+        unseen: what everything reduced shows beyond the given inputs; None where only these count.
         suspicion: by layer, the larger the sooner.
         heavy: layers with a constant beyond the range.
     """
@@ -288,7 +294,7 @@ def nearest_on_all(
     )
     names = problem.kept_reduced.union(problem.names)
     for name in near[:_NEAREST]:
-        found = context.evaluator.probe(base.with_pins(names - {name}))
+        found = context.evaluator.evaluate(base.with_pins(names - {name}))
         scores[name] = max(scores[name], found.score)
     return replace(sensitivity, scores=scores)
 
@@ -323,7 +329,7 @@ def layers_seen(
 
 
 def _breaks(problem: Problem, context: Context, sample: Sample) -> bool:
-    """Whether everything lowered gives values there that are not finite."""
+    """Whether everything reduced gives values there that are not finite."""
     found = context.evaluator.known(problem.base, sample)
     return found is not None and math.isinf(found.score)
 
@@ -331,28 +337,28 @@ def _breaks(problem: Problem, context: Context, sample: Sample) -> bool:
 def ranked_on(
     problem: Problem, context: Context, unseen: UnseenInputs | None
 ) -> tuple[Sample, ...]:
-    """The samples on which each layer alone is measured: the given ones that everything lowered
-    does worst on, for where it is hardly noticed no layer's effect is seen, and draws, spread over
-    their kinds, among them what refused everything lowered.
+    """The samples on which each layer alone is measured: the given ones that everything reduced
+    does worst on, for where it is hardly noticed no layer's effect is seen, and copies, spread over
+    their kinds, among them what refused everything reduced.
 
     Args:
         problem: the given inputs.
         context: knows how they do.
-        unseen: the draws; None where only the given inputs count.
+        unseen: the copies; None where only the given inputs count.
     """
     if unseen is None:
         return problem.samples
     of_each = _worst_of_each(problem, context, problem.samples)
     count = max(ranked_count(len(problem.layers)), min(_MOST_RANKED, 2 * len(of_each)))
-    # From the end: variants disturb more than redrawn copies do.
+    # From the end: augmented inputs disturb more than perturbed copies do.
     others = [*reversed(unseen.samples.augmented), *reversed(unseen.samples.perturbed)]
     most = max(1, count // 2) if others else count
     first = [*of_each[:most], *_worst(problem, context, problem.samples, most)]
     first = list({s.digest: s for s in first}.values())[:most]
-    # What refused everything lowered shows what is wrong with it; the panel may not.
+    # What refused everything reduced shows what is wrong with it; the search set may not.
     refused = unseen.refused.samples if unseen.refused is not None else ()
     missed = evenly(refused, min(len(refused), -(-(count - len(first)) // 2)))
-    # What everything lowered does worst on may be seen on no other: positions beyond 256, say. Of
+    # What everything reduced does worst on may be seen on no other: positions beyond 256, say. Of
     # infinities none is the worst.
     worst = _worst(problem, context, others, 1) if not missed else []
     known = [context.evaluator.known(problem.base, s) for s in worst]
@@ -365,7 +371,7 @@ def ranked_on(
 
 
 def _worst_of_each(problem: Problem, context: Context, samples: Sequence[Sample]) -> list[Sample]:
-    """Of each of several conditions that everything lowered misses, the sample that does so by
+    """Of each of several conditions that everything reduced misses, the sample that does so by
     most, each once: one that changes a decision may be far from missing a tolerance.
     """
     items = problem.requirements.items
@@ -397,5 +403,5 @@ def _worst(
 
 
 def ranked_count(layers: int) -> int:
-    """On how many samples of a panel so many layers are measured, each alone."""
+    """On how many samples of a search set so many layers are measured, each alone."""
     return max(_FEWEST_RANKED, min(_MOST_RANKED, _RANKED_ROWS // max(1, layers)))

@@ -181,18 +181,18 @@ def note_near_ties(problem: Problem, context: Context) -> None:
         message = (
             f"near ties: the two best candidates differ by less than 1 % of the output's RMS on "
             f"{named}{more}; such inputs ask for most of the layers, and a share of them may be "
-            "let miss (@mean, --holds-on)"
+            "let miss (@mean, --allow-misses)"
         )
         context.note(Finding("near-tie", samples[near[0]].name, message))
 
 
 def note_few_differ(problem: Problem, context: Context) -> None:
-    """Say of integers and truth values how many differ with everything lowered, where these are
+    """Say of integers and truth values how many differ with everything reduced, where these are
     few: a class or a mask that is asked to be equal asks for FP32 as soon as one of them may turn.
 
     Args:
         problem: what is asked of which outputs.
-        context: knows what everything lowered does, and keeps what is said.
+        context: knows what everything reduced does, and keeps what is said.
     """
     found = [context.evaluator.known(problem.base, sample) for sample in problem.samples]
     for place, item in enumerate(problem.requirements.items):
@@ -205,7 +205,7 @@ def note_few_differ(problem: Problem, context: Context) -> None:
             asked = f"{item.output}:equal>={limit:g}" if item.output else f"equal>={limit:g}"
             message = (
                 f"of output {item.output!r} {100.0 * (1.0 - least):.2g} % of the elements differ "
-                f"with everything lowered: where that may be, ask for --requirement '{asked}'"
+                f"with everything reduced: where that may be, ask for --requirement '{asked}'"
             )
             context.note(Finding("few-differ", item.output or "", message))
 

@@ -1,4 +1,4 @@
-"""The error table of the layers: the network gone through once a sample, journalled as a whole."""
+"""The error table of the layers: the network gone through once a sample, cached as a whole."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ _SHOWN = ("max_abs", "mean_abs", "median_abs", "rmse", "rel_range", "cosine", "s
 
 
 def trace_layers(problem: Problem, context: Context, samples: Sequence[Sample]) -> pd.DataFrame:
-    """A row for each lowered layer in network order: the worst and mean accumulated errors over the
+    """A row for each reduced layer in network order: the worst and mean accumulated errors over the
     samples, the introduced errors (prefix ``introduced_``) and the
     reference's range; ``underflows`` where values that are not finite come from small ones that
     became zero; how the reference's largest magnitudes spread over channels (``channel_peak_*``).
 
-    Recalled from the journal where it is there.
+    Recalled from the cache where it is there.
 
     Args:
         problem: the layers.

@@ -86,11 +86,11 @@ _NETWORKS = 3.75
 reference, and what compares them. 2.15 GB of them took 8.19 GB (benchmarks/results/scale.md)."""
 
 _KEPT = 20
-"""Inferences' worth of activations that fill the store at the cuts, and as many again of draws with
-their references, if neither is full before."""
+"""Inferences' worth of activations that fill the store at the cuts, and as many again of copies
+with their references, if neither is full before."""
 
 _COPIES = 128 << 20
-"""Bytes of draws and references in memory, and of what the sessions of a few plans hold beside:
+"""Bytes of copies and references in memory, and of what the sessions of a few plans hold beside:
 fitted to the peaks of benchmarks/results/scale.md."""
 
 _NODE, _OF_MANY, _SHARED = 75_000, 40_000, 18_000

@@ -65,7 +65,7 @@ class Pace:
         problem: what is run.
         emulator: what runs it.
         cache: keeps what a clock said.
-        key: the journal's, of the parts that name an answer.
+        key: the cache's, of the parts that name an answer.
         beside_engine: whether an engine judges, and the second emulator need not.
     """
 
@@ -107,7 +107,7 @@ class Pace:
         clock decide, and by powers of 16.
 
         What is far is looked at again, and kept: a machine that was busy when a small network's
-        first probes ran gave 117 pins tested on 25 draws where it otherwise gives 107 and 80.
+        first evaluations ran gave 117 pins tested on 25 copies where it otherwise gives 107 and 80.
         """
         self._took_s = seconds
         if self._is_far:
@@ -132,7 +132,7 @@ class Pace:
             before = time.perf_counter()
             try:
                 next(iter(self._emulator.outputs(plan, [sample])))
-            except RunnerFailedError:  # the probe has said so
+            except RunnerFailedError:  # the evaluation has said so
                 break
             now = time.perf_counter()
             quickest = min(quickest, now - before)
@@ -149,12 +149,12 @@ that is built and run there too.
 
 _TIMED = 2
 _PROBE = 2
-"""A probe's plain inferences on the CPU: 2.6 to 3.6 of OCR models (benchmarks/results/cpu.md), 0.8
-to 1.1 of large ones, of which a GPU is faster by far (gpu.md)."""
+"""An evaluation's plain inferences on the CPU: 2.6 to 3.6 of OCR models
+(benchmarks/results/cpu.md), 0.8 to 1.1 of large ones, of which a GPU is faster by far (gpu.md)."""
 _A_NODE_S = 5e-6
-"""A GPU's least seconds a node of a probe: replayed from a CUDA graph the demo's detector takes
-10 us, of which the rounding and the choice beside each node are most. A session of 20,000 nodes is
-open there after more than a minute: what cannot win is not tried."""
+"""A GPU's least seconds a node of an evaluation: replayed from a CUDA graph the demo's detector
+takes 10 us, of which the rounding and the choice beside each node are most. A session of 20,000
+nodes is open there after more than a minute: what cannot win is not tried."""
 
 _SHOWN = 5
 
@@ -190,11 +190,10 @@ def open_emulator(
 ) -> tuple[EmulatedRunner, tuple[Finding, ...]]:
     """The emulator of this process, and what there is to say of where it computes.
 
-    Args:
-        problem: the model, the inputs and the settings.
-        device: as of :func:`emulator_device`; ``auto`` takes it where a probe there is faster than
-            on the CPU, which makes several beside each other.
-        cache: remembers what was chosen, so that the same command goes on with its own answers.
+    Args: problem: the model, the inputs and the settings. device: as of :func:`emulator_device`;
+        ``auto`` takes it where an evaluation there is faster than on the CPU, which makes several
+        beside each other. cache: remembers what was chosen, so that the same command goes on with
+        its own answers.
     """
     settings, turns = problem.settings, problem.reference.turns
     if device == CPU or settings.ray is not None:
@@ -232,12 +231,12 @@ def _tried(problem: Problem, emulator: EmulatedRunner, *, timed: bool) -> dict[s
     if on_cpu < _A_NODE_S * nodes:
         return _passed_over()
 
-    def probe() -> object:
+    def inference() -> object:
         emulator.forget()  # it would begin at the last cut
         return list(emulator.outputs(plan, [sample]))
 
     try:
-        seconds = _seconds(probe, _TIMED if timed else 0)
+        seconds = _seconds(inference, _TIMED if timed else 0)
     except BisectError as error:
         if not timed or isinstance(error, MachineError):
             raise
@@ -253,9 +252,9 @@ def _passed_over(failure: str = "") -> dict[str, Any]:
 
 
 def _on_cpu(problem: Problem, sample: Sample) -> float:
-    """About the seconds of a probe on the CPU, at the pace of as many as are made beside each other
-    there. Told by the reference: it is open, and an emulator of a large model is not opened for
-    nothing.
+    """About the seconds of an evaluation on the CPU, at the pace of as many as are made beside each
+    other there. Told by the reference: it is open, and an emulator of a large model is not opened
+    for nothing.
     """
     count = problem.reference.at_once(sample)
 
@@ -291,7 +290,7 @@ def _findings(layers: Sequence[str], device: Device, failure: str) -> tuple[Find
 
 
 _ATTEMPTS = 3
-"""An emulated probe is asked again where its worker was lost: it kills nobody by itself."""
+"""An emulated evaluation is asked again where its worker was lost: it kills nobody by itself."""
 
 _STALL_S = 60.0
 """An emulator's worker computes or reads; without any use of the processor for so long it hangs."""
@@ -369,7 +368,7 @@ def fewer_hired(asked: int, hired: int) -> str:
 
 
 def baseline_plans(problem: Problem) -> tuple[PrecisionPlan, ...]:
-    """FP32 with TF32 cleared, TF32 allowed, everything lowered."""
+    """FP32 with TF32 cleared, TF32 allowed, everything reduced."""
     return PrecisionPlan(Precision.FP32), PrecisionPlan(Precision.TF32), problem.base
 
 

@@ -33,7 +33,7 @@ def with_scales(
     problem: Problem, references: References, cache: Cache
 ) -> tuple[Problem, list[Finding]]:
     """``problem`` with the scales of its outputs, and what a reader should know of them, where a
-    requirement is judged by scale and no saved plan has brought them: recalled from the journal, or
+    requirement is judged by scale and no saved plan has brought them: recalled from the cache, or
     measured on the given inputs.
 
     Args:

@@ -125,7 +125,7 @@ def odd_outputs(
 
 
 _ALL_TOGETHER = (
-    "--holds-on {:g} does nothing here: a requirement is on all inputs together, and none is let "
+    "--allow-misses {:g} does nothing here: a requirement is on all inputs together, and none may "
     "miss"
 )
 
@@ -135,17 +135,16 @@ class Problem:
     """Model, inputs and requirements of one run, all of them usable.
 
     ``holdout`` are inputs that no search sees; ``layers`` those that can run at the settings'
-    precision; ``golden`` the original
-    framework's outputs, if they were given; ``rewritten`` maps the layers that ``--rewrite`` made
-    to those they stand for; ``findings`` what could be said before anything ran; ``reference`` the
-    opened FP32 model, ``metrics`` the user's own. ``held_pins`` and ``kept_reduced`` are layers that
-    stay in FP32, or reduced, whatever the search would say; ``begin`` the pins of the ``older``
-    plan that it begins with; ``marked`` the layers that the tables show, None for all.
-    ``usual_seconds`` is about what an emulated inference takes, counted from the model.
-    ``on_engine`` is true where an engine has the last word; ``unsupported`` are the held pins that it
-    does not take reduced, and ``source_fp32`` those that a source which is reduced already
-    (``lifted``) keeps so.
-    ``graph`` is what is judged, with the outputs ``judged`` where that is a part of the ``whole``.
+    precision; ``golden`` the original framework's outputs, if they were given; ``rewritten`` maps
+    the layers that ``--rewrite`` made to those they stand for; ``findings`` what could be said
+    before anything ran; ``reference`` the opened FP32 model, ``metrics`` the user's own.
+    ``held_pins`` and ``kept_reduced`` are layers that stay in FP32, or reduced, whatever the search
+    would say; ``begin`` the pins of the ``older`` plan that it begins with; ``marked`` the layers
+    that the tables show, None for all. ``usual_seconds`` is about what an emulated inference takes,
+    counted from the model. ``on_engine`` is true where an engine has the last word; ``unsupported``
+    are the held pins that it does not take reduced, and ``source_fp32`` those that a source which
+    is reduced already (``lifted``) keeps so. ``graph`` is what is judged, with the outputs
+    ``judged`` where that is a part of the ``whole``.
     """
 
     settings: Settings
@@ -186,14 +185,14 @@ class Problem:
 
     @cached_property
     def base(self) -> PrecisionPlan:
-        """Everything lowered but for the layers that are held in FP32."""
+        """Everything reduced but for the layers that are held in FP32."""
         movers = list_movers(self.graph, self.settings.precision).apart_from(self.kept_reduced)
         return PrecisionPlan(self.settings.precision, held=self.held_pins, movers=movers)
 
     @cached_property
     def chance(self) -> tuple[int, ...]:
-        """What the seeds of all draws begin with: nothing, or a number of the older plan's pins and
-        of the chance that chose them: of the same pins found once more it is another.
+        """What the seeds of all copies begin with: nothing, or a number of the older plan's pins
+        and of the chance that chose them: of the same pins found once more it is another.
         """
         if self.older is None:
             return ()
@@ -203,7 +202,7 @@ class Problem:
     @property
     def searched(self) -> dict[str, str]:
         """What a plan of this search is known to have seen: a search that begins at it keeps none
-        of these inputs apart, and draws other copies.
+        of these inputs apart, and copies other copies.
         """
         seen = self.older.inputs if self.older is not None else frozenset[str]()
         mine = {short_digest(sample) for sample in self.samples}
@@ -236,7 +235,7 @@ class Problem:
 
     @cached_property
     def key(self) -> str:
-        """The content that every answer of the journal depends on, the inputs apart."""
+        """The content that every answer of the cache depends on, the inputs apart."""
         requirements = self.requirements
         metrics = [metric.digest for metric in self.metrics]
         metrics += sorted(requirements.collective)
@@ -312,7 +311,9 @@ def load(settings: Settings, observer: Observer, *, searches: bool = True) -> Pr
         requirements = replace(requirements, limits=dict.fromkeys(stored, limit))
     findings += odd_outputs(graph, requirements, [layer.name for layer in layers])
     if requirements.of_sets and settings.asked_of_given < 1.0:
-        findings += (Finding("holds-on", "", _ALL_TOGETHER.format(settings.asked_of_given)),)
+        findings += (
+            Finding("allow-misses", "", _ALL_TOGETHER.format(settings.allow_misses or 0.0)),
+        )
     findings += (told,) if told is not None else ()
     for finding in findings:
         observer.finding(finding.message)
@@ -348,9 +349,9 @@ def _layers(graph: Graph, settings: Settings, name: str) -> tuple[Layer, ...]:
         others = sorted({f"{n.domain}.{n.op_type}" for n in graph.proto.graph.node if n.domain})
         why = "integer, quantised or already reduced models have no FP32 layers"
         if others:
-            why = f"{others[0]} and other operators that are not ONNX's own are never lowered"
+            why = f"{others[0]} and other operators that are not ONNX's own are never reduced"
         if doubles(graph):
-            why = "what computes in double precision is never lowered: cast to float in the model"
+            why = "what computes in double precision is never reduced: cast to float in the model"
         raise BadInputError(
             f"{name}: no layer can run in {settings.precision.value}: there is nothing to search "
             f"({why})"

@@ -1,4 +1,4 @@
-"""The files that the user's metrics read are part of what their answers depend on: the journal
+"""The files that the user's metrics read are part of what their answers depend on: the cache
 knows which they were, and answers under another key once one has changed.
 """
 
@@ -30,7 +30,7 @@ _OWNER = "owner"
 
 @contextmanager
 def claimed_folder(problem: Problem, folder: Path) -> Iterator[Cache]:
-    """The journal in ``folder``, which nobody else uses until the block ends.
+    """The cache in ``folder``, which nobody else uses until the block ends.
 
     Args:
         problem: the model, the inputs and the settings.
@@ -38,7 +38,7 @@ def claimed_folder(problem: Problem, folder: Path) -> Iterator[Cache]:
 
     Raises:
         BadInputError: the folder cannot be written, is in use, holds files that are not a run's or
-            that the run reads, or holds no usable journal.
+            that the run reads, or holds no usable cache.
         MachineError: the disk is full.
     """
     with held_folder(folder):
@@ -112,7 +112,7 @@ def held_folder(folder: Path) -> Iterator[None]:
     """``folder``, made if it is not there; nobody else runs in it inside the block. The system lets
     go of it with the process.
 
-    The folder itself is locked: SQLite has locks of its own on the journal.
+    The folder itself is locked: SQLite has locks of its own on the cache.
 
     Raises:
         BadInputError: the folder cannot be written, or is in use.
@@ -161,7 +161,7 @@ def _check_files(folder: Path, problem: Problem) -> None:
                     )
         if not (folder / CACHE).is_file():
             raise BadInputError(
-                f"--out {folder}: holds {name} and no journal of bisect-trt, so it may not be a "
+                f"--out {folder}: holds {name} and no cache of bisect-trt, so it may not be a "
                 "run's; choose another folder, or move the file away"
             )
 
@@ -194,7 +194,7 @@ class MetricReads:
 
 
 def _current(key: str, cache: Cache) -> tuple[str, dict[str, str]]:
-    """The key that the journal answers under for the files as they are now, and those files."""
+    """The key that the cache answers under for the files as they are now, and those files."""
     while True:
         found = cache.recall(_place(key))
         if found is None:

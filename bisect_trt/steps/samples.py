@@ -76,7 +76,7 @@ def usable(
                         f"{what}: no more were made, for of {refused} in a row each was a copy of "
                         "a given input, or the model cannot be run on it or gives nothing finite"
                     )
-                    context.note(Finding("draws", "", message))
+                    context.note(Finding("copies", "", message))
                 return
         if not looked_at:
             return
@@ -107,7 +107,7 @@ def check_runs(context: Context, samples: Sequence[Sample]) -> None:
 def _looked_at(
     context: Context, samples: Iterator[Sample], but: frozenset[str]
 ) -> Iterator[tuple[Sample, str, bool, bool]]:
-    """Each with its key in the journal, whether that need not be told, and whether it is fit."""
+    """Each with its key in the cache, whether that need not be told, and whether it is fit."""
 
     def told(sample: Sample) -> tuple[Sample, str, bool | None]:
         key = context.evaluator.key("usable", sample.digest, *context.undefined)
@@ -151,11 +151,11 @@ Item = TypeVar("Item")
 _SETS_IN_A_ROW = 20
 
 SEARCH_STREAM = 0
-"""The draws that are searched with; tests use the streams from 1 on, which no search has seen."""
+"""The copies that are searched with; tests use the streams from 1 on, which no search has seen."""
 
 
 def seed_of(problem: Problem, *numbers: int) -> list[int]:
-    """Of a run's chance for one purpose. A search that begins at an older plan draws other copies
+    """Of a run's chance for one purpose. A search that begins at an older plan copies other copies
     than that plan's: those chose its pins, and would test nothing.
     """
     return [*problem.chance, *numbers]
@@ -167,7 +167,7 @@ def some_of_given(problem: Problem, most: int, stream: int) -> list[Sample]:
     Args:
         problem: the given inputs.
         most: how many at most.
-        stream: which draws they are for.
+        stream: which copies they are for.
     """
     samples = problem.samples
     if len(samples) <= most:
@@ -178,13 +178,13 @@ def some_of_given(problem: Problem, most: int, stream: int) -> list[Sample]:
 
 def in_turn(problem: Problem, items: Sequence[Item], stream: int) -> Iterator[tuple[int, Item]]:
     """Numbers from 0 on with one of ``items`` each, of which all have their turn before one has
-    its next. A test may end after any number of draws, and bounds the share of all of them: what
+    its next. A test may end after any number of copies, and bounds the share of all of them: what
     comes first has to be drawn by lot, for inputs that are sorted would be judged by the first.
 
     Args:
         problem: whose chance it is; of sets the order stays.
         items: what to draw from.
-        stream: which draws they are for.
+        stream: which copies they are for.
     """
     for turn in range(2**31 if items else 0):
         order = np.arange(len(items))
@@ -202,7 +202,7 @@ def unlike_given(
     Args:
         problem: the given inputs; a set is one of each, and none is left out of it.
         context: where references come from.
-        made: the draws.
+        made: the copies.
         count: how many.
         what: they are, for the note that there are no more of them.
     """
@@ -221,7 +221,7 @@ def _whole_sets(context: Context, made: Iterator[Sample], size: int, what: str) 
         yield from fit if not refused else ()
         if refused > _SETS_IN_A_ROW:
             message = f"{what}: no more sets were made, for {refused} in a row could not be run"
-            context.note(Finding("draws", "", message))
+            context.note(Finding("copies", "", message))
             return
 
 
@@ -234,7 +234,7 @@ def perturbs(
     Args:
         problem: the given samples.
         context: where references come from.
-        stream: which draws; no two streams share one.
+        stream: which copies; no two streams share one.
         count: how many.
         emulated: whether only emulators will run them: an engine holds its tables as constants, and
             takes no copy of which what it looks up was moved.
@@ -253,7 +253,7 @@ def perturbs(
         made = _perturbed(problem, sources, stream, partial(_perturb_lookups, problem.lookups))
     else:
         return iter(())
-    return unlike_given(problem, context, made, count if sources else 0, "redrawn copies")
+    return unlike_given(problem, context, made, count if sources else 0, "perturbed copies")
 
 
 def _sources(problem: Problem, given: list[Sample], movable: list[Sample]) -> list[Sample]:
@@ -280,7 +280,7 @@ def _perturbed(
     perturb: Callable[[Sample, list[int]], Arrays],
 ) -> Iterator[Sample]:
     for number, source in in_turn(problem, sources, stream):
-        name = f"{source.name}, redrawn {stream}.{number}"
+        name = f"{source.name}, perturbed {stream}.{number}"
         made = partial(perturb, source, seed_of(problem, stream, number, 1))
         yield Sample(name, LazyArrays(made), True)
 
@@ -306,13 +306,13 @@ _REPEATS = 50
 
 
 def augmented(problem: Problem, context: Context, stream: int, count: int) -> Iterator[Sample]:
-    """``count`` variants of the given samples; none where there are inputs enough, or no kind fits.
-    However few of them are looked at, they are of any sample and any kind.
+    """``count`` augmented inputs of the given samples; none where there are inputs enough, or no
+    kind fits. However few of them are looked at, they are of any sample and any kind.
 
     Args:
         problem: the given samples.
         context: where references come from.
-        stream: which draws; no two streams share one.
+        stream: which copies; no two streams share one.
         count: how many.
 
     Raises:
@@ -324,15 +324,17 @@ def augmented(problem: Problem, context: Context, stream: int, count: int) -> It
     few = some_of_given(problem, count, stream)
     kinds = {s.digest: _kinds(problem, s) for s in few}
     sources = [s for s in few if kinds[s.digest]]
-    if sources and problem.requirements.of_sets:  # what has no variant is itself in a set of each
+    if (
+        sources and problem.requirements.of_sets
+    ):  # what has no augmented input is itself in a set of each
         sources, kinds = few, {digest: fitting or (_ITSELF,) for digest, fitting in kinds.items()}
     refused = stream == SEARCH_STREAM and problem.settings.augmented != "auto"
     if not sources:
         if problem.settings.augmented != "auto":
-            message = f"--variants {problem.settings.augmented}: changes none of these inputs"
+            message = f"--augmented {problem.settings.augmented}: changes none of these inputs"
             if refused and len(few) == len(problem.samples):
                 raise BadInputError(f"{message}; name others, or none")
-            context.note(Finding("augmented", "", f"{message}, so no variants were tested"))
+            context.note(Finding("augmented", "", f"{message}, so no augmented inputs were tested"))
         return iter(())
     made = _augmented(problem, context, sources, kinds, stream)
     if stream != SEARCH_STREAM and not problem.requirements.of_sets:
@@ -377,15 +379,16 @@ def _some_at_least(problem: Problem, found: Iterator[Sample]) -> Iterator[Sample
         yield from found
         return
     raise BadInputError(
-        f"--variants {problem.settings.augmented}: the first that were made were copies of a given "
+        f"--augmented {problem.settings.augmented}: the first that were made were copies of a "
+        "given "
         "input, or such that the model cannot be run on them or gives nothing finite; name others, "
         "or none"
     )
 
 
 def wants_augmented(problem: Problem) -> bool:
-    """Whether variants are tested: asked for by name, or left to the number of inputs. Where no
-    copy can be redrawn nothing else would be tested.
+    """Whether augmented inputs are tested: asked for by name, or left to the number of inputs.
+    Where no copy can be perturbed nothing else would be tested.
     """
     asked = problem.settings.augmented
     if asked == "auto":
@@ -411,7 +414,8 @@ def _augmented(
 ) -> Iterator[Sample]:
     shuffled, discrete = not problem.requirements.of_sets, problem.graph.discrete
     most = max(len(fitting) for fitting in kinds.values())
-    # A set is one variant of each source, all of one kind where it fits: the kinds go by lot.
+    # A set is one augmented input of each source, all of one kind where it fits: the kinds go by
+    # lot.
     order = np.random.default_rng(seed_of(problem, stream, 5)).permutation(most).tolist()
     pairs = [
         (source, kinds[source.digest][number % len(kinds[source.digest])])
@@ -436,12 +440,14 @@ def _augmented(
             # Hours may have been searched: what a rare draw does not get costs that draw.
             context.time.check()
             if not failed:
-                context.note(Finding("augmented", "", f"{error}; such variants are left out"))
+                context.note(
+                    Finding("augmented", "", f"{error}; such augmented inputs are left out")
+                )
             if (failed := failed + 1) > _REPEATS:
                 return
             continue
         failed = 0
-        told = replace(sample, name=f"--variants {kind}: {source.name}")
+        told = replace(sample, name=f"--augmented {kind}: {source.name}")
         if stream == SEARCH_STREAM:
             checked(told, specs, problem.settings.infinite)
         if stream == SEARCH_STREAM and kind not in seen:
@@ -451,15 +457,16 @@ def _augmented(
 
 
 def _refuse_unseeded(kind: str, sample: Sample, made: Callable[[], Arrays]) -> None:
-    """A repeated command would test other variants, and an interrupted one begin again.
+    """A repeated command would test other augmented inputs, and an interrupted one begin again.
 
     Raises:
         BadInputError: the user's function gave something else for the same generator.
     """
     if Sample(sample.name, made(), True).digest != sample.digest:
         raise BadInputError(
-            f"--variants {kind}: not deterministic: from the same inputs and generator it gave two "
-            "variants; let it take all its chance from the generator that it is given"
+            f"--augmented {kind}: not deterministic: from the same inputs and generator it "
+            "gave two "
+            "augmented inputs; let it take all its chance from the generator that it is given"
         )
 
 

@@ -62,13 +62,16 @@ def compiled(flag: str, text: str) -> re.Pattern[str]:
 def held_layers(
     settings: Settings, layers: Sequence[Layer]
 ) -> tuple[frozenset[str], frozenset[str]]:
-    """The layers that ``--pin`` and ``--lower`` name.
+    """The layers that ``--keep-fp32`` and ``--keep-reduced`` name.
 
     Raises:
         BadInputError: no expression, one that names no layer, or a layer named by both.
     """
     found: list[frozenset[str]] = []
-    for flag, texts in (("--pin", settings.pin), ("--lower", settings.lower)):
+    for flag, texts in (
+        ("--keep-fp32", settings.keep_fp32),
+        ("--keep-reduced", settings.keep_reduced),
+    ):
         named: set[str] = set()
         for text in texts:
             expression = compiled(flag, text)
@@ -81,7 +84,7 @@ def held_layers(
         found.append(frozenset(named))
     both = sorted(found[0] & found[1])
     if both:
-        raise BadInputError(f"--pin and --lower: both name layer {both[0]!r}")
+        raise BadInputError(f"--keep-fp32 and --keep-reduced: both name layer {both[0]!r}")
     return found[0], found[1]
 
 
@@ -94,7 +97,7 @@ class SavedPlan:
     given and of unseen inputs it has to meet them (None where an older version did not say), the
     layers that a rewrite made before, and whether it was ``fitted`` to its inputs. ``inputs`` are
     the digests of those that it was searched with, and that the plans were which its search began
-    at; ``chance`` is what the draws of that search began with; ``scales`` are those of the outputs
+    at; ``chance`` is what the copies of that search began with; ``scales`` are those of the outputs
     that the default requirement is judged by, ``outputs`` the tensors that were judged in place of
     the model's. All four are blank of an older version.
     """
@@ -150,7 +153,7 @@ def read_plan(path: Path) -> SavedPlan:
     requirements, metrics, rewritten, outputs = (
         _list_of_text(path, k, more.get(k)) for k in _LISTS
     )
-    held, robust = (_share(path, key, more.get(key)) for key in ("given_share", "robust"))
+    held, robust = (_share(path, key, more.get(key)) for key in ("holds_on", "robust"))
     share = 1.0 if held is None else held
     fitted, searched = more.get("fitted") is True, more.get("searched", {})
     told = searched if isinstance(searched, dict) else {"chance": None}

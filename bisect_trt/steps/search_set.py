@@ -15,7 +15,7 @@ from bisect_trt.evaluate.result import Evaluation, SampleResult, SearchSetResult
 from bisect_trt.steps.context import Context
 from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.samples import SEARCH_STREAM, augmented, perturbs
-from bisect_trt.steps.tests import make_copies_ahead, set_size, spared
+from bisect_trt.steps.validation_inputs import make_copies_ahead, set_size, spared
 
 _FINDING = Finding(
     "fp32-misses",
@@ -93,7 +93,7 @@ def told_by_pins(
         context: where it is noted.
         judges: who are asked; what one of them misses the next is not asked.
         every: the plan with all layers pinned; None leaves all.
-        samples: some draws.
+        samples: some copies.
     """
     left = list(samples)
     if every is None:
@@ -116,8 +116,8 @@ SEARCH_COPIES = 20
 _SEARCH_SET_SETS = 3
 
 SEARCH_SET_S, _FEWEST = 32.0, 4
-"""Of a slow model the panel has as many copies of each kind as are made and run once in so
-many seconds as a rule, and a few at least: what it lets through is for fresh draws to refuse."""
+"""Of a slow model the search set has as many copies of each kind as are made and run once in so
+many seconds as a rule, and a few at least: what it lets through is for new copies to refuse."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class SearchSamples:
 
 
 def search_copies(problem: Problem, usual_seconds: float) -> int:
-    """How many copies of a kind the panel begins with.
+    """How many copies of a kind the search set begins with.
 
     Args:
         problem: says how many make a set.
@@ -152,7 +152,7 @@ def search_copies(problem: Problem, usual_seconds: float) -> int:
 
 
 def search_samples(problem: Problem, context: Context, first: int | None = None) -> SearchSamples:
-    """The given inputs, redrawn copies, and variants where inputs are few.
+    """The given inputs, perturbed copies, and augmented inputs where inputs are few.
 
     Args:
         problem: gives the inputs.
@@ -271,7 +271,7 @@ class SearchSet:
         self._hold()
 
     def _hold(self) -> None:
-        """Whoever ends the search, or watches it, asks the bench."""
+        """Whoever ends the search, or watches it, asks the context."""
         best = self._context.in_hand = self.smallest
         self._context.observer.best(len(self._problem.names) if best is None else len(best))
 
@@ -297,7 +297,7 @@ class SearchSet:
         return [(sample, found.score) for sample, found in zip(samples, results, strict=True)]
 
     def set_aside(self) -> bool:
-        """Leave out the draws that FP32 as a whole misses too: they say nothing of pins. Whether
+        """Leave out the copies that FP32 as a whole misses too: they say nothing of pins. Whether
         there were any.
         """
         judges = [judge for judge in (self._evaluator, self._second) if judge is not None]

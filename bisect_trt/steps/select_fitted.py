@@ -35,13 +35,14 @@ Ask = Callable[[Sequence[frozenset[str]]], list[Evaluation]]
 
 @dataclass(frozen=True)
 class Bisection:
-    """``pinned`` passes on both runners; ``proof`` maps each pin to the probe of the same set
+    """``pinned`` passes on both runners; ``proof`` maps each pin to the evaluation of the same set
     without it, which does not.
 
     ``limit`` is the share of the tolerance that it was searched within; ``complete`` is false if a
     pin could not be proved; ``violations`` counts pins that the search took for needed and the
-    verification did not, which a monotone model cannot give. ``validation`` is the test that a robust
-    search ended with, ``ranked`` true if the set is a prefix of the ranking, cut and not shrunk.
+    verification did not, which a monotone model cannot give. ``validation`` is the test that a
+    validated search ended with, ``ranked`` true if the set is a prefix of the ranking, cut and not
+    shrunk.
     """
 
     pinned: frozenset[str]
@@ -66,10 +67,10 @@ def bisect(
     Args:
         problem: the layers, the inputs and the requirements.
         context: what emulates.
-        emulated: the baselines; all layers lowered are known to fail.
-        triage: the base plan, the measured effects, and what a robust search is made with.
+        emulated: the baselines; all layers reduced are known to fail.
+        triage: the base plan, the measured effects, and what a validated search is made with.
         limit: the share of the tolerance to keep to.
-        fewest: a robust search gives no set of fewer pins: an engine refused one.
+        fewest: a validated search gives no set of fewer pins: an engine refused one.
     """
     if not triage.pinned.under(limit).verdict.passed:
         return None
@@ -106,7 +107,7 @@ def _robust(
     if found is None:
         return None
     for judge in (context.evaluator, context.second):  # the tables show it on the given inputs
-        judge.probe(triage.base.with_pins(found.pinned))
+        judge.evaluate(triage.base.with_pins(found.pinned))
     complete = set(found.proof) == set(found.pinned)
     proof = _told_on_given(problem, context, triage.base, found)
     return Bisection(
@@ -126,7 +127,7 @@ def _told_on_given(
     proof = dict(found.proof)
     with suppress(BudgetSpentError):
         for name in weak:
-            given = context.evaluator.probe(base.with_pins(found.pinned - {name})).under(
+            given = context.evaluator.evaluate(base.with_pins(found.pinned - {name})).under(
                 found.limit
             )
             if given.score > proof[name].score:

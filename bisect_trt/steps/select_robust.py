@@ -22,18 +22,19 @@ from bisect_trt.steps.open_runners import begin
 from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.search_set import Refusal, SearchSet, all_in_fp32
 from bisect_trt.steps.sensitivity import TIME_BUDGET_S, SensitivityRows
-from bisect_trt.steps.tests import next_test, set_size, wanted_of_unseen
 from bisect_trt.steps.validation import put_to_test, refused_by
+from bisect_trt.steps.validation_inputs import next_test, set_size, wanted_of_unseen
 
 
 @dataclass(frozen=True)
 class RobustSet:
-    """``pinned`` with the tests that it passed. ``proof`` maps pins to a probe of the set without
-    them that fails on some sample; ``limit`` is the share of the tolerance that it was held to.
+    """``pinned`` with the tests that it passed. ``proof`` maps pins to an evaluation of the set
+    without them that fails on some sample; ``limit`` is the share of the tolerance that it was held
+    to.
 
     ``prefix`` is the length of the ranking's prefix that it comes from; ``ranked`` is true if not
     every pin is proved: the set was cut from the ranking.
-    ``validation`` is None where fresh draws refused every set.
+    ``validation`` is None where new copies refused every set.
     """
 
     pinned: frozenset[str]
@@ -45,16 +46,16 @@ class RobustSet:
 
 
 MARGIN, SHRINK_MARGIN = 0.95, 0.8
-"""Parts of their room that a prefix, and a set that was chosen freely, must keep to on the panel,
-by trial on two text models: the freer the choice, the more of it is luck."""
+"""Parts of their room that a prefix, and a set that was chosen freely, must keep to on the search
+set, by trial on two text models: the freer the choice, the more of it is luck."""
 
 
 def margin(problem: Problem, context: Context) -> float:
     """The part of its room that a prefix is held to: all of it, which is no margin, where a point
-    of the frontier is picked, or the given inputs are so many that they bound the share asked for
-    by themselves. Prefixes are nested, so that little is left to luck then: a detector with 200
-    pages has 96 pins so and 133 with a margin, on 99 and 100 % of unseen pages. For an engine,
-    which errs a little otherwise, a margin is kept: what it refuses costs a build.
+    of the trade-off curve is picked, or the given inputs are so many that they bound the share
+    asked for by themselves. Prefixes are nested, so that little is left to luck then: a detector
+    with 200 pages has 96 pins so and 133 with a margin, on 99 and 100 % of unseen pages. For an
+    engine, which errs a little otherwise, a margin is kept: what it refuses costs a build.
 
     Args:
         problem: gives the inputs, and says how many must hold.
@@ -71,13 +72,13 @@ _GLANCE = 4
 """Samples of each kind by which a prefix is told to be too short, or passed for now."""
 
 SHRINK_EVALUATIONS = 32
-"""Shrinking takes so many probes, and then one a pin to prove it: a count, and not the clock, so
-that the same command gives the same answer. What they cannot bring to an end is not given, and a
-prefix of so many pins that they could not is not shrunk: of two such sets that fresh draws passed,
+"""Shrinking takes so many evaluations, and then one a pin to prove it: a count, and not the clock,
+so that the same command gives the same answer. What they cannot bring to an end is not given, and a
+prefix of so many pins that they could not is not shrunk: of two such sets that new copies passed,
 one of 295 pins shrunk to 248 and one of 50 to 32, neither held on 95 % of unseen inputs."""
 
 MOST_SHRUNK = SHRINK_EVALUATIONS - 2
-"""Two of the probes are of all pins and of none."""
+"""Two of the evaluations are of all pins and of none."""
 
 
 def shortest_passing(
@@ -88,12 +89,12 @@ def shortest_passing(
     strength: Sequence[float],
     guess: int = 0,
 ) -> int | None:
-    """How many of the ranking, ``shortest`` at least, pass the panel with the room's margin by both
-    emulators; all of it where only that passes, and without one, since what all pins leave is no
-    rounding of a layer's.
+    """How many of the ranking, ``shortest`` at least, pass the search set with the room's margin by
+    both emulators; all of it where only that passes, and without one, since what all pins leave is
+    no rounding of a layer's.
 
     Most prefixes are told by the samples that did worst; what they pass all others must pass too.
-    The second emulator, which opens a session for each plan, is asked about what is left. Draws
+    The second emulator, which opens a session for each plan, is asked about what is left. Copies
     that all pins miss are set aside where they stand in the way.
 
     Args:
@@ -149,15 +150,15 @@ def shortest_passing(
 def shrunk(
     search_set: SearchSet, ranked: Sequence[str], within: float, workers: int
 ) -> Mapping[str, Evaluation] | None:
-    """A part of ``ranked`` of which no single pin can be left out on the panel ``within`` that
-    share of the tolerance, each with the probe that shows it; None where ``ranked`` does not keep
-    to it itself, or nothing was proved in so many probes.
+    """A part of ``ranked`` of which no single pin can be left out on the search set ``within`` that
+    share of the tolerance, each with the evaluation that shows it; None where ``ranked`` does not
+    keep to it itself, or nothing was proved in so many evaluations.
 
     Args:
         search_set: asks about sets.
         ranked: the layers, most harmful first.
         within: the share.
-        workers: probes at a time.
+        workers: evaluations at a time.
     """
     if not ranked:
         return {}
@@ -227,8 +228,8 @@ def smaller(
     refused: int,
     rounds: int,
 ) -> RobustSet:
-    """``found``, or a shorter prefix that passes a test too: a point of the frontier is picked for
-    being small, and what follows a set that was refused is up to twice as large.
+    """``found``, or a shorter prefix that passes a test too: a point of the trade-off curve is
+    picked for being small, and what follows a set that was refused is up to twice as large.
 
     Args:
         problem: says what is picked.
@@ -267,7 +268,7 @@ _LOOKS, _LOOKED_AT = 4, 4
 """Each at some of the inputs that half of the prefix misses."""
 
 _RARE, _FAR, _WORST = 0.25, 4.0, 2
-"""Where half of a prefix misses more of a panel's samples, or by fewer tolerances, it is long
+"""Where half of a prefix misses more of a search set's samples, or by fewer tolerances, it is long
 because the error is spread; where it does not, what misses the worst of them alone is looked for.
 """
 
@@ -327,8 +328,8 @@ def after_refusal(
     refused: Sequence[Refusal],
     ranking: Sequence[str],
 ) -> list[str]:
-    """``ranking`` with those layers first that miss the requirement alone on what fresh draws
-    refused, where that is few draws by far; else as it is.
+    """``ranking`` with those layers first that miss the requirement alone on what new copies
+    refused, where that is few copies by far; else as it is.
 
     Args:
         problem: says whether inputs may be missed.
@@ -425,7 +426,7 @@ def search_robustly(
         base: the plan without pins.
         ranking: the layers, most harmful first.
         strength: the mean square of what each does to the outputs, where it was measured.
-        unseen: what to search with, and what is known of everything lowered.
+        unseen: what to search with, and what is known of everything reduced.
         room: the share of the tolerance that the emulators are held to, and what all pins use.
         fewest: a set of fewer pins is not given: an engine refused one.
     """
@@ -478,7 +479,7 @@ def _in_rounds(
                 continue
             plan = base.with_pins(candidate.pinned)
             pins = counted(len(candidate.pinned), "pin")
-            context.tell(f"{pins}, fresh draws")
+            context.tell(f"{pins}, new copies")
             against, validation = final_validation(problem, context, plan, room.limit)
             if against is None and problem.settings.pick is not None and best is not None:
                 found, rounds = replace(candidate, validation=validation), MAX_ROUNDS - tried - 1
@@ -487,7 +488,7 @@ def _in_rounds(
                 )
             if against is None:
                 return replace(candidate, validation=validation)
-            context.tell(f"{pins} refused by fresh draws ({against.kind}): the search goes on")
+            context.tell(f"{pins} refused by new copies ({against.kind}): the search goes on")
             refused.append(against)
         for refusal in refused:
             search_set.add(refusal)
@@ -499,7 +500,7 @@ def _in_rounds(
             ranking, left = again, [strength.get(name, 0.0) for name in again]
             search_set.forget(below=length + 1)
             continue
-        # A panel that has learnt may still know too little.
+        # A search set that has learnt may still know too little.
         shortest = longer(left, length, room.kept / refused[-1].score, 2**tried)
         search_set.forget(below=shortest)
     return best
@@ -513,8 +514,8 @@ def _candidates(
     room: Headroom,
 ) -> Iterator[RobustSet]:
     """What is worth a test: a smaller set of which every pin is proved, then the prefix ``ranked``
-    itself; the prefix alone where it is too long for that, or where a point of the frontier was
-    asked for.
+    itself; the prefix alone where it is too long for that, or where a point of the trade-off curve
+    was asked for.
     """
     if problem.settings.pick is None and len(ranked) <= MOST_SHRUNK:
         proof = shrunk(search_set, ranked, room.within(SHRINK_MARGIN), context.evaluator.workers)

@@ -1,8 +1,8 @@
-"""What each layer does to the outputs when it alone is lowered: measured, layer by layer, from one
+"""What each layer does to the outputs when it alone is reduced: measured, layer by layer, from one
 exact history.
 
 A layer that breaks the requirement alone must be pinned in every passing plan of a monotone model.
-The signed effects of the others let the search predict sets. Rows are journalled every half second,
+The signed effects of the others let the search predict sets. Rows are cached every half second,
 so an interrupted pass goes on where it stopped.
 """
 
@@ -39,7 +39,7 @@ class SensitivityRows:
 
     Args:
         problem: the model and the requirements.
-        context: runs each layer lowered alone.
+        context: runs each layer reduced alone.
         samples: those to measure on.
         reduced: the plan whose errors say which elements are looked at.
     """
@@ -144,7 +144,7 @@ def _sensitivities(
     layers: Sequence[str],
     reduced: PrecisionPlan,
 ) -> Iterator[tuple[str, float, NDArray[np.float32]]]:
-    """(layer, score, signed errors) for each of ``layers`` lowered alone on ``sample``."""
+    """(layer, score, signed errors) for each of ``layers`` reduced alone on ``sample``."""
     if not layers:
         return
     runner = context.emulator_pool or context.emulator
@@ -176,10 +176,10 @@ gives.)"""
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """``sensitivities``: each layer's signed errors in tolerances; ``scores``: its score when it alone is
-    lowered, where one input has a score.
+    """``sensitivities``: each layer's signed errors in tolerances; ``scores``: its score when it
+    alone is reduced, where one input has a score.
 
-    ``base`` is the error vector with everything lowered, ``order`` the norm to rank predictions by,
+    ``base`` is the error vector with everything reduced, ``order`` the norm to rank predictions by,
     ``strength`` the mean square of each layer's effect on the most disturbed elements, ``runs`` how
     many rows were computed rather than recalled, ``samples`` what they are of.
     """
@@ -223,14 +223,14 @@ def measure_sensitivity(
     evaluation_seconds: float,
 ) -> Sensitivity:
     """One row for each layer over ``samples``, or where that takes too long for the most suspicious
-    layers; recalled from the journal where it is there.
+    layers; recalled from the cache where it is there.
 
     Args:
         problem: the model, its layers and the requirements.
-        context: runs each layer lowered alone.
+        context: runs each layer reduced alone.
         suspicion: by layer, the larger the sooner.
         samples: those to measure on.
-        reduced: the plan whose errors say which elements are looked at: everything lowered, or all
+        reduced: the plan whose errors say which elements are looked at: everything reduced, or all
             but the layers that overflow, whose errors would hide where the others' are.
         budget_s: the most seconds for all of them.
         evaluation_seconds: about what one inference takes.
@@ -321,8 +321,8 @@ def _strength(
 
 
 def _mean_square(sensitivity: NDArray[np.float32], base: NDArray[np.float32]) -> float:
-    """Of ``sensitivity`` at the elements that everything lowered disturbs most; infinite where it is not
-    finite, and at all elements where ``base`` is not.
+    """Of ``sensitivity`` at the elements that everything reduced disturbs most; infinite where it
+    is not finite, and at all elements where ``base`` is not.
     """
     size = np.abs(base)
     if np.isfinite(size).all() and size.size > _DISTURBED:

@@ -22,11 +22,11 @@ from bisect_trt.steps.baselines import MOST_TRACED, Baselines
 from bisect_trt.steps.context import Context
 from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.samples import augmented, perturbs
-from bisect_trt.steps.tests import TRADEOFF, TRADEOFF_COPIES, set_size
+from bisect_trt.steps.validation_inputs import TRADEOFF, TRADEOFF_COPIES, set_size
 
 
 def relative_bytes(problem: Problem, table: pd.DataFrame, plan: PrecisionPlan) -> float:
-    """The bytes that all layers read and write under ``plan``, in those of everything lowered: 1
+    """The bytes that all layers read and write under ``plan``, in those of everything reduced: 1
     without pins, 2 with all of them. NaN where the precision changes no storage, or a layer's size
     is not known.
 
@@ -217,7 +217,7 @@ def measure_tradeoff(
 ) -> Tradeoff:
     """For each number of pins the share of each kind of input that meets the requirement, its
     bound, and the scores; judged by the first emulator. The answer's row says what its test did,
-    on the draws of that: others would be a second test, of which nobody is told.
+    on the copies of that: others would be a second test, of which nobody is told.
 
     Args:
         problem: the inputs.
@@ -284,8 +284,8 @@ def _lengths(every: int, answer: int) -> list[int]:
 
 
 def tradeoff_size(layers: int, usual_seconds: float) -> tuple[int, int]:
-    """About how many rows the frontier of so many layers has, and on how many samples each is
-    judged where one input was given.
+    """About how many rows the trade-off curve of so many layers has, and on how many samples each
+    is judged where one input was given.
 
     Args:
         layers: that are searched.
@@ -296,7 +296,7 @@ def tradeoff_size(layers: int, usual_seconds: float) -> tuple[int, int]:
 
 
 def _copies(rows: int, usual_seconds: float) -> tuple[int, int]:
-    """How many redrawn copies and variants each of ``rows`` rows is judged on."""
+    """How many perturbed copies and augmented inputs each of ``rows`` rows is judged on."""
     wanted = (_PERTURBED + _AUGMENTED) * rows * usual_seconds / TIME_BUDGET_S
     fewer = max(1.0, wanted)
     return max(TRADEOFF_COPIES, int(_PERTURBED / fewer)), max(
@@ -305,7 +305,7 @@ def _copies(rows: int, usual_seconds: float) -> tuple[int, int]:
 
 
 def _some_given(problem: Problem, context: Context, answer: PrecisionPlan) -> list[Sample]:
-    """A few of the given inputs, those that everything lowered misses by most, and some of those
+    """A few of the given inputs, those that everything reduced misses by most, and some of those
     that are known to miss under ``answer``: a row that left these out would promise more.
     """
 
@@ -346,7 +346,7 @@ def _as_tested(
     stream: int,
     count: int,
 ) -> dict[InputKind, Sequence[Sample]]:
-    """As many draws as ``kinds`` has, of those that a test asked about."""
+    """As many copies as ``kinds`` has, of those that a test asked about."""
     perturbed, varied = (len(kinds[kind]) for kind in (InputKind.PERTURBED, InputKind.AUGMENTED))
     copies = perturbs(problem, context, stream, count, emulated=True)
     return {

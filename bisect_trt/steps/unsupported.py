@@ -21,9 +21,9 @@ _UNSUPPORTED_SHOWN = 4
 def keeping_unsupported(
     problem: Problem, context: Context, engine: EngineBaselines
 ) -> Problem | None:
-    """``problem`` with the layers held in FP32 for whose sake the engine of everything lowered could
-    not be had; None where it could, or nobody named them. Which layers do harm is another matter,
-    that nothing tells before they are out of the way.
+    """``problem`` with the layers held in FP32 for whose sake the engine of everything reduced
+    could not be had; None where it could, or nobody named them. Which layers do harm is another
+    matter, that nothing tells before they are out of the way.
 
     Args:
         problem: what is asked.
@@ -31,7 +31,7 @@ def keeping_unsupported(
         engine: what the engine's baselines showed.
 
     Raises:
-        BadInputError: such a layer was asked to be lowered.
+        BadInputError: such a layer was asked to be reduced.
     """
     if engine.base.worst or engine.diagnosis is not None:
         return None
@@ -40,7 +40,7 @@ def keeping_unsupported(
     precision = problem.settings.precision.value.upper()
     if asked_for:
         raise BadInputError(
-            f"--lower: the engine does not take {min(asked_for)!r} in {precision} "
+            f"--keep-reduced: the engine does not take {min(asked_for)!r} in {precision} "
             f"({engine.base.note}); leave it out"
         )
     if not unsupported:
@@ -60,15 +60,15 @@ _MOST = 16
 """Builds, where nobody says: of twenty operators one is found by five or six, and its layer among
 thirty by as many."""
 _BASELINES = 2
-"""Probes of a search that cost no build: of no pins and of all, whose engines are known."""
+"""Evaluations of a search that cost no build: of no pins and of all, whose engines are known."""
 
 
 def unsupported_by_trial(
     problem: Problem, context: Context, engine: EngineBaselines | None
 ) -> Problem | None:
-    """``problem`` with the layers held in FP32 without which the engine of everything lowered is had:
-    operators first, then layers of theirs. None where it was had, nothing but everything does, or
-    the builds were spent before.
+    """``problem`` with the layers held in FP32 without which the engine of everything reduced is
+    had: operators first, then layers of theirs. None where it was had, nothing but everything does,
+    or the builds were spent before.
 
     Args:
         problem: what is asked.
@@ -167,7 +167,7 @@ class _Trial:
             self.context.tell(f"an engine with {counted(len(layers), 'layer')} in FP32")
             self.builds += 1
             assert self.context.engine is not None
-            result = self.context.engine.probe(self.problem.base.with_pins(layers))
+            result = self.context.engine.evaluate(self.problem.base.with_pins(layers))
             return Verdict.PASS if result.worst else Verdict.BUILD_FAILED
 
         return had

@@ -23,7 +23,7 @@ from bisect_trt.model.outputs import decided_outputs
 from bisect_trt.steps.context import Context
 from bisect_trt.steps.problem import Problem
 from bisect_trt.steps.search_set import Refusal, missed_by_every
-from bisect_trt.steps.tests import (
+from bisect_trt.steps.validation_inputs import (
     TestCopies,
     ValidationTest,
     out_of_reach,
@@ -153,7 +153,7 @@ def _add_known(
         return [result for result in found if result is not None]
 
     counted = 0
-    with suppress(BudgetSpentError):  # further draws are not made
+    with suppress(BudgetSpentError):  # further copies are not made
         for sample in chain(search_set, stream):
             told = known(sample)
             if len(told) < len(judges):
@@ -338,7 +338,7 @@ def first_refusal(
 
     Args:
         problem: the given inputs, and what is asked for.
-        context: where the draws' references are.
+        context: where the copies' references are.
         judges: who must pass each sample; the first is the one that is asked most cheaply.
         plan: with the precision that a pin really runs in, for the emulators.
         copies: of the test.
@@ -404,14 +404,14 @@ def on_perturbed(
     limit: float = math.inf,
     size: int,
 ) -> tuple[SearchSetResult, tuple[Sample, ...]]:
-    """What :func:`judge_all` finds on a kind's draws: on ``enough`` of them where none missed, else
-    on all. Where ``limit`` makes it a test, until so many did that it is refused.
+    """What :func:`judge_all` finds on a kind's copies: on ``enough`` of them where none missed,
+    else on all. Where ``limit`` makes it a test, until so many did that it is refused.
 
     Args:
         context: knows which judge builds engines.
         judges: who must pass each.
         plan: with the precision that a pin really runs in, for the emulators.
-        samples: the kind's draws, made as they are taken.
+        samples: the kind's copies, made as they are taken.
         test: how many there may be, and miss.
         limit: how many tolerances each may use, where it is a test.
         size: how many are judged together.
@@ -452,16 +452,16 @@ def put_to_test(
     limit: float,
     every: PrecisionPlan | None = None,
 ) -> tuple[Refusal | None, Validation | None]:
-    """What speaks against ``plan`` (:func:`first_refusal`), or else on what it holds. Draws that
+    """What speaks against ``plan`` (:func:`first_refusal`), or else on what it holds. Copies that
     ``every`` layer pinned misses too speak against no plan; they are counted. Where there are more
     of them than may miss, no plan passes, and a slow model's test ends sooner.
 
     Args:
         problem: the given inputs, those kept apart, and what is asked for.
-        context: where the draws' references are.
+        context: where the copies' references are.
         judges: who must pass each sample; the first is the one that is asked most cheaply.
         plan: with the precision that a pin really runs in, for the emulators.
-        test: which draws, and the confidence of their bounds.
+        test: which copies, and the confidence of their bounds.
         limit: how many tolerances each may use, so as not to be refused.
         every: the plan with all layers pinned, where that is FP32 as a whole; None where nothing is
             known of it.
@@ -496,10 +496,10 @@ def validate(
 
     Args:
         problem: the given inputs and those kept apart.
-        context: where the draws' references are.
+        context: where the copies' references are.
         judges: who must pass each sample.
         plan: with the precision that a pin really runs in, for the emulators.
-        test: which draws, and the confidence of their bounds.
+        test: which copies, and the confidence of their bounds.
     """
     _foretell(context, judges, plan, test)
     copies = TestCopies(problem, context, judges, test)

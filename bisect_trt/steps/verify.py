@@ -56,8 +56,8 @@ from bisect_trt.steps.golden import check_golden
 from bisect_trt.steps.problem import Problem, load
 from bisect_trt.steps.samples import SEARCH_STREAM, augmented
 from bisect_trt.steps.saved_plan import SavedPlan
-from bisect_trt.steps.tests import VERIFYING, WANTED, planned_test
 from bisect_trt.steps.validation import validate
+from bisect_trt.steps.validation_inputs import VERIFYING, WANTED, planned_test
 
 _NO_SHAPE = "Field 'shape' of 'type' is required"
 PARSER = "bisect_trt.runners.tensorrt.worker:ParsingWorker"
@@ -65,8 +65,8 @@ PARSER = "bisect_trt.runners.tensorrt.worker:ParsingWorker"
 
 @dataclass(frozen=True)
 class Check:
-    """One way in which the plan was looked at. ``validation`` None means that it could not be looked at
-    here, and ``detail`` why.
+    """One way in which the plan was looked at. ``validation`` None means that it could not be
+    looked at here, and ``detail`` why.
     """
 
     what: str
@@ -80,7 +80,7 @@ def check_forms(problem: Problem, plan: PrecisionPlan) -> list[Check]:
 
 
 def _typed(graph: Graph, plan: PrecisionPlan) -> Check:
-    """The typed ONNX by ONNX's own type inference: pinned layers FLOAT, lowered ones reduced."""
+    """The typed ONNX by ONNX's own type inference: pinned layers FLOAT, reduced ones reduced."""
     what = "typed ONNX"
     if not plan.base.is_storage:
         return Check(what, None, f"{plan.base.value.upper()} is no type but a switch of the engine")
@@ -206,7 +206,7 @@ GOLDEN = "golden outputs"
 class Verification:
     """``passed`` if the runner that decides meets the requirements and nothing that was looked at
     contradicts the plan. ``notes`` say what became of the inputs that were given. ``folder`` is
-    where its journal is, ``seconds`` what it took.
+    where its cache is, ``seconds`` what it took.
     """
 
     plan: PrecisionPlan
@@ -235,14 +235,14 @@ class Verification:
             "requirements": list(self.requirements),
             "checks": [vars(c) for c in self.checks],
             "validation": self._validation_json(),
-            "robust": word_of(self.validation),
+            "verdict": word_of(self.validation),
             "notes": list(self.notes),
         }
 
     def _validation_json(self) -> dict[str, Any] | None:
         if self.validation is None:
             return None
-        return {name: value for name, value in asdict(self.validation).items() if name != "draws"}
+        return {name: value for name, value in asdict(self.validation).items() if name != "copies"}
 
 
 @within_threads
@@ -281,8 +281,8 @@ def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verifica
         forms = check_forms(problem, saved.plan)
         checks = [*_golden(problem, context), *_judgements(context, saved.plan), *forms]
         others = (PrecisionPlan(Precision.FP32), problem.base)
-        probes = [context.evaluator.probe(plan) for plan in (saved.plan, *others)]
-        context.pace.took(quickest_s(probes, len(problem.samples)))
+        evaluations = [context.evaluator.evaluate(plan) for plan in (saved.plan, *others)]
+        context.pace.took(quickest_s(evaluations, len(problem.samples)))
         test = planned_test(problem, VERIFYING, context.pace.usual_seconds, last=True)
         validation = validate(problem, context, context.judges, saved.plan, test)
         validation = replace(validation, fitted=saved.fitted)
@@ -303,10 +303,10 @@ def verify(settings: Settings, saved: SavedPlan, observer: Observer) -> Verifica
 
 def _as_saved(settings: Settings, saved: SavedPlan) -> Settings:
     """The settings, with what the plan was found for in place of each that says nothing."""
-    if settings.robust is None and settings.given_share is None:
+    if settings.robust is None and settings.allow_misses is None:
         settings = replace(settings, robust=saved.robust or WANTED)
-    if settings.given_share is None:
-        settings = replace(settings, given_share=saved.given_share)
+    if settings.allow_misses is None:
+        settings = replace(settings, allow_misses=round(1.0 - saved.given_share, 12))
     if not settings.require and saved.requirements:
         metrics = settings.metrics or saved.metrics
         settings = replace(settings, require=saved.requirements, metrics=metrics)
@@ -329,9 +329,9 @@ def _judgements(context: Context, plan: PrecisionPlan) -> list[Check]:
     """
     emulators = (context.evaluator, context.second)
     if context.engine is None:
-        return [_judged(evaluator.probe(plan), counts=True) for evaluator in emulators]
-    decided = _judged(context.engine.probe(plan), counts=True)
-    return [decided, *(_judged(evaluator.probe(plan), counts=False) for evaluator in emulators)]
+        return [_judged(evaluator.evaluate(plan), counts=True) for evaluator in emulators]
+    decided = _judged(context.engine.evaluate(plan), counts=True)
+    return [decided, *(_judged(evaluator.evaluate(plan), counts=False) for evaluator in emulators)]
 
 
 def _judged(result: Evaluation, *, counts: bool) -> Check:

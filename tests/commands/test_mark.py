@@ -37,7 +37,7 @@ def test_compare_shows_what_was_asked_and_the_same_numbers(
     everything = pd.read_csv(tmp_path / "all" / "layers.csv")
     for selectors, count in ((["Pow"], 5), (["Pow", "/head/MatMul"], 6), (["LayerNorm"], 45)):
         marks = [word for s in selectors for word in ("--mark", s)]
-        ended = call("compare", *given, *marks, "--out", tmp_path / "all")  # from the journal
+        ended = call("compare", *given, *marks, "--out", tmp_path / "all")  # from the cache
         assert ended.exit_code == 0, ended.output
         table = pd.read_csv(tmp_path / "all" / "layers.csv")
         assert len(table) == count

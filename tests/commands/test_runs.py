@@ -39,7 +39,13 @@ from tests.report.synthetic import synthetic_result
 
 
 def run(fixture: Fixture, out: Path, **options: object) -> bisect_trt.Result:
-    chosen = {"require": fixture.require, "runner": "emulated", "robust": 0, "out": out, **options}
+    chosen = {
+        "require": fixture.require,
+        "runner": "emulated",
+        "robust": 0,
+        "out": out,
+        **options,
+    }
     return bisect_trt.bisect(fixture.model, fixture.inputs, **chosen)
 
 
@@ -305,7 +311,7 @@ def test_a_looser_requirement_takes_pins_from_an_older_plan(tmp_path: Path) -> N
     loose = replace(fixture, require="max_abs<=1")
     begun = run(loose, tmp_path / "begun", start_from=plan, **options)
     same = run(fixture, tmp_path / "same", start_from=plan, **options)
-    # Of the same requirement the search draws other copies: it ends near where it began.
+    # Of the same requirement the search copies other copies: it ends near where it began.
     assert len(strict.pinned) > len(begun.pinned)
     assert len(same.pinned) <= 1.25 * len(strict.pinned)
     assert begun.passed and same.passed

@@ -59,10 +59,10 @@ def test_a_plan_that_misses_the_given_inputs_has_no_word() -> None:
 
 @pytest.mark.parametrize(
     ("prediction_limit", "word"),
-    [(0.9, "robust"), (1.0, "robust"), (1.01, "inconclusive"), (math.inf, "inconclusive")],
+    [(0.9, "validated"), (1.0, "validated"), (1.01, "inconclusive"), (math.inf, "inconclusive")],
 )
 def test_other_inputs_may_do_worse_than_copies_of_a_few(prediction_limit: float, word: str) -> None:
-    copied = Tally(72, 72, 0.95, 0.9, "x, redrawn")
+    copied = Tally(72, 72, 0.95, 0.9, "x, perturbed")
     few = replace(of(copied, copied), prediction_limit=prediction_limit)
     assert word_of(few) == word and not few.of_one
     alone = replace(few, given=Tally(1, 1))
@@ -72,11 +72,11 @@ def test_other_inputs_may_do_worse_than_copies_of_a_few(prediction_limit: float,
     # Of 58 the next may still be worse, and inputs kept apart speak for others.
     assert word_of(replace(few, given=Tally(58, 58))) == word
     apart = replace(alone, holdout=Tally(72, 72, 0.95))
-    assert word_of(apart) == "robust"
+    assert word_of(apart) == "validated"
     many = replace(few, given=Tally(59, 59)), replace(few, given=Tally(29, 29), wanted=0.9)
-    assert {word_of(other) for other in many} == {"robust"}
+    assert {word_of(other) for other in many} == {"validated"}
     bounding = replace(few, given=Tally(48, 48), holdout=Tally(11, 11, 0.76))
-    assert word_of(bounding) == "robust"
+    assert word_of(bounding) == "validated"
     assert word_of(replace(bounding, given=Tally(47, 47))) == word
     # However many a set has, it is one.
     assert word_of(replace(few, given=Tally(1, 1), set_size=200)) == word
@@ -90,7 +90,7 @@ def test_one_set_that_was_kept_apart_and_misses_is_not_called_luck() -> None:
     assert word_of(replace(together, holdout_size=10)) == "inconclusive"
 
 
-@pytest.mark.parametrize(("size", "word"), [(1, "robust"), (200, "inconclusive")])
+@pytest.mark.parametrize(("size", "word"), [(1, "validated"), (200, "inconclusive")])
 def test_inputs_kept_apart_bound_the_share_where_no_copy_can_be_made(size: int, word: str) -> None:
     given, apart = Tally(40, 40), Tally(200, 200, 0.985)
     validation = Validation(given, Tally(), Tally(), apart, 0.95, holdout_size=size)

@@ -19,7 +19,8 @@ CASES_RUN = {
     "reports/clip_inputs-tf32": "5 convolution and Clip (inputs), TF32",
     "reports/clip_inputs-fp16": "5 convolution and Clip, FP16",
 }
-"""The folders that the pages of the cases make, and the variants of fixtures.cases in them."""
+"""The folders that the pages of the cases make, and the augmented inputs of fixtures.cases in
+them."""
 
 _FENCE = re.compile(r'^```(\w+)(?: title="(.+)")?$')
 _CODE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")

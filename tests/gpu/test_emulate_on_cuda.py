@@ -110,7 +110,7 @@ def emulators(make: Callable[[], Fixture]) -> tuple[Fixture, EmulatedRunner, Emu
 
 
 def test_verdicts_are_the_cpu_s() -> None:
-    """Of every fixture, everything lowered, everything pinned, and seeded sets between; a score
+    """Of every fixture, everything reduced, everything pinned, and seeded sets between; a score
     within two per cent of the line may fall to either side.
     """
     asked = told_apart = 0
@@ -240,7 +240,7 @@ def test_layers_without_a_kernel_are_named() -> None:
 
 
 def test_a_set_found_on_the_gpu_holds_on_the_cpu(tmp_path: Path) -> None:
-    """Another order of sums may lead to another set: what is tested on fresh draws is the same."""
+    """Another order of sums may lead to another set: what is tested on new copies is the same."""
     fixture = residual()
 
     def run(emulate_on: str) -> bisect_trt.Result:

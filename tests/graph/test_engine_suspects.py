@@ -81,7 +81,9 @@ def test_softmax_over_more_keys_than_fp16_can_count(
     assert ("long-softmax" in told) == named
     assert "long-softmax" not in found(model, "bf16"), "BF16 has FP32's range"
     if named:
-        assert told["long-softmax"].where == "attend" and "--pin" in told["long-softmax"].message
+        assert (
+            told["long-softmax"].where == "attend" and "--keep-fp32" in told["long-softmax"].message
+        )
 
 
 def test_attention_written_out_and_as_one_operator() -> None:

@@ -233,7 +233,7 @@ def test_a_gru_that_reads_nan_is_a_non_finite_verdict(tmp_path: Path) -> None:
     result = bisect_trt.bisect(
         report.model, list(report.inputs), runner="emulated", out=tmp_path, robust=0
     )
-    verdicts = result.outputs.set_index("baseline")["verdict"]
+    verdicts = result.outputs.set_index("baseline")["outcome"]
     assert verdicts["fp16"] == "non-finite" and verdicts["fp32"] == "pass"
     assert result.cause.value == "overflow" and set(result.pinned) == report.layers
 

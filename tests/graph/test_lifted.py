@@ -27,7 +27,7 @@ H, F = TensorProto.FLOAT16, TensorProto.FLOAT
 
 
 def test_the_reported_model_is_judged_as_it_is(tmp_path: Path) -> None:
-    """0.4.0 kept 8 of 31 layers, called it robust, and shipped infinities on all 8 inputs."""
+    """0.4.0 kept 8 of 31 layers, called it validated, and shipped infinities on all 8 inputs."""
     report = t5_fp16src()
     by_numpy = ReferenceEvaluator(report.model)
     with np.errstate(all="ignore"):
@@ -36,7 +36,7 @@ def test_the_reported_model_is_judged_as_it_is(tmp_path: Path) -> None:
     result = bisect_trt.bisect(
         report.model, list(report.inputs), runner="emulated", out=tmp_path, robust=0
     )
-    verdicts = result.outputs.set_index("baseline")["verdict"]
+    verdicts = result.outputs.set_index("baseline")["outcome"]
     assert verdicts["fp16"] == "non-finite" and verdicts["fp32"] == "pass"
     assert set(result.pinned) - result.plan.held == report.layers
     typed = ReferenceEvaluator(onnx.load(tmp_path / "model.typed.onnx"))

@@ -103,7 +103,7 @@ def test_a_plan_that_cannot_be_written_is_refused_before_the_search(tmp_path: Pa
     with pytest.raises(BadInputError, match="GroupNormalization means something else from opset 2"):
         bisect_trt.bisect(source, {"x": X}, out=tmp_path, **asked)
     assert not any(tmp_path.iterdir())
-    held = bisect_trt.bisect(source, {"x": X}, out=tmp_path, pin=["/conv"], **asked)
+    held = bisect_trt.bisect(source, {"x": X}, out=tmp_path, keep_fp32=["/conv"], **asked)
     assert held.passed
     again = bisect_trt.verify(source, {"x": X}, tmp_path / "plan.json", runner="emulated")
     assert again.passed, "it is written as it was"

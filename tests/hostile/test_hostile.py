@@ -78,7 +78,7 @@ def check_folder(out: Path) -> None:
     ElementTree.parse(out / "junit.xml")
     page = Page()
     page.feed((out / "report.html").read_text(encoding="utf-8"))
-    assert page.scripts == 4  # the data, two libraries, and what draws with them
+    assert page.scripts == 4  # the data, two libraries, and what copies with them
     report = (out / "report.md").read_text(encoding="utf-8")
     assert "<script" not in report.replace("\\<", "") and "](http" not in report.replace("\\]", "")
     for table in out.glob("*.csv"):
@@ -266,13 +266,13 @@ OPTIONS = [
         )
     ),
     *(("--metric", text) for text in ("", ":", "a:", ":b", "os:getcwd", "os:nothing", "sys:path")),
-    *(("--variants", text) for text in ("", "nothing", "shift,", "os:getcwd", ",", "none,shift")),
+    *(("--augmented", text) for text in ("", "nothing", "shift,", "os:getcwd", ",", "none,shift")),
     *(("--holdout", text) for text in ("gone.npz", "none", "*", "/")),
     *(("--robust", text) for text in ("-1", "1", "2", "nan", "x")),
     *(("--holds-on", text) for text in ("0", "-1", "1.1", "nan")),
     *(("--pick", text) for text in ("0", "1.5", "x")),
-    *(("--pin", text) for text in ("(", "", "nothing", "m", ".*")),
-    *(("--lower", text) for text in ("(", "nothing", ".*")),
+    *(("--keep-fp32", text) for text in ("(", "", "nothing", "m", ".*")),
+    *(("--keep-reduced", text) for text in ("(", "nothing", ".*")),
     *(("--workers", text) for text in ("0", "-1", "x")),
     *(("--precision", text) for text in ("fp32", "int8", "")),
     *(("--profile", text) for text in ("", "x", "x:1", "x:4x8/4x8/4x8", "x:a/b/c")),
@@ -283,7 +283,7 @@ OPTIONS = [
     ("--rewrite", "layernorm"),
     ("--ray", "nonsense"),
     ("--max-builds", "-1"),
-    ("--probe-timeout", "0"),
+    ("--evaluation-timeout", "0"),
 ]
 
 
@@ -294,7 +294,7 @@ def test_options(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "m.onnx").write_bytes(data)
     np.savez(tmp_path / "x.npz", **feed)
     option = list(OPTIONS[number])
-    robust = [] if option[0] in ("--robust", "--variants") else ["--robust", "0"]
+    robust = [] if option[0] in ("--robust", "--augmented") else ["--robust", "0"]
     call("run", "m.onnx", "--input", "x.npz", *robust, *option)
     assert (tmp_path / "m.onnx").read_bytes() == data
 

@@ -12,6 +12,7 @@ from bisect_trt.base.plan import Precision
 from bisect_trt.inputs.augmentations import augmented_input
 from bisect_trt.inputs.perturbations import perturbed
 from bisect_trt.metrics import arrays, error_sample, errors
+from bisect_trt.metrics.arrays import slices
 from bisect_trt.metrics.error_sample import ErrorSample
 from bisect_trt.metrics.errors import tensor_error
 from bisect_trt.metrics.parser import parse_requirements
@@ -100,7 +101,7 @@ def test_draws_and_roundings(monkeypatch: pytest.MonkeyPatch) -> None:
 
     at_once = made()
     for module in ("bisect_trt.inputs.augmentations", "bisect_trt.model.tensor_values"):
-        monkeypatch.setattr(f"{module}.slices", lambda size, *_: arrays.slices(size, 100))
+        monkeypatch.setattr(f"{module}.slices", lambda size, *_: slices(size, 100))
     for one, other in zip(made(), at_once, strict=True):
         np.testing.assert_array_equal(one, other)
     np.testing.assert_array_equal(at_once[2], rounded(arrays["x"], tf32))

@@ -1,4 +1,4 @@
-"""Draws keep shapes, types and the given arrays; the same numbers give the same draw."""
+"""Copies keep shapes, types and the given arrays; the same numbers give the same draw."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MASK = (IDS < 9).astype(np.int64)
 
 def test_half_precision_inputs_are_moved_too() -> None:
     """Their sum leaves float16's range: of an image of 60,000 pixels and more NumPy says that they
-    deviate by infinity, and none was redrawn, or noisy.
+    deviate by infinity, and none was perturbed, or noisy.
     """
     image = np.random.default_rng(0).normal(0.5, 0.3, (3, 224, 224)).astype(np.float16)
     assert can_be_perturbed({"x": image}) and "noise" in kinds_for({"x": image})
@@ -67,7 +67,7 @@ def test_what_fits_what() -> None:
     assert kinds_for({"ids": IDS}) == ("rotate", "swap")
     assert kinds_for({"size": np.int64([480, 640])}) == ()
     check_kinds("shift,mix")
-    with pytest.raises(BadInputError, match="--variants turn: unknown; choose of shift, flip"):
+    with pytest.raises(BadInputError, match="--augmented turn: unknown; choose of shift, flip"):
         check_kinds("shift,turn")
 
 

@@ -83,6 +83,6 @@ def test_what_is_too_large_to_be_squared_stays_as_it_is(monkeypatch: pytest.Monk
     low[::2] = np.finfo(np.float32).min
     infinite = np.where(low < 0.0, -np.inf, 0.0).astype(np.float32)
     for large in (LARGE_ARRAY, 1000):
-        monkeypatch.setattr("bisect_trt.inputs.perturbations.LARGE", large)
+        monkeypatch.setattr("bisect_trt.inputs.perturbations.LARGE_ARRAY", large)
         found = perturbed({"low": low, "infinite": infinite}, np.random.default_rng(1))
         assert found["low"] is low and found["infinite"] is infinite

@@ -1,4 +1,4 @@
-"""Equal samples of a panel are run once, whoever is asked first."""
+"""Equal samples of a search set are run once, whoever is asked first."""
 
 from __future__ import annotations
 

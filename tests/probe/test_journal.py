@@ -1,4 +1,4 @@
-"""The journal: what is recorded is recalled, whole or not at all; other versions' files."""
+"""The cache: what is recorded is recalled, whole or not at all; other versions' files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bisect_trt.evaluate.cache import CACHE, Cache, Row, content_key
 
 def test_answers_come_back(tmp_path: Path) -> None:
     cache = Cache(tmp_path)
-    cache.record([Row("a", "probe", {"score": float("inf")}, b"\x00\x01"), Row("b", "x", [1])])
+    cache.record([Row("a", "evaluation", {"score": float("inf")}, b"\x00\x01"), Row("b", "x", [1])])
     cache.close()
     again = Cache(tmp_path)
     assert again.recall("a") == ({"score": float("inf")}, b"\x00\x01")
@@ -29,9 +29,9 @@ def test_answers_come_back(tmp_path: Path) -> None:
 def test_several_answers_are_written_together_or_not_at_all(tmp_path: Path) -> None:
     cache = Cache(tmp_path)
     with pytest.raises(TypeError):
-        cache.record([Row("a", "probe", 1), Row("b", "probe", object())])
+        cache.record([Row("a", "evaluation", 1), Row("b", "evaluation", object())])
     assert cache.recall("a") is None
-    cache.record([Row("a", "probe", 2)])
+    cache.record([Row("a", "evaluation", 2)])
     assert cache.recall("a") == (2, b"")
     cache.close()
 
@@ -70,11 +70,11 @@ def test_an_interruption_at_any_statement_leaves_a_journal_that_goes_on(
 def test_a_journal_of_0_3_0_is_opened_and_kept(tmp_path: Path) -> None:
     old = sqlite3.connect(tmp_path / CACHE)
     old.execute("CREATE TABLE answers (key TEXT PRIMARY KEY, kind TEXT, meta TEXT, payload BLOB)")
-    old.execute("INSERT INTO answers VALUES ('k', 'probe', '{\"verdict\": \"pass\"}', x'')")
+    old.execute("INSERT INTO answers VALUES ('k', 'evaluation', '{\"verdict\": \"pass\"}', x'')")
     old.commit()
     old.close()
     cache = Cache(tmp_path)
-    cache.record([Row("n", "probe", 1)])
+    cache.record([Row("n", "evaluation", 1)])
     assert cache.recall("n") == (1, b"") and cache.recall("k") is None, "it has no checksum"
     cache.close()
     with closing(sqlite3.connect(tmp_path / CACHE)) as file:
@@ -89,7 +89,7 @@ def test_a_later_journal_and_other_files_are_refused_in_one_line(tmp_path: Path)
         Cache(tmp_path)
     assert "\n" not in str(caught.value)
     (tmp_path / CACHE).write_bytes(b"no database at all, " * 400)
-    with pytest.raises(BadInputError, match="not a usable journal"):
+    with pytest.raises(BadInputError, match="not a usable cache"):
         Cache(tmp_path)
     (tmp_path / CACHE).unlink()
     with closing(sqlite3.connect(tmp_path / CACHE)) as other:
@@ -168,13 +168,13 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_no_damage_gives_a_wrong_answer_or_a_traceback(damage: str, tmp_path: Path) -> None:
     whole = Cache(tmp_path)
-    whole.record([Row(key, "probe", meta, payload) for key, (meta, payload) in ROWS.items()])
+    whole.record([Row(key, "evaluation", meta, payload) for key, (meta, payload) in ROWS.items()])
     whole.close()
     DAMAGES[damage](tmp_path / CACHE)
     try:
         cache = Cache(tmp_path)
         told = {key: cache.recall(key) for key in ROWS}
-        cache.record([Row("new", "probe", 1)])
+        cache.record([Row("new", "evaluation", 1)])
         assert cache.recall("new") == (1, b"")
         cache.close()
     except (BadInputError, MachineError) as error:
@@ -185,7 +185,7 @@ def test_no_damage_gives_a_wrong_answer_or_a_traceback(damage: str, tmp_path: Pa
 
 def test_what_can_be_read_of_a_damaged_journal_is_kept(tmp_path: Path) -> None:
     whole = Cache(tmp_path)
-    whole.record([Row(key, "probe", meta, payload) for key, (meta, payload) in ROWS.items()])
+    whole.record([Row(key, "evaluation", meta, payload) for key, (meta, payload) in ROWS.items()])
     whole.close()
     DAMAGES["middle zeroed"](tmp_path / CACHE)
     damaged = (tmp_path / CACHE).read_bytes()
@@ -202,13 +202,13 @@ def test_a_full_disk_and_another_writer_are_told_apart(tmp_path: Path) -> None:
     cache = Cache(tmp_path)
     cache._database.execute("PRAGMA max_page_count=4")
     with pytest.raises(MachineError, match="disk is full"):
-        cache.record([Row("a", "probe", "x" * 100_000)])
+        cache.record([Row("a", "evaluation", "x" * 100_000)])
     assert cache.recall("a") is None
     cache._database.execute("PRAGMA busy_timeout=50")
     with closing(sqlite3.connect(tmp_path / CACHE)) as other:
         other.execute("BEGIN EXCLUSIVE")
         with pytest.raises(BadInputError, match="another process is using"):
-            cache.record([Row("b", "probe", 1)])
+            cache.record([Row("b", "evaluation", 1)])
     cache.close()
 
 
@@ -222,7 +222,7 @@ def test_several_threads_share_it(tmp_path: Path) -> None:
 
     def write(number: int) -> None:
         for place in range(20):
-            cache.record([Row(f"{number}.{place}", "probe", [number, place])])
+            cache.record([Row(f"{number}.{place}", "evaluation", [number, place])])
             assert cache.recall(f"{number}.{place}") == ([number, place], b"")
 
     with ThreadPoolExecutor(8) as pool:
@@ -237,7 +237,7 @@ def test_what_waits_is_known_at_once_and_written_with_the_next_answers(tmp_path:
     assert cache.recall("a") == (True, b"")
     with closing(sqlite3.connect(tmp_path / CACHE)) as other:
         assert not other.execute("SELECT * FROM answers").fetchall()
-        cache.record([Row("b", "probe", 1)])
+        cache.record([Row("b", "evaluation", 1)])
         assert {key for (key,) in other.execute("SELECT key FROM answers")} == {"a", "b"}
     cache.record_later(Row("c", "usable", False))
     cache.close()

@@ -1,4 +1,4 @@
-"""A run's log of plans on panels."""
+"""A run's log of plans on search sets."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_what_is_drawn_may_come_from_elsewhere(tmp_path: Path) -> None:
 def test_a_session_that_will_be_asked_again_stays_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lasting: bool
 ) -> None:
-    """Draws follow the given inputs in a robust search; what ends with these gives it back."""
+    """Copies follow the given inputs in a validated search; what ends with these gives it back."""
     fixture = healthy()
     reference, released = Reference(Graph(fixture.model)), []
     monkeypatch.setattr(reference, "release", lambda: released.append(True))
@@ -76,7 +76,7 @@ def test_a_session_that_will_be_asked_again_stays_open(
     assert len(released) == (not lasting)
     elsewhere = References(reference, tmp_path, lambda _: {}, lasting=lasting)
     elsewhere.prepare([Sample("given", fixture.inputs)], lambda: None)
-    assert len(released) == 1 + (not lasting), "draws come from elsewhere"
+    assert len(released) == 1 + (not lasting), "copies come from elsewhere"
     monkeypatch.setattr(reference.turns, "one_at_a_time", True)
     in_turn = References(reference, tmp_path, lasting=lasting)
     in_turn.prepare([Sample("given", fixture.inputs)], lambda: None)

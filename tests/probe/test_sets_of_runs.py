@@ -68,7 +68,7 @@ def evaluator(tmp_path: Path) -> Callable[[Runner], Evaluator]:
 def test_a_sample_that_breaks_beside_one_whose_runs_differ(
     evaluator: Callable[[Runner], Evaluator],
 ) -> None:
-    result = evaluator(Runner(breaks=True)).probe(PLAN)
+    result = evaluator(Runner(breaks=True)).evaluate(PLAN)
     assert result.verdict is Verdict.TIMED_OUT and math.isinf(result.score)
 
 
@@ -85,6 +85,6 @@ def test_the_worst_and_the_best_runs_of_all_are_judged(
     evaluator: Callable[[Runner], Evaluator],
 ) -> None:
     for _ in range(2):  # made, and recalled
-        result = evaluator(Runner(breaks=False)).probe(PLAN)
+        result = evaluator(Runner(breaks=False)).evaluate(PLAN)
         assert result.score == pytest.approx(0.2) and result.best_score == pytest.approx(0.1)
         assert result.reproducibility is not None and result.reproducibility.passed == 12

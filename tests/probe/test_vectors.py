@@ -1,4 +1,4 @@
-"""The signed errors of a probe: read from the journal, not kept with every result."""
+"""The signed errors of an evaluation: read from the cache, not kept with every result."""
 
 from __future__ import annotations
 

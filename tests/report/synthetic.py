@@ -62,7 +62,7 @@ def synthetic_result(count: int, names: Sequence[str] = ()) -> Result:
             *(Finding("weight", n, f"constant of layer {n!r} holds 1e5") for n in pinned[:9]),
             Finding("reference", "logits", "output 'logits' holds NaN: look at it", True),
         ],
-        probes={"emulated": 80, "tensorrt": 10},
+        evaluations={"emulated": 80, "tensorrt": 10},
         new_evaluations=90,
         sensitivity_runs=count,
         seconds=123.4,
@@ -75,7 +75,7 @@ def synthetic_result(count: int, names: Sequence[str] = ()) -> Result:
         search_facts=SearchFacts("culprits", 0, ["the main graph: 3 Pow"], 0.98, 80, 40.0, 0, 0),
         validation=Validation(
             Tally(64, 64, 0.0, 0.81, "page_000.npz"),
-            Tally(72, 72, 0.959, 0.93, "page_001.npz, redrawn 3.0"),
+            Tally(72, 72, 0.959, 0.93, "page_001.npz, perturbed 3.0"),
             Tally(23, 24, 0.79, 1.04, "page_002.npz, shift 1.0"),
             Tally(16, 16, 0.829, 0.9, "page_060.npz"),
             0.95,
@@ -152,7 +152,7 @@ def _outputs() -> pd.DataFrame:
             errors = {"max_abs": 1e-2 * score, "cosine": 1.0 - 1e-3 * min(score, 1e3)}
             errors["snr_db"] = 40.0
             verdict = "pass" if score <= 1.0 else "non-finite"
-            row = {"baseline": baseline, "output": output, "verdict": verdict, "score": score}
+            row = {"baseline": baseline, "output": output, "outcome": verdict, "score": score}
             rows.append({**row, **errors, "finite": bool(np.isfinite(score))})
     return pd.DataFrame(rows)
 
@@ -161,12 +161,12 @@ def _search(pinned: Sequence[str]) -> pd.DataFrame:
     counts = [0, len(pinned), 1, 2, 4, 8, 16] + [len(pinned)] * 80
     rows = [
         {
-            "probe": i,
+            "evaluation": i,
             "runner": "emulated",
             "on": "search_set" if i % 3 else "given",
             "base": "fp16",
             "pins": pins,
-            "verdict": "pass" if pins == len(pinned) else "non-finite" if not pins else "fail",
+            "outcome": "pass" if pins == len(pinned) else "non-finite" if not pins else "fail",
             "score": 0.8 if pins == len(pinned) else 3.0,
             "seconds": 0.5,
             "note": "",
@@ -184,10 +184,10 @@ def _pins(layers: pd.DataFrame) -> pd.DataFrame:
         proved=True,
         proved_on="emulated",
         tolerance_share=1.0,
-        verdict_without="fail",
+        outcome_without="fail",
         score_without=1.3,
-        proof_probe=5,
-        missed_on="photo.npz, redrawn 0.3",
+        proof_evaluation=5,
+        missed_on="photo.npz, perturbed 0.3",
     )
 
 
@@ -197,7 +197,7 @@ def _cost(pins: int) -> pd.DataFrame:
         [
             {
                 "engine": f"tensorrt {name}",
-                "verdict": "fail" if name == "fp16" else "pass",
+                "outcome": "fail" if name == "fp16" else "pass",
                 "pins": count,
                 "latency_ms": ms,
                 "engine_mb": 10.0,
@@ -216,7 +216,7 @@ def _inputs(names: Sequence[str]) -> pd.DataFrame:
         {
             "input": called,
             "kind": ["holdout" if i % 5 == 4 else "given" for i in range(INPUTS)],
-            "lowered_score_emulated": np.inf,
+            "reduced_score_emulated": np.inf,
             "plan_score_emulated": draw.uniform(0.3, 0.8, INPUTS),
             "passed": True,
             "shapes": [json.dumps({"x": [1, 3, 32 * (1 + i % 3), 64]}) for i in range(INPUTS)],

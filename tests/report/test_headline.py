@@ -33,7 +33,7 @@ RESULT = synthetic_result(200)
 
 
 def pinning(share: float) -> Result:
-    """A robust plan that pins so many of 20 layers."""
+    """A validated plan that pins so many of 20 layers."""
     result = synthetic_result(20)
     count = round(20 * share)
     pins = pd.concat([result.pins] * count, ignore_index=True)
@@ -47,8 +47,8 @@ def test_the_word_for_the_tests_is_explained() -> None:
     undecided = replace(validation, holdout=Tally(11, 12, 0.66, 1.2, "/pages/page_034.npz"))
     overfitted = replace(validation, perturbed=Tally(40, 72, 0.4, 3.0, "x"))
     assert meaning_of(validation) == "" and meaning_of(None) == ""
-    assert meaning_of(undecided).startswith("Undecided: the tests neither show the 95 %")
-    assert meaning_of(overfitted).startswith("Lucky: ")
+    assert meaning_of(undecided).startswith("Inconclusive: the tests neither show the 95 %")
+    assert meaning_of(overfitted).startswith("Overfitted: ")
     page = as_html(replace(RESULT, validation=undecided))
     assert meaning_of(undecided) in page and "<bdi>page_034.npz</bdi>" in page
 
@@ -70,7 +70,7 @@ def test_a_held_out_input_that_misses_is_named_and_no_smaller_limit_told() -> No
 def test_a_miss_where_none_is_allowed_is_no_number() -> None:
     """A decision that changed scores 1e9: nobody has such a tolerance."""
     decided = replace(RESULT, base_score=NOTHING_ALLOWED)
-    decided = replace(decided, layers=decided.layers.assign(alone_score=NOTHING_ALLOWED))
+    decided = replace(decided, layers=decided.layers.assign(sensitivity=NOTHING_ALLOWED))
     decided = replace(decided, inputs=decided.inputs.assign(plan_score_emulated=NOTHING_ALLOWED))
     decided = replace(decided, pins=decided.pins.assign(score_without=NOTHING_ALLOWED))
     console = Console(file=StringIO(), width=200)
@@ -86,7 +86,7 @@ def test_a_miss_where_none_is_allowed_is_no_number() -> None:
 def test_a_ranking_that_no_layer_was_measured_for_is_called_so() -> None:
     ranked = replace(RESULT, ranked=True)
     assert "ranked by what each does, not" in headline(ranked)
-    unmeasured = replace(ranked, layers=ranked.layers.assign(alone_score=math.nan))
+    unmeasured = replace(ranked, layers=ranked.layers.assign(sensitivity=math.nan))
     assert "ranked by its own error, not" in headline(unmeasured)
 
 
@@ -158,8 +158,7 @@ def test_few_inputs_are_advised_to_be_more() -> None:
         (replace(validation, augmented=augmented), False),
     ):
         assert (
-            any("No copies with redrawn roundings" in s for s in validation_sentences(found))
-            == told
+            any("No copies with perturbed inputs" in s for s in validation_sentences(found)) == told
         )
 
 
@@ -182,7 +181,7 @@ def test_with_one_input_the_answer_says_so_before_anything_else() -> None:
         assert f"<caption>{caption_of(one)}</caption>" in page
     assert caption_of(None) == "On what it holds"
     alone = replace(several, given=Tally(1, 1), prediction_limit=math.inf)
-    assert validation_sentences(alone)[0].startswith("Undecided. Holds on given 1 of 1")
+    assert validation_sentences(alone)[0].startswith("Inconclusive. Holds on given 1 of 1")
     assert validation_sentences(alone)[1] == (
         "Copies of the one input hold as often as was asked; how far other inputs are from it one "
         "input does not tell."
@@ -194,12 +193,12 @@ def test_with_one_input_the_answer_says_so_before_anything_else() -> None:
     beyond = replace(exact, perturbed=replace(exact.perturbed, worst_score=math.inf))
     assert "by more than any number of tolerances" in validation_sentences(beyond)[1]
     few = replace(several, given=Tally(3, 3), prediction_limit=1.25)
-    assert validation_sentences(few)[0].startswith("Undecided. Holds on given 3 of 3 inputs")
+    assert validation_sentences(few)[0].startswith("Inconclusive. Holds on given 3 of 3 inputs")
     assert validation_sentences(few)[1] == (
         "Copies of the 3 inputs hold as often as was asked, but another input may use up to 1.25 "
         "times the tolerance, by how far their copies lie apart and how few inputs they are."
     )
-    assert validation_sentences(replace(few, given=Tally(59, 59)))[0].startswith("Robust, of ")
+    assert validation_sentences(replace(few, given=Tally(59, 59)))[0].startswith("Validated, of ")
     assert meaning_of(alone) == "" and validation_sentences(alone)[1] in as_html(
         replace(result, validation=alone)
     )
@@ -209,7 +208,7 @@ def test_with_one_input_the_answer_says_so_before_anything_else() -> None:
 
 @pytest.mark.parametrize(
     ("passed", "word", "tone"),
-    [(64, "robust", "ok"), (63, "inconclusive", "unsure"), (20, "overfitted", "unsure")],
+    [(64, "validated", "ok"), (63, "inconclusive", "unsure"), (20, "overfitted", "unsure")],
 )
 def test_only_what_holds_on_more_than_the_given_inputs_is_green(
     passed: int, word: str, tone: str

@@ -107,7 +107,7 @@ def test_the_notebook_in_docs_runs_and_shows_what_is_saved() -> None:
         forms, texts = zip(*outputs(new), strict=True) if new.outputs else ((), ())
         old_forms, old_texts = zip(*outputs(old), strict=True) if old.outputs else ((), ())
         assert forms == old_forms, f"make notebook: {new.source}"
-        # What is tagged depends on the machine: roundings, how many draws it made, its TensorRT.
+        # What is tagged depends on the machine: roundings, how many copies it made, its TensorRT.
         if "varies" not in new.metadata.get("tags", ()):
             assert texts == old_texts, f"make notebook: {new.source}"
     shown, was = (
@@ -119,4 +119,4 @@ def test_the_notebook_in_docs_runs_and_shows_what_is_saved() -> None:
     assert "Keep 2 of 10 layers in FP32 and the requirement is met" in told
     checks, passed = made[-5], made[-4]
     assert "requirements on emulated" in checks.outputs[0].data["text/plain"]
-    assert passed.outputs[0].data["text/plain"] == "(True, 'robust')"
+    assert passed.outputs[0].data["text/plain"] == "(True, 'validated')"

@@ -173,7 +173,7 @@ def test_a_run_that_ended_early_has_a_page() -> None:
 
 def test_pins_that_nothing_ranked_are_not_called_ranked() -> None:
     # As a search that was cut short leaves them.
-    pins = RESULT.pins.assign(proved=False, verdict_without="", score_without=math.nan)
+    pins = RESULT.pins.assign(proved=False, outcome_without="", score_without=math.nan)
     cut = replace(RESULT, pins=pins, complete=False)
     for result, words in ((cut, "not yet proved"), (replace(cut, ranked=True), "ranked, not")):
         console = Console(file=io.StringIO(), width=200)
@@ -235,7 +235,7 @@ def test_what_harms_alone_is_named() -> None:
     assert misses_alone(layers) == "d, b, e and 1 more miss the requirement alone."
     assert misses_alone(layers.tail(2)) == "e misses the requirement alone."
     assert misses_alone(layers.head(1)).startswith("Of 1 layer measured alone none")
-    assert misses_alone(layers.assign(alone_score=math.nan)) == ""
+    assert misses_alone(layers.assign(sensitivity=math.nan)) == ""
     assert misses_alone(layers[["layer"]]) == ""
 
 

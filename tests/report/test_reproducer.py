@@ -103,7 +103,7 @@ def test_the_script_stands_alone(tmp_path: Path) -> None:
             imported.add(node.module)
     assert imported == {"os", "sys", "numpy", "tensorrt_rtx", "cuda.bindings"}
     done = run(tmp_path / "r")
-    if has_gpu():  # nothing is wrong with this piece on a real engine
+    if has_gpu():  # nothing is wrong with this subgraph on a real engine
         assert done.returncode == 0 and done.stdout.startswith("right:")
     else:
         assert done.returncode == 3 and len(done.stdout.splitlines()) == 1
@@ -126,7 +126,7 @@ def test_seeded_weights_come_out_of_the_script(tmp_path: Path, precision: Precis
 
 
 def test_without_an_engine_a_script_writes_the_seeded_weights(tmp_path: Path) -> None:
-    """Of a check's piece nobody wrote them, and model.onnx could not be loaded."""
+    """Of a check's subgraph nobody wrote them, and model.onnx could not be loaded."""
     found, folder = replace(reduced(2, channels=600, size=2), versions={}), tmp_path / "r"
     write_reproducer(found, folder, "x")
     assert not (folder / "run.py").exists()
@@ -149,7 +149,7 @@ def test_what_does_not_build_is_said_by_the_script(
     tmp_path: Path, recurrent: bool, words: str, most: int | None
 ) -> None:
     """TensorRT for RTX needs no GPU to refuse an If whose bodies differ in rank, or fall over one
-    with LSTMs; with 6 builds the piece is found and cannot be built once more.
+    with LSTMs; with 6 builds the subgraph is found and cannot be built once more.
     """
     model, arrays = branching(recurrent=recurrent)
     trials = EngineTrials(BuildOnlyRunner, Precision.FP32, Precision.FP32, Budget(most))

@@ -85,13 +85,19 @@ def hostile() -> Fixture:
 
 
 def run(fixture: Fixture, out: Path, **options: Any) -> Result:
-    chosen = {"require": fixture.require, "runner": "emulated", "robust": 0, "out": out, **options}
+    chosen = {
+        "require": fixture.require,
+        "runner": "emulated",
+        "robust": 0,
+        "out": out,
+        **options,
+    }
     return bisect_trt.bisect(fixture.model, fixture.inputs, **chosen)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
-    """One that ends with pins, one with nothing to pin and a robust answer, one that fails."""
+    """One that ends with pins, one with nothing to pin and a validated answer, one that fails."""
     made = {
         "pins": run(hostile(), tmp_path_factory.mktemp("pins")),
         "none": run(healthy(), tmp_path_factory.mktemp("none"), robust=0.9),
@@ -225,7 +231,7 @@ def test_junit_has_a_case_a_requirement_a_kind_and_a_pin(runs: dict[str, Result]
     needed = [str(name) for name in cases["pins"] if "is needed" in str(name)]
     assert len(needed) == len(runs["pins"].pinned) == 10
     assert "requirement max_abs<=2e-3" in cases["pins"]
-    assert {"holds on the given inputs", "holds on redrawn roundings"} <= set(cases["none"])
+    assert {"holds on the given inputs", "holds on perturbed inputs"} <= set(cases["none"])
     assert suites["none"].get("failures") == "0"
     (failed,) = (n for n, failure in cases["fails"].items() if failure is not None)
     assert failed == f"requirement {runs['fails'].requirements[0]}"

@@ -141,14 +141,14 @@ def test_an_engine_built_ahead_is_handed_over_and_kept_for_more_samples() -> Non
     runner.build_ahead(FP16)
     answered(runner, FP16)
     (method, request, _) = remote.asked[-1]
-    assert method == "probe" and request.prebuilt is not None and remote.sizes[0] > 1000
+    assert method == "evaluate" and request.prebuilt is not None and remote.sizes[0] > 1000
     assert not Path(request.prebuilt.path).exists(), "loaded engines need no room on the disk"
     answered(runner, FP16, 3)
     assert remote.asked[-1][0] == "again" and remote.asked[-1][1].model == b""
     answered(runner, FP32)
-    assert remote.asked[-1][0] == "probe" and remote.asked[-1][1].model
+    assert remote.asked[-1][0] == "evaluate" and remote.asked[-1][1].model
     answered(runner, FP16)  # another engine was built since
-    assert remote.asked[-1][0] == "probe" and remote.asked[-1][1].model
+    assert remote.asked[-1][0] == "evaluate" and remote.asked[-1][1].model
     runner.close()
 
 
@@ -159,7 +159,7 @@ def test_an_engine_that_another_process_lost_is_built_again() -> None:
     answered(runner, FP16)
     remote._kept = ""
     answered(runner, FP16, 2)
-    assert [method for method, _, _ in remote.asked] == ["probe", "again", "probe"]
+    assert [method for method, _, _ in remote.asked] == ["evaluate", "again", "evaluate"]
     assert all(request.prebuilt is None for _, request, _ in remote.asked)
     runner.close()
 

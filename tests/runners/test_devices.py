@@ -257,7 +257,7 @@ class Bed:
         made = run()
         on = "planted" if isinstance(made, list) else "cpu"
         self.timed.append(on)
-        # On the CPU several run beside each other, plain: half a probe each.
+        # On the CPU several run beside each other, plain: half an evaluation each.
         return self.seconds[on] * (1 if on == "planted" else len(made) / 2)
 
 
@@ -336,7 +336,7 @@ def test_a_model_that_fails_there_is_emulated_here(
     bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(run: Callable[[], Any], times: int) -> float:
-        if isinstance(run(), list):  # a probe there
+        if isinstance(run(), list):  # an evaluation there
             raise MachineError("the GPU failed (CUDA failure 2: out of memory)")
         return 1.0
 
@@ -355,7 +355,7 @@ def test_a_gpu_without_memory_is_tried_by_the_next_run(
     failures: list[BisectError] = []
 
     def broken(run: Callable[[], Any], times: int) -> float:
-        if isinstance(run(), list):  # a probe there
+        if isinstance(run(), list):  # an evaluation there
             raise failures[-1]
         return 1.0
 
@@ -458,7 +458,8 @@ def test_a_whole_run_on_a_device(bed: Bed, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_draws_are_referred_to_fp32_on_the_device(bed: Bed, tmp_path: Path) -> None:
-    """The given inputs to ONNX Runtime on the CPU, as always; more draws fit into the same time."""
+    """The given inputs to ONNX Runtime on the CPU, as always; more copies fit into the same
+    time."""
     fixture = healthy()
     (name,) = fixture.inputs
     copied = Sample("drawn", {name: 1.5 * fixture.inputs[name]}, True)

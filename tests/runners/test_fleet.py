@@ -144,7 +144,7 @@ def test_an_engine_s_crash_counts_where_it_repeats_and_a_hang_or_an_answer_at_on
     ):
         doomed = Doomed(verdict, lost=lost)
         with pytest.raises(RunnerFailedError, match="SIGSEGV"):
-            WorkerPool([doomed], ends=(Verdict.CRASHED,)).call("probe")
+            WorkerPool([doomed], ends=(Verdict.CRASHED,)).call("evaluate")
         assert doomed.calls == calls
 
 
@@ -159,10 +159,10 @@ def test_lost_workers_say_nothing_of_any_plan(
             run(tmp_path / "lost", workers=2)
     assert caught.value.exit_code == 4 and "\n" not in str(caught.value)
     with closing(sqlite3.connect(tmp_path / "lost" / "cache.sqlite")) as cache:
-        assert not cache.execute("SELECT * FROM answers WHERE kind = 'probe'").fetchall()
+        assert not cache.execute("SELECT * FROM answers WHERE kind = 'evaluation'").fetchall()
     again = run(tmp_path / "lost", workers=2)
     assert again.pinned == whole.pinned and again.passed
-    assert not (set(again.search["verdict"]) & {"crashed", "timed-out"})
+    assert not (set(again.search["outcome"]) & {"crashed", "timed-out"})
 
 
 def test_a_stopped_worker_is_replaced(
@@ -406,8 +406,8 @@ def test_a_closed_crew_starts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 
     worker_pool = WorkerPool([Lost()])
     with pytest.raises(RunnerFailedError, match="closed"):
-        worker_pool.call("probe")
-    assert called == ["probe"]
+        worker_pool.call("evaluate")
+    assert called == ["evaluate"]
 
 
 def test_calls_one_after_the_other_are_of_one_member() -> None:

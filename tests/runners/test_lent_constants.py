@@ -88,10 +88,10 @@ def test_all_constants_may_be_let_go_meanwhile(monkeypatch: pytest.MonkeyPatch) 
 
     def answers() -> list[bytes]:
         runner = EmulatedRunner(graph)
-        probes = [outputs["y"].tobytes() for outputs in runner.outputs(plan, [sample] * 3)]
+        evaluations = [outputs["y"].tobytes() for outputs in runner.outputs(plan, [sample] * 3)]
         traced = [v for row in runner.trace(sample, plan) for v in (row.reference, row.introduced)]
         by_node = runner.outputs_by_node(plan, sample, rtx_sums=False)["y"]
-        return [*probes, *(values.tobytes() for values in traced), by_node.tobytes()]
+        return [*evaluations, *(values.tobytes() for values in traced), by_node.tobytes()]
 
     expected = answers()
     stores: list[ConstantStore] = []

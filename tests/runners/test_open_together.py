@@ -28,14 +28,14 @@ given, taken = (helper.make_tensor_value_info(n, 1, [1, side]) for n in ("x", la
 graph = helper.make_graph(nodes, "g", [given], [taken], weights)
 model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 runner = EmulatedRunner(model)
-session, lowered = runner._session_for(PrecisionPlan(Precision.FP16))
+session, reduced = runner._session_for(PrecisionPlan(Precision.FP16))
 assert len(session._segments) > 1
 samples = [Sample(str(i), {"x": np.ones((1, side), np.float32)}) for i in range(2)]
 found = [None, None]
 
 
 def run(i):
-    found[i] = session.run(samples[i], lowered)
+    found[i] = session.run(samples[i], reduced)
 
 
 threads = [threading.Thread(target=run, args=(i,)) for i in range(2)]

@@ -55,7 +55,7 @@ def test_a_gpu_that_gave_out_is_no_fault_of_the_plan(
     monkeypatch.setattr(ort_cuda, "load_cuda_libraries", lambda: None)
     monkeypatch.setattr(ort_cuda.ort, "InferenceSession", Session)
     with pytest.raises(RunnerFailedError) as caught:
-        OrtCudaWorker().probe(b"", "", [{}], tf32=False)
+        OrtCudaWorker().evaluate(b"", "", [{}], tf32=False)
     error = caught.value
     assert (error.lost, error.machine) == (lost, machine)
     assert must_end(*failure_of(error)) is lost, "it would fail every plan that comes after it"

@@ -199,9 +199,9 @@ def test_an_engine_with_fp16_sums_gets_its_plan_confirmed_with_them(
         def close(self) -> None:
             pass
 
-    context = "bisect_trt.stations.bench"
-    monkeypatch.setattr(f"{context}.open_bench.open_engine", lambda *_: Engine(emulator))
-    monkeypatch.setattr(f"{context}.bench.has_rtx_sums", lambda *_: True)
+    module = "bisect_trt.steps.context"
+    monkeypatch.setattr(f"{module}.open_engine", lambda *_: Engine(emulator))
+    monkeypatch.setattr(f"{module}.has_rtx_sums", lambda *_: True)
     result = bisect_trt.bisect(
         fixture.model, fixture.inputs, require=fixture.require, out=tmp_path, robust=0
     )
@@ -209,7 +209,7 @@ def test_an_engine_with_fp16_sums_gets_its_plan_confirmed_with_them(
     assert (
         result.engine is not None and result.engine.builds_beyond_baselines == 1
     )  # the emulator knows what the engine will say
-    assert result.probes["emulated-kernels"] > len(result.pinned)
+    assert result.evaluations["emulated-kernels"] > len(result.pinned)
 
 
 def test_forms_that_were_not_measured_are_left_to_the_emulator() -> None:

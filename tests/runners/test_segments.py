@@ -1,4 +1,4 @@
-"""A probe that starts behind a cut gives what one from the start gives, bit for bit."""
+"""An evaluation that starts behind a cut gives what one from the start gives, bit for bit."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ Asked = list[tuple[int, frozenset[str]]]
 
 
 def asked_of(names: Sequence[str]) -> st.SearchStrategy[Asked]:
-    """A few samples' seeds, each with the layers that are lowered."""
+    """A few samples' seeds, each with the layers that are reduced."""
     one = st.tuples(st.integers(0, 1), st.frozensets(st.sampled_from(names)))
     return st.lists(one, min_size=1, max_size=4)
 
@@ -194,7 +194,7 @@ def test_what_is_kept_stays_within_its_budget(run_segments: list[int]) -> None:
 
 
 def test_a_session_without_switches_changes_no_bit() -> None:
-    """Behind each single layer that is lowered, nothing is, again and again."""
+    """Behind each single layer that is reduced, nothing is, again and again."""
     for low, pin in PAIRS:
         late, plain = pair(low, pin)
         names = layers()[: _WORTH_SETTLING + 10]

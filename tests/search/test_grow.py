@@ -8,7 +8,7 @@ from bisect_trt.search.grow import Trial, grow
 
 
 def additive(sensitivities: dict[str, np.ndarray]):
-    """An oracle in which the error is exactly the sum of the lowered layers' effects."""
+    """An oracle in which the error is exactly the sum of the reduced layers' effects."""
     total = np.sum(list(sensitivities.values()), axis=0)
     calls = []
 

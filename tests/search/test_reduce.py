@@ -82,7 +82,7 @@ def test_any_set_is_found(n: int, data: st.DataObject) -> None:
 
 @given(st.integers(1, 40), st.integers(0, 2**32))
 def test_a_chaotic_oracle_ends_with_a_piece_that_it_called_bad(n: int, seed: int) -> None:
-    """Verdicts drawn at random by piece: nothing is monotone."""
+    """Verdicts drawn at random by subgraph: nothing is monotone."""
     bad = frozenset(names(n))
 
     def chance(subgraph: Subgraph) -> bool:

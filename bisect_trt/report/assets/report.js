@@ -158,7 +158,7 @@
   const score = (v, type) => (type === "display" && v >= 1e9 ? "none allowed" : shown.number(v, type));
   let table = null;
   if ($("layer-table")) {
-    const order = ["alone_score", "introduced_rel_range"].find((name) => name in column);
+    const order = ["sensitivity", "introduced_rel_range"].find((name) => name in column);
     table = new DataTable($("layer-table"), {
       data: layers.rows,
       columns: layers.columns.map((c, i) => ({
@@ -166,7 +166,7 @@
         data: i,
         type: c.kind === "text" ? "string" : "num",
         className: c.kind === "number" ? "n dt-right" : "dt-left",
-        render: c.name === "alone_score" ? score : shown[c.kind],
+        render: c.name === "sensitivity" ? score : shown[c.kind],
         searchable: c.kind === "text",
         orderSequence: c.kind === "text" ? ["asc", "desc", ""] : ["desc", "asc", ""],
       })),

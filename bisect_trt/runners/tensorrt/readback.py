@@ -151,7 +151,7 @@ def facts_of(
     answer: EngineAnswer,
     written: float,
 ) -> dict[str, Any]:
-    """What the journal keeps of an engine beside its outputs.
+    """What the cache keeps of an engine beside its outputs.
 
     Args:
         layers: of the model.

@@ -391,14 +391,14 @@ class TensorRTRunner:
         if ahead is not None and ahead.prebuilt is not None:
             request, written = ahead, 0.0
             try:
-                answer = ask("probe", ahead, arrays, repeats)
+                answer = ask("evaluate", ahead, arrays, repeats)
             finally:
                 ahead.prebuilt.remove()
         else:
             began = time.perf_counter()
             with self._request(*what, measure_latency) as request:
                 written = time.perf_counter() - began
-                answer = ask("probe", request, arrays, repeats)
+                answer = ask("evaluate", request, arrays, repeats)
         self._last = what, replace(request, model=b"", prebuilt=None)
         return answer, written
 

@@ -81,7 +81,7 @@ class EngineWorker:
             raise RunnerUnavailableError(f"{called} has no strong typing; use --typing weak")
         return {self._trt.__name__: str(self._trt.__version__), **self._cuda.device()}
 
-    def probe(
+    def evaluate(
         self,
         request: EngineRequest,
         samples: Sequence[Mapping[str, NDArray[Any]]],
@@ -106,7 +106,7 @@ class EngineWorker:
         samples: Sequence[Mapping[str, NDArray[Any]]],
         repeats: int = 1,
     ) -> EngineAnswer | None:
-        """As :meth:`probe` of the engine kept; None where that is another one."""
+        """As :meth:`evaluation` of the engine kept; None where that is another one."""
         if self._kept is None or self._kept.key != _key(request):
             return None
         return self._run(self._kept, request, samples, repeats, time.perf_counter())

@@ -76,7 +76,7 @@ def test_operators_that_are_not_lowered_are_in_the_headline(tmp_path: Path) -> N
     model = model_of(nodes, [4, 8], domains=("com.microsoft",), w=np.eye(8, dtype=np.float32))
     result = run(model, waves(0, 4, 8), tmp_path / "run")
     said = headline(result)
-    assert "2 of 3 nodes are of operators that are never lowered" in said
+    assert "2 of 3 nodes are of operators that are never reduced" in said
     assert any("com.microsoft.FusedMatMul (1)" in f.message for f in result.findings)
     assert said in json.loads(json.dumps(said)) and said in (tmp_path / "run/report.md").read_text()
 
@@ -145,17 +145,15 @@ def test_a_plan_is_verified_on_the_share_that_it_was_found_for(tmp_path: Path) -
         fixture.model,
         given,
         require="max_abs<=1e-2",
-        given_share=0.75,
+        allow_misses=0.25,
         robust=0,
         out=tmp_path / "run",
     )
     assert found.passed
     path = tmp_path / "run" / "plan.json"
-    assert json.loads(path.read_text())["given_share"] == 0.75
+    assert json.loads(path.read_text())["holds_on"] == 0.75
     assert bisect_trt.verify(fixture.model, given, path, out=tmp_path / "v").passed
-    asked_of_all = bisect_trt.verify(
-        fixture.model, given, path, out=tmp_path / "v", given_share=1.0
-    )
+    asked_of_all = bisect_trt.verify(fixture.model, given, path, out=tmp_path / "v", allow_misses=0)
     assert not asked_of_all.passed
 
 
@@ -308,7 +306,7 @@ def test_layers_are_held_in_fp32_or_reduced(robust: float, tmp_path: Path) -> No
             **options,
         )
 
-    pinned = held(pin=["^/encoder/layers.0/attention/MatMul_1$", "^/head/Pow$"])
+    pinned = held(keep_fp32=["^/encoder/layers.0/attention/MatMul_1$", "^/head/Pow$"])
     assert pinned.passed and {"/encoder/layers.0/attention/MatMul_1", "/head/Pow"} <= set(
         pinned.pinned
     )
@@ -322,10 +320,10 @@ def test_layers_are_held_in_fp32_or_reduced(robust: float, tmp_path: Path) -> No
     assert saved["held"].sum() == 2
     plan = json.loads((tmp_path / "run" / "plan.json").read_text())
     assert "/encoder/layers.0/attention/MatMul_1" in plan["pinned"]
-    reduced = held(lower="^/head/Pow$")
+    reduced = held(keep_reduced="^/head/Pow$")
     assert "/head/Pow" not in reduced.pinned and not reduced.passed
-    assert "but the 1 layer of --lower" in reduced.sentence
-    assert "With what --lower holds pinned too the requirement is met" in reduced.sentence
+    assert "but the 1 layer of --keep-reduced" in reduced.sentence
+    assert "With what --keep-reduced holds pinned too the requirement is met" in reduced.sentence
     assert reduced.cause is Cause.OVERFLOW, "which strict FP32 has no part in"
 
 
@@ -340,7 +338,7 @@ def test_what_is_held_does_not_mix_up_the_journal(tmp_path: Path) -> None:
         )
 
     run_("one")
-    again, fresh = run_("one", pin="blocks.7/"), run_("other", pin="blocks.7/")
+    again, fresh = run_("one", keep_fp32="blocks.7/"), run_("other", keep_fp32="blocks.7/")
     assert again.pinned == fresh.pinned and again.passed
 
 
@@ -406,7 +404,7 @@ def test_where_fp32_misses_on_few_of_many_inputs_they_are_counted_and_named(
     assert "misses on 1 of 12 given inputs, most on sample 11." in result.sentence
     assert "--holds-on 0.91 " in result.sentence
     allowed = bisect_trt.bisect(
-        fixture.model, samples, out=tmp_path / "b", given_share=0.91, **options
+        fixture.model, samples, out=tmp_path / "b", allow_misses=0.09, **options
     )
     assert allowed.cause.value != "not-precision"
 

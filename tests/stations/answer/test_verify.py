@@ -106,10 +106,12 @@ def test_what_it_found_is_written_for_people_machines_and_ci(
         answer = "The plan holds." if pins else "The plan does not hold."
         assert f"With one input: {answer}" in page and "requirements on emulated-whole" in page
     cases = {problem.get("name"): problem for problem in said[10].iter("testcase")}
-    assert {"requirements on emulated", "typed ONNX", "holds on redrawn roundings"} <= set(cases)
+    assert {"requirements on emulated", "typed ONNX", "holds on perturbed inputs"} <= set(cases)
     assert said[10].get("failures") == "0" and int(said[0].get("failures", 0)) >= 3
     properties = {p.get("name"): p.get("value", "") for p in said[10].iter("property")}
-    assert properties["validation"].startswith("Undecided. Holds on given 1 of 1 inputs; redrawn")
+    assert properties["validation"].startswith(
+        "Inconclusive. Holds on given 1 of 1 inputs; perturbed"
+    )
 
 
 def test_no_file_that_is_read_is_written_over_and_no_answer_outlives_the_next(
@@ -160,9 +162,9 @@ def test_a_missing_pin_is_seen(files: tuple[Path, Path, Path]) -> None:
     code, output = verify(files)
     assert code == 1 and "The plan does not hold." in output and "602 times the tolerance" in output
     # What it is on other inputs is no question where it misses the given ones.
-    assert "Lucky" not in output and "Holds on given 0 of 1 inputs; redrawn 0 of" in output
+    assert "Lucky" not in output and "Holds on given 0 of 1 inputs; perturbed 0 of" in output
     answer = json.loads(verify(files, "--json")[1])
-    assert answer["robust"] is None and answer["validation"]["given"]["passed"] == 0
+    assert answer["verdict"] is None and answer["validation"]["given"]["passed"] == 0
 
 
 def test_new_weights_break_it(files: tuple[Path, Path, Path]) -> None:
@@ -377,7 +379,7 @@ def test_weights_inside_a_branch_are_no_complaint(tmp_path: Path) -> None:
 
 def test_each_thing_that_nobody_asks_for_is_the_plan_s(tmp_path: Path) -> None:
     fixture = healthy()
-    plan = {"base": "fp16", "pinned": [], "requirements": ["max_abs<=1"], "given_share": 0.5}
+    plan = {"base": "fp16", "pinned": [], "requirements": ["max_abs<=1"], "holds_on": 0.5}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     for more in ({}, {"require": "max_abs<=1"}):
         found = bisect_trt.verify(

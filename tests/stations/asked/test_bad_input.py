@@ -197,7 +197,7 @@ CASES: dict[str, tuple[Callable[[Desk], object], int, str]] = {
     ),
     "metric that raises": (_metric, 2, "KeyError"),
     "folder not writable": (_unwritable, 2, "cannot be written"),
-    "foreign journal": (_foreign_journal, 2, "not a usable journal"),
+    "foreign cache": (_foreign_journal, 2, "not a usable cache"),
     "runner not here": (lambda d: d.extra.extend(["--runner", "tensorrt"]), 3, "tensorrt"),
     "unknown precision": (lambda d: d.extra.extend(["--precision", "int8"]), 2, "int8"),
     "unknown runner": (lambda d: d.extra.extend(["--runner", "abacus"]), 2, "abacus"),

@@ -41,7 +41,8 @@ def told(result: bisect_trt.Result) -> dict[str, str]:
 def test_steps_between_that_leave_fp16(
     op: str, near: float, far: float, why: str, tmp_path: Path
 ) -> None:
-    """Called robust, and an engine gives infinities: it computes the steps in FP16 one by one."""
+    """Called validated, and an engine gives infinities: it computes the steps in FP16 one by
+    one."""
     body = f"n = Neg(x) y = {op}(n)"
     inside = run(body, tmp_path / "near", near)
     assert inside.pinned == []
@@ -49,7 +50,7 @@ def test_steps_between_that_leave_fp16(
     (found,) = (f for f in outside.findings if f.kind == "held")
     assert why in found.message and found.message.endswith("it is kept in FP32")
     assert outside.passed and outside.pinned == [found.where]
-    low = run(body, tmp_path / "low", far, lower=[found.where])
+    low = run(body, tmp_path / "low", far, keep_reduced=[found.where])
     assert why in told(low)["written-out"] and low.pinned == []
     assert run(body, tmp_path / "bf16", far, precision="bf16").pinned == []
 

@@ -210,7 +210,7 @@ def test_a_list_of_feeds_is_read_one_at_a_time(tmp_path: Path) -> None:
 
 
 def test_a_file_that_changes_while_it_is_in_use_ends_the_run(tmp_path: Path) -> None:
-    """What it held at first was the journal's key, and what it held then the answer."""
+    """What it held at first was the cache's key, and what it held then the answer."""
     path = tmp_path / "x.npz"
     np.savez(path, x=np.zeros(4, np.float32))
     read = unchanged(path, lambda: np.load(path)["x"])

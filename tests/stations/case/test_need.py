@@ -184,9 +184,9 @@ def test_the_need_follows_what_is_held(
 
 PEAK = """
 import atexit, sys
-from bisect_trt.runners.ort import turns
-from bisect_trt.stations.case import need
-for module in (turns, need):
+from bisect_trt.runners import concurrency
+from bisect_trt.steps import memory_need
+for module in (concurrency, memory_need):
     assert module.LARGE and module.MANY
     module.LARGE = LARGE << 20
     module.MANY = 8 << 20

@@ -54,8 +54,8 @@ def test_a_slow_machine_changes_nothing_but_a_wrong_count_does(
 
 
 def test_a_busy_moment_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small network's first probes took a thousand times as long as it does: they are no measure
-    of it, now or when the journal tells them again.
+    """A small network's first evaluations took a thousand times as long as it does: they are no
+    measure of it, now or when the cache tells them again.
     """
     settings = Settings(FIXTURE.model, [FIXTURE.inputs], require=FIXTURE.require, out=tmp_path)
     problem = load(settings, Observer())
@@ -88,7 +88,7 @@ def test_what_is_looked_at_again_is_run_from_its_inputs_on(
     settings = Settings(model, [given], require=["max_abs<=1e-3"], out=tmp_path)
     problem = load(settings, Observer())
     with open_context(problem, Observer()) as context:
-        context.evaluator.probe(problem.base)
+        context.evaluator.evaluate(problem.base)
         called: list[str] = []
         for name in ("forget", "outputs"):
             its = getattr(context.emulator, name)
@@ -131,7 +131,7 @@ def looped(trips: int) -> onnx.ModelProto:
 def test_a_busy_machine_has_its_layers_measured_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Probes that take a thousand times as long as is counted leave no layer unmeasured."""
+    """Evaluations that take a thousand times as long as is counted leave no layer unmeasured."""
     asked: list[float] = []
 
     def allowed(expected_s: float) -> float:
@@ -198,20 +198,20 @@ def test_variants_are_asked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_verify_does_not_time_the_opening_of_its_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its first probe opens one: that the machine is slow at it must not decide how many draws are
-    made, and so what is said of the plan.
+    """Its first evaluation opens one: that the machine is slow at it must not decide how many
+    copies are made, and so what is said of the plan.
     """
     fixture = healthy()
     plan = {"base": "fp16", "pin_precision": "fp32", "pinned": [], "requirements": ["max_abs<=1"]}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
-    probe, heard, asked = Evaluator.probe, [], []
+    probe, heard, asked = Evaluator.evaluate, [], []
 
     def slow_at_first(evaluator: Evaluator, plan: PrecisionPlan) -> Evaluation:
         asked.append(plan)
         seconds = 9.0 if len(set(asked)) == 1 else 0.001
         return replace(probe(evaluator, plan), seconds=seconds)
 
-    monkeypatch.setattr(Evaluator, "probe", slow_at_first)
+    monkeypatch.setattr(Evaluator, "evaluate", slow_at_first)
     monkeypatch.setattr(Pace, "took", lambda _, seconds: heard.append(seconds))
     found = bisect_trt.verify(
         fixture.model, fixture.inputs, tmp_path / "plan.json", out=tmp_path / "out"

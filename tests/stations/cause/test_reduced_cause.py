@@ -118,7 +118,7 @@ def test_where_inputs_count_together_one_s_score_is_no_verdict() -> None:
     found, said = cause(scores, 10, alone=lambda n: evaluated(1.5 if n == "b" else 0.9))
     assert found is Cause.ROUNDING and "rounding in b alone misses the requirement (1.5" in said
     assert cause(scores, 10, alone=lambda _: evaluated(math.nan))[0] is Cause.ROUNDING
-    assert cause(scores, 10, together=True)[0] is Cause.UNKNOWN, "and where only draws miss"
+    assert cause(scores, 10, together=True)[0] is Cause.UNKNOWN, "and where only copies miss"
     assert cause(SMALL, 8, together=True)[0] is Cause.ACCUMULATION
 
 

@@ -136,7 +136,7 @@ def test_a_mask_that_overflows_is_no_cause_because_draws_do_worse(
     tmp_path: Path, share: float, passes: bool
 ) -> None:
     """-1e9 becomes -inf in FP16, and a Softmax makes zero of either. The score of the given input
-    with it pinned was held against that of draws, which miss by more: "overflow".
+    with it pinned was held against that of copies, which miss by more: "overflow".
     """
     build = GraphBuilder(0)
     query, key = (build.op("MatMul", "x", build.normal(16, 16, scale=2.0)) for _ in range(2))

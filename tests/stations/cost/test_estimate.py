@@ -34,7 +34,7 @@ def work_of(problem: Problem, *, passes: bool, seconds: float = 1e-3) -> Work:
 
 def test_what_passes_is_hardly_searched() -> None:
     fails, passes = (work_of(case_of(), passes=p) for p in (False, True))
-    assert passes.rows == 0 and passes.emulations < 10 and passes.probes == 3
+    assert passes.rows == 0 and passes.emulations < 10 and passes.evaluations == 3
     assert fails.rows >= 2 * len(case_of().names) and fails.emulations > 200
     assert passes.copied >= 20 + 12 + 59 and passes.second_asked < passes.copied
 
@@ -46,7 +46,7 @@ def test_a_slow_model_is_tested_on_fewer_draws() -> None:
 
 def test_a_fitted_search_is_priced_by_its_pins() -> None:
     work = work_of(case_of(robust=0), passes=False)
-    assert work.rows == len(case_of().names) and work.probes == 6 + 8 * 2
+    assert work.rows == len(case_of().names) and work.evaluations == 6 + 8 * 2
 
 
 def test_the_counts_are_those_of_the_run(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_an_estimate_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (
         price.seconds == pytest.approx(0.06) and price.copies > 50 and price.sensitivity_runs == 0
     )
-    assert f"{price.copies} draws in" in price.sentence
+    assert f"{price.copies} copies in" in price.sentence
     assert not list(tmp_path.iterdir())
 
 
@@ -92,7 +92,7 @@ def test_of_many_inputs_a_few_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_where_fp32_misses_nothing_is_searched() -> None:
     asked = Settings(FIXTURE.model, [FIXTURE.inputs], runner="emulated", require="max_abs<=1e-12")
     found = estimate(asked, Observer())
-    assert (found.copies, found.sensitivity_runs) == (0, 0) and found.probes < found.fewest
+    assert (found.copies, found.sensitivity_runs) == (0, 0) and found.evaluations < found.fewest
 
 
 def test_a_budget_is_told_beside_what_it_would_take_without_one() -> None:

@@ -1,4 +1,4 @@
-"""Stations that stop when their time is over say how far they came, and go no further later."""
+"""Steps that stop when their time is over say how far they came, and go no further later."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def measured(
     fixture: Fixture | None = None,
     budget_s: float = BUDGET_S,
 ) -> tuple[Sensitivity, list[str]]:
-    """What the station gives, and what it says."""
+    """What the step gives, and what it says."""
     fixture = fixture or residual()
     settings = Settings(fixture.model, [fixture.inputs], require=[fixture.require], out=folder)
     problem = load(settings, Observer())
@@ -135,7 +135,7 @@ def test_a_run_without_any_time_to_measure_still_answers(
 
 
 class Heard(Observer):
-    """What each station told of its progress."""
+    """What each step told of its progress."""
 
     def __init__(self) -> None:
         self.told: dict[str, list[tuple[int, int]]] = {}

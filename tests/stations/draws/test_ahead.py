@@ -1,4 +1,4 @@
-"""Of many nodes a test's draws are made before the reference gives way to the second emulator."""
+"""Of many nodes a test's copies are made before the reference gives way to the second emulator."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from bisect_trt.base.interrupt import Observer, TimeBudget
 from bisect_trt.runners.reference import Reference
 from bisect_trt.steps.context import open_context
-from bisect_trt.steps.tests import make_copies_ahead, next_test
 from bisect_trt.steps.validation import put_to_test
+from bisect_trt.steps.validation_inputs import make_copies_ahead, next_test
 from tests.steps.copies.test_fresh_draws import MADE, case_of
 
 
@@ -19,7 +19,7 @@ from tests.steps.copies.test_fresh_draws import MADE, case_of
     ("many", "fitted", "inputs", "minutes"),
     [
         (True, False, 1, None),
-        (True, False, 40, None),  # of which others are drawn by how many draws there will be
+        (True, False, 40, None),  # of which others are drawn by how many copies there will be
         (False, False, 1, None),
         (True, True, 1, None),
         (True, False, 1, 5.0),  # a budget is the search's first
@@ -48,11 +48,11 @@ def test_the_reference_is_not_opened_again_for_the_next_test(
     problem = case_of(tmp_path, scales, holdout=["none"], **more)
     MADE.clear()
     with open_context(problem, Observer(), time_budget=TimeBudget(minutes)) as context:
-        context.evaluator.probe(problem.base)
+        context.evaluator.evaluate(problem.base)
         make_copies_ahead(problem, context)
         made = len(MADE)
         assert (made > 0) == (many and not fitted and minutes is None)
-        context.second.probe(problem.base)
+        context.second.evaluate(problem.base)
         if not made:
             return
         before = len(opened)

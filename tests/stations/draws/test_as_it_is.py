@@ -138,7 +138,7 @@ def test_variants_that_are_none_are_refused(tmp_path: Path, kinds: str, words: s
     """They were asked for: a word without them would be another than the one asked for."""
     fixture = healthy()
     for _ in range(2):
-        with pytest.raises(BadInputError, match=f"--variants {re.escape(kinds)}: .*{words}"):
+        with pytest.raises(BadInputError, match=f"--augmented {re.escape(kinds)}: .*{words}"):
             run(fixture, fixture.inputs, tmp_path, augmented=kinds)
 
 
@@ -168,7 +168,7 @@ def test_samples_from_a_function_or_a_generator(tmp_path: Path) -> None:
         ({"robust": 0, "pick": 0.5}, "--pick 0.5: with --robust 0"),
         ({"budget": float("nan")}, "--budget nan: not a number"),
         ({"budget": float("inf")}, "--budget inf: not a number"),
-        ({"probe_timeout_s": float("nan")}, "--probe-timeout nan: not a number"),
+        ({"probe_timeout_s": float("nan")}, "--evaluation-timeout nan: not a number"),
     ],
 )
 def test_options_that_make_no_sense(options: dict[str, Any], words: str) -> None:
@@ -194,18 +194,19 @@ def test_where_some_inputs_may_miss_the_first_line_says_on_how_many(tmp_path: Pa
     suite = ElementTree.parse(tmp_path / "junit.xml").getroot()
     properties = {p.get("name"): p.get("value") for p in suite.iter("property")}
     assert f"olds on given {given.passed} of 2" in (properties["validation"] or "")
-    assert properties["robustness"] == json.loads((tmp_path / "run.json").read_text())["robust"]
+    assert properties["robustness"] == json.loads((tmp_path / "run.json").read_text())["verdict"]
     shown = {c.get("name"): c.findtext("system-out") for c in suite.iter("testcase")}
     assert f"{given.passed} of 2 meet" in (shown["holds on the given inputs"] or "")
-    assert "with 95 % confidence" in (shown["holds on redrawn roundings"] or "")
+    assert "with 95 % confidence" in (shown["holds on perturbed inputs"] or "")
 
 
 def test_a_word_for_less_than_usual_says_for_what(tmp_path: Path) -> None:
     fixture = healthy()
     inputs = several(fixture, 2)
-    result = run(fixture, inputs, tmp_path, given_share=0.5)
+    result = run(fixture, inputs, tmp_path, allow_misses=0.5)
     assert (
-        "Robust for the 50 % asked for, of inputs like yours. Holds on" in result._repr_markdown_()
+        "Validated for the 50 % asked for, of inputs like yours. Holds on"
+        in result._repr_markdown_()
     )
 
 
@@ -285,7 +286,7 @@ def test_sets_that_miss_are_counted_as_sets() -> None:
     samples = tuple(Sample(f"{i}", {}) for i in range(8))
     reduced = SimpleNamespace(verdict=Verdict.PASS)
     unseen: Any = SimpleNamespace(refused=Refusal("perturbed", samples, 28, 1.2), reduced=reduced)
-    assert _others(unseen, 4) == "2 of 28 roundings redrawn miss it"
+    assert _others(unseen, 4) == "2 of 28 roundings perturbed miss it"
     unseen.refused = None
     assert _others(unseen, 1) == "others like them do not"
 
@@ -303,7 +304,7 @@ def test_the_time_left_is_what_there_is() -> None:
 def test_a_note_is_kept_once(tmp_path: Path) -> None:
     fixture = healthy()
     problem = load(Settings(fixture.model, [fixture.inputs], out=tmp_path), Observer())
-    told = Finding("draws", "", "no more were made")
+    told = Finding("copies", "", "no more were made")
     with open_context(problem, Observer()) as context:
         for _ in range(2):
             context.note(told)
@@ -314,7 +315,7 @@ def test_a_plan_is_not_verified_without_the_variants_that_were_named(tmp_path: P
     fixture = healthy()
     run(fixture, fixture.inputs, tmp_path)
     for kinds in ("rotate", f"{__name__}:unchanged", f"{__name__}:without_end"):
-        with pytest.raises(BadInputError, match=f"--variants {re.escape(kinds)}: "):
+        with pytest.raises(BadInputError, match=f"--augmented {re.escape(kinds)}: "):
             bisect_trt.verify(
                 fixture.model,
                 fixture.inputs,

@@ -28,8 +28,8 @@ from bisect_trt.steps.search_set import (
     missed_by_every,
     told_by_pins,
 )
-from bisect_trt.steps.tests import planned_test
 from bisect_trt.steps.validation import put_to_test
+from bisect_trt.steps.validation_inputs import planned_test
 from fixtures.build import GraphBuilder
 from fixtures.fixture import waves
 
@@ -157,7 +157,7 @@ def test_a_search_that_meets_such_draws_ends_with_a_plan(tmp_path: Path) -> None
 def test_a_slow_models_test_that_no_pins_pass_is_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, fewest: int, most: int
 ) -> None:
-    """RT-DETR on two cores: 250 s of draws for a word that the first of them had said."""
+    """RT-DETR on two cores: 250 s of copies for a word that the first of them had said."""
     monkeypatch.setattr(Pace, "usual_seconds", property(lambda _: seconds))
     model, given = rounded()
     settings = Settings(model, given, require="max_abs<=0.5", runner="emulated", out=tmp_path)

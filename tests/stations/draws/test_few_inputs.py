@@ -27,7 +27,7 @@ FIXTURE = residual()
 
 
 def halved(inputs: Mapping[str, Any], generator: np.random.Generator) -> dict[str, Any]:
-    """A variant that is always the same."""
+    """An augmented input that is always the same."""
     return {name: np.float32(array * 0.5) for name, array in inputs.items()}
 
 
@@ -65,7 +65,7 @@ def test_two_inputs_that_are_nearly_one_are_no_word_on_others(tmp_path: Path) ->
         and again.word is two.validation.word
     )
     eight = run(tmp_path / "eight", np.linspace(0.85, 1.0, 8), step=5)
-    assert eight.validation.word.value == "robust" and eight.validation.prediction_limit <= 1.0
+    assert eight.validation.word.value == "validated" and eight.validation.prediction_limit <= 1.0
 
 
 def test_a_decision_that_never_changed_tells_nothing_of_the_next_input(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_decision_that_never_changed_tells_nothing_of_the_next_input(tmp_path:
     )
     many = run(tmp_path / "many", np.linspace(0.8, 1.0, 59), require="top1>=1")
     assert many.validation.given.passed + many.validation.holdout.passed == 59
-    assert many.validation.word.value == "robust"
+    assert many.validation.word.value == "validated"
 
 
 def test_a_class_tells_nothing_of_the_next_input_by_any_metric(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_copies_without_any_error_tell_nothing_of_the_next_input(tmp_path: Path)
     b.rename_output(b.op("Relu", b.op("Relu", "x")), "y")
     model = b.model({"x": [1, 32]}, {"y": [1, 32]})
     dark = [{"x": waves(seed, 1, 32) - 2.0} for seed in range(59)]
-    for count, word in ((2, "inconclusive"), (59, "robust")):
+    for count, word in ((2, "inconclusive"), (59, "validated")):
         options = {"runner": "emulated", "holdout": "none", "out": tmp_path / str(count)}
         result = bisect_trt.bisect(model, dark[:count], require="max_abs<=1e-5", **options)
         assert result.validation.word.value == word
@@ -117,7 +117,9 @@ def test_a_set_of_inputs_is_one_observation(tmp_path: Path) -> None:
     assert few.validation.prediction_limit == np.inf
     assert "another set may use anything" in (tmp_path / "few" / "report.md").read_text()
     near = run(tmp_path / "near", np.linspace(0.99, 1.0, 59), require=require, holdout="none")
-    assert near.validation.word.value == "robust" and 0.0 < near.validation.prediction_limit <= 1.0
+    assert (
+        near.validation.word.value == "validated" and 0.0 < near.validation.prediction_limit <= 1.0
+    )
     apart = run(
         tmp_path / "apart", np.linspace(0.05, 1.0, 59) ** 4, require=require, holdout="none"
     )
@@ -147,7 +149,7 @@ def test_copies_of_one_input_are_no_word_on_others_however_small_their_error(
 def test_variants_that_are_all_the_same_are_said_to_be(tmp_path: Path) -> None:
     same = run(tmp_path, (1.0, 0.9), augmented=f"{__name__}:halved")
     assert same.validation.augmented.tested == 0 and same.validation.spent
-    assert "no more than 0 variants could be made that the search" in messages(same)
+    assert "no more than 0 augmented inputs could be made that the search" in messages(same)
     assert "could be made" not in messages(run(tmp_path / "auto", (1.0, 0.9)))
 
 
@@ -161,7 +163,7 @@ def test_a_set_that_was_kept_apart_is_called_one(tmp_path: Path) -> None:
         np.linspace(0.9, 1.0, 3),
         require=FIXTURE.require.replace("<=", "@mean<="),
         holdout=inputs_of((0.7, 0.8)),
-        given_share=0.5,
+        allow_misses=0.5,
     )
     assert result.validation.set_size == 3 and result.validation.holdout_size == 2
     assert "held out 1 of 1 sets of 2 inputs" in (tmp_path / "report.md").read_text()
@@ -169,7 +171,7 @@ def test_a_set_that_was_kept_apart_is_called_one(tmp_path: Path) -> None:
 
 
 def test_what_a_spared_input_does_is_in_the_answer_and_in_the_frontier(tmp_path: Path) -> None:
-    """Two of fifty inputs are so large that they miss; the frontier is judged on 24."""
+    """Two of fifty inputs are so large that they miss; the trade-off curve is judged on 24."""
     fixture, shares = healthy(), np.linspace(0.9, 1.0, 50)
     shares[[1, 3]] = 30.0, 40.0
     result = bisect_trt.bisect(
@@ -177,7 +179,7 @@ def test_what_a_spared_input_does_is_in_the_answer_and_in_the_frontier(tmp_path:
         [{n: np.float32(a * by) for n, a in fixture.inputs.items()} for by in shares],
         require="max_abs<=5e-4",
         holdout="none",
-        given_share=0.96,
+        allow_misses=0.04,
         runner="emulated",
         out=tmp_path,
     )
@@ -216,7 +218,8 @@ def test_what_a_set_scores_without_a_pin_is_in_tolerances(
     fixture: Fixture, share: float, tmp_path: Path
 ) -> None:
     """A set is held to less than the tolerance while it is made smaller: what it then misses it may
-    still meet, and its score says so; ``proof_probe`` is the one of the set's probes that shows it.
+    still meet, and its score says so; ``proof_evaluation`` is the one of the set's evaluations that
+    shows it.
     """
     result = bisect_trt.bisect(
         fixture.model,
@@ -229,13 +232,13 @@ def test_what_a_set_scores_without_a_pin_is_in_tolerances(
     proved = result.pins[result.pins["proved"]]
     assert len(proved) and (proved["tolerance_share"] < 1.0).any()
     for pin in proved.itertuples():
-        probe = result.search.iloc[pin.proof_probe]
+        probe = result.search.iloc[pin.proof_evaluation]
         assert pin.score_without == pytest.approx(probe["score"], rel=1e-9)
         assert pin.score_without > pin.tolerance_share
         assert pin.missed_on in probe["note"] or pin.missed_on.startswith("sample")
     pin = next(proved.itertuples())
     assert score_without(pin) == f"{pin.score_without:.3g} times the tolerance"
-    assert is_least(pin), "its panel ended with the first that told"
+    assert is_least(pin), "its search set ended with the first that told"
     assert not is_least(pin._replace(of_all_given=True))
     just = pin._replace(score_without=0.86)
     assert score_without(just) == "0.86 times the tolerance (held to 0.8)"

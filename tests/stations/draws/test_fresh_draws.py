@@ -1,4 +1,4 @@
-"""A test's draws are made once; those that did worst by one judge are asked of the next first."""
+"""A test's copies are made once; those that did worst by one judge are asked of the next first."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from bisect_trt.base.outcomes import InputKind, Verdict
 from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.evaluate.result import SampleResult, SearchSetResult
 from bisect_trt.settings import Settings
-from bisect_trt.steps import tests
+from bisect_trt.steps import validation_inputs
 from bisect_trt.steps.context import open_context
 from bisect_trt.steps.problem import Problem, load
 from bisect_trt.steps.samples import augmented, perturbs
-from bisect_trt.steps.tests import TestCopies, ValidationTest, planned_test
 from bisect_trt.steps.validation import put_to_test
+from bisect_trt.steps.validation_inputs import TestCopies, ValidationTest, planned_test
 from fixtures.models import healthy
 
 MADE: list[int] = []
 
 
 def counted(inputs: Mapping[str, Any], generator: np.random.Generator) -> dict[str, Any]:
-    """A variant; how many were made is counted."""
+    """An augmented input; how many were made is counted."""
     MADE.append(1)
     return {n: np.float32(a * generator.uniform(0.9, 1.1)) for n, a in inputs.items()}
 
@@ -56,7 +56,7 @@ def results(scores: list[float]) -> SearchSetResult:
 def test_both_judges_and_the_bounds_are_of_draws_made_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, times: int
 ) -> None:
-    monkeypatch.setattr(tests, "_MOST_REMEMBERED", most)
+    monkeypatch.setattr(validation_inputs, "_MOST_REMEMBERED", most)
     problem = case_of(tmp_path)
     MADE.clear()
     with open_context(problem, Observer()) as context:

@@ -17,11 +17,12 @@ from bisect_trt.base.plan import PrecisionPlan
 from bisect_trt.base.sample import Sample
 from bisect_trt.metrics.statistics import lower_bound
 from bisect_trt.settings import Settings
-from bisect_trt.steps import answer, tests
+from bisect_trt.steps import answer, validation_inputs
 from bisect_trt.steps.context import open_context
 from bisect_trt.steps.problem import Problem, load
 from bisect_trt.steps.search_set import Refusal
-from bisect_trt.steps.tests import (
+from bisect_trt.steps.validation import first_refusal, validate
+from bisect_trt.steps.validation_inputs import (
     MAX_TESTS,
     TestCopies,
     ValidationTest,
@@ -31,7 +32,6 @@ from bisect_trt.steps.tests import (
     shortened,
     wanted_of_unseen,
 )
-from bisect_trt.steps.validation import first_refusal, validate
 from fixtures.fixture import Fixture
 from fixtures.models import healthy
 
@@ -47,11 +47,11 @@ def case_of(tmp_path: Path, share: float, require: str = "max_abs<=1") -> Proble
     ("options", "require", "wanted"),
     [
         ({}, "max_abs<=1", 0.95),
-        ({"given_share": 0.9}, "max_abs<=1", 0.9),
-        ({"given_share": 0.99}, "max_abs<=1", 0.95),
-        ({"given_share": 0.9}, "max_abs@mean<=1", 0.95),  # of a set none is let miss
-        ({"given_share": 0.9, "robust": 0.97}, "max_abs<=1", 0.97),
-        ({"given_share": 0.9, "robust": 0.0}, "max_abs<=1", 0.9),
+        ({"allow_misses": 0.1}, "max_abs<=1", 0.9),
+        ({"allow_misses": 0.01}, "max_abs<=1", 0.95),
+        ({"allow_misses": 0.1}, "max_abs@mean<=1", 0.95),  # of a set none is let miss
+        ({"allow_misses": 0.1, "robust": 0.97}, "max_abs<=1", 0.97),
+        ({"allow_misses": 0.1, "robust": 0.0}, "max_abs<=1", 0.9),
         ({"pick": 0.5}, "max_abs<=1", 0.5),
         ({"pick": 0.99}, "max_abs<=1", 0.95),
     ],
@@ -66,7 +66,7 @@ def test_no_more_of_unseen_inputs_are_asked_to_hold_than_of_the_given_ones(
 
 
 def exactly(copies: int, misses: int, share: float) -> float:
-    """That ``misses`` of the draws fail, where ``share`` of all such draws pass."""
+    """That ``misses`` of the copies fail, where ``share`` of all such copies pass."""
     return math.comb(copies, misses) * (1.0 - share) ** misses * share ** (copies - misses)
 
 
@@ -76,7 +76,7 @@ def chance(copies: int, misses: int, share: float) -> float:
 
 
 def passing(test: ValidationTest, share: float) -> float:
-    """The chance that a plan which holds on ``share`` of such draws passes either look."""
+    """The chance that a plan which holds on ``share`` of such copies passes either look."""
     later = test.copies - test.enough
     return chance(test.enough, 0, share) + math.fsum(
         exactly(test.enough, k, share) * chance(later, test.misses - k, share)
@@ -92,10 +92,11 @@ def test_a_plan_below_the_share_is_called_robust_in_five_of_a_hundred_runs_at_mo
     problem = case_of(tmp_path, share)
     # One more is of the answer that a refused search ends with.
     tests = [planned_test(problem, number, seconds, last=False) for number in range(MAX_TESTS + 1)]
-    assert len({test.stream for test in tests}) == len(tests), "no two tests share their draws"
+    assert len({test.stream for test in tests}) == len(tests), "no two tests share their copies"
     assert math.fsum(test.risk for test in tests) <= 0.05
     bounding = [t for t in tests if chance(t.enough, 0, share) < 1.0 - t.confidence + 1e-9]
-    # A slow model's test is made of fewer draws than bound the share: it is never called robust.
+    # A slow model's test is made of fewer copies than bound the share: it is never called
+    # validated.
     assert math.fsum(passing(t, share) for t in bounding) <= 0.05
     for test in bounding:  # what is printed of either look is no more than that look shows
         for copies, misses in ((test.enough, 0), (test.copies, test.misses)):
@@ -112,7 +113,7 @@ def test_a_plan_below_the_share_is_called_robust_in_five_of_a_hundred_runs_at_mo
 
 
 def first_test_of(problem: Problem) -> tuple[ValidationTest, Refusal | None, Validation]:
-    """The first test of everything lowered, of a fast model, and what it ends with."""
+    """The first test of everything reduced, of a fast model, and what it ends with."""
     with open_context(problem, Observer()) as context:
         test = planned_test(problem, 0, 1e-4, last=False)
         judges = [context.evaluator, context.second]
@@ -124,7 +125,7 @@ def first_test_of(problem: Problem) -> tuple[ValidationTest, Refusal | None, Val
 def varied_case(
     fixture: Fixture, inputs: list[dict[str, Any]], kinds: list[str], tmp_path: Path
 ) -> Problem:
-    """``fixture`` with variants by functions of this module."""
+    """``fixture`` with augmented inputs by functions of this module."""
     settings = Settings(
         fixture.model,
         inputs,
@@ -138,18 +139,18 @@ def varied_case(
 
 
 def seldom_too_large(inputs: Mapping[str, Any], generator: np.random.Generator) -> dict[str, Any]:
-    """A variant that overflows FP16 twice in a hundred times: where, so that some of those which
-    are looked at first do."""
+    """An augmented input that overflows FP16 twice in a hundred times: where, so that some of those
+    which are looked at first do."""
     scale = 1e9 if 0.5 < generator.random() < 0.52 else 1.0 + 1e-4 * generator.random()
     return {name: np.float32(array * scale) for name, array in inputs.items()}
 
 
-@pytest.mark.parametrize(("seconds", "word"), [(40.0, "robust"), (0.0, None)])
+@pytest.mark.parametrize(("seconds", "word"), [(40.0, "validated"), (0.0, None)])
 def test_a_test_goes_on_where_a_few_of_the_first_draws_miss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, word: str | None
 ) -> None:
-    """Redrawn copies all pass, and are as few as tell; of the variants a few miss."""
-    monkeypatch.setattr(tests, "_FURTHER", seconds)
+    """Perturbed copies all pass, and are as few as tell; of the augmented inputs a few miss."""
+    monkeypatch.setattr(validation_inputs, "_FURTHER", seconds)
     fixture = healthy()
     # Of 59 inputs: of fewer, of which a copy misses by far, nothing is said of others.
     shares = np.linspace(0.9, 1.0, 59)
@@ -166,13 +167,13 @@ def test_a_test_goes_on_where_a_few_of_the_first_draws_miss(
 def too_large_where_negative(
     inputs: Mapping[str, Any], generator: np.random.Generator
 ) -> dict[str, Any]:
-    """A variant that overflows FP16 where the input's first value is negative."""
+    """An augmented input that overflows FP16 where the input's first value is negative."""
     louder = 1.01 + 1e-3 * generator.random()
     return {n: np.float32(a * (1e9 if a.flat[0] < 0 else 1) * louder) for n, a in inputs.items()}
 
 
 def as_it_is(inputs: Mapping[str, Any], generator: np.random.Generator) -> dict[str, Any]:
-    """No variant at all."""
+    """No augmented input at all."""
     return dict(inputs)
 
 
@@ -183,7 +184,7 @@ def as_it_is(inputs: Mapping[str, Any], generator: np.random.Generator) -> dict[
 def test_inputs_and_kinds_that_are_sorted_are_not_judged_by_the_first(
     tmp_path: Path, kinds: list[str], negative: int
 ) -> None:
-    """Of 100 inputs the last few fail, or all by the second kind; 80 draws are looked at first."""
+    """Of 100 inputs the last few fail, or all by the second kind; 80 copies are looked at first."""
     fixture = healthy()
     inputs = [{n: np.abs(a) for n, a in fixture.inputs.items()}] * (100 - negative)
     inputs += [{n: -np.abs(a) for n, a in fixture.inputs.items()}] * negative
@@ -197,7 +198,7 @@ def test_inputs_and_kinds_that_are_sorted_are_not_judged_by_the_first(
     assert refused is not None and refused.kind == "augmented"
     assert (
         validation.augmented.passed < validation.augmented.tested
-        and validation.word.value != "robust"
+        and validation.word.value != "validated"
     )
 
 
@@ -232,14 +233,14 @@ def test_what_ends_before_its_look_does_has_no_miss_to_spare(
         for i in range(count - bad)
     ]
     few[3:3] = [Sample("bad", {n: np.float32(a * 1e9) for n, a in arrays.items()}, True)] * bad
-    monkeypatch.setattr("bisect_trt.steps.tests.augmented", lambda *_: iter(few))
+    monkeypatch.setattr("bisect_trt.steps.validation_inputs.augmented", lambda *_: iter(few))
     test, refused, validation = first_test_of(problem)
     assert (refused is not None) == refuses and validation.augmented.tested in (count, test.enough)
 
 
-@pytest.mark.parametrize("draws", [8, 59, 65, 71, 72, 73, 200])
+@pytest.mark.parametrize("copies", [8, 59, 65, 71, 72, 73, 200])
 def test_a_test_of_one_look_has_all_of_the_risk(tmp_path: Path, copies: int) -> None:
-    """A budget that leaves 59 draws leaves enough to say 95 %."""
+    """A budget that leaves 59 copies leaves enough to say 95 %."""
     problem = case_of(tmp_path, 0.95)
     test = planned_test(problem, 0, 1e-4, last=True)
     assert (test.enough, test.confidence) == (72, pytest.approx(0.975))
@@ -284,7 +285,7 @@ def test_a_test_that_no_plan_passes_is_short_where_draws_are_slow(tmp_path: Path
 def test_risk_that_was_spent_is_not_spent_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: int, risk: float
 ) -> None:
-    """The FP32 plan that a run with TF32 ends with is tested too, after everything lowered was."""
+    """The FP32 plan that a run with TF32 ends with is tested too, after everything reduced was."""
     used: list[ValidationTest] = []
     monkeypatch.setattr(answer, "plan_of_answer", lambda *_: PrecisionPlan("fp32"))
     whole = SimpleNamespace(tested=10_000)

@@ -1,4 +1,4 @@
-"""Plans that hold on inputs nobody has shown, judged on draws that no search has seen."""
+"""Plans that hold on inputs nobody has shown, judged on copies that no search has seen."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from bisect_trt.steps import failing_inputs
 from bisect_trt.steps.context import open_context
 from bisect_trt.steps.problem import load
 from bisect_trt.steps.samples import SEARCH_STREAM, augmented, perturbs, wants_augmented
-from bisect_trt.steps.tests import TRADEOFF, wanted_of_augmented
+from bisect_trt.steps.validation_inputs import TRADEOFF, wanted_of_augmented
 from fixtures.build import GraphBuilder
 from fixtures.encoders import encoder_decomposed
 from fixtures.fixture import Fixture
@@ -59,14 +59,14 @@ def scores(
 
 
 def fresh(fixture: Fixture, count: int) -> list[Mapping[str, NDArray[Any]]]:
-    """Redrawn copies by another seed than any of the tool's."""
+    """Perturbed copies by another seed than any of the tool's."""
     return [perturbed(fixture.inputs, np.random.default_rng([7777, i])) for i in range(count)]
 
 
 def test_a_robust_plan_holds_on_fresh_draws_and_a_fitted_one_does_not(tmp_path: Path) -> None:
     fixture = residual()
     fitted = run(fixture, tmp_path / "fitted", robust=0)
-    robust = run(fixture, tmp_path / "robust")
+    robust = run(fixture, tmp_path / "validated")
     assert fitted.passed and robust.passed
     assert robust.validation is not None and robust.validation.given.passed == 1
     assert (
@@ -84,11 +84,11 @@ def test_a_robust_plan_holds_on_fresh_draws_and_a_fitted_one_does_not(tmp_path: 
         for found in (fitted, robust)
     ]
     assert shares[1] >= 0.95 and len(robust.pinned) > len(fitted.pinned)
-    assert shares[0] < shares[1] and fitted.validation.word.value != "robust"
+    assert shares[0] < shares[1] and fitted.validation.word.value != "validated"
 
 
 def test_nothing_to_pin_is_a_claim_like_any_other(tmp_path: Path) -> None:
-    """A tolerance that everything lowered just meets on the given input, and not on others."""
+    """A tolerance that everything reduced just meets on the given input, and not on others."""
     fixture = residual()
     outputs = run_model(fixture.model, fixture.inputs)[0]
     reduced = next(
@@ -97,8 +97,8 @@ def test_nothing_to_pin_is_a_claim_like_any_other(tmp_path: Path) -> None:
     require = f"max_abs<={float(np.abs(reduced - outputs).max()) * 1.02:.6g}"
     overfitted = run(fixture, tmp_path / "overfitted", robust=0, require=require)
     assert overfitted.cause.value == "none" and overfitted.validation is not None
-    assert overfitted.validation.word.value != "robust" and overfitted.exit_code == 0
-    robust = run(fixture, tmp_path / "robust", require=require)
+    assert overfitted.validation.word.value != "validated" and overfitted.exit_code == 0
+    robust = run(fixture, tmp_path / "validated", require=require)
     assert robust.cause.value == "accumulation" and "The given inputs pass, but" in robust.sentence
     assert robust.pinned and robust.validation is not None
     assert (
@@ -116,13 +116,13 @@ def test_what_is_robust_without_pins_is_said_so(tmp_path: Path) -> None:
         fixture.model, inputs, require=fixture.require, runner="emulated", out=tmp_path
     )
     assert result.cause.value == "none" and result.pinned == []
-    # The frontier has the answer's row, as the test counted it.
+    # The trade-off curve has the answer's row, as the test counted it.
     (row,) = result.tradeoff.to_dict(orient="records")
     assert (row["pins"], row["set"], row["perturbed_tested"]) == (0, "answer", 80)
     assert row["perturbed_lower_bound"] == result.validation.perturbed.lower_bound
-    assert result.validation is not None and result.validation.word.value == "robust"
+    assert result.validation is not None and result.validation.word.value == "validated"
     saved = json.loads((tmp_path / "run.json").read_text())
-    assert saved["robust"] == "robust"
+    assert saved["verdict"] == "validated"
     assert set(saved["validation"]) == {"given", "perturbed", "augmented", "holdout"}
     for kind in saved["validation"].values():
         assert set(kind) == {"passed", "tested", "lower_bound", "worst_score", "worst"}
@@ -132,7 +132,7 @@ def test_what_is_robust_without_pins_is_said_so(tmp_path: Path) -> None:
         >= 59
     )
     assert (
-        "Robust, of inputs like yours. Holds on given 8 of 8"
+        "Validated, of inputs like yours. Holds on given 8 of 8"
         in (tmp_path / "report.md").read_text()
     )
 
@@ -141,7 +141,7 @@ def test_what_is_robust_without_pins_is_said_so(tmp_path: Path) -> None:
 def test_the_panel_is_drawn_where_there_is_a_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: float, firsts: list[int | None]
 ) -> None:
-    """Everything lowered is good enough, passes the given inputs by luck, or misses them."""
+    """Everything reduced is good enough, passes the given inputs by luck, or misses them."""
     fixture, copied = residual(), []
     reduced = max(scores(fixture, PrecisionPlan("fp16"), [fixture.inputs], fixture.require))
     search_samples = failing_inputs.search_samples
@@ -223,7 +223,8 @@ def test_what_overflows_is_counted_and_ends_nothing(tmp_path: Path) -> None:
 
 
 def test_what_the_model_cannot_be_run_on_is_no_fault_of_a_plan(tmp_path: Path) -> None:
-    """Kept apart and beyond the table of places: refused before the search, not called lucky."""
+    """Kept apart and beyond the table of places: refused before the search, not called
+    overfitted."""
     model, require = token_encoder(), ["max_abs<=1"]
     far = {name: np.tile(ids, 50) for name, ids in sentence(1).items()}
     common: dict[str, Any] = {"require": require, "runner": "emulated", "holdout": [far]}
@@ -241,7 +242,7 @@ def test_tf32_that_passes_by_luck_is_no_case_for_pins(tmp_path: Path) -> None:
     require = f"max_abs<={float(error) * 1.02:.6g}"
     overfitted = run(fixture, tmp_path / "overfitted", precision="tf32", require=require, robust=0)
     assert overfitted.cause.value == "none"
-    robust = run(fixture, tmp_path / "robust", precision="tf32", require=require)
+    robust = run(fixture, tmp_path / "validated", precision="tf32", require=require)
     assert robust.cause.value == "tf32" and robust.pinned == [] and robust.passed
     assert robust.plan.base.value == "fp32"
 
@@ -293,7 +294,7 @@ def test_token_ids_are_recalled_without_an_inference(
 
     first = run_it()
     assert first.cause.value == "none" and first.validation is not None
-    assert first.validation.perturbed.tested >= 59 and first.validation.word.value == "robust"
+    assert first.validation.perturbed.tested >= 59 and first.validation.word.value == "validated"
     forbid_inferences(monkeypatch)
     assert run_it().validation == first.validation
 
@@ -324,7 +325,7 @@ def test_an_engine_is_given_no_copies_that_only_emulators_take(tmp_path: Path) -
         assert all(set(s.arrays) > {"ids", "mask"} for s in emulated)
         assert list(perturbs(problem, context, 1, 3, emulated=False)) == []
     assert wanted_of_augmented(problem) == 0.95, (
-        "without redrawn copies the variants make the bound"
+        "without perturbed copies the augmented inputs make the bound"
     )
 
 
@@ -348,7 +349,7 @@ def test_where_only_token_ids_vary_the_variants_make_the_bound(tmp_path: Path) -
     assert (
         result.validation.wanted_of_augmented == 0.95 and result.validation.augmented.tested >= 59
     )
-    assert result.validation.word.value == "robust"
+    assert result.validation.word.value == "validated"
 
 
 def test_an_interruption_of_the_last_test_keeps_the_set_found(
@@ -389,7 +390,7 @@ def test_an_interruption_of_the_search_leaves_the_smallest_set_that_it_held(
     validation = saved["validation"]
     assert validation["given"]["passed"] == validation["given"]["tested"] == 1
     assert validation["perturbed"]["tested"] == validation["augmented"]["tested"] == 0
-    assert saved["robust"] != "robust" and saved["interrupted"]
+    assert saved["verdict"] != "validated" and saved["interrupted"]
     assert "run the same command again: it goes on" in (tmp_path / "report.md").read_text()
     assert scores(fixture, plan_of(tmp_path), [fixture.inputs], "rel_range<=5e-5")[0] <= 1.0
 
@@ -461,7 +462,7 @@ def test_ctrl_c_before_a_set_is_in_hand_says_what_all_pins_hold_on(
     with pytest.raises(StoppedError):
         run(encoder_decomposed(), tmp_path)
     saved = json.loads((tmp_path / "run.json").read_text())
-    assert saved["passed"] and saved["interrupted"] and saved["robust"] == "inconclusive"
+    assert saved["passed"] and saved["interrupted"] and saved["verdict"] == "inconclusive"
     assert (saved["validation"]["given"]["passed"], saved["validation"]["given"]["tested"]) == (
         1,
         1,
@@ -471,7 +472,7 @@ def test_ctrl_c_before_a_set_is_in_hand_says_what_all_pins_hold_on(
 def test_ctrl_c_never_leaves_a_set_that_copies_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Everything lowered passes the given input and misses on copies of it, then Ctrl-C comes."""
+    """Everything reduced passes the given input and misses on copies of it, then Ctrl-C comes."""
     fixture = residual()
 
     def interrupted(*_: object) -> None:
@@ -479,12 +480,12 @@ def test_ctrl_c_never_leaves_a_set_that_copies_refused(
 
     monkeypatch.setattr("bisect_trt.pipeline.bisect", interrupted)
     with pytest.raises(
-        StoppedError, match=r"With one input: .*before the plan's test on fresh draws"
+        StoppedError, match=r"With one input: .*before the plan's test on new copies"
     ):
         run(fixture, tmp_path, require="rel_range<=3.2e-4")
-    probes = pd.read_csv(tmp_path / "search.csv")
-    refused = probes[(probes["runner"] == "emulated") & (probes["pins"] == 0)]
-    assert set(refused["verdict"]) == {"pass", "fail"}, "the given input does not tell"
+    evaluations = pd.read_csv(tmp_path / "search.csv")
+    refused = evaluations[(evaluations["runner"] == "emulated") & (evaluations["pins"] == 0)]
+    assert set(refused["outcome"]) == {"pass", "fail"}, "the given input does not tell"
     saved = json.loads((tmp_path / "run.json").read_text())
     assert saved["passed"] and len(saved["pinned"]) == saved["layers"]
     assert saved["asked"]["unfinished"] and saved["validation"]["given"]["passed"] == 1
@@ -503,7 +504,7 @@ def negated(inputs: Mapping[str, NDArray[Any]], _: np.random.Generator) -> dict[
 
 
 def run_with_negated(fixture: Fixture, require: str, out: Path, **options: Any) -> Result:
-    """Eight inputs, of each of which there is one variant."""
+    """Eight inputs, of each of which there is one augmented input."""
     return bisect_trt.bisect(
         fixture.model,
         fresh(fixture, 8),
@@ -526,7 +527,7 @@ def test_variants_of_the_user_s_are_held_to_their_contract(
     tmp_path: Path, own: str, fault: str
 ) -> None:
     kind = f"{__name__}:{own}"
-    with pytest.raises(BadInputError, match=f"--variants {kind}: {fault}"):
+    with pytest.raises(BadInputError, match=f"--augmented {kind}: {fault}"):
         run(healthy(), tmp_path, require="rel_range<=0.1", augmented=kind)
 
 
@@ -543,7 +544,9 @@ def test_variants_that_the_search_has_seen_test_nothing(tmp_path: Path) -> None:
         result.validation.augmented.lower_bound < 0.5
         and result.validation.word.value == "inconclusive"
     )
-    assert any("no more than 4 variants could be made" in f.message for f in result.findings)
+    assert any(
+        "no more than 4 augmented inputs could be made" in f.message for f in result.findings
+    )
 
 
 @pytest.mark.parametrize("count", [1, 4])

@@ -80,7 +80,8 @@ def test_what_follows_a_refusal_is_begun_before_it(
 def test_what_an_engine_is_asked_next_is_made_ready_while_it_is_built(
     judged: Judged, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The references of the draws that test it, and the frontier; the answer is the same."""
+    """The references of the copies that test it, and the trade-off curve; the answer is the
+    same."""
     looked, results, computed = samples._has_reference, [], []
     for ahead in (False, True):
         engine, before_it = Foreseen(residual()), []
@@ -95,7 +96,9 @@ def test_what_an_engine_is_asked_next_is_made_ready_while_it_is_built(
         results.append(judged(residual(), engine, robust=0.95, out=out)[0])
         computed.append(sum(before_it))
     late, early = results
-    assert computed[1] > computed[0] + 2 * 8, "the test's draws, of two kinds, and the frontier's"
+    assert computed[1] > computed[0] + 2 * 8, (
+        "the test's copies, of two kinds, and the trade-off curve's"
+    )
     assert late.pinned == early.pinned and late.validation == early.validation
     pd.testing.assert_frame_equal(late.tradeoff, early.tradeoff)
 

@@ -34,7 +34,7 @@ Compared = Callable[..., tuple[bisect_trt.Result, Changed]]
 
 @pytest.fixture
 def compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Compared:
-    """The baselines alone: nothing is searched, and no draws are asked for."""
+    """The baselines alone: nothing is searched, and no copies are asked for."""
 
     def run(fixture: Fixture, change: Change, *profiles: str) -> tuple[bisect_trt.Result, Changed]:
         engine = Changed(fixture, change)

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("few_draws")
 
 
 class Picky(Engine):
-    """An engine whose parser refuses ``layers`` where they are lowered, one at a time as it does;
+    """An engine whose parser refuses ``layers`` where they are reduced, one at a time as it does;
     ``says`` whether it names them, ``hints`` whether its words do.
     """
 
@@ -68,7 +68,7 @@ def test_what_is_good_enough_but_for_them_pins_nothing_else(
     told = [f.message for f in result.findings if f.kind == "held"]
     assert len(told) == 2 and all("does not take" in message for message in told)
     assert f"cannot parse {unsupported[0]}" in told[0]
-    assert "--pin" not in " ".join(told)
+    assert "--keep-fp32" not in " ".join(told)
     said = json.loads((tmp_path / "run" / "run.json").read_text())
     assert sorted(said["pinned"]) == sorted(unsupported)
 
@@ -127,8 +127,10 @@ def test_what_is_asked_to_be_lowered_and_is_not_taken_is_no_matter_of_numbers(
 ) -> None:
     fixture = healthy()
     name = fixture.model.graph.node[1].name
-    with pytest.raises(BadInputError, match=rf"--lower: the engine does not take '{name}' in FP16"):
-        judged(fixture, Picky(fixture, [name]), lower=[name])
+    with pytest.raises(
+        BadInputError, match=rf"--keep-reduced: the engine does not take '{name}' in FP16"
+    ):
+        judged(fixture, Picky(fixture, [name]), keep_reduced=[name])
 
 
 class OtherShape(Engine):

@@ -104,7 +104,7 @@ def test_a_build_option_that_helps_is_found() -> None:
 def test_what_is_right_as_it_is_needs_no_cure() -> None:
     found = cured(residual(4, []), always(PlantedRunner))
     assert not found.needed and len(found.tried) == 1 and found.smallest is None
-    assert "right and steady as it is" in headline_of_cures(found)
+    assert "right and reproducible as it is" in headline_of_cures(found)
 
 
 def test_the_builds_are_bounded() -> None:
@@ -172,7 +172,9 @@ def test_the_command_says_what_it_needs(tmp_path: Path) -> None:
     out = ["--out", str(tmp_path / "out")]
     emulated = CliRunner().invoke(main, ["cure", *given, *out, "--runner", "emulated"])
     assert emulated.exit_code == 2 and "cures are those of TensorRT" in emulated.output
-    subgraph = CliRunner().invoke(main, ["cure", *given, *out, "--piece", str(tmp_path / "none")])
+    subgraph = CliRunner().invoke(
+        main, ["cure", *given, *out, "--subgraph", str(tmp_path / "none")]
+    )
     assert subgraph.exit_code == 2 and "no reproducer" in subgraph.output
     assert not (tmp_path / "out").exists()
     with pytest.raises(RunnerUnavailableError):

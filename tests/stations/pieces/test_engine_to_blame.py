@@ -1,4 +1,4 @@
-"""A run in which the engine is to blame ends with the smallest piece that does it."""
+"""A run in which the engine is to blame ends with the smallest subgraph that does it."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_a_wrong_kernel_ends_with_its_pattern(blocks: int, planted: int) -> None
     ops = [(f"{op.lower()}{planted}", op) for op in ("Conv", "Relu", "Add")]
     assert list(found.nodes) == ops
     assert found.builds == PlantedRunner.opened - before
-    # The whole and the piece in all processes, each piece in between once.
+    # The whole and the subgraph in all processes, each subgraph in between once.
     assert found.builds <= 2 * PROCESSES + 25
     assert found.seen.wrong == found.seen.runs == 6 * PROCESSES and found.seen.worst > 1.0
     assert found.seen.differing == 0
@@ -217,14 +217,14 @@ def test_scratch_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class Ended(Observer):
-    """Ends the engine's time, or the user's patience, once the piece is found."""
+    """Ends the engine's time, or the user's patience, once the subgraph is found."""
 
     def __init__(self, how: BaseException) -> None:
         self._how = how
         self.ends = False
 
     def step(self, name: str) -> None:
-        self.ends = name == "the piece"
+        self.ends = name == "the subgraph"
 
     def check(self) -> None:
         if self.ends:

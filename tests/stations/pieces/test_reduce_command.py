@@ -29,7 +29,7 @@ import numpy as np, onnx
 from bisect_trt.runners.reference import outputs_of
 from tests.planted import with_wrong_kernel
 inputs, expected = np.load(sys.argv[2]), np.load(sys.argv[3])
-found = outputs_of(with_wrong_kernel(onnx.load(sys.argv[1]), 0.05), dict(inputs), "piece")
+found = outputs_of(with_wrong_kernel(onnx.load(sys.argv[1]), 0.05), dict(inputs), "subgraph")
 worst = max(float(np.abs(found[n] - expected[n]).max()) for n in found)
 print("off by", worst)
 sys.exit(worst > 1e-3)
@@ -73,7 +73,7 @@ def test_the_screen_and_silence(tmp_path: Path) -> None:
     arguments = [*files(tmp_path), "--check", "false {model}"]
     said = " ".join(call(*arguments).output.split())
     assert "Fails the check with 1 of 20 nodes: conv0 (Conv); nothing can be left out." in said
-    assert "No piece that was tried was ever fine" in said
+    assert "No subgraph that was tried was ever fine" in said
     quiet = call(*arguments, "--quiet")
     assert quiet.exit_code == 0 and quiet.output == ""
 
@@ -113,7 +113,7 @@ def test_a_check_that_never_fails_leaves_nothing(tmp_path: Path) -> None:
         (["--check", "sh -c 'kill -9 $$'"], 2, "signal 9 for the whole model"),
         (["--check", "a ' {model}"], 2, "No closing quotation"),
         (
-            ["--check", "sh -c 'sleep 3600' {model}", "--probe-timeout", "0.5"],
+            ["--check", "sh -c 'sleep 3600' {model}", "--evaluation-timeout", "0.5"],
             2,
             "no end after 0.5 s",
         ),
@@ -174,7 +174,7 @@ def test_in_a_notebook(tmp_path: Path) -> None:
 
 
 def test_an_interruption_leaves_the_smallest_piece_so_far(tmp_path: Path) -> None:
-    """Ctrl-C in the fourth call of the check: three pieces were judged by then."""
+    """Ctrl-C in the fourth call of the check: three subgraphs were judged by then."""
     script = tmp_path / "slow.py"
     script.write_text(
         "import pathlib, sys, time\n"

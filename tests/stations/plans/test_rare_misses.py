@@ -73,8 +73,8 @@ def test_what_one_input_needs_is_pinned_without_what_disturbs_others_more(
 def test_what_fresh_draws_refuse_by_far_is_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A set that passed the panel grew to what the score of a draw that overflows would ask for,
-    had the error been spread.
+    """A set that passed the search set grew to what the score of a draw that overflows would ask
+    for, had the error been spread.
     """
     given = inputs({0: "a"})
     limit = np.float32(np.sqrt(65504.0))

@@ -1,4 +1,5 @@
-"""Requirements on several inputs together, and points of the frontier, through the real search."""
+"""Requirements on several inputs together, and points of the trade-off curve, through the real
+search."""
 
 from __future__ import annotations
 
@@ -62,10 +63,10 @@ def test_a_metric_of_all_inputs_decides(tmp_path: Path, monkeypatch: pytest.Monk
     result = run(tmp_path / "out", 3, **options)
     assert result.passed and result.pinned and result.score <= 1.0
     assert result.validation is not None and result.validation.prediction_limit == np.inf
-    assert result.validation.word is not None and result.validation.word.value != "robust"
+    assert result.validation.word is not None and result.validation.word.value != "validated"
     # Of one input it says nothing.
     assert result.inputs["plan_score_emulated"].isna().all() and "passed" not in result.inputs
-    # The journal knows what was told of all inputs together.
+    # The cache knows what was told of all inputs together.
     forbid_inferences(monkeypatch)
     again = run(tmp_path / "out", 3, **options)
     assert again.pinned == result.pinned and again.validation == result.validation
@@ -83,7 +84,7 @@ def test_a_share_of_the_inputs_decides_where_that_was_asked_for(
     given[4] = {name: given[4][name] * 30.0}
     options = {"runner": "emulated", "require": FIXTURE.require, "robust": robust}
     strict = bisect_trt.bisect(FIXTURE.model, given, out=tmp_path / "a", **options)
-    loose = bisect_trt.bisect(FIXTURE.model, given, out=tmp_path / "b", given_share=0.8, **options)
+    loose = bisect_trt.bisect(FIXTURE.model, given, out=tmp_path / "b", allow_misses=0.2, **options)
     assert loose.passed and 1.5 * len(loose.pinned) < len(strict.pinned)
     assert loose.validation is not None and loose.validation.wanted == 0.8
     table = pd.read_csv(tmp_path / "b" / "inputs.csv")
@@ -94,7 +95,7 @@ def test_a_share_of_the_inputs_decides_where_that_was_asked_for(
         # Five inputs bound no share of 0.8 by themselves: how far their copies reach decides.
         near = loose.validation.prediction_limit <= 1.0
         assert loose.validation.word is not None and loose.validation.is_bounded
-        assert loose.validation.word.value == ("robust" if near else "inconclusive")
+        assert loose.validation.word.value == ("validated" if near else "inconclusive")
 
 
 def test_the_frontier_shows_what_each_number_of_pins_holds_on(tmp_path: Path) -> None:
@@ -144,7 +145,7 @@ def test_the_frontier_has_rows_beside_the_answer(
 
 def test_held_layers_are_no_steps_of_the_frontier(tmp_path: Path) -> None:
     held = tuple(layer.name for layer in Graph(FIXTURE.model).layers[:40])
-    result = run(tmp_path, 4, pin=held)
+    result = run(tmp_path, 4, keep_fp32=held)
     pins = list(result.tradeoff["pins"])
     assert min(pins) == 40 and max(pins) == result.layer_count
     assert len(set(pins)) == len(pins), "each set once"

@@ -182,13 +182,13 @@ def test_many_inputs_end_in_time_and_go_on_where_they_were(
         assert result.out_of_time and not result.passed and clock.now <= 31.0
         clock.now = 0.0
         with closing(sqlite3.connect(tmp_path / "cache.sqlite")) as cache:
-            query = "SELECT count(*) FROM answers WHERE kind = 'probe'"
+            query = "SELECT count(*) FROM answers WHERE kind = 'evaluation'"
             known.append(cache.execute(query).fetchone()[0])
     assert known[0] >= 20 and known[1] >= known[0] + 20 and known[2] >= known[1] + 20
 
 
 class SlowOnDraws(Unsteady):
-    """A steady engine on which a draw takes much longer than the emulator's time promises."""
+    """A reproducible engine on which a draw takes much longer than the emulator's time promises."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(FIXTURE, lambda *_: 0)
@@ -211,7 +211,7 @@ def test_draws_that_spend_the_budget_leave_a_report_of_one_process(
     assert (Path(result.folder) / "report.html").exists()
 
 
-@pytest.mark.parametrize("station", ["baselines", "triage", "bisect"])
+@pytest.mark.parametrize("step", ["baselines", "triage", "bisect"])
 def test_a_fitted_search_ends_with_what_every_judge_passed(
     step: str, clock: Clock, tmp_path: Path
 ) -> None:

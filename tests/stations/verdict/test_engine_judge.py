@@ -42,7 +42,7 @@ class Engine:
     def __init__(self, scores: dict[int, float]) -> None:
         self._scores, self.built = scores, list[int]()
 
-    def probe(self, plan: PrecisionPlan) -> Any:
+    def evaluate(self, plan: PrecisionPlan) -> Any:
         count = len(plan.pinned)
         self.built.append(count)
         return Said(plan, self._scores[count])

@@ -19,7 +19,7 @@ from bisect_trt.base.sample import Sample
 from bisect_trt.evaluate.result import Evaluation
 from bisect_trt.metrics.errors import tensor_error
 from bisect_trt.search.minimise import tightened
-from bisect_trt.steps import answer, confirm
+from bisect_trt.steps import answer, confirm, validation_inputs
 from bisect_trt.steps.engine_diagnosis import Fp32, marking_effect_matters, what_fp32_is
 from bisect_trt.steps.search_set import Refusal
 from fixtures.encoders import encoder_decomposed
@@ -76,10 +76,10 @@ def test_held_pins_are_held_on_the_engine_too(judged: Judged, robust: float) -> 
 
 def test_held_lowered_layers_are_to_blame_on_the_engine_too(judged: Judged) -> None:
     fixture = encoder_decomposed()
-    result, engine = judged(fixture, Engine(fixture), lower="MatMul|Pow|Add")
+    result, engine = judged(fixture, Engine(fixture), keep_reduced="MatMul|Pow|Add")
     assert (
         not result.passed
-        and "With what --lower holds pinned too the requirement is met" in result.sentence
+        and "With what --keep-reduced holds pinned too the requirement is met" in result.sentence
     )
     assert len(engine.built) == 4, "the baselines, and all pins but the held"
 
@@ -127,7 +127,7 @@ def test_a_failed_build_is_a_verdict_and_not_the_end(judged: Judged) -> None:
         fixture,
         Engine(fixture, breaks=lambda plan: plan.base is Precision.FP16 and len(plan.pinned) < 14),
     )
-    assert "build-failed" in set(result.search["verdict"])
+    assert "build-failed" in set(result.search["outcome"])
     assert any("no tactic" in f.message for f in result.findings)
     assert result.passed and len(result.pinned) >= 14
 
@@ -187,7 +187,7 @@ def test_fresh_draws_on_the_engine_decide(judged: Judged) -> None:
 
 
 def test_an_engine_that_passes_by_luck_is_searched_on(judged: Judged) -> None:
-    """All layers lowered just pass the given input, on the engine too, and miss fresh draws."""
+    """All layers reduced just pass the given input, on the engine too, and miss new copies."""
     fixture = residual()
     engine = Engine(fixture)
     given = [Sample("s", fixture.inputs)]
@@ -235,7 +235,7 @@ def test_no_set_is_built_that_is_no_larger_than_one_that_fresh_draws_refused(
 def test_what_draws_refuse_whatever_is_pinned_is_not_searched_on(
     proportional: bool, some: tuple[float, ...], every: tuple[float, ...], in_vain: bool
 ) -> None:
-    """RT-DETR's engines of 1,339 and 1,349 pins were built in vain: the draws that had refused it
+    """RT-DETR's engines of 1,339 and 1,349 pins were built in vain: the copies that had refused it
     with 1,217 are ties, on which no pin makes a difference.
     """
     names = [f"layer{k}" for k in range(9)]
@@ -266,17 +266,17 @@ def test_what_draws_refuse_whatever_is_pinned_is_not_searched_on(
 
 
 def test_nothing_to_pin_is_tested_once(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test that looks for luck is the answer's: another would spend risk and draws again."""
-    tests: list[int] = []
-    planned = tests.planned_test
+    """The test that looks for luck is the answer's: another would spend risk and copies again."""
+    made: list[int] = []
+    planned = validation_inputs.planned_test
 
     def counted(problem: Any, number: int, *rest: Any, **options: Any) -> Any:
-        tests.append(number)
+        made.append(number)
         return planned(problem, number, *rest, **options)
 
-    monkeypatch.setattr(tests, "planned_test", counted)
+    monkeypatch.setattr(validation_inputs, "planned_test", counted)
     monkeypatch.setattr(answer, "planned_test", counted)
     fixture = replace(residual(), require="rel_range<=2e-2")
     result, _ = judged(fixture, Engine(fixture), robust=0.95)
-    assert result.cause.value == "none" and not result.pinned and tests == [0]
+    assert result.cause.value == "none" and not result.pinned and made == [0]
     assert result.validation is not None and result.validation.perturbed.lower_bound >= 0.95

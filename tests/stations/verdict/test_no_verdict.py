@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("few_draws")
 
 
 def test_memory_that_gave_out_is_no_verdict_and_is_not_remembered(judged: Judged) -> None:
-    """It was the plan's: journalled as a crash, so that the same command said so again."""
+    """It was the plan's: cached as a crash, so that the same command said so again."""
 
     class Scarce(Engine):
         scarce = True

@@ -22,18 +22,19 @@ WANTED = 0.95
 """The share of unseen inputs that a plan shall hold on, where nobody asks for another."""
 
 MAX_TESTS = 13
-"""The most tests that a run makes before it decides: one of everything lowered, two a round."""
+"""The most tests that a run makes before it decides: one of everything reduced, two a round."""
 
 VERIFYING = 100
-"""The number of a test that no search has made: its draws are no other test's."""
+"""The number of a test that no search has made: its copies are no other test's."""
 
 TRADEOFF, TRADEOFF_COPIES = MAX_TESTS + 2, 4
-"""The stream of the frontier's draws, so that what a row says was not tuned on them, and how many
-of a kind there are of the slowest model."""
+"""The stream of the trade-off curve's copies, so that what a row says was not tuned on them, and
+how many of a kind there are of the slowest model."""
 
 _AT_ONCE = 2.0
 _OF_REST = 0.6
-"""The part of a run's last minutes that redrawn copies and variants get; the report comes after."""
+"""The part of a run's last minutes that perturbed copies and augmented inputs get; the report comes
+after."""
 
 _TELLING = 32
 """So many at least: of a share of 0.9 they see one of 0.78 to 0.97 in nineteen cases of twenty."""
@@ -43,17 +44,17 @@ _TOLD = 25.0
 
 _FIRST_TEST = 2.0 / 3.0
 """The part of a run's risk that its first test gets: many runs end there, and with more risk it
-asks for fewer draws."""
+asks for fewer copies."""
 
 _FEWEST, _MOST, _FURTHER, _LONGEST = 8, 300, 40.0, 150.0
-"""A test is made of as many draws as it needs at least, up to 150 s; of fewer for slow models,
+"""A test is made of as many copies as it needs at least, up to 150 s; of fewer for slow models,
 whose bound is then what it is. Where some miss it goes on to as many as usually take 40 s, so that
 a plan which holds on a little more than is asked for may pass; not with ``--robust 0``."""
 
 
 @dataclass(frozen=True)
 class ValidationTest:
-    """One test on fresh draws of stream ``stream``, of each kind that is tested: passed if none of
+    """One test on new copies of stream ``stream``, of each kind that is tested: passed if none of
     the first ``enough`` of a kind fails, or a few do (:attr:`may_miss_first`) and at most
     ``misses`` of its ``copies``.
 
@@ -78,13 +79,13 @@ class ValidationTest:
     def may_miss_first(self) -> int:
         """How many of the first ``enough`` may miss for it to go on: one more than their part of
         ``misses``. Of what misses more often little passes, and whoever gives up early says
-        *robust* no more often than it should be said.
+        *validated* no more often than it should be said.
         """
         part = round(self.misses * self.enough / self.copies)
         return min(self.misses, part + 1)
 
     def may_miss(self, tested: int, problem: Problem) -> int:
-        """How many of ``tested`` draws may miss where there are no others: as many as leave the
+        """How many of ``tested`` copies may miss where there are no others: as many as leave the
         share bounded, or of what is picked that share met.
 
         Args:
@@ -111,8 +112,8 @@ def planned_test(
 
     Args:
         problem: says what share is asked for.
-        number: decides the draws, which no other test and no search sees; no two tests share one.
-        usual_seconds: about what an inference takes, as the bench counts it.
+        number: decides the copies, which no other test and no search sees; no two tests share one.
+        usual_seconds: about what an inference takes, as the context counts it.
         last: whether all of the risk may be spent.
     """
     risk = 1.0 - CONFIDENCE
@@ -124,7 +125,7 @@ def planned_test(
     if enough * seconds > _LONGEST:
         enough = max(_FEWEST, int(_LONGEST / seconds))
     once = ValidationTest(number + 1, risk, enough, 0, enough)
-    # Where no share is asked for the word is a courtesy: no draws beyond the fewest that tell.
+    # Where no share is asked for the word is a courtesy: no copies beyond the fewest that tell.
     allowed = 0.0 if problem.settings.fitted else _FURTHER
     each = 1.0 - risk / 2.0
     enough = copies_needed(share, each)
@@ -136,7 +137,7 @@ def planned_test(
 
 
 def next_test(problem: Problem, context: Context) -> ValidationTest:
-    """The next test of a run, which counts it: whichever station makes it, no two get one risk.
+    """The next test of a run, which counts it: whichever step makes it, no two get one risk.
 
     Args:
         problem: says what share is asked for.
@@ -149,8 +150,8 @@ def next_test(problem: Problem, context: Context) -> ValidationTest:
 
 
 def asked(problem: Problem, test: ValidationTest) -> ValidationTest:
-    """``test``, or where a point of the frontier is picked one of all its draws: what is picked has
-    to hold on that share of them, and not to bound it.
+    """``test``, or where a point of the trade-off curve is picked one of all its copies: what is
+    picked has to hold on that share of them, and not to bound it.
     """
     pick = problem.settings.pick
     if pick is None:
@@ -159,13 +160,13 @@ def asked(problem: Problem, test: ValidationTest) -> ValidationTest:
 
 
 def shortened(test: ValidationTest, problem: Problem, usual_seconds: float) -> ValidationTest:
-    """``test`` of at most as many draws as usually take 25 s, and of a few at least: of a plan that
-    other tests have refused, it tells how badly.
+    """``test`` of at most as many copies as usually take 25 s, and of a few at least: of a plan
+    that other tests have refused, it tells how badly.
 
     Args:
         test: as it was planned.
         problem: says how many inputs make a draw.
-        usual_seconds: about what an inference takes, as the bench counts it.
+        usual_seconds: about what an inference takes, as the context counts it.
     """
     fitting = int(_TOLD / _seconds_a_copy(problem, usual_seconds))
     return _within(test, max(_TELLING, fitting))
@@ -174,15 +175,15 @@ def shortened(test: ValidationTest, problem: Problem, usual_seconds: float) -> V
 def out_of_reach(
     test: ValidationTest, problem: Problem, usual_seconds: float, seen: int
 ) -> ValidationTest:
-    """``test`` of at most as many draws as usually take 25 s, and of eight at least: no pins pass
+    """``test`` of at most as many copies as usually take 25 s, and of eight at least: no pins pass
     it any more, but those that are missing are still looked for.
 
     Args:
         test: as it was planned.
         problem: says how many inputs make a draw.
-        usual_seconds: about what an inference takes, as the bench counts it.
-        seen: so many draws were judged, all of which count. (Whoever stops at a miss bounds the
-            share from below as whoever meant to make so many draws, or lower than he could.)
+        usual_seconds: about what an inference takes, as the context counts it.
+        seen: so many copies were judged, all of which count. (Whoever stops at a miss bounds the
+            share from below as whoever meant to make so many copies, or lower than he could.)
     """
     fitting = int(_TOLD / _seconds_a_copy(problem, usual_seconds))
     return _within(test, max(_FEWEST, fitting, min(seen, test.copies)))
@@ -191,7 +192,7 @@ def out_of_reach(
 def fitted(
     test: ValidationTest, problem: Problem, evaluation_seconds: float, left_s: float
 ) -> ValidationTest:
-    """``test`` with as many draws as can be made in ``left_s`` seconds, at least a few; its bound
+    """``test`` with as many copies as can be made in ``left_s`` seconds, at least a few; its bound
     is then what it is.
 
     Args:
@@ -208,7 +209,7 @@ def fitted(
 
 
 def _within(test: ValidationTest, most: int) -> ValidationTest:
-    """``test`` of at most so many draws: of one look where there is no room for a second."""
+    """``test`` of at most so many copies: of one look where there is no room for a second."""
     if most > test.enough:
         return replace(test, copies=min(test.copies, most))
     return replace(test, copies=most, misses=0, enough=most)
@@ -225,7 +226,7 @@ def spared(problem: Problem, kind: InputKind, count: int) -> int:
 
     Args:
         problem: says what is asked for.
-        kind: given, redrawn or variants.
+        kind: given, perturbed or augmented inputs.
         count: of samples; where they are judged in sets, the answer counts sets.
     """
     if set_size(problem) > 1:
@@ -241,7 +242,7 @@ def spared(problem: Problem, kind: InputKind, count: int) -> int:
             else wanted_of_unseen(problem)
         )
         # What bounds a share lets about half as many miss: what just keeps to the share on a
-        # panel would be refused, and the panel would have learnt nothing.
+        # search set would be refused, and the search set would have learnt nothing.
         share = (1.0 + wanted) / 2.0
     return count - at_least(share, count)
 
@@ -276,12 +277,12 @@ def wanted_of_unseen(problem: Problem) -> float:
 
 
 def wanted_of_augmented(problem: Problem) -> float:
-    """The share that must be a bound of the variants too: all that is asked for, where they are
-    tested at all.
+    """The share that must be a bound of the augmented inputs too: all that is asked for, where they
+    are tested at all.
 
-    Redrawn roundings say little of other inputs, and a few variants are too few: a plan for
-    UniMatch that passed 190 of 192 copies and 24 of 24 variants held on 89.5 % of 200 variants, and
-    on 89.3 % of unseen inputs (benchmarks/results/search.md).
+    Perturbed inputs say little of other inputs, and a few augmented inputs are too few: a plan for
+    UniMatch that passed 190 of 192 copies and 24 of 24 augmented inputs held on 89.5 % of 200
+    augmented inputs, and on 89.3 % of unseen inputs (benchmarks/results/search.md).
     """
     return wanted_of_unseen(problem) if wants_augmented(problem) else 0.0
 
@@ -291,24 +292,24 @@ _MOST_REMEMBERED = 1 << 14
 
 
 class TestCopies:
-    """The redrawn copies and variants of ``test``, made once however often they are asked for; more
-    than some thousands, as inputs that are judged in sets may be, each time anew.
+    """The perturbed copies and augmented inputs of ``test``, made once however often they are asked
+    for; more than some thousands, as inputs that are judged in sets may be, each time anew.
 
     ``kinds`` is the order in which a test asks for them: what refuses a plan soonest comes first.
     Those whose digests are in ``without`` are left out.
 
     Args:
         problem: the given samples.
-        context: where the draws' references are.
+        context: where the copies' references are.
         judges: who will be asked: an engine takes no copy of which what it looks up was moved.
-        test: which draws, and how many.
+        test: which copies, and how many.
     """
 
     def __init__(
         self, problem: Problem, context: Context, judges: Sequence[Evaluator], test: ValidationTest
     ) -> None:
         self.test = test
-        # Variants refuse more often, and what is refused need not be tested to its end.
+        # Augmented inputs refuse more often, and what is refused need not be tested to its end.
         self.kinds = [InputKind.AUGMENTED, InputKind.PERTURBED]
         self._problem, self._context = problem, context
         self._emulated = context.engine not in judges
@@ -319,7 +320,7 @@ class TestCopies:
         self._seen: dict[InputKind, int] = {}
 
     def of(self, kind: InputKind) -> Iterator[Sample]:
-        """Those of ``kind``, redrawn or variants."""
+        """Those of ``kind``, perturbed or augmented inputs."""
         if self._count > _MOST_REMEMBERED:
             copied = self._copied(kind)
         else:
@@ -330,10 +331,10 @@ class TestCopies:
 
     def hear(self, kind: InputKind, found: SearchSetResult) -> None:
         """Let what one judge passed be asked of the next one worst first: either look of a test
-        counts the same draws in any order, and what will be refused is by the first few.
+        counts the same copies in any order, and what will be refused is by the first few.
 
         Args:
-            kind: redrawn or variants.
+            kind: perturbed or augmented inputs.
             found: what the judge found, on all that it was to be asked about.
         """
         self._seen[kind] = len(found.results)
@@ -371,10 +372,11 @@ def _again(made: list[Sample], stream: Iterator[Sample]) -> Iterator[Sample]:
 
 
 def make_copies_ahead(problem: Problem, context: Context) -> None:
-    """Make the draws of the next test, and of the frontier of few inputs, with their references,
-    where the model has so many nodes that the reference's session and the second emulator's are
-    open in turn: of 60,000 nodes each takes 5 to 10 s to open. What the second emulator passes is
-    tested next. Once for each test; not where there is a budget, which the search has first.
+    """Make the copies of the next test, and of the trade-off curve of few inputs, with their
+    references, where the model has so many nodes that the reference's session and the second
+    emulator's are open in turn: of 60,000 nodes each takes 5 to 10 s to open. What the second
+    emulator passes is tested next. Once for each test; not where there is a budget, which the
+    search has first.
 
     Args:
         problem: the given samples.
@@ -394,7 +396,7 @@ def make_copies_ahead(problem: Problem, context: Context) -> None:
     copies = TestCopies(problem, context, [context.evaluator, context.second], test)
     for kind in copies.kinds:
         deque(islice(copies.of(kind), test.enough * set_size(problem)), maxlen=0)
-    # Of more inputs others are drawn, by how many draws the frontier turns out to have.
+    # Of more inputs others are drawn, by how many copies the trade-off curve turns out to have.
     if len(problem.samples) <= TRADEOFF_COPIES and set_size(problem) == 1:
         deque(augmented(problem, context, TRADEOFF, TRADEOFF_COPIES), maxlen=0)
         deque(perturbs(problem, context, TRADEOFF, TRADEOFF_COPIES, emulated=True), maxlen=0)
@@ -428,5 +430,5 @@ def missed_on(problem: Problem, evaluator: Evaluator, plan: PrecisionPlan) -> st
     said = f" It misses on {len(scores)} of {count} given inputs, most on {max(scores)[1]}."
     if len(scores) <= _FEW * count and problem.settings.share_of_given == 1.0:
         share = math.floor(100.0 * (count - len(scores)) / count) / 100.0
-        said += f" If those are near ties, --holds-on {share:g} lets so many miss."
+        said += f" If those are near ties, --allow-misses {1.0 - share:.3g} lets so many miss."
     return said
