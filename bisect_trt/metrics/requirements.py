@@ -336,7 +336,7 @@ class Requirements:
         return not any(i.own or i.metric == "cosine" or is_decision(i.metric) for i in self.items)
 
     def score(self, reference: Arrays, candidate: Arrays) -> float:
-        """The score alone of :meth:`judge`."""
+        """The sensitivity of :meth:`judge`."""
         return self.judge(reference, candidate).score
 
     def judge(self, reference: Arrays, candidate: Arrays) -> Judged:

@@ -241,8 +241,8 @@ def _pins(before: Record, after: Record) -> pd.DataFrame:
     rows = []
     for name, result, change in changes:
         alone = result.layers.set_index("layer").get("sensitivity", pd.Series(dtype=float))
-        rows.append({"layer": name, "change": change, "score alone": alone.get(name, math.nan)})
-    return pd.DataFrame(rows, columns=["layer", "change", "score alone"])
+        rows.append({"layer": name, "change": change, "sensitivity": alone.get(name, math.nan)})
+    return pd.DataFrame(rows, columns=["layer", "change", "sensitivity"])
 
 
 def _layers(before: Record, after: Record, measure: str) -> pd.DataFrame:

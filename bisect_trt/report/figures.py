@@ -672,7 +672,7 @@ def search_figure(search: pd.DataFrame) -> Figure | None:
             )
     most = max(1, int(search["pins"].max()))
     layout = {
-        "xaxis": {"title": {"text": "evaluation (diamonds: on a search set of copies)"}},
+        "xaxis": {"title": {"text": "evaluation (diamonds: on copies)"}},
         # Below zero, so that an evaluation without pins is a whole mark.
         "yaxis": {"title": {"text": "layers pinned"}, "range": [-0.04 * most, 1.05 * most]},
     }

@@ -137,7 +137,7 @@ def _held_with_half(result: Record) -> str:
     what = "inputs and copies" if validation.set_size == 1 else f"sets of {validation.set_size}"
     fewer = counted(int(row["pins"]), "pin")
     return (
-        f"fewer may do: {fewer} held on all of {seen} {what} (frontier.csv, --pick "
+        f"fewer may do: {fewer} held on all of {seen} {what} (tradeoff.csv, --pick "
         f"{validation.wanted:g})"
     )
 
@@ -191,8 +191,8 @@ def _with_fewer(result: Record) -> str:
         seen = f"all {counted(int(tested), 'given input')}"
         if result.validation is not None and result.validation.set_size > 1:
             seen = "the given inputs together"
-        return f"take fewer: {few} hold on {seen} (frontier.csv, --pick SHARE)"
-    return "take fewer pins, which hold on some inputs (frontier.csv, --pick SHARE)"
+        return f"take fewer: {few} hold on {seen} (tradeoff.csv, --pick SHARE)"
+    return "take fewer pins, which hold on some inputs (tradeoff.csv, --pick SHARE)"
 
 
 _BROKEN = ("build-failed", "crashed", "timed-out")

@@ -129,7 +129,7 @@ def pin_rows(result: Record) -> Table:
 
 _NAMED = ["layer", "op", "module", "where"]
 _TITLES = {
-    "sensitivity": "score alone",
+    "sensitivity": "sensitivity",
     "introduced_rel_range": "own error / range",
     "rel_range": "error / range",
     "max_abs": "largest error",

@@ -94,7 +94,7 @@ class Record:
     - ``pins``: a row a pin with its proof, as pins.csv
     - ``cost``: a row an engine, as engines.csv
     - ``inputs``: a row an input, as inputs.csv
-    - ``tradeoff``: a row a number of pins, as frontier.csv
+    - ``tradeoff``: a row a number of pins, as tradeoff.csv
     - ``by_requirement``: a row a requirement
 
     ``cause`` is triage's word, ``causes`` are all that were found, ``sentence`` says it to a

@@ -54,7 +54,7 @@ def number(value: Any) -> str:
 def scores_told(table: pd.DataFrame) -> pd.DataFrame:
     """``table`` with words for the number that stands for a miss where none is allowed."""
     told = table
-    for name in (c for c in table if "score" in str(c)):
+    for name in (c for c in table if "score" in str(c) or c == "sensitivity"):
         beyond = pd.to_numeric(table[name], errors="coerce").eq(NOTHING_ALLOWED)
         if beyond.any():
             words = table[name].astype(object).mask(beyond, brief(NOTHING_ALLOWED))

@@ -198,7 +198,7 @@ class Tradeoff:
         if len(self.table) == self.rows:
             return []
         message = (
-            f"frontier.csv has {len(self.table)} of {self.rows} rows, those next to the answer: "
+            f"tradeoff.csv has {len(self.table)} of {self.rows} rows, those next to the answer: "
             f"this model's take longer than the {TIME_BUDGET_S:.0f} s that it may take"
         )
         return [Finding("tradeoff", "", message)]

@@ -142,13 +142,13 @@ def test_what_cannot_be_judged_does_not_keep_the_others(tmp_path: Path) -> None:
         (entry("a", "healthy", "precison = 'fp16'"), r"\[models.a\]: unknown key 'precison'"),
         (entry("a", "healthy", "out = 'x'"), "unknown key 'out'"),
         ("[models.a]\nmodel = 'm.onnx'\n", r"\[models.a\]: lacks 'input'"),
-        (entry("a", "healthy", "validated = 'much'"), "validated must be a number"),
+        (entry("a", "healthy", "robust = 'much'"), "robust must be a number"),
         (entry("a", "healthy", "stacked = 1"), "stacked must be true or false"),
         (entry("a", "healthy", "requirement = [1]"), "requirement must be a list of texts"),
         (entry("a", "healthy", "precision = 'fp8'"), r"\[models.a\]: --precision fp8: unknown"),
         (entry("a", "healthy", "requirement = ['max_abs<<1']"), r"\[models.a\]: --requirement"),
         (entry("a", "healthy", "pin = ['(']"), r"--keep-fp32 '\(': no regular expression"),
-        (entry("a", "healthy", "augmented inputs = 'shfit'"), "--augmented shfit: unknown"),
+        (entry("a", "healthy", "augmented = 'shfit'"), "--augmented shfit: unknown"),
         ("[models]\na = 1\n", "must be a table"),
         ("models = 1\n", "models must be a table"),
         ("out = 1\n" + entry("a", "healthy"), "out must be a path"),
@@ -177,7 +177,7 @@ def test_paths_are_beside_the_file(tmp_path: Path) -> None:
     assert settings.metrics == (f"{at}/t.py:f1",) and settings.augmented == "shift,flip"
     assert settings.holdout == ("none",) and settings.out == tmp_path / "reports/gate/a"
     (tmp_path / "v.py").write_text("def f(arrays, random): return arrays\n")
-    (tmp_path / "bisect.toml").write_text(lines + 'augmented inputs = "shift, v.py:f,noise"\n')
+    (tmp_path / "bisect.toml").write_text(lines + 'augmented = "shift, v.py:f,noise"\n')
     mixed = read_project(tmp_path / "bisect.toml", None, {}).runs["a"]
     assert mixed.augmented == f"shift,{at}/v.py:f,noise"
     (tmp_path / "bisect.toml").write_text(lines + more)

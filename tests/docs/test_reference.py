@@ -185,7 +185,7 @@ def test_ci_examples_run(
     else:
         assert its["precision"]["cache"]["when"] == "always"
     cached = sorted(set(re.findall(r"^[^!]*?(reports/gate/\*\S+)$", text, flags=re.M)))
-    assert cached == ["reports/gate/*/journal.sqlite"] and list(Path().glob(cached[0]))
+    assert cached == ["reports/gate/*/cache.sqlite"] and list(Path().glob(cached[0]))
     if "SUMMARY" in text:
         summary = (tmp_path / "summary.md").read_text()
         assert summary == Path("reports/gate/gate.md").read_text() != ""

@@ -190,8 +190,8 @@ def test_what_can_be_read_of_a_damaged_journal_is_kept(tmp_path: Path) -> None:
     DAMAGES["middle zeroed"](tmp_path / CACHE)
     damaged = (tmp_path / CACHE).read_bytes()
     cache = Cache(tmp_path)
-    assert "was damaged" in cache.note and "journal.damaged-1.sqlite" in cache.note
-    assert (tmp_path / "journal.damaged-1.sqlite").read_bytes() == damaged
+    assert "was damaged" in cache.note and "cache.damaged-1.sqlite" in cache.note
+    assert (tmp_path / "cache.damaged-1.sqlite").read_bytes() == damaged
     kept = sum(cache.recall(key) == answer for key, answer in ROWS.items())
     assert len(ROWS) // 2 < kept < len(ROWS)
     cache.close()

@@ -97,7 +97,7 @@ def test_where_no_plan_passes_an_fp32_engine_that_does_is_named() -> None:
     failed = replace(RESULT, passed=False, runner="tensorrt", outputs=fp32)
     assert failed.cause is Cause.OVERFLOW and failed.engine is not None
     assert next_step(failed).startswith("What next: ship it in FP32, whose engine meets")
-    missed = replace(failed, outputs=fp32.assign(verdict="fail"))
+    missed = replace(failed, outputs=fp32.assign(outcome="fail"))
     for other in (
         missed,
         replace(failed, outputs=outputs),
@@ -124,14 +124,14 @@ def test_an_input_that_asks_for_most_pins_is_named() -> None:
     assert next_step(named).startswith(f"What next: {said}")
     # Fewer than half of the pins that hold on all that was looked at are worth a try.
     less = table.assign(
-        given_passed=8, redrawn_passed=8, variants_passed=8, given_missed=None, worst_score=0.9
+        given_passed=8, perturbed_passed=8, augmented_passed=8, given_missed=None, worst_score=0.9
     )
     assert next_step(replace(found, tradeoff=less)) == (
-        "What next: fewer may do: 2 pins held on all of 24 inputs and copies (frontier.csv, "
+        "What next: fewer may do: 2 pins held on all of 24 inputs and copies (tradeoff.csv, "
         "--pick 0.95)."
     )
     # Where copies of the others miss as well, or it misses by little, it is no odd input.
-    spread, near = table.assign(redrawn_share=[0.2, 0.4, 1.0]), table.assign(worst_score=1.4)
+    spread, near = table.assign(perturbed_share=[0.2, 0.4, 1.0]), table.assign(worst_score=1.4)
     for other in (spread, near):
         assert next_step(replace(found, tradeoff=other)) == next_step(found) == ""
 
@@ -232,12 +232,12 @@ def test_a_plan_that_leaves_hardly_a_layer_is_no_plain_success() -> None:
     assert 'id="answer" class="answer unsure"' in as_html(most)
     assert next_step(most) == (
         "What next: run everything in TF32, which meets it on the given inputs; take fewer pins, "
-        "which hold on some inputs (frontier.csv, --pick SHARE)."
+        "which hold on some inputs (tradeoff.csv, --pick SHARE)."
     )
     assert next_step(most) in as_html(most) and "What next: run everything" in as_markdown(most)
-    missed = replace(most, outputs=most.outputs.assign(verdict="fail"))
+    missed = replace(most, outputs=most.outputs.assign(outcome="fail"))
     assert next_step(missed) == (
-        "What next: take fewer pins, which hold on some inputs (frontier.csv, --pick SHARE)."
+        "What next: take fewer pins, which hold on some inputs (tradeoff.csv, --pick SHARE)."
     )
     for unfinished in ({"out_of_time": True}, {"complete": False, "ranked": False}):
         assert headline(replace(most, **unfinished)).startswith("Keep 19 of 20 layers")

@@ -221,7 +221,7 @@ def test_colours_follow_the_system_until_somebody_chooses(usual: Opened) -> None
     sync_api.expect(page.locator("html")).to_have_class("dark")
     dark = page.evaluate(ground)
     assert dark != light
-    text = "document.getElementById('frontier-plot').layout.font.color"
+    text = "document.getElementById('tradeoff-plot').layout.font.color"
     assert page.evaluate(text) == page.evaluate(
         "getComputedStyle(document.documentElement).getPropertyValue('--fg').trim()"
     )

@@ -196,7 +196,7 @@ def test_a_verdict_on_all_outputs_stands_once() -> None:
 def test_unproved_pins_stand_the_most_harmful_first() -> None:
     unproven = replace(RESULT, pins=RESULT.pins.assign(proved=False))
     table = pin_rows(unproven)
-    scores = [row[table.columns.index("score alone")] for row in table.rows]
+    scores = [row[table.columns.index("sensitivity")] for row in table.rows]
     assert scores == sorted(scores, reverse=True) and len(scores) == 4
     assert [
         row[0] for row in pin_rows(RESULT).rows

@@ -125,7 +125,7 @@ def test_a_run_without_any_time_to_measure_still_answers(
     assert result.passed and result.pinned
     said = " ".join(f.message for f in result.findings)
     assert f"0 of {result.layer_count} layers were measured alone" in said
-    assert "frontier.csv has 1 of" in said
+    assert "tradeoff.csv has 1 of" in said
     table = pd.read_csv(tmp_path / "tradeoff.csv")
     assert list(table["set"]) == ["answer"]
     forbid_inferences(monkeypatch)

@@ -125,7 +125,7 @@ def test_the_frontier_shows_what_each_number_of_pins_holds_on(tmp_path: Path) ->
     layers = pd.read_csv(tmp_path / "layers.csv")
     assert sorted(layers["rank"]) == list(range(1, result.layer_count + 1))
     page = (tmp_path / "report.html").read_text()
-    assert 'id="frontier-plot"' in page and "How many inputs hold" in page
+    assert 'id="tradeoff-plot"' in page and "How many inputs hold" in page
 
 
 @pytest.mark.parametrize(
